@@ -1,0 +1,27 @@
+"""The batch that every pipeline yields and every model reads."""
+
+import flax.struct
+from jaxtyping import Array, Float, Int
+
+
+@flax.struct.dataclass
+class Batch:
+    """Rows of bytes with the documents they came from.
+
+    Ids are byte + 4 (see `jaxblt.data.vocab`). A row may hold several documents, each contiguous.
+
+    Attributes:
+      inputs: ids read by the model.
+      targets: the id after each input, shifted in the pipeline so that no shard needs its neighbour.
+      segment_ids: the document of each position, 1, 2, ... in a row; 0 is padding.
+      positions: offset in its document, from 0.
+      loss_mask: 1 where the target is scored, else 0.
+      entropies: precomputed entropy in nats of the id after each input, or None to compute it in the step.
+    """
+
+    inputs: Int[Array, "B T"]
+    targets: Int[Array, "B T"]
+    segment_ids: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+    loss_mask: Int[Array, "B T"]
+    entropies: Float[Array, "B T"] | None = None

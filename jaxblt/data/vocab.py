@@ -1,0 +1,30 @@
+"""The byte vocabulary: 256 bytes behind four special ids, 260 in all.
+
+Every byte survives a round trip, whatever text or sequence it came from (N, IUPAC codes, lower case included).
+"""
+
+import numpy as np
+
+BOE, BOS, EOS, PAD = 0, 1, 2, 3
+OFFSET = 4
+VOCAB_SIZE = 256 + OFFSET
+
+
+def encode(data: bytes, *, bos: bool = False, eos: bool = False) -> np.ndarray:
+    """Bytes as int32 ids (byte + 4), with BOS before and EOS after when asked for."""
+    ids = np.frombuffer(data, np.uint8).astype(np.int32) + OFFSET
+    head = np.array([BOS] * bos, np.int32)
+    tail = np.array([EOS] * eos, np.int32)
+    return np.concatenate([head, ids, tail])
+
+
+def decode(ids: np.ndarray) -> bytes:
+    """The bytes among `ids`; special ids are dropped.
+
+    Raises:
+      ValueError: an id lies outside 0..259.
+    """
+    ids = np.asarray(ids)
+    if ids.size and (ids.min() < 0 or ids.max() >= VOCAB_SIZE):
+        raise ValueError(f"ids must lie in 0..{VOCAB_SIZE - 1}, got {int(ids.min())}..{int(ids.max())}")
+    return (ids[ids >= OFFSET] - OFFSET).astype(np.uint8).tobytes()

@@ -1,0 +1,51 @@
+"""Islands: parts of a jitted program that run on each device's own rows."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import PartitionSpec
+
+T = TypeVar("T")
+
+BATCH_AXES = ("data", "fsdp")
+
+
+def batch_axes() -> tuple[str, ...]:
+    """The axes of the mesh in force that split the batch; empty without a mesh, or inside an island."""
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = set(mesh.manual_axes)
+    return tuple(axis for axis in BATCH_AXES if mesh.shape.get(axis, 1) > 1 and axis not in manual)
+
+
+def over_batch(fn: Callable[[Any, Any], T], batched: Any, shared: Any = ()) -> T:
+    """`fn(batched, shared)`, each device on its own rows of `batched`.
+
+    FFTs, custom calls and kernels know nothing of meshes, and the partitioner may gather the whole batch for them.
+    Inside an island they see local arrays only.
+
+    Args:
+      fn: returns arrays whose leading axis is the batch.
+      batched: pytree of arrays with a leading batch axis.
+      shared: pytree of arrays every device has whole (filters, parameters).
+
+    Raises:
+      ValueError: the batch does not divide among the devices.
+    """
+    axes = batch_axes()
+    if not axes:
+        return fn(batched, shared)
+    mesh = jax.sharding.get_abstract_mesh()
+    count = 1
+    for axis in axes:
+        count *= mesh.shape[axis]
+    rows = {leaf.shape[0] for leaf in jax.tree.leaves(batched)}
+    if any(n % count for n in rows):
+        raise ValueError(
+            f"{sorted(rows)} rows do not divide among {count} devices (mesh axes {axes}): "
+            "use a batch that is a multiple, or a smaller mesh"
+        )
+    split, whole = PartitionSpec(axes), PartitionSpec()
+    return jax.shard_map(
+        fn, mesh=mesh, in_specs=(split, whole), out_specs=split, axis_names=set(axes), check_vma=True
+    )(batched, shared)

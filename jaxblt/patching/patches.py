@@ -1,0 +1,114 @@
+"""Patches: how the bytes of a row are grouped, with static shapes.
+
+Bytes are cut into blocks of a fixed number of bytes; each block holds up to P patches of its own and a patch never
+crosses a block's edge. That keeps every shape static, and lets blocks (not bytes) be what is sharded.
+"""
+
+import flax.struct
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+@flax.struct.dataclass
+class Patches:
+    """Patches of B rows, each N blocks of `block_size` bytes with P slots (Byte Latent Transformer, 2412.09871, sec. 2).
+
+    Slots beyond a block's last patch are holes. The slots of a row, read block after block, are the latent sequence.
+
+    Attributes:
+      patch_ids: the slot, in its own block, of the patch that holds each byte; P for padding bytes.
+      closed: whether the patch of byte t ends at t, decided from bytes ≤ t alone. The last patch of a document that
+        is still open stays invisible to its own bytes.
+      starts: offset of the patch's first byte in its block; `block_size` for holes.
+      lengths: bytes in the patch; 0 for holes. They sum to the number of bytes that are not padding.
+      segment_ids: the patch's document s > 0; -s for a hole inside document s (a slot that counts as time and holds
+        nothing); 0 for a slot of a block of padding.
+      overflow: boundaries refused in each block because its slots were used up.
+      num_bytes: bytes in a row (N * block_size, less the tail that was padded).
+    """
+
+    patch_ids: Int[Array, "B N S"]
+    closed: Bool[Array, "B N S"]
+    starts: Int[Array, "B N P"]
+    lengths: Int[Array, "B N P"]
+    segment_ids: Int[Array, "B N P"]
+    overflow: Int[Array, "B N"]
+    num_bytes: int = flax.struct.field(pytree_node=False)
+
+    @property
+    def block_size(self) -> int:
+        return self.patch_ids.shape[-1]
+
+    @property
+    def capacity(self) -> int:
+        return self.starts.shape[-1]
+
+
+def from_closed(
+    closed: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], *, block_size: int, capacity: int
+) -> Patches:
+    """Groups bytes into patches, given after which bytes a patch closes.
+
+    A patch also starts at each block's edge and where the document changes. Boundaries are accepted left to right
+    while the block has slots; afterwards bytes join the open patch and the refusal is counted in `overflow`.
+    Documents are to start at a block's edge and padding to fill a block's tail, as the packer's alignment ensures.
+
+    Args:
+      closed: True where a patch is to end, decided from bytes ≤ t.
+      segment_ids: documents, 0 for padding.
+      block_size: bytes in a block (S).
+      capacity: slots in a block (P).
+
+    Raises:
+      ValueError: a block cannot hold one patch, or more slots than bytes were asked for.
+    """
+    if not 1 <= capacity <= block_size:
+        raise ValueError(f"capacity must lie in 1..block_size = {block_size}, got {capacity}")
+    num_bytes = closed.shape[1]
+    tail = -num_bytes % block_size
+    closed = _blocks(closed, tail, block_size)
+    segments = _blocks(segment_ids, tail, block_size)
+    valid = segments > 0
+    edge = jnp.arange(block_size) == block_size - 1
+    wanted = jnp.where(edge, True, closed) & valid
+    before = jnp.concatenate([jnp.ones_like(valid[..., :1]), wanted[..., :-1]], -1)
+    changed = jnp.concatenate([jnp.ones_like(valid[..., :1]), segments[..., 1:] != segments[..., :-1]], -1)
+    starts = (before | changed) & valid
+    rank = jnp.cumsum(starts, -1, dtype=jnp.int32)
+    patch_ids = jnp.where(valid, jnp.minimum(rank, capacity) - 1, capacity)
+    next_ok = jnp.concatenate([(rank[..., :-1] < capacity), jnp.ones_like(valid[..., :1])], -1)
+    overflow = jnp.maximum(rank[..., -1] - capacity, 0)
+    return Patches(
+        patch_ids=patch_ids,
+        closed=wanted & next_ok,
+        overflow=overflow,
+        num_bytes=num_bytes,
+        **_slots(patch_ids, segments, capacity),
+    )
+
+
+def _slots(patch_ids: Int[Array, "B N S"], segments: Int[Array, "B N S"], capacity: int) -> dict[str, Array]:
+    """Start, length and document of each slot; ids rise within a block, so bisection finds a slot's first byte."""
+    block_size = segments.shape[-1]
+    slots = jnp.arange(capacity + 1, dtype=jnp.int32)
+    find = jnp.vectorize(lambda ids: jnp.searchsorted(ids, slots), signature="(s)->(p)")
+    edges = find(patch_ids).astype(jnp.int32)
+    starts, lengths = edges[..., :-1], edges[..., 1:] - edges[..., :-1]
+    real = lengths > 0
+    first = jnp.take_along_axis(segments, jnp.minimum(starts, block_size - 1), -1)
+    return {
+        "starts": jnp.where(real, starts, block_size),
+        "lengths": lengths,
+        "segment_ids": jnp.where(real, first, -segments[..., :1]),
+    }
+
+
+def _blocks(x: Array, tail: int, block_size: int) -> Array:
+    x = jnp.pad(x, ((0, 0), (0, tail)))
+    return x.reshape(x.shape[0], -1, block_size)
+
+
+def bytes_per_patch(patches: Patches) -> Float[Array, ""]:
+    """Mean length of the patches, in bytes."""
+    count = jnp.sum(patches.lengths > 0, dtype=jnp.int32)
+    return jnp.sum(patches.lengths, dtype=jnp.float32) / jnp.maximum(count, 1).astype(jnp.float32)
