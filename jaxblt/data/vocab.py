@@ -1,6 +1,7 @@
 """The byte vocabulary: 256 bytes behind four special ids, 260 in all.
 
-Every byte survives a round trip, whatever text or sequence it came from (N, IUPAC codes, lower case included).
+Every byte survives a round trip, whatever text or sequence it came from (N, IUPAC codes, lower case
+included).
 """
 
 import numpy as np

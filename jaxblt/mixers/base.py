@@ -1,18 +1,28 @@
 """What every sequence mixer has in common: the contract, and the bookkeeping of segments and state.
 
-A mixer is a Linen module `(x, *, segment_ids, positions, state) -> (y, state)` built from a frozen config. Segment
-ids say what a position is: s > 0 is a token of document s; -s is a hole inside document s, a slot that counts as time
-and holds nothing; 0 is no token at all and changes no bit of the state.
+A mixer is a Linen module `(x, *, segment_ids, positions, state) -> (y, state)` built from a frozen config.
+Segment ids say what a position is: s > 0 is a token of document s; -s is a hole inside document s, a slot
+that counts as time and holds nothing; 0 is no token at all and changes no bit of the state.
+
+Time is what segment ids count (every token and hole is one step): windows, convolutions and caches go by it.
+`positions` only feed a position encoding; given none, they are the time.
 """
 
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
 import flax.struct
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 State = Any
+"""A pytree whose leaves have the batch as leading axis.
+
+A state with an attribute `capacity` that is a number holds documents of at most that many tokens and has a
+`clock`; any other state is of one size whatever the length of the document.
+"""
 
 
 @runtime_checkable
@@ -34,17 +44,29 @@ class MixerConfig(Protocol):
         ...
 
 
+def named(init: nn.initializers.Initializer, *axes: str | None) -> Any:
+    """`init` for a parameter whose axes carry logical names, which `jaxblt.parallel.rules` maps to the mesh."""
+    return nn.with_logical_partitioning(init, axes)
+
+
 def init_state(config: MixerConfig, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> State:
     """The state of `config`'s mixer before the first token, for `batch_size` rows.
 
     Args:
       config: the mixer's frozen config.
       batch_size: rows; each advances on its own.
-      capacity: the most tokens a document may hold where the mixer keeps its past (attention, implicit filters).
+      capacity: the most tokens (holes included) of a document, where the mixer keeps its past (attention,
+        implicit filters).
       dtype: of what is cached; accumulators are fp32 whatever it is.
+
+    Raises:
+      ValueError: the mixer is bidirectional, or the capacity is not positive or beyond what the mixer can
+        hold.
     """
     if not config.causal:
         raise ValueError("a bidirectional mixer has no state: set causal=True to decode or stream")
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1 token, got {capacity}")
     return config.init_state(batch_size, capacity=capacity, dtype=dtype)
 
 
@@ -53,17 +75,19 @@ class Clock:
     """Where each row stands: the part of the state that every mixer has.
 
     Attributes:
-      position: tokens (holes included) of the current document so far.
+      time: tokens (holes included) of the current document so far.
+      position: of the next token, if it continues the document and no position is given.
       last_segment: |segment id| of the last token; 0 before the first.
     """
 
+    time: Int[Array, "B"]
     position: Int[Array, "B"]
     last_segment: Int[Array, "B"]
 
 
 def start_clock(batch_size: int) -> Clock:
-    zero = jnp.zeros((batch_size,), jnp.int32)
-    return Clock(position=zero, last_segment=zero)
+    """The clock before the first token."""
+    return Clock(*(jnp.zeros((batch_size,), jnp.int32) for _ in range(3)))
 
 
 @flax.struct.dataclass
@@ -76,7 +100,9 @@ class Tokens:
       live: True for tokens and holes.
       content: True for tokens alone.
       run: 0 for tokens that continue the state's document, then 1, 2, ... at each change; -1 for non-tokens.
-      positions: offset in the document.
+      time: steps since the start of the document.
+      positions: what a position encoding is to use: those given, else `time`.
+      whole: known while tracing that every index is a token, and all are of one run.
     """
 
     x: Float[Array, "B T D"]
@@ -84,7 +110,9 @@ class Tokens:
     live: Bool[Array, "B T"]
     content: Bool[Array, "B T"]
     run: Int[Array, "B T"]
+    time: Int[Array, "B T"]
     positions: Int[Array, "B T"]
+    whole: bool = flax.struct.field(pytree_node=False)
 
 
 def arrange(
@@ -96,40 +124,57 @@ def arrange(
     """Sorts a call's tokens to the front of each row and numbers them after the state's `clock`.
 
     With this, a mixer's streaming path need only know a contiguous run of tokens with a tail of nothing.
+    Without segment ids every index is a token that continues the row's document.
     """
+    index = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None], x.shape[:2])
     if segment_ids is None:
-        segment_ids = jnp.maximum(clock.last_segment, 1)[:, None] * jnp.ones(x.shape[:2], jnp.int32)
-    order = jnp.argsort(segment_ids == 0, axis=1, stable=True).astype(jnp.int32)
-    segments = jnp.take_along_axis(segment_ids, order, 1)
-    document, live = jnp.abs(segments), segments != 0
-    before = jnp.concatenate([clock.last_segment[:, None], document[:, :-1]], 1)
-    run = jnp.where(live, jnp.cumsum(document != before, axis=1, dtype=jnp.int32), -1)
-    index = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
-    first = jnp.where(document != before, index, -1)
-    first = jnp.maximum.accumulate(first, axis=1)
-    counted = jnp.where(run == 0, clock.position[:, None] + index, index - first)
-    if positions is None:
-        ordered_positions = counted
+        order, segments = index, jnp.broadcast_to(jnp.maximum(clock.last_segment, 1)[:, None], x.shape[:2])
     else:
-        ordered_positions = jnp.take_along_axis(positions, order, 1)
-    count = jnp.sum(live, 1, dtype=jnp.int32)
-    last = jnp.maximum(count - 1, 0)[:, None]
-    any_live = count > 0
-    end_position = jnp.take_along_axis(ordered_positions, last, 1)[:, 0] + 1
-    end_segment = jnp.take_along_axis(document, last, 1)[:, 0]
-    moved = Clock(
-        position=jnp.where(any_live, end_position, clock.position),
-        last_segment=jnp.where(any_live, end_segment, clock.last_segment),
+        order = jnp.argsort(segment_ids == 0, axis=1, stable=True).astype(jnp.int32)
+        segments = jnp.take_along_axis(segment_ids, order, 1)
+        x = jnp.take_along_axis(x, order[..., None], 1)
+    document, live, content = jnp.abs(segments), segments != 0, segments > 0
+    changed = document != jnp.concatenate([clock.last_segment[:, None], document[:, :-1]], 1)
+    run = jnp.where(live, jnp.cumsum(changed, axis=1, dtype=jnp.int32), -1)
+    since_start = index - jax.lax.cummax(jnp.where(changed, index, -1), axis=1)
+    continues = run == 0
+    time = jnp.where(continues, clock.time[:, None] + index, since_start)
+    if positions is None:
+        ordered = jnp.where(continues, clock.position[:, None] + index, since_start)
+    else:
+        ordered = jnp.take_along_axis(positions, order, 1)
+    tokens = Tokens(
+        x=x * content[..., None].astype(x.dtype),
+        order=order,
+        live=live,
+        content=content,
+        run=run,
+        time=time,
+        positions=ordered,
+        whole=segment_ids is None,
     )
-    content = segments > 0
-    x = jnp.take_along_axis(x, order[..., None], 1) * content[..., None].astype(x.dtype)
-    tokens = Tokens(x=x, order=order, live=live, content=content, run=run, positions=ordered_positions)
-    return tokens, moved
+    return tokens, _advance(clock, tokens, document)
+
+
+def _advance(clock: Clock, tokens: Tokens, document: Int[Array, "B T"]) -> Clock:
+    count = jnp.sum(tokens.live, 1, dtype=jnp.int32)
+    last = jnp.maximum(count - 1, 0)[:, None]
+
+    def at_end(values: Int[Array, "B T"], old: Int[Array, "B"], step: int) -> Int[Array, "B"]:
+        return jnp.where(count > 0, jnp.take_along_axis(values, last, 1)[:, 0] + step, old)
+
+    return Clock(
+        time=at_end(tokens.time, clock.time, 1),
+        position=at_end(tokens.positions, clock.position, 1),
+        last_segment=at_end(document, clock.last_segment, 0),
+    )
 
 
 def restore(y: Float[Array, "B T D"], tokens: Tokens) -> Float[Array, "B T D"]:
     """Outputs back in the order of the call; holes and non-tokens are zero."""
-    y = y * tokens.content[..., None].astype(y.dtype)
+    if tokens.whole:
+        return y
+    y = jnp.where(tokens.content[..., None], y, jnp.zeros((), y.dtype))
     back = jnp.argsort(tokens.order, axis=1).astype(jnp.int32)
     return jnp.take_along_axis(y, back[..., None], 1)
 
@@ -137,3 +182,39 @@ def restore(y: Float[Array, "B T D"], tokens: Tokens) -> Float[Array, "B T D"]:
 def last_run(tokens: Tokens) -> Int[Array, "B"]:
     """The run that each row ends in: 0 if the call held no new document."""
     return jnp.maximum(jnp.max(tokens.run, axis=1), 0)
+
+
+def rows(mask: Bool[Array, "B"], like: Array) -> Array:
+    """`mask` with as many axes as `like`, to select among its rows."""
+    return mask.reshape((-1,) + (1,) * (like.ndim - 1))
+
+
+def check_capacity(state: State, *, more: int = 0) -> None:
+    """Raises on the host if a row has outgrown a state, or would after `more` tokens.
+
+    Inside jit a document beyond the capacity cannot raise: its oldest tokens are forgotten. Whoever drives
+      decoding
+    calls this on the concrete state, before the tokens are fed or every so often; it waits for the device.
+
+    Args:
+      state: any pytree that holds mixer states, stacked over layers or not.
+      more: tokens about to be fed to every row.
+
+    Raises:
+      ValueError: the first row beyond its capacity, with its position, the capacity and the fix.
+    """
+
+    def bounded(node: Any) -> bool:
+        return isinstance(getattr(node, "capacity", None), int) and hasattr(node, "clock")
+
+    for node in jax.tree.leaves(state, is_leaf=bounded):
+        if not bounded(node):
+            continue
+        time = np.atleast_1d(np.asarray(node.clock.time)).reshape(-1, np.shape(node.clock.time)[-1]).max(0)
+        row = int(np.argmax(time))
+        if time[row] + more > node.capacity:
+            raise ValueError(
+                f"row {row} is at position {time[row]} of its document and {more} more tokens were asked for, but "
+                f"{type(node).__name__} holds {node.capacity}: call init_state(capacity={time[row] + more}) or more, "
+                "or start a new document"
+            )

@@ -1,28 +1,29 @@
 """Patches: how the bytes of a row are grouped, with static shapes.
 
-Bytes are cut into blocks of a fixed number of bytes; each block holds up to P patches of its own and a patch never
-crosses a block's edge. That keeps every shape static, and lets blocks (not bytes) be what is sharded.
+Bytes are cut into blocks of a fixed number of bytes; each block holds up to P patches of its own and a patch
+never crosses a block's edge. That keeps every shape static, and lets blocks (not bytes) be what is sharded.
 """
 
 import flax.struct
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 
 @flax.struct.dataclass
 class Patches:
-    """Patches of B rows, each N blocks of `block_size` bytes with P slots (Byte Latent Transformer, 2412.09871, sec. 2).
+    """Patches of B rows, each N blocks of `block_size` bytes with P slots.
 
-    Slots beyond a block's last patch are holes. The slots of a row, read block after block, are the latent sequence.
+    Slots beyond a block's last patch are holes. The slots of a row, read block after block, are the latent
+    sequence (Byte Latent Transformer, 2412.09871, sec. 2).
 
     Attributes:
       patch_ids: the slot, in its own block, of the patch that holds each byte; P for padding bytes.
-      closed: whether the patch of byte t ends at t, decided from bytes ≤ t alone. The last patch of a document that
-        is still open stays invisible to its own bytes.
+      closed: whether the patch of byte t ends at t, decided from bytes ≤ t alone. The last patch of a
+        document that is still open stays invisible to its own bytes.
       starts: offset of the patch's first byte in its block; `block_size` for holes.
       lengths: bytes in the patch; 0 for holes. They sum to the number of bytes that are not padding.
-      segment_ids: the patch's document s > 0; -s for a hole inside document s (a slot that counts as time and holds
-        nothing); 0 for a slot of a block of padding.
+      segment_ids: the patch's document s > 0; -s for a hole inside document s (a slot that counts as time and
+        holds nothing); 0 for a slot of a block of padding.
       overflow: boundaries refused in each block because its slots were used up.
       num_bytes: bytes in a row (N * block_size, less the tail that was padded).
     """
@@ -49,9 +50,10 @@ def from_closed(
 ) -> Patches:
     """Groups bytes into patches, given after which bytes a patch closes.
 
-    A patch also starts at each block's edge and where the document changes. Boundaries are accepted left to right
-    while the block has slots; afterwards bytes join the open patch and the refusal is counted in `overflow`.
-    Documents are to start at a block's edge and padding to fill a block's tail, as the packer's alignment ensures.
+    A patch also starts at each block's edge and where the document changes. Boundaries are accepted left to
+    right while the block has slots; afterwards bytes join the open patch and the refusal is counted in
+    `overflow`. Documents are to start at a block's edge and padding to fill a block's tail, as the packer's
+    alignment ensures.
 
     Args:
       closed: True where a patch is to end, decided from bytes ≤ t.
@@ -65,9 +67,8 @@ def from_closed(
     if not 1 <= capacity <= block_size:
         raise ValueError(f"capacity must lie in 1..block_size = {block_size}, got {capacity}")
     num_bytes = closed.shape[1]
-    tail = -num_bytes % block_size
-    closed = _blocks(closed, tail, block_size)
-    segments = _blocks(segment_ids, tail, block_size)
+    closed = to_blocks(closed, block_size)
+    segments = to_blocks(segment_ids, block_size)
     valid = segments > 0
     edge = jnp.arange(block_size) == block_size - 1
     wanted = jnp.where(edge, True, closed) & valid
@@ -77,7 +78,7 @@ def from_closed(
     rank = jnp.cumsum(starts, -1, dtype=jnp.int32)
     patch_ids = jnp.where(valid, jnp.minimum(rank, capacity) - 1, capacity)
     next_ok = jnp.concatenate([(rank[..., :-1] < capacity), jnp.ones_like(valid[..., :1])], -1)
-    overflow = jnp.maximum(rank[..., -1] - capacity, 0)
+    overflow = jnp.sum(wanted & ~next_ok, -1, dtype=jnp.int32)
     return Patches(
         patch_ids=patch_ids,
         closed=wanted & next_ok,
@@ -88,7 +89,8 @@ def from_closed(
 
 
 def _slots(patch_ids: Int[Array, "B N S"], segments: Int[Array, "B N S"], capacity: int) -> dict[str, Array]:
-    """Start, length and document of each slot; ids rise within a block, so bisection finds a slot's first byte."""
+    """Start, length and document of each slot; ids rise within a block, so bisection finds a slot's first
+    byte."""
     block_size = segments.shape[-1]
     slots = jnp.arange(capacity + 1, dtype=jnp.int32)
     find = jnp.vectorize(lambda ids: jnp.searchsorted(ids, slots), signature="(s)->(p)")
@@ -103,8 +105,9 @@ def _slots(patch_ids: Int[Array, "B N S"], segments: Int[Array, "B N S"], capaci
     }
 
 
-def _blocks(x: Array, tail: int, block_size: int) -> Array:
-    x = jnp.pad(x, ((0, 0), (0, tail)))
+def to_blocks(x: Shaped[Array, "B T"], block_size: int) -> Shaped[Array, "B N S"]:
+    """Cuts rows into blocks, the last one filled up with zeros (False)."""
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % block_size)))
     return x.reshape(x.shape[0], -1, block_size)
 
 

@@ -1,0 +1,64 @@
+# make demo | test | lint | types: each installs into .venv first, once.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+# Two test processes share the cores; the maths libraries' own threads would only fight over them.
+TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv install demo test lint format types clean
+
+help:
+	@echo "make demo   install, then train, evaluate and generate on embedded data (runs/demo)"
+	@echo "make test   install, then the test suite (WORKERS=$(WORKERS) processes; PYTEST_ARGS=... is passed on)"
+	@echo "make lint   ruff check and ruff format --check"
+	@echo "make types  pyright on jaxblt and pallas_kernels"
+	@echo "make format ruff's fixes and formatting, written to the files"
+	@echo "make clean  remove $(VENV) and caches (runs/ stays)"
+
+venv: $(BIN)/python
+
+# A pyenv shim exists for versions that are not selected, so each candidate is run, not only looked up.
+$(BIN)/python:
+	@for candidate in python3.12 python3.13 python3.14 python3 python; do \
+	  if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1; then \
+	    $$candidate -m venv $(VENV) && exit 0; \
+	    rm -rf $(VENV); \
+	    echo "$$candidate could not create $(VENV): install its venv module (Debian, Ubuntu: apt install python3-venv), then run make again" >&2; \
+	    exit 1; \
+	  fi; \
+	done; \
+	echo "jaxblt needs Python 3.12 or newer, found $$(python3 --version 2>&1 | head -n 1): install one (for example: uv python install 3.12, or pyenv install 3.12) and run make again" >&2; \
+	exit 1
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing jaxblt and its tools into $(VENV) (a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,plot]"
+	@touch $(STAMP)
+
+demo: install
+	@$(BIN)/python -m experiments.demo
+
+# One file stays in one process: its fixtures and compiled functions are made once.
+test: install
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+lint: install
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: install
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: install
+	@$(BIN)/pyright
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info

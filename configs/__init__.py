@@ -1,0 +1,27 @@
+"""Recipes: functions that return a frozen `Recipe`, by name. Their docstrings say what they train and what came out."""
+
+from collections.abc import Callable
+
+from configs import books, demo, ecoli
+from jaxblt.training.recipe import Recipe
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "demo_entropy": demo.entropy,
+    "demo": demo.blt,
+    "books_entropy": books.entropy,
+    "books": books.blt,
+    "books_transformer": books.transformer,
+    "books_hyena": books.hyena,
+    "ecoli": ecoli.hyena,
+}
+
+
+def get(name: str) -> Recipe:
+    """The recipe of that name.
+
+    Raises:
+      ValueError: there is no such recipe.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"unknown recipe {name!r}, choose one of: {', '.join(RECIPES)}")
+    return RECIPES[name]()

@@ -1,0 +1,109 @@
+"""English books, author-disjoint train, validation and test: a byte-patched Hyena against a byte Transformer.
+
+The folder data/books holds train/*.txt, validation/*.txt and test/*.txt. The threshold of the patches is calibrated when
+`books` starts, from the entropies of the run of `books_entropy`.
+"""
+
+from jaxblt.data.config import DataConfig
+from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
+from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
+from jaxblt.patching import PatcherConfig
+from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.recipe import Recipe, TrainConfig
+
+SEQ_LEN = 8192
+
+
+def _data(batch_size: int) -> DataConfig:
+    return DataConfig(
+        paths=("data/books/*/*.txt",),
+        split="names",
+        validation_names=("*/validation/*",),
+        test_names=("*/test/*",),
+        seq_len=SEQ_LEN,
+        batch_size=batch_size,
+        partial="drop",
+        eos=False,
+    )
+
+
+def _train(steps: int, minutes: float) -> TrainConfig:
+    return TrainConfig(
+        steps=steps,
+        log_every=50,
+        eval_every=0,
+        checkpoint_every=steps,
+        time_limit_s=60 * minutes,
+    )
+
+
+def _attention(dim: int) -> AttentionConfig:
+    return AttentionConfig(dim=dim, num_heads=dim // 64, packed=False)
+
+
+def _hyena(dim: int) -> HyenaConfig:
+    return HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=8192.0), packed=False)
+
+
+def _window(dim: int, layers: int, window: int = 512) -> StackConfig:
+    return StackConfig(
+        dim=dim, num_layers=layers, pattern="W", window=window, attention=_attention(dim), dropout=0.1
+    )
+
+
+def entropy() -> Recipe:
+    """The entropy model: four windowed layers, a minute of training."""
+    return Recipe(
+        name="books_entropy",
+        model=ByteLMConfig(stack=_window(256, 4)),
+        data=_data(16),
+        optimizer=AdamWConfig(learning_rate=2e-3, warmup_steps=50),
+        train=_train(500, 1.0),
+    )
+
+
+def blt() -> Recipe:
+    """BLT-Hyena: three Hyena layers to one of attention over patches of about 4.5 bytes."""
+    latent = StackConfig(
+        dim=1024, num_layers=8, pattern="HHAH", hyena=_hyena(1024), attention=_attention(1024), dropout=0.1
+    )
+    return Recipe(
+        name="books",
+        model=BLTConfig(
+            encoder=_window(512, 1),
+            latent=latent,
+            decoder=_window(512, 3),
+            hash=HashConfig(table_size=30_000),
+            bridge_heads=8,
+        ),
+        data=_data(16),
+        patcher=PatcherConfig(mode="entropy"),
+        bytes_per_patch=4.5,
+        entropy_run="runs/books_entropy",
+        optimizer=AdamWConfig(learning_rate=1e-3, warmup_steps=100),
+        train=_train(2400, 8.0),
+    )
+
+
+def transformer() -> Recipe:
+    """The byte Transformer of the same size without the hash tables, for the same wall time."""
+    stack = StackConfig(dim=1024, num_layers=9, pattern="A", attention=_attention(1024), dropout=0.1)
+    return Recipe(
+        name="books_transformer",
+        model=ByteLMConfig(stack=stack),
+        data=_data(16),
+        optimizer=AdamWConfig(learning_rate=1e-3, warmup_steps=100),
+        train=_train(1300, 8.0),
+    )
+
+
+def hyena() -> Recipe:
+    """The byte Hyena of the same size, for the same wall time."""
+    stack = StackConfig(dim=1024, num_layers=9, pattern="H", hyena=_hyena(1024), dropout=0.1)
+    return Recipe(
+        name="books_hyena",
+        model=ByteLMConfig(stack=stack),
+        data=_data(16),
+        optimizer=AdamWConfig(learning_rate=1e-3, warmup_steps=100),
+        train=_train(1300, 8.0),
+    )

@@ -1,0 +1,40 @@
+"""The genome of E. coli K-12, split by position 80 / 10 / 10, both strands in training.
+
+The entropy of DNA is nearly flat, so the model reads bases without patches. Score with
+python -m experiments.evaluate runs/ecoli --split test --data.context 4096
+"""
+
+from jaxblt.data.config import DataConfig
+from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
+from jaxblt.models import ByteLMConfig, HashConfig, StackConfig
+from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.recipe import Recipe, TrainConfig
+
+
+def hyena() -> Recipe:
+    """A byte Hyena with short, medium and long filters and one layer of attention in four."""
+    stack = StackConfig(
+        dim=384,
+        num_layers=8,
+        pattern="SMHA",
+        hyena=HyenaConfig(dim=384, filter=ModalFilter(max_timescale=4096.0), packed=False),
+        attention=AttentionConfig(dim=384, num_heads=6, packed=False),
+        dropout=0.2,
+    )
+    return Recipe(
+        name="ecoli",
+        model=ByteLMConfig(stack=stack, hash=HashConfig(sizes=(6, 8, 10, 12), table_size=50_000)),
+        data=DataConfig(
+            paths=("data/ecoli/*.fa.xz",),
+            kind="fasta",
+            split="position",
+            seq_len=8192,
+            stride=4096,
+            batch_size=16,
+            partial="drop",
+            reverse_complement=True,
+            scored="ACGT",
+        ),
+        optimizer=AdamWConfig(learning_rate=1e-3, warmup_steps=100, weight_decay=0.2),
+        train=TrainConfig(steps=2000, log_every=50, eval_every=0, checkpoint_every=2000, time_limit_s=300),
+    )

@@ -1,0 +1,50 @@
+"""What the scripts share: recipes with overrides on the command line, and errors as one line."""
+
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NoReturn
+
+import tyro
+
+import configs
+from jaxblt.training.recipe import Recipe
+
+
+def parse_recipe(argv: Sequence[str], *, script: str, about: str) -> tuple[Recipe, str]:
+    """The recipe that `argv` names, with its overrides, and the run folder.
+
+    Exits with a list of recipes where none is named.
+    """
+    names = ", ".join(configs.RECIPES)
+    usage = f"usage: python -m {script} RECIPE [--run-dir DIR] [--overrides]\n\n{about}\n\nrecipes: {names}\n"
+    usage += f"options of a recipe: python -m {script} RECIPE --help"
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage)
+        raise SystemExit(0 if argv else 2)
+    name, *rest = argv
+    default = configs.get(name)
+
+    def command(
+        run_dir: Annotated[str, tyro.conf.arg(help="folder of the run; an existing run goes on")] = f"runs/{name}",
+        recipe: Annotated[Recipe, tyro.conf.arg(name="")] = default,
+    ) -> tuple[Recipe, str]:
+        return recipe, run_dir
+
+    flags = (tyro.conf.AvoidSubcommands,)
+    return tyro.cli(command, args=rest, prog=f"python -m {script} {name}", description=about, config=flags)
+
+
+def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
+    """Calls `main` with the command line; an error that names its own fix becomes one line and exit status 1."""
+    try:
+        main(sys.argv[1:])
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+    raise SystemExit(0)
+
+
+def parse[T](function: Callable[..., T], argv: Sequence[str], *, script: str) -> T:
+    """Calls `function` with the options in `argv`; its docstring is the help."""
+    return typing.cast(T, tyro.cli(function, args=list(argv), prog=f"python -m {script}"))

@@ -1,0 +1,84 @@
+"""Bytes to batches: sources of documents, splits, rows of bytes, datasets, embedded samples."""
+
+from jaxblt.data.batch import Batch
+from jaxblt.data.buckets import bucket
+from jaxblt.data.config import DataConfig, apply_split, open_source
+from jaxblt.data.entropies import Entropies, read_entropies, source_hash, write_entropies
+from jaxblt.data.iterator import BatchIterator
+from jaxblt.data.kmers import KmerVocab
+from jaxblt.data.packing import PackedIndex, pack
+from jaxblt.data.permutation import hash64, permute
+from jaxblt.data.pipeline import Dataset, make_dataset
+from jaxblt.data.samples import SAMPLES, load_sample, sample_source
+from jaxblt.data.sources import (
+    BedInterval,
+    BedSource,
+    BytesSource,
+    DocumentSource,
+    FastaSource,
+    JsonlSource,
+    Regions,
+    ReverseComplement,
+    TextSource,
+    fetch,
+    open_bed,
+    parse_fasta,
+    read_bed,
+    read_document,
+    reverse_complement,
+    whole,
+)
+from jaxblt.data.splits import split_by_document, split_by_name, split_by_position
+from jaxblt.data.vocab import BOE, BOS, EOS, OFFSET, PAD, VOCAB_SIZE, decode, encode
+from jaxblt.data.windows import WindowIndex
+
+__all__ = [
+    "BOE",
+    "BOS",
+    "EOS",
+    "OFFSET",
+    "PAD",
+    "SAMPLES",
+    "VOCAB_SIZE",
+    "Batch",
+    "BatchIterator",
+    "BedInterval",
+    "BedSource",
+    "BytesSource",
+    "DataConfig",
+    "Dataset",
+    "DocumentSource",
+    "Entropies",
+    "FastaSource",
+    "JsonlSource",
+    "KmerVocab",
+    "PackedIndex",
+    "Regions",
+    "ReverseComplement",
+    "TextSource",
+    "WindowIndex",
+    "apply_split",
+    "bucket",
+    "decode",
+    "encode",
+    "fetch",
+    "hash64",
+    "load_sample",
+    "make_dataset",
+    "open_bed",
+    "open_source",
+    "pack",
+    "parse_fasta",
+    "permute",
+    "read_bed",
+    "read_document",
+    "read_entropies",
+    "reverse_complement",
+    "sample_source",
+    "source_hash",
+    "split_by_document",
+    "split_by_name",
+    "split_by_position",
+    "whole",
+    "write_entropies",
+]

@@ -1,0 +1,149 @@
+"""What data a run reads and how it is cut into rows, as one frozen config."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxblt.data.samples import SAMPLES, sample_source
+from jaxblt.data.sources import DocumentSource, FastaSource, JsonlSource, Regions, TextSource, open_bed
+from jaxblt.data.splits import SplitName, split_by_document, split_by_name, split_by_position
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Data of a run: exactly one of `paths` and `sample`, or a source handed to `make_dataset`.
+
+    Attributes:
+      paths: files and globs; plain files are read where they lie, `.gz` and `.xz` are held in memory.
+      sample: the name of an embedded sample instead.
+      kind: how the files are read; a sample knows its own.
+      field: the field that holds the text of JSON lines.
+      bed: for FASTA, a BED file whose intervals become the documents (padded with N out of bounds).
+      soft_mask: for FASTA, "keep" lower-case bases or "upper" them.
+      seq_len: positions in a row (T).
+      batch_size: rows in a batch, over all processes.
+      packing: "windows" over each document; documents packed "first_fit" (decreasing) or "sequential"; or
+        "buckets": one document a row, in rows of the lengths `buckets` and `seq_len`.
+      stride: for windows, pairs from one to the next; None is seq_len.
+      partial: for windows, "keep" or "drop" the last one of a document when it is not full.
+      context: for windows, in evaluation: pairs that precede the scored ones wherever there are as many.
+      alignment: packed documents start at multiples of it (the least common multiple of the grids in use).
+      buckets: row lengths of the buckets below `seq_len`, which takes the overflow.
+      long_documents: packed or bucketed documents longer than a row are "split" into pieces, or an "error".
+      eos: whether EOS is the last target of a document that really ends; None is True but for FASTA.
+      scored: score only targets among these characters, such as "ACGT"; None scores all.
+      reverse_complement: in training, a document in a row is read from the other strand with probability 1/2.
+      split: what the parts are made of: whole "documents", the same share of every document by "position", or
+        documents chosen by "names".
+      fractions: the shares of train, validation and test.
+      split_seed: deals documents to the parts; apart from `seed`, which then changes no part.
+      validation_names, test_names: for "names", patterns of document names (a file's path, a FASTA record).
+      entropies: a `.npy` file of precomputed entropies of the whole source (see `write_entropies`).
+      seed: picks the order of rows and the strands.
+
+    Raises:
+      ValueError: an option is out of range, or two do not go together.
+    """
+
+    paths: tuple[str, ...] = ()
+    sample: str | None = None
+    kind: Literal["text", "jsonl", "fasta"] = "text"
+    field: str = "text"
+    bed: str | None = None
+    soft_mask: Literal["keep", "upper"] = "keep"
+    seq_len: int = 4096
+    batch_size: int = 8
+    packing: Literal["windows", "first_fit", "sequential", "buckets"] = "windows"
+    stride: int | None = None
+    partial: Literal["keep", "drop"] = "keep"
+    context: int = 0
+    alignment: int = 1
+    buckets: tuple[int, ...] = ()
+    long_documents: Literal["split", "error"] = "split"
+    eos: bool | None = None
+    scored: str | None = None
+    reverse_complement: bool = False
+    split: Literal["documents", "position", "names"] = "position"
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    split_seed: int = 0
+    validation_names: tuple[str, ...] = ()
+    test_names: tuple[str, ...] = ()
+    entropies: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.paths, str | os.PathLike):
+            raise ValueError(
+                f"paths must be a tuple of paths, got {self.paths!r}: write ({str(self.paths)!r},)"
+            )
+        if self.seq_len < 1 or self.batch_size < 1:
+            raise ValueError(
+                f"seq_len and batch_size must be positive, got {self.seq_len} and {self.batch_size}"
+            )
+        if not 0 <= self.context < self.seq_len:
+            raise ValueError(f"context must lie in 0..seq_len-1 = 0..{self.seq_len - 1}, got {self.context}")
+        self._check_pairs_of_options()
+
+    def _check_pairs_of_options(self) -> None:
+        if self.packing != "windows" and (self.stride is not None or self.context):
+            raise ValueError(
+                f"stride and context are of packing='windows', got {self.stride} and {self.context} with "
+                f"packing={self.packing!r}"
+            )
+        if self.split != "names" and (self.validation_names or self.test_names):
+            raise ValueError(f"validation_names and test_names need split='names', got split={self.split!r}")
+        if self.buckets and self.packing != "buckets":
+            raise ValueError(f"buckets {self.buckets} need packing='buckets', got packing={self.packing!r}")
+        if self.bed is not None and self.sample_or_kind != "fasta":
+            raise ValueError(f"bed={self.bed!r} needs kind='fasta', got {self.sample_or_kind!r}")
+        if self.reverse_complement and self.ends_with_eos:
+            raise ValueError("reverse_complement needs eos=False: a strand has no end that is its last byte")
+        if self.reverse_complement and self.entropies is not None:
+            raise ValueError(
+                f"entropies={self.entropies!r} are of one strand: compute them in the step, or turn "
+                "reverse_complement off"
+            )
+
+    @property
+    def sample_or_kind(self) -> str:
+        """The kind of the sample where one is named, else `kind`."""
+        return SAMPLES[self.sample].kind if self.sample in SAMPLES else self.kind
+
+    @property
+    def ends_with_eos(self) -> bool:
+        return self.sample_or_kind != "fasta" if self.eos is None else self.eos
+
+
+def open_source(config: DataConfig) -> DocumentSource:
+    """The whole documents that a config names, before any split.
+
+    Raises:
+      ValueError: not exactly one of `paths` and `sample`; an unknown kind or sample; bad data.
+      FileNotFoundError: a path names no file.
+    """
+    if bool(config.paths) == (config.sample is not None):
+        raise ValueError(
+            f"give either paths or sample, got paths={config.paths!r} and sample={config.sample!r}"
+        )
+    if config.sample is not None:
+        source = sample_source(config.sample)
+    elif config.kind == "text":
+        source = TextSource(config.paths)
+    elif config.kind == "jsonl":
+        source = JsonlSource(config.paths, field=config.field)
+    elif config.kind == "fasta":
+        source = FastaSource(config.paths, soft_mask=config.soft_mask)
+    else:
+        raise ValueError(f"unknown kind {config.kind!r}: choose 'text', 'jsonl' or 'fasta'")
+    return source if config.bed is None else open_bed(source, config.bed)
+
+
+def apply_split(config: DataConfig, source: DocumentSource, split: SplitName) -> Regions:
+    """The part of `source` that `split` names, by the rule of `config`."""
+    if config.split == "documents":
+        return split_by_document(source, split, fractions=config.fractions, seed=config.split_seed)
+    if config.split == "position":
+        return split_by_position(source, split, fractions=config.fractions)
+    if config.split == "names":
+        return split_by_name(source, split, validation=config.validation_names, test=config.test_names)
+    raise ValueError(f"unknown split rule {config.split!r}: choose 'documents', 'position' or 'names'")

@@ -1,0 +1,129 @@
+"""Precomputed entropies: one `.npy` file for a source, and beside it a note of what it was computed from."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxblt.data.sources.base import DocumentSource
+
+_CHUNK = 1 << 24
+
+
+def source_hash(source: DocumentSource) -> str:
+    """Sha256 of the number of documents, their lengths and their bytes; names do not count."""
+    digest = hashlib.sha256(np.array([len(source), *source.lengths], "<i8").tobytes())
+    for i, length in enumerate(source.lengths.tolist()):
+        for start in range(0, length, _CHUNK):
+            digest.update(source.read(i, start, min(start + _CHUNK, length)))
+    return digest.hexdigest()
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def write_entropies(
+    path: str | os.PathLike, source: DocumentSource, entropies: Iterable[np.ndarray], *, model: str = ""
+) -> None:
+    """Writes the entropies of every document of `source`, in order.
+
+    The file appears under its name only when it is complete.
+
+    Args:
+      path: a `.npy` file; `<path>.json` is written beside it.
+      source: the whole documents, before any split.
+      entropies: for each document of n bytes, n + 1 values in nats: of the prediction made at BOS, b_0, ...,
+        b_{n-1}.
+      model: the content hash of the entropy model, kept in the note.
+
+    Raises:
+      ValueError: the path does not end in `.npy`; a document has another number of values, or one that is not
+        finite; documents are missing or too many.
+    """
+    path = Path(path)
+    if path.suffix != ".npy":
+        raise ValueError(f"entropies are written to a .npy file, got {str(path)!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    shape = (int(source.lengths.sum()) + len(source),)
+    out = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+    _fill(out, source, entropies)
+    out.flush()
+    del out
+    note = {
+        "source_sha256": source_hash(source),
+        "model": model,
+        "documents": len(source),
+        "values": shape[0],
+    }
+    _note(path).write_text(json.dumps(note, indent=2) + "\n")
+    os.replace(partial, path)
+
+
+def _fill(out: np.ndarray, source: DocumentSource, entropies: Iterable[np.ndarray]) -> None:
+    offset, documents = 0, 0
+    for i, values in enumerate(entropies):
+        if i >= len(source):
+            raise ValueError(f"entropies of more than the source's {len(source)} documents were given")
+        values, expected = np.asarray(values, np.float32), int(source.lengths[i]) + 1
+        if values.shape != (expected,):
+            raise ValueError(
+                f"document {i} needs {expected} entropies (its bytes and BOS), got shape {values.shape}"
+            )
+        if not np.isfinite(values).all():
+            raise ValueError(
+                f"document {i} has an entropy that is not finite, at {int(np.isfinite(values).argmin())}"
+            )
+        out[offset : offset + expected] = values
+        offset, documents = offset + expected, i + 1
+    if documents < len(source):
+        raise ValueError(f"entropies of {documents} documents were given, the source has {len(source)}")
+
+
+@dataclass(frozen=True, eq=False)
+class Entropies:
+    """Entropies of a source, read from the file where they are needed.
+
+    Attributes:
+      values: Float32[bytes + N], memory-mapped.
+      offsets: Int64[N], where each document's values begin.
+      model: the content hash of the entropy model that made them.
+    """
+
+    values: np.ndarray
+    offsets: np.ndarray
+    model: str
+
+    def read(self, document: int, start: int, stop: int) -> np.ndarray:
+        """Float32[stop - start], of the predictions made at inputs [start, stop) of BOS, b_0, ..."""
+        offset = int(self.offsets[document])
+        return np.array(self.values[offset + start : offset + stop])
+
+
+def read_entropies(path: str | os.PathLike, source: DocumentSource) -> Entropies:
+    """Opens the entropies of `source` (the whole documents, before any split).
+
+    Raises:
+      FileNotFoundError: the file or its note is missing.
+      ValueError: they were computed from other bytes.
+    """
+    path = Path(path)
+    for file in (path, _note(path)):
+        if not file.exists():
+            raise FileNotFoundError(
+                f"no precomputed entropies at {str(file)!r}: write them first (write_entropies)"
+            )
+    note = json.loads(_note(path).read_text())
+    actual = source_hash(source)
+    if note["source_sha256"] != actual:
+        raise ValueError(
+            f"{str(path)!r} belongs to other data (sha256 {note['source_sha256'][:12]}, the source has "
+            f"{actual[:12]}): compute the entropies again"
+        )
+    offsets = np.cumsum(source.lengths + 1) - (source.lengths + 1)
+    return Entropies(np.load(path, mmap_mode="r"), offsets, note["model"])

@@ -1,0 +1,96 @@
+"""Which row stands in slot s of step k, by arithmetic on integers: the step is the whole state."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxblt.data.permutation import permute
+
+_ROWS, _BATCHES = 0, 1  # domains of the random keys
+
+
+class Place(NamedTuple):
+    """The bucket that a batch is taken from, and the first of its samples, counted over all epochs."""
+
+    bucket: int
+    sample: int
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Endless: each epoch visits every row once in a new order.
+
+    Sample g of a bucket of n rows is row permutation_{g // n}(g mod n); batches run across the ends of
+    epochs, so none is short. With e epochs begun, bucket b has yielded ceil(e·n_b / batch) batches; an
+    epoch's batches of all buckets are dealt in a random order.
+
+    Attributes:
+      rows: rows in each bucket, at least 1.
+      batch_size: rows in a batch.
+      seed: picks the orders.
+    """
+
+    rows: tuple[int, ...]
+    batch_size: int
+    seed: int
+
+    def place(self, step: int) -> Place:
+        epoch = self._epoch(step)
+        first = [self._batches(b, epoch) for b in range(len(self.rows))]
+        counts = [self._batches(b, epoch + 1) - first[b] for b in range(len(self.rows))]
+        turn = step - sum(first)
+        if len(self.rows) > 1:
+            turn = permute(turn, sum(counts), self.seed, _BATCHES, epoch)
+        bucket = 0
+        while turn >= counts[bucket]:
+            turn, bucket = turn - counts[bucket], bucket + 1
+        return Place(bucket, (first[bucket] + turn) * self.batch_size)
+
+    def row(self, place: Place, slot: int) -> int:
+        epoch, i = divmod(place.sample + slot, self.rows[place.bucket])
+        return permute(i, self.rows[place.bucket], self.seed, _ROWS, place.bucket, epoch)
+
+    def _batches(self, bucket: int, epochs: int) -> int:
+        return -(-epochs * self.rows[bucket] // self.batch_size)
+
+    def _epoch(self, step: int) -> int:
+        """The last epoch whose batches begin at or before `step`."""
+        return _last_at_most(step, lambda e: sum(self._batches(b, e) for b in range(len(self.rows))))
+
+
+def _last_at_most(limit: int, value) -> int:
+    high = 1
+    while value(high) <= limit:
+        high *= 2
+    return bisect_right(range(high), limit, key=value) - 1
+
+
+@dataclass(frozen=True)
+class OnePass:
+    """Every row once, in order, bucket after bucket; slots beyond a bucket's last row are empty.
+
+    Attributes:
+      rows: rows in each bucket, at least 1.
+      batch_size: rows in a batch.
+    """
+
+    rows: tuple[int, ...]
+    batch_size: int
+
+    def __len__(self) -> int:
+        return sum(self._batches())
+
+    def _batches(self) -> list[int]:
+        return [-(-n // self.batch_size) for n in self.rows]
+
+    def place(self, step: int) -> Place:
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} does not exist: one pass has {len(self)} batches")
+        bucket, batches = 0, self._batches()
+        while step >= batches[bucket]:
+            step, bucket = step - batches[bucket], bucket + 1
+        return Place(bucket, step * self.batch_size)
+
+    def row(self, place: Place, slot: int) -> int | None:
+        row = place.sample + slot
+        return row if row < self.rows[place.bucket] else None

@@ -1,0 +1,29 @@
+"""Documents of bytes: files, JSON lines, FASTA records, BED intervals, and views of them."""
+
+from jaxblt.data.sources.base import BytesSource, DocumentSource, document_ends, read_document
+from jaxblt.data.sources.bed import BedInterval, BedSource, open_bed, read_bed
+from jaxblt.data.sources.fasta import FastaSource, fetch, parse_fasta
+from jaxblt.data.sources.jsonl import JsonlSource
+from jaxblt.data.sources.regions import Regions, whole
+from jaxblt.data.sources.reverse import ReverseComplement, reverse_complement
+from jaxblt.data.sources.text import TextSource
+
+__all__ = [
+    "BedInterval",
+    "BedSource",
+    "BytesSource",
+    "DocumentSource",
+    "FastaSource",
+    "JsonlSource",
+    "Regions",
+    "ReverseComplement",
+    "TextSource",
+    "document_ends",
+    "fetch",
+    "open_bed",
+    "parse_fasta",
+    "read_bed",
+    "read_document",
+    "reverse_complement",
+    "whole",
+]

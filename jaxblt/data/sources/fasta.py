@@ -1,0 +1,146 @@
+"""FASTA records as documents. Coordinates are 0-based and half-open; bases are bytes like any other."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from jaxblt.data.sources.base import DocumentSource, check_range
+from jaxblt.data.sources.fasta_index import FastaLayout, index_fasta, read_bases
+from jaxblt.data.sources.files import COMPRESSED, empty, expand, read_all
+
+
+class FastaSource:
+    """Each record is one document, named by the first word of its header; N, IUPAC codes and case are kept.
+
+    Plain files are read where they lie, at random, through the `.fai` index of pyfaidx (extra `genomics`;
+    built beside the file when missing). `.gz` and `.xz` files are held in memory and need no extra.
+
+    Args:
+      paths: files and globs.
+      soft_mask: "keep" leaves lower-case (soft-masked) bases as they are, "upper" raises them.
+
+    Raises:
+      FileNotFoundError: a path or glob names no file.
+      ImportError: a plain file, and pyfaidx is not installed.
+      ValueError: a file is empty, damaged or has no record; a name occurs twice.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike | Iterable[str | os.PathLike],
+        *,
+        soft_mask: Literal["keep", "upper"] = "keep",
+    ):
+        if soft_mask not in ("keep", "upper"):
+            raise ValueError(f"soft_mask must be 'keep' or 'upper', got {soft_mask!r}")
+        self._upper = soft_mask == "upper"
+        self._records: list[_Record] = [r for path in expand(paths) for r in _records(path)]
+        self.names = [r.name for r in self._records]
+        self.lengths = np.array([r.length for r in self._records], np.int64)
+        _check_unique(self.names)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def read(self, i: int, start: int, stop: int) -> bytes:
+        check_range(self, i, start, stop)
+        record = self._records[i]
+        if isinstance(record.bases, bytes):
+            bases = record.bases[start:stop]
+        else:
+            bases = read_bases(record.path, record.bases, start, stop)
+        return bases.upper() if self._upper else bases
+
+
+class _Record(NamedTuple):
+    path: Path
+    name: str
+    length: int
+    bases: bytes | FastaLayout
+
+
+def _records(path: Path) -> list[_Record]:
+    if path.suffix in COMPRESSED:
+        return [
+            _Record(path, name, len(bases), bases) for name, bases in parse_fasta(read_all(path), str(path))
+        ]
+    if not path.stat().st_size:
+        raise empty(path)
+    return [_Record(path, name, layout.length, layout) for name, layout in index_fasta(path).items()]
+
+
+def _check_unique(names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(
+                f"FASTA record {name!r} occurs twice: rename one, or leave one file out of the paths"
+            )
+        seen.add(name)
+
+
+def parse_fasta(data: bytes, name: str) -> list[tuple[str, bytes]]:
+    """The records of a FASTA file that is in memory: (first word of the header, bases).
+
+    Line ends and blanks at line ends are dropped, every other byte is kept.
+
+    Args:
+      data: the file's bytes.
+      name: what to call the file in errors.
+
+    Raises:
+      ValueError: no record; bases before the first header; a header without a name.
+    """
+    head, *blocks = (b"\n" + data).split(b"\n>")
+    if not blocks:
+        raise ValueError(f"{name!r} has no FASTA record: expected a line that starts with '>'")
+    if any(line and not line.startswith(b";") for line in map(bytes.strip, head.splitlines())):
+        raise ValueError(f"{name!r} has text before its first '>' line: is it a FASTA file?")
+    return [_parse_record(block, name) for block in blocks]
+
+
+def _parse_record(block: bytes, name: str) -> tuple[str, bytes]:
+    header, _, lines = block.partition(b"\n")
+    words = header.split()
+    if not words:
+        raise ValueError(f"{name!r} has a header without a name: {b'>' + header!r}")
+    return words[0].decode("utf-8", "replace"), b"".join(line.rstrip() for line in lines.split(b"\n"))
+
+
+def fetch(source: DocumentSource, name: str, start: int, stop: int, *, pad: bool = True) -> bytes:
+    """Bases [start, stop) of the record `name`; what lies outside the record is N.
+
+    Args:
+      source: FASTA records, or any source.
+      name: the record.
+      start: first base, 0-based; may be negative with `pad`.
+      stop: one past the last base; may pass the record's end with `pad`.
+      pad: fill with N out of bounds; without it that is an error.
+
+    Raises:
+      KeyError: there is no such record.
+      ValueError: the interval is reversed, or out of bounds without `pad`.
+    """
+    names = list(source.names)
+    if name not in names:
+        raise KeyError(f"no record {name!r}; the source has {', '.join(names[:8])}")
+    return read_padded(source, names.index(name), start, stop, pad=pad)
+
+
+def read_padded(source: DocumentSource, i: int, start: int, stop: int, *, pad: bool = True) -> bytes:
+    """Like `fetch`, by the document's number."""
+    length = int(source.lengths[i])
+    if stop < start:
+        raise ValueError(f"interval {source.names[i]}:{start}-{stop} ends before it starts")
+    if not pad and not 0 <= start <= stop <= length:
+        raise ValueError(
+            f"interval {source.names[i]}:{start}-{stop} leaves the record [0, {length}): clip it, or pad "
+            "with N (pad=True)"
+        )
+    inner_start, inner_stop = min(max(start, 0), length), min(max(stop, 0), length)
+    before = min(stop, 0) - min(start, 0)
+    after = max(stop, length) - max(start, length)
+    return b"N" * before + source.read(i, inner_start, inner_stop) + b"N" * after

@@ -1,0 +1,88 @@
+"""Random access to plain FASTA files through the `.fai` index of pyfaidx."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class FastaLayout(NamedTuple):
+    """Where one record's bases lie (a line of a `.fai` file).
+
+    Attributes:
+      length: bases in the record.
+      offset: byte of the file at which the first base lies.
+      line_bases: bases in each line but the last.
+      line_bytes: bytes in each line, line end included.
+    """
+
+    length: int
+    offset: int
+    line_bases: int
+    line_bytes: int
+
+
+def index_fasta(path: Path) -> dict[str, FastaLayout]:
+    """The layout of every record, by name, in the file's order.
+
+    Uses `<path>.fai` when it is there and not older than the file; otherwise builds it, beside the file if
+    that folder can be written and in a temporary folder for this process if not.
+
+    Raises:
+      ImportError: pyfaidx is not installed.
+      ValueError: no record, lines of unequal length, or a name that occurs twice.
+    """
+    faidx = _import_pyfaidx(path)
+    index = Path(f"{path}.fai")
+    if index.exists() and index.stat().st_mtime_ns >= path.stat().st_mtime_ns:
+        return _read(faidx, path, index)
+    folder = path.parent if os.access(path.parent, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".fai-") as private:
+        built = Path(private) / index.name
+        layouts = _read(faidx, path, built)
+        if folder is not None:
+            os.replace(built, index)  # whole or not at all, though other processes index the same file
+    return layouts
+
+
+def _import_pyfaidx(path: Path) -> Any:
+    try:
+        import pyfaidx
+    except ImportError as error:
+        raise ImportError(
+            f"reading the plain FASTA file {str(path)!r} needs pyfaidx: pip install 'jaxblt[genomics]', "
+            "or compress the file (.gz, .xz), which is then held in memory"
+        ) from error
+    return pyfaidx
+
+
+def _read(pyfaidx: Any, path: Path, index: Path) -> dict[str, FastaLayout]:
+    try:
+        opened = pyfaidx.Faidx(str(path), indexname=str(index))
+    except (pyfaidx.FastaIndexingError, ValueError) as error:
+        raise ValueError(
+            f"{str(path)!r} cannot be indexed as FASTA ({error}): it needs '>' records with unique names and "
+            "lines of one length; compressed (.gz, .xz) it is held in memory and lines may differ"
+        ) from error
+    opened.close()
+    return {name: FastaLayout(e.rlen, e.offset, e.lenc, e.lenb) for name, e in opened.index.items()}
+
+
+def read_bases(path: Path, layout: FastaLayout, start: int, stop: int) -> bytes:
+    """Bases [start, stop) of a record, line ends removed."""
+    if start == stop:
+        return b""
+    first, last = (_byte_of(layout, base) for base in (start, stop - 1))
+    with open(path, "rb") as file:
+        file.seek(first)
+        bases = file.read(last + 1 - first).translate(None, b"\r\n")
+    if len(bases) != stop - start:
+        raise OSError(
+            f"{str(path)!r} and its index differ: delete {str(path) + '.fai'!r}, and do not change data"
+        )
+    return bases
+
+
+def _byte_of(layout: FastaLayout, base: int) -> int:
+    line, column = divmod(base, layout.line_bases)
+    return layout.offset + line * layout.line_bytes + column

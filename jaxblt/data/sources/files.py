@@ -1,0 +1,76 @@
+"""Finding and opening files: globs, and plain, gzip and xz files alike."""
+
+import glob
+import gzip
+import lzma
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+COMPRESSED = (".gz", ".xz")
+_DAMAGED = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
+
+
+def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]:
+    """The files that paths and globs name: in the order given, each glob sorted, each file once.
+
+    Raises:
+      FileNotFoundError: a path or glob names no file.
+      IsADirectoryError: a path is a folder.
+      ValueError: no path was given.
+    """
+    found: dict[Path, None] = {}
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        found.update(dict.fromkeys(_matches(os.path.expanduser(os.fspath(path)))))
+    if not found:
+        raise ValueError("no path was given: name at least one file or glob")
+    return list(found)
+
+
+def _matches(pattern: str) -> list[Path]:
+    if os.path.isdir(pattern):
+        raise IsADirectoryError(
+            f"{pattern!r} is a folder: name its files, such as {pattern.rstrip('/') + '/*.txt'!r}"
+        )
+    if os.path.exists(pattern):
+        return [Path(pattern)]
+    hits = [Path(p) for p in sorted(glob.glob(pattern, recursive=True)) if not os.path.isdir(p)]
+    if not hits:
+        what = "glob matches no file" if glob.has_magic(pattern) else "file does not exist"
+        raise FileNotFoundError(f"{what}: {pattern!r} (looked from {os.getcwd()!r})")
+    return hits
+
+
+def open_bytes(path: Path) -> IO[bytes] | gzip.GzipFile | lzma.LZMAFile:
+    """Opens a file for reading bytes, through gzip or lzma where the name ends so."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix == ".xz":
+        return lzma.open(path, "rb")
+    return open(path, "rb")
+
+
+def read_all(path: Path) -> bytes:
+    """Every byte of a file, decompressed.
+
+    Raises:
+      ValueError: the file is empty, or is no (whole) gzip or xz file though its name says so.
+    """
+    try:
+        with open_bytes(path) as file:
+            data = file.read()
+    except _DAMAGED as error:
+        raise ValueError(
+            f"{str(path)!r} is damaged or not a {path.suffix} file ({error}): copy it again"
+        ) from error
+    if not data:
+        raise empty(path)
+    return data
+
+
+def empty(path: Path) -> ValueError:
+    return ValueError(
+        f"{str(path)!r} is empty (0 bytes): remove it from the paths, or check how it was written"
+    )

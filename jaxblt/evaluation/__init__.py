@@ -1,0 +1,20 @@
+"""What a model's losses mean: bits per byte with intervals, and the baselines to hold against them."""
+
+from jaxblt.evaluation.bits import BitsPerByte, bits_per_byte, document_bits_per_byte
+from jaxblt.evaluation.compressors import compressor_bits_per_byte, compressor_table
+from jaxblt.evaluation.markov import MarkovModel, fit_markov
+from jaxblt.evaluation.ngram import NgramModel, fit_ngram
+from jaxblt.evaluation.table import format_table
+
+__all__ = [
+    "BitsPerByte",
+    "MarkovModel",
+    "NgramModel",
+    "bits_per_byte",
+    "compressor_bits_per_byte",
+    "compressor_table",
+    "document_bits_per_byte",
+    "fit_markov",
+    "fit_ngram",
+    "format_table",
+]

@@ -1,0 +1,16 @@
+"""Decoding with caches, sampling and generation."""
+
+from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder, teacher_force
+from jaxblt.inference.generate import generate
+from jaxblt.inference.sampling import SamplingConfig, sample
+
+__all__ = [
+    "Decoder",
+    "DecoderState",
+    "SamplingConfig",
+    "decode_step",
+    "generate",
+    "init_decoder",
+    "sample",
+    "teacher_force",
+]

@@ -1,0 +1,135 @@
+"""Byte-level decoding with caches: entropy model, patcher and every part of the model move one byte at a time."""
+
+import dataclasses
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.models import BLTConfig, ByteLMConfig, ModelConfig, init_blt_state, init_byte_lm_state
+from jaxblt.patching import PatcherConfig, entropies_from_logits, init_patcher, step_patcher
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """What is static about decoding: the models and the patcher.
+
+    Attributes:
+      model: a causal model.
+      patcher: how bytes are grouped, for a byte-patched model; must be causal.
+      entropy: the entropy model's config, for the patching modes that read entropies.
+      dtype: compute and cache dtype.
+
+    Raises:
+      ValueError: the model or the patcher sees the future, or one that is needed is missing.
+    """
+
+    model: ModelConfig
+    patcher: PatcherConfig | None = None
+    entropy: ByteLMConfig | None = None
+    dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        if not self.model.causal:
+            raise ValueError("a bidirectional model cannot generate: train one with causal stacks")
+        if not isinstance(self.model, BLTConfig):
+            return
+        if self.patcher is None:
+            raise ValueError("a byte-patched model needs the patcher that it was trained with")
+        if not self.patcher.causal:
+            raise ValueError(
+                f"patching mode {self.patcher.mode!r} sees the future and cannot be used to generate"
+            )
+        if self.patcher.needs_entropies and self.entropy is None:
+            raise ValueError(f"patching mode {self.patcher.mode!r} needs an entropy model")
+
+
+@flax.struct.dataclass
+class DecoderState:
+    """State of the model, and of entropy model and patcher where there are any."""
+
+    model: Any
+    entropy: Any = None
+    patcher: Any = None
+
+
+def init_decoder(decoder: Decoder, batch_size: int, *, num_bytes: int) -> DecoderState:
+    """The state before the first byte, for documents of at most `num_bytes` bytes."""
+    sizes = {"capacity": num_bytes, "dtype": decoder.dtype}
+    if isinstance(decoder.model, ByteLMConfig):
+        return DecoderState(model=init_byte_lm_state(decoder.model, batch_size, **sizes))
+    assert decoder.patcher is not None
+    blocks = {"block_size": decoder.patcher.block_size, "capacity": decoder.patcher.slots}
+    model = init_blt_state(decoder.model, batch_size, num_bytes=num_bytes, dtype=decoder.dtype, **blocks)
+    entropy = None
+    if decoder.patcher.needs_entropies:
+        assert decoder.entropy is not None
+        entropy = init_byte_lm_state(decoder.entropy, batch_size, **sizes)
+    return DecoderState(model=model, entropy=entropy, patcher=init_patcher(decoder.patcher, batch_size))
+
+
+def decode_step(
+    decoder: Decoder,
+    params: dict[str, Any],
+    ids: Int[Array, "B"],
+    state: DecoderState,
+    segment_ids: Int[Array, "B"],
+) -> tuple[Float[Array, "B V"], Bool[Array, "B"], DecoderState]:
+    """Logits of the byte after each row's next byte.
+
+    Args:
+      decoder: models and patcher.
+      params: {"model": ..., "entropy": ...}.
+      ids: the next byte of each row.
+      state: where each row stands.
+      segment_ids: document of each byte; 0 leaves the row as it was.
+
+    Returns:
+      Logits in fp32, whether the byte closed its patch, and the state after it.
+    """
+    model = decoder.model.build(dtype=decoder.dtype)
+    variables = {"params": params["model"]}
+    if isinstance(decoder.model, ByteLMConfig):
+        logits, moved = model.apply(
+            variables, ids[:, None], state.model, segment_ids=segment_ids[:, None], method="stream"
+        )
+        return logits[:, 0], jnp.zeros(ids.shape, bool), DecoderState(model=moved)
+    assert decoder.patcher is not None
+    entropies, entropy_state = _entropies(decoder, params, ids, state, segment_ids)
+    patcher, closed = step_patcher(decoder.patcher, state.patcher, ids, entropies, segment_ids)
+    logits, moved = model.apply(variables, ids, closed, state.model, segment_ids=segment_ids, method="step")
+    return logits, closed, DecoderState(model=moved, entropy=entropy_state, patcher=patcher)
+
+
+def _entropies(
+    decoder: Decoder, params: Any, ids: Any, state: DecoderState, segment_ids: Any
+) -> tuple[Any, Any]:
+    assert decoder.patcher is not None
+    if not decoder.patcher.needs_entropies:
+        return jnp.zeros(ids.shape, jnp.float32), None
+    assert decoder.entropy is not None
+    model = decoder.entropy.build(dtype=decoder.dtype)
+    logits, moved = model.apply(
+        {"params": params["entropy"]},
+        ids[:, None],
+        state.entropy,
+        segment_ids=segment_ids[:, None],
+        method="stream",
+    )
+    return entropies_from_logits(logits)[:, 0], moved
+
+
+def teacher_force(
+    decoder: Decoder, params: dict[str, Any], ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"]
+) -> tuple[Float[Array, "B T V"], Bool[Array, "B T"]]:
+    """Logits at every byte of given rows, computed one byte at a time, and after which bytes a patch closed."""
+
+    def body(state: DecoderState, column: tuple[Array, Array]) -> tuple[DecoderState, tuple[Array, Array]]:
+        logits, closed, state = decode_step(decoder, params, column[0], state, column[1])
+        return state, (logits, closed)
+
+    state = init_decoder(decoder, ids.shape[0], num_bytes=ids.shape[1])
+    _, (logits, closed) = jax.lax.scan(body, state, (ids.T, segment_ids.T))
+    return jnp.moveaxis(logits, 0, 1), closed.T

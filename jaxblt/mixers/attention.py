@@ -1,0 +1,211 @@
+"""Attention as a sequence mixer: grouped queries, rotary or ALiBi positions, full or sliding window, KV cache."""
+
+import dataclasses
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxblt.mixers.base import arrange, named, restore
+from jaxblt.mixers.kv_cache import AttentionState, init_attention_state, write
+from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
+from jaxblt.parallel.islands import over_batch
+from pallas_kernels.attention import attention
+
+Heads = tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """Softmax attention (Vaswani et al., 1706.03762) with grouped queries (2305.13245).
+
+    Attributes:
+      dim: width D.
+      num_heads: query heads H.
+      num_kv_heads: key and value heads G, a divisor of H; None for H.
+      head_dim: width K of a head; None for D / H.
+      causal: a token sees itself and what came before; otherwise its whole document.
+      window: steps that a token sees, its own included (on either side if not causal); None for all.
+      position: rotary phases, ALiBi's distance penalty, or nothing.
+      rope_theta: base of the rotary frequencies.
+      rope_scale: slows the rotary frequencies, to read contexts this much longer than those trained on.
+      packed: rows may hold several documents. False promises one a row (holes and tail padding allowed),
+        which lets the fastest kernels run; for causal rows without holes pass no segment ids at all then.
+      implementation: of the attention op; None for the fastest that runs.
+    """
+
+    dim: int
+    num_heads: int = 8
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    causal: bool = True
+    window: int | None = None
+    position: Literal["rope", "alibi", "none"] = "rope"
+    rope_theta: float = 10_000.0
+    rope_scale: float = 1.0
+    packed: bool = True
+    implementation: Literal["reference", "xla", "cudnn"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise ValueError(f"dim {self.dim} does not divide among {self.num_heads} heads: set head_dim")
+        if self.num_heads % self.groups:
+            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.groups}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 step (the token itself), got {self.window}")
+        if self.position not in ("rope", "alibi", "none"):
+            raise ValueError(f"position {self.position!r} is not one of 'rope', 'alibi', 'none'")
+        if self.position == "rope" and self.width % 2:
+            raise ValueError(
+                f"rotary positions turn pairs of channels: head_dim must be even, got {self.width}"
+            )
+        if self.position == "alibi" and not self.causal:
+            raise ValueError("ALiBi penalises distance into the past: use position='rope' when causal=False")
+
+    @property
+    def groups(self) -> int:
+        """Key and value heads G."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def width(self) -> int:
+        """Width K of a head."""
+        return self.dim // self.num_heads if self.head_dim is None else self.head_dim
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Attention":
+        """The module; parameters are fp32, computation in `dtype`, softmax in fp32."""
+        return Attention(self, dtype, name=name)
+
+    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> AttentionState:
+        """An empty cache of `capacity` slots, or of `window` slots if that is fewer."""
+        return init_attention_state(
+            batch_size,
+            num_kv_heads=self.groups,
+            head_dim=self.width,
+            capacity=capacity,
+            window=self.window,
+            dtype=dtype,
+        )
+
+
+class Attention(nn.Module):
+    """o = softmax(q k^T / sqrt(K) + mask) v, per head; see `AttentionConfig`.
+
+    In training the cost is that of the op; a row with holes is sorted to put them last unless the mask goes
+    by time (window, ALiBi). With a state the call's tokens see the cache and each other.
+    """
+
+    config: AttentionConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        state: AttentionState | None = None,
+    ) -> tuple[Float[Array, "B T D"], AttentionState | None]:
+        """Output and the state after the tokens (None in training)."""
+        config = self.config
+        heads = (
+            ("q", "heads", config.num_heads),
+            ("k", "kv_heads", config.groups),
+            ("v", "kv_heads", config.groups),
+        )
+        project = [
+            self._dense((n, config.width), ("embed", axis, "head_dim"), -1, name) for name, axis, n in heads
+        ]
+        out = self._dense(config.dim, ("heads", "head_dim", "embed"), (-2, -1), "out")
+        x = x.astype(self.dtype)
+        if state is not None:
+            tokens, clock = arrange(x, segment_ids, positions, state.clock)
+            q, k, v = self._turn([layer(tokens.x) for layer in project], tokens.positions)
+            o, state = over_batch(self._stream, (q, k, v, tokens, state))
+            return restore(out(o), tokens), dataclasses.replace(state, clock=clock)
+        if positions is None:
+            positions = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+        if segment_ids is None or config.packed or self._by_time:
+            q, k, v = self._turn([layer(x) for layer in project], positions)
+            return out(over_batch(self._segmented, (q, k, v, segment_ids))), None
+        order, back, lengths = _content_first(segment_ids)
+        x, positions = _take(x, order), jnp.take_along_axis(positions, order, 1)
+        q, k, v = self._turn([layer(x) for layer in project], positions)
+        o = over_batch(self._prefix, (q, k, v, lengths))
+        return _take(out(o), back), None
+
+    def _dense(self, features: Any, axes: tuple[str, ...], axis: Any, name: str) -> nn.DenseGeneral:
+        init = named(nn.initializers.lecun_normal(), *axes)
+        return nn.DenseGeneral(
+            features, axis=axis, use_bias=False, dtype=self.dtype, kernel_init=init, name=name
+        )
+
+    def _turn(self, heads: list[Array], positions: Int[Array, "B T"]) -> Heads:
+        config, (q, k, v) = self.config, heads
+        if config.position != "rope":
+            return q, k, v
+        frequencies = rotary_frequencies(config.width, theta=config.rope_theta, scale=config.rope_scale)
+        angles = rotary_angles(positions, frequencies)
+        return rotate(q, angles), rotate(k, angles), v
+
+    @property
+    def _by_time(self) -> bool:
+        return self.config.window is not None or self.config.position == "alibi"
+
+    def _options(self) -> dict[str, Any]:
+        config = self.config
+        slopes: np.ndarray | None = alibi_slopes(config.num_heads) if config.position == "alibi" else None
+        return {
+            "causal": config.causal,
+            "window": config.window,
+            "alibi_slopes": None if slopes is None else jnp.asarray(slopes),
+            "implementation": config.implementation,
+        }
+
+    def _segmented(self, batched: Any, _: Any) -> Float[Array, "B T H K"]:
+        q, k, v, segment_ids = batched
+        ids = None if segment_ids is None else jnp.maximum(segment_ids, 0)
+        return attention(q, k, v, q_segment_ids=ids, kv_segment_ids=ids, **self._options())
+
+    def _prefix(self, batched: Any, _: Any) -> Float[Array, "B T H K"]:
+        q, k, v, lengths = batched
+        return attention(q, k, v, lengths=lengths, **self._options())
+
+    def _stream(self, batched: Any, _: Any) -> tuple[Float[Array, "B T H K"], AttentionState]:
+        """One token reads the cache it was written to; more of them read the old cache and each other."""
+        q, k, v, tokens, state = batched
+        after = write(state, k, v, tokens)
+        ids = jnp.where(tokens.content, tokens.run + 1, 0)
+        if q.shape[1] == 1:
+            keys, values, times = after.k, after.v, after.times
+            kv_ids = jnp.where(times >= 0, ids, 0)
+        else:
+            keys = jnp.concatenate([state.k.astype(k.dtype), k], 1)
+            values = jnp.concatenate([state.v.astype(v.dtype), v], 1)
+            times = jnp.concatenate([state.times, tokens.time], 1)
+            kv_ids = jnp.concatenate([(state.times >= 0).astype(jnp.int32), ids], 1)
+        o = attention(
+            q,
+            keys.astype(q.dtype),
+            values.astype(q.dtype),
+            q_segment_ids=ids,
+            kv_segment_ids=kv_ids,
+            q_positions=tokens.time,
+            kv_positions=times,
+            **self._options(),
+        )
+        return o, after
+
+
+def _content_first(segment_ids: Int[Array, "B T"]) -> tuple[Array, Array, Int[Array, "B"]]:
+    """An order with holes and padding last, its inverse, and how many tokens come before them."""
+    order = jnp.argsort(segment_ids <= 0, axis=1, stable=True).astype(jnp.int32)
+    back = jnp.argsort(order, axis=1).astype(jnp.int32)
+    return order, back, jnp.sum(segment_ids > 0, 1, dtype=jnp.int32)
+
+
+def _take(x: Float[Array, "B T D"], order: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    return jnp.take_along_axis(x, order[..., None], 1)

@@ -1,0 +1,122 @@
+"""A gated linear recurrence: the smallest mixer with a state of constant size."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.mixers.base import Clock, arrange, named, restore, start_clock
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedRecurrenceConfig:
+    """h_t = a_t h_{t-1} + (1 - a_t) u_t with a_t = sigmoid(x_t W_a + b), a diagonal gated recurrence
+    (1709.04057).
+
+    Attributes:
+      dim: width D.
+      causal: True; the recurrence has no bidirectional form.
+    """
+
+    dim: int
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.causal:
+            raise ValueError(
+                "the gated recurrence runs forward only: use Hyena or attention when causal=False"
+            )
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "GatedRecurrence":
+        """The module; parameters are fp32, projections in `dtype`, the recurrence in fp32."""
+        return GatedRecurrence(self, dtype, name=name)
+
+    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "RecurrenceState":
+        """h = 0, in fp32."""
+        return RecurrenceState(
+            clock=start_clock(batch_size), h=jnp.zeros((batch_size, self.dim), jnp.float32)
+        )
+
+
+@flax.struct.dataclass
+class RecurrenceState:
+    """Where each row stands, and h after its last token."""
+
+    clock: Clock
+    h: Float[Array, "B D"]
+
+
+class GatedRecurrence(nn.Module):
+    """y = h W_out. Gates depend on the input alone, so the recurrence is an associative scan of depth log T."""
+
+    config: GatedRecurrenceConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        state: RecurrenceState | None = None,
+    ) -> tuple[Float[Array, "B T D"], RecurrenceState | None]:
+        """Output and the state after the tokens (None in training). Positions play no part."""
+        x = x.astype(self.dtype)
+        into = self._dense("in", ("embed", "channels"))
+        gate = self._dense("gate", ("embed", "channels"), bias=True)
+        out = self._dense("out", ("channels", "embed"))
+        if state is None:
+            content, new = _documents(segment_ids, x)
+            h = _recur(gate(x), into(x), content, new)
+            return out((h * content[..., None].astype(h.dtype)).astype(self.dtype)), None
+        tokens, clock = arrange(x, segment_ids, positions, state.clock)
+        before = jnp.concatenate([jnp.zeros_like(tokens.run[:, :1]), tokens.run[:, :-1]], 1)
+        new = tokens.live & (tokens.run != before)
+        h = _recur(gate(tokens.x), into(tokens.x), tokens.content, new, state.h)
+        return restore(out(h.astype(self.dtype)), tokens), RecurrenceState(clock=clock, h=h[:, -1])
+
+    def _dense(self, name: str, axes: tuple[str, str], *, bias: bool = False) -> nn.Dense:
+        return nn.Dense(
+            self.config.dim,
+            use_bias=bias,
+            dtype=self.dtype,
+            kernel_init=named(nn.initializers.lecun_normal(), *axes),
+            bias_init=named(nn.initializers.constant(2.0), axes[1]),
+            name=name,
+        )
+
+
+def _documents(
+    segment_ids: Int[Array, "B T"] | None, x: Float[Array, "B T D"]
+) -> tuple[Bool[Array, "B T"], Bool[Array, "B T"]]:
+    """Where there is a token, and where a document starts."""
+    if segment_ids is None:
+        return jnp.ones(x.shape[:2], bool), jnp.zeros(x.shape[:2], bool)
+    document = jnp.abs(segment_ids)
+    before = jnp.concatenate([document[:, :1], document[:, :-1]], 1)
+    return segment_ids > 0, document != before
+
+
+def _recur(
+    gate: Float[Array, "B T D"],
+    u: Float[Array, "B T D"],
+    content: Bool[Array, "B T"],
+    new: Bool[Array, "B T"],
+    initial: Float[Array, "B D"] | None = None,
+) -> Float[Array, "B T D"]:
+    """h after each index: passed on unchanged where there is no token, from zero where a document starts."""
+    a = jax.nn.sigmoid(gate.astype(jnp.float32))
+    inputs = jnp.where(content[..., None], (1 - a) * u.astype(jnp.float32), 0.0)
+    decay = jnp.where(content[..., None], a, 1.0) * (1.0 - new[..., None].astype(jnp.float32))
+    if initial is not None:
+        inputs = inputs.at[:, 0].add(decay[:, 0] * initial)
+
+    def compose(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+        return first[0] * second[0], second[0] * first[1] + second[1]
+
+    return jax.lax.associative_scan(compose, (decay, inputs), axis=1)[1]

@@ -1,0 +1,42 @@
+"""Embeddings, positions, the byte-patch bridge, the stack, and the models made of them."""
+
+from jaxblt.models.blt import BLT, BLTConfig
+from jaxblt.models.blt_state import BLTState, init_blt_state
+from jaxblt.models.byte_lm import ByteLM, ByteLMConfig, ByteLMState, init_byte_lm_state
+from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
+from jaxblt.models.positions import PositionConfig, SegmentAwarePosition
+from jaxblt.models.remat import Remat
+from jaxblt.models.stack import (
+    Stack,
+    StackConfig,
+    StackState,
+    init_stack_state,
+    stack_periods,
+    unstack_periods,
+)
+
+ModelConfig = ByteLMConfig | BLTConfig
+
+__all__ = [
+    "BLT",
+    "BLTConfig",
+    "BLTState",
+    "ByteEmbedding",
+    "ByteLM",
+    "ByteLMConfig",
+    "ByteLMState",
+    "EmbeddingConfig",
+    "HashConfig",
+    "ModelConfig",
+    "PositionConfig",
+    "Remat",
+    "SegmentAwarePosition",
+    "Stack",
+    "StackConfig",
+    "StackState",
+    "init_blt_state",
+    "init_byte_lm_state",
+    "init_stack_state",
+    "stack_periods",
+    "unstack_periods",
+]

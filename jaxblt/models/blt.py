@@ -1,0 +1,225 @@
+"""The Byte Latent Transformer with any mixer: bytes, patches, a latent stack over patches, and bytes again."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.data.vocab import VOCAB_SIZE
+from jaxblt.models.blt_state import BLTState, advance, begin
+from jaxblt.models.bridge import BytesToPatches, PatchesToBytes, last_bytes, to_blocks, visible_patches
+from jaxblt.models.byte_lm import Head
+from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
+from jaxblt.models.positions import PositionConfig, SegmentAwarePosition, document_positions, places
+from jaxblt.models.stack import Stack, StackConfig
+from jaxblt.patching.patches import Patches
+
+
+@dataclasses.dataclass(frozen=True)
+class BLTConfig:
+    """A byte-patched model (Byte Latent Transformer, Pagnoni et al., 2412.09871).
+
+    Attributes:
+      encoder: stack over bytes that sees a window; its width is the bytes'.
+      latent: stack over patches, where most of the work is done; its width is the patches'.
+      decoder: stack over bytes that turns patch vectors into byte predictions; as wide as the encoder.
+      hash: n-gram tables added to the byte embedding, or None.
+      positions: the sinusoids of a byte's place in patch and document.
+      bridge_heads: heads of both cross-attentions.
+      look_back: closed patches that a byte sees, at least 2.
+      tie_head: read logits off the byte embedding.
+      vocab_size: ids.
+    """
+
+    encoder: StackConfig = StackConfig(dim=256, num_layers=1, pattern="W")
+    latent: StackConfig = StackConfig(dim=384, num_layers=4, pattern="HHAH")
+    decoder: StackConfig = StackConfig(dim=256, num_layers=2, pattern="W")
+    hash: HashConfig | None = HashConfig()
+    positions: PositionConfig = PositionConfig()
+    bridge_heads: int = 4
+    look_back: int = 4
+    tie_head: bool = True
+    vocab_size: int = VOCAB_SIZE
+
+    def __post_init__(self) -> None:
+        if self.encoder.dim != self.decoder.dim:
+            raise ValueError(
+                f"encoder and decoder share the bytes' width, got {self.encoder.dim} and {self.decoder.dim}"
+            )
+        if len({self.encoder.causal, self.latent.causal, self.decoder.causal}) > 1:
+            raise ValueError("encoder, latent and decoder must be causal together, or bidirectional together")
+        if self.look_back < 2:
+            raise ValueError(
+                f"look_back must be at least 2 (over one patch a softmax is constant), got {self.look_back}"
+            )
+        if self.encoder.dim % self.bridge_heads:
+            raise ValueError(
+                f"width {self.encoder.dim} does not divide among {self.bridge_heads} bridge heads"
+            )
+
+    @property
+    def causal(self) -> bool:
+        """Whether position t sees nothing after t."""
+        return self.latent.causal
+
+    @property
+    def embedding(self) -> EmbeddingConfig:
+        """The config of the byte embedding."""
+        return EmbeddingConfig(dim=self.encoder.dim, hash=self.hash, vocab_size=self.vocab_size)
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "BLT":
+        """The module; parameters are fp32, computation in `dtype`, logits in fp32."""
+        return BLT(self, dtype, name=name)
+
+
+class BLT(nn.Module):
+    """p(byte t+1 | bytes ≤ t) through patches; with `causal=False` logits of byte t from the whole document.
+
+    `__call__` is the parallel pass, `step` the same model byte by byte.
+    """
+
+    config: BLTConfig
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        config, dtype = self.config, self.dtype
+        self.embedding = ByteEmbedding(config.embedding, dtype)
+        self.position = SegmentAwarePosition(config.positions, config.encoder.dim, dtype)
+        self.encoder = Stack(config.encoder, dtype)
+        self.up = BytesToPatches(config.latent.dim, config.encoder.dim, config.bridge_heads, dtype)
+        self.latent = Stack(config.latent, dtype)
+        self.down = PatchesToBytes(config.look_back, config.bridge_heads, dtype)
+        self.decoder = Stack(config.decoder, dtype)
+        self.head = Head(config.vocab_size, config.tie_head, dtype)
+
+    def __call__(
+        self,
+        ids: Int[Array, "B T"],
+        patches: Patches,
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits, fp32.
+
+        Args:
+          ids: byte ids.
+          patches: how the bytes are grouped; from a causal patcher if the model is to generate.
+          segment_ids: documents, 0 for padding; None for one document a row.
+          positions: offset in the document; None counts each document.
+
+        Raises:
+          ValueError: the patches are of rows of another length.
+        """
+        if patches.num_bytes != ids.shape[1]:
+            raise ValueError(f"patches of {patches.num_bytes} bytes do not fit rows of {ids.shape[1]}")
+        h = self.encode(ids, patches, segment_ids=segment_ids, positions=positions)
+        z = self.think(h, patches)
+        return self.predict(h, z, patches, segment_ids=segment_ids)
+
+    def encode(
+        self, ids: Int[Array, "B T"], patches: Patches, *, segment_ids: Any = None, positions: Any = None
+    ) -> Float[Array, "B T C"]:
+        """Byte vectors after the local encoder."""
+        if positions is None:
+            positions = document_positions(jnp.ones_like(ids) if segment_ids is None else segment_ids)
+        place = places(patches, positions, causal=self.config.causal)
+        x, _ = self.embedding(ids, segment_ids=segment_ids)
+        h, _ = self.encoder(x + self.position(place), segment_ids=segment_ids)
+        return h
+
+    def think(self, h: Float[Array, "B T C"], patches: Patches) -> Float[Array, "B N P D"]:
+        """Patch vectors after the latent stack; the slots of a row, block after block, are its sequence."""
+        blocks = to_blocks(h, patches)
+        p = self.up.read(
+            last_bytes(blocks, patches), self.up.keys(blocks), patches.patch_ids, patches.lengths > 0
+        )
+        rows, count, slots, dim = p.shape
+        z, _ = self.latent(
+            p.reshape(rows, count * slots, dim), segment_ids=patches.segment_ids.reshape(rows, count * slots)
+        )
+        return z.reshape(rows, count, slots, dim)
+
+    def predict(
+        self,
+        h: Float[Array, "B T C"],
+        z: Float[Array, "B N P D"],
+        patches: Patches,
+        *,
+        segment_ids: Any = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits from byte vectors and the patches that each byte may see."""
+        keys, latest, valid = visible_patches(
+            z, patches, look_back=self.config.look_back, causal=self.config.causal
+        )
+        read = self.down(to_blocks(h, patches), keys, latest, valid)
+        x = h + read.reshape(h.shape[0], -1, h.shape[-1])[:, : h.shape[1]]
+        x, _ = self.decoder(x, segment_ids=segment_ids)
+        return self.head(x, self.embedding)
+
+    def step(
+        self,
+        ids: Int[Array, "B"],
+        closed: Bool[Array, "B"],
+        state: BLTState,
+        *,
+        segment_ids: Int[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B V"], BLTState]:
+        """Logits of the byte after each row's next byte, reusing every cache; equal to the parallel pass.
+
+        The latent stack runs only if some row's patch closed, and moves only the rows whose patch did.
+
+        Args:
+          ids: the next byte of each row.
+          closed: whether its patch ends with it, as the patcher decides from the bytes so far (block edges included).
+          state: from `init_blt_state` or the step before.
+          segment_ids: document of each byte; 0 leaves the row as it was. None continues each row's document.
+        """
+        segments, state = begin(state, segment_ids)
+        column = segments[:, None]
+        x, embedding = self.embedding(ids[:, None], segment_ids=column, state=state.embedding)
+        x = x + self.position(state.place())
+        h, encoder = self.encoder(x, segment_ids=column, state=state.encoder)
+        state = state.replace(embedding=embedding, encoder=encoder).remember(self.up.keys(h), segments != 0)
+        state = nn.cond(
+            jnp.any(closed & (segments != 0)),
+            BLT._close,
+            lambda model, state, *_: state,
+            self,
+            state,
+            h,
+            segments,
+            closed,
+        )
+        state, holes = advance(state, segments, closed)
+        state = nn.cond(jnp.any(holes != 0), BLT._skip, lambda model, state, *_: state, self, state, holes)
+        latest = jnp.full((ids.shape[0], 1, 1), self.config.look_back - 1, jnp.int32)
+        x = h + self.down(h[:, None], state.recent[:, None], latest, state.recent_valid[:, None])[:, 0]
+        x, decoder = self.decoder(x, segment_ids=column, state=state.decoder)
+        return self.head(x, self.embedding)[:, 0], state.replace(decoder=decoder)
+
+    def _close(self, state: BLTState, h: Float[Array, "B 1 C"], segments: Any, closed: Any) -> BLTState:
+        """The latent stack takes one patch, in the rows whose patch closed."""
+        index = jnp.arange(state.block_size, dtype=jnp.int32)[None, None]
+        outside = (index > state.offset[:, None, None]).astype(jnp.int32)
+        ends = (closed & (segments != 0))[:, None]
+        keys = (state.keys[:, None], state.values[:, None])
+        p = self.up.read(h[:, None], keys, outside, ends[:, None])
+        z, latent = self.latent(
+            p[:, 0], segment_ids=jnp.where(ends, segments[:, None], 0), state=state.latent
+        )
+        recent = jnp.concatenate([state.recent[:, 1:], z.astype(state.recent.dtype)], 1)
+        valid = jnp.concatenate([state.recent_valid[:, 1:], ends], 1)
+        return state.replace(
+            latent=latent,
+            recent=jnp.where(ends[..., None], recent, state.recent),
+            recent_valid=jnp.where(ends, valid, state.recent_valid),
+        )
+
+    def _skip(self, state: BLTState, holes: Int[Array, "B P"]) -> BLTState:
+        """The latent stack passes over the unused slots at a block's end."""
+        nothing = jnp.zeros((*holes.shape, self.config.latent.dim), self.dtype)
+        _, latent = self.latent(nothing, segment_ids=holes, state=state.latent)
+        return state.replace(latent=latent)

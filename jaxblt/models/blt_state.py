@@ -1,0 +1,148 @@
+"""Where a byte-patched model stands between two bytes: its caches, and each row's open patch."""
+
+from typing import TYPE_CHECKING, Any
+
+import flax.struct
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.models.embeddings import init_embedding_state
+from jaxblt.models.positions import Places
+from jaxblt.models.stack import StackState, init_stack_state
+
+if TYPE_CHECKING:
+    from jaxblt.models.blt import BLTConfig
+
+
+class BLTState(flax.struct.PyTreeNode):
+    """Streaming state of `BLT.step`; every row advances on its own.
+
+    Attributes:
+      position: bytes of the document so far.
+      last_segment: which document; 0 before the first.
+      embedding, encoder, latent, decoder: states of those parts.
+      keys, values: of the bytes of the open patch, for the moment it closes.
+      offset: bytes of the open patch so far.
+      previous: length of the patch before it in the document, 0 for none.
+      in_block: bytes of the block so far.
+      used: patches of the block that have closed.
+      recent: vectors of the W latest patches, oldest first.
+      recent_valid: which of them there are.
+      block_size, capacity: of the patches the model was trained with.
+    """
+
+    position: Int[Array, "B"]
+    last_segment: Int[Array, "B"]
+    embedding: Any
+    encoder: StackState
+    latent: StackState
+    decoder: StackState
+    keys: Float[Array, "B S C"]
+    values: Float[Array, "B S C"]
+    offset: Int[Array, "B"]
+    previous: Int[Array, "B"]
+    in_block: Int[Array, "B"]
+    used: Int[Array, "B"]
+    recent: Float[Array, "B W D"]
+    recent_valid: Bool[Array, "B W"]
+    block_size: int = flax.struct.field(pytree_node=False)
+    capacity: int = flax.struct.field(pytree_node=False)
+
+    def place(self) -> Places:
+        """The place of the byte that comes now."""
+        return Places(
+            offset=self.offset[:, None], previous=self.previous[:, None], position=self.position[:, None]
+        )
+
+    def remember(self, keys: tuple[Array, Array], live: Bool[Array, "B"]) -> "BLTState":
+        """Keeps a byte's key and value at its offset in the open patch."""
+        rows = jnp.arange(live.shape[0], dtype=jnp.int32)
+        slot = jnp.where(live, self.offset, self.block_size)
+        k, v = (x[:, 0].astype(self.keys.dtype) for x in keys)
+        return self.replace(
+            keys=self.keys.at[rows, slot].set(k, mode="drop"),
+            values=self.values.at[rows, slot].set(v, mode="drop"),
+        )
+
+
+def init_blt_state(
+    config: "BLTConfig",
+    batch_size: int,
+    *,
+    num_bytes: int,
+    block_size: int,
+    capacity: int,
+    dtype: Any = jnp.float32,
+) -> BLTState:
+    """The state before the first byte.
+
+    Args:
+      config: the model's config.
+      batch_size: rows.
+      num_bytes: the most bytes a document may hold.
+      block_size: bytes in a patch block, as the patcher has it.
+      capacity: slots in a block, as the patcher has it.
+      dtype: of the caches.
+    """
+    if not config.causal:
+        raise ValueError("a bidirectional model cannot generate: build it with causal stacks")
+    slots = -(-num_bytes // block_size) * capacity
+    byte_rows = {"capacity": num_bytes, "dtype": dtype}
+    zero = jnp.zeros((batch_size,), jnp.int32)
+    open_patch = jnp.zeros((batch_size, block_size, config.encoder.dim), dtype)
+    return BLTState(
+        position=zero,
+        last_segment=zero,
+        embedding=init_embedding_state(config.embedding, batch_size),
+        encoder=init_stack_state(config.encoder, batch_size, **byte_rows),
+        latent=init_stack_state(config.latent, batch_size, capacity=slots, dtype=dtype),
+        decoder=init_stack_state(config.decoder, batch_size, **byte_rows),
+        keys=open_patch,
+        values=open_patch,
+        offset=zero,
+        previous=zero,
+        in_block=zero,
+        used=zero,
+        recent=jnp.zeros((batch_size, config.look_back, config.latent.dim), dtype),
+        recent_valid=jnp.zeros((batch_size, config.look_back), bool),
+        block_size=block_size,
+        capacity=capacity,
+    )
+
+
+def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Array, "B"], BLTState]:
+    """The document of the coming byte, and the state with the open patch forgotten in rows that start another."""
+    if segment_ids is None:
+        segment_ids = jnp.maximum(state.last_segment, 1)
+    fresh = (segment_ids != 0) & (segment_ids != state.last_segment)
+    keep = lambda x: jnp.where(fresh, 0, x)  # noqa: E731
+    return segment_ids, state.replace(
+        position=keep(state.position),
+        offset=keep(state.offset),
+        previous=keep(state.previous),
+        in_block=keep(state.in_block),
+        used=keep(state.used),
+        recent_valid=state.recent_valid & ~fresh[:, None],
+    )
+
+
+def advance(
+    state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array, "B"]
+) -> tuple[BLTState, Int[Array, "B P"]]:
+    """Counts a byte, and names the holes that follow it: -s in the unused slots of a block that it completed."""
+    live = segment_ids != 0
+    ends = live & closed
+    one = live.astype(jnp.int32)
+    used = state.used + ends.astype(jnp.int32)
+    edge = live & (state.in_block + 1 == state.block_size)
+    slot = jnp.arange(state.capacity, dtype=jnp.int32)[None]
+    unused = edge[:, None] & (slot < (state.capacity - used)[:, None])
+    moved = state.replace(
+        position=state.position + one,
+        last_segment=jnp.where(live, segment_ids, state.last_segment),
+        offset=jnp.where(ends, 0, state.offset + one),
+        previous=jnp.where(ends, state.offset + 1, state.previous),
+        in_block=jnp.where(edge, 0, state.in_block + one),
+        used=jnp.where(edge, 0, used),
+    )
+    return moved, jnp.where(unused, -segment_ids[:, None], 0)

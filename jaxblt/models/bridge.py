@@ -1,0 +1,161 @@
+"""The bridge between bytes and patches: cross-attention up to a patch, and back down to its bytes."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.models.layers import dense, named, rms_norm
+from jaxblt.parallel.islands import over_batch
+from jaxblt.patching.patches import Patches
+from pallas_kernels.patch_attention import lookup, pool
+
+
+def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S D"]:
+    """Bytes as whole blocks, the last one padded with zeros."""
+    tail = -x.shape[1] % patches.block_size
+    x = jnp.pad(x, ((0, 0), (0, tail), (0, 0)))
+    return x.reshape(x.shape[0], -1, patches.block_size, x.shape[-1])
+
+
+def split_heads(x: Float[Array, "... D"], heads: int) -> Float[Array, "... H K"]:
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+
+
+class BytesToPatches(nn.Module):
+    """p_j = W [h_e + W_o attention(q = h_e, keys = bytes of j)], e the last byte of patch j.
+
+    A causal encoder has the whole patch behind its last byte, which makes that byte's vector the natural query; it is
+    the one that a decoder holds when the patch closes. Holes are zero (BLT, 2412.09871, sec. 3.2.2).
+
+    Attributes:
+      dim: width of the patches.
+      width: width of the bytes.
+      heads: attention heads, over the width of the bytes.
+    """
+
+    dim: int
+    width: int
+    heads: int
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        width, dtype = self.width, self.dtype
+        self.norm = rms_norm(dtype=dtype, name="norm")
+        self.query = dense(width, axes=("embed", "heads"), dtype=dtype, name="query")
+        self.key = dense(width, axes=("embed", "heads"), dtype=dtype, name="key")
+        self.value = dense(width, axes=("embed", "heads"), dtype=dtype, name="value")
+        self.out = dense(width, axes=("heads", "embed"), dtype=dtype, name="out")
+        self.up = dense(self.dim, axes=("embed", "latent"), dtype=dtype, name="up")
+
+    def keys(self, h: Float[Array, "B N S C"]) -> tuple[Float[Array, "B N S C"], Float[Array, "B N S C"]]:
+        """Keys and values of bytes."""
+        h = self.norm(h)
+        return self.key(h), self.value(h)
+
+    def read(
+        self,
+        last: Float[Array, "B N P C"],
+        keys: tuple[Float[Array, "B N S C"], Float[Array, "B N S C"]],
+        patch_ids: Int[Array, "B N S"],
+        real: Bool[Array, "B N P"],
+    ) -> Float[Array, "B N P D"]:
+        """Patch vectors.
+
+        Args:
+          last: the vector of each patch's last byte.
+          keys: of the bytes, block by block.
+          patch_ids: the slot of each byte; P for bytes of no patch.
+          real: False for holes, whose vector is zero.
+        """
+        q, k, v = (split_heads(x, self.heads) for x in (self.query(self.norm(last)), *keys))
+        pooled = over_batch(lambda args, _: pool(*args), (q, k, v, patch_ids))
+        patches = self.up(last + self.out(pooled.reshape(*pooled.shape[:-2], self.width)))
+        return patches * real[..., None].astype(patches.dtype)
+
+
+def last_bytes(h: Float[Array, "B N S C"], patches: Patches) -> Float[Array, "B N P C"]:
+    """The vector of each patch's last byte; of the block's last for holes."""
+    end = jnp.clip(patches.starts + patches.lengths - 1, 0, patches.block_size - 1)
+    return jnp.take_along_axis(h, end[..., None], 2)
+
+
+class PatchesToBytes(nn.Module):
+    """Byte t attends to the W latest patches that ended at or before t, nearer ones told apart by a learned bias.
+
+    A byte before which no patch has ended gets 0.
+
+    Attributes:
+      look_back: W, at least 2 so that the softmax has something to choose from.
+      heads: attention heads, over the width of the bytes.
+    """
+
+    look_back: int
+    heads: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        h: Float[Array, "B N S C"],
+        keys: Float[Array, "B N K D"],
+        latest: Int[Array, "B N S"],
+        valid: Bool[Array, "B N K"],
+    ) -> Float[Array, "B N S C"]:
+        """What each byte reads from the patches.
+
+        Args:
+          h: bytes, block by block.
+          keys: patch vectors that a block's bytes may see, oldest first.
+          latest: the index in `keys` of the latest patch that ended at or before each byte; negative for none.
+          valid: False for keys of another document and for holes.
+        """
+        width = h.shape[-1]
+        q = dense(width, axes=("embed", "heads"), dtype=self.dtype, name="query")(
+            rms_norm(dtype=self.dtype, name="norm")(h)
+        )
+        keys = rms_norm(dtype=self.dtype, name="key_norm")(keys)
+        k = dense(width, axes=("latent", "heads"), dtype=self.dtype, name="key")(keys)
+        v = dense(width, axes=("latent", "heads"), dtype=self.dtype, name="value")(keys)
+        bias = self.param(
+            "bias", named(nn.initializers.zeros, None, None), (self.heads, self.look_back), jnp.float32
+        )
+        q, k, v = (split_heads(x, self.heads) for x in (q, k, v))
+        read = over_batch(
+            lambda args, bias: lookup(*args, bias, look_back=self.look_back), (q, k, v, latest, valid), bias
+        )
+        return dense(width, axes=("heads", "embed"), dtype=self.dtype, name="out")(read.reshape(*h.shape))
+
+
+def visible_patches(
+    z: Float[Array, "B N P D"], patches: Patches, *, look_back: int, causal: bool
+) -> tuple[Float[Array, "B N K D"], Int[Array, "B N S"], Bool[Array, "B N K"]]:
+    """`keys`, `latest` and `valid` of `PatchesToBytes` for whole rows: K = W patches before the block, then its own.
+
+    With `causal=False` a byte's latest patch is its own, closed or not.
+    """
+    before, same = _patches_before(patches, look_back)
+    flat = z.reshape(z.shape[0], -1, z.shape[-1])
+    tail = jnp.take_along_axis(flat, before.reshape(before.shape[0], -1, 1), 1)
+    keys = jnp.concatenate([tail.reshape(*before.shape, z.shape[-1]), z], 2)
+    valid = jnp.concatenate([same, patches.lengths > 0], 2)
+    own = patches.patch_ids if not causal else patches.patch_ids - (~patches.closed).astype(jnp.int32)
+    padding = patches.patch_ids == patches.capacity
+    return keys, jnp.where(padding, -1, own + look_back), valid
+
+
+def _patches_before(patches: Patches, look_back: int) -> tuple[Int[Array, "B N W"], Bool[Array, "B N W"]]:
+    """Flat slots of the W patches before each block, oldest first, and whether they are of the block's document."""
+    counts = jnp.sum(patches.lengths > 0, -1, dtype=jnp.int32)
+    ends = jnp.cumsum(counts, -1, dtype=jnp.int32)
+    ranks = (ends - counts)[..., None] + jnp.arange(-look_back, 0, dtype=jnp.int32)[None, None]
+    find = jax.vmap(lambda edges, wanted: jnp.searchsorted(edges, wanted, side="right"))
+    block = jnp.minimum(find(ends, ranks.reshape(ranks.shape[0], -1)), ends.shape[1] - 1).astype(jnp.int32)
+    first = jnp.take_along_axis(ends - counts, block, 1)
+    slot = jnp.clip(ranks.reshape(block.shape) - first, 0, patches.capacity - 1)
+    flat = (block * patches.capacity + slot).reshape(ranks.shape)
+    segments = patches.segment_ids.reshape(flat.shape[0], -1)
+    found = jnp.take_along_axis(segments, flat.reshape(flat.shape[0], -1), 1).reshape(flat.shape)
+    return flat, (ranks >= 0) & (found == jnp.abs(patches.segment_ids[..., :1]))

@@ -1,0 +1,163 @@
+"""Byte embeddings with hashed n-grams: what a model knows of a byte before it looks around."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from jaxblt.data.vocab import VOCAB_SIZE
+from jaxblt.mixers.base import Clock, arrange, last_run, start_clock
+from jaxblt.models.layers import named
+
+
+@dataclasses.dataclass(frozen=True)
+class HashConfig:
+    """Hashed n-gram tables (Byte Latent Transformer, 2412.09871, sec. 3.2.1).
+
+    Attributes:
+      sizes: the n of the n-grams, each ending at the byte.
+      table_size: rows of each table.
+      functions: hash functions, each with tables of its own.
+    """
+
+    sizes: tuple[int, ...] = (3, 4, 5, 6, 7, 8)
+    table_size: int = 30_000
+    functions: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 2:
+            raise ValueError(f"n-gram sizes must be at least 2, got {self.sizes}")
+
+    @property
+    def num_tables(self) -> int:
+        """Tables in all."""
+        return len(self.sizes) * self.functions
+
+    @property
+    def reach(self) -> int:
+        """Bytes before the current one that the longest n-gram holds."""
+        return max(self.sizes) - 1
+
+
+# odd multipliers of the rolling polynomial, one a hash function
+_MULTIPLIERS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
+
+
+def ngram_hashes(
+    config: HashConfig, ids: Int[Array, "B T"], history: UInt32[Array, "B R"], run: Int[Array, "B T"] | None
+) -> Int[Array, "B T G"]:
+    """The row of each n-gram table: sum_i (id_{t-i} + 1) a^i mod 2^32, mixed, mod table_size.
+
+    Bytes before the document count as 0, so an n-gram never reaches into another document.
+
+    Args:
+      config: tables.
+      ids: byte ids.
+      history: id + 1 of the R = `config.reach` bytes before, oldest first, 0 where there is none.
+      run: which document of this call each byte is of, 0 for the one that `history` is of; None for one document.
+    """
+    reach, length = config.reach, ids.shape[1]
+    run = jnp.zeros_like(ids) if run is None else run
+    padded = jnp.concatenate([history, (ids + 1).astype(jnp.uint32)], 1)
+    runs = jnp.concatenate([jnp.zeros_like(history, jnp.int32), run], 1)
+    back = [slice(reach - i, reach - i + length) for i in range(reach + 1)]
+    terms = [jnp.where(runs[:, here] == run, padded[:, here], jnp.uint32(0)) for here in back]
+    rows = []
+    for f in range(config.functions):
+        multiplier = _MULTIPLIERS[f % len(_MULTIPLIERS)] + 2 * (f // len(_MULTIPLIERS))
+        total, power = jnp.zeros_like(terms[0]), 1
+        for i, term in enumerate(terms):
+            total = total + term * jnp.uint32(power)
+            power = power * multiplier % 2**32
+            if i + 1 in config.sizes:
+                rows.append(_mix(total) % jnp.uint32(config.table_size))
+    return jnp.stack(rows, -1).astype(jnp.int32)
+
+
+def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    """The 32-bit finaliser of MurmurHash3: every input bit reaches every output bit."""
+    x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> jnp.uint32(16))
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingConfig:
+    """Byte embedding of width `dim`, with hashed n-grams unless `hash` is None."""
+
+    dim: int = 256
+    hash: HashConfig | None = None
+    vocab_size: int = VOCAB_SIZE
+
+
+class ByteEmbedding(nn.Module):
+    """e(id_t) plus the mean of the n-gram rows that end at t; `attend` reads the byte table as a head."""
+
+    config: EmbeddingConfig
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        config = self.config
+        init = nn.initializers.normal(0.02)
+        shape = (config.vocab_size, config.dim)
+        self.table = self.param("bytes", named(init, "vocab", "embed"), shape, jnp.float32)
+        if config.hash is not None:
+            rows = config.hash.num_tables * config.hash.table_size
+            self.hash_table = self.param(
+                "hash_ngrams", named(init, "hash", "embed"), (rows, config.dim), jnp.float32
+            )
+
+    def __call__(
+        self, ids: Int[Array, "B T"], *, segment_ids: Int[Array, "B T"] | None = None, state: Any = None
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Embeddings, and the state after these bytes (None without one)."""
+        x = jnp.take(self.table.astype(self.dtype), ids, axis=0)
+        if self.config.hash is None:
+            return x, state
+        rows, state = self._rows(ids, segment_ids, state)
+        tables = self.config.hash.num_tables
+        rows = rows + jnp.arange(tables, dtype=jnp.int32)[None, None] * self.config.hash.table_size
+        grams = jnp.take(self.hash_table, rows, axis=0).astype(self.dtype)
+        return x + jnp.sum(grams, -2) / jnp.asarray(tables**0.5, self.dtype), state
+
+    def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Logits in fp32 with the byte table as the head (tied)."""
+        return jnp.einsum("btd,vd->btv", x, self.table.astype(x.dtype), preferred_element_type=jnp.float32)
+
+    def _rows(self, ids: Any, segment_ids: Any, state: Any) -> tuple[Any, Any]:
+        config = self.config.hash
+        assert config is not None
+        if state is None:
+            history = jnp.zeros((ids.shape[0], config.reach), jnp.uint32)
+            run = None
+            if segment_ids is not None:
+                run = jnp.cumsum(jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0, axis=1)
+            return ngram_hashes(config, ids, history, run), None
+        clock, history = state
+        tokens, clock = arrange((ids + 1)[..., None], segment_ids, None, clock)
+        rows = ngram_hashes(config, tokens.x[..., 0] - 1, history, tokens.run)
+        back = jnp.argsort(tokens.order, axis=1)
+        return jnp.take_along_axis(rows, back[..., None], 1), (clock, _recent(tokens, history))
+
+
+def _recent(tokens: Any, history: UInt32[Array, "B R"]) -> UInt32[Array, "B R"]:
+    """The last R bytes of each row's document, after this call's tokens."""
+    reach = history.shape[1]
+    final = last_run(tokens)[:, None]
+    seen = jnp.concatenate([history, tokens.x[..., 0].astype(jnp.uint32)], 1)
+    runs = jnp.concatenate([jnp.zeros_like(history, jnp.int32), tokens.run], 1)
+    count = jnp.sum(tokens.live, 1, keepdims=True, dtype=jnp.int32)
+    index = count + jnp.arange(reach, dtype=jnp.int32)[None]
+    kept = jnp.take_along_axis(runs, index, 1) == final
+    return jnp.where(kept, jnp.take_along_axis(seen, index, 1), jnp.uint32(0))
+
+
+def init_embedding_state(
+    config: EmbeddingConfig, batch_size: int
+) -> tuple[Clock, UInt32[Array, "B R"]] | None:
+    """The state before the first byte: the bytes that the longest n-gram reaches back to; None without n-grams."""
+    if config.hash is None:
+        return None
+    return start_clock(batch_size), jnp.zeros((batch_size, config.hash.reach), jnp.uint32)

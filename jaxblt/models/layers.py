@@ -1,0 +1,45 @@
+"""Small layers every block is built of: norm, dense, MLP, with logical axis names on their parameters."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def named(init: nn.initializers.Initializer, *axes: str | None) -> Any:
+    """`init` whose parameter carries logical axis names, which `jaxblt.parallel.rules` maps to the mesh."""
+    return nn.with_logical_partitioning(init, axes)
+
+
+def dense(features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale: float = 1.0) -> nn.Dense:
+    """A dense layer without bias; LeCun-normal kernel times `scale`."""
+    init = nn.initializers.variance_scaling(scale**2, "fan_in", "truncated_normal")
+    return nn.Dense(features, use_bias=False, dtype=dtype, kernel_init=named(init, *axes), name=name)
+
+
+def rms_norm(*, dtype: Any, name: str) -> nn.RMSNorm:
+    """y = x / rms(x) * scale, the statistics in fp32 (Zhang and Sennrich, 1910.07467)."""
+    return nn.RMSNorm(epsilon=1e-6, dtype=dtype, scale_init=named(nn.initializers.ones, "norm"), name=name)
+
+
+class MLP(nn.Module):
+    """SwiGLU: (silu(x W_g) * x W_u) W_d (Shazeer, 2002.05202).
+
+    Attributes:
+      hidden: width of the hidden layer.
+      dtype: compute dtype.
+      out_scale: scale of the output kernel's initial standard deviation.
+    """
+
+    hidden: int
+    dtype: Any = jnp.float32
+    out_scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        gate = dense(self.hidden, axes=("embed", "mlp"), dtype=self.dtype, name="gate")(x)
+        up = dense(self.hidden, axes=("embed", "mlp"), dtype=self.dtype, name="up")(x)
+        down = dense(x.shape[-1], axes=("mlp", "embed"), dtype=self.dtype, name="down", scale=self.out_scale)
+        return down(jax.nn.silu(gate) * up)

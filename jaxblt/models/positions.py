@@ -1,0 +1,114 @@
+"""Segment-aware positions: where a byte stands in its patch and in its document."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxblt.models.layers import dense
+from jaxblt.patching.patches import Patches
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionConfig:
+    """Periods of the sinusoids, in bytes.
+
+    Periods are whole numbers: phases are taken modulo the period in integers, so that position 10^9 is as exact as
+    position 1, and a longer context shows the model no value it has not seen.
+
+    Attributes:
+      offset_periods: for the offset in the patch.
+      periods: for the position in the document; 3 is a codon.
+    """
+
+    offset_periods: tuple[int, ...] = (2, 4, 8, 16, 32)
+    periods: tuple[int, ...] = (2, 3, 4, 8, 16, 64, 256, 1024, 4096)
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Integers per byte: `offset` in the patch, `previous` patch's length, `position` in the document, and, for
+    bidirectional models alone, the bytes `left` until the patch's end."""
+
+    offset: Int[Array, "B T"]
+    previous: Int[Array, "B T"]
+    position: Int[Array, "B T"]
+    left: Int[Array, "B T"] | None = None
+
+
+def document_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Each byte's offset in its document, for rows whose documents are contiguous."""
+    index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None], segment_ids.shape)
+    first = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
+    return index - jax.lax.cummax(jnp.where(first, index, 0), axis=1)
+
+
+def places(patches: Patches, positions: Int[Array, "B T"], *, causal: bool) -> Places:
+    """Each byte's place, from its patches.
+
+    The length of a byte's own patch is known only once the patch has closed, so the causal form has the previous
+    patch's instead; `left` is there when `causal` is False.
+    """
+    index = jnp.arange(patches.block_size, dtype=jnp.int32)[None, None]
+    slot = jnp.minimum(patches.patch_ids, patches.capacity - 1)
+    start = jnp.take_along_axis(patches.starts, slot, -1)
+    previous = jnp.take_along_axis(_previous_lengths(patches), slot, -1)
+
+    def flat(x: Int[Array, "B N S"]) -> Int[Array, "B T"]:
+        return x.reshape(x.shape[0], -1)[:, : patches.num_bytes]
+
+    offset, left = index - start, None
+    if not causal:
+        left = flat(start + jnp.take_along_axis(patches.lengths, slot, -1) - 1 - index)
+    return Places(offset=flat(offset), previous=flat(previous), position=positions, left=left)
+
+
+def _previous_lengths(patches: Patches) -> Int[Array, "B N P"]:
+    """The length of the patch before each slot, 0 for the first of a document."""
+    count = jnp.sum(patches.lengths > 0, -1, keepdims=True, dtype=jnp.int32)
+    last = jnp.maximum(count - 1, 0)
+    tail = jnp.take_along_axis(patches.lengths, last, -1)
+    tail_segment = jnp.take_along_axis(patches.segment_ids, last, -1)
+
+    def before(own: Int[Array, "B N P"], last: Int[Array, "B N 1"]) -> Int[Array, "B N P"]:
+        ahead = jnp.concatenate([jnp.zeros_like(last[:, :1]), last[:, :-1]], 1)
+        return jnp.concatenate([ahead, own[..., :-1]], -1)
+
+    lengths = before(patches.lengths, tail)
+    segments = before(patches.segment_ids, tail_segment)
+    return jnp.where(segments == patches.segment_ids, lengths, 0)
+
+
+def features(config: PositionConfig, place: Places) -> Float[Array, "B T F"]:
+    """Sinusoids of offset and position, and log lengths, in fp32."""
+    waves = [_waves(place.offset, config.offset_periods), _waves(place.position, config.periods)]
+    scalars = [place.offset, place.previous]
+    if place.left is not None:
+        waves.append(_waves(place.left, config.offset_periods))
+        scalars.append(place.left)
+    logs = jnp.log2(1.0 + jnp.maximum(jnp.stack(scalars, -1), 0).astype(jnp.float32)) / 8.0
+    return jnp.concatenate([*waves, logs], -1)
+
+
+def _waves(x: Int[Array, "B T"], periods: tuple[int, ...]) -> Float[Array, "B T F"]:
+    whole = jnp.asarray(np.array(periods, np.int32))[None, None]
+    turns = jnp.mod(jnp.maximum(x, 0)[..., None], whole).astype(jnp.float32) / whole.astype(jnp.float32)
+    angle = 2.0 * np.float32(np.pi) * turns
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1)
+
+
+class SegmentAwarePosition(nn.Module):
+    """A linear map of the place features to the width of the bytes."""
+
+    config: PositionConfig
+    dim: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, place: Places) -> Float[Array, "B T D"]:
+        x = features(self.config, place).astype(self.dtype)
+        return dense(self.dim, axes=("features", "embed"), dtype=self.dtype, name="project")(x)

@@ -1,0 +1,47 @@
+"""Rematerialisation policies by name: what a layer keeps for the backward pass and what it computes again."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+
+Remat = Literal["none", "full", "dots", "offload"]
+
+# what crosses devices is never computed twice: every policy keeps these checkpoint_names
+ALWAYS_SAVED = ("ring_out", "ring_lse")
+# the input of each block, the one thing that "offload" keeps, in host memory
+BLOCK_INPUT = "block_input"
+
+
+def remat(module: type[nn.Module], policy: Remat) -> type[nn.Module]:
+    """`module` under `jax.checkpoint` with the named policy; "none" leaves it as it is.
+
+    - "none": keep every intermediate.
+    - "full": keep a layer's input alone; about one more forward pass.
+    - "dots": keep the outputs of matmuls without batch axes; elementwise work and convolutions are done again.
+    - "offload": as "full", with the inputs of the blocks in pinned host memory (GPU and TPU).
+
+    Raises:
+      ValueError: unknown policy.
+    """
+    if policy == "none":
+        return module
+    return nn.remat(module, policy=_policy(policy), prevent_cse=False)
+
+
+def _policy(policy: Remat) -> Callable[..., Any]:
+    saved = jax.checkpoint_policies.save_only_these_names(*ALWAYS_SAVED)
+    if policy == "full":
+        return saved
+    if policy == "dots":
+        dots = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
+        return jax.checkpoint_policies.save_from_both_policies(dots, saved)
+    if policy == "offload":
+        return jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=list(ALWAYS_SAVED),
+            names_which_can_be_offloaded=[BLOCK_INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    raise ValueError(f"unknown remat policy {policy!r}, expected one of none, full, dots, offload")

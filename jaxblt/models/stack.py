@@ -1,0 +1,262 @@
+"""A stack of mixer blocks described by a pattern string such as "HHAH"."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from jaxblt.mixers import (
+    AttentionConfig,
+    ExplicitFilter,
+    GatedRecurrenceConfig,
+    HyenaConfig,
+    MixerConfig,
+    init_state,
+)
+from jaxblt.models.layers import MLP, rms_norm
+from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
+
+LETTERS = {
+    "H": "Hyena with the filter of `hyena`",
+    "S": "Hyena with a short explicit filter (7 taps)",
+    "M": "Hyena with a medium explicit filter (128 taps)",
+    "A": "attention over the whole document",
+    "W": "attention over a sliding window",
+    "R": "gated recurrence",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class StackConfig:
+    """A stack of pre-norm blocks, x + mixer(norm x) then x + MLP(norm x).
+
+    Attributes:
+      dim: width D.
+      num_layers: blocks.
+      pattern: one letter a block, repeated to `num_layers`: H Hyena, S / M Hyena with a short / medium explicit
+        filter, A attention, W sliding-window attention, R gated recurrence; letters of `extra` besides.
+      mlp_dim: width of the MLP; None for 8/3 D rounded up to 64, 0 for none.
+      window: keys that W sees, the query's own included.
+      dropout: rate on the residual branches, active where a "dropout" rng is passed.
+      causal: every mixer of the stack is causal, or none is.
+      hyena: options of H, S, M; `attention`: of A, W; `recurrence`: of R. Their dim and causal are the stack's.
+      extra: (letter, config) pairs for mixers of your own.
+      remat: what a block keeps for the backward pass (see `jaxblt.models.remat`).
+      scan: compile one period of the pattern and loop over it, instead of every block.
+    """
+
+    dim: int = 256
+    num_layers: int = 4
+    pattern: str = "HHAH"
+    mlp_dim: int | None = None
+    window: int = 512
+    dropout: float = 0.0
+    causal: bool = True
+    hyena: HyenaConfig = HyenaConfig(dim=64)
+    attention: AttentionConfig = AttentionConfig(dim=64)
+    recurrence: GatedRecurrenceConfig = GatedRecurrenceConfig(dim=64)
+    extra: tuple[tuple[str, Any], ...] = ()
+    remat: Remat = "none"
+    scan: bool = True
+
+    def __post_init__(self) -> None:
+        known = set(LETTERS) | {letter for letter, _ in self.extra}
+        unknown = sorted(set(self.pattern) - known)
+        if not self.pattern or unknown:
+            raise ValueError(f"pattern {self.pattern!r} holds {unknown}, expected letters of {sorted(known)}")
+        if self.num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
+
+    @property
+    def hidden(self) -> int:
+        """Width of the MLP."""
+        return -(-8 * self.dim // 3 // 64) * 64 if self.mlp_dim is None else self.mlp_dim
+
+    @property
+    def repeats(self) -> int:
+        """Whole periods of the pattern, which are scanned."""
+        return self.num_layers // len(self.pattern)
+
+    @property
+    def remainder(self) -> str:
+        """The letters of the last, partial period, which are unrolled."""
+        return self.pattern[: self.num_layers % len(self.pattern)]
+
+    def mixer(self, letter: str) -> MixerConfig:
+        """The mixer config of a letter, with the stack's width and causality."""
+        extra = dict(self.extra)
+        if letter in extra:
+            base = extra[letter]
+        elif letter in "HSM":
+            taps = {"S": 7, "M": 128}.get(letter)
+            base = (
+                self.hyena
+                if taps is None
+                else dataclasses.replace(self.hyena, filter=ExplicitFilter(taps=taps))
+            )
+        elif letter in "AW":
+            window = self.window if letter == "W" else None
+            base = dataclasses.replace(self.attention, window=window)
+        else:
+            base = self.recurrence
+        return dataclasses.replace(base, dim=self.dim, causal=self.causal)
+
+
+@flax.struct.dataclass
+class StackState:
+    """Streaming state: `periods` stacked [repeats, B, ...], one entry a letter; `rest` for the partial period."""
+
+    periods: tuple[Any, ...]
+    rest: tuple[Any, ...]
+
+
+def init_stack_state(
+    config: StackConfig, batch_size: int, *, capacity: int, dtype: Any = jnp.float32
+) -> StackState:
+    """The stack's state before the first token; `capacity` as in `jaxblt.mixers.init_state`."""
+
+    def states(letters: str) -> tuple[Any, ...]:
+        return tuple(init_state(config.mixer(c), batch_size, capacity=capacity, dtype=dtype) for c in letters)
+
+    if not config.repeats:
+        return StackState(periods=(), rest=states(config.remainder))
+    periods = jax.tree.map(
+        lambda x: jnp.tile(x[None], (config.repeats,) + (1,) * x.ndim), states(config.pattern)
+    )
+    return StackState(periods=periods, rest=states(config.remainder))
+
+
+class Block(nn.Module):
+    """One pre-norm block: a mixer along the sequence, then an MLP at each position."""
+
+    config: StackConfig
+    letter: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None, positions: Any, state: Any
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        config = self.config
+        x = checkpoint_name(x, BLOCK_INPUT)
+        mixer = config.mixer(self.letter).build(dtype=self.dtype, name="mixer")
+        y, state = mixer(
+            rms_norm(dtype=self.dtype, name="mixer_norm")(x),
+            segment_ids=segment_ids,
+            positions=positions,
+            state=state,
+        )
+        x = x + self._drop(y)
+        if config.hidden:
+            mlp = MLP(config.hidden, self.dtype, out_scale=(2 * config.num_layers) ** -0.5, name="mlp")
+            x = x + self._drop(mlp(rms_norm(dtype=self.dtype, name="mlp_norm")(x)))
+        if segment_ids is not None:
+            # holes and padding stay zero, so that no later mixer can tell what an earlier one left there
+            x = x * (segment_ids > 0)[..., None].astype(x.dtype)
+        return x, state
+
+    def _drop(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return nn.Dropout(self.config.dropout, deterministic=not self.has_rng("dropout"))(x)
+
+
+class Period(nn.Module):
+    """The blocks of one period of the pattern."""
+
+    config: StackConfig
+    letters: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Any, segment_ids: Any, positions: Any, states: Any) -> tuple[Any, Any]:
+        block = remat(Block, self.config.remat)
+        after = []
+        for i, letter in enumerate(self.letters):
+            state = states[i] if states else None
+            x, state = block(self.config, letter, self.dtype, name=f"block_{i}")(
+                x, segment_ids, positions, state
+            )
+            after.append(state)
+        return x, tuple(after) if states else ()
+
+
+class Stack(nn.Module):
+    """`config.num_layers` blocks; whole periods scanned, the rest unrolled.
+
+    With a state, any split of a sequence into calls gives the same outputs, as for a single mixer.
+    """
+
+    config: StackConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        state: StackState | None = None,
+    ) -> tuple[Float[Array, "B T D"], StackState | None]:
+        config = self.config
+        carried = (state.periods, state.rest) if state else ((), ())
+        x = x.astype(self.dtype)
+        x, periods = self._periods(x, segment_ids, positions, carried[0])
+        x, rest = Period(config, config.remainder, self.dtype, name="rest")(
+            x, segment_ids, positions, carried[1]
+        )
+        return x, StackState(periods=periods, rest=rest) if state else None
+
+    def _periods(self, x: Any, segment_ids: Any, positions: Any, states: Any) -> tuple[Any, Any]:
+        config = self.config
+        if not config.repeats:
+            return x, ()
+        if config.scan:
+            scanned = nn.scan(
+                Period,
+                variable_axes={"params": 0, "losses": 0, "metrics": 0},
+                split_rngs={"params": True, "dropout": True},
+                in_axes=(nn.broadcast, nn.broadcast, 0),  # pyright: ignore[reportArgumentType]
+                length=config.repeats,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )
+            return scanned(config, config.pattern, self.dtype, name="periods")(
+                x, segment_ids, positions, states
+            )
+        after = []
+        for i in range(config.repeats):
+            here = jax.tree.map(lambda leaf, i=i: leaf[i], states)
+            x, here = Period(config, config.pattern, self.dtype, name=f"period_{i}")(
+                x, segment_ids, positions, here
+            )
+            after.append(here)
+        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *after) if states else ()
+
+
+def stack_periods(params: dict[str, Any]) -> dict[str, Any]:
+    """A stack's parameters from the unrolled form ("period_0", ...) to the scanned one ("periods", stacked)."""
+    names = sorted(
+        (name for name in params if name.startswith("period_")), key=lambda n: int(n.split("_")[1])
+    )
+    rest = {name: value for name, value in params.items() if name not in names}
+    if not names:
+        return rest
+    return rest | {
+        "periods": jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in names))
+    }
+
+
+def unstack_periods(params: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `stack_periods`."""
+    rest = {name: value for name, value in params.items() if name != "periods"}
+    if "periods" not in params:
+        return rest
+    repeats = jax.tree.leaves(params["periods"])[0].shape[0]
+    unrolled = {
+        f"period_{i}": jax.tree.map(lambda leaf, i=i: leaf[i], params["periods"]) for i in range(repeats)
+    }
+    return rest | unrolled

@@ -1,0 +1,76 @@
+"""The device mesh: four named axes, whatever the number of devices."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+AXES = ("data", "fsdp", "seq", "tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Sizes of the mesh axes; at most one is -1 and takes the devices that the others leave.
+
+    Attributes:
+      data: rows of the batch, parameters replicated.
+      fsdp: rows of the batch, parameters and optimiser state split.
+      seq: positions of the sequence.
+      tensor: heads and feed-forward columns.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    seq: int = 1
+    tensor: int = 1
+
+    def build(self, devices: Sequence[Any] | None = None) -> Mesh:
+        """The mesh over `devices`, by default all of all processes."""
+        return make_mesh(data=self.data, fsdp=self.fsdp, seq=self.seq, tensor=self.tensor, devices=devices)
+
+
+def make_mesh(
+    *,
+    data: int = -1,
+    fsdp: int = 1,
+    seq: int = 1,
+    tensor: int = 1,
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
+    """A mesh with axes data, fsdp, seq, tensor, all present (of size 1 when unused) and all of type Auto.
+
+    Args:
+      data, fsdp, seq, tensor: sizes; at most one -1, which fills the rest.
+      devices: by default all devices of all processes.
+
+    Raises:
+      ValueError: the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = _fill({"data": data, "fsdp": fsdp, "seq": seq, "tensor": tensor}, len(devices))
+    return jax.make_mesh(
+        tuple(sizes.values()), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES)
+    )
+
+
+def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
+    shown = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
+    if any(size != -1 and size < 1 for size in sizes.values()):
+        raise ValueError(f"mesh {shown}: a size is at least 1, or -1 for what the others leave")
+    free = [axis for axis, size in sizes.items() if size == -1]
+    if len(free) > 1:
+        raise ValueError(f"mesh {shown}: only one of {' and '.join(free)} can be -1")
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if free and count % fixed == 0:
+        return {**sizes, free[0]: count // fixed}
+    if fixed != count:
+        fix = (
+            f"sizes whose product divides {count}" if free else f"{count} devices' worth, or -1 for one axis"
+        )
+        raise ValueError(
+            f"mesh {shown}: the sizes given multiply to {fixed}, there are {count} devices; use {fix}"
+        )
+    return sizes

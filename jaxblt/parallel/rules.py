@@ -1,0 +1,175 @@
+"""Which mesh axis splits which axis of a parameter: rules by logical name, and the table they give."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxblt.parallel.islands import BATCH_AXES
+
+Rules = Mapping[str, str | tuple[str, ...] | None]
+
+DEFAULT_RULES: Rules = {
+    "batch": BATCH_AXES,
+    "seq": "seq",
+    "embed": "fsdp",
+    "latent": "fsdp",
+    "hash": "fsdp",
+    "mlp": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "vocab": None,
+    "head_dim": None,
+    "channels": None,
+    "modes": None,
+    "taps": None,
+    "features": None,
+    "layers": None,
+    "norm": None,
+}
+
+
+class Placement(NamedTuple):
+    """Where one array goes.
+
+    Attributes:
+      shape, dtype: of the whole array.
+      spec: mesh axes by array axis.
+      notes: mesh axes that a rule asked for and that were left out, and why.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    spec: PartitionSpec
+    notes: tuple[str, ...]
+
+
+def _as_tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def place(
+    name: str,
+    shape: tuple[int, ...],
+    logical: tuple[str | None, ...],
+    mesh: Mesh,
+    rules: Rules = DEFAULT_RULES,
+) -> tuple[PartitionSpec, tuple[str, ...]]:
+    """The spec of an array whose axes are called `logical`, and what had to be left out.
+
+    A mesh axis is left out where it does not divide the dimension, or splits an earlier axis of the array.
+
+    Raises:
+      ValueError: an axis has no rule, the mesh lacks an axis of a rule, or the names do not match the rank.
+    """
+    if len(logical) != len(shape):
+        raise ValueError(f"{name}: {len(shape)} dimensions {shape} but {len(logical)} axis names {logical}")
+    taken: set[str] = set()
+    entries: list[tuple[str, ...] | None] = []
+    notes: list[str] = []
+    for size, axis in zip(shape, logical, strict=True):
+        if axis is not None and axis not in rules:
+            raise ValueError(
+                f"{name}: no rule for its axis {axis!r}; known: {sorted(rules)}. Add one to the rules"
+            )
+        kept: list[str] = []
+        for mesh_axis in _as_tuple(rules[axis]) if axis is not None else ():
+            if mesh_axis not in mesh.shape:
+                raise ValueError(f"{name}: {axis!r} goes to {mesh_axis!r}, the mesh has {tuple(mesh.shape)}")
+            parts = mesh.shape[mesh_axis]
+            if parts == 1:
+                continue
+            if mesh_axis in taken:
+                notes.append(f"{axis}: {mesh_axis} in use")
+            elif size % (parts * math.prod(mesh.shape[other] for other in kept)):
+                notes.append(f"{axis}: {size} not divisible by {mesh_axis}={parts}")
+            else:
+                kept.append(mesh_axis)
+        taken.update(kept)
+        entries.append(tuple(kept) or None)
+    return PartitionSpec(*(e[0] if e is not None and len(e) == 1 else e for e in entries)), tuple(notes)
+
+
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, nn.meta.AxisMetadata)
+
+
+def placements(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> dict[str, Placement]:
+    """A placement for every parameter of `boxed` (as `module.init` or its `eval_shape` gives it), by path.
+
+    Parameters without logical names are replicated.
+    """
+    found = {}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(boxed, is_leaf=_is_box)
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        value = leaf.unbox() if isinstance(leaf, nn.meta.AxisMetadata) else leaf
+        logical = leaf.names if isinstance(leaf, nn.Partitioned) else (None,) * len(value.shape)
+        spec, notes = place(name, tuple(value.shape), tuple(logical), mesh, rules)
+        found[name] = Placement(tuple(value.shape), np.dtype(value.dtype), spec, notes)
+    return found
+
+
+def param_shardings(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> Any:
+    """The shardings of the parameters in `boxed`, as a tree like the unboxed parameters."""
+    shardings = [NamedSharding(mesh, found.spec) for found in placements(boxed, mesh, rules).values()]
+    return jax.tree.unflatten(jax.tree.structure(nn.meta.unbox(boxed)), shardings)
+
+
+def state_shardings(state: Any, boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> Any:
+    """Shardings for all of `state`: what mirrors a parameter is placed with it, the rest is replicated.
+
+    An array mirrors a parameter if its path ends in the parameter's and the shapes are the same: moments and
+    averages of any optimiser do, counters do not.
+
+    Args:
+      state: abstract (or real) pytree without boxes, such as an optimiser state or a whole train state.
+      boxed: the abstract parameters with their logical axis names.
+    """
+    known = placements(boxed, mesh, rules)
+
+    def sharding(path: Any, leaf: Any) -> NamedSharding:
+        parts = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        for start in range(len(parts)):
+            match = known.get("/".join(parts[start:]))
+            if match is not None and match.shape == tuple(leaf.shape):
+                return NamedSharding(mesh, match.spec)
+        return NamedSharding(mesh, PartitionSpec())
+
+    return jax.tree_util.tree_map_with_path(sharding, state)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Of arrays `[B, T, ...]`: rows over data and fsdp, positions over seq."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, "seq"))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def bytes_per_device(placement: Placement, mesh: Mesh) -> int:
+    """What each device holds of an array."""
+    parts = math.prod(mesh.shape[axis] for entry in placement.spec for axis in _as_tuple(entry))
+    return math.prod(placement.shape) * placement.dtype.itemsize // parts
+
+
+def sharding_table(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> str:
+    """Parameter, shape, spec and bytes per device, one line each, with what was left out; printable."""
+    found = placements(boxed, mesh, rules)
+    rows = [("parameter", "shape", "spec", "bytes/device", "")]
+    for name, placement in found.items():
+        shown = ", ".join("-" if e is None else "+".join(_as_tuple(e)) for e in placement.spec)
+        held = f"{bytes_per_device(placement, mesh):,}"
+        rows.append((name, str(placement.shape), f"({shown})", held, "; ".join(placement.notes)))
+    total = sum(bytes_per_device(placement, mesh) for placement in found.values())
+    rows.append(("total", "", str(dict(mesh.shape)), f"{total:,}", ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join(
+        f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d:>{widths[3]}}  {e}".rstrip()
+        for a, b, c, d, e in rows
+    )

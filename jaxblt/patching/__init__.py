@@ -1,0 +1,39 @@
+"""Patching: where a sequence of bytes is cut into patches, by entropy or by simpler rules, inside jit."""
+
+from jaxblt.patching.calibrate import calibrate_capacity, calibrate_threshold, patches_per_block
+from jaxblt.patching.config import Mode, PatcherConfig
+from jaxblt.patching.entropy import byte_entropies, entropies_from_logits, stream_entropies
+from jaxblt.patching.margin import boundary_margin, decided, flip_rate
+from jaxblt.patching.optimal import segmentation_cost
+from jaxblt.patching.patches import Patches, bytes_per_patch, from_closed
+from jaxblt.patching.plot import plot_entropies
+from jaxblt.patching.render import render_patches, split_patches
+from jaxblt.patching.segment import closes, make_patches
+from jaxblt.patching.stream import PatcherState, init_patcher, scan_patcher, step_patcher
+
+__all__ = [
+    "Mode",
+    "PatcherConfig",
+    "PatcherState",
+    "Patches",
+    "boundary_margin",
+    "byte_entropies",
+    "bytes_per_patch",
+    "calibrate_capacity",
+    "calibrate_threshold",
+    "closes",
+    "decided",
+    "entropies_from_logits",
+    "flip_rate",
+    "from_closed",
+    "init_patcher",
+    "make_patches",
+    "patches_per_block",
+    "plot_entropies",
+    "render_patches",
+    "scan_patcher",
+    "segmentation_cost",
+    "split_patches",
+    "step_patcher",
+    "stream_entropies",
+]

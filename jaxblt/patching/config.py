@@ -1,0 +1,155 @@
+"""What a patcher is: one frozen dataclass for every mode, checked when it is made."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Mode = Literal["entropy", "greedy", "space", "static", "byte", "optimal", "length_constrained"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatcherConfig:
+    """How bytes are grouped into patches (Byte Latent Transformer, 2412.09871, sec. 2.3).
+
+    H_t is the entropy of the prediction made at byte t (of byte t + 1). The patch of byte t ends there if
+
+      entropy             H_t > threshold; or t is its document's first byte (patches start at 0 and 1)
+        monotonic         H_t - H_{t-1} > threshold
+        threshold_add     H_t > threshold, H_t - H_{t-1} > threshold_add, and byte t - 1 did not end a patch
+      greedy              the sum of H from the patch's first byte to t exceeds threshold
+      space               byte t is neither an ASCII letter or digit nor part of a multi-byte UTF-8 character
+      static              t + 1 is a multiple of patch_size
+      byte                always
+      optimal             chosen so that the sum of C(patch) over the block is least (not causal)
+      length_constrained  the same among segmentations in exactly num_patches patches (not causal)
+
+    where C([i, j)) = patch_cost + sum over i <= t <= j - 2 of max(0, H_t - threshold): the cost of a patch
+    plus the surprise of the bytes behind its first. Patches never cross a block's edge; offsets count from it.
+
+    Attributes:
+      mode: the rule; all but the last two are causal: they read bytes and entropies up to t alone.
+      threshold: nats. No default: `calibrate_threshold` finds the one for a number of bytes per patch.
+      threshold_add: nats; not None switches the dual rule on.
+      monotonic: threshold the rise of the entropy.
+      patch_size: bytes, static mode.
+      patch_cost: nats per patch, in the cost that optimal and length_constrained minimise.
+      num_patches: patches in a full block, length_constrained mode.
+      min_length: bytes; boundaries nearer to the patch's start are refused. A block's last may be shorter.
+      max_length: bytes; a patch that reaches it ends. None sets no limit but the block.
+      block_size: bytes in a block.
+      capacity: patch slots in a block, from `calibrate_capacity`; None: the least that cannot overflow.
+
+    Raises:
+      ValueError: an option is out of range, or does not belong to the mode.
+    """
+
+    mode: Mode = "entropy"
+    threshold: float | None = None
+    threshold_add: float | None = None
+    monotonic: bool = False
+    patch_size: int = 4
+    patch_cost: float = 1.0
+    num_patches: int | None = None
+    min_length: int = 1
+    max_length: int | None = None
+    block_size: int = 4096
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
+        self._check_lengths()
+        self._check_thresholds()
+        self._check_num_patches()
+
+    @property
+    def causal(self) -> bool:
+        """Whether the patch of byte t is decided from what is known at t, as generation needs."""
+        return self.mode not in ("optimal", "length_constrained")
+
+    @property
+    def needs_entropies(self) -> bool:
+        return self.mode in ("entropy", "greedy", "optimal", "length_constrained")
+
+    @property
+    def dual(self) -> bool:
+        return self.threshold_add is not None
+
+    @property
+    def shortest(self) -> int:
+        """Least length a boundary rule may ask for: the dual rule never ends two patches in a row."""
+        return max(self.min_length, 2) if self.dual else self.min_length
+
+    @property
+    def longest(self) -> int:
+        return self.block_size if self.max_length is None else self.max_length
+
+    @property
+    def slots(self) -> int:
+        """Slots of a block: `capacity`, or the least number that cannot overflow."""
+        if self.capacity is not None:
+            return self.capacity
+        if self.num_patches is not None:
+            return self.num_patches
+        least = self.min_length
+        if self.mode == "static" and self.longest >= self.patch_size:
+            least = max(least, self.patch_size)
+        return -(-self.block_size // least)
+
+    def known_threshold(self) -> float:
+        """The threshold.
+
+        Raises:
+          ValueError: it was not set.
+        """
+        if self.threshold is None:
+            mode = self.mode if self.causal else "entropy"
+            raise ValueError(
+                f"mode={self.mode!r} has no threshold, and there is no default: it depends on the entropy "
+                "model. Find it with jaxblt.patching.calibrate_threshold(entropies, target_bytes_per_patch, "
+                f"config=...) of mode={mode!r} and set it with dataclasses.replace(config, threshold=...)"
+            )
+        return self.threshold
+
+    def _check_lengths(self) -> None:
+        if self.block_size < 1:
+            raise ValueError(f"block_size must be at least 1 byte, got {self.block_size}")
+        for name in ("min_length", "max_length", "capacity"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= self.block_size:
+                raise ValueError(f"{name} must lie in 1..block_size = {self.block_size}, got {value}")
+        if self.min_length > self.longest:
+            raise ValueError(f"min_length {self.min_length} exceeds max_length {self.longest}")
+        if self.patch_size < 1:
+            raise ValueError(f"patch_size must be at least 1 byte, got {self.patch_size}")
+
+    def _check_thresholds(self) -> None:
+        if self.mode != "entropy" and (self.monotonic or self.dual):
+            raise ValueError(f"monotonic and threshold_add belong to mode='entropy', got mode={self.mode!r}")
+        if self.monotonic and self.dual:
+            raise ValueError("choose monotonic or threshold_add (which looks at the rise as well), not both")
+        for name in ("threshold", "threshold_add", "patch_cost"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number of nats, got {value}")
+        if self.mode != "entropy" and self.threshold is not None and self.threshold < 0:
+            raise ValueError(f"threshold must be at least 0 nats in mode={self.mode!r}, got {self.threshold}")
+        if self.patch_cost < 0:
+            raise ValueError(f"patch_cost must be at least 0 nats, got {self.patch_cost}")
+
+    def _check_num_patches(self) -> None:
+        k = self.num_patches
+        if (k is not None) != (self.mode == "length_constrained"):
+            raise ValueError(
+                f"num_patches is for mode='length_constrained' alone, got {k} with mode={self.mode!r}"
+            )
+        if k is None:
+            return
+        if not k * self.min_length <= self.block_size <= k * self.longest:
+            raise ValueError(
+                f"no way to cut {self.block_size} bytes into num_patches = {k} patches of {self.min_length}.."
+                f"{self.longest} bytes: choose num_patches in {-(-self.block_size // self.longest)}.."
+                f"{self.block_size // self.min_length}"
+            )
+        if k > self.slots:
+            raise ValueError(f"num_patches {k} exceeds capacity {self.capacity}")

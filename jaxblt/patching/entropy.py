@@ -1,0 +1,89 @@
+"""Entropies of a byte model's predictions: of a batch in one pass, or of a long stream in chunks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxblt.data.vocab import PAD
+
+
+def entropies_from_logits(logits: Float[Array, "*S V"]) -> Float[Array, "*S"]:
+    """H = -sum_v p_v ln p_v in nats, fp32, with p = softmax(logits); a logit of -inf counts as p = 0."""
+    log_p = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    p = jnp.exp(log_p)
+    return -jnp.sum(jnp.where(p > 0, p * log_p, 0.0), axis=-1)
+
+
+def byte_entropies(
+    apply: Callable[..., Array],
+    params: Any,
+    ids: Int[Array, "B T"],
+    *,
+    segment_ids: Int[Array, "B T"] | None = None,
+    positions: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T"]:
+    """Entropy in nats of the prediction made at each byte, by a frozen model.
+
+    No gradient flows; padding gets 0.
+
+    Args:
+      apply: (params, ids, segment_ids=, positions=) -> logits [B, T, V], causal.
+      params: of the model.
+      ids: byte + 4.
+      segment_ids: documents, 0 for padding.
+      positions: offsets in the documents.
+    """
+    logits = apply(jax.lax.stop_gradient(params), ids, segment_ids=segment_ids, positions=positions)
+    return _finish(logits, segment_ids)
+
+
+def stream_entropies(
+    apply_with_state: Callable[..., tuple[Array, Any]],
+    params: Any,
+    ids: Int[Array, "B T"],
+    init_state: Any,
+    *,
+    segment_ids: Int[Array, "B T"] | None = None,
+    chunk: int = 8192,
+) -> Float[Array, "B T"]:
+    """`byte_entropies` of rows too long for one pass: chunk after chunk, the model's state carried along.
+
+    Logits of one chunk are held at a time. The last chunk is filled up with what is no token (segment 0).
+
+    Args:
+      apply_with_state: (params, ids, state, segment_ids=) -> (logits, state); any split into calls gives
+        equal logits.
+      params: of the model.
+      ids: byte + 4.
+      init_state: the model's state before the first byte.
+      segment_ids: documents, 0 for padding; None is one document a row.
+      chunk: bytes in a call.
+
+    Raises:
+      ValueError: chunk is not positive.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1 byte, got {chunk}")
+    if segment_ids is None:
+        segment_ids = jnp.ones(ids.shape, jnp.int32)
+    rows, length = ids.shape
+    params = jax.lax.stop_gradient(params)
+
+    def chunks(x: Int[Array, "B T"], fill: int) -> Int[Array, "n B chunk"]:
+        x = jnp.pad(x, ((0, 0), (0, -length % chunk)), constant_values=fill)
+        return x.reshape(rows, -1, chunk).swapaxes(0, 1)
+
+    def step(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, Array]:
+        logits, state = apply_with_state(params, inputs[0], state, segment_ids=inputs[1])
+        return state, _finish(logits, inputs[1])
+
+    _, entropies = jax.lax.scan(step, init_state, (chunks(ids, PAD), chunks(segment_ids, 0)))
+    return entropies.swapaxes(0, 1).reshape(rows, -1)[:, :length]
+
+
+def _finish(logits: Float[Array, "B T V"], segment_ids: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
+    entropies = jax.lax.stop_gradient(entropies_from_logits(logits))
+    return entropies if segment_ids is None else jnp.where(segment_ids > 0, entropies, 0.0)

@@ -1,0 +1,69 @@
+"""The boundary rules: where each causal mode would end a patch, read from one byte and its predecessor.
+
+The functions work elementwise, so the parallel pass and the byte-by-byte one decide by the same code.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.data.vocab import OFFSET
+from jaxblt.patching.config import PatcherConfig
+
+
+def candidates(
+    config: PatcherConfig,
+    *,
+    ids: Int[Array, "*S"],
+    entropies: Float[Array, "*S"],
+    previous: Float[Array, "*S"],
+    first: Bool[Array, "*S"],
+    offset: Int[Array, "*S"],
+    threshold: Float[Array, ""],
+) -> Bool[Array, "*S"]:
+    """Where the rule would end a patch, length limits aside.
+
+    Args:
+      config: of mode entropy, space, static or byte (greedy has a memory of its own).
+      ids: byte + 4.
+      entropies: H_t in nats.
+      previous: H_{t-1}; not read where `first`.
+      first: the first byte of a document.
+      offset: of the byte in its block.
+      threshold: nats.
+    """
+    if config.mode == "entropy":
+        return first | _entropy_rule(config, entropies, previous, threshold)
+    if config.mode == "space":
+        return ~_in_word(ids)
+    if config.mode == "static":
+        return (offset + 1) % config.patch_size == 0
+    return jnp.ones(ids.shape, bool)
+
+
+def lone_first(config: PatcherConfig, first: Bool[Array, "*S"]) -> Bool[Array, "*S"]:
+    """First bytes (BOS) that are a patch of their own, even where the dual rule asks for two."""
+    return first if config.mode == "entropy" and config.min_length == 1 else jnp.zeros_like(first)
+
+
+def _entropy_rule(
+    config: PatcherConfig,
+    entropies: Float[Array, "*S"],
+    previous: Float[Array, "*S"],
+    threshold: Float[Array, ""],
+) -> Bool[Array, "*S"]:
+    threshold = jnp.broadcast_to(threshold, entropies.shape)
+    rise = entropies - previous
+    if config.monotonic:
+        return rise > threshold
+    if config.threshold_add is not None:
+        return (rise > jnp.float32(config.threshold_add)) & (entropies > threshold)
+    return entropies > threshold
+
+
+def _in_word(ids: Int[Array, "*S"]) -> Bool[Array, "*S"]:
+    """ASCII letters and digits, and every byte (>= 0x80) of a multi-byte UTF-8 character."""
+    byte = ids - OFFSET
+    digit = (byte >= ord("0")) & (byte <= ord("9"))
+    lower = byte | 0x20
+    letter = (byte >= 0) & (lower >= ord("a")) & (lower <= ord("z"))
+    return digit | letter | (byte >= 0x80)

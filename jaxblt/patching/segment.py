@@ -1,0 +1,117 @@
+"""From bytes and entropies to patches, a whole batch at once."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.patching import limits, optimal, rules
+from jaxblt.patching.config import PatcherConfig
+from jaxblt.patching.fixed_point import fraction_bits, quantise, quantise_budget
+from jaxblt.patching.patches import Patches, from_closed, to_blocks
+
+
+def make_patches(
+    config: PatcherConfig,
+    ids: Int[Array, "B T"],
+    *,
+    segment_ids: Int[Array, "B T"] | None = None,
+    entropies: Float[Array, "B T"] | None = None,
+) -> Patches:
+    """Groups the bytes of each row into patches by the config's rule.
+
+    Args:
+      config: the rule, its limits and the static shapes.
+      ids: byte + 4; BOS and EOS count as bytes.
+      segment_ids: documents, 0 for padding, which belongs to no patch; None is one document a row. Documents
+        start at a block's edge.
+      entropies: nats, of the prediction made at each byte; read by the modes that go by entropy.
+
+    Raises:
+      ValueError: the entropies or threshold of the mode are missing, or a shape differs from that of ids.
+    """
+    if segment_ids is None:
+        segment_ids = jnp.ones(ids.shape, jnp.int32)
+    closed = closes(config, ids, entropies, segment_ids)
+    return from_closed(closed, segment_ids, block_size=config.block_size, capacity=config.slots)
+
+
+def closes(
+    config: PatcherConfig,
+    ids: Int[Array, "B T"],
+    entropies: Float[Array, "B T"] | None,
+    segment_ids: Int[Array, "B T"],
+) -> Bool[Array, "B T"]:
+    """True where a patch is to end, block edges included; the slots that a block has are not yet counted."""
+    threshold = config.known_threshold() if config.needs_entropies else 0.0
+    if entropies is None:
+        if config.needs_entropies:
+            raise ValueError(f"mode={config.mode!r} needs entropies: see jaxblt.patching.byte_entropies")
+        entropies = jnp.zeros(ids.shape, jnp.float32)
+    for name, array in (("entropies", entropies), ("segment_ids", segment_ids)):
+        if array.shape != ids.shape:
+            raise ValueError(f"{name} must have the shape of ids, {ids.shape}, got {array.shape}")
+    return closes_at(config, ids, entropies, segment_ids, jnp.float32(threshold))
+
+
+def closes_at(
+    config: PatcherConfig,
+    ids: Int[Array, "B T"],
+    entropies: Float[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    threshold: Float[Array, ""],
+) -> Bool[Array, "B T"]:
+    """`closes` with the threshold as an array, so that a search over thresholds compiles once."""
+    entropies = entropies.astype(jnp.float32)
+    valid = to_blocks(segment_ids, config.block_size) > 0
+    if config.mode == "greedy":
+        ends = _greedy(config, entropies, valid, threshold)
+    elif config.causal:
+        ends = _by_rule(config, ids, entropies, segment_ids, threshold)
+    else:
+        ends = optimal.segment(config, to_blocks(entropies, config.block_size), valid, threshold)
+    edge = jnp.arange(config.block_size) == config.block_size - 1
+    ends = (ends | edge[None, None]) & valid
+    return ends.reshape(ids.shape[0], -1)[:, : ids.shape[1]]
+
+
+def _by_rule(
+    config: PatcherConfig,
+    ids: Int[Array, "B T"],
+    entropies: Float[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    threshold: Float[Array, ""],
+) -> Bool[Array, "B N S"]:
+    offset = jnp.arange(ids.shape[1], dtype=jnp.int32) % config.block_size
+    first = (segment_ids > 0) & (segment_ids != _shift(segment_ids))
+    marks = rules.candidates(
+        config,
+        ids=ids,
+        entropies=entropies,
+        previous=_shift(entropies),
+        first=first,
+        offset=jnp.broadcast_to(offset, ids.shape),
+        threshold=threshold,
+    )
+    marks = to_blocks(marks & (segment_ids > 0), config.block_size)
+    if config.shortest == 1:
+        return marks if config.max_length is None else limits.cut_long(marks, config.max_length)
+    following = limits.next_from_candidates(marks, shortest=config.shortest, longest=config.longest)
+    lone = rules.lone_first(config, to_blocks(first, config.block_size)[..., 0])
+    following = following.at[..., 0].set(jnp.where(lone, 1, following[..., 0]))
+    return limits.closes_from_next(following, shortest=config.shortest)
+
+
+def _greedy(
+    config: PatcherConfig,
+    entropies: Float[Array, "B T"],
+    valid: Bool[Array, "B N S"],
+    threshold: Float[Array, ""],
+) -> Bool[Array, "B N S"]:
+    bits = fraction_bits(config.block_size)
+    spent = jnp.where(valid, quantise(to_blocks(entropies, config.block_size), bits), 0)
+    budget = quantise_budget(threshold, bits)
+    following = limits.next_from_budget(spent, budget, shortest=config.min_length, longest=config.longest)
+    return limits.closes_from_next(following, shortest=config.min_length)
+
+
+def _shift(x: Array) -> Array:
+    return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))

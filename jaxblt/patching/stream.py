@@ -1,0 +1,151 @@
+"""The causal modes one byte at a time: given the same entropies, the very boundaries of the parallel pass."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.patching import rules
+from jaxblt.patching.config import PatcherConfig
+from jaxblt.patching.fixed_point import fraction_bits, quantise, quantise_budget
+
+
+@flax.struct.dataclass
+class PatcherState:
+    """Where each row's patcher stands after its last byte.
+
+    Attributes:
+      offset: bytes read of the block; block_size after its last byte.
+      length: bytes since the rule last ended a patch.
+      spent: fixed-point sum of their entropies.
+      used: patches begun in the block, those refused for want of a slot included; the patch that will hold
+        the next byte is the block's number min(used, capacity), unless the block is over.
+      overflow: boundaries refused so far in the document.
+      last_entropy: nats.
+      last_segment: document; 0 before the first byte.
+    """
+
+    offset: Int[Array, "B"]
+    length: Int[Array, "B"]
+    spent: Int[Array, "B"]
+    used: Int[Array, "B"]
+    overflow: Int[Array, "B"]
+    last_entropy: Float[Array, "B"]
+    last_segment: Int[Array, "B"]
+
+
+def init_patcher(config: PatcherConfig, batch_size: int) -> PatcherState:
+    """The state before the first byte.
+
+    Raises:
+      ValueError: the mode is not causal, or has no threshold and needs one.
+    """
+    if not config.causal:
+        raise ValueError(
+            f"mode={config.mode!r} reads the whole block: it cannot run byte by byte, nor generate"
+        )
+    if config.needs_entropies:
+        config.known_threshold()
+    zero = jnp.zeros((batch_size,), jnp.int32)
+    return PatcherState(
+        offset=zero,
+        length=zero,
+        spent=zero,
+        used=zero,
+        overflow=zero,
+        last_entropy=jnp.zeros((batch_size,), jnp.float32),
+        last_segment=zero,
+    )
+
+
+def step_patcher(
+    config: PatcherConfig,
+    state: PatcherState,
+    ids: Int[Array, "B"],
+    entropies: Float[Array, "B"],
+    segment_ids: Int[Array, "B"],
+) -> tuple[PatcherState, Bool[Array, "B"]]:
+    """Reads one byte a row and says whether its patch ends there.
+
+    Args:
+      config: a causal mode.
+      state: of `init_patcher` or the last step.
+      ids: byte + 4.
+      entropies: nats, of the prediction made at this byte.
+      segment_ids: the byte's document; 0 where a row gets no byte, which leaves its state as it was. A new
+        document starts a new block.
+    """
+    live = segment_ids > 0
+    entropies = entropies.astype(jnp.float32)
+    first = live & (segment_ids != state.last_segment)
+    began = _enter_block(config, state, first)
+    ended, spent = _rule_ends(config, began, ids, entropies, first)
+    edge = began.offset == config.block_size - 1
+    wanted = ended | edge
+    refused = wanted & ~edge & (began.used >= config.slots)
+    new = PatcherState(
+        offset=began.offset + 1,
+        length=jnp.where(wanted, 0, began.length + 1),
+        spent=jnp.where(wanted, 0, spent),
+        used=began.used + (wanted & ~edge).astype(jnp.int32),
+        overflow=began.overflow + refused.astype(jnp.int32),
+        last_entropy=entropies,
+        last_segment=segment_ids,
+    )
+    kept = jax.tree.map(lambda after, before: jnp.where(live, after, before), new, state)
+    return kept, wanted & ~refused & live
+
+
+def scan_patcher(
+    config: PatcherConfig,
+    state: PatcherState,
+    ids: Int[Array, "B T"],
+    entropies: Float[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+) -> tuple[PatcherState, Bool[Array, "B T"]]:
+    """`step_patcher` over T bytes: the state after a prompt, and its boundaries."""
+
+    def step(state: PatcherState, inputs: tuple[Array, Array, Array]) -> tuple[PatcherState, Array]:
+        return step_patcher(config, state, *inputs)
+
+    state, closed = jax.lax.scan(step, state, (ids.T, entropies.T, segment_ids.T))
+    return state, closed.T
+
+
+def _enter_block(config: PatcherConfig, state: PatcherState, first: Bool[Array, "B"]) -> PatcherState:
+    fresh = first | (state.offset == config.block_size)
+    return state.replace(  # pyright: ignore[reportAttributeAccessIssue]
+        offset=jnp.where(fresh, 0, state.offset),
+        length=jnp.where(fresh, 0, state.length),
+        spent=jnp.where(fresh, 0, state.spent),
+        used=jnp.where(fresh, 1, state.used),
+        overflow=jnp.where(first, 0, state.overflow),
+    )
+
+
+def _rule_ends(
+    config: PatcherConfig,
+    state: PatcherState,
+    ids: Int[Array, "B"],
+    entropies: Float[Array, "B"],
+    first: Bool[Array, "B"],
+) -> tuple[Bool[Array, "B"], Int[Array, "B"]]:
+    """Whether the rule and the length limits end the patch at this byte, and what the patch has spent."""
+    threshold = jnp.float32(config.known_threshold() if config.needs_entropies else 0.0)
+    length, spent = state.length + 1, state.spent
+    if config.mode == "greedy":
+        bits = fraction_bits(config.block_size)
+        spent = spent + quantise(entropies, bits)
+        marks = spent > quantise_budget(threshold, bits)
+    else:
+        marks = rules.candidates(
+            config,
+            ids=ids,
+            entropies=entropies,
+            previous=state.last_entropy,
+            first=first,
+            offset=state.offset,
+            threshold=threshold,
+        )
+    ended = (marks & (length >= config.shortest)) | rules.lone_first(config, first)
+    return ended | (length >= config.longest), spent

@@ -1,0 +1,50 @@
+"""How long, how much memory, and what ran: timing with statistics, memory of a block, traces."""
+
+from jaxblt.profiling.memory import MemoryProfile, profile_memory
+from jaxblt.profiling.timing import (
+    Case,
+    Ceilings,
+    Comparison,
+    Machine,
+    Measurement,
+    Method,
+    Monitor,
+    Summary,
+    WindowReport,
+    compare,
+    forward_backward,
+    measure,
+    measure_ceilings,
+    median_interval,
+    ratio_interval,
+    summarize,
+    this_machine,
+    tukey_inliers,
+)
+from jaxblt.profiling.trace import OpTotal, op_totals, trace
+
+__all__ = [
+    "Case",
+    "Ceilings",
+    "Comparison",
+    "Machine",
+    "Measurement",
+    "MemoryProfile",
+    "Method",
+    "Monitor",
+    "OpTotal",
+    "Summary",
+    "WindowReport",
+    "compare",
+    "forward_backward",
+    "measure",
+    "measure_ceilings",
+    "median_interval",
+    "op_totals",
+    "profile_memory",
+    "ratio_interval",
+    "summarize",
+    "this_machine",
+    "trace",
+    "tukey_inliers",
+]

@@ -1,0 +1,87 @@
+"""Where a result comes from: versions, commit, command line and hardware, as JSON."""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+PACKAGES = (
+    "jaxblt",
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "jax-cuda12-plugin",
+    "jax-triton",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "numpy",
+    "tensorboard",
+    "safetensors",
+)
+# They change what XLA compiles or how devices talk, and so results and speed.
+VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NCCL_NVLS_ENABLE")
+
+
+def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str]:
+    """Installed versions; what is not installed is left out. Imports nothing."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(*arguments: str) -> str | None:
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def git_commit() -> dict[str, Any]:
+    """`commit` and whether the checkout has changes beyond it (`dirty`); None where this is no checkout."""
+    commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+    return {"commit": commit, "dirty": None if commit is None or status is None else bool(status)}
+
+
+def device_summary() -> dict[str, Any]:
+    """Platform, kind, CUDA capability and counts of the devices JAX uses."""
+    first = jax.local_devices()[0]
+    return {
+        "platform": first.platform,
+        "kind": first.device_kind,
+        "capability": getattr(first, "compute_capability", None),
+        "count": jax.device_count(),
+        "processes": jax.process_count(),
+    }
+
+
+def provenance() -> dict[str, Any]:
+    """All of it: written beside every checkpoint and every measured number."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "versions": package_versions(),
+        "git": git_commit(),
+        "argv": list(sys.argv),
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "devices": device_summary(),
+    }

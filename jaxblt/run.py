@@ -1,0 +1,133 @@
+"""A run read back from its folder: everything that is needed to patch, score, generate or go on with the model."""
+
+import os
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxblt.data import vocab
+from jaxblt.data.config import DataConfig
+from jaxblt.data.pipeline import make_dataset
+from jaxblt.data.sources import DocumentSource
+from jaxblt.data.splits import SplitName
+from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.parallel.rules import replicated
+from jaxblt.patching import PatcherConfig
+from jaxblt.training.checkpoint import restore
+from jaxblt.training.evaluate import evaluate, target_ids
+from jaxblt.training.frozen import load_frozen, param_shapes
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.resolved import checkpoint_dir, read_resolved
+from jaxblt.training.setup import init_params, make_task
+from jaxblt.training.state import Frozen, TrainState, widen
+from jaxblt.training.step import Task, make_eval_step
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model and what belongs to it.
+
+    Attributes:
+      recipe: with nothing left open; `recipe.model` and `recipe.entropy_model` are the models' configs.
+      step: training steps that the parameters have seen.
+      task: model, entropy model, objective and patcher, built.
+      params: of the model, fp32.
+      frozen: parameters of the entropy model and the threshold; None for a model without.
+      vocabulary: the module that turns bytes into ids and back.
+    """
+
+    recipe: Recipe
+    step: int
+    task: Task
+    params: Any
+    frozen: Frozen | None
+    vocabulary: ModuleType = vocab
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, a Linen module: `run.model.apply({"params": run.params}, ids, ...)`."""
+        return self.task.model
+
+    @property
+    def patcher(self) -> PatcherConfig | None:
+        """How bytes are grouped, threshold and capacity included; None for a model without patches."""
+        return self.task.patcher
+
+    @property
+    def threshold(self) -> float | None:
+        """Entropy in nats above which a patch ends; None for a model without."""
+        return None if self.patcher is None else self.patcher.threshold
+
+    @property
+    def entropy_model(self) -> nn.Module | None:
+        """The model whose entropies cut the patches."""
+        return self.task.entropy_model
+
+    @property
+    def entropy_params(self) -> Any:
+        """Its parameters, fp32 with the values of bfloat16, as in training."""
+        return None if self.frozen is None else widen(self.frozen.params)
+
+    def evaluate(
+        self,
+        split: SplitName = "test",
+        *,
+        data: DataConfig | None = None,
+        source: DocumentSource | None = None,
+        targets: str | None = None,
+        max_batches: int | None = None,
+    ) -> dict[str, float]:
+        """Loss over a split: Σ nats / Σ bytes, and the same over chosen target characters; log-loss over all ids.
+
+        Args:
+          split: of the data.
+          data: other data than the recipe's, or the same in longer rows.
+          source: documents to use instead of those that the config names.
+          targets: characters such as "ACGT" for the figures that begin with "target_".
+          max_batches: stop after so many.
+
+        Raises:
+          ValueError: the batch does not divide among the devices, or no byte is scored.
+        """
+        mesh = MeshConfig().build()
+        dataset = make_dataset(
+            self.recipe.data if data is None else data, split=split, mode="eval", source=source
+        )
+        share = {"process_index": jax.process_index(), "process_count": jax.process_count()}
+        task = replace(self.task, packed=True)
+        zero = jnp.zeros((), jnp.int32)
+        state = TrainState(zero, self.params, (), zero, zero, self.frozen)
+        with jax.set_mesh(mesh):
+            step = make_eval_step(task, targets=target_ids(targets), seed=self.recipe.train.seed)
+            state = jax.device_put(state, replicated(mesh))
+            return evaluate(step, state, replace(dataset, **share), mesh, max_batches=max_batches)
+
+
+def load(run_dir: str | os.PathLike[str], *, step: int | None = None, dtype: str | None = None) -> Run:
+    """A run's model, parameters, patcher, threshold and vocabulary.
+
+    Args:
+      run_dir: the folder that was given to `fit`.
+      step: of the checkpoint; None for the newest that can be read.
+      dtype: to compute in, "bfloat16" or "float32"; None for the recipe's.
+
+    Raises:
+      FileNotFoundError: the folder holds no run, or no checkpoint of that step.
+      ValueError: the run was made by another version of the configs.
+      CheckpointCorrupt: no checkpoint can be read.
+    """
+    recipe, content_hash = read_resolved(run_dir)
+    if dtype is not None:
+        recipe = replace(recipe, train=replace(recipe.train, dtype=dtype))
+    task = make_task(recipe)
+    boxed = jax.eval_shape(lambda: init_params(task, recipe.data, recipe.train.seed))
+    restored = restore(checkpoint_dir(run_dir), nn.meta.unbox(boxed), step=step, subtree="params")
+    frozen = None
+    if content_hash is not None:
+        shapes = param_shapes(recipe.entropy_model)
+        frozen = load_frozen(run_dir, shapes, recipe.patcher, content_hash, step=restored.step)
+    return Run(recipe, restored.step, task, restored.state, frozen)

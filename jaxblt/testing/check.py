@@ -1,0 +1,81 @@
+"""The property suite that every mixer passes."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from jaxblt.mixers.base import MixerConfig
+from jaxblt.testing import numerics, parallel, streaming
+from jaxblt.testing.subject import Subject
+
+
+@dataclasses.dataclass(frozen=True)
+class Property:
+    """One thing that must hold. `check` raises AssertionError if it does not; `applies` says which mixers it is of."""
+
+    name: str
+    check: Callable[[Subject], None]
+    applies: Callable[[MixerConfig], bool] = lambda config: True
+
+
+def _causal(config: MixerConfig) -> bool:
+    return config.causal
+
+
+PROPERTIES: tuple[Property, ...] = (
+    Property("output", parallel.check_output),
+    Property("causal", parallel.check_causal, _causal),
+    Property("mixes", parallel.check_mixes),
+    Property("packed", parallel.check_packed),
+    Property("holes", parallel.check_holes),
+    Property("odd_lengths", parallel.check_odd_lengths),
+    Property("batch", parallel.check_batch),
+    Property("positions", parallel.check_positions),
+    Property("chunked", streaming.check_chunked, _causal),
+    Property("continued", streaming.check_continued, _causal),
+    Property("documents_streamed", streaming.check_documents_streamed, _causal),
+    Property("holes_streamed", streaming.check_holes_streamed, _causal),
+    Property("rows_advance_alone", streaming.check_rows_advance_alone, _causal),
+    Property("state", streaming.check_state, _causal),
+    Property("gradients", numerics.check_gradients),
+    Property("finite_gradients", numerics.check_finite_gradients),
+    Property("every_parameter", numerics.check_every_parameter),
+    Property("jit", numerics.check_jit),
+    Property("bfloat16", numerics.check_bfloat16),
+    Property("sharded", numerics.check_sharded),
+)
+
+
+def check_mixer(
+    config: MixerConfig, *, length: int = 24, seed: int = 0, only: Sequence[str] | None = None
+) -> list[str]:
+    """Runs the property suite on a mixer of your own; returns the names of the properties that were checked.
+
+    The config is a frozen dataclass as `jaxblt.mixers.MixerConfig` describes. Two optional fields say what it
+    asks of
+    its input: `packed=False` for one document a row, `segment_alignment` for where documents may start. Keep
+      it tiny
+    (dim 8 to 16): the suite compares many passes.
+
+    Args:
+      config: the mixer's frozen config.
+      length: tokens a row, at least 14; raised to 3 * segment_alignment.
+      seed: of parameters and inputs.
+      only: names of the properties to check; None for all that apply.
+
+    Raises:
+      AssertionError: a property does not hold; names it, the size of the error and the tolerance.
+      ValueError: a name in `only` is unknown, or `length` is too small.
+    """
+    unknown = sorted(set(only or ()) - {p.name for p in PROPERTIES})
+    if unknown:
+        raise ValueError(f"no property is called {unknown}, expected names of {[p.name for p in PROPERTIES]}")
+    if length < 14:
+        raise ValueError(f"length must be at least 14 for documents and odd lengths to fit, got {length}")
+    subject = Subject(config, length=length, seed=seed)
+    chosen = [p for p in PROPERTIES if (only is None or p.name in only) and p.applies(config)]
+    for prop in chosen:
+        try:
+            prop.check(subject)
+        except AssertionError as error:
+            raise AssertionError(f"{prop.name}: {error}") from error
+    return [p.name for p in chosen]

@@ -1,0 +1,108 @@
+"""Properties of the training pass."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblt.testing.subject import Subject, expect_close, expect_moved
+
+
+def check_output(subject: Subject) -> None:
+    """The output has the input's shape and is finite; a hole's is zero."""
+    ids = subject.with_holes(subject.documents())
+    y = subject.run(ids=ids)
+    if y.shape != subject.x.shape or not np.all(np.isfinite(y)):
+        raise AssertionError(
+            f"shape {y.shape} for inputs {subject.x.shape}, {np.sum(~np.isfinite(y))} not finite"
+        )
+    expect_close("outputs at holes are not zero", y[ids < 0], np.zeros_like(y[ids < 0]), 0.0)
+
+
+def check_causal(subject: Subject) -> None:
+    """What comes after a token does not change its output; what comes at it does."""
+    y = subject.run()
+    cuts = np.arange(1, subject.length)
+    for i in range(0, len(cuts), subject.rows):
+        x, some = subject.x.copy(), cuts[i : i + subject.rows]
+        for row, cut in enumerate(some):
+            x[row, cut:] += 2.0
+        other = subject.run(x)
+        for row, cut in enumerate(some):
+            expect_close(
+                f"the future from {cut} on reaches the past", other[row, :cut], y[row, :cut], subject.limit
+            )
+            expect_moved(
+                f"token {cut} does not reach its own output", other[row, cut], y[row, cut], subject.limit
+            )
+
+
+def check_mixes(subject: Subject) -> None:
+    """A token reaches the output of the next one, and of the one before if the mixer is bidirectional."""
+    y, x = subject.run(), subject.x.copy()
+    middle = subject.length // 2
+    x[:, middle] += 2.0
+    other = subject.run(x)
+    expect_moved("a token does not reach the next", other[:, middle + 1], y[:, middle + 1], subject.limit)
+    if not subject.config.causal:
+        expect_moved(
+            "a token does not reach the one before", other[:, middle - 1], y[:, middle - 1], subject.limit
+        )
+
+
+def check_packed(subject: Subject) -> None:
+    """Documents packed in one row give the outputs that each gives alone."""
+    ids = subject.documents()
+    y, live = subject.run(ids=ids), ids > 0
+    expect_close(
+        "packed documents differ from each alone", y[live], subject.apart(subject.x, ids)[live], subject.limit
+    )
+
+
+def check_holes(subject: Subject) -> None:
+    """Holes count as time and hold nothing: what lies there is never read, and documents stay apart."""
+    ids = subject.with_holes(subject.documents())
+    y, live, x = subject.run(ids=ids), ids > 0, subject.x.copy()
+    x[~live] += 100.0
+    expect_close(
+        "the contents of holes or padding are read", subject.run(x, ids)[live], y[live], subject.limit
+    )
+    expect_close(
+        "documents with holes are not kept apart", y[live], subject.apart(subject.x, ids)[live], subject.limit
+    )
+
+
+def check_odd_lengths(subject: Subject) -> None:
+    """Rows of any length, without segment ids, give what they give padded."""
+    for length in (1, 2, 13):
+        ids = np.zeros((subject.rows, subject.length), np.int32)
+        ids[:, :length] = 1
+        short = subject.parallel(subject.params, jnp.asarray(subject.x[:, :length]), None)
+        padded = subject.run(ids=ids)[:, :length]
+        expect_close(f"a row of {length} differs from itself padded", short, padded, subject.limit)
+
+
+def check_batch(subject: Subject) -> None:
+    """A row's output does not depend on the others, nor on its place."""
+    ids = subject.documents()
+    y, x = subject.run(ids=ids), subject.x.copy()
+    x[1:] += 2.0
+    expect_close("the other rows reach row 0", subject.run(x, ids)[0], y[0], subject.limit)
+    turned = subject.run(np.roll(subject.x, 1, 0), np.roll(ids, 1, 0))
+    live = ids > 0
+    expect_close("a row's place matters", np.roll(turned, -1, 0)[live], y[live], subject.limit)
+
+
+def check_positions(subject: Subject) -> None:
+    """Positions given as the offset in the document change nothing."""
+    ids = subject.documents()
+    change = ids != np.concatenate([np.zeros_like(ids[:, :1]), ids[:, :-1]], 1)
+    index = np.broadcast_to(np.arange(subject.length), ids.shape)
+    offset = index - np.maximum.accumulate(np.where(change, index, 0), 1)
+    inputs = (jnp.asarray(a) for a in (subject.x, ids, offset.astype(np.int32)))
+    y = subject.parallel(subject.params, *inputs)
+    live = ids > 0
+    expect_close(
+        "explicit positions differ from counted",
+        np.asarray(y)[live],
+        subject.run(ids=ids)[live],
+        subject.limit,
+    )

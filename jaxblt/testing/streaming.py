@@ -1,0 +1,112 @@
+"""Properties of the streaming pass: any split of a sequence into calls is the same function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblt.mixers.base import init_state
+from jaxblt.testing.subject import Subject, expect_close
+
+
+def _sizes(subject: Subject, size: int) -> list[int]:
+    return [size] * -(-subject.length // size)
+
+
+def _documents_anywhere(subject: Subject) -> np.ndarray:
+    """Documents that start at no multiple of anything: a stream promises no alignment."""
+    ids, length = np.ones((subject.rows, subject.length), np.int32), subject.length
+    ids[0, length // 3 :], ids[0, length // 3 + 1 :] = 2, 3
+    ids[1, length - 2 :] = 5
+    return ids
+
+
+def check_chunked(subject: Subject) -> None:
+    """Calls of 1, of 7 and of everything give what the training pass gives."""
+    ids = np.ones((subject.rows, subject.length), np.int32)
+    y = subject.run()
+    for size in (1, 7, subject.length):
+        fed = subject.feed(subject.x, ids, _sizes(subject, size))
+        expect_close(f"calls of {size} differ from the training pass", fed, y, subject.limit)
+
+
+def check_continued(subject: Subject) -> None:
+    """Without segment ids every token continues the row's document."""
+    state, half = subject.start(), subject.length // 2
+    first, state = subject.step(subject.params, jnp.asarray(subject.x[:, :half]), None, state)
+    rest, _ = subject.step(subject.params, jnp.asarray(subject.x[:, half:]), None, state)
+    fed = np.concatenate([first, rest], 1)
+    expect_close("calls without segment ids differ from the training pass", fed, subject.run(), subject.limit)
+
+
+def check_documents_streamed(subject: Subject) -> None:
+    """A document that starts amid a call, at any place, sees nothing of the one before."""
+    for ids in (_documents_anywhere(subject), subject.documents()):
+        expected, live = subject.apart(subject.x, ids), ids > 0
+        for size in (1, 7, subject.length):
+            fed = subject.feed(subject.x, ids, _sizes(subject, size))
+            expect_close(f"documents in calls of {size} differ", fed[live], expected[live], subject.limit)
+
+
+def check_holes_streamed(subject: Subject) -> None:
+    """Holes fed to the state are the holes of the training pass."""
+    ids = subject.with_holes(_documents_anywhere(subject))
+    expected = np.where((ids > 0)[..., None], subject.apart(subject.x, ids), 0)
+    for size in (1, 7, subject.length):
+        fed = subject.feed(subject.x, ids, _sizes(subject, size))
+        expect_close(f"holes in calls of {size} differ", fed, expected, subject.limit)
+
+
+def check_rows_advance_alone(subject: Subject) -> None:
+    """Rows take tokens when they like; a call without a token for a row leaves every bit of its state."""
+    ids = subject.with_holes(_documents_anywhere(subject))
+    expected, rng = subject.apart(subject.x, ids), np.random.default_rng([subject.seed, 3])
+    at, state, y = np.zeros(subject.rows, int), subject.start(), np.zeros_like(subject.x)
+    while np.any(at < subject.length):
+        size = int(rng.choice([1, 7]))
+        chunk, chunk_ids = (
+            np.ones((subject.rows, size, subject.config.dim), np.float32),
+            np.zeros((subject.rows, size)),
+        )
+        taken = []
+        for row in range(subject.rows):
+            count = rng.integers(0, min(size, subject.length - at[row]) + 1) if rng.random() < 0.7 else 0
+            slots = np.sort(rng.choice(size, count, replace=False))
+            span = np.arange(at[row], at[row] + count)
+            chunk[row, slots], chunk_ids[row, slots] = subject.x[row, span], ids[row, span]
+            taken.append((slots, span))
+        out, after = subject.step(
+            subject.params, jnp.asarray(chunk), jnp.asarray(chunk_ids, jnp.int32), state
+        )
+        for row, (slots, span) in enumerate(taken):
+            y[row, span] = np.asarray(out)[row, slots]
+            at[row] += len(span)
+            if not len(span):
+                _expect_same_bits(state, after, row)
+        state = after
+    live = ids > 0
+    expect_close("rows that advance on their own differ", y[live], expected[live], subject.limit)
+
+
+def _expect_same_bits(before: object, after: object, row: int) -> None:
+    pairs = zip(jax.tree.leaves_with_path(before), jax.tree.leaves(after), strict=True)
+    for (path, old), new in pairs:
+        if np.asarray(old)[row].tobytes() != np.asarray(new)[row].tobytes():
+            raise AssertionError(f"the state{jax.tree_util.keystr(path)} of a row without a token changed")
+
+
+def check_state(subject: Subject) -> None:
+    """The state keeps its shapes and dtypes, and one without `capacity` does not grow with it."""
+    state = subject.start()
+    ids = jnp.ones((subject.rows, 1), jnp.int32)
+    _, after = jax.eval_shape(subject.step, subject.params, jnp.asarray(subject.x[:, :1]), ids, state)
+    spec = jax.tree.map(lambda a: (a.shape, a.dtype), state)
+    if jax.tree.map(lambda a: (a.shape, a.dtype), after) != spec:
+        raise AssertionError(f"a call changed the state's shapes or dtypes: {spec} became {after}")
+    if getattr(state, "capacity", None) is not None:
+        return
+    longer = init_state(subject.config, subject.rows, capacity=100 * subject.length)
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(s)) for s in (state, longer)]
+    if sizes[0] != sizes[1]:
+        raise AssertionError(
+            f"the state has no capacity and yet grows with it: {sizes[0]} bytes became {sizes[1]}"
+        )

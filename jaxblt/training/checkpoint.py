@@ -1,0 +1,297 @@
+"""Checkpoints: asynchronous, readable on any mesh and number of processes, and never trusted blindly.
+
+A step holds the state (arrays) and a JSON object. Nothing is pickled. The one module that knows Orbax.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+from orbax.checkpoint import v1 as ocp
+
+from jaxblt.training import integrity
+from jaxblt.training.integrity import CheckpointCorrupt, StateMismatch
+
+logger = logging.getLogger(__name__)
+
+
+class Restored(NamedTuple):
+    """A checkpoint read back: the pytree of arrays, the JSON object saved beside it, and its step."""
+
+    state: Any
+    meta: dict[str, Any]
+    step: int
+
+
+def abstract_like(state: Any) -> Any:
+    """Shapes, dtypes and shardings of `state`'s arrays, as `restore` wants them."""
+
+    def describe(leaf: Any) -> Any:
+        if not hasattr(leaf, "dtype"):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+
+    return jax.tree.map(describe, state)
+
+
+def _folder(directory: str | epath.PathLike) -> epath.Path:
+    path = epath.Path(directory).expanduser()
+    return path if "://" in str(path) else path.resolve()
+
+
+def _context(*, partial: bool = False, on_commit: Any = None) -> ocp.Context:
+    registry = ocp.handlers.local_registry()
+    registry.add(ocp.handlers.JsonHandler, checkpointable_name="meta")
+    context = ocp.Context()
+    context.checkpointables.registry = registry
+    context.pytree.loading.partial_load = partial
+    context.asynchronous.post_finalization_callback = on_commit
+    return context
+
+
+def list_steps(directory: str | epath.PathLike) -> list[int]:
+    """The finished steps below `directory`, ascending; empty if there is none, or no such directory."""
+    folder = _folder(directory)
+    if not folder.exists():
+        return []
+    return sorted(found.step for found in ocp.path.step.standard_name_format().find_all(folder))
+
+
+def _agreed_steps(folder: epath.Path) -> list[int]:
+    """The steps that process 0 sees, in every process: another may look while one is being renamed or deleted."""
+    steps = list_steps(folder)
+    if jax.process_count() == 1:
+        return steps
+    count = int(multihost_utils.broadcast_one_to_all(np.asarray(len(steps), np.int32)))
+    if count == 0:
+        return []
+    mine = np.resize(np.asarray(steps or [0], np.int32), count)
+    return [int(step) for step in multihost_utils.broadcast_one_to_all(mine)]
+
+
+def _nested(path: str, value: Any) -> Any:
+    for key in reversed(path.split("/") if path else []):
+        value = {key: value}
+    return value
+
+
+def _inside(tree: Any, path: str, where: epath.Path) -> Any:
+    for key in path.split("/") if path else []:
+        if not isinstance(tree, dict) or key not in tree:
+            known = sorted(tree) if isinstance(tree, dict) else type(tree).__name__
+            raise StateMismatch(f"{where} holds no {path!r}: at {key!r} there is {known}")
+        tree = tree[key]
+    return tree
+
+
+def _place(abstract: Any) -> Any:
+    """Leaves without a sharding go to the default device."""
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+    def place(leaf: Any) -> Any:
+        if not hasattr(leaf, "dtype") or isinstance(leaf, np.ndarray):
+            return leaf
+        sharding = getattr(leaf, "sharding", None)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here if sharding is None else sharding)
+
+    return jax.tree.map(place, abstract)
+
+
+def _reason(error: BaseException) -> str:
+    """The first words of what caused `error`: Orbax wraps it in much else."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip()[:300]}"
+
+
+def _together[T](read: Callable[[], T]) -> T:
+    """`read()`, which must succeed in every process, or CheckpointCorrupt is raised in every process.
+
+    What another attempt or an older step cannot cure (another state, no memory) is raised as it is.
+    """
+    error, value = None, None
+    try:
+        value = read()
+    except (integrity.StateMismatch, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as caught:
+        error = caught
+    fine = [error is None]
+    if jax.process_count() > 1:
+        fine = list(multihost_utils.process_allgather(np.asarray(error is None)))
+    if error is not None:
+        raise CheckpointCorrupt(_reason(error)) from error
+    if not all(fine):
+        raise CheckpointCorrupt(f"process {fine.index(False)} could not read it")
+    return cast(T, value)
+
+
+def _stored(where: epath.Path, subtree: str) -> Any:
+    """Names, shapes and dtypes of a step. One process checks its files first, for all see the same ones."""
+    if jax.process_index() == 0:
+        integrity.check_files(where)
+    stored = ocp.checkpointables_metadata(where).metadata["state"]
+    if stored is None:
+        raise CheckpointCorrupt(f"{where}: the description of the arrays cannot be read")
+    return _inside(stored, subtree, where)
+
+
+def _read_step(where: epath.Path, abstract: Any, subtree: str) -> Restored:
+    with _context(partial=True):
+        stored = _together(lambda: _stored(where, subtree))
+        recast = integrity.check_leaves(stored, abstract, where=str(where), cast=bool(subtree))
+        note = _together(lambda: ocp.load_checkpointables(where, {"meta": None}))["meta"]
+        asked = {"state": _nested(subtree, _place(abstract))}
+        loaded = _together(lambda: ocp.load_checkpointables(where, asked))
+    skip = {f"{subtree}/{name}" for name in recast}
+    state = _inside(loaded["state"], subtree, where)
+    _together(lambda: integrity.check_types(state, abstract))
+    _together(lambda: integrity.check_fingerprint(loaded["state"], note["fingerprint"], skip=skip))
+    return Restored(state, note["meta"], int(where.name))
+
+
+def restore(
+    directory: str | epath.PathLike, abstract: Any, *, step: int | None = None, subtree: str = ""
+) -> Restored:
+    """Reads the newest step that is whole, or `step`; changes nothing on disk.
+
+    Args:
+      directory: holds one folder a step.
+      abstract: pytree of `jax.ShapeDtypeStruct` with shardings (of any mesh), see `abstract_like`.
+      step: this step and no other; None for the newest.
+      subtree: read this part alone, e.g. `"params"`; then dtypes are cast to those of `abstract`.
+
+    Raises:
+      FileNotFoundError: there is no such checkpoint.
+      StateMismatch: it holds other names, shapes or dtypes than `abstract`.
+      CheckpointCorrupt: no step could be read.
+    """
+    folder = _folder(directory)
+    steps = _agreed_steps(folder)
+    if step is not None and step not in steps:
+        raise FileNotFoundError(f"no checkpoint of step {step} in {folder}; there are {steps or 'none'}")
+    if not steps:
+        raise FileNotFoundError(
+            f"no checkpoint in {folder}: it should hold a folder a step, e.g. {folder}/100"
+        )
+    reasons: list[CheckpointCorrupt] = []
+    for candidate in steps[::-1] if step is None else [step]:
+        try:
+            restored = _read_step(folder / str(candidate), abstract, subtree)
+        except CheckpointCorrupt as error:
+            logger.warning("the checkpoint of step %d in %s cannot be used: %s", candidate, folder, error)
+            reasons.append(error)
+        else:
+            if reasons:
+                logger.warning("fell back to the checkpoint of step %d in %s", candidate, folder)
+            return restored
+    listed = "\n  ".join(map(str, reasons))
+    raise CheckpointCorrupt(f"no checkpoint in {folder} can be read:\n  {listed}") from reasons[0]
+
+
+class Checkpointer:
+    """Saves and restores the steps of one run. Every process calls every method.
+
+    Args:
+      directory: local, `gs://` or `s3://`; made if absent.
+      keep: newest steps kept; at least 2, or there is nothing to fall back to.
+      keep_period: steps that are a multiple of it are kept for ever.
+    """
+
+    def __init__(
+        self, directory: str | epath.PathLike, *, keep: int = 3, keep_period: int | None = None
+    ) -> None:
+        if keep < 2:
+            raise ValueError(f"keep={keep}: keep at least 2 checkpoints, or a damaged one cannot be replaced")
+        self.directory = _folder(directory)
+        self._saving: int | None = None
+        policies = ocp.training.preservation_policies
+        kept: list[Any] = [policies.LatestN(keep)]
+        if keep_period is not None:
+            kept.append(policies.EveryNSteps(keep_period))
+        self._manager = ocp.training.Checkpointer(
+            self.directory,
+            # Orbax copies its options deeply: a bound method would arrive bound to a copy of self.
+            context=_context(on_commit=lambda: self._list_files()),
+            preservation_policy=cast(Any, policies.AnyPreservationPolicy(kept)),
+            cleanup_tmp_directories=True,
+        )
+
+    def _list_files(self) -> None:
+        """Runs once everything is written, before the step gets its final name (or its commit mark)."""
+        if jax.process_index() != 0 or self._saving is None:
+            return
+        name = str(self._saving)
+        for entry in self.directory.iterdir():
+            if entry.name == name or entry.name.startswith(f"{name}.orbax-checkpoint-tmp"):
+                integrity.write_file_list(entry)
+
+    def save(self, step: int, state: Any, meta: dict[str, Any] | None = None) -> None:
+        """Starts to save; returns once `state` has been copied, so its buffers may be donated.
+
+        Waits for the save before it, and raises that one's error if it failed.
+
+        Raises:
+          ValueError: `meta` is not JSON, or the step is there already.
+        """
+        try:
+            json.dumps(meta)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"meta must be JSON (numbers, strings, lists, dicts): {error}") from error
+        self.wait()
+        if step in self.steps():
+            raise ValueError(
+                f"step {step} is saved already in {self.directory}; restore it or use another run"
+            )
+        state = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.generic) else leaf, state)
+        note = {"meta": meta or {}, "fingerprint": integrity.fingerprint(state)}
+        self._saving = step
+        self._manager.save_checkpointables_async(step, {"state": state, "meta": note}, force=True)
+
+    def steps(self) -> list[int]:
+        """The finished steps, ascending, as process 0 sees them."""
+        return _agreed_steps(self.directory)
+
+    def latest_step(self) -> int | None:
+        """The newest finished step; whether it can be read is known only after `restore`."""
+        return max(self.steps(), default=None)
+
+    def restore(self, abstract: Any, *, step: int | None = None) -> Restored:
+        """The newest step that is whole, or `step`, from which the run goes on; errors as of `restore`.
+
+        Newer steps, damaged or left behind, are renamed to `<step>.aside`: the run will save them again.
+        """
+        self.wait()
+        restored = restore(self.directory, abstract, step=step)
+        self._set_aside_beyond(restored.step)
+        return restored
+
+    def _set_aside_beyond(self, kept: int) -> None:
+        if jax.process_index() == 0:
+            for step in [step for step in list_steps(self.directory) if step > kept]:
+                number = len(list(self.directory.glob(f"{step}.aside*")))
+                target = self.directory / f"{step}.aside{number or ''}"
+                (self.directory / str(step)).rename(target)
+                logger.warning("continuing from step %d: %s was moved to %s", kept, step, target)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("checkpoints set aside")
+        self._manager.reload()
+
+    def wait(self) -> None:
+        """Returns when the last save is on disk; raises its error if it failed."""
+        self._manager.wait()
+
+    def close(self) -> None:
+        """Waits, then frees threads."""
+        self._manager.close()
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,91 @@
+"""How many matmul FLOPs a model spends on a byte, counted from its program, and how many parameters it has."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from jaxblt.training.optimizer import axis_names
+
+HASH = "hash"
+
+PEAK_FLOPS = {"H200": 790e12, "H100": 790e12, "A100": 312e12}
+"""Dense bf16 matmul FLOP/s by device: what a vendor library reaches on Hopper (datasheet 989e12); A100 by datasheet."""
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Matmul FLOP/s that a device of this kind can reach; None where we have no figure."""
+    return next((peak for name, peak in PEAK_FLOPS.items() if name in device_kind), None)
+
+
+def count_params(boxed: Any) -> tuple[int, int]:
+    """(all parameters, those outside hash tables). A hash table has an axis or a path that says "hash"."""
+    leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: hasattr(x, "unbox"))
+    sizes = [(math.prod(jax.tree.leaves(leaf)[0].shape), _is_hash(path, leaf)) for path, leaf in leaves]
+    return sum(n for n, _ in sizes), sum(n for n, hashed in sizes if not hashed)
+
+
+def _is_hash(path: tuple[Any, ...], leaf: Any) -> bool:
+    return HASH in axis_names(leaf) or HASH in jax.tree_util.keystr(path)
+
+
+def matmul_flops(fn: Callable[..., Any], *args: Any) -> float:
+    """FLOPs of the matrix products in one call of `fn`: 2·m·n·k each, loops counted by their length.
+
+    Args:
+      fn: a function of arrays; only its program is looked at, nothing is run.
+      args: arrays or ShapeDtypeStructs.
+    """
+    return _count(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def _count(jaxpr: core.Jaxpr) -> float:
+    return sum(_count_equation(equation) for equation in jaxpr.eqns)
+
+
+def _count_equation(equation: core.JaxprEqn) -> float:
+    name = equation.primitive.name
+    if name == "dot_general":
+        return _dot_flops(equation)
+    inner = [_count(jaxpr) for jaxpr in _inner(equation.params)]
+    if name == "cond":
+        return max(inner)
+    times = 1
+    if name == "scan":
+        times = equation.params["length"]
+    elif name == "shard_map":
+        # the body is one device's share; releases of jax differ in what they call the axes it is split over
+        axes = next(value for name, value in equation.params.items() if name.endswith("manual_axes"))
+        times = math.prod(equation.params["mesh"].shape[axis] for axis in axes)
+    return times * sum(inner)
+
+
+def _dot_flops(equation: core.JaxprEqn) -> float:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left: Any = equation.invars[0].aval
+    out: Any = equation.outvars[0].aval
+    depth = math.prod(left.shape[axis] for axis in contracted)
+    return 2.0 * depth * math.prod(out.shape)
+
+
+def _inner(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
+    """The programs inside an equation: loop bodies, branches, checkpointed or differentiated functions."""
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, core.ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, core.Jaxpr):
+                yield item
+
+
+def mfu(flops_per_byte: float, bytes_per_second: float, peak: float) -> float:
+    """Model FLOPs utilisation: the share of `peak` (all devices together) spent on the model's own matmuls."""
+    return flops_per_byte * bytes_per_second / peak
+
+
+def as_shapes(tree: Any) -> Any:
+    """Shapes and dtypes of a tree of arrays."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), tree)

@@ -1,0 +1,135 @@
+"""The entropy model of a run: loaded from the run that trained it, and the patcher calibrated for it."""
+
+from dataclasses import replace
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from jaxblt.data.pipeline import Dataset
+from jaxblt.parallel.rules import replicated
+from jaxblt.patching import (
+    PatcherConfig,
+    byte_entropies,
+    calibrate_capacity,
+    calibrate_threshold,
+    make_patches,
+)
+from jaxblt.patching.calibrate import patches_per_block
+from jaxblt.training.checkpoint import restore
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.resolved import checkpoint_dir, read_resolved
+from jaxblt.training.state import Frozen, freeze
+from jaxblt.training.step import entropy_apply
+
+SAMPLE_BYTES = 1 << 18
+"""Bytes of training data that a threshold and a capacity are calibrated on."""
+
+
+def load_params(run_dir: str, shapes: Any, *, step: int | None = None) -> Any:
+    """Parameters of a run's newest checkpoint (or that of `step`), in the dtypes and shardings of `shapes`.
+
+    Raises:
+      FileNotFoundError: there is no such run or checkpoint.
+      ValueError: the run's parameters have other names or shapes.
+    """
+    return restore(checkpoint_dir(run_dir), shapes, step=step, subtree="params").state
+
+
+def load_frozen(
+    run_dir: Any, shapes: Any, patcher: Any, content_hash: str, *, step: int | None = None
+) -> Frozen:
+    """The entropy model that a run's checkpoint carries, whose parameters have these `shapes`."""
+    rounded = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=x.sharding), shapes)
+    params = restore(checkpoint_dir(run_dir), rounded, step=step, subtree="frozen/params").state
+    return Frozen(params=params, threshold=jnp.float32(patcher.known_threshold()), content_hash=content_hash)
+
+
+def param_shapes(config: Any, sharding: Any = None) -> Any:
+    """Shapes of a byte model's fp32 parameters, without logical axis names."""
+    ids = jax.ShapeDtypeStruct((1, 16), jnp.int32)
+    boxed = jax.eval_shape(config.build().init, jax.random.key(0), ids)["params"]
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), nn.meta.unbox(boxed)
+    )
+
+
+def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, Frozen | None]:
+    """The recipe with entropy model, threshold and capacity filled in, and the frozen entropy model.
+
+    A missing threshold is calibrated so that the mean patch has `recipe.bytes_per_patch` bytes, a missing capacity so
+    that 99.9 % of blocks do not overflow, both on a sample of the training data.
+
+    Raises:
+      ValueError: the threshold is missing and `bytes_per_patch` too.
+    """
+    patcher = recipe.patcher
+    if patcher is None:
+        return recipe, None
+    model, params = recipe.entropy_model, None
+    if recipe.entropy_run is not None:
+        model = read_resolved(recipe.entropy_run).recipe.model
+        params = load_params(recipe.entropy_run, param_shapes(model, replicated(mesh)))
+        params = freeze(params, 0.0).params
+    if patcher.capacity is None or (patcher.needs_entropies and patcher.threshold is None):
+        patcher = _calibrate(recipe, data, mesh, model, params)
+    recipe = replace(recipe, patcher=patcher, entropy_model=model)
+    return recipe, None if params is None else freeze(params, patcher.known_threshold())
+
+
+def _calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, model: Any, params: Any) -> PatcherConfig:
+    patcher = recipe.patcher
+    assert patcher is not None
+    ids, segments, entropies = _sample(data, recipe, mesh, model, params)
+    if patcher.needs_entropies and patcher.threshold is None:
+        target = recipe.bytes_per_patch
+        if target is None:
+            raise ValueError(
+                "the patcher has no threshold: set recipe.bytes_per_patch, the mean length to calibrate it for, or "
+                "patcher.threshold, in nats"
+            )
+        found = calibrate_threshold(entropies, target, config=patcher, segment_ids=segments)
+        patcher = replace(patcher, threshold=float(_from_first(np.float32(found))))
+    if patcher.capacity is None and patcher.mode in ("entropy", "greedy", "space"):
+        patches = make_patches(patcher, ids, segment_ids=segments, entropies=entropies)
+        slots = calibrate_capacity(patches_per_block(patches), block_size=patcher.block_size)
+        patcher = replace(patcher, capacity=int(_from_first(np.int32(slots))))
+    return patcher
+
+
+def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, model: Any, params: Any) -> tuple[Any, Any, Any]:
+    """Ids, segments and entropies [rows, T] of the first training batches, the same in every process."""
+    config = recipe.data
+    rows = min(-(-SAMPLE_BYTES // config.seq_len), data.num_rows)
+    count = -(-rows // config.batch_size)
+    batches = [data.batch(step, slots=range(config.batch_size)) for step in range(count)]
+    longest = max(batch.inputs.shape[1] for batch in batches)
+    if params is not None and batches[0].entropies is None:
+        apply = entropy_apply(model.build(dtype=recipe.train.compute_dtype))
+        entropy = jax.jit(
+            lambda params, batch: byte_entropies(
+                apply, params, batch.inputs, segment_ids=batch.segment_ids, positions=batch.positions
+            ),
+            out_shardings=replicated(mesh),
+        )
+        batches = [
+            replace(b, entropies=np.asarray(entropy(params, jax.device_put(b, replicated(mesh)))))
+            for b in batches
+        ]
+
+    def stack(name: str) -> Any:
+        rows = [getattr(batch, name) for batch in batches]
+        if any(x is None for x in rows):
+            return None
+        return jnp.concatenate([jnp.pad(x, ((0, 0), (0, longest - x.shape[1]))) for x in rows])
+
+    return stack("inputs"), stack("segment_ids"), stack("entropies")
+
+
+def _from_first(value: Any) -> Any:
+    """Process 0's value: hosts may round differently, and every one must cut alike."""
+    return value if jax.process_count() == 1 else multihost_utils.broadcast_one_to_all(value)

@@ -1,0 +1,244 @@
+"""The train loop: reads top to bottom, from devices to the last checkpoint."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxblt.data.batch import Batch
+from jaxblt.data.pipeline import Dataset
+from jaxblt.data.sources import DocumentSource
+from jaxblt.training.checkpoint import Checkpointer, list_steps
+from jaxblt.training.evaluate import Validation
+from jaxblt.training.flops import peak_flops
+from jaxblt.training.frozen import load_params, param_shapes, resolve
+from jaxblt.training.meter import Meter, traced
+from jaxblt.training.metrics import Metrics
+from jaxblt.training.preemption import StopRequest
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.report import describe, model_cost, op_choices
+from jaxblt.training.resolved import Resolved, adopt, checkpoint_dir, read_resolved, write_resolved
+from jaxblt.training.runlog import Progress, RunLog
+from jaxblt.training.setup import Setup, abstract_frozen, init_state, make_setup, open_data, to_devices
+from jaxblt.training.state import TrainState
+from jaxblt.training.step import make_train_step
+
+HEADLINE = (
+    "bits_per_byte",
+    "learning_rate",
+    "grad_norm",
+    "bytes_per_patch",
+    "bytes_per_second",
+    "mfu",
+    "skipped",
+)
+"""Figures shown beside the progress bar."""
+
+
+class TrainingFailed(RuntimeError):
+    """A run cannot go on: its steps are not finite, or its patches overflow."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A run that ended.
+
+    Attributes:
+      recipe: with nothing left open.
+      state: the last one.
+      step: steps taken.
+      finished: False if the run was stopped by a signal or its time limit; fitting again goes on.
+      validation: figures of the last evaluation in this process; empty if there was none.
+    """
+
+    recipe: Recipe
+    state: TrainState
+    step: int
+    finished: bool
+    validation: dict[str, float] = field(default_factory=dict)
+
+
+def fit(
+    recipe: Recipe,
+    run_dir: str | os.PathLike[str],
+    *,
+    source: DocumentSource | None = None,
+    devices: Any = None,
+) -> Fitted:
+    """Trains a recipe in a folder, from the start or from where an earlier process left off.
+
+    Leaves `config.json` (the resolved recipe), `metrics.jsonl`, TensorBoard events and `checkpoints/`.
+
+    Args:
+      recipe: what to train.
+      run_dir: a local folder, seen by all processes.
+      source: documents to use instead of those that the recipe names.
+      devices: by default all.
+
+    Raises:
+      TrainingFailed: too many steps in a row were not finite, or too many patch boundaries were refused.
+      ValueError: the recipe does not fit the devices, the data or the run that the folder holds.
+    """
+    if recipe.train.compilation_cache is not None:
+        jax.config.update("jax_compilation_cache_dir", recipe.train.compilation_cache)
+    mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0
+    with (
+        jax.set_mesh(mesh),
+        Checkpointer(checkpoint_dir(run_dir), keep=recipe.train.keep) as checkpoints,
+        RunLog(run_dir, is_main=is_main) as log,
+    ):
+        data = open_data(recipe, mesh, source=source)
+        setup, state, first, seconds = begin(recipe, run_dir, data, mesh, checkpoints)
+        if is_main:
+            write_resolved(run_dir, Resolved(setup.recipe, state.frozen and state.frozen.content_hash))
+        log.truncate_after(first)
+
+        train = recipe.train
+        train_step = make_train_step(
+            setup.task,
+            setup.optimizer,
+            schedule=setup.schedule,
+            accumulate=train.accumulate,
+            seed=train.seed,
+            max_skips=train.max_skips,
+            shardings=setup.shardings,
+        )
+        cost = model_cost(setup.task, setup.abstract.params, recipe.data.seq_len)
+        example = to_devices(data.batch(first), mesh, recipe.data.batch_size)
+        report = describe(setup, data, op_choices(train_step, state, example), cost)
+        log.text(first, "report", f"```\n{report}\n```")
+
+        peak = peak_flops(jax.devices()[0].device_kind)
+        meter = Meter(cost, None if peak is None else peak * mesh.size, seconds=seconds)
+        validation = Validation(setup, source)
+        with log.progress(train.steps, start=first) as progress:
+            progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
+            trainer = Trainer(setup, data, train_step, validation, checkpoints, log, progress, meter)
+            return trainer.run(state, first)
+
+
+def begin(
+    recipe: Recipe, run_dir: str | os.PathLike[str], data: Dataset, mesh: Mesh, checkpoints: Checkpointer
+) -> tuple[Setup, TrainState, int, float]:
+    """Setup, first state, its step, and the seconds of training behind it.
+
+    1. The folder holds a checkpoint: the run goes on from the newest one that can be read. Model, patcher and
+       objective may not have changed; data, length, mesh and what is logged may. Log lines of later steps are
+       dropped, for they come again.
+    2. `recipe.init_from` names a run: its newest parameters, with a fresh optimiser, at step 0.
+    3. Otherwise: parameters drawn from the seed, at step 0.
+    """
+    if list_steps(checkpoint_dir(run_dir)):
+        stored = read_resolved(run_dir)
+        recipe = adopt(recipe, stored)
+        shapes = None if recipe.entropy_model is None else param_shapes(recipe.entropy_model)
+        setup = make_setup(recipe, mesh, abstract_frozen(shapes, stored.frozen_hash))
+        state, meta, step = checkpoints.restore(setup.abstract)
+        return setup, state, step, meta["seconds"]
+    recipe, frozen = resolve(recipe, data, mesh)
+    setup = make_setup(recipe, mesh, frozen)
+    state = init_state(setup, frozen)
+    if recipe.init_from is not None:
+        state = replace(state, params=load_params(recipe.init_from, setup.abstract.params))
+    return setup, state, 0, 0.0
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The loop itself, with everything it talks to. Metrics stay on the devices between log lines."""
+
+    setup: Setup
+    data: Dataset
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    validation: Validation
+    checkpoints: Checkpointer
+    log: RunLog
+    progress: Progress
+    meter: Meter
+
+    def run(self, state: TrainState, first: int) -> Fitted:
+        """Steps from `first` to the recipe's last, or until a signal or the time limit; saves before it returns."""
+        train, step, stopped = self.setup.recipe.train, first, False
+        validated: dict[str, float] = {}
+        with (
+            closing(self.data.iterator(first)) as batches,
+            StopRequest(every=train.log_every) as stop,
+            traced(Path(self.log.run_dir) / "profile", train.profile_steps) as trace,
+        ):
+            while step < train.steps and not stopped:
+                trace(step)
+                state, metrics = self.advance(state, batches, step, compiled=step > first)
+                step += 1
+                last = step == train.steps
+                if step % train.log_every == 0 or last:
+                    self.write(metrics, step)
+                paused = time.perf_counter()
+                if train.eval_every and (step % train.eval_every == 0 or last):
+                    validated = self.validate(state, step)
+                if train.time_limit_s is not None and self.meter.seconds > train.time_limit_s:
+                    stop.set()
+                stopped = stop.agreed(step)
+                if step % train.checkpoint_every == 0 or last or stopped:
+                    self.checkpoints.save(step, state, {"seconds": self.meter.seconds})
+                self.meter.pause(paused)
+        self.checkpoints.wait()
+        finished = step >= train.steps
+        if not finished:
+            self.progress.say(f"stopped and saved at step {step} of {train.steps}; fit again to go on")
+        return Fitted(self.setup.recipe, state, step, finished, validated)
+
+    def advance(
+        self, state: TrainState, batches: Iterator[Batch], step: int, *, compiled: bool
+    ) -> tuple[TrainState, Metrics]:
+        """Hands the devices one step; does not wait for them, but where the step has to be compiled first."""
+        asked = time.perf_counter()
+        local = next(batches)
+        waited = time.perf_counter() - asked
+        batch = to_devices(local, self.setup.mesh, self.data.config.batch_size)
+        guard = "disallow" if compiled else "allow"
+        with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard(guard):
+            state, metrics = self.train_step(state, batch)
+        if compiled:
+            self.meter.add(np.count_nonzero(local.segment_ids) * self.data.process_count, waited)
+        else:
+            jax.block_until_ready(metrics)
+            self.meter.restart()
+        return state, metrics
+
+    def write(self, metrics: Metrics, step: int) -> None:
+        """Fetches a step's metrics, logs them, and raises TrainingFailed where going on would waste the run."""
+        fetched = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        figures = fetched | self.meter.read(fetched)
+        self.log.scalars(step, figures)
+        self.progress.update(step, {name: figures[name] for name in HEADLINE if name in figures})
+        check_health(fetched, step, self.setup.recipe)
+
+    def validate(self, state: TrainState, step: int) -> dict[str, float]:
+        """Scores the validation split and logs it."""
+        found = self.validation(state)
+        self.log.scalars(step, {f"validation/{name}": value for name, value in found.items()})
+        self.progress.say(f"step {step}: validation {found['bits_per_byte']:.4f} bits per byte")
+        return found
+
+
+def check_health(metrics: dict[str, float], step: int, recipe: Recipe) -> None:
+    """Raises TrainingFailed if too many steps in a row were not finite, or too many patch boundaries refused."""
+    train = recipe.train
+    if metrics["skipped_in_a_row"] >= train.max_skips:
+        raise TrainingFailed(
+            f"at step {step} the last {metrics['skipped_in_a_row']:.0f} steps were not finite in loss or gradient "
+            f"(train.max_skips = {train.max_skips}); none of them changed the parameters. Lower "
+            "optimizer.learning_rate or clip_norm, or look at the data; fitting again goes on from the last checkpoint"
+        )
+    if metrics.get("overflow", 0.0) > train.max_overflow:
+        raise TrainingFailed(
+            f"at step {step} {metrics['overflow']:.1%} of patch boundaries found no slot (train.max_overflow = "
+            f"{train.max_overflow:.1%}): raise patcher.capacity or threshold, or leave capacity None to calibrate it"
+        )

@@ -1,0 +1,62 @@
+"""What a step measures: losses per byte, patches, and what modules report on the side."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxblt.patching.patches import Patches
+
+Metrics = dict[str, Float[Array, ""]]
+
+SIDE_OUTPUTS = ("losses", "metrics")
+"""The two collections into which modules may sow."""
+
+
+def cross_entropy(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """-log softmax(logits)[target] in nats, in fp32."""
+    logits = logits.astype(jnp.float32)
+    picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    return jax.nn.logsumexp(logits, -1) - picked
+
+
+def bits(nats: float) -> float:
+    """Nats as bits."""
+    return nats / math.log(2)
+
+
+def sown_losses(side: Any) -> Float[Array, ""]:
+    """Sum of everything sown into "losses"; modules sow losses with their weight already applied."""
+    leaves = [jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(side.get("losses", {}))]
+    return sum(leaves, jnp.float32(0))
+
+
+def sown_metrics(side: Any) -> Metrics:
+    """The mean of each value sown into "metrics", by the path of its module."""
+    found: dict[str, list[Any]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(side.get("metrics", {})):
+        name = "/".join(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))
+        found.setdefault(name, []).append(jnp.mean(leaf.astype(jnp.float32)))
+    return {name: jnp.mean(jnp.stack(values)) for name, values in found.items()}
+
+
+def patch_counts(patches: Patches) -> Metrics:
+    """Patches, bytes they hold and boundaries refused, as sums to be added up over micro-batches."""
+    return {
+        "patches": jnp.sum(patches.lengths > 0, dtype=jnp.float32),
+        "patched_bytes": jnp.sum(patches.lengths, dtype=jnp.float32),
+        "refused": jnp.sum(patches.overflow, dtype=jnp.float32),
+    }
+
+
+def patch_metrics(counts: Metrics) -> Metrics:
+    """patches, bytes_per_patch, and overflow: the share of wanted patches that were refused."""
+    patches, refused = counts["patches"], counts["refused"]
+    one = jnp.float32(1)
+    return {
+        "patches": patches,
+        "bytes_per_patch": counts["patched_bytes"] / jnp.maximum(patches, one),
+        "overflow": refused / jnp.maximum(patches + refused, one),
+    }

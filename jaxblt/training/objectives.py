@@ -1,0 +1,149 @@
+"""Pretraining objectives: what a batch of bytes asks the model to predict.
+
+Data pipelines yield next-byte batches. The other objectives turn one into a batch for a bidirectional model: some
+bytes are hidden behind `MASK` and the targets are the bytes themselves. Only bytes of documents are ever hidden,
+never padding or special ids. `loss_mask` may hold fractional weights; a loss is Σ weight·loss / Σ weight.
+"""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxblt.data.batch import Batch
+from jaxblt.data.vocab import BOE, OFFSET, VOCAB_SIZE
+
+MASK = BOE
+"""The id that stands for a hidden byte: BOE, which no pipeline puts into a document."""
+
+
+@dataclass(frozen=True)
+class NextByte:
+    """Predict each byte from those before it: the batch as it is."""
+
+    causal = True
+
+    def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
+        return batch
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Predict a random share of the bytes (BERT, 1810.04805, sec. 3.1).
+
+    Of the chosen bytes `hidden` become MASK, `swapped` another byte drawn at random, and the rest stay.
+    """
+
+    rate: float = 0.15
+    hidden: float = 0.8
+    swapped: float = 0.1
+    causal = False
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        if min(self.hidden, self.swapped) < 0 or self.hidden + self.swapped > 1:
+            raise ValueError(f"hidden + swapped must lie in 0..1, got {self.hidden} + {self.swapped}")
+
+    def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
+        choose, treat, draw = jax.random.split(key, 3)
+        chosen = (jax.random.uniform(choose, batch.inputs.shape) < self.rate) & maskable(batch)
+        u = jax.random.uniform(treat, batch.inputs.shape)
+        other = jax.random.randint(draw, batch.inputs.shape, OFFSET, VOCAB_SIZE, jnp.int32)
+        shown = jnp.where(u < self.hidden + self.swapped, other, batch.inputs)
+        shown = jnp.where(u < self.hidden, MASK, shown)
+        return _ask(batch, jnp.where(chosen, shown, batch.inputs), chosen.astype(jnp.float32))
+
+
+@dataclass(frozen=True)
+class Span:
+    """Predict runs of hidden bytes (SpanBERT, 1907.10529, sec. 3.1), lengths uniform in 1..max_length.
+
+    Spans may touch or overlap; they end where their document does. `rate` is the share of bytes hidden away from
+    document starts, where fewer spans can reach.
+    """
+
+    rate: float = 0.2
+    max_length: int = 10
+    causal = False
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        if self.max_length < 1:
+            raise ValueError(f"max_length must be >= 1, got {self.max_length}")
+
+    def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
+        begin, measure = jax.random.split(key)
+        shape = batch.inputs.shape
+        starts = jax.random.uniform(begin, shape) < span_start_rate(self.rate, self.max_length)
+        lengths = jax.random.randint(measure, shape, 1, self.max_length + 1, jnp.int32)
+        index = jnp.arange(shape[1], dtype=jnp.int32)[None]
+        ends = jnp.minimum(index + lengths, document_ends(batch.segment_ids))
+        reach = jax.lax.cummax(jnp.where(starts, ends, 0), axis=1)
+        chosen = (index < reach) & maskable(batch)
+        return _ask(batch, jnp.where(chosen, MASK, batch.inputs), chosen.astype(jnp.float32))
+
+
+@dataclass(frozen=True)
+class OrderAgnostic:
+    """Predict the bytes in any order: order-agnostic autoregressive diffusion (2110.02037, eq. 5 and algorithm 1).
+
+    Of a row's D bytes, n drawn uniformly from 1..D are hidden, each set of n as likely as another, and each hidden
+    byte weighs D/n. The loss is then an unbiased estimate of a bound on the negative log-likelihood per byte.
+    """
+
+    causal = False
+
+    def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
+        count, order = jax.random.split(key)
+        allowed = maskable(batch)
+        total = jnp.sum(allowed, 1, dtype=jnp.int32)
+        hidden = jax.random.randint(count, total.shape, 1, jnp.maximum(total, 1) + 1, jnp.int32)
+        priority = jnp.where(allowed, jax.random.uniform(order, allowed.shape), 2.0)
+        rank = jnp.argsort(jnp.argsort(priority, axis=1), axis=1)
+        chosen = (rank < hidden[:, None]) & allowed
+        weight = (total.astype(jnp.float32) / hidden.astype(jnp.float32))[:, None]
+        return _ask(batch, jnp.where(chosen, MASK, batch.inputs), jnp.where(chosen, weight, 0.0))
+
+
+Objective = NextByte | Masked | Span | OrderAgnostic
+
+
+def maskable(batch: Batch) -> Bool[Array, "B T"]:
+    """True for the bytes of documents: not padding, holes or special ids."""
+    return (batch.segment_ids > 0) & (batch.inputs >= OFFSET)
+
+
+def span_start_rate(rate: float, max_length: int) -> float:
+    """p such that spans starting at each byte with probability p, of lengths uniform in 1..M, cover `rate` of them.
+
+    A byte is bare if none of the M starts before it reaches it: 1 - rate = Π_{j<M} (1 - p (M-j)/M).
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        bare = 1.0
+        for j in range(max_length):
+            bare *= 1 - middle * (max_length - j) / max_length
+        low, high = (middle, high) if 1 - bare < rate else (low, middle)
+    return low
+
+
+def document_ends(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Index just behind the last position of the document that each position belongs to."""
+    length = segment_ids.shape[1]
+    index = jnp.arange(1, length + 1, dtype=jnp.int32)[None]
+    last = jnp.concatenate(
+        [segment_ids[:, 1:] != segment_ids[:, :-1], jnp.ones_like(segment_ids[:, :1], bool)], 1
+    )
+    return jax.lax.cummin(jnp.where(last, index, length), axis=1, reverse=True)
+
+
+def _ask(batch: Batch, inputs: Int[Array, "B T"], weights: Float[Array, "B T"]) -> Batch:
+    """`batch` with `inputs` shown and the true bytes asked for. Entropies were of the true bytes: they are dropped."""
+    return replace(batch, inputs=inputs, targets=batch.inputs, loss_mask=weights, entropies=None)
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 < rate < 1:
+        raise ValueError(f"rate is the share of bytes to predict, in 0..1, got {rate}")

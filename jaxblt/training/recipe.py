@@ -1,0 +1,160 @@
+"""A recipe: everything that defines a training run, as one frozen dataclass."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from jaxblt.data.config import DataConfig
+from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.patching.config import PatcherConfig
+from jaxblt.training.objectives import NextByte, Objective
+from jaxblt.training.optimizer import AdamWConfig, make_schedule
+from jaxblt.training.serialize import from_json, to_json
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long a run lasts and what it writes on the way; every `*_every` counts steps.
+
+    Attributes:
+      steps: optimiser steps, the learning rate's horizon.
+      accumulate: micro-batches that a batch is cut into, to fit in memory; the gradient is the whole batch's.
+      seed: of parameters, objective and dropout.
+      dtype: of the computation; parameters and reductions are fp32.
+      log_every: between log lines; a line describes the step it is written at.
+      eval_every: between evaluations on the validation split, which also follow the last step; 0 for none at all.
+      eval_batches: the most batches of an evaluation during training; None for the whole split.
+      checkpoint_every: between checkpoints; the last step is always saved.
+      keep: checkpoints kept, the newest ones.
+      max_skips: steps in a row whose gradient may be non-finite (and is not applied) before the run fails.
+      max_overflow: share of patch boundaries that may be refused for want of slots before the run fails.
+      time_limit_s: seconds of training after which the run saves and ends, whatever the step; None for no limit.
+      profile_steps: (first, last) steps to trace with the profiler; None for none.
+      compilation_cache: folder in which compiled programs outlive the process; None for none.
+    """
+
+    steps: int = 1000
+    accumulate: int = 1
+    seed: int = 0
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    log_every: int = 10
+    eval_every: int = 200
+    eval_batches: int | None = None
+    checkpoint_every: int = 200
+    keep: int = 2
+    max_skips: int = 5
+    max_overflow: float = 0.1
+    time_limit_s: float | None = None
+    profile_steps: tuple[int, int] | None = None
+    compilation_cache: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "accumulate", "log_every", "checkpoint_every", "max_skips"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name} must be >= 1, got {getattr(self, name)}")
+        if self.keep < 2:
+            raise ValueError(
+                f"train.keep must be >= 2, so that there is one to fall back to; got {self.keep}"
+            )
+        if self.eval_every < 0:
+            raise ValueError(f"train.eval_every must be >= 0 (0: never), got {self.eval_every}")
+        if self.eval_batches is not None and self.eval_batches < 1:
+            raise ValueError(
+                f"train.eval_batches must be >= 1, or None for the whole split, got {self.eval_batches}"
+            )
+        if self.dtype not in ("bfloat16", "float32"):
+            raise ValueError(f"train.dtype must be 'bfloat16' or 'float32', got {self.dtype!r}")
+        if self.profile_steps is not None and not 0 <= self.profile_steps[0] <= self.profile_steps[1]:
+            raise ValueError(
+                f"train.profile_steps is (first, last) with first <= last, got {self.profile_steps}"
+            )
+
+    @property
+    def compute_dtype(self) -> Any:
+        """`dtype` as jax knows it."""
+        return jnp.dtype(self.dtype)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run.
+
+    Attributes:
+      name: of the run.
+      model: config of the model, e.g. `BLTConfig` or `ByteLMConfig`.
+      data: config of the data; rows of a batch and bytes of a row are its.
+      objective: what the model predicts.
+      optimizer: and its schedule.
+      train: length, precision, logging, checkpoints.
+      mesh: how many ways data and parameters are split.
+      patcher: how bytes become patches; None for a model without patches.
+      bytes_per_patch: mean length to calibrate a missing threshold for, and with it a missing capacity.
+      entropy_run: run folder of the trained entropy model whose entropies cut the patches.
+      entropy_model: its config; filled in from `entropy_run` when the run starts.
+      init_from: run folder whose newest parameters the run starts from, with a fresh optimiser.
+    """
+
+    name: str
+    model: Any
+    data: DataConfig
+    objective: Objective = NextByte()
+    optimizer: AdamWConfig = AdamWConfig()
+    train: TrainConfig = TrainConfig()
+    mesh: MeshConfig = MeshConfig()
+    patcher: PatcherConfig | None = None
+    bytes_per_patch: float | None = None
+    entropy_run: str | None = None
+    entropy_model: Any = None
+    init_from: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or Path(self.name).name != self.name:
+            raise ValueError(f"name must be a plain word, it names a folder; got {self.name!r}")
+        _check_direction(self)
+        make_schedule(self.optimizer, self.train.steps)
+        if self.entropy_run is not None and self.patcher is None:
+            raise ValueError(
+                "entropy_run is set but patcher is None: entropies cut patches, so name a patcher"
+            )
+
+    def to_json(self) -> str:
+        """As JSON, from which `from_json` makes an equal recipe."""
+        return to_json(self)
+
+    @staticmethod
+    def from_json(text: str) -> "Recipe":
+        """The recipe that `to_json` wrote.
+
+        Raises:
+          ValueError: it is not a recipe, or holds a class or field that this version does not know.
+        """
+        recipe = from_json(text)
+        if not isinstance(recipe, Recipe):
+            raise ValueError(f"expected a Recipe, got a {type(recipe).__name__}")
+        return recipe
+
+
+def _check_direction(recipe: Recipe) -> None:
+    """A model that sees the future must not be asked for the next byte, and one that does not must not fill gaps."""
+    objective, model, patcher = recipe.objective, recipe.model, recipe.patcher
+    kind = type(objective).__name__
+    if objective.causal != model.causal:
+        raise ValueError(
+            f"objective {kind} needs a model with causal={objective.causal}, but model.causal is {model.causal}"
+        )
+    if objective.causal and patcher is not None and not patcher.causal:
+        raise ValueError(
+            f"patcher mode {patcher.mode!r} looks ahead, which would leak bytes to objective {kind}: use a causal mode"
+        )
+
+
+def differences(old: Any, new: Any, where: str = "recipe") -> list[str]:
+    """What differs between two configs, one "path: old -> new" a field."""
+    if type(old) is not type(new) or not hasattr(old, "__dataclass_fields__"):
+        return [] if old == new else [f"{where}: {old!r} -> {new!r}"]
+    names = [f.name for f in fields(old)]
+    return [
+        d for name in names for d in differences(getattr(old, name), getattr(new, name), f"{where}.{name}")
+    ]

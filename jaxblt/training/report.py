@@ -1,0 +1,115 @@
+"""What a run says of itself before step 0: size, cost, devices, shardings, and which implementation each op gets."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+
+from jaxblt.data.pipeline import Dataset
+from jaxblt.parallel.distributed import process_table
+from jaxblt.parallel.rules import sharding_table
+from jaxblt.patching import make_patches
+from jaxblt.training.flops import count_params, matmul_flops, peak_flops
+from jaxblt.training.meter import Cost
+from jaxblt.training.setup import Setup
+from jaxblt.training.step import Task
+from pallas_kernels import _dispatch
+
+
+def model_cost(task: Task, params: Any, length: int) -> Cost:
+    """Matmul FLOPs of training on a byte and on a patch: three times the forward pass, counted from its program.
+
+    With patches the program is counted at two numbers of slots: what grows with the slots is the patches' cost, so
+    slots that hold no patch are free. The frozen entropy model, FFTs and recomputation are not counted. Of attention,
+    the pairs of blocks are counted that its mask leaves something of.
+
+    Args:
+      task: the model and its patcher.
+      params: of the model, or their shapes.
+      length: bytes in a row.
+    """
+    if task.patcher is None:
+        return Cost(_forward_flops(task, params, length, None) * 3 / length)
+    blocks = -(-length // task.patcher.block_size)
+    many = task.patcher.slots
+    few = -(-many // 2)
+    if many == few:
+        return Cost(_forward_flops(task, params, length, many) * 3 / length)
+    most, least = (_forward_flops(task, params, length, slots) for slots in (many, few))
+    patch = (most - least) / (blocks * (many - few))
+    return Cost(byte=3 * (most - patch * blocks * many) / length, patch=3 * patch)
+
+
+def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> float:
+    """Of one row of `length` bytes, its blocks having `slots` slots."""
+
+    def forward(params: Any, ids: Any) -> Any:
+        inputs = (ids,)
+        if task.patcher is not None:
+            patcher = replace(task.patcher, capacity=slots)
+            inputs = (ids, make_patches(patcher, ids, entropies=jnp.zeros(ids.shape, jnp.float32)))
+        return task.model.apply({"params": params}, *inputs)
+
+    # outside the mesh, one row is enough; on the CPU every op has a form made of products that can be counted
+    with (
+        jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())),
+        jax.default_device(jax.devices("cpu")[0]),
+    ):
+        return matmul_flops(forward, params, jax.ShapeDtypeStruct((1, length), jnp.int32))
+
+
+@contextmanager
+def recorded_choices() -> Iterator[list[str]]:
+    """Collects what the dispatcher explains of each op that is traced inside the block, without repeats."""
+    lines: list[str] = []
+    choose = _dispatch.choose
+
+    def recording(op: str, table: Any, implementation: Any, device: Any, *args: Any, **options: Any) -> Any:
+        entry = choose(op, table, implementation, device, *args, **options)
+        said = _dispatch.explain(op, table, device, *args, **options)
+        if implementation is not None:
+            said = f"{op}: {implementation} on {device.kind} (asked for)"
+        if said not in lines:
+            lines.append(said)
+        return entry
+
+    with mock.patch.object(_dispatch, "choose", recording):
+        yield lines
+
+
+def op_choices(step: Callable[..., Any], *args: Any) -> list[str]:
+    """Which implementation each op of a jitted `step` gets for arguments of these shapes, and why not a faster one."""
+    with recorded_choices() as lines:
+        step.trace(*args)  # pyright: ignore[reportFunctionMemberAccess]
+    return lines
+
+
+def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str:
+    """The report, as lines of text."""
+    recipe, mesh = setup.recipe, setup.mesh
+    total, plain = count_params(setup.boxed)
+    device = jax.devices()[0]
+    peak = peak_flops(device.device_kind)
+    seen = recipe.train.steps * recipe.data.batch_size * recipe.data.seq_len
+    lines = [
+        f"{recipe.name}: {recipe.train.steps} steps of {recipe.data.batch_size} rows of {recipe.data.seq_len} bytes",
+        f"parameters      {total:,} ({plain:,} without hash tables)",
+        f"FLOPs per byte  {cost.per_byte():,.0f}, and {cost.patch:,.0f} a patch (matmuls, forward and backward)",
+        f"bytes           {seen:,} to train on, {data.num_bytes:,} in the split; {seen / plain:.1f} a parameter",
+        f"devices         {mesh.size} x {device.device_kind}, mesh {dict(mesh.shape)}, in {recipe.train.dtype}",
+        f"peak            {'unknown for this device' if peak is None else f'{peak / 1e12:,.0f} TFLOP/s a device'}",
+    ]
+    if recipe.patcher is not None:
+        patcher = recipe.patcher
+        lines.append(
+            f"patcher         {patcher.mode}, threshold {patcher.threshold}, {patcher.slots} slots a block"
+        )
+    if jax.process_count() > 1:
+        lines += ["", process_table()]
+    return "\n".join(
+        [*lines, "", "ops", *(f"  {line}" for line in choices), "", sharding_table(setup.boxed, mesh)]
+    )

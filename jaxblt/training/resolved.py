@@ -1,0 +1,87 @@
+"""The resolved recipe of a run, in its folder: what ran, with which versions, and enough to build it again."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxblt.profiling.provenance import provenance
+from jaxblt.training.recipe import Recipe, differences
+from jaxblt.training.serialize import decode, encode
+
+FILE = "config.json"
+CHECKPOINTS = "checkpoints"
+FIXED = ("model", "patcher", "objective", "entropy_model")
+"""Parts of a recipe that a run keeps from its first step to its last."""
+
+
+class Resolved(NamedTuple):
+    """A run's recipe with nothing left open, and the content hash of its frozen entropy model if it has one."""
+
+    recipe: Recipe
+    frozen_hash: str | None
+
+
+def write_resolved(run_dir: str | os.PathLike[str], resolved: Resolved) -> None:
+    """Writes `config.json`, with versions, git commit and command line; an interrupted write leaves the old file."""
+    content = {
+        "recipe": encode(resolved.recipe, "recipe"),
+        "frozen_hash": resolved.frozen_hash,
+        **provenance(),
+    }
+    file = Path(run_dir) / FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(partial, file)
+
+
+def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
+    """What `write_resolved` wrote.
+
+    Raises:
+      FileNotFoundError: the folder holds no run.
+      ValueError: the file is damaged, or was written by another version of the configs.
+    """
+    file = Path(run_dir) / FILE
+    if not file.exists():
+        raise FileNotFoundError(f"{run_dir} holds no run: {file} does not exist")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        found = content["recipe"], content["frozen_hash"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not the config of a run: {error!r}") from error
+    recipe = decode(found[0], "recipe")
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"{file} holds a {type(recipe).__name__}, not a Recipe")
+    return Resolved(recipe, found[1])
+
+
+def adopt(recipe: Recipe, stored: Resolved) -> Recipe:
+    """`recipe` with what the run in progress has settled already: entropy model, threshold and capacity.
+
+    Raises:
+      ValueError: it differs from the run in the model, patcher or objective.
+    """
+    old, patcher = stored.recipe, recipe.patcher
+    if patcher is not None and old.patcher is not None:
+        settled = {
+            name: getattr(old.patcher, name)
+            for name in ("threshold", "capacity")
+            if getattr(patcher, name) is None
+        }
+        patcher = dataclasses.replace(patcher, **settled)
+    recipe = dataclasses.replace(recipe, patcher=patcher, entropy_model=old.entropy_model)
+    changed = [d for name in FIXED for d in differences(getattr(old, name), getattr(recipe, name), name)]
+    if changed:
+        raise ValueError(
+            "the folder holds a run of another recipe; use another folder (and init_from, to start from its "
+            "parameters), or undo these changes:\n  " + "\n  ".join(changed)
+        )
+    return recipe
+
+
+def checkpoint_dir(run_dir: str | os.PathLike[str]) -> Path:
+    """Where a run keeps its checkpoints."""
+    return Path(run_dir) / CHECKPOINTS

@@ -1,0 +1,143 @@
+"""From a recipe to what the loop needs: mesh, model, optimiser, shardings and the first state."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jaxblt.data.batch import Batch
+from jaxblt.data.config import DataConfig
+from jaxblt.data.pipeline import Dataset, make_dataset
+from jaxblt.parallel.distributed import local_rows, make_global
+from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
+from jaxblt.patching import make_patches
+from jaxblt.training.optimizer import make_optimizer, make_schedule
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.state import Frozen, TrainState, start
+from jaxblt.training.step import Task
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The static side of a run.
+
+    Attributes:
+      recipe: with nothing left open.
+      mesh: of all processes' devices.
+      task: model, objective and patcher.
+      optimizer, schedule: of the parameters, and its learning rate by update.
+      boxed: shapes of the parameters with their logical axis names.
+      abstract: shapes and shardings of the state.
+    """
+
+    recipe: Recipe
+    mesh: Mesh
+    task: Task
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    boxed: Any
+    abstract: TrainState
+
+    @property
+    def eval_task(self) -> Task:
+        """The task on evaluation rows, which may end in padding."""
+        return replace(self.task, packed=True)
+
+    @property
+    def shardings(self) -> Any:
+        """Of the state."""
+        return jax.tree.map(lambda x: x.sharding, self.abstract)
+
+
+def make_task(recipe: Recipe) -> Task:
+    """What the recipe's steps compute."""
+    dtype = recipe.train.compute_dtype
+    return Task(
+        model=recipe.model.build(dtype=dtype),
+        objective=recipe.objective,
+        patcher=recipe.patcher,
+        entropy_model=None if recipe.entropy_model is None else recipe.entropy_model.build(dtype=dtype),
+        packed=not rows_are_full(recipe.data),
+    )
+
+
+def rows_are_full(config: DataConfig) -> bool:
+    """Whether every training row is one document from end to end, so that the model needs no segment ids."""
+    return config.packing == "windows" and config.partial == "drop"
+
+
+def make_setup(recipe: Recipe, mesh: Mesh, frozen: Any = None) -> Setup:
+    """Builds everything from shapes alone; nothing is computed on the devices.
+
+    Args:
+      recipe: with nothing left open.
+      mesh: of all devices.
+      frozen: the entropy model, or its shapes.
+    """
+    task = make_task(recipe)
+    boxed = jax.eval_shape(lambda: init_params(task, recipe.data, recipe.train.seed))
+    optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed)
+    schedule = make_schedule(recipe.optimizer, recipe.train.steps)
+    shapes = jax.eval_shape(lambda p, f: start(p, optimizer, f), nn.meta.unbox(boxed), frozen)
+    shardings = state_shardings(shapes, boxed, mesh)
+    if shapes.frozen is not None:
+        shardings = shardings.replace(frozen=jax.tree.map(lambda _: replicated(mesh), shapes.frozen))
+    abstract = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+    )
+    return Setup(recipe, mesh, task, optimizer, schedule, boxed, abstract)
+
+
+def init_params(task: Task, data: DataConfig, seed: int) -> Any:
+    """Boxed fp32 parameters, drawn from the seed; the same on any mesh."""
+    ids = jnp.zeros((data.batch_size, data.seq_len), jnp.int32)
+    inputs: tuple[Any, ...] = (ids,)
+    if task.patcher is not None:
+        inputs = (ids, make_patches(task.patcher, ids, entropies=jnp.zeros(ids.shape, jnp.float32)))
+    return task.model.init(jax.random.key(seed), *inputs)["params"]
+
+
+def init_state(setup: Setup, frozen: Frozen | None) -> TrainState:
+    """The state before step 0, made where it is to live."""
+
+    def init(frozen: Frozen | None) -> TrainState:
+        params = nn.meta.unbox(init_params(setup.task, setup.recipe.data, setup.recipe.train.seed))
+        return start(params, setup.optimizer, frozen)
+
+    return jax.jit(init, out_shardings=setup.shardings)(frozen)
+
+
+def abstract_frozen(shapes: Any, content_hash: str | None) -> Frozen | None:
+    """The shapes of a stored entropy model whose parameters have these `shapes`; None if there is none."""
+    if content_hash is None:
+        return None
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
+    threshold: Any = jax.ShapeDtypeStruct((), jnp.float32)
+    return Frozen(params=params, threshold=threshold, content_hash=content_hash)
+
+
+def open_data(
+    recipe: Recipe, mesh: Mesh, *, split: Any = "train", mode: Any = "train", source: Any = None
+) -> Dataset:
+    """The rows of a split that this process's devices hold.
+
+    Raises:
+      ValueError: the batch does not divide into micro-batches, or those among the mesh's devices.
+    """
+    rows, parts = recipe.data.batch_size, recipe.train.accumulate if mode == "train" else 1
+    if rows % parts:
+        raise ValueError(f"batch_size = {rows} does not divide into train.accumulate = {parts} micro-batches")
+    local_rows(batch_sharding(mesh), rows // parts)
+    start, stop = local_rows(batch_sharding(mesh), rows)
+    share = stop - start
+    data = make_dataset(recipe.data, split=split, mode=mode, source=source)
+    return replace(data, process_index=start // share, process_count=rows // share)
+
+
+def to_devices(batch: Batch, mesh: Mesh, batch_size: int) -> Batch:
+    """This process's rows as its part of global arrays."""
+    return make_global(batch, batch_sharding(mesh), batch_size=batch_size)

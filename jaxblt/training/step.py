@@ -1,0 +1,254 @@
+"""One training step and one evaluation step, as pure functions of state and batch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from jaxblt.data.batch import Batch
+from jaxblt.patching import PatcherConfig, byte_entropies, make_patches
+from jaxblt.patching.patches import Patches
+from jaxblt.training.metrics import (
+    SIDE_OUTPUTS,
+    Metrics,
+    cross_entropy,
+    patch_counts,
+    patch_metrics,
+    sown_losses,
+    sown_metrics,
+)
+from jaxblt.training.objectives import NextByte, Objective
+from jaxblt.training.state import Frozen, TrainState, widen
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a step computes: its static parts.
+
+    Attributes:
+      model: `(ids, [patches], *, segment_ids, positions) -> logits`.
+      objective: what it predicts.
+      patcher: how bytes become patches; None for a model without.
+      entropy_model: byte model whose entropies cut the patches where a batch brings none.
+      packed: rows may hold several documents or padding. False promises one full document a row; the model is then
+        given no segment ids, which spares it the masks.
+    """
+
+    model: nn.Module
+    objective: Objective = NextByte()
+    patcher: PatcherConfig | None = None
+    entropy_model: nn.Module | None = None
+    packed: bool = True
+
+
+def find_patches(task: Task, frozen: Frozen | None, batch: Batch) -> Patches | None:
+    """The batch's patches, from its own entropies or else the frozen entropy model's; None without a patcher.
+
+    Raises:
+      ValueError: the patcher needs entropies and there is neither an entropy model nor entropies in the batch.
+    """
+    if task.patcher is None:
+        return None
+    entropies = batch.entropies
+    if entropies is None and task.patcher.needs_entropies:
+        if frozen is None or task.entropy_model is None:
+            raise ValueError(
+                f"patching mode {task.patcher.mode!r} needs entropies: set entropy_run in the recipe, or precompute "
+                "entropies into the data, or patch by 'static' or 'space'"
+            )
+        entropies = byte_entropies(
+            entropy_apply(task.entropy_model),
+            frozen.params,
+            batch.inputs,
+            segment_ids=_segments(task, batch),
+            positions=batch.positions if task.packed else None,
+        )
+    return make_patches(task.patcher, batch.inputs, segment_ids=batch.segment_ids, entropies=entropies)
+
+
+def predict(
+    task: Task, params: Any, frozen: Frozen | None, batch: Batch, rngs: dict[str, PRNGKeyArray]
+) -> tuple[Float[Array, "B T V"], Patches | None, Any]:
+    """Logits, patches, and what modules sowed into the side collections. Dropout is on iff `rngs` has its key."""
+    patches = find_patches(task, frozen, batch)
+    inputs = (batch.inputs,) if patches is None else (batch.inputs, patches)
+    logits, side = task.model.apply(
+        {"params": params},
+        *inputs,
+        segment_ids=_segments(task, batch),
+        positions=batch.positions if task.packed else None,
+        rngs=rngs,
+        mutable=SIDE_OUTPUTS,
+    )
+    return logits, patches, side
+
+
+def entropy_apply(model: nn.Module) -> Callable[..., Float[Array, "B T V"]]:
+    """`(params, ids, *, segment_ids, positions) -> logits` of an entropy model with bfloat16 parameters."""
+
+    def apply(params: Any, ids: Any, **options: Any) -> Any:
+        # norms compute in fp32 and take no bfloat16 scale under strict dtype promotion
+        return model.apply({"params": widen(params)}, ids, **options)
+
+    return apply
+
+
+def _segments(task: Task, batch: Batch) -> Any:
+    return batch.segment_ids if task.packed else None
+
+
+def make_train_step(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    schedule: optax.Schedule | None = None,
+    accumulate: int = 1,
+    seed: int = 0,
+    max_skips: int = 5,
+    shardings: Any = None,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """`(state, batch) -> (state, metrics)`, jitted; the state's memory is donated.
+
+    The loss is Σ weight·cross-entropy / Σ weight over the scored bytes of the whole batch, plus sown losses. A step
+    whose loss or gradient is not finite changes neither parameters nor optimiser. After `max_skips` of them in a row
+    every further step is skipped too, so that a host that looks now and then cannot miss it.
+
+    Args:
+      task: what is computed.
+      optimizer: of the parameters.
+      schedule: its learning rate by update, to report.
+      accumulate: micro-batches run one after the other; rows must divide by it.
+      seed: of objective and dropout.
+      max_skips: see above.
+      shardings: of the state, kept from step to step; None leaves them to the compiler.
+    """
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        ask, drop = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step))
+        batch = task.objective(ask, batch)
+        weight = scored_bytes(batch)
+        grads, sums, side = _gradients(task, state, batch, weight, drop, accumulate)
+        loss = sums["nll"] / weight
+        grad_norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
+        good = finite & (state.skipped_in_a_row < max_skips)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        updates = jax.tree.map(lambda u: jnp.where(good, u, jnp.zeros_like(u)), updates)
+        bad = (~good).astype(jnp.int32)
+        after = replace(
+            state,
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            opt_state=jax.tree.map(lambda new, old: jnp.where(good, new, old), opt_state, state.opt_state),
+            skipped=state.skipped + bad,
+            skipped_in_a_row=(state.skipped_in_a_row + 1) * bad,
+        )
+        metrics = {
+            **_losses(sums, weight),
+            **side,
+            "grad_norm": grad_norm,
+            "param_norm": optax.tree.norm(state.params),
+            "update_norm": optax.tree.norm(updates),
+            "skipped": after.skipped.astype(jnp.float32),
+            "skipped_in_a_row": after.skipped_in_a_row.astype(jnp.float32),
+        }
+        if schedule is not None:
+            metrics["learning_rate"] = jnp.asarray(schedule(state.step - state.skipped), jnp.float32)
+        return after, metrics
+
+    return jax.jit(
+        train_step, donate_argnums=0, out_shardings=None if shardings is None else (shardings, None)
+    )
+
+
+def scored_bytes(batch: Batch) -> Float[Array, ""]:
+    """Σ of the loss weights; 1 if nothing is scored, where the loss is 0 anyway."""
+    total = jnp.sum(batch.loss_mask.astype(jnp.float32))
+    return jnp.where(total > 0, total, jnp.float32(1))
+
+
+def _gradients(
+    task: Task, state: TrainState, batch: Batch, weight: Float[Array, ""], key: PRNGKeyArray, accumulate: int
+) -> tuple[Any, Metrics, Metrics]:
+    """Gradient of the batch's loss, sums over the batch, and sown metrics: micro-batches added up and divided once."""
+
+    def micro(params: Any, index: Any, rows: Batch) -> tuple[Float[Array, ""], tuple[Metrics, Metrics]]:
+        rngs = {"dropout": jax.random.fold_in(key, index)}
+        logits, patches, side = predict(task, params, state.frozen, rows, rngs)
+        nll = jnp.sum(cross_entropy(logits, rows.targets) * rows.loss_mask.astype(jnp.float32))
+        sown = sown_losses(side) / accumulate
+        sums = {"nll": nll, "sown_loss": sown, **({} if patches is None else patch_counts(patches))}
+        return nll + sown * weight, (sums, sown_metrics(side))
+
+    gradient = jax.grad(micro, has_aux=True)
+    if accumulate == 1:
+        grads, (sums, side) = gradient(state.params, jnp.int32(0), batch)
+    else:
+
+        def add(total: Any, item: tuple[Any, Batch]) -> tuple[Any, tuple[Metrics, Metrics]]:
+            grads, aux = gradient(state.params, *item)
+            return jax.tree.map(jnp.add, total, grads), aux
+
+        items = (jnp.arange(accumulate, dtype=jnp.int32), split_rows(batch, accumulate))
+        grads, (sums, side) = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state.params), items)
+        sums = {name: jnp.sum(values) for name, values in sums.items()}
+        side = {name: jnp.mean(values) for name, values in side.items()}
+    return jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), sums, side
+
+
+def split_rows(batch: Batch, parts: int) -> Batch:
+    """[B, ...] as [parts, B/parts, ...], part i holding rows i, i + parts, ...
+
+    Taking every parts-th row leaves each device with rows that it already has.
+
+    Raises:
+      ValueError: the rows do not divide.
+    """
+    rows = batch.inputs.shape[0]
+    if rows % parts:
+        raise ValueError(
+            f"a batch of {rows} rows does not divide into {parts} micro-batches: change train.accumulate"
+        )
+    return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(rows // parts, parts, *x.shape[1:]), 0, 1), batch)
+
+
+def _losses(sums: Metrics, weight: Float[Array, ""]) -> Metrics:
+    """Loss per byte in nats and bits, bytes scored, and the patches' figures where there are patches."""
+    loss = sums["nll"] / weight
+    found = {
+        "loss": loss,
+        "bits_per_byte": loss / jnp.log(jnp.float32(2)),
+        "sown_loss": sums["sown_loss"],
+        "scored_bytes": weight,
+    }
+    return {**found, **(patch_metrics(sums) if "patches" in sums else {})}
+
+
+def make_eval_step(
+    task: Task, *, targets: tuple[int, ...] | None = None, seed: int = 0
+) -> Callable[[TrainState, Batch, Any], Metrics]:
+    """`(state, batch, index) -> sums`, jitted: Σ weight·cross-entropy and Σ weight, to be added up over a split.
+
+    Args:
+      task: what is computed.
+      targets: ids; "target_nll" and "target_bytes" are of these alone, the log-loss still over all ids.
+      seed: of the objective, together with the batch's index.
+    """
+
+    def eval_step(state: TrainState, batch: Batch, index: Any) -> Metrics:
+        batch = task.objective(jax.random.fold_in(jax.random.key(seed), index), batch)
+        logits, patches, _ = predict(task, state.params, state.frozen, batch, {})
+        weights = batch.loss_mask.astype(jnp.float32)
+        losses = cross_entropy(logits, batch.targets) * weights
+        sums = {"nll": jnp.sum(losses), "bytes": jnp.sum(weights)}
+        if targets is not None:
+            chosen = jnp.isin(batch.targets, jnp.asarray(targets, jnp.int32)).astype(jnp.float32)
+            sums |= {"target_nll": jnp.sum(losses * chosen), "target_bytes": jnp.sum(weights * chosen)}
+        return sums if patches is None else {**sums, **patch_counts(patches)}
+
+    return jax.jit(eval_step)

@@ -1,0 +1,76 @@
+"""Which implementation of an op runs: an explicit table, read in order, and the reasons when one is passed over."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True)
+class Device:
+    """What an op may ask of the hardware: platform ("cpu", "gpu", "tpu") and CUDA capability, e.g. (9, 0)."""
+
+    platform: str
+    capability: tuple[int, int] | None = None
+    kind: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute an op.
+
+    Attributes:
+      name: "reference", "xla", "cudnn", "mosaic_gpu" or "triton".
+      run: the function, with the op's own signature less `implementation`.
+      why_not: given the device and the call's arguments (arrays or ShapeDtypeStructs), None if it can run, else why not.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    why_not: Callable[..., str | None] = lambda device, *args, **options: None
+
+
+def current_device() -> Device:
+    """The device that jit will compile for by default."""
+    device = jax.config.jax_default_device or jax.devices()[0]
+    if isinstance(device, str):
+        device = jax.devices(device)[0]
+    text = getattr(device, "compute_capability", None)
+    capability = None if text is None else (int(text.split(".")[0]), int(text.split(".")[1]))
+    return Device(platform=device.platform, capability=capability, kind=device.device_kind)
+
+
+def choose(
+    op: str, table: Sequence[Implementation], implementation: str | None, device: Device, *args: Any, **options: Any
+) -> Implementation:
+    """The named implementation, or the first of the table that can run.
+
+    Raises:
+      ValueError: the name is unknown, or the named implementation cannot run; the message says why.
+    """
+    if implementation is None:
+        for entry in table:
+            if entry.why_not(device, *args, **options) is None:
+                return entry
+        raise ValueError(f"{op}: no implementation can run here\n{explain(op, table, device, *args, **options)}")
+    for entry in table:
+        if entry.name == implementation:
+            reason = entry.why_not(device, *args, **options)
+            if reason is not None:
+                raise ValueError(f"{op}: implementation {implementation!r} cannot run here: {reason}")
+            return entry
+    names = [entry.name for entry in table]
+    raise ValueError(f"{op}: unknown implementation {implementation!r}, expected one of {names} or None")
+
+
+def explain(op: str, table: Sequence[Implementation], device: Device, *args: Any, **options: Any) -> str:
+    """One line on what would run for these arguments on `device`, and why not the entries before it."""
+    passed = []
+    for entry in table:
+        reason = entry.why_not(device, *args, **options)
+        if reason is None:
+            because = f" ({'; '.join(passed)})" if passed else ""
+            return f"{op}: {entry.name} on {device.kind}{because}"
+        passed.append(f"not {entry.name}: {reason}")
+    return f"{op}: nothing can run on {device.kind} ({'; '.join(passed)})"

@@ -1,0 +1,331 @@
+"""Timing that can be trusted: device time, repeated trials, alternating comparisons, floors.
+
+    result = measure(fn, *args)                # one function: median seconds with its 95 % interval
+    versus = compare(Case("ours", f, args), Case("peer", g, args))   # alternating rounds, ratio, interval
+    limits = measure_ceilings()                # a big matmul and a big copy on this device, now
+    share = limits.floor(flops=..., bytes_moved=...) / result.summary.median
+
+Three ways to get one trial's seconds (`Method`):
+
+- "profiler" (default on a GPU): the union of the intervals in which the device ran something for that call,
+  read from the profiler's trace: without dispatch (about 55 us a jitted call) and without gaps between
+  kernels, which `Measurement.span` includes: a loop of many small kernels may spend most of its time there
+  (an upper bound: profiling widens the gaps).
+  Before each call a large buffer is rewritten, so that inputs come from memory, not from the cache.
+- "slope" (default elsewhere): the function is repeated n and 2n times in one compiled loop;
+  (time(2n) - time(n)) / n is a trial, so that every constant cost cancels. The inputs pass a barrier together
+  with the turn's number and the outputs are carried, so that nothing is hoisted or dropped. Inputs may stay
+  in the cache; on a GPU a turn of the loop itself adds some 20 us.
+- "host": wall clock around the call and its completion, for functions that are not JAX programs.
+"""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from pallas_kernels._statistics import (
+    Summary,
+    median_interval,
+    ratio_interval,
+    summarize,
+    tukey_inliers,
+)
+from pallas_kernels._trace import profile_calls
+
+__all__ = [
+    "MIN_TRIALS",
+    "Case",
+    "Ceilings",
+    "Comparison",
+    "Machine",
+    "Measurement",
+    "Method",
+    "Summary",
+    "compare",
+    "default_method",
+    "forward_backward",
+    "measure",
+    "measure_ceilings",
+    "median_interval",
+    "ratio_interval",
+    "summarize",
+    "this_machine",
+    "tukey_inliers",
+]
+
+Method = Literal["profiler", "slope", "host"]
+MIN_TRIALS = 20
+_MIN_SLOPE_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function to time with its arguments (pytrees of arrays) and the name it is reported by."""
+
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a number was measured, and on what code: `commit` ends in "-dirty" if tracked files differ."""
+
+    device: str
+    device_count: int
+    jax: str
+    commit: str | None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One function's trials (seconds, in order), what they say, and how and where they were taken.
+
+    span: with the profiler, median seconds from the first start to the last end on the device, gaps included.
+    """
+
+    name: str
+    method: Method
+    summary: Summary
+    seconds: tuple[float, ...]
+    machine: Machine
+    span: float | None = None
+
+    def to_json(self) -> str:
+        """All fields as one JSON object."""
+        return json.dumps(asdict(self), indent=1)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two functions in alternating rounds; ratio = median(first) / median(second) with its 95 % interval."""
+
+    first: Measurement
+    second: Measurement
+    ratio: float
+    low: float
+    high: float
+
+    def to_json(self) -> str:
+        """All fields as one JSON object."""
+        return json.dumps(asdict(self), indent=1)
+
+
+def this_machine() -> Machine:
+    """The `Machine` of this process."""
+    devices = jax.devices()
+    return Machine(devices[0].device_kind, len(devices), jax.__version__, _git_commit())
+
+
+def _git_commit() -> str | None:
+    """The checkout's commit; None when this file is not one of a repository's (an installed wheel)."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    describe = [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        subprocess.run([*git, "ls-files", "--error-unmatch", "_dispatch.py"], capture_output=True, check=True)
+        return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def measure(
+    fn: Callable[..., Any],
+    *args: Any,
+    name: str | None = None,
+    trials: int = MIN_TRIALS,
+    warmup: int = 5,
+    method: Method | None = None,
+) -> Measurement:
+    """Time `fn(*args)`: `warmup` calls that are not counted, then `trials` that are.
+
+    `fn` is jitted (unless method="host") and its outputs are materialised. The module's text has the methods.
+
+    Raises:
+      ValueError: fewer than 20 trials; or a slope asked of a function without array arguments.
+    """
+    case = Case(name or getattr(fn, "__name__", type(fn).__name__), fn, args)
+    method = method or default_method()
+    (samples,) = _alternate([case], trials, warmup, method)
+    return _measurement(case, method, samples)
+
+
+def compare(
+    first: Case, second: Case, *, rounds: int = MIN_TRIALS, warmup: int = 5, method: Method | None = None
+) -> Comparison:
+    """Time two cases in alternating rounds (A B, B A, A B, ...): the machine's drift hits both alike.
+
+    Raises:
+      ValueError: fewer than 20 rounds; or a slope asked of a function without array arguments.
+    """
+    method = method or default_method()
+    samples = _alternate([first, second], rounds, warmup, method)
+    sides = [_measurement(case, method, s) for case, s in zip((first, second), samples, strict=True)]
+    return Comparison(sides[0], sides[1], *ratio_interval(samples[0].seconds, samples[1].seconds))
+
+
+def default_method() -> Method:
+    """ "profiler" on a GPU, "slope" elsewhere."""
+    return "profiler" if jax.default_backend() == "gpu" else "slope"
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Each trial's seconds, and its span where the profiler saw one."""
+
+    seconds: Float[np.ndarray, " n"]
+    spans: Float[np.ndarray, " n"] | None = None
+
+
+def _measurement(case: Case, method: Method, samples: _Samples) -> Measurement:
+    seconds, span = samples.seconds, None if samples.spans is None else float(np.median(samples.spans))
+    return Measurement(case.name, method, summarize(seconds), tuple(seconds.tolist()), this_machine(), span)
+
+
+def _alternate(cases: Sequence[Case], rounds: int, warmup: int, method: Method) -> list[_Samples]:
+    """Every case's trials in the order they were taken, one a round, every second round backwards."""
+    if rounds < MIN_TRIALS:
+        raise ValueError(f"{rounds} trials say too little about spread: take at least {MIN_TRIALS}")
+    forwards = list(range(len(cases)))
+    order = [i for turn in range(rounds) for i in (forwards if turn % 2 == 0 else forwards[::-1])]
+    turns = [[turn for turn, j in enumerate(order) if j == i] for i in forwards]
+    if method == "slope":
+        timers = [_slope_timer(case, warmup) for case in cases]
+        seconds = np.array([timers[i]() for i in order])
+        return [_Samples(seconds[own]) for own in turns]
+    calls = [_warm_call(case, warmup, jitted=method == "profiler") for case in cases]
+    if method == "host":
+        seconds = np.array([_wall(calls[i]) for i in order])
+        return [_Samples(seconds[own]) for own in turns]
+    times = profile_calls([calls[i] for i in order])
+    busy, span = np.array([t.busy for t in times]), np.array([t.span for t in times])
+    return [_Samples(busy[own], span[own]) for own in turns]
+
+
+def _warm_call(case: Case, warmup: int, *, jitted: bool) -> Callable[[], None]:
+    fn = jax.jit(case.fn) if jitted else case.fn
+
+    def call() -> None:
+        jax.block_until_ready(fn(*case.args))
+
+    for _ in range(warmup):
+        call()
+    return call
+
+
+def _wall(call: Callable[..., None], *args: Any) -> float:
+    start = time.perf_counter()
+    call(*args)
+    return time.perf_counter() - start
+
+
+def _slope_timer(case: Case, warmup: int) -> Callable[[], float]:
+    """A function that takes one trial: (time of 2n turns - time of n turns) / n, with n calibrated once."""
+    run = _repeated(case)
+    run(1)
+    turns = 1
+    while _wall(run, turns) < _MIN_SLOPE_SECONDS:
+        turns *= 2
+    for _ in range(warmup):
+        run(turns)
+    return lambda: (_wall(run, 2 * turns) - _wall(run, turns)) / turns
+
+
+def _repeated(case: Case) -> Callable[[int], None]:
+    """`run(n)` calls the case n times, one after the other, in one compiled loop."""
+    if not jax.tree.leaves(case.args):
+        raise ValueError(
+            f"{case.name}: the slope method needs an array argument, or the compiler runs the function "
+            "once for all turns; pass arrays as arguments instead of closing over them, or use method='host'"
+        )
+
+    @jax.jit
+    def loop(count: Array, args: tuple[Any, ...]) -> Any:
+        def turn(index: Array, _: Any) -> Any:
+            this_turns, _ = jax.lax.optimization_barrier((args, index))
+            return case.fn(*this_turns)
+
+        outputs = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(case.fn, *args))
+        return jax.lax.fori_loop(0, count, turn, outputs)
+
+    args = jax.tree.map(jnp.asarray, case.args)
+    return lambda count: jax.block_until_ready(loop(jnp.asarray(count, jnp.int32), args))
+
+
+def forward_backward(case: Case, key: PRNGKeyArray) -> Case:
+    """The case's value and gradients: its outputs and their vjp with a random normal cotangent, all kept.
+
+    A cotangent of ones (`grad` of a sum) lets the compiler drop work, so it is random, and an argument.
+    Gradients are taken for every floating array among the arguments.
+    """
+    leaves, tree = jax.tree.flatten(case.args)
+    inputs = [leaf for leaf in leaves if _is_floating(leaf)]
+    others = [leaf for leaf in leaves if not _is_floating(leaf)]
+
+    def outputs_of(inputs: list[Array], others: list[Array]) -> tuple[list[Array], list[Array]]:
+        floats, rest = iter(inputs), iter(others)
+        args = jax.tree.unflatten(tree, [next(floats if _is_floating(leaf) else rest) for leaf in leaves])
+        out = jax.tree.leaves(case.fn(*args))
+        return [o for o in out if _is_floating(o)], [o for o in out if not _is_floating(o)]
+
+    def run(inputs: list[Array], others: list[Array], cotangents: list[Array]) -> Any:
+        out, pull, rest = jax.vjp(lambda x: outputs_of(x, others), inputs, has_aux=True)
+        return out, rest, pull(cotangents)
+
+    shapes, _ = jax.eval_shape(outputs_of, inputs, others)
+    keys = jax.random.split(key, len(shapes))
+    cotangents = [jax.random.normal(k, s.shape, s.dtype) for k, s in zip(keys, shapes, strict=True)]
+    return Case(f"{case.name} forward+backward", run, (inputs, others, cotangents))
+
+
+def _is_floating(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this device reached: a dense matmul (FLOP/s, in `dtype`), a copy (bytes read + written per s)."""
+
+    flops_per_second: float
+    bytes_per_second: float
+    dtype: str
+    machine: Machine
+
+    def floor(self, *, flops: float, bytes_moved: float) -> float:
+        """Seconds below which no such program runs: max(flops / peak, bytes / bandwidth)."""
+        return max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
+
+
+def measure_ceilings(
+    dtype: Any = None,
+    *,
+    matmul_size: int | None = None,
+    copy_bytes: int | None = None,
+    method: Method | None = None,
+) -> Ceilings:
+    """Both ceilings, measured now: the best of two matmul layouts and of two ways to copy.
+
+    Defaults: bf16, 8192 x 8192 and 1 GiB on an accelerator; fp32, 512 x 512 and 64 MiB on CPU.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = jnp.dtype(dtype or (jnp.float32 if on_cpu else jnp.bfloat16))
+    size = matmul_size or (512 if on_cpu else 8192)
+    count = (copy_bytes or (2**26 if on_cpu else 2**30)) // dtype.itemsize
+    pair = tuple(jax.random.normal(key, (size, size), dtype) for key in jax.random.split(jax.random.key(0)))
+    flat = jax.random.normal(jax.random.key(1), (count,), dtype)
+    matmul = _fastest([Case("NN", lambda a, b: a @ b, pair), Case("NT", lambda a, b: a @ b.T, pair)], method)
+    copy = _fastest([Case("copy", jnp.copy, (flat,)), Case("negate", jnp.negative, (flat,))], method)
+    return Ceilings(2.0 * size**3 / matmul, 2.0 * flat.nbytes / copy, dtype.name, this_machine())
+
+
+def _fastest(cases: Sequence[Case], method: Method | None) -> float:
+    samples = _alternate(cases, MIN_TRIALS, 3, method or default_method())
+    return min(float(np.median(s.seconds)) for s in samples)

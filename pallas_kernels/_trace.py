@@ -1,0 +1,134 @@
+"""Device time from the profiler's trace: what ran on the device, when, and for which call."""
+
+import math
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Trace = Any  # jax.profiler.ProfileData, which has no type that checkers know
+_WINDOW = "measured_call"
+_FLUSH_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """One call on the device, in seconds.
+
+    busy: union of the intervals in which it ran something.
+    span: from the start of the first of them to the end of the last, the gaps included.
+    """
+
+    busy: float
+    span: float
+
+
+def profile_calls(calls: Sequence[Callable[[], None]]) -> list[DeviceTime]:
+    """Each call's time on the device, in order; each call must wait for its own completion.
+
+    Raises:
+      RuntimeError: the trace holds no device event for some call.
+    """
+    flush = _cache_flush()
+    with tempfile.TemporaryDirectory() as folder:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        with jax.profiler.trace(folder, profiler_options=options):
+            for call in calls:
+                flush()
+                with jax.profiler.TraceAnnotation(_WINDOW):
+                    call()
+        return _device_times(read_trace(folder), len(calls))
+
+
+def _cache_flush() -> Callable[[], None]:
+    """Rewrites a buffer larger than a GPU's cache; on CPU it does nothing."""
+    if jax.default_backend() == "cpu":
+        return lambda: None
+    buffer = jnp.ones(_FLUSH_BYTES // 4, jnp.float32)
+    rewrite = jax.jit(lambda x: x + 1)
+    return lambda: jax.block_until_ready(rewrite(buffer))
+
+
+def read_trace(folder: str | Path) -> Trace:
+    """The newest trace under a folder that `jax.profiler.trace` wrote.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    files = sorted(Path(folder).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    if not files:
+        raise FileNotFoundError(
+            f"no *.xplane.pb under {folder}: did the block inside jax.profiler.trace finish?"
+        )
+    return jax.profiler.ProfileData.from_file(str(files[-1]))
+
+
+def device_events(data: Trace) -> Iterator[tuple[str, str, float, float]]:
+    """(device, operation, start, end) in nanoseconds of everything that ran on a device.
+
+    On a GPU these are kernels and copies on its streams; on CPU, XLA's operations.
+    """
+    planes = list(data.planes)
+    gpus = [plane for plane in planes if plane.name.startswith("/device:GPU")]
+    for plane in gpus or [plane for plane in planes if plane.name == "/host:CPU"]:
+        for line in plane.lines:
+            if gpus and not line.name.startswith("Stream"):
+                continue
+            for event in line.events:
+                if gpus or _is_xla_operation(event):
+                    yield plane.name, event.name, event.start_ns, event.start_ns + event.duration_ns
+
+
+def _is_xla_operation(event: Any) -> bool:
+    with warnings.catch_warnings():  # the first look at `stats` warns of its type's missing __module__
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return any(name == "hlo_op" for name, _ in event.stats)
+
+
+def _device_times(data: Trace, count: int) -> list[DeviceTime]:
+    """Per call its time on the device; on the slowest where there are several."""
+    windows = _windows(data)
+    starts = np.array([start for start, _ in windows])
+    busy: list[dict[str, list[tuple[float, float]]]] = [{} for _ in windows]
+    for device, _, start, end in device_events(data):
+        index = int(np.searchsorted(starts, start, side="right")) - 1
+        if index >= 0 and start <= windows[index][1]:
+            busy[index].setdefault(device, []).append((start, end))
+    if len(windows) != count or not all(busy):
+        raise RuntimeError(
+            f"the profiler saw {len(windows)} of {count} calls, {sum(map(bool, busy))} with device work; "
+            "is another profile running, or CUPTI missing? method='slope' needs no profiler"
+        )
+    return [_slowest(list(devices.values())) for devices in busy]
+
+
+def _slowest(devices: list[list[tuple[float, float]]]) -> DeviceTime:
+    busy = max(union_length(spans) for spans in devices)
+    span = max(max(end for _, end in spans) - min(start for start, _ in spans) for spans in devices)
+    return DeviceTime(busy * 1e-9, span * 1e-9)
+
+
+def _windows(data: Trace) -> list[tuple[float, float]]:
+    return sorted(
+        (event.start_ns, event.start_ns + event.duration_ns)
+        for plane in data.planes
+        for line in plane.lines
+        for event in line.events
+        if event.name == _WINDOW
+    )
+
+
+def union_length(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of the union of intervals (start, end)."""
+    total, reached = 0.0, -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

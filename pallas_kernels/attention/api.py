@@ -1,0 +1,135 @@
+"""The public functions of attention, and the table of what runs them."""
+
+from typing import Any, Literal
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import _dispatch
+from pallas_kernels._dispatch import Device, Implementation
+from pallas_kernels.attention import cudnn, reference, xla
+from pallas_kernels.attention.mask import Mask, check_arguments, without_padding, zero_where_not
+
+TABLE = (
+    Implementation("cudnn", cudnn.attention, cudnn.why_not),
+    Implementation("xla", xla.attention),
+    Implementation("reference", reference.attention),
+)
+"""Fastest first."""
+
+
+def attention(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    *,
+    causal: bool,
+    window: int | None = None,
+    q_segment_ids: Int[Array, "B T"] | None = None,
+    kv_segment_ids: Int[Array, "B S"] | None = None,
+    q_positions: Int[Array, "B T"] | None = None,
+    kv_positions: Int[Array, "B S"] | None = None,
+    lengths: Int[Array, "B"] | None = None,
+    alibi_slopes: Float[Array, "H"] | None = None,
+    scale: float | None = None,
+    implementation: Literal["cudnn", "xla", "reference"] | None = None,
+) -> Float[Array, "B T H K"]:
+    """Softmax attention: o_t = sum_s softmax_s(scale q_t.k_s - slope (pos_t - pos_s)) v_s over the keys seen.
+
+    The softmax is fp32 whatever the dtype; the products are in q's dtype, accumulated in fp32. A query that
+    sees no key gives 0. What padding and holes hold is not read, not even if it is NaN.
+
+    Args:
+      q: queries, H heads of size K.
+      k, v: keys and values, G heads; H is a multiple of G and heads h*H/G .. share one.
+      causal: a key is visible only at or before the query's position.
+      window: a key is visible only at a distance < window (to the left if causal, else to both sides).
+      q_segment_ids, kv_segment_ids: a key is visible only if the ids are equal and > 0.
+      q_positions, kv_positions: what distances are taken of; the indices if None, which needs T = S.
+      lengths: keys at an index >= lengths[b] are padding; if T = S, queries as well.
+      alibi_slopes: slope of each head (Press et al., 2108.12409).
+      scale: of the scores; K**-0.5 if None.
+      implementation: which to run; the best for the device and these arguments if None.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit together, or the implementation cannot run this here.
+    """
+    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_positions, kv_positions, lengths)
+    check_arguments(q, k, v, mask, alibi_slopes)
+    options: dict[str, Any] = {"alibi_slopes": alibi_slopes, "scale": scale}
+    entry = _dispatch.choose(
+        "attention", TABLE, implementation, _dispatch.current_device(), q, k, v, mask, **options
+    )
+    q, k, v, q_valid = without_padding(q, k, v, mask)
+    return zero_where_not(q_valid, entry.run(q, k, v, mask, **options))
+
+
+def attention_with_lse(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    *,
+    causal: bool,
+    window: int | None = None,
+    q_segment_ids: Int[Array, "B T"] | None = None,
+    kv_segment_ids: Int[Array, "B S"] | None = None,
+    q_positions: Int[Array, "B T"] | None = None,
+    kv_positions: Int[Array, "B S"] | None = None,
+    lengths: Int[Array, "B"] | None = None,
+    alibi_slopes: Float[Array, "H"] | None = None,
+    scale: float | None = None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
+    """`attention` over some of the keys, with what it takes to merge it with the rest.
+
+    Returns:
+      The output and lse = log sum_s exp(score), both fp32 and both differentiable; EMPTY_LSE where no key is
+      visible. Results over parts of the keys merge as sum_i exp(lse_i - lse) o_i, lse = logsumexp_i lse_i.
+
+    Raises:
+      ValueError: as `attention`.
+    """
+    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_positions, kv_positions, lengths)
+    check_arguments(q, k, v, mask, alibi_slopes)
+    q, k, v, q_valid = without_padding(q, k, v, mask)
+    o, lse = xla.attention_with_lse(q, k, v, mask, alibi_slopes=alibi_slopes, scale=scale)
+    return zero_where_not(q_valid, o), lse
+
+
+def explain(
+    q: jax.ShapeDtypeStruct | Array,
+    k: jax.ShapeDtypeStruct | Array,
+    *,
+    causal: bool,
+    window: int | None = None,
+    segments: bool = False,
+    positions: bool = False,
+    lengths: bool = False,
+    alibi: bool = False,
+    device: Device | None = None,
+) -> str:
+    """Which implementation `attention` runs for such arguments, and why not the faster ones.
+
+    Args:
+      q, k: queries and keys, or their shapes and dtypes.
+      causal, window: as given to `attention`.
+      segments, positions, lengths, alibi: whether those arguments are given.
+      device: what it would run on; this machine's default if None.
+    """
+    (batch, queries, heads, _), keys = q.shape, k.shape[1]
+
+    def ints(given: bool, *shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, "int32") if given else None
+
+    mask = Mask(
+        causal,
+        window,
+        ints(segments, batch, queries),
+        ints(segments, batch, keys),
+        ints(positions, batch, queries),
+        ints(positions, batch, keys),
+        ints(lengths, batch),
+    )
+    slopes = jax.ShapeDtypeStruct((heads,), "float32") if alibi else None
+    check_arguments(q, k, k, mask, slopes)  # pyright: ignore[reportArgumentType]
+    device = _dispatch.current_device() if device is None else device
+    return _dispatch.explain("attention", TABLE, device, q, k, k, mask, alibi_slopes=slopes)

@@ -1,0 +1,120 @@
+"""Attention by cuDNN's fused kernels, through `jax.nn.dot_product_attention`.
+
+cuDNN masks causally, by a causal window and by valid prefixes itself. Other masks go to it as an array of
+T x S entries, which is done only while that array is small.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels.attention.mask import Mask
+
+LARGEST_MASK = 4096 * 4096
+"""Entries T * S of a mask given as an array."""
+
+
+def why_not(
+    device: Device, q: Any, k: Any, v: Any, mask: Mask, *, alibi_slopes: Any = None, scale: Any = None
+):
+    """None if cuDNN can run this on `device`, else why not."""
+    if device.platform != "gpu" or device.capability is None:
+        return f"it needs an NVIDIA GPU, this is {device.platform}"
+    if device.capability < (8, 0):
+        return f"it needs compute capability 8.0, this GPU has {device.capability[0]}.{device.capability[1]}"
+    if q.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it takes bfloat16 and float16 alone, not {q.dtype}"
+    widest = 256 if device.capability >= (9, 0) else 128
+    if q.shape[-1] % 8 or q.shape[-1] > widest:
+        return f"the size of a head must be a multiple of 8 and at most {widest}, not {q.shape[-1]}"
+    cells = q.shape[1] * k.shape[1]
+    if not _native(mask, alibi_slopes) and cells > LARGEST_MASK:
+        return f"it has no form of this mask but an array, too large at T * S = {cells} > {LARGEST_MASK}"
+    return None
+
+
+def _native(mask: Mask, alibi_slopes: Any) -> bool:
+    banded = mask.window is None or mask.causal
+    return banded and alibi_slopes is None and mask.q_positions is None and mask.q_segment_ids is None
+
+
+def attention(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    mask: Mask,
+    *,
+    alibi_slopes: Float[Array, "H"] | None = None,
+    scale: float | None = None,
+) -> Float[Array, "B T H K"]:
+    """The output, in q's dtype; scores and softmax are fp32 in the kernel."""
+    queries, keys = q.shape[1], k.shape[1]
+    # The backward kernel takes even lengths alone.
+    q, k, v = _even(q, 1), _even(k, 1), _even(v, 1)
+    if _native(mask, alibi_slopes):
+        o = _masked_by_kernel(q, k, v, mask, scale, queries, keys)
+    else:
+        o = _masked_by_array(q, k, v, mask, alibi_slopes, scale, queries, keys)
+    return o[:, :queries]
+
+
+def _masked_by_kernel(
+    q: Array, k: Array, v: Array, mask: Mask, scale: float | None, queries: int, keys: int
+) -> Array:
+    q_lengths, kv_lengths = None, mask.lengths
+    if kv_lengths is None and k.shape[1] > keys and not mask.causal:
+        kv_lengths = jnp.full(k.shape[:1], keys, jnp.int32)
+    if kv_lengths is not None:
+        # The kernel is not asked for an empty row: the caller zeroes what its one query finds.
+        kv_lengths = jnp.clip(kv_lengths, 1, keys).astype(jnp.int32)
+        q_lengths = kv_lengths if queries == keys else jnp.full_like(kv_lengths, queries)
+    return jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        scale=scale,
+        is_causal=mask.causal,
+        query_seq_lengths=q_lengths,
+        key_value_seq_lengths=kv_lengths,
+        local_window_size=None if mask.window is None else (mask.window - 1, 0),
+        implementation="cudnn",
+    )
+
+
+def _masked_by_array(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Mask,
+    slopes: Float[Array, "H"] | None,
+    scale: float | None,
+    queries: int,
+    keys: int,
+) -> Array:
+    seen = _even(_even(mask.dense(queries, keys), 1), 2)
+    bias = None
+    if slopes is not None:
+        distance = mask.distances(queries, keys).astype(jnp.float32)[:, None]
+        bias = -slopes.astype(jnp.float32)[None, :, None, None] * distance
+        bias = _even(_even(bias.astype(q.dtype), 2), 3)
+    o = jax.nn.dot_product_attention(
+        q, k, v, bias=bias, mask=seen[:, None], scale=scale, implementation="cudnn"
+    )
+    return _zero_empty(o, seen)
+
+
+def _zero_empty(o: Float[Array, "B T H K"], seen: Bool[Array, "B T S"]) -> Float[Array, "B T H K"]:
+    """The kernel averages over all keys where none is visible."""
+    return jnp.where(jnp.any(seen, -1)[:, :, None, None], o, jnp.zeros((), o.dtype))
+
+
+def _even(x: Array, axis: int) -> Array:
+    """x with one zero (or False) more along `axis` if its length is odd."""
+    if x.shape[axis] % 2 == 0:
+        return x
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, 1)
+    return jnp.pad(x, widths)

@@ -1,0 +1,286 @@
+"""Attention in blocks with an online softmax: memory O(T), exact, in plain XLA.
+
+Scores exist for one pair of blocks at a time; pairs that a causal mask or a window rules out are not visited,
+so a window costs O(T * window). The backward pass makes the scores again from the saved log-sum-exp.
+Sources: Rabe and Staats, 2112.05682; Dao et al., FlashAttention, 2205.14135, algorithms 1 and 4.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels._compat import vary_alike
+from pallas_kernels._dispatch import current_device
+from pallas_kernels.attention import blocks as cut
+from pallas_kernels.attention.mask import EMPTY_LSE, Mask
+
+# Masked scores are EMPTY_LSE. Taking off no less than this makes exp() of them 0 in rows without a key too.
+_FLOOR = EMPTY_LSE / 2
+
+
+@dataclass(frozen=True)
+class _Plan:
+    blocks: cut.Blocks
+    scale: float
+    out_dtype: Any
+
+
+class _Marks(NamedTuple):
+    """What the mask compares: tags (segments, padding; None if all equal), positions (None if indices)."""
+
+    q_tags: Int[Array, "..."] | None
+    kv_tags: Int[Array, "..."] | None
+    q_positions: Int[Array, "..."] | None
+    kv_positions: Int[Array, "..."] | None
+
+
+class _Operands(NamedTuple):
+    """The inputs cut into blocks, block index first."""
+
+    q: Float[Array, "n B G R q K"]
+    k: Float[Array, "m B G s K"]
+    v: Float[Array, "m B G s K"]
+    slopes: Float[Array, "G R"] | None
+    marks: _Marks
+
+
+class _Partial(NamedTuple):
+    """Softmax over some keys: the sums of exp(score - top) v and of exp(score - top), and top."""
+
+    acc: Float[Array, "B G R q K"]
+    total: Float[Array, "B G R q"]
+    top: Float[Array, "B G R q"]
+
+
+def attention(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    mask: Mask,
+    *,
+    alibi_slopes: Float[Array, "H"] | None = None,
+    scale: float | None = None,
+) -> Float[Array, "B T H K"]:
+    """The output alone, in q's dtype."""
+    return _attend(q, k, v, mask, alibi_slopes, scale, q.dtype)[0]
+
+
+def attention_with_lse(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    mask: Mask,
+    *,
+    alibi_slopes: Float[Array, "H"] | None = None,
+    scale: float | None = None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
+    """Output and log-sum-exp, both fp32 and both differentiable."""
+    return _attend(q, k, v, mask, alibi_slopes, scale, jnp.float32)
+
+
+def _attend(
+    q: Array, k: Array, v: Array, mask: Mask, slopes: Array | None, scale: float | None, out_dtype: Any
+) -> tuple[Array, Array]:
+    blocks = cut.choose_blocks(
+        q.shape[1],
+        k.shape[1],
+        causal=mask.causal,
+        window=mask.window,
+        by_index=mask.q_positions is None,
+        size=cut.CPU_BLOCK if current_device().platform == "cpu" else cut.BLOCK,
+    )
+    plan = _Plan(blocks, q.shape[-1] ** -0.5 if scale is None else float(scale), jnp.dtype(out_dtype))
+    q, k, v, slopes, *marks = vary_alike(q, k, v, slopes, *_marks(mask, blocks))
+    return _blockwise(plan, q, k, v, slopes, _Marks(*marks))
+
+
+def _marks(mask: Mask, blocks: cut.Blocks) -> _Marks:
+    q_valid, kv_valid = mask.valid(blocks.queries, blocks.keys)
+    # A causal mask over indices hides the padding behind the last key by itself.
+    hidden = blocks.pad_k == 0 or (mask.causal and blocks.by_index)
+    if kv_valid is None and hidden:
+        return _Marks(None, None, mask.q_positions, mask.kv_positions)
+    q_tags = _tags(mask.q_segment_ids, q_valid, blocks.queries, 0)
+    kv_tags = _tags(mask.kv_segment_ids, kv_valid, blocks.keys, -1)
+    return _Marks(q_tags, kv_tags, mask.q_positions, mask.kv_positions)
+
+
+def _tags(segments: Array | None, valid: Bool[Array, "B T"] | None, length: int, invalid: int) -> Array:
+    tags = jnp.ones((1, length), jnp.int32) if segments is None else segments.astype(jnp.int32)
+    return tags if valid is None else jnp.where(valid, tags, jnp.int32(invalid))
+
+
+def _run(
+    plan: _Plan, q: Array, k: Array, v: Array, slopes: Array | None, marks: _Marks
+) -> tuple[Array, Array]:
+    x = _cut(plan, q, k, v, slopes, marks)
+    pairs = plan.blocks.pairs()
+    if len(pairs) == 1:
+        sums = jax.tree.map(lambda a: a[None], _softmax(_scores(plan, x, 0, 0)[0], x.v[0]))
+    else:
+        rows = x.q.shape[:-1]
+        zeros = _Partial(jnp.zeros(x.q.shape, jnp.float32), jnp.zeros(rows), jnp.full(rows, _FLOOR))
+
+        def step(sums: _Partial, pair: Array) -> tuple[_Partial, None]:
+            i, j = pair[0], pair[1]
+            part = _softmax(_scores(plan, x, i, j)[0], _get(x.v, j))
+            row = _merge(jax.tree.map(lambda a: _get(a, i), sums), part)
+            return jax.tree.map(lambda a, b: _put(a, b, i), sums, row), None
+
+        start = _Partial(*vary_alike(*zeros, q)[:3])
+        sums, _ = lax.scan(step, start, jnp.asarray(pairs))
+    some = sums.total > 0
+    total = jnp.where(some, sums.total, 1.0)
+    o = (sums.acc / total[..., None]).astype(plan.out_dtype)
+    lse = jnp.where(some, sums.top + jnp.log(total), EMPTY_LSE)
+    return cut.join_queries(o, plan.blocks), cut.join_rows(lse, plan.blocks)
+
+
+def _forward(
+    plan: _Plan, q: Array, k: Array, v: Array, slopes: Array | None, marks: _Marks
+) -> tuple[Any, Any]:
+    o, lse = _run(plan, q, k, v, slopes, marks)
+    return (o, lse), (q, k, v, slopes, marks, o, lse)
+
+
+def _backward(plan: _Plan, saved: Any, cotangents: tuple[Array, Array]) -> tuple[Any, ...]:
+    q, k, v, slopes, marks, o, lse = saved
+    do, dlse = cotangents
+    groups, blocks = k.shape[2], plan.blocks
+    x = _cut(plan, q, k, v, slopes, marks)
+    # d score = p (do.v - do.o + dlse): what is the same for all keys is one number a query.
+    dots = jnp.einsum("bthk,bthk->bht", do.astype(jnp.float32), o.astype(jnp.float32))
+    delta = cut.cut_rows(dots - dlse, groups, blocks)
+    lse = cut.cut_rows(jnp.maximum(lse, _FLOOR), groups, blocks)
+    do = cut.cut_queries(do.astype(q.dtype), groups, blocks)
+
+    def pull(i: Any, j: Any) -> tuple[Array, Array, Array, Array | None]:
+        return _pull(plan, x, _get(do, i), _get(lse, i), _get(delta, i), i, j)
+
+    dq, dk, dv, dslopes = _sum_pairs(blocks, pull, x)
+    dq = cut.join_queries(dq, blocks).astype(q.dtype)
+    dk, dv = cut.join_keys(dk, blocks).astype(k.dtype), cut.join_keys(dv, blocks).astype(v.dtype)
+    if slopes is not None and dslopes is not None:
+        dslopes = dslopes.reshape(slopes.shape).astype(slopes.dtype)
+    return dq, dk, dv, dslopes, None
+
+
+_blockwise = jax.custom_vjp(_run, nondiff_argnums=(0,))
+_blockwise.defvjp(_forward, _backward)
+
+
+def _pull(
+    plan: _Plan, x: _Operands, do: Array, lse: Array, delta: Array, i: Any, j: Any
+) -> tuple[Array, Array, Array, Array | None]:
+    """What one pair of blocks adds to dq, dk, dv and the gradient of the slopes."""
+    q, k, v = _get(x.q, i), _get(x.k, j), _get(x.v, j)
+    scores, distance = _scores(plan, x, i, j)
+    p = jnp.exp(scores - lse[..., None])
+    dv = _dot("bgrqs,bgrqk->bgsk", p.astype(v.dtype), do)
+    ds = p * (_dot("bgrqk,bgsk->bgrqs", do, v) - delta[..., None])
+    dslopes = None if distance is None else -jnp.sum(ds * distance[:, None, None], (0, 3, 4))
+    ds = (ds * plan.scale).astype(q.dtype)
+    return _dot("bgrqs,bgsk->bgrqk", ds, k), _dot("bgrqs,bgrqk->bgsk", ds, q), dv, dslopes
+
+
+def _sum_pairs(
+    blocks: cut.Blocks, pull: Callable[..., Any], x: _Operands
+) -> tuple[Array, Array, Array, Array | None]:
+    """dq by block of queries, dk and dv by block of keys, the gradient of the slopes in all."""
+    pairs = blocks.pairs()
+    if len(pairs) == 1:
+        dq, dk, dv, dslopes = pull(0, 0)
+        return dq[None], dk[None], dv[None], dslopes
+    zeros = [None if a is None else jnp.zeros(a.shape, jnp.float32) for a in (x.q, x.k, x.v, x.slopes)]
+
+    def step(sums: Any, pair: Array) -> tuple[Any, None]:
+        i, j = pair[0], pair[1]
+        dq, dk, dv, dslopes = pull(i, j)
+        blockwise = _add(sums[0], dq, i), _add(sums[1], dk, j), _add(sums[2], dv, j)
+        return (*blockwise, None if dslopes is None else sums[3] + dslopes), None
+
+    return lax.scan(step, vary_alike(*zeros, x.q)[:4], jnp.asarray(pairs))[0]
+
+
+def _cut(plan: _Plan, q: Array, k: Array, v: Array, slopes: Array | None, marks: _Marks) -> _Operands:
+    blocks, (heads, groups) = plan.blocks, (q.shape[2], k.shape[2])
+
+    def queries(a: Array | None, fill: int) -> Array | None:
+        return None if a is None else cut.cut_marks(a, blocks.block_q, blocks.pad_q, fill)
+
+    def keys(a: Array | None, fill: int) -> Array | None:
+        return None if a is None else cut.cut_marks(a, blocks.block_k, blocks.pad_k, fill)
+
+    return _Operands(
+        q=cut.cut_queries(q, groups, blocks),
+        k=cut.cut_keys(k, blocks),
+        v=cut.cut_keys(v, blocks),
+        slopes=None if slopes is None else slopes.astype(jnp.float32).reshape(groups, heads // groups),
+        marks=_Marks(
+            queries(marks.q_tags, 0),
+            keys(marks.kv_tags, -1),
+            queries(marks.q_positions, 0),
+            keys(marks.kv_positions, 0),
+        ),
+    )
+
+
+def _scores(
+    plan: _Plan, x: _Operands, i: Any, j: Any
+) -> tuple[Float[Array, "B G R q s"], Float[Array, "B q s"] | None]:
+    """Masked scores of a pair of blocks, and the distances if ALiBi took some off."""
+    scores = _dot("bgrqk,bgsk->bgrqs", _get(x.q, i), _get(x.k, j)) * plan.scale
+    blocks, marks = plan.blocks, x.marks
+    if marks.q_positions is not None and marks.kv_positions is not None:
+        here, there = _get(marks.q_positions, i), _get(marks.kv_positions, j)
+    else:
+        here = (i * blocks.block_q + jnp.arange(blocks.block_q, dtype=jnp.int32))[None]
+        there = (j * blocks.block_k + jnp.arange(blocks.block_k, dtype=jnp.int32))[None]
+    distance = here[:, :, None] - there[:, None, :]
+    off = None if x.slopes is None else distance.astype(jnp.float32)
+    if x.slopes is not None and off is not None:
+        scores -= x.slopes[None, :, :, None, None] * off[:, None, None]
+    conditions = []
+    if blocks.causal:
+        conditions.append(distance >= 0)
+    if blocks.window is not None:
+        conditions.append((distance if blocks.causal else jnp.abs(distance)) < blocks.window)
+    if marks.q_tags is not None and marks.kv_tags is not None:
+        conditions.append(_get(marks.q_tags, i)[:, :, None] == _get(marks.kv_tags, j)[:, None, :])
+    for seen in conditions:
+        scores = jnp.where(seen[:, None, None], scores, EMPTY_LSE)
+    return scores, off
+
+
+def _softmax(scores: Float[Array, "B G R q s"], v: Float[Array, "B G s K"]) -> _Partial:
+    top = jnp.maximum(jnp.max(scores, -1), _FLOOR)
+    p = jnp.exp(scores - top[..., None])
+    return _Partial(_dot("bgrqs,bgsk->bgrqk", p.astype(v.dtype), v), jnp.sum(p, -1), top)
+
+
+def _merge(a: _Partial, b: _Partial) -> _Partial:
+    top = jnp.maximum(a.top, b.top)
+    keep, add = jnp.exp(a.top - top), jnp.exp(b.top - top)
+    acc = a.acc * keep[..., None] + b.acc * add[..., None]
+    return _Partial(acc, a.total * keep + b.total * add, top)
+
+
+def _dot(equation: str, a: Array, b: Array) -> Array:
+    return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)
+
+
+def _get(x: Array, i: Any) -> Array:
+    return x[i] if isinstance(i, int) else lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+
+def _put(x: Array, block: Array, i: Any) -> Array:
+    return lax.dynamic_update_index_in_dim(x, block, i, 0)
+
+
+def _add(x: Array, block: Array, i: Any) -> Array:
+    return _put(x, _get(x, i) + block, i)

@@ -1,0 +1,88 @@
+"""The public function and its implementation table."""
+
+from typing import Any, Literal
+
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device
+from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels.blocked_conv.reference import conv_reference
+from pallas_kernels.blocked_conv.xla import blocked_conv_xla
+from pallas_kernels.short_conv.gates import check_alignment, check_streams
+
+LONGEST = 512
+
+TABLE = (
+    Implementation("xla", blocked_conv_xla),
+    Implementation("reference", conv_reference),
+)
+
+
+def blocked_conv(
+    x: Float[Array, "B D T"],
+    filter: Float[Array, "D F"],
+    *,
+    segment_ids: Int[Array, "B T"] | None = None,
+    segment_alignment: int = 1,
+    bias: Float[Array, "D"] | None = None,
+    pre_gate: Float[Array, "B D T"] | None = None,
+    post_gate: Float[Array, "B D T"] | None = None,
+    causal: bool = True,
+    implementation: Literal["xla", "reference"] | None = None,
+) -> Float[Array, "B D T"]:
+    """Depthwise convolution with a filter of medium length (L <= 512), its gates fused.
+
+    y_t = post_gate_t * (sum_s h[t - s] u_s + bias u_t), with u = pre_gate * x, over the s of t's own document.
+
+    Args:
+      x: inputs, channel-major.
+      filter: causal: L taps, lag 0 first. Bidirectional: 2L - 1 taps, lag 0 at index L - 1.
+      segment_ids: s > 0 a token of document s, -s a hole in it, 0 padding. Documents are contiguous. Nothing
+        crosses from one to another; holes and padding count as time, their input as zero, their output is zero.
+      segment_alignment: the caller's promise that documents start at multiples of it. A multiple of the block
+        (L rounded up to 64, at least 128) is fastest.
+      bias: the skip connection, one weight per channel.
+      pre_gate: multiplies the input.
+      post_gate: multiplies the output.
+      causal: False also looks ahead.
+      implementation: a name of the table; None takes the first that runs here.
+
+    Returns:
+      y, in x's dtype. In bf16 the products take bf16 operands and sum in fp32.
+
+    Raises:
+      ValueError: shapes that do not fit, a longer filter, or an implementation that is unknown or cannot run here.
+
+    Source: the two-stage blocked convolution of StripedHyena 2 (Ku et al. 2025, arXiv:2503.01868, sec. 3).
+    """
+    check_streams("blocked_conv", x, segment_ids, bias, pre_gate, post_gate)
+    check_alignment("blocked_conv", segment_alignment)
+    check_filter("blocked_conv", x, filter, causal)
+    taps = filter.shape[1] if causal else (filter.shape[1] + 1) // 2
+    if taps > LONGEST:
+        raise ValueError(f"blocked_conv: at most {LONGEST} taps, got {taps}: use long_conv")
+    options = {
+        "segment_ids": segment_ids,
+        "segment_alignment": segment_alignment,
+        "bias": bias,
+        "pre_gate": pre_gate,
+        "post_gate": post_gate,
+        "causal": causal,
+    }
+    chosen = choose("blocked_conv", TABLE, implementation, current_device(), x, filter, **options)
+    return chosen.run(x, filter, **options)
+
+
+def check_filter(op: str, x: Any, filter: Any, causal: bool) -> None:
+    """Raises ValueError for a filter that is not [D, L] (causal) or [D, 2L - 1] (bidirectional)."""
+    if filter.ndim != 2 or filter.shape[0] != x.shape[1] or filter.shape[1] < 1:
+        raise ValueError(f"{op}: filter must be [{x.shape[1]} channels, taps], got shape {filter.shape}")
+    if not causal and filter.shape[1] % 2 == 0:
+        raise ValueError(
+            f"{op}: a bidirectional filter has 2L - 1 taps, lag 0 in the middle; got {filter.shape[1]}, an even number"
+        )
+
+
+def explain(x: Any, filter: Any, *, device: Device | None = None, **options: Any) -> str:
+    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    return explain_table("blocked_conv", TABLE, device or current_device(), x, filter, **options)

@@ -1,0 +1,72 @@
+"""Convolution of long blocks by fp32 FFT, as short as the wanted outputs allow."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from pallas_kernels.blocked_conv.packed import fit
+from pallas_kernels.blocked_conv.toeplitz import window
+from pallas_kernels.short_conv.gates import accumulator
+
+SPECTRUM_BYTES = 2**31
+"""Above this size of the inputs' spectrum, channels are convolved group after group."""
+
+
+def fast_length(n: int) -> int:
+    """The least even number >= n whose only prime factors are 2, 3 and 5."""
+    best = 2 << (max(n, 2) - 1).bit_length()
+    five = 1
+    while five < best:
+        three = five
+        while three < best:
+            even = 2 * three
+            while even < n:
+                even *= 2
+            best = min(best, even)
+            three *= 3
+        five *= 5
+    return best
+
+
+def fft_product(
+    filter: Float[Array, "D F"],
+    u: Float[Array, "B D N C"],
+    *,
+    rows: int,
+    offset: int,
+    spectrum_bytes: int = SPECTRUM_BYTES,
+) -> Float[Array, "B D N rows"]:
+    """y_i = sum_j filter[offset + i - j] u_j for i < rows, in each of N blocks; 0 <= offset, fp32 throughout.
+
+    The transform may wrap around as long as what wraps falls on outputs nobody wants: for a causal row of T its
+    length is T + min(L, T) - 1, for two halves of size s it is 2s.
+    """
+    (batch, channels, blocks, columns), taps = u.shape, filter.shape[1]
+    behind = min(columns - 1, offset)
+    ahead = min(rows - 1, taps - 1 - offset)
+    length = fast_length(max(ahead + columns, rows + behind))
+    h = window(filter, offset - behind, ahead + behind + 1)
+    groups = _groups(channels, 8 * batch * channels * blocks * length, spectrum_bytes)
+    if groups == 1:
+        return _convolve(h, u, length, behind, rows)
+    per = channels // groups
+    u = jnp.moveaxis(u.reshape(batch, groups, per, blocks, columns), 1, 0)
+    y = lax.map(lambda hu: _convolve(*hu, length, behind, rows), (h.reshape(groups, per, -1), u))
+    return jnp.moveaxis(y, 0, 1).reshape(batch, channels, blocks, rows)
+
+
+def _groups(channels: int, size: int, limit: int) -> int:
+    """The fewest groups of equally many channels that keep each group's share of `size` within the limit."""
+    fits = (n for n in range(1, channels + 1) if channels % n == 0 and size <= n * limit)
+    return next(fits, channels)
+
+
+@partial(jax.checkpoint, static_argnums=(2, 3, 4))
+def _convolve(h: Array, u: Array, length: int, skip: int, rows: int) -> Array:
+    """irfft(rfft(u) rfft(h)), outputs from `skip` on. Rematerialised: spectra are twice as large as inputs."""
+    wide = accumulator(u.dtype)
+    spectrum = jnp.fft.rfft(u.astype(wide), length) * jnp.fft.rfft(h.astype(wide), length)[None, :, None]
+    return fit(jnp.fft.irfft(spectrum, length)[..., skip:], rows)

@@ -1,0 +1,112 @@
+"""The public functions of patch attention, and the tables of what runs them."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels import _dispatch
+from pallas_kernels._dispatch import Device, Implementation
+from pallas_kernels.patch_attention import lookup_xla, pool_xla, reference
+
+POOL_TABLE = (Implementation("xla", pool_xla.pool), Implementation("reference", reference.pool))
+LOOKUP_TABLE = (Implementation("xla", lookup_xla.lookup), Implementation("reference", reference.lookup))
+"""Fastest first."""
+
+
+def pool(
+    q: Float[Array, "B N P H K"],
+    k: Float[Array, "B N S H K"],
+    v: Float[Array, "B N S H K"],
+    patch_ids: Int[Array, "B N S"],
+    *,
+    implementation: Literal["xla", "reference"] | None = None,
+) -> Float[Array, "B N P H K"]:
+    """Each patch attends to its own bytes: o_p = sum_{s: id_s = p} softmax_s(q_p.k_s / sqrt(K)) v_s.
+
+    Softmax and sums are fp32. A slot without bytes gives 0; what padding bytes and such slots hold is not read.
+
+    Args:
+      q: a query for each of the P patch slots of the N blocks of each row.
+      k, v: keys and values of the S bytes of each block.
+      patch_ids: the slot of each byte's patch; within a block they do not fall, P means padding.
+      implementation: which to run; the best for the device if None.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit together, or the implementation cannot run here.
+    """
+    if q.ndim != 5 or k.shape != v.shape or k.shape[:2] + k.shape[3:] != q.shape[:2] + q.shape[3:]:
+        raise ValueError(
+            f"expected q [B, N, P, H, K], k, v [B, N, S, H, K], got {q.shape}, {k.shape}, {v.shape}"
+        )
+    if patch_ids.shape != k.shape[:3]:
+        raise ValueError(f"patch_ids must name the patch of each byte, {k.shape[:3]}, got {patch_ids.shape}")
+    _check_dtypes(q, k, v)
+    device = _dispatch.current_device()
+    entry = _dispatch.choose("patch_attention.pool", POOL_TABLE, implementation, device, q, k, v, patch_ids)
+    return entry.run(q, k, v, patch_ids)
+
+
+def lookup(
+    q: Float[Array, "B N S H K"],
+    k: Float[Array, "B N M H K"],
+    v: Float[Array, "B N M H K"],
+    latest: Int[Array, "B N S"],
+    valid: Bool[Array, "B N M"],
+    bias: Float[Array, "H W"],
+    *,
+    look_back: int,
+    implementation: Literal["xla", "reference"] | None = None,
+) -> Float[Array, "B N S H K"]:
+    """Each byte attends to the W latest patches: keys m = latest - i, i < W, score q.k_m / sqrt(K) + bias_i.
+
+    Softmax and sums are fp32. A byte that sees no patch gives 0; invalid keys are not read.
+
+    Args:
+      q: queries of the S bytes of each of N blocks.
+      k, v: keys and values of M = W + P patches: W carried over from before the block, then its own slots.
+      latest: index among the M of the latest patch each byte sees; negative if none.
+      valid: which of the M hold a patch that may be seen.
+      bias: added to the scores of each head at distance i.
+      look_back: W.
+      implementation: which to run; the best for the device if None.
+
+    Raises:
+      ValueError: shapes or dtypes do not fit together, or the implementation cannot run here.
+    """
+    if q.ndim != 5 or k.shape != v.shape or k.shape[:2] + k.shape[3:] != q.shape[:2] + q.shape[3:]:
+        raise ValueError(
+            f"expected q [B, N, S, H, K], k, v [B, N, M, H, K], got {q.shape}, {k.shape}, {v.shape}"
+        )
+    if latest.shape != q.shape[:3] or valid.shape != k.shape[:3]:
+        expected = f"latest {q.shape[:3]} (one index a byte) and valid {k.shape[:3]} (one flag a key)"
+        raise ValueError(f"expected {expected}, got {latest.shape} and {valid.shape}")
+    if look_back < 1 or bias.shape != (q.shape[3], look_back):
+        expected = f"look_back >= 1 and bias [H = {q.shape[3]}, look_back]"
+        raise ValueError(f"expected {expected}, got look_back = {look_back} and bias of shape {bias.shape}")
+    _check_dtypes(q, k, v)
+    arrays = (q, k, v, latest, valid, bias)
+    device = _dispatch.current_device()
+    entry = _dispatch.choose(
+        "patch_attention.lookup", LOOKUP_TABLE, implementation, device, *arrays, look_back=look_back
+    )
+    return entry.run(*arrays, look_back=look_back)
+
+
+def explain(direction: Literal["pool", "lookup"], *, device: Device | None = None) -> str:
+    """Which implementation runs, and why not the faster ones; it depends on the device alone.
+
+    Args:
+      direction: "pool" (patches over bytes) or "lookup" (bytes over patches).
+      device: what it would run on; this machine's default if None.
+    """
+    device = _dispatch.current_device() if device is None else device
+    table = POOL_TABLE if direction == "pool" else LOOKUP_TABLE
+    return _dispatch.explain(f"patch_attention.{direction}", table, device)
+
+
+def _check_dtypes(q: Array, k: Array, v: Array) -> None:
+    if not q.dtype == k.dtype == v.dtype or not jnp.issubdtype(q.dtype, jnp.floating):
+        raise ValueError(
+            f"q, k, v must have one float dtype, got {q.dtype}, {k.dtype}, {v.dtype}: cast them first"
+        )

@@ -1,0 +1,76 @@
+"""The public function and its implementation table."""
+
+from typing import Any, Literal
+
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device
+from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels.short_conv.gates import check_shape, check_streams
+from pallas_kernels.short_conv.reference import short_conv_reference
+from pallas_kernels.short_conv.xla import short_conv_xla
+
+TABLE = (
+    Implementation("xla", short_conv_xla),
+    Implementation("reference", short_conv_reference),
+)
+
+
+def short_conv(
+    x: Float[Array, "B D T"],
+    taps: Float[Array, "D K"],
+    *,
+    segment_ids: Int[Array, "B T"] | None = None,
+    history: Float[Array, "B D K-1"] | None = None,
+    bias: Float[Array, "D"] | None = None,
+    pre_gate: Float[Array, "B D T"] | None = None,
+    post_gate: Float[Array, "B D T"] | None = None,
+    implementation: Literal["xla", "reference"] | None = None,
+) -> Float[Array, "B D T"]:
+    """Causal depthwise convolution with a few taps (3 to 7), its gates fused.
+
+    y_t = post_gate_t * (sum_k taps_k u_{t-k} + bias u_t), with u = pre_gate * x, summed in fp32.
+
+    Args:
+      x: inputs, channel-major.
+      taps: K taps per channel, that of lag 0 first.
+      segment_ids: s > 0 a token of document s, -s a hole in it, 0 padding. Documents are contiguous. Nothing
+        crosses from one to another; holes and padding count as time, their input as zero, their output is zero.
+      history: u at the K - 1 steps before x, oldest first; they belong to the document of the first step.
+      bias: the skip connection, one weight per channel.
+      pre_gate: multiplies the input.
+      post_gate: multiplies the output.
+      implementation: a name of the table; None takes the first that runs here.
+
+    Returns:
+      y, in x's dtype.
+
+    Raises:
+      ValueError: shapes that do not fit, or an implementation that is unknown or cannot run here.
+
+    Source: the short filter of Hyena (Poli et al. 2023, arXiv:2302.10866, sec. 3).
+    """
+    check_streams("short_conv", x, segment_ids, bias, pre_gate, post_gate)
+    _check_taps(x, taps, history)
+    options = {
+        "segment_ids": segment_ids,
+        "history": history,
+        "bias": bias,
+        "pre_gate": pre_gate,
+        "post_gate": post_gate,
+    }
+    chosen = choose("short_conv", TABLE, implementation, current_device(), x, taps, **options)
+    return chosen.run(x, taps, **options)
+
+
+def _check_taps(x: Any, taps: Any, history: Any) -> None:
+    if taps.ndim != 2 or taps.shape[0] != x.shape[1] or taps.shape[1] < 1:
+        raise ValueError(
+            f"short_conv: taps must be [{x.shape[1]} channels, at least 1 tap], got shape {taps.shape}"
+        )
+    check_shape("short_conv", "history", history, (*x.shape[:2], taps.shape[1] - 1))
+
+
+def explain(x: Any, taps: Any, *, device: Device | None = None, **options: Any) -> str:
+    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    return explain_table("short_conv", TABLE, device or current_device(), x, taps, **options)

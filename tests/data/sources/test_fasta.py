@@ -1,0 +1,143 @@
+"""FASTA records: the same bases from plain and compressed files, at random, padded, case and codes kept."""
+
+import builtins
+import gzip
+import lzma
+import os
+import pickle
+
+import pytest
+
+from jaxblt.data import FastaSource, fetch, parse_fasta, read_document
+
+RECORDS = {"chr1": b"ACGTNacgtnRYKM" * 11, "chr2": b"A", "empty": b"", "chr3": b"GATTACA" * 10}
+
+
+def fasta(width=10, end=b"\n"):
+    out = b"; a comment\n\n" if end == b"\n" else b""
+    for name, bases in RECORDS.items():
+        parts = [bases[i : i + width] for i in range(0, len(bases), width)]
+        out += b">" + name.encode() + b" some words" + end + b"".join(p + end for p in parts)
+    return out
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make(name, data=None):
+        data = fasta() if data is None else data
+        packed = {".gz": gzip.compress, ".xz": lzma.compress}.get(os.path.splitext(name)[1], bytes)(data)
+        (tmp_path / name).write_bytes(packed)
+        return tmp_path / name
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["g.fa", "g.fa.gz", "g.fa.xz"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_every_base_at_random(write, name, end):
+    source = FastaSource(write(name, fasta(end=end)))
+    assert list(source.names) == list(RECORDS)
+    assert [read_document(source, i) for i in range(len(source))] == list(RECORDS.values())
+    bases = RECORDS["chr1"]
+    for start in range(len(bases)):
+        for stop in range(start, min(start + 25, len(bases))):
+            assert source.read(0, start, stop) == bases[start:stop]
+
+
+def test_lower_case_is_raised_on_request_alone(write):
+    path = write("g.fa")
+    assert read_document(FastaSource(path, soft_mask="upper"), 0) == RECORDS["chr1"].upper()
+    with pytest.raises(ValueError, match="soft_mask must be"):
+        FastaSource(path, soft_mask="lower")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("start", "stop"), [(-7, 3), (60, 90), (-5, 100), (-9, -2), (80, 85), (70, 70), (0, 0)]
+)
+def test_out_of_bounds_is_n(write, start, stop):
+    source = FastaSource(write("g.fa"))
+    bases = RECORDS["chr3"]
+    expected = bytes(bases[i] if 0 <= i < len(bases) else ord("N") for i in range(start, stop))
+    assert fetch(source, "chr3", start, stop) == expected
+    if start < 0 or stop > len(bases):
+        with pytest.raises(ValueError, match=r"leaves the record \[0, 70\): clip it, or pad with N"):
+            fetch(source, "chr3", start, stop, pad=False)
+
+
+def test_fetch_names_what_is_wrong(write):
+    source = FastaSource(write("g.fa"))
+    with pytest.raises(KeyError, match="no record 'chrX'; the source has chr1, chr2"):
+        fetch(source, "chrX", 0, 1)
+    with pytest.raises(ValueError, match="chr1:5-4 ends before it starts"):
+        fetch(source, "chr1", 5, 4)
+
+
+@pytest.mark.parametrize("name", ["bad.fa", "bad.fa.gz"])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", r"is empty \(0 bytes\)"),
+        (b"; only a comment\n", "record"),
+        (b"ACGT\n>x\nACGT\n", "FASTA"),
+        (b">\nACGT\n", "FASTA|header without a name"),
+        (b">x\nAC\n>x\nGT\n", "'x' occurs twice|Duplicate key"),
+    ],
+)
+def test_bad_files_are_named(write, name, data, message):
+    path = write(name, data)
+    with pytest.raises(ValueError, match=message):
+        FastaSource(path)
+
+
+def test_uneven_lines_need_compression(write):
+    uneven = b">x\nACGT\nAC\nACGT\n"
+    with pytest.raises(ValueError, match="lines of one length; compressed"):
+        FastaSource(write("u.fa", uneven))
+    assert read_document(FastaSource(write("u.fa.xz", uneven)), 0) == b"ACGTACACGT"
+    assert parse_fasta(uneven, "u") == [("x", b"ACGTACACGT")]
+
+
+def test_the_index_is_kept_beside_the_file_and_renewed(write):
+    path = write("g.fa")
+    FastaSource(path)
+    index = path.with_name("g.fa.fai")
+    assert index.exists()
+    assert sorted(p.name for p in path.parent.iterdir()) == ["g.fa", "g.fa.fai"]
+    path.write_bytes(b">new\nACGTACGT\n")
+    os.utime(path, ns=(0, index.stat().st_mtime_ns + 10**9))
+    assert read_document(FastaSource(path), 0) == b"ACGTACGT"
+
+
+def test_an_index_of_another_file_is_noticed(write):
+    path = write("g.fa")
+    source = FastaSource(path)
+    path.write_bytes(b">chr1\nACGT\n")
+    with pytest.raises(OSError, match="and its index differ: delete"):
+        source.read(0, 0, 50)
+
+
+def test_a_folder_that_cannot_be_written(write, monkeypatch):
+    path = write("g.fa")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert read_document(FastaSource(path), 0) == RECORDS["chr1"]
+    assert [p.name for p in path.parent.iterdir()] == ["g.fa"]
+
+
+def test_without_pyfaidx_plain_files_say_what_to_install(write, monkeypatch):
+    plain, packed = write("g.fa"), write("g.fa.gz")
+    original = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == "pyfaidx":
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ImportError, match=r"pip install 'jaxblt\[genomics\]'"):
+        FastaSource(plain)
+    assert read_document(FastaSource(packed), 0) == RECORDS["chr1"]
+
+
+def test_a_source_travels_to_another_process(write):
+    source = pickle.loads(pickle.dumps(FastaSource(write("g.fa"))))
+    assert source.read(3, 2, 9) == RECORDS["chr3"][2:9]

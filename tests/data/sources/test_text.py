@@ -1,0 +1,81 @@
+"""Files as documents: every byte, wherever it lies, and errors that say what to do."""
+
+import gzip
+import lzma
+
+import pytest
+
+from jaxblt.data import TextSource, read_document
+from jaxblt.data.sources.files import expand
+from tests.data.naive import ALL_BYTES
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "b.txt").write_bytes(ALL_BYTES * 3 + b"\r\n\xff\xfe")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(ALL_BYTES + b"gz"))
+    (tmp_path / "c.txt.xz").write_bytes(lzma.compress(b"xz" + ALL_BYTES))
+    return tmp_path
+
+
+def test_every_byte_survives_in_every_format(folder):
+    source = TextSource(str(folder / "*"))
+    assert [name.rsplit("/")[-1] for name in source.names] == ["a.txt.gz", "b.txt", "c.txt.xz"]
+    expected = [ALL_BYTES + b"gz", ALL_BYTES * 3 + b"\r\n\xff\xfe", b"xz" + ALL_BYTES]
+    assert [read_document(source, i) for i in range(3)] == expected
+    assert source.lengths.tolist() == [len(x) for x in expected]
+
+
+def test_any_slice_equals_the_slice_of_the_file(folder):
+    source = TextSource(str(folder / "*"))
+    for i in range(3):
+        full = read_document(source, i)
+        for start in range(0, len(full), 37):
+            for stop in range(start, len(full), 53):
+                assert source.read(i, start, stop) == full[start:stop]
+
+
+def test_paths_keep_their_order_and_occur_once(folder):
+    paths = [folder / "c.txt.xz", str(folder / "*.txt*"), folder / "b.txt"]
+    assert [p.name for p in expand(paths)] == ["c.txt.xz", "a.txt.gz", "b.txt"]
+
+
+def test_a_file_whose_name_holds_glob_characters_is_itself(tmp_path):
+    (tmp_path / "x[1].txt").write_bytes(b"1")
+    assert [p.name for p in expand(tmp_path / "x[1].txt")] == ["x[1].txt"]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 10**6)])
+def test_reading_outside_is_an_error(folder, start, stop):
+    with pytest.raises(IndexError, match=r"b.txt"):
+        TextSource(folder / "b.txt").read(0, start, stop)
+    with pytest.raises(IndexError, match="document 1 does not exist"):
+        TextSource(folder / "b.txt").read(1, 0, 1)
+
+
+def test_missing_and_empty_and_damaged_files(folder):
+    with pytest.raises(FileNotFoundError, match=r"file does not exist.*nowhere\.txt"):
+        TextSource(folder / "nowhere.txt")
+    with pytest.raises(FileNotFoundError, match=r"glob matches no file.*\*\.md"):
+        TextSource(folder / "*.md")
+    with pytest.raises(IsADirectoryError, match="is a folder: name its files"):
+        TextSource(folder)
+    with pytest.raises(ValueError, match="no path was given"):
+        TextSource([])
+    for name, data in {"e.txt": b"", "e.gz": gzip.compress(b""), "e.xz": lzma.compress(b"")}.items():
+        (folder / name).write_bytes(data)
+        with pytest.raises(ValueError, match=rf"{name}' is empty \(0 bytes\): remove it"):
+            TextSource(folder / name)
+    whole = {"d.gz": gzip.compress(ALL_BYTES), "d.xz": lzma.compress(ALL_BYTES)}
+    for name, data in whole.items():
+        for damaged in (data[:-9], b"no archive"):
+            (folder / name).write_bytes(damaged)
+            with pytest.raises(ValueError, match=rf"{name}' is damaged or not a"):
+                TextSource(folder / name)
+
+
+def test_a_file_that_shrinks_during_a_run_is_noticed(folder):
+    source = TextSource(folder / "b.txt")
+    (folder / "b.txt").write_bytes(b"short")
+    with pytest.raises(OSError, match="became shorter while it was in use"):
+        source.read(0, 0, 100)

@@ -1,0 +1,118 @@
+"""Configs: every kind of source, and each mistake met with its value and the fix."""
+
+import dataclasses
+import json
+import lzma
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from jaxblt.data import BytesSource, DataConfig, make_dataset, open_source, read_document
+
+
+def build(**options: Any) -> DataConfig:
+    return DataConfig(**options)
+
+
+def test_each_kind_opens(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"text")
+    (tmp_path / "a.jsonl").write_text('{"body": "json"}')
+    (tmp_path / "a.fa.xz").write_bytes(lzma.compress(b">c\nacgtACGT\n"))
+    (tmp_path / "a.bed").write_text("c\t2\t10\tx\n")
+
+    def first(name, **options):
+        return read_document(open_source(build(paths=(str(tmp_path / name),), **options)), 0)
+
+    assert first("a.txt") == b"text"
+    assert first("a.jsonl", kind="jsonl", field="body") == b"json"
+    assert first("a.fa.xz", kind="fasta") == b"acgtACGT"
+    assert first("a.fa.xz", kind="fasta", soft_mask="upper") == b"ACGTACGT"
+    assert first("a.fa.xz", kind="fasta", bed=str(tmp_path / "a.bed")) == b"gtACGTNN"
+    assert len(open_source(build(sample="udhr"))) == 18
+
+
+def test_a_config_is_plain_data():
+    made = build(paths=("a", "b"), buckets=(1, 2), packing="buckets")
+    data = json.loads(json.dumps(dataclasses.asdict(made)))
+    restored = build(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+    assert restored == made
+    assert hash(restored) == hash(made)
+
+
+def test_eos_follows_text_but_not_genomes():
+    assert build(sample="book").ends_with_eos
+    assert build(paths=("x",), kind="jsonl").ends_with_eos
+    assert not build(sample="lambda").ends_with_eos
+    assert not build(paths=("x",), kind="fasta").ends_with_eos
+    assert not build(sample="book", eos=False).ends_with_eos
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"paths": "a.txt"}, r"paths must be a tuple of paths, got 'a.txt': write \('a.txt',\)"),
+        ({"seq_len": 0}, "must be positive, got 0 and 8"),
+        ({"context": 4096}, r"context must lie in 0..seq_len-1 = 0..4095, got 4096"),
+        ({"buckets": (8,)}, r"buckets \(8,\) need packing='buckets', got packing='windows'"),
+        ({"stride": 3, "packing": "first_fit"}, "stride and context are of packing='windows', got 3 and 0"),
+        ({"test_names": ("x",)}, "need split='names', got split='position'"),
+        ({"bed": "x.bed"}, "bed='x.bed' needs kind='fasta', got 'text'"),
+        ({"reverse_complement": True}, "reverse_complement needs eos=False"),
+        (
+            {"reverse_complement": True, "kind": "fasta", "entropies": "e.npy"},
+            "entropies='e.npy' are of one strand",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"give either paths or sample, got paths=\(\) and sample=None"),
+        ({"paths": ("x",), "sample": "book"}, "give either paths or sample"),
+        ({"sample": "boook"}, "unknown sample 'boook': choose one of 'book', 'udhr', 'lambda'"),
+        ({"paths": ("x",), "kind": "csv"}, "unknown kind 'csv'"),
+        (
+            {"sample": "book", "split": "position", "seq_len": 200_000},
+            r"seq_len = 200000 is longer than every doc",
+        ),
+        ({"sample": "book", "packing": "best"}, "unknown packing 'best': choose 'windows'"),
+        ({"sample": "book", "split": "random"}, "unknown split rule 'random'"),
+        ({"sample": "book", "split": "documents", "fractions": (0.0, 0.0, 1.0)}, "gets none of 1 documents"),
+    ],
+)
+def test_mistakes_that_show_when_data_is_opened(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_dataset(build(**options))
+
+
+def test_mistakes_of_the_call():
+    wrong: Any = "dev"
+    with pytest.raises(ValueError, match="unknown mode 'dev': choose 'train' or 'eval'"):
+        make_dataset(build(sample="book"), mode=wrong)
+    with pytest.raises(ValueError, match="unknown split 'dev'"):
+        make_dataset(build(sample="book"), split=wrong)
+    for index, count in ((0, 3), (2, 2)):
+        with pytest.raises(ValueError, match=f"batch_size = 8 must be a multiple of process_count = {count}"):
+            make_dataset(build(sample="book"), process_index=index, process_count=count)
+    with pytest.raises(FileNotFoundError, match=r"does not exist: '/no/such.txt'"):
+        make_dataset(build(paths=("/no/such.txt",)))
+    with pytest.raises(ValueError, match="split 'all' holds no byte"):
+        make_dataset(build(packing="first_fit", eos=False), split="all", source=BytesSource([b"", b""]))
+
+
+def test_a_short_split_can_be_evaluated_in_longer_windows():
+    dataset = make_dataset(build(sample="lambda", seq_len=16_384), split="test", mode="eval")
+    assert dataset.batch(0).loss_mask.sum() == dataset.num_bytes == 4850
+
+
+def test_importing_the_room_leaves_grain_and_pyfaidx_alone():
+    code = "import sys, jaxblt.data; print({'grain', 'pyfaidx', 'orbax', 'matplotlib'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"

@@ -1,0 +1,67 @@
+"""Schedules: each row once an epoch, whatever the batch size, and nothing but arithmetic."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxblt.data.schedule import OnePass, Shuffled
+
+row_counts = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
+
+
+@given(row_counts, st.integers(1, 5), st.integers(0, 3))
+def test_each_bucket_is_read_epoch_by_epoch(rows, batch_size, seed):
+    schedule = Shuffled(rows, batch_size, seed)
+    read: dict[int, dict[int, int]] = {b: {} for b in range(len(rows))}
+    for step in range(60):
+        place = schedule.place(step)
+        for slot in range(batch_size):
+            sample = place.sample + slot
+            assert sample not in read[place.bucket]
+            read[place.bucket][sample] = schedule.row(place, slot)
+    for bucket, count in enumerate(rows):
+        samples = read[bucket]
+        for epoch in range(max(samples, default=0) // count):
+            seen = [samples[g] for g in range(epoch * count, (epoch + 1) * count) if g in samples]
+            assert len(set(seen)) == len(seen)
+            if len(seen) == count:
+                assert sorted(seen) == list(range(count))
+
+
+def test_buckets_are_read_in_proportion():
+    schedule = Shuffled((100, 300), 4, 0)
+    drawn = Counter(schedule.place(step).bucket for step in range(1000))
+    assert drawn == {0: 250, 1: 750}
+
+
+def test_epochs_and_seeds_differ():
+    def epoch(schedule, first):
+        return [schedule.row(schedule.place(first + i), 0) for i in range(20)]
+
+    orders = {tuple(epoch(Shuffled((20,), 1, seed), e * 20)) for seed in range(3) for e in range(3)}
+    assert len(orders) == 9
+    assert {tuple(sorted(order)) for order in orders} == {tuple(range(20))}
+
+
+def test_far_steps_are_as_quick():
+    schedule = Shuffled((7, 1_000_000), 64, 1)
+    assert 0 <= schedule.row(schedule.place(10**12), 63) < 1_000_000
+
+
+@given(row_counts, st.integers(1, 5))
+def test_one_pass_reads_each_row_once_in_order(rows, batch_size):
+    schedule = OnePass(rows, batch_size)
+    read = []
+    for step in range(len(schedule)):
+        place = schedule.place(step)
+        read += [(place.bucket, schedule.row(place, slot)) for slot in range(batch_size)]
+    assert [x for x in read if x[1] is not None] == [(b, r) for b, n in enumerate(rows) for r in range(n)]
+    assert len(read) < sum(rows) + batch_size * len(rows)
+
+
+def test_one_pass_ends():
+    for step in (-1, 3):
+        with pytest.raises(IndexError, match=f"step {step} does not exist: one pass has 3 batches"):
+            OnePass((5,), 2).place(step)

@@ -1,0 +1,56 @@
+"""The mixers under test, tiny; the first three take every property, the others those their own code bears on."""
+
+from jaxblt.mixers import (
+    AttentionConfig,
+    ExplicitFilter,
+    GatedRecurrenceConfig,
+    HyenaConfig,
+    ImplicitFilter,
+    MixerConfig,
+    ModalFilter,
+)
+
+MODAL = ModalFilter(modes=4, max_timescale=64.0)
+IMPLICIT = ImplicitFilter(filter_len=600, width=8)
+SHORT_IMPLICIT = ImplicitFilter(filter_len=20, width=8)
+EXPLICIT = ExplicitFilter(taps=5)
+
+FULL: dict[str, MixerConfig] = {
+    "attention": AttentionConfig(dim=16, num_heads=4, num_kv_heads=2),
+    "hyena_modal": HyenaConfig(dim=8, filter=MODAL),
+    "recurrence": GatedRecurrenceConfig(dim=8),
+}
+
+STREAMED = ("packed", "holes", "rows_advance_alone")
+PARALLEL = ("packed", "holes", "mixes")
+
+PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
+    "attention_window": (AttentionConfig(dim=16, num_heads=4, num_kv_heads=1, window=6), STREAMED),
+    "attention_alone": (
+        AttentionConfig(dim=16, num_heads=2, position="none", packed=False),
+        (*STREAMED, "gradients"),
+    ),
+    "attention_alibi": (AttentionConfig(dim=16, num_heads=4, position="alibi", packed=False), STREAMED),
+    "attention_both": (AttentionConfig(dim=16, num_heads=4, causal=False, packed=False), PARALLEL),
+    "attention_both_window": (AttentionConfig(dim=16, num_heads=4, causal=False, window=4), PARALLEL),
+    "hyena_implicit": (
+        HyenaConfig(dim=8, order=3, filter=IMPLICIT),
+        (*STREAMED, "causal", "chunked", "state", "gradients", "every_parameter", "bfloat16", "sharded"),
+    ),
+    "hyena_modal_alone": (HyenaConfig(dim=8, order=3, filter=MODAL, packed=False), STREAMED),
+    "hyena_short_implicit": (HyenaConfig(dim=8, filter=SHORT_IMPLICIT, short_taps=1), STREAMED),
+    "hyena_explicit": (HyenaConfig(dim=8, filter=EXPLICIT, short_taps=4), (*STREAMED, "state")),
+    "hyena_modal_both": (HyenaConfig(dim=8, filter=MODAL, causal=False), (*PARALLEL, "gradients")),
+    "hyena_implicit_both": (
+        HyenaConfig(dim=8, filter=IMPLICIT, causal=False, packed=False),
+        (*PARALLEL, "gradients"),
+    ),
+    "hyena_explicit_both": (HyenaConfig(dim=8, filter=EXPLICIT, causal=False), PARALLEL),
+    "hyena_modal_aligned": (HyenaConfig(dim=4, filter=MODAL, segment_alignment=128), ("packed", "holes")),
+    "hyena_explicit_aligned": (
+        HyenaConfig(dim=4, filter=EXPLICIT, segment_alignment=128),
+        ("packed", "holes"),
+    ),
+}
+
+ALL: dict[str, MixerConfig] = FULL | {name: config for name, (config, _) in PART.items()}

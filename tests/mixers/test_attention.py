@@ -1,0 +1,119 @@
+"""Attention against a loop over queries in float64, rotary positions by complex rotation."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.mixers import AttentionConfig, init_state
+from jaxblt.testing import Subject
+from tests.tolerances import assert_close
+
+BASE = AttentionConfig(dim=12, num_heads=6, num_kv_heads=3, head_dim=4, rope_theta=100.0)
+CASES = {
+    "rope": BASE,
+    "window": dataclasses.replace(BASE, window=4, num_kv_heads=1),
+    "alibi": dataclasses.replace(BASE, position="alibi"),
+    "alibi_alone": dataclasses.replace(BASE, position="alibi", packed=False),
+    "none_both": dataclasses.replace(BASE, position="none", causal=False),
+    "window_both": dataclasses.replace(BASE, window=4, causal=False),
+    "rope_alone": dataclasses.replace(BASE, packed=False, rope_scale=2.0),
+    "both_alone": dataclasses.replace(BASE, packed=False, causal=False),
+}
+
+
+def turn(x: np.ndarray, theta: float, scale: float) -> np.ndarray:
+    half = x.shape[-1] // 2
+    angle = np.arange(len(x))[:, None] / scale * theta ** (-np.arange(half) / half)
+    z = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angle)[:, None]
+    return np.concatenate([z.real, z.imag], -1)
+
+
+def naive_row(config: AttentionConfig, params: dict, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """One row, one query and one head at a time."""
+    w = {name: np.asarray(leaf["kernel"], np.float64) for name, leaf in params["params"].items()}
+    q, k, v = (np.einsum("td,dhk->thk", x.astype(np.float64), w[name]) for name in "qkv")
+    if config.position == "rope":
+        q, k = (turn(a, config.rope_theta, config.rope_scale) for a in (q, k))
+    slopes = [2.0 ** (-8 * (h + 1) / config.num_heads) for h in range(config.num_heads)]
+    shared, out = config.num_heads // config.groups, np.zeros(x.shape)
+    for t in range(len(x)):
+        for h in range(config.num_heads):
+            distance = t - np.arange(len(x))
+            seen = (ids == ids[t]) & (ids > 0)
+            if config.causal:
+                seen &= distance >= 0
+            if config.window is not None:
+                seen &= np.abs(distance) < config.window
+            if not seen.any():
+                continue
+            scores = k[:, h // shared] @ q[t, h] / np.sqrt(config.width)
+            if config.position == "alibi":
+                scores = scores - slopes[h] * distance
+            p = np.where(seen, np.exp(scores - scores[seen].max()), 0)
+            out[t] += (p @ v[:, h // shared] / p.sum()) @ w["out"][h]
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_loop(name: str) -> None:
+    config = CASES[name]
+    subject = Subject(config, length=14)
+    for ids in (subject.documents(), subject.with_holes(subject.documents())):
+        y = subject.run(ids=ids)
+        expected = np.stack(
+            [naive_row(config, subject.params, *row) for row in zip(subject.x, ids, strict=True)]
+        )
+        live = ids > 0
+        assert_close(y[live], expected[live], jnp.float32, n=subject.length * config.dim)
+
+
+def test_parameters_are_named_and_shaped() -> None:
+    params = jax.eval_shape(BASE.build().init, jax.random.key(0), jnp.zeros((1, 2, 12)))["params"]
+    assert params["q"]["kernel"].names == ("embed", "heads", "head_dim")
+    assert params["k"]["kernel"].names == ("embed", "kv_heads", "head_dim")
+    assert params["out"]["kernel"].names == ("heads", "head_dim", "embed")
+    shapes = jax.tree.map(jnp.shape, nn.meta.unbox(params))
+    assert shapes["q"]["kernel"] == (12, 6, 4)
+    assert shapes["v"]["kernel"] == (12, 3, 4)
+
+
+def test_a_far_stream_equals_a_near_one() -> None:
+    """Positions given at 2 million give what positions at 0 give: only differences count."""
+    config = dataclasses.replace(BASE, window=5)
+    subject = Subject(config, length=14)
+    state, far = subject.start(), np.full((subject.rows, 1), 2_000_000, np.int32)
+    step = jax.jit(
+        lambda x, positions, state: subject.module.apply(subject.params, x, positions=positions, state=state)
+    )
+    outputs = []
+    for t in range(subject.length):
+        y, state = step(jnp.asarray(subject.x[:, t : t + 1]), jnp.asarray(far + t), state)
+        outputs.append(np.asarray(y))
+    assert_close(np.concatenate(outputs, 1), subject.run(), jnp.float32, n=subject.length * config.dim)
+    np.testing.assert_array_equal(state.clock.position, 2_000_014)
+    np.testing.assert_array_equal(state.clock.time, 14)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 10, "head_dim": None}, "dim 10 does not divide among 6 heads"),
+        ({"num_kv_heads": 4}, "num_heads 6 is not a multiple of num_kv_heads 4"),
+        ({"window": 0}, "window must be at least 1"),
+        ({"head_dim": 3}, "head_dim must be even, got 3"),
+        ({"position": "sine"}, "position 'sine' is not one of"),
+        ({"position": "alibi", "causal": False}, "use position='rope' when causal=False"),
+    ],
+)
+def test_bad_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(BASE, **options)
+
+
+def test_bidirectional_attention_has_no_state() -> None:
+    with pytest.raises(ValueError, match="set causal=True"):
+        init_state(dataclasses.replace(BASE, causal=False), 1, capacity=8)

@@ -1,0 +1,244 @@
+"""The property suite finds what is wrong with mixers that are wrong on purpose."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
+
+from jaxblt.mixers import ExplicitFilter, GatedRecurrenceConfig, HyenaConfig, MixerConfig
+from jaxblt.testing import PROPERTIES, check_mixer
+
+RECURRENCE = GatedRecurrenceConfig(dim=8)
+CONVOLUTION = HyenaConfig(dim=8, filter=ExplicitFilter(taps=4), short_taps=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Faulty:
+    """A sound mixer and what is done to it."""
+
+    inner: MixerConfig
+    fault: Callable[..., tuple[Any, Any]]
+    causal: bool = True
+    start: Callable[[Any, int], Any] = lambda state, capacity: state
+
+    @property
+    def dim(self) -> int:
+        return self.inner.dim
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> nn.Module:
+        return FaultyMixer(self, dtype, name=name)
+
+    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> Any:
+        return self.start(self.inner.init_state(batch_size, capacity=capacity, dtype=dtype), capacity)
+
+
+class FaultyMixer(nn.Module):
+    config: Faulty
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Any, *, segment_ids: Any = None, positions: Any = None, state: Any = None) -> Any:
+        inner = self.config.inner.build(dtype=self.dtype, name="inner")
+
+        def run(x: Any, ids: Any, state: Any) -> Any:
+            return inner(x, segment_ids=ids, positions=None, state=state)
+
+        return self.config.fault(run, x.astype(self.dtype), segment_ids, positions, state)
+
+
+def outputs(change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A fault that changes outputs, given inputs."""
+
+    def fault(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+        y, state = run(x, ids, state)
+        return change(y, x), state
+
+    return fault
+
+
+def segments(change: Callable[[Any], Any], *, streaming: bool | None = None) -> Callable[..., Any]:
+    """A fault that changes segment ids, in both passes or in one."""
+
+    def fault(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+        if ids is not None and streaming in (None, state is not None):
+            ids = change(ids)
+        return run(x, ids, state)
+
+    return fault
+
+
+def forgets(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    y, after = run(x, ids, state)
+    return y, None if state is None else after.replace(h=jnp.zeros_like(after.h))
+
+
+def drifts(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    y, after = run(x, ids, state)
+    return y, None if state is None else after.replace(h=after.h * jnp.float32(1 + 1e-7))
+
+
+def restarts(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    if state is not None and ids is None:
+        state = jax.tree.map(jnp.zeros_like, state)
+    return run(x, ids, state)
+
+
+def shifts(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    y, state = run(x, ids, state)
+    return y if positions is None else y + jnp.ones_like(y), state
+
+
+def widens(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    y, after = run(x, ids, state)
+    return y, None if state is None else after.replace(h=jnp.concatenate([after.h, after.h], 0))
+
+
+def copies(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    return (jnp.where((ids > 0)[..., None], x, 0.0) if ids is not None else x), state
+
+
+def fills_holes(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    y, state = run(x, ids, state)
+    return (y if ids is None else jnp.where((ids < 0)[..., None], jnp.ones_like(y), y)), state
+
+
+def drops_odd_tail(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    odd = x.shape[1] % 2 and state is None
+    return run(x.at[:, -1].set(0.0) if odd else x, ids, state)
+
+
+def gathers(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    if not jax.sharding.get_abstract_mesh().empty:
+        x = jax.lax.with_sharding_constraint(x, PartitionSpec())
+    return run(x, ids, state)
+
+
+@jax.custom_vjp
+def scaled_gradient(y: Any) -> Any:
+    return y
+
+
+scaled_gradient.defvjp(lambda y: (y, None), lambda _, g: (g * jnp.float32(1.05),))
+
+
+@flax.struct.dataclass
+class Growing:
+    inner: Any
+    past: Any
+
+    def replace_inner(self, inner: Any) -> "Growing":
+        return Growing(inner=inner, past=self.past)
+
+
+def grows(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    y, after = run(x, ids, None if state is None else state.inner)
+    return y, None if state is None else state.replace_inner(after)
+
+
+def traced(y: Any, x: Any) -> Any:
+    return y if isinstance(y, Tracer) else y * 1.01
+
+
+FAULTS: list[tuple[str, str, Faulty]] = [
+    ("output", "holes have outputs", Faulty(RECURRENCE, fills_holes)),
+    (
+        "causal",
+        "reads the next token",
+        Faulty(RECURRENCE, outputs(lambda y, x: y + 0.1 * jnp.roll(x, -1, 1))),
+    ),
+    (
+        "causal",
+        "reads the mean",
+        Faulty(RECURRENCE, outputs(lambda y, x: y + 0.01 * jnp.mean(x, 1, keepdims=True))),
+    ),
+    ("mixes", "mixes nothing", Faulty(RECURRENCE, copies)),
+    ("mixes", "bidirectional in name alone", Faulty(RECURRENCE, outputs(lambda y, x: y), causal=False)),
+    ("packed", "leaks across documents", Faulty(RECURRENCE, segments(jnp.sign))),
+    ("holes", "reads holes", Faulty(RECURRENCE, segments(jnp.abs, streaming=False))),
+    ("odd_lengths", "drops an odd tail", Faulty(RECURRENCE, drops_odd_tail)),
+    (
+        "batch",
+        "reads other rows",
+        Faulty(RECURRENCE, outputs(lambda y, x: y + 0.1 * jnp.mean(x, 0, keepdims=True))),
+    ),
+    ("positions", "another output with positions", Faulty(RECURRENCE, shifts)),
+    ("chunked", "forgets between calls", Faulty(RECURRENCE, forgets)),
+    ("continued", "restarts without segment ids", Faulty(RECURRENCE, restarts)),
+    ("documents_streamed", "leaks when streaming", Faulty(RECURRENCE, segments(jnp.sign, streaming=True))),
+    (
+        "holes_streamed",
+        "holes take no time when streaming",
+        Faulty(CONVOLUTION, segments(lambda ids: jnp.maximum(ids, 0), streaming=True)),
+    ),
+    ("rows_advance_alone", "padding moves the state", Faulty(RECURRENCE, drifts)),
+    (
+        "rows_advance_alone",
+        "padding is a token",
+        Faulty(RECURRENCE, segments(lambda i: jnp.where(i == 0, 1, i))),
+    ),
+    ("state", "the state changes shape", Faulty(RECURRENCE, widens)),
+    (
+        "state",
+        "the state grows with the capacity",
+        Faulty(RECURRENCE, grows, start=lambda s, capacity: Growing(s, jnp.zeros((3, capacity)))),
+    ),
+    ("gradients", "gradients 5 % too large", Faulty(RECURRENCE, outputs(lambda y, x: scaled_gradient(y)))),
+    (
+        "gradients",
+        "part of a gradient is cut",
+        Faulty(RECURRENCE, outputs(lambda y, x: y + jax.lax.stop_gradient(0.3 * y))),
+    ),
+    (
+        "finite_gradients",
+        "no gradient at zero",
+        Faulty(RECURRENCE, outputs(lambda y, x: y * jnp.sqrt(jnp.sum(x * x, -1, keepdims=True)))),
+    ),
+    (
+        "every_parameter",
+        "parameters without use",
+        Faulty(RECURRENCE, outputs(lambda y, x: jax.lax.stop_gradient(y) + x)),
+    ),
+    ("jit", "another output under jit", Faulty(RECURRENCE, outputs(traced))),
+    ("bfloat16", "fp32 outputs", Faulty(RECURRENCE, outputs(lambda y, x: y.astype(jnp.float32)))),
+    (
+        "bfloat16",
+        "far off",
+        Faulty(RECURRENCE, outputs(lambda y, x: y if y.dtype == jnp.float32 else y * 1.1)),
+    ),
+    ("sharded", "gathers the batch", Faulty(RECURRENCE, gathers)),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), [pytest.param(n, c, id=f"{n}-{what}") for n, what, c in FAULTS])
+def test_a_faulty_mixer_fails(name: str, config: Faulty) -> None:
+    with pytest.raises(AssertionError, match=f"^{name}: "):
+        check_mixer(config, only=[name], length=14)
+
+
+def test_every_property_has_a_fault_it_finds() -> None:
+    assert {name for name, _, _ in FAULTS} == {p.name for p in PROPERTIES}
+
+
+def test_the_failure_names_size_and_tolerance() -> None:
+    with pytest.raises(
+        AssertionError, match=r"calls of 1 differ .*: error \d\.\d+e[-+]\d+ is beyond the tolerance \d"
+    ):
+        check_mixer(Faulty(RECURRENCE, forgets), only=["chunked"], length=14)
+
+
+def test_a_sound_mixer_passes_what_was_asked() -> None:
+    assert check_mixer(RECURRENCE, only=["state", "output"], length=14) == ["output", "state"]
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no property is called \['fast'\]"):
+        check_mixer(RECURRENCE, only=["fast"])
+    with pytest.raises(ValueError, match="length must be at least 14"):
+        check_mixer(RECURRENCE, length=5)

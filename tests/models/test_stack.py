@@ -1,0 +1,166 @@
+"""Stacks: scanned and unrolled share parameters, remat keeps gradients, side outputs arrive, streaming."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.mixers import AttentionConfig, HyenaConfig
+from jaxblt.models import Stack, StackConfig, init_stack_state, stack_periods, unstack_periods
+from tests.tolerances import tol
+
+ATTENTION = AttentionConfig(dim=16, num_heads=2)
+
+
+def config(**changes):
+    base = {"dim": 16, "num_layers": 5, "pattern": "HA", "mlp_dim": 24, "attention": ATTENTION}
+    return StackConfig(**(base | changes))
+
+
+def inputs(length=12):
+    return jax.random.normal(jax.random.key(1), (2, length, 16), jnp.float32)
+
+
+def build(cfg):
+    stack = Stack(cfg)
+    x = inputs()
+    return stack, nn.meta.unbox(jax.jit(stack.init)(jax.random.key(0), x))["params"], x
+
+
+def loss_of(cfg, x):
+    return lambda params: jnp.sum(Stack(cfg).apply({"params": params}, x)[0] ** 2)
+
+
+def test_scanned_and_unrolled_share_checkpoints():
+    stack, params, x = build(config())
+    unrolled = unstack_periods(params)
+    y, _ = stack.apply({"params": params}, x)
+    z, _ = Stack(config(scan=False)).apply({"params": unrolled}, x)
+    np.testing.assert_allclose(np.asarray(y), np.asarray(z), **tol(jnp.float32, 64))
+    assert sorted(unrolled) == ["period_0", "period_1", "rest"]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)),
+        params,
+        stack_periods(unrolled),
+    )
+
+
+def test_layers_do_not_share_parameters():
+    _, params, _ = build(config())
+    kernels = params["periods"]["block_0"]["mlp"]["gate"]["kernel"]
+    assert kernels.shape[0] == 2
+    assert not np.array_equal(np.asarray(kernels[0]), np.asarray(kernels[1]))
+
+
+@pytest.mark.parametrize("policy", ["full", "dots"])
+def test_remat_keeps_loss_and_gradients(policy):
+    _, params, x = build(config())
+    value, grads = jax.jit(jax.value_and_grad(loss_of(config(), x)))(params)
+    again, rematted = jax.jit(jax.value_and_grad(loss_of(config(remat=policy), x)))(params)
+    np.testing.assert_allclose(float(value), float(again), rtol=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), **tol(jnp.float32, 512)),
+        grads,
+        rematted,
+    )
+
+
+def test_full_remat_needs_less_memory():
+    _, params, _ = build(config(num_layers=8))
+    x = inputs(256)
+    peaks = [
+        jax.jit(jax.grad(loss_of(config(num_layers=8, remat=policy), x)))
+        .lower(params)
+        .compile()
+        .memory_analysis()
+        for policy in ("none", "full")
+    ]
+    assert peaks[1].temp_size_in_bytes < 0.7 * peaks[0].temp_size_in_bytes
+
+
+def test_offload_moves_block_inputs_to_the_host():
+    _, params, x = build(config())
+    text = (
+        jax.jit(jax.grad(loss_of(config(remat="offload"), x)))
+        .trace(params)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+    )
+    assert "pinned_host" in text
+
+
+class Sowing(nn.Module):
+    """A mixer that counts in both collections."""
+
+    @nn.compact
+    def __call__(self, x, *, segment_ids=None, positions=None, state=None):
+        scale = self.param(
+            "scale", nn.with_logical_partitioning(nn.initializers.ones, ("norm",)), (x.shape[-1],)
+        )
+        self.sow("losses", "balance", jnp.mean(x**2))
+        self.sow("metrics", "count", jnp.ones(()))
+        return x * scale[None, None], state
+
+
+@dataclasses.dataclass(frozen=True)
+class SowingConfig:
+    dim: int = 16
+    causal: bool = True
+
+    def build(self, *, dtype, name=None):
+        return Sowing(name=name)
+
+
+@pytest.mark.parametrize("policy", ["none", "full"])
+def test_side_outputs_arrive_through_scan_and_remat(policy):
+    cfg = config(pattern="XA", extra=(("X", SowingConfig()),), remat=policy)
+    _, params, x = build(cfg)
+
+    @jax.jit
+    @jax.grad
+    def total(params):
+        _, side = Stack(cfg).apply({"params": params}, x, mutable=["losses", "metrics"])
+        losses = jax.tree.leaves(side["losses"])
+        counts = jax.tree.leaves(side["metrics"])
+        assert sorted(leaf.shape for leaf in losses) == [(), (2,)]
+        assert sum(leaf.size for leaf in counts) == 3
+        return sum(jnp.sum(leaf) for leaf in losses)
+
+    grads = total(params)
+    assert float(jnp.abs(grads["periods"]["block_0"]["mixer"]["scale"][0]).sum()) > 0
+
+
+def test_chunks_equal_one_call():
+    cfg = config(pattern="HWAR", num_layers=6, window=5, hyena=HyenaConfig(dim=16, segment_alignment=1))
+    stack, params, x = build(cfg)
+    segments = jnp.asarray([[1] * 7 + [2] * 5, [1] * 12], jnp.int32)
+    whole, none = stack.apply({"params": params}, x, segment_ids=segments)
+    assert none is None
+    step = jax.jit(lambda x, s, state: stack.apply({"params": params}, x, segment_ids=s, state=state))
+    state, parts = init_stack_state(cfg, 2, capacity=16), []
+    for start in range(0, 12, 4):
+        y, state = step(x[:, start : start + 4], segments[:, start : start + 4], state)
+        parts.append(y)
+    np.testing.assert_allclose(
+        np.asarray(whole), np.asarray(jnp.concatenate(parts, 1)), **tol(jnp.float32, 256)
+    )
+
+
+def test_dropout_acts_only_with_an_rng():
+    cfg = config(dropout=0.5)
+    stack, params, x = build(cfg)
+    plain, _ = stack.apply({"params": params}, x)
+    again, _ = stack.apply({"params": params}, x)
+    dropped, _ = stack.apply({"params": params}, x, rngs={"dropout": jax.random.key(3)})
+    np.testing.assert_array_equal(np.asarray(plain), np.asarray(again))
+    assert not np.allclose(np.asarray(plain), np.asarray(dropped))
+
+
+def test_errors_name_the_letter():
+    with pytest.raises(ValueError, match="Z"):
+        StackConfig(pattern="HZ")
+    with pytest.raises(ValueError, match="num_layers"):
+        StackConfig(num_layers=0)

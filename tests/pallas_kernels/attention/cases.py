@@ -1,0 +1,134 @@
+"""Calls of attention, each option in company of others (pairwise), for the tests of every implementation."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.attention import attention
+from tests.pallas_kernels.op_suite import Arrays, OpCase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call: segments have holes and padding, positions are a decode step's, lengths are mixed."""
+
+    name: str
+    queries: int
+    keys: int | None = None
+    heads: int = 2
+    groups: int = 2
+    head_dim: int = 8
+    causal: bool = True
+    window: int | None = None
+    segments: bool = False
+    positions: bool = False
+    lengths: bool = False
+    alibi: bool = False
+    scale: float | None = None
+    dtype: Any = jnp.float32
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"causal": self.causal, "window": self.window, "scale": self.scale}
+
+    def arrays(self, batch: int = 2) -> Arrays:
+        rng = np.random.default_rng(len(self.name))
+        queries, keys = self.queries, self.keys or self.queries
+
+        def normal(*shape: int) -> Any:
+            return jnp.asarray(rng.standard_normal(shape), self.dtype)
+
+        arrays: Arrays = {
+            "q": normal(batch, queries, self.heads, self.head_dim),
+            "k": normal(batch, keys, self.groups, self.head_dim),
+            "v": normal(batch, keys, self.groups, self.head_dim),
+        }
+        if self.segments:
+            ids = np.stack([packed(rng, keys) for _ in range(batch)])
+            arrays["kv_segment_ids"] = jnp.asarray(ids, jnp.int32)
+            arrays["q_segment_ids"] = jnp.asarray(ids[:, keys - queries :], jnp.int32)
+        if self.positions:
+            start = rng.integers(0, keys // 2, (batch, 1))
+            arrays["kv_positions"] = jnp.asarray(start + np.arange(keys), jnp.int32)
+            arrays["q_positions"] = jnp.asarray(start + keys // 2 + np.arange(queries), jnp.int32)
+        if self.lengths:
+            arrays["lengths"] = jnp.asarray([keys * 2 // 3, 0, keys, 1][:batch], jnp.int32)
+        if self.alibi:
+            arrays["alibi_slopes"] = jnp.asarray(2.0 ** -np.arange(1, self.heads + 1), self.dtype)
+        return arrays
+
+    def unused(self, arrays: Arrays) -> Arrays:
+        """Where no token is, by array."""
+        queries, keys = self.queries, self.keys or self.queries
+        batch = arrays["q"].shape[0]
+        q_hidden, kv_hidden = np.zeros((batch, queries), bool), np.zeros((batch, keys), bool)
+        if self.segments:
+            q_hidden |= np.asarray(arrays["q_segment_ids"]) <= 0
+            kv_hidden |= np.asarray(arrays["kv_segment_ids"]) <= 0
+        if self.lengths:
+            limit = np.asarray(arrays["lengths"])[:, None]
+            kv_hidden |= np.arange(keys) >= limit
+            if queries == keys:
+                q_hidden |= np.arange(queries) >= limit
+        return {"q": jnp.asarray(q_hidden), "k": jnp.asarray(kv_hidden), "v": jnp.asarray(kv_hidden)}
+
+    def case(self, implementation: str) -> OpCase:
+        """The call as a case of the property suite; one object, so that its checks share what they compile."""
+        return _case(self, implementation)
+
+
+@cache
+def _case(call: Call, implementation: Any) -> OpCase:
+    arrays = call.arrays()
+    return OpCase(
+        name=call.name,
+        run=lambda a: attention(**a, **call.options, implementation=implementation),
+        reference=lambda a: attention(**a, **call.options, implementation="reference"),
+        arrays=arrays,
+        shared=frozenset({"alibi_slopes"}),
+        unused=call.unused(arrays),
+        terms=call.keys or call.queries,
+    )
+
+
+def packed(rng: np.random.Generator, length: int) -> np.ndarray:
+    """Ids of a few documents, one of them with holes, and padding at the end."""
+    cuts = np.sort(rng.choice(np.arange(1, length), size=min(3, length - 1), replace=False))
+    ids = 1 + np.searchsorted(cuts, np.arange(length), side="right")
+    ids[ids == len(cuts) + 1] = 0
+    holes = (ids == 1) & (np.arange(length) % 3 == 1)
+    return np.where(holes, -ids, ids)
+
+
+CALLS = (
+    Call(name="causal", queries=33),
+    Call(name="causal_odd_gqa", queries=301, heads=4, groups=2),
+    Call(name="bidirectional", queries=17, causal=False, heads=3, groups=1, head_dim=5, scale=0.7),
+    Call(name="cross", queries=9, keys=40, causal=False, heads=4, groups=2),
+    Call(name="cross_blocks", queries=270, keys=301, causal=False, lengths=True),
+    Call(name="window", queries=200, window=37, head_dim=16),
+    Call(name="window_both_sides", queries=150, causal=False, window=20, groups=1, alibi=True),
+    Call(name="window_1", queries=70, window=1, segments=True),
+    Call(name="window_beyond", queries=30, window=99, lengths=True),
+    Call(name="segments", queries=300, segments=True, heads=4, groups=1),
+    Call(name="segments_bidirectional", queries=41, segments=True, causal=False, head_dim=24),
+    Call(name="segments_window", queries=141, segments=True, window=30, lengths=True),
+    Call(name="lengths", queries=65, lengths=True, causal=False),
+    Call(name="lengths_causal_gqa", queries=50, lengths=True, heads=6, groups=2),
+    Call(name="alibi", queries=45, alibi=True, heads=4, groups=2),
+    Call(name="alibi_blocks", queries=280, alibi=True, segments=True),
+    Call(name="decode", queries=1, keys=77, positions=True, lengths=True, heads=4, groups=2),
+    Call(name="decode_window", queries=1, keys=64, positions=True, window=10),
+    Call(name="decode_7_alibi", queries=7, keys=50, positions=True, alibi=True, lengths=True),
+    Call(name="decode_segments", queries=5, keys=300, positions=True, segments=True, window=40),
+    Call(name="prefill_blocks", queries=260, keys=290, positions=True, groups=1, window=150),
+    Call(name="one", queries=1),
+    Call(name="bf16", queries=64, heads=4, groups=2, head_dim=16, dtype=jnp.bfloat16),
+    Call(name="bf16_blocks", queries=270, window=50, segments=True, dtype=jnp.bfloat16),
+)

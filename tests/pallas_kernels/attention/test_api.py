@@ -1,0 +1,70 @@
+"""What the public function refuses, and what it promises of every implementation."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.attention import attention, attention_with_lse
+from tests.pallas_kernels.attention.cases import Call
+from tests.tolerances import assert_close
+
+CALL = Call(name="call", queries=6, heads=4, groups=2)
+
+
+def _call(**changes):
+    return attention(**{**CALL.arrays(), "causal": True, "implementation": "xla", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": jnp.zeros((2, 6, 8))}, r"expected q \[B, T, H, K\]"),
+        ({"q": jnp.zeros((2, 6, 3, 8))}, "H = 3 divide by G = 2"),
+        ({"q": jnp.zeros((2, 6, 4, 8), jnp.bfloat16)}, "one dtype"),
+        ({"window": 0}, "window must be at least 1"),
+        ({"q_segment_ids": jnp.ones((2, 6), jnp.int32)}, "go together"),
+        ({"kv_positions": jnp.ones((2, 6), jnp.int32)}, "go together"),
+        (
+            {"q_segment_ids": jnp.ones((2, 5), int), "kv_segment_ids": jnp.ones((2, 6), int)},
+            r"must be \(2, 6\)",
+        ),
+        ({"lengths": jnp.ones((6,), jnp.int32)}, r"lengths must have shape \(2,\)"),
+        ({"alibi_slopes": jnp.ones((2,))}, "one slope a head"),
+        ({"q": jnp.zeros((2, 1, 4, 8))}, "pass q_positions"),
+        ({"q": jnp.zeros((2, 1, 4, 8)), "causal": False, "window": 4}, "pass q_positions"),
+        ({"implementation": "fast"}, "unknown implementation 'fast'"),
+        ({"implementation": "cudnn"}, "needs an NVIDIA GPU"),
+    ],
+)
+def test_bad_arguments_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        _call(**changes)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "reference"])
+def test_a_query_without_keys_gives_zero(implementation):
+    arrays = CALL.arrays()
+    segments = jnp.asarray([[1, 1, 0, -1, 2, 2]] * 2, jnp.int32)
+    attend = partial(attention, causal=True, implementation=implementation)
+    o = jax.jit(attend)(**arrays, q_segment_ids=segments, kv_segment_ids=segments)
+    assert not np.asarray(o)[:, 2:4].any()
+    assert np.asarray(o)[:, [0, 1, 4, 5]].all()
+
+
+def test_documents_packed_are_documents_apart():
+    arrays = CALL.arrays()
+    segments = jnp.asarray([[7, 7, 3, 3, 3, 3]] * 2, jnp.int32)
+    attend = jax.jit(partial(attention, causal=True))
+    packed = attend(**arrays, q_segment_ids=segments, kv_segment_ids=segments)
+    for part in (slice(0, 2), slice(2, 6)):
+        assert_close(packed[:, part], attend(**{n: x[:, part] for n, x in arrays.items()}), n=6)
+
+
+def test_dtypes_of_the_results():
+    arrays = {n: x.astype(jnp.bfloat16) for n, x in CALL.arrays().items()}
+    assert jax.eval_shape(partial(attention, causal=True), **arrays).dtype == jnp.bfloat16
+    o, lse = jax.eval_shape(partial(attention_with_lse, causal=True), **arrays)
+    assert (o.dtype, lse.dtype, lse.shape) == (jnp.float32, jnp.float32, (2, 4, 6))

@@ -1,0 +1,123 @@
+"""cuDNN: what it is picked for, that it lowers for CUDA, and on a GPU that it equals the reference."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels.attention import attention, cudnn, explain
+from pallas_kernels.attention.mask import Mask
+from pallas_kernels.attention.shapes import SHAPES
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.attention.cases import Call
+
+HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+VOLTA = Device("gpu", (7, 0), "NVIDIA V100")
+
+SIZES = {"heads": 4, "groups": 2, "head_dim": 64, "dtype": jnp.bfloat16}
+CALLS = (
+    Call(name="causal", queries=256, **SIZES),
+    Call(name="bidirectional_odd", queries=201, causal=False, **SIZES),
+    Call(name="window", queries=300, window=64, **SIZES),
+    Call(name="lengths", queries=256, causal=False, lengths=True, **SIZES),
+    Call(name="lengths_causal_window", queries=256, lengths=True, window=50, **SIZES),
+    Call(name="cross_lengths", queries=64, keys=256, causal=False, lengths=True, **SIZES),
+    Call(name="segments", queries=256, segments=True, **SIZES),
+    Call(name="segments_odd_window", queries=201, segments=True, window=50, **SIZES),
+    Call(name="window_both_sides", queries=128, causal=False, window=20, **SIZES),
+    Call(name="decode", queries=1, keys=256, positions=True, lengths=True, **SIZES),
+    Call(name="alibi", queries=128, alibi=True, **SIZES),
+    Call(name="wide_heads", queries=128, heads=2, head_dim=128, dtype=jnp.float16),
+)
+
+
+@pytest.fixture
+def cuda_lowering(monkeypatch):
+    """Lets the CPU build of JAX lower cuDNN calls: it only misses the version of the library."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_lowers_for_cuda(call, cuda_lowering):
+    arrays = call.arrays()
+    marks = {n: arrays.pop(n) for n in list(arrays) if arrays[n].dtype == jnp.int32}
+    slopes = arrays.pop("alibi_slopes", None)
+    mask = Mask(call.causal, call.window, **marks)
+    assert cudnn.why_not(HOPPER, **arrays, mask=mask, alibi_slopes=slopes) is None
+
+    def pull(q, k, v):
+        o, vjp = jax.vjp(lambda *a: cudnn.attention(*a, mask, alibi_slopes=slopes), q, k, v)
+        return vjp(o)
+
+    text = jax.jit(pull).trace(**arrays).lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmha" in text
+    assert "SoftmaxBackward" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_equals_the_reference(call):
+    case = call.case("cudnn")
+    op_suite.check_reference(case)
+    op_suite.check_poison(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "call", [call for call in CALLS if call.name in {"causal", "lengths", "window"}], ids=str
+)
+def test_vmap_and_remat(call):
+    op_suite.check_vmap(call.case("cudnn"))
+    op_suite.check_remat(call.case("cudnn"))
+
+
+def _explain(device, queries=8192, keys=None, head_dim=64, dtype=jnp.bfloat16, **options):
+    q = jax.ShapeDtypeStruct((1, queries, 4, head_dim), dtype)
+    k = jax.ShapeDtypeStruct((1, keys or queries, 4, head_dim), dtype)
+    return explain(q, k, causal=True, device=device, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"device": VOLTA}, "compute capability 8.0, this GPU has 7.0"),
+        ({"device": Device("gpu", (8, 0), "NVIDIA A100"), "head_dim": 192}, "at most 128, not 192"),
+        ({"device": HOPPER, "head_dim": 60}, "multiple of 8"),
+        ({"device": HOPPER, "dtype": jnp.float32}, "not float32"),
+        ({"device": HOPPER, "segments": True}, "array, too large"),
+        ({"device": Device("tpu", None, "TPU v5")}, "needs an NVIDIA GPU, this is tpu"),
+        ({"device": Device("cpu")}, "this is cpu"),
+    ],
+)
+def test_explains_why_not(options, reason):
+    text = _explain(**options)
+    assert text.startswith("attention: xla on")
+    assert reason in text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window": 512, "lengths": True},
+        {"head_dim": 256},
+        {"segments": True, "queries": 4096},
+        {"positions": True, "queries": 1, "keys": 65536},
+        {"alibi": True, "queries": 2048},
+    ],
+)
+def test_picks_cudnn_on_hopper(options):
+    assert _explain(HOPPER, **options) == "attention: cudnn on NVIDIA H200"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_real_shapes_run_on_cudnn(shape):
+    q = jax.ShapeDtypeStruct((shape.batch, shape.tokens, shape.heads, shape.head_dim), jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((shape.batch, shape.tokens, shape.groups, shape.head_dim), jnp.bfloat16)
+    assert "cudnn on" in explain(q, k, causal=shape.causal, window=shape.window, device=HOPPER)
+
+
+def test_default_on_this_machine_runs():
+    call = Call(name="default", queries=8)
+    assert attention(**call.arrays(), causal=True).shape == (2, 8, 2, 8)

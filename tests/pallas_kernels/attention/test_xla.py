@@ -1,0 +1,168 @@
+"""The blockwise form: the property suite, the log-sum-exp and its gradient, cost."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.attention import EMPTY_LSE, attention, attention_with_lse, blocks
+from pallas_kernels.attention import reference as dense
+from pallas_kernels.attention.mask import Mask
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.attention.cases import CALLS, Call
+from tests.tolerances import assert_close, relative_error
+
+
+def _call(name: str) -> Call:
+    return next(call for call in CALLS if call.name == name)
+
+
+SUITE = ["window_both_sides", "segments_window", "decode_7_alibi"]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_values_and_gradients(call):
+    op_suite.check_reference(call.case("xla"))
+
+
+@pytest.mark.parametrize("check", sorted(set(op_suite.CHECKS) - {"reference"}))
+@pytest.mark.parametrize("name", SUITE)
+def test_properties(name, check):
+    op_suite.CHECKS[check](_call(name).case("xla"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", sorted(set(op_suite.CHECKS) - {"reference"}))
+@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("implementation", ["xla", "reference"])
+def test_every_property(call, check, implementation):
+    op_suite.CHECKS[check](call.case(implementation))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("causal", 16), ("segments", 88), ("cross", 7), ("decode_7_alibi", 12)]
+)
+def test_any_block_size(name, size, monkeypatch):
+    monkeypatch.setattr(blocks, "CPU_BLOCK", size)
+    case = _call(name).case("xla")
+    op_suite.check_reference(replace(case, run=lambda arrays: case.run(arrays)))
+
+
+def _with_lse(call: Call, attend) -> op_suite.Run:
+    def run(arrays):
+        floats = {n: x for n, x in arrays.items() if n in ("q", "k", "v", "alibi_slopes")}
+        o, lse = attend(floats, {n: x for n, x in arrays.items() if n not in floats}, call)
+        return o.astype(jnp.float32), jnp.where(lse == EMPTY_LSE, 0.0, lse)
+
+    return run
+
+
+def _ours(floats, marks, call):
+    return attention_with_lse(**floats, **marks, **call.options)
+
+
+def _dense(floats, marks, call):
+    return dense.attention_with_lse(**floats, mask=Mask(call.causal, call.window, **marks), scale=call.scale)
+
+
+@pytest.mark.parametrize("name", ["causal_odd_gqa", "segments_window", "decode_7_alibi"])
+def test_log_sum_exp_and_its_gradient(name):
+    call = _call(name)
+    arrays, terms = call.arrays(), call.keys or call.queries
+    run, reference = _with_lse(call, _ours), _with_lse(call, _dense)
+    op_suite.check_reference(
+        op_suite.OpCase(name=name, run=run, reference=reference, arrays=arrays, terms=terms)
+    )
+    # Of the log-sum-exp alone, where a backward pass that drops its cotangent gives zero.
+    (o, lse), _ = op_suite.value_and_grads(run, arrays)
+    cotangents = (jnp.zeros_like(o), jnp.sin(jnp.arange(lse.size, dtype=jnp.float32)).reshape(lse.shape))
+    _, grads = op_suite.value_and_grads(run, arrays, cotangents)
+    _, expected = op_suite.value_and_grads(reference, arrays, cotangents)
+    assert np.abs(expected["q"]).max() > 1e-2
+    for n in ("q", "k"):
+        assert_close(grads[n], expected[n], n=terms, what=n)
+    assert not grads["v"].any()
+
+
+def test_parts_merge_to_the_whole():
+    """Two halves of the keys, merged by log-sum-exp: values and gradients of attention over all of them."""
+    call = Call(name="ring", queries=96, heads=4, groups=2)
+    arrays = call.arrays()
+    positions = jnp.broadcast_to(jnp.arange(96, dtype=jnp.int32), (2, 96))
+
+    def halves(a):
+        parts = []
+        for half in (slice(0, 48), slice(48, 96)):
+            k, v, at = a["k"][:, half], a["v"][:, half], positions[:, half]
+            parts.append(
+                attention_with_lse(a["q"], k, v, causal=True, q_positions=positions, kv_positions=at)
+            )
+        lse = jnp.logaddexp(parts[0][1], parts[1][1])
+        weights = [jnp.exp(part[1] - lse).swapaxes(1, 2)[..., None] for part in parts]
+        return sum((o * w for (o, _), w in zip(parts, weights, strict=True)), start=jnp.zeros_like(a["q"]))
+
+    case = op_suite.OpCase(
+        name="ring", run=halves, reference=call.case("reference").reference, arrays=arrays, terms=96
+    )
+    op_suite.check_reference(case)
+
+
+def test_large_scores_stay_finite():
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(100 * rng.standard_normal((1, 40, 2, 8)), jnp.float32) for _ in range(3))
+    out, grads = op_suite.value_and_grads(
+        lambda a: attention(**a, causal=True, implementation="xla"), {"q": q, "k": k, "v": v}
+    )
+    assert all(np.isfinite(x).all() for x in (out, *grads.values()))
+    # Scores are of the order of 1e4, so their rounding alone moves the weights by parts in a thousand.
+    expected = jax.jit(partial(attention, causal=True, implementation="reference"))(q, k, v)
+    assert relative_error(out, expected) < 1e-2
+
+
+@pytest.mark.parametrize("window", [None, 256])
+def test_memory_is_linear_in_length(window):
+    """The compiled forward and backward pass holds no array of T x T scores."""
+
+    def temporary(length: int) -> int:
+        x = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
+
+        def pull(q, k, v):
+            return jax.vjp(
+                lambda *a: attention(*a, causal=True, window=window, implementation="xla"), q, k, v
+            )[1](q)
+
+        return jax.jit(pull).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+
+    short, long = temporary(2048), temporary(8192)
+    assert long < 4 * short * 1.2
+    assert long < 8192 * 8192
+
+
+def test_a_window_visits_a_band():
+    grid = blocks.choose_blocks(65536, 65536, causal=True, window=512, by_index=True)
+    visited = grid.count() * grid.block_q * grid.block_k
+    assert visited <= 2 * 65536 * 512
+    assert len(grid.pairs()) == grid.count()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 5, 8, 9, 100])
+def test_pairs_are_those_that_can_meet(causal, window):
+    grid = blocks.Blocks(30, 30, 4, 8, causal, window, True)
+    index = np.arange(32)
+    distance = index[:, None] - index[None]
+    seen = np.ones_like(distance, bool)
+    if causal:
+        seen &= distance >= 0
+    if window is not None:
+        seen &= (distance if causal else np.abs(distance)) < window
+    seen = np.pad(seen, ((0, 0), (0, 0))).reshape(8, 4, 4, 8).any((1, 3))
+    assert grid.pairs().tolist() == np.argwhere(seen).tolist()
+
+
+def test_the_list_of_pairs_stays_short():
+    grid = blocks.choose_blocks(1 << 20, 1 << 20, causal=True, window=None, by_index=True)
+    assert grid.count() <= blocks.MOST_PAIRS

@@ -1,0 +1,180 @@
+"""long_conv: the suite over lengths and packings, transform lengths, reach, causality, errors."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.blocked_conv import blocked_conv
+from pallas_kernels.long_conv import explain, long_conv
+from pallas_kernels.long_conv.fft import fast_length, fft_product
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.op_suite import OpCase, value_and_grads
+from tests.pallas_kernels.short_conv.streams import (
+    CHANNELS,
+    assert_packed_is_apart,
+    normal,
+    not_tokens,
+    on_grid,
+    ragged,
+    streams,
+    suite,
+)
+from tests.tolerances import assert_close
+
+
+def case(
+    name: str,
+    length: int,
+    taps: int,
+    dtype: Any = jnp.float32,
+    *,
+    causal: bool = True,
+    ids: Any = None,
+    alignment: int = 1,
+    gates: bool = True,
+) -> OpCase:
+    arrays = streams(length, dtype, gates=gates)
+    arrays["filter"] = normal(4, (CHANNELS, taps if causal else 2 * taps - 1))
+    if ids is not None:
+        arrays["segment_ids"] = ids
+
+    def call(implementation: Any, arrays: dict[str, Any]) -> Any:
+        options = {"causal": causal, "segment_alignment": alignment, "implementation": implementation}
+        return long_conv(**arrays, **options)
+
+    return OpCase(
+        name=name,
+        run=partial(call, None),
+        reference=partial(call, "reference"),
+        arrays=arrays,
+        shared=frozenset({"filter", "bias"}) & set(arrays),
+        unused=not_tokens(arrays),
+        terms=length,
+        grad_terms=2 * length,
+    )
+
+
+CASES = [
+    case("one step", 1, 4),
+    case("prime length, short filter", 307, 31),
+    case("filter longer than the row, bf16", 129, 400, jnp.bfloat16),
+    case("bidirectional, no gates", 211, 97, causal=False, gates=False),
+    case("packed", 600, 600, ids=ragged(600)),
+    case("packed, short filter, bidirectional", 93, 20, causal=False, ids=ragged(93)),
+    case("on a grid of 50, bidirectional", 330, 330, causal=False, ids=on_grid(330, 50), alignment=50),
+    case("on a grid of 144", 800, 500, ids=on_grid(800, 144), alignment=144),
+    case("on a grid longer than the row", 90, 90, ids=on_grid(90, 128), alignment=128),
+]
+
+
+@pytest.mark.parametrize(("case", "check"), suite(CASES, thorough="on a grid of 144", poisoned="packed"))
+def test_suite(case: OpCase, check: str) -> None:
+    op_suite.CHECKS[check](case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("taps", [1, 2, 130, 700, 5000])
+@pytest.mark.parametrize("length", [2, 15, 16, 17, 255, 256, 257, 1543])
+@pytest.mark.parametrize("grid", [None, 1, 3, 16, 96, 256, 270])
+def test_full_matrix(length: int, taps: int, causal: bool, grid: int | None) -> None:
+    ids = None if grid is None else ragged(length) if grid == 1 else on_grid(length, grid)
+    op_suite.CHECKS["reference"](case("", length, taps, causal=causal, ids=ids, alignment=grid or 1))
+
+
+def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
+    with jax.enable_x64(True):
+        arrays = {n: np.asarray(x, np.float64) for n, x in streams(301).items()}
+        arrays["filter"] = np.asarray(normal(4, (CHANNELS, 301)), np.float64)
+        options = {"segment_ids": on_grid(301, 30), "segment_alignment": 30}
+        runs = [partial(long_conv, **options, implementation=name) for name in ("xla", "reference")]
+        ours, theirs = (value_and_grads(lambda a, run=run: run(**a), arrays) for run in runs)
+        for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            assert got.dtype == np.float64
+            assert_close(got, want, np.float64, 600)
+
+
+def test_packed_documents_are_computed_as_if_apart() -> None:
+    arrays = streams(601) | {"filter": normal(4, (CHANNELS, 601)), "segment_ids": ragged(601)}
+    assert_packed_is_apart(long_conv, arrays, n=601)
+
+
+def test_a_medium_filter_gives_what_blocked_conv_gives() -> None:
+    arrays = streams(500) | {"filter": normal(4, (CHANNELS, 200))}
+    assert_close(jax.jit(long_conv)(**arrays), jax.jit(blocked_conv)(**arrays), n=200)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_impulse_arrives_2000_steps_later(packed: bool) -> None:
+    """Within its document, and with no trace in the next."""
+    length, impulse, next_document = 2300, 57, 2100
+    x = jnp.zeros((1, 1, length)).at[0, 0, impulse].set(1.0)
+    filter = normal(0, (1, length))
+    ids = (1 + (jnp.arange(length) >= next_document).astype(jnp.int32))[None] if packed else None
+    y = np.asarray(jax.jit(long_conv)(x, filter, segment_ids=ids))[0, 0]
+    assert_close(y[impulse + 2000], np.asarray(filter)[0, 2000], np.float32, length)
+    if packed:
+        assert not y[next_document:].any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_outputs_depend_on_the_past_alone_if_causal(causal: bool) -> None:
+    """By gradient, which is exact where a comparison of two FFTs is not: the last step weighs on itself alone."""
+    x, filter = normal(0, (1, 2, 40)), normal(1, (2, 40 if causal else 79))
+    ids = jnp.ones((1, 40), jnp.int32)
+    early = jax.jit(lambda x: jnp.sum(long_conv(x, filter, causal=causal, segment_ids=ids)[..., :20]))
+    weight = jax.grad(early)(x)
+    assert np.any(np.asarray(weight)[..., 20:]) == (not causal)
+
+
+def test_fast_lengths_are_the_least_even_5_smooth_numbers() -> None:
+    def smooth(n: int) -> bool:
+        for p in (2, 3, 5):
+            while n % p == 0:
+                n //= p
+        return n == 1
+
+    for n in (*range(1, 300), 4097, 131071, 10**6 + 3):
+        expected = next(m for m in range(max(n + n % 2, 2), 4 * n + 4, 2) if smooth(m))
+        assert fast_length(n) == expected
+
+
+def test_channel_groups_change_nothing() -> None:
+    u, h = normal(0, (2, 6, 3, 50)), normal(1, (6, 70))
+    whole = fft_product(h, u, rows=40, offset=10)
+    grouped = jax.jit(partial(fft_product, rows=40, offset=10, spectrum_bytes=8 * 2 * 3 * 100 * 2))(h, u)
+    assert_close(grouped, whole, n=70)
+    gradient = jax.grad(lambda u: jnp.sum(fft_product(h, u, rows=40, offset=10, spectrum_bytes=1)))(u)
+    assert_close(gradient, jax.grad(lambda u: jnp.sum(fft_product(h, u, rows=40, offset=10)))(u), n=70)
+
+
+def test_backward_keeps_inputs_and_no_spectra() -> None:
+    x, filter = normal(0, (2, CHANNELS, 256), jnp.bfloat16), normal(1, (CHANNELS, 256))
+    _, pull = jax.vjp(jax.jit(long_conv), x, filter)
+    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
+    assert kept <= x.nbytes + filter.nbytes + 64  # and a few scalars
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"filter": jnp.ones((CHANNELS, 4)), "causal": False}, "even number"),
+        ({"filter": jnp.ones((5, 4))}, "filter must be"),
+        ({"segment_alignment": 0}, "segment_alignment"),
+        ({"post_gate": jnp.ones((2, CHANNELS, 9))}, "post_gate must have shape"),
+        ({"implementation": "cuda"}, "unknown implementation 'cuda'"),
+    ],
+)
+def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"x": jnp.ones((2, CHANNELS, 8)), "filter": jnp.ones((CHANNELS, 3))} | change
+    with pytest.raises(ValueError, match=message):
+        long_conv(**arguments)
+
+
+def test_explain_names_the_choice() -> None:
+    x = jax.ShapeDtypeStruct((2, 3, 8), jnp.bfloat16)
+    assert explain(x, jax.ShapeDtypeStruct((3, 4), jnp.float32)).startswith("long_conv: xla on ")

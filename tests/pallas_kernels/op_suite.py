@@ -1,0 +1,174 @@
+"""The property suite of every op: describe a call as an `OpCase`, run each of `CHECKS` on it.
+
+@pytest.mark.parametrize("check", op_suite.CHECKS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_op(case, check):
+    op_suite.CHECKS[check](case)
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec
+
+from tests.tolerances import assert_close
+
+Arrays = dict[str, Any]
+Run = Callable[[Arrays], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpCase:
+    """One call of an op, on given arrays.
+
+    Attributes:
+      name: shown by pytest.
+      run: the op under test, as a function of the named arrays; returns an array or a pytree of arrays.
+      reference: the same by an independent or textbook way; it is given float arrays as fp32.
+      arrays: by name. Float arrays are differentiated. Those not in `shared` have a leading batch axis.
+      shared: names of arrays without batch axis (filters, slopes).
+      unused: for some of the arrays, True where nothing may be read (padding); one check poisons it with NaN.
+      terms: length of the longest reduction, for the tolerance of values.
+      grad_terms: the same for gradients; `terms` if None.
+    """
+
+    name: str
+    run: Run
+    reference: Run
+    arrays: Mapping[str, Any]
+    shared: frozenset[str] = frozenset()
+    unused: Mapping[str, Any] = field(default_factory=dict)
+    terms: int = 1
+    grad_terms: int | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _split(arrays: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    floats = {name: x for name, x in arrays.items() if _is_float(x)}
+    return floats, {name: x for name, x in arrays.items() if name not in floats}
+
+
+def _in_fp32(arrays: Mapping[str, Any]) -> Arrays:
+    return {name: jnp.asarray(x, jnp.float32) if _is_float(x) else x for name, x in arrays.items()}
+
+
+def _cotangents(out: Any, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), out)
+
+
+def value_and_grads(run: Run, arrays: Mapping[str, Any], cotangents: Any = None) -> tuple[Any, Any]:
+    """Outputs, and the gradients of every float array under fixed random cotangents (or those given)."""
+    floats, others = _split(arrays)
+    if cotangents is None:
+        cotangents = _cotangents(jax.eval_shape(lambda f, o: run({**f, **o}), floats, others))
+    return _pull(run)(floats, others, cotangents)
+
+
+@lru_cache(maxsize=64)
+def _pull(run: Run) -> Callable[..., tuple[Any, Any]]:
+    """Jitted once for each function, so that the checks of one case share it."""
+
+    @jax.jit
+    def pull(floats: Arrays, others: Arrays, cotangents: Any) -> tuple[Any, Any]:
+        out, vjp = jax.vjp(lambda f: run({**f, **others}), floats)
+        cotangents = jax.tree.map(lambda c, o: jnp.asarray(c, o.dtype), cotangents, out)
+        return out, vjp(cotangents)[0]
+
+    return pull
+
+
+def _dtype(arrays: Mapping[str, Any]) -> Any:
+    """The coarsest float dtype among the inputs: that which results are rounded to."""
+    return max((x.dtype for x in arrays.values() if _is_float(x)), key=lambda d: float(jnp.finfo(d).eps))
+
+
+def _compare(case: OpCase, actual: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    dtype = _dtype(case.arrays)
+    for got, want in zip(jax.tree.leaves(actual[0]), jax.tree.leaves(expected[0]), strict=True):
+        assert got.shape == want.shape, f"output of shape {got.shape}, expected {want.shape}"
+        assert_close(got, want, dtype, case.terms, "values")
+    assert set(actual[1]) == set(expected[1])
+    for name, want in expected[1].items():
+        got = actual[1][name]
+        assert got.dtype == case.arrays[name].dtype, f"gradient of {name} has dtype {got.dtype}"
+        assert_close(got, want, dtype, case.grad_terms or case.terms, f"gradient of {name}")
+
+
+def check_reference(case: OpCase) -> None:
+    """Values and gradients, jitted, against the reference."""
+    actual = value_and_grads(case.run, case.arrays)
+    cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), _cotangents(actual[0]))
+    expected = value_and_grads(case.reference, _in_fp32(case.arrays), cotangents)
+    _compare(case, actual, expected)
+
+
+def check_vmap(case: OpCase) -> None:
+    """vmap over two different batches gives, values and gradients, what two calls give."""
+    first = dict(case.arrays)
+    second = {n: x if n in case.shared else jnp.roll(x, 1, axis=0) for n, x in first.items()}
+    second = {n: x * jnp.asarray(0.5, x.dtype) if _is_float(x) else x for n, x in second.items()}
+    stacked = {n: jnp.stack([first[n], second[n]]) for n in first}
+    out, grads = value_and_grads(jax.vmap(case.run), stacked)
+    cotangents = _cotangents(out)
+    for i, arrays in enumerate((first, second)):
+        row = (jax.tree.map(lambda x, i=i: x[i], out), jax.tree.map(lambda x, i=i: x[i], grads))
+        cotangent = jax.tree.map(lambda x, i=i: x[i], cotangents)
+        _compare(case, row, value_and_grads(case.run, arrays, cotangent))
+
+
+def check_shard_map(case: OpCase) -> None:
+    """Each device on its own rows: values and gradients (those of shared arrays summed) as on one device."""
+    batch = next(x.shape[0] for n, x in case.arrays.items() if n not in case.shared)
+    devices = max(d for d in range(1, jax.device_count() + 1) if batch % d == 0)
+    assert devices > 1, (
+        f"{case.name}: a batch of {batch} rows cannot be split over {jax.device_count()} devices"
+    )
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+    specs = {n: PartitionSpec() if n in case.shared else PartitionSpec("data") for n in case.arrays}
+    sharded = jax.shard_map(
+        case.run, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec("data"), check_vma=True
+    )
+    _compare(case, value_and_grads(sharded, case.arrays), value_and_grads(case.run, case.arrays))
+
+
+def check_remat(case: OpCase) -> None:
+    """Under jax.checkpoint, where everything is computed twice, the same values and gradients."""
+    _compare(
+        case, value_and_grads(jax.checkpoint(case.run), case.arrays), value_and_grads(case.run, case.arrays)
+    )
+
+
+def check_poison(case: OpCase) -> None:
+    """NaN in what may not be read changes nothing, and gets a gradient of zero."""
+    clean, dirty = dict(case.arrays), dict(case.arrays)
+    for name, mask in case.unused.items():
+        x = case.arrays[name]
+        mask = jnp.broadcast_to(jnp.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim)), x.shape)
+        clean[name] = jnp.where(mask, jnp.zeros((), x.dtype), x)
+        dirty[name] = jnp.where(mask, jnp.full((), jnp.nan, x.dtype), x)
+    out, grads = value_and_grads(case.run, dirty)
+    expected = value_and_grads(case.run, clean)
+    _compare(case, (out, grads), expected)
+    for name, mask in case.unused.items():
+        assert not np.any(np.asarray(grads[name], np.float32)[np.asarray(mask)]), f"gradient of unused {name}"
+
+
+CHECKS: dict[str, Callable[[OpCase], None]] = {
+    "reference": check_reference,
+    "vmap": check_vmap,
+    "shard_map": check_shard_map,
+    "remat": check_remat,
+    "poison": check_poison,
+}

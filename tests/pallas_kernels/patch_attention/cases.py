@@ -1,0 +1,83 @@
+"""Calls of both directions on blocks of patches as segmentation makes them."""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.patch_attention import lookup, pool
+from tests.pallas_kernels.op_suite import Arrays, OpCase
+
+
+def patch_ids(rng: np.random.Generator, batch: int, blocks: int, size: int, capacity: int) -> np.ndarray:
+    """Sorted ids: blocks with few patches (empty slots), one tail of padding, one block of padding alone."""
+    starts = rng.random((batch, blocks, size)) < 0.9 * capacity / size
+    starts[..., 0] = True
+    ids = np.minimum(np.cumsum(starts, -1) - 1, capacity - 1)
+    ids[0, 0, size - size // 4 :] = capacity
+    ids[-1, -1] = capacity
+    return ids
+
+
+def pool_arrays(dtype: Any = jnp.float32, *, size: int = 29, capacity: int = 7, batch: int = 2) -> Arrays:
+    rng = np.random.default_rng(size)
+    heads, width, blocks = 2, 5, 3
+
+    def normal(length: int) -> Any:
+        return jnp.asarray(rng.standard_normal((batch, blocks, length, heads, width)), dtype)
+
+    ids = jnp.asarray(patch_ids(rng, batch, blocks, size, capacity), jnp.int32)
+    return {"q": normal(capacity), "k": normal(size), "v": normal(size), "patch_ids": ids}
+
+
+def lookup_arrays(
+    dtype: Any = jnp.float32, *, look_back: int = 2, size: int = 29, capacity: int = 7, batch: int = 2
+) -> Arrays:
+    rng = np.random.default_rng(size + look_back)
+    heads, width, blocks = 2, 5, 3
+
+    def normal(*shape: int) -> Any:
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
+    ids = patch_ids(rng, batch, blocks, size, capacity)
+    # The patch before the byte's own: the carried ones, or none, for the first; none for padding.
+    latest = np.where(ids == capacity, -1, ids + look_back - 1)
+    latest[0, 1] -= look_back
+    keys = (batch, blocks, look_back + capacity, heads, width)
+    return {
+        "q": normal(batch, blocks, size, heads, width),
+        "k": normal(*keys),
+        "v": normal(*keys),
+        "latest": jnp.asarray(latest, jnp.int32),
+        "valid": jnp.asarray(rng.random(keys[:3]) < 0.8),
+        "bias": normal(heads, look_back),
+    }
+
+
+def pool_case(name: str, arrays: Arrays, implementation: Any) -> OpCase:
+    ids, slots = np.asarray(arrays["patch_ids"]), arrays["q"].shape[2]
+    empty = ~(ids[:, :, None, :] == np.arange(slots)[None, None, :, None]).any(-1)
+    padding = jnp.asarray(ids == slots)
+    return OpCase(
+        name=name,
+        run=lambda a: pool(**a, implementation=implementation),
+        reference=lambda a: pool(**a, implementation="reference"),
+        arrays=arrays,
+        unused={"q": jnp.asarray(empty), "k": padding, "v": padding},
+        terms=ids.shape[-1],
+    )
+
+
+def lookup_case(name: str, arrays: Arrays, implementation: Any) -> OpCase:
+    call = partial(lookup, look_back=arrays["bias"].shape[1])
+    return OpCase(
+        name=name,
+        run=lambda a: call(**a, implementation=implementation),
+        reference=lambda a: call(**a, implementation="reference"),
+        arrays=arrays,
+        shared=frozenset({"bias"}),
+        unused={"q": arrays["latest"] < 0, "k": ~arrays["valid"], "v": ~arrays["valid"]},
+        terms=arrays["bias"].shape[1],
+        grad_terms=arrays["latest"].size,
+    )

@@ -1,0 +1,170 @@
+"""Pool and lookup: the property suite, the written-out sums, costs and refusals."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels.patch_attention import explain, lookup, pool
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.patch_attention import naive
+from tests.pallas_kernels.patch_attention.cases import lookup_arrays, lookup_case, pool_arrays, pool_case
+from tests.tolerances import assert_close
+
+MAIN = (
+    pool_case("pool", pool_arrays(), "xla"),
+    lookup_case("lookup_2", lookup_arrays(), "xla"),
+)
+MORE = (
+    pool_case("pool_bf16", pool_arrays(jnp.bfloat16, size=64, capacity=16), "xla"),
+    pool_case("pool_one_slot", pool_arrays(size=6, capacity=1), "xla"),
+    lookup_case("lookup_1", lookup_arrays(look_back=1, size=13), "xla"),
+    lookup_case("lookup_5", lookup_arrays(look_back=5), "xla"),
+    lookup_case("lookup_bf16", lookup_arrays(jnp.bfloat16, look_back=3), "xla"),
+)
+
+
+@pytest.mark.parametrize("check", op_suite.CHECKS)
+@pytest.mark.parametrize("case", MAIN, ids=str)
+def test_properties(case, check):
+    op_suite.CHECKS[check](case)
+
+
+@pytest.mark.parametrize("case", MORE, ids=str)
+def test_values_and_gradients(case):
+    op_suite.check_reference(case)
+    op_suite.check_poison(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", op_suite.CHECKS)
+@pytest.mark.parametrize("case", MORE, ids=str)
+def test_every_property(case, check):
+    op_suite.CHECKS[check](case)
+
+
+def _exact(arrays):
+    return {
+        n: np.asarray(x).astype(np.float64) if x.dtype == jnp.float32 else np.asarray(x)
+        for n, x in arrays.items()
+    }
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+def test_pool_is_the_written_out_sum(implementation):
+    arrays = pool_arrays()
+    out = jax.jit(partial(pool, implementation=implementation))(**arrays)
+    assert_close(out, naive.pool(**_exact(arrays)), n=arrays["k"].shape[2])
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+def test_lookup_is_the_written_out_sum(implementation):
+    arrays = lookup_arrays(look_back=3)
+    out = jax.jit(partial(lookup, look_back=3, implementation=implementation))(**arrays)
+    assert_close(out, naive.lookup(**_exact(arrays)), n=3)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+def test_what_sees_nothing_is_zero_with_zero_gradient(implementation):
+    arrays = pool_arrays()
+    arrays["patch_ids"] = jnp.full_like(arrays["patch_ids"], arrays["q"].shape[2])
+    out, grads = op_suite.value_and_grads(lambda a: pool(**a, implementation=implementation), arrays)
+    assert not any(np.asarray(x).any() for x in (out, *grads.values()))
+
+    arrays = lookup_arrays()
+    arrays["valid"] = jnp.zeros_like(arrays["valid"])
+    run = partial(lookup, look_back=2, implementation=implementation)
+    out, grads = op_suite.value_and_grads(lambda a: run(**a), arrays)
+    assert not any(np.asarray(x).any() for x in (out, *grads.values()))
+
+
+def test_large_scores_stay_finite():
+    arrays = pool_arrays()
+    arrays["q"] = 1e4 * arrays["q"]
+    out, grads = op_suite.value_and_grads(lambda a: pool(**a, implementation="xla"), arrays)
+    assert all(np.isfinite(x).all() for x in (out, *grads.values()))
+
+
+@pytest.mark.parametrize("direction", ["pool", "lookup"])
+def test_memory_is_linear_in_length(direction):
+    """Neither pass holds a byte-by-patch array: four times the bytes of a block take four times the memory."""
+
+    def temporary(size: int) -> int:
+        shape = (1, 1, size, 2, 8)
+        few = jax.ShapeDtypeStruct((1, 1, size // 4, 2, 8), jnp.float32)
+        many = jax.ShapeDtypeStruct(shape, jnp.float32)
+        marks = jax.ShapeDtypeStruct(shape[:3], jnp.int32)
+        valid = jax.ShapeDtypeStruct(few.shape[:3], jnp.bool_)
+        bias = jax.ShapeDtypeStruct((2, 4), jnp.float32)
+
+        def pull(q, k, v, marks, valid, bias):
+            if direction == "pool":
+                out, vjp = jax.vjp(lambda *a: pool(*a, marks, implementation="xla"), q, k, v)
+            else:
+                run = partial(lookup, look_back=4, implementation="xla")
+                out, vjp = jax.vjp(lambda *a: run(*a[:3], marks, valid, a[3]), q, k, v, bias)
+            return vjp(out)
+
+        q, k = (few, many) if direction == "pool" else (many, few)
+        compiled = jax.jit(pull).lower(q, k, k, marks, valid, bias).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(8192) < 1.2 * 4 * temporary(2048)
+
+
+def test_the_backward_pass_keeps_no_copy_for_each_distance():
+    """What lookup saves does not grow with the number of patches looked back at."""
+
+    def saved(look_back: int) -> int:
+        arrays = lookup_arrays(look_back=look_back, capacity=30 - look_back)
+        q, k, v, bias = (arrays[n] for n in ("q", "k", "v", "bias"))
+        run = partial(lookup, look_back=look_back, implementation="xla")
+        _, vjp = jax.vjp(
+            lambda q, k, v, bias: run(q, k, v, arrays["latest"], arrays["valid"], bias), q, k, v, bias
+        )
+        return sum(x.size for x in jax.tree.leaves(vjp)) - bias.size
+
+    assert saved(8) == saved(1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a: pool(**{**a, "q": a["q"][0]}), r"expected q \[B, N, P, H, K\]"),
+        (
+            lambda a: pool(**{**a, "patch_ids": a["patch_ids"][..., 1:]}),
+            "patch_ids must name the patch of each byte",
+        ),
+        (lambda a: pool(**{**a, "q": a["q"].astype(jnp.bfloat16)}), "one float dtype"),
+        (lambda a: pool(**a, implementation="fast"), "unknown implementation 'fast'"),
+    ],
+)
+def test_pool_names_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(pool_arrays())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"look_back": 3}, "got look_back = 3"),
+        ({"look_back": 0}, "look_back >= 1"),
+        ({"latest": jnp.zeros((2, 3, 5), jnp.int32)}, "one index a byte"),
+        ({"valid": jnp.zeros((2, 3, 5), bool)}, "one flag a key"),
+        ({"k": jnp.zeros((2, 3, 9, 2, 4))}, r"k, v \[B, N, M, H, K\]"),
+    ],
+)
+def test_lookup_names_bad_arguments(changes, message):
+    with pytest.raises(ValueError, match=message):
+        lookup(**{**lookup_arrays(), "look_back": 2, **changes})
+
+
+def test_explains():
+    assert (
+        explain("pool", device=Device("gpu", (9, 0), "NVIDIA H200"))
+        == "patch_attention.pool: xla on NVIDIA H200"
+    )
+    assert explain("lookup").startswith("patch_attention.lookup: xla on")

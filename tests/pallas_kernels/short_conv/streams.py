@@ -1,0 +1,107 @@
+"""Streams and packed rows that the tests of all convolution ops share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.op_suite import OpCase
+from tests.tolerances import assert_close
+
+BATCH, CHANNELS = 2, 3
+STREAMS = ("x", "pre_gate", "post_gate")
+
+
+def normal(seed: int, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def ragged(length: int) -> Any:
+    """Documents that start anywhere, one of a single token, with holes inside and padding behind."""
+    ids = np.zeros((BATCH, length), np.int32)
+    for row in ids:
+        rng = np.random.default_rng(length + row.size)
+        cuts = np.sort(rng.choice(np.arange(1, length), min(4, length - 1), replace=False))
+        cuts = np.unique(np.append(cuts, min(cuts[0] + 1, length - 1)))
+        row[:] = 1 + np.searchsorted(cuts, np.arange(length), side="right")
+    ids[1] = ids[1, ::-1].max() + 1 - ids[1, ::-1]
+    inside = (np.arange(length) % 11 == 5)[None]
+    ids = np.where(inside, -ids, ids)
+    ids[0, length - length // 7 :] = 0
+    return jnp.asarray(ids)
+
+
+def on_grid(length: int, grid: int) -> Any:
+    """Documents that start at multiples of `grid`: some end before the next start, one spans several."""
+    block = np.arange(length) // grid
+    first = 1 + block
+    second = 1 + (block >= 2)
+    gap = np.arange(length) % grid > grid // 2
+    second = np.where(gap & (block == 1), 0, second)
+    second = np.where(gap & (block == block[-1]), 0, second)
+    ids = np.stack([first, second]).astype(np.int32)
+    ids[0] = np.where(np.arange(length) % 13 == 7, -ids[0], ids[0])
+    return jnp.asarray(ids)
+
+
+def streams(length: int, dtype: Any = jnp.float32, *, gates: bool = True) -> dict[str, Any]:
+    """x, and if asked for both gates and the skip weights."""
+    shape = (BATCH, CHANNELS, length)
+    arrays = {"x": normal(0, shape, dtype)}
+    if gates:
+        arrays |= {"pre_gate": normal(1, shape, dtype), "post_gate": normal(2, shape, dtype)}
+        arrays |= {"bias": normal(3, (CHANNELS,))}
+    return arrays
+
+
+def not_tokens(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Where each stream holds nothing: at holes and padding."""
+    if "segment_ids" not in arrays:
+        return {}
+    empty = np.asarray(arrays["segment_ids"])[:, None] <= 0
+    return {name: np.broadcast_to(empty, arrays[name].shape) for name in STREAMS if name in arrays}
+
+
+def suite(cases: list[OpCase], *, thorough: str, poisoned: str) -> list[Any]:
+    """(case, check) pairs: every case against the reference, the one named `thorough` by every other check."""
+    wanted = [(case, "reference") for case in cases]
+    wanted += [(case, "poison") for case in cases if case.name == poisoned]
+    rest = set(op_suite.CHECKS) - {"reference", "poison"}
+    wanted += [(case, check) for case in cases if case.name == thorough for check in sorted(rest)]
+    return [pytest.param(case, check, id=f"{case}-{check}") for case, check in wanted]
+
+
+def alone(arrays: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[int, slice]]]:
+    """Each document of packed rows in a row of its own, from its first step on, holes and the rest zero.
+
+    Returns:
+      the streams, one row per document and without segment ids, and (row, slice) of where each was taken from.
+    """
+    ids = np.asarray(arrays["segment_ids"])
+    places = []
+    for b, row in enumerate(np.abs(ids)):
+        for document in np.unique(row[row > 0]):
+            at = np.flatnonzero(row == document)
+            places.append((b, slice(at[0], at[-1] + 1)))
+    rows = {n: a for n, a in arrays.items() if n != "segment_ids"}
+    for name in STREAMS:
+        full = np.zeros((len(places), *arrays[name].shape[1:]), np.float32)
+        for i, (b, at) in enumerate(places):
+            full[i, :, : at.stop - at.start] = np.where(ids[b, at] > 0, arrays[name][b, :, at], 0)
+        rows[name] = jnp.asarray(full)
+    return rows, places
+
+
+def assert_packed_is_apart(op: Callable[..., Any], arrays: dict[str, Any], n: int) -> None:
+    """op on packed rows gives each document what op gives it in a row of its own."""
+    rows, places = alone(arrays)
+    packed, apart = jax.jit(op)(**arrays), jax.jit(op)(**rows)
+    empty = np.asarray(arrays["segment_ids"])[:, None] <= 0
+    assert not np.any(np.where(empty, packed, 0)), "holes and padding must come out as zeros"
+    for i, (b, at) in enumerate(places):
+        expected = np.where(empty[b, :, at], 0, apart[i, :, : at.stop - at.start])
+        assert_close(packed[b, :, at], expected, n=n, what=f"row {b}, steps {at.start} to {at.stop}")

@@ -1,0 +1,147 @@
+"""Timing: sleeps of known length, work of known size, nothing hoisted or dropped, the right gradients."""
+
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import _measure
+from pallas_kernels._measure import Case, Method, compare, forward_backward, measure, measure_ceilings
+from pallas_kernels._trace import union_length
+from tests.tolerances import tol
+
+
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_a_sleep_is_measured_as_at_least_its_length() -> None:
+    result = measure(_sleep, 0.005, method="host", warmup=1)
+    assert min(result.seconds) >= 0.005
+    assert result.summary.median < 0.02
+    assert len(result.seconds) == result.summary.trials == 20
+
+
+def test_comparison_finds_a_known_ratio() -> None:
+    slow, fast = Case("slow", _sleep, (0.04,)), Case("fast", _sleep, (0.01,))
+    result = compare(slow, fast, method="host", warmup=1)
+    assert 2 < result.ratio < 6
+    assert result.low <= result.ratio <= result.high
+
+
+def test_rounds_alternate() -> None:
+    calls: list[str] = []
+    cases = [Case(name, lambda name=name: calls.append(name)) for name in "ab"]
+    compare(*cases, method="host", warmup=0)
+    assert "".join(calls) == "abba" * 10
+
+
+def _matmuls(x: jax.Array, count: int) -> jax.Array:
+    for _ in range(count):
+        x = jnp.tanh(x @ x)
+    return x
+
+
+@pytest.mark.parametrize("method", ["slope", "profiler"])
+def test_eight_times_the_work_takes_about_eight_times_as_long(method: Method) -> None:
+    x = jax.random.normal(jax.random.key(0), (256, 256))
+    eight, one = (Case(str(n), lambda x, n=n: _matmuls(x, n), (x,)) for n in (8, 1))
+    result = compare(eight, one, method=method, warmup=1)
+    assert 3 < result.ratio < 20
+    assert result.second.summary.median > 0
+    if method == "profiler":
+        assert result.first.span is not None
+        assert result.first.span >= result.first.summary.median
+    else:
+        assert result.first.span is None
+
+
+def test_slope_neither_hoists_invariant_inputs_nor_drops_unused_outputs() -> None:
+    """No turn's result is read by the next, yet each turn costs what a call costs."""
+    x, small = jax.random.normal(jax.random.key(0), (256, 256)), jnp.ones((8,))
+    fn = jax.jit(lambda x, y: (_matmuls(x, 8), y + 1))
+    by_slope = measure(fn, x, small, method="slope", warmup=1).summary.median
+    by_calls = measure(fn, x, small, method="host", warmup=3).summary.median
+    assert 0.3 * by_calls < by_slope < 3 * by_calls
+
+
+def test_slope_repeats_the_function_on_its_inputs() -> None:
+    args = (jnp.arange(6.0).reshape(2, 3), jnp.array([True, False]), jnp.int32(3), jax.random.key(0))
+    seen = []
+
+    def fn(x: jax.Array, flag: jax.Array, n: jax.Array, key: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda *a: seen.append(a), x, flag, n, jax.random.key_data(key))
+        return x * 2
+
+    _measure._repeated(Case("fn", fn, args))(3)
+    jax.effects_barrier()
+    assert len(seen) == 3
+    for turn in seen:
+        for value, expected in zip(turn, (*args[:3], jax.random.key_data(args[3])), strict=True):
+            np.testing.assert_array_equal(value, expected)
+
+
+def test_forward_backward_gives_outputs_and_the_vjp_of_a_random_cotangent() -> None:
+    x, w = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4), jnp.linspace(0.0, 2.0, 20).reshape(4, 5)
+    index = jnp.array([0, 2])
+    case = Case("op", lambda p, i: {"y": jnp.sin(p["x"] @ p["w"])[i], "i": i}, ({"x": x, "w": w}, index))
+    run = forward_backward(case, jax.random.key(3))
+    (y,), (same_index,), grads = run.fn(*run.args)
+
+    (cotangent,) = run.args[2]
+    assert cotangent.shape == (2, 5)
+    assert len(np.unique(np.asarray(cotangent))) == 10
+    weight = jnp.zeros((3, 5)).at[index].set(cotangent) * jnp.cos(x @ w)
+    limits = tol(jnp.float32, n=5)
+    np.testing.assert_allclose(y, jnp.sin(x @ w)[index], **limits)
+    np.testing.assert_array_equal(same_index, index)
+    expected = {"w": x.T @ weight, "x": weight @ w.T}  # leaves of a dict come sorted by key
+    for got, want in zip(grads[0] if isinstance(grads, tuple) else grads, expected.values(), strict=True):
+        np.testing.assert_allclose(got, want, **limits)
+
+
+def test_ceilings_and_floor() -> None:
+    limits = measure_ceilings(matmul_size=128, copy_bytes=2**20, method="profiler")
+    assert 1e8 < limits.flops_per_second < 1e16
+    assert 1e7 < limits.bytes_per_second < 1e14
+    by_flops = limits.floor(flops=3 * limits.flops_per_second, bytes_moved=0)
+    by_bytes = limits.floor(flops=0, bytes_moved=5 * limits.bytes_per_second)
+    assert by_flops == pytest.approx(3)
+    assert by_bytes == pytest.approx(5)
+    both = limits.floor(flops=3 * limits.flops_per_second, bytes_moved=5 * limits.bytes_per_second)
+    assert both == pytest.approx(5)
+
+
+def test_json_says_what_was_measured_where_and_with_what() -> None:
+    result = measure(_sleep, 0.0001, method="host", warmup=0, name="nap")
+    read = json.loads(result.to_json())
+    assert read["name"] == "nap"
+    assert read["method"] == "host"
+    assert read["seconds"] == list(result.seconds)
+    assert read["summary"]["median"] == result.summary.median
+    assert read["machine"]["jax"] == jax.__version__
+    assert read["machine"]["device"] == jax.devices()[0].device_kind
+    assert "commit" in read["machine"]
+
+
+def test_union_of_overlapping_and_nested_intervals() -> None:
+    assert union_length([(5.0, 7.0), (0.0, 4.0), (1.0, 2.0), (3.0, 6.0), (10.0, 11.0)]) == 8.0
+    assert union_length([]) == 0.0
+
+
+def test_bad_requests_say_what_to_do() -> None:
+    with pytest.raises(ValueError, match="take at least 20"):
+        measure(_sleep, 0.0, method="host", trials=5)
+    with pytest.raises(ValueError, match="needs an array argument"):
+        measure(lambda: jnp.ones(3), method="slope")
+
+
+@pytest.mark.gpu
+def test_profiler_and_slope_agree_on_a_gpu() -> None:
+    x = jax.random.normal(jax.random.key(0), (4096, 4096), jnp.bfloat16)
+    by_profiler = measure(lambda x: x @ x, x, method="profiler").summary.median
+    by_slope = measure(lambda x: x @ x, x, method="slope").summary.median
+    assert by_profiler < by_slope < 1.5 * by_profiler  # the loop itself costs some 20 us a turn

@@ -1,0 +1,108 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxblt.parallel import batch_sharding, init_distributed, local_rows, make_global, make_mesh
+from jaxblt.training.checkpoint import Checkpointer, restore
+from tests.parallel.processes import ROOT, free_port, run_processes, worker_env
+from tests.parallel.worker import BATCH, LENGTH, whole_batch
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def reports(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Any], Path]:
+    folder = tmp_path_factory.mktemp("processes")
+    w = jax.device_put(np.arange(64, dtype=np.float32).reshape(16, 4), batch_sharding(make_mesh()))
+    with Checkpointer(folder / "from_one") as one:
+        one.save(5, {"w": w}, {"note": 0.1})
+    outputs = run_processes("tests.parallel.worker", str(folder), count=request.param, devices=2)
+    lines = [next(line for line in out.splitlines() if line.startswith("REPORT ")) for out in outputs]
+    return [json.loads(line.removeprefix("REPORT ")) for line in lines], folder
+
+
+@pytest.mark.parametrize("layout", ["by_rows", "by_sequence"])
+def test_each_process_brings_its_rows_and_all_sum_alike(reports: Any, layout: str) -> None:
+    found = [report[layout] for report in reports[0]]
+    covered = np.zeros((BATCH, LENGTH), bool)
+    for part in found:
+        assert part["shape"] == [BATCH, LENGTH]
+        assert part["total"] == int((whole_batch() ** 2).sum())
+        for index, data in part["shards"].items():
+            where = eval(index)
+            covered[where] = True
+            np.testing.assert_array_equal(whole_batch()[where], data)
+    assert covered.all()
+
+
+def test_the_table_names_every_process(reports: Any) -> None:
+    for rank, report in enumerate(reports[0]):
+        rows = report["table"].splitlines()[1:]
+        assert [int(row.split()[0]) for row in rows] == list(range(len(reports[0])))
+        assert all("2 x cpu" in row for row in rows)
+        assert [row.endswith("(this one)") for row in rows].index(True) == rank
+
+
+def test_processes_agree_on_the_step_to_stop_at(reports: Any) -> None:
+    assert [report["stops"] for report in reports[0]] == [[4, 6]] * len(reports[0])
+
+
+def test_checkpoints_cross_process_counts(reports: Any) -> None:
+    found, folder = reports
+    weighted = float((np.arange(64, dtype=np.float64) ** 2).sum())
+    for report in found:
+        assert report["checkpoints"] == {"read": weighted, "meta": {"note": 0.1}, "step": 5, "fallen": 7}
+    back = restore(folder / "from_many", {"w": jax.ShapeDtypeStruct((16, 4), jnp.float32)})
+    assert back.meta == {"by": len(found)}
+    np.testing.assert_array_equal(back.state["w"], np.arange(64, dtype=np.float32).reshape(16, 4))
+
+
+def test_a_process_that_waits_in_vain_says_so() -> None:
+    script = (
+        "from jaxblt.parallel import init_distributed\n"
+        f"init_distributed(coordinator='127.0.0.1:{free_port()}', num_processes=2, process_id=1, timeout_s=2)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=worker_env(1),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "DistributedError: process 1 of 2" in done.stderr
+    assert "within 2 s: are all processes started" in done.stderr
+
+
+def test_one_process_needs_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXBLT_NUM_PROCESSES", "1")
+    assert init_distributed() is None
+
+
+def test_global_arrays_of_any_rank_on_one_process() -> None:
+    sharding = batch_sharding(make_mesh(data=2, fsdp=2, seq=2))
+    local = {"x": whole_batch(), "length": np.arange(BATCH, dtype=np.int32), "absent": None}
+    out = make_global(local, sharding, batch_size=BATCH)
+    assert out["absent"] is None
+    assert out["x"].sharding.spec == P(("data", "fsdp"), "seq")
+    assert out["length"].sharding.spec == P(("data", "fsdp"))
+    np.testing.assert_array_equal(out["x"], whole_batch())
+    np.testing.assert_array_equal(out["length"], np.arange(BATCH))
+    assert out["x"].addressable_shards[0].data.shape == (BATCH // 4, LENGTH // 2)
+
+
+def test_rows_that_do_not_fit_are_errors() -> None:
+    sharding = batch_sharding(make_mesh(data=2, fsdp=4))
+    with pytest.raises(ValueError, match=r"6 rows does not divide among 8 shards.*multiple of 8"):
+        local_rows(sharding, 6)
+    with pytest.raises(ValueError, match=r"brought 4 rows of a batch of 8.*rows 0 to 7"):
+        make_global(whole_batch()[:4], sharding, batch_size=8)

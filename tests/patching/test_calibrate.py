@@ -1,0 +1,100 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.patching import (
+    PatcherConfig,
+    bytes_per_patch,
+    calibrate_capacity,
+    calibrate_threshold,
+    patches_per_block,
+)
+from tests.patching.cases import patch
+
+BLOCK = 256
+
+
+def measure(config, entropies, segments):
+    return patch(config, jnp.zeros(entropies.shape, jnp.int32), segment_ids=segments, entropies=entropies)
+
+
+@pytest.fixture(scope="module")
+def sample():
+    rng = np.random.default_rng(2)
+    entropies = rng.gamma(1.3, 1.0, (4, 16 * BLOCK)).clip(0, 5.5).astype(np.float32)
+    segments = np.ones(entropies.shape, np.int32)
+    segments[2, 9 * BLOCK - 40 :] = 0
+    return entropies, segments
+
+
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        ({}, 4.5),
+        ({"monotonic": True}, 3.0),
+        ({"threshold_add": 0.2}, 6.0),
+        ({"mode": "greedy"}, 4.5),
+        ({"min_length": 2, "max_length": 12}, 6.0),
+    ],
+)
+def test_the_target_is_met(sample, options, target):
+    entropies, segments = sample
+    config = PatcherConfig(block_size=BLOCK, **options)
+    threshold = calibrate_threshold(entropies, target, config=config, segment_ids=segments)
+    found = dataclasses.replace(config, threshold=threshold)
+    patches = measure(found, entropies, segments)
+    assert abs(float(bytes_per_patch(patches)) - target) < 0.005 * target
+
+
+def test_the_nearer_side_of_a_step():
+    """Entropies take two values, so only three lengths can be had: the nearest one is."""
+    entropies = np.tile(np.float32([1, 2, 2, 2]), 64)
+    config = PatcherConfig(block_size=256)
+    assert 1.0 <= calibrate_threshold(entropies, 1.4, config=config) < 2.0  # 193 patches: 1.33
+    assert calibrate_threshold(entropies, 1.1, config=config) < 1.0  # 256 patches: 1.00
+
+
+def test_a_target_out_of_reach_names_the_range(sample):
+    config = PatcherConfig(block_size=BLOCK, max_length=8)
+    with pytest.raises(ValueError, match=r"9 bytes per patch is out of reach.*gives 1 to 7\.\d+"):
+        calibrate_threshold(sample[0], 9, config=config)
+    with pytest.raises(ValueError, match="out of reach"):
+        calibrate_threshold(sample[0], 2, config=dataclasses.replace(config, min_length=3))
+
+
+def test_errors(sample):
+    with pytest.raises(ValueError, match="got 'static'"):
+        calibrate_threshold(sample[0], 4, config=PatcherConfig(mode="static"))
+    with pytest.raises(ValueError, match="holds no bytes"):
+        calibrate_threshold(sample[0], 4, config=PatcherConfig(), segment_ids=np.zeros_like(sample[1]))
+    with pytest.raises(ValueError, match="NaN"):
+        calibrate_threshold(np.full(64, np.nan), 4, config=PatcherConfig())
+    with pytest.raises(ValueError, match="at least one full block"):
+        calibrate_capacity(np.zeros(3), block_size=64)
+    with pytest.raises(ValueError, match="quantile"):
+        calibrate_capacity(np.ones(3), block_size=64, quantile=1.5)
+
+
+def test_capacity(sample):
+    entropies, segments = sample
+    config = PatcherConfig(block_size=BLOCK, threshold=2.0)
+    counts = np.asarray(patches_per_block(measure(config, entropies, segments)))
+    capacity = calibrate_capacity(counts, block_size=BLOCK, quantile=0.9)
+    assert capacity % 8 == 0
+    limited = measure(dataclasses.replace(config, capacity=capacity), entropies, segments)
+    full = counts > 0
+    assert full.sum() == 57
+    assert (np.asarray(limited.overflow)[full] > 0).mean() <= 0.1
+    # Refused boundaries count, so that a sample measured with too few slots gives the same answer.
+    small = measure(dataclasses.replace(config, capacity=8), entropies, segments)
+    np.testing.assert_array_equal(patches_per_block(small)[:2], counts[:2])
+
+
+def test_capacity_is_a_multiple_and_at_most_the_block():
+    counts = np.array([0, 0, 10, 17, 20])
+    assert calibrate_capacity(counts, block_size=64, quantile=1.0) == 24
+    assert calibrate_capacity(counts, block_size=64, quantile=0.5) == 24
+    assert calibrate_capacity(counts, block_size=64, quantile=0.0) == 16
+    assert calibrate_capacity(counts, block_size=20, quantile=1.0) == 20

@@ -1,0 +1,127 @@
+"""Imports point one way (pallas_kernels, jaxblt, configs, experiments), and `import jaxblt` stays light."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("pallas_kernels", "jaxblt", "configs", "experiments")
+OTHER_FRAMEWORKS = {"torch", "tensorflow", "tensorboardX", "keras"}
+# A kernel in Triton's language, imported by the function that runs it.
+LAZY_IN_KERNELS = {"jax_triton", "triton"}
+HEAVY = (
+    "grain",
+    "orbax",
+    "tensorboard",
+    "matplotlib",
+    "tyro",
+    "pyfaidx",
+    "safetensors",
+    "torch",
+    "tensorflow",
+)
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module; `lazy` when a function's body holds the import."""
+
+    path: Path
+    line: int
+    module: str
+    lazy: bool
+
+    @property
+    def top(self) -> str:
+        return self.module.split(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} imports {self.module}"
+
+
+def _imports(room: str) -> list[Import]:
+    found = []
+    for path in sorted((ROOT / room).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        found += _walk(tree, path.relative_to(ROOT), lazy=False)
+    return found
+
+
+def _walk(node: ast.AST, path: Path, *, lazy: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(path, child.lineno, alias.name, lazy) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            base = child.module or ""
+            if child.level:
+                package = path.parts[: len(path.parts) - child.level]
+                base = ".".join([*package, *filter(None, [base])])
+            yield Import(path, child.lineno, base, lazy)
+        else:
+            inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from _walk(child, path, lazy=inside)
+
+
+def _is_benchmark(path: Path) -> bool:
+    return "bench" in path.stem or "benchmark" in path.parts
+
+
+def test_pallas_kernels_need_jax_numpy_and_jaxtyping_alone() -> None:
+    allowed = {"jax", "jaxlib", "numpy", "jaxtyping", "pallas_kernels", *sys.stdlib_module_names}
+    wrong = [
+        str(i)
+        for i in _imports("pallas_kernels")
+        if i.top not in allowed
+        and not (i.lazy and (i.top in LAZY_IN_KERNELS or (_is_benchmark(i.path) and i.top not in ROOMS)))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_room_imports_one_that_is_built_on_it(room: str) -> None:
+    later = set(ROOMS[ROOMS.index(room) + 1 :])
+    wrong = [str(i) for i in _imports(room) if i.top in later or i.top == "tests"]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_other_frameworks_are_peers_in_benchmarks_only_and_imported_lazily() -> None:
+    wrong = [
+        str(i)
+        for room in (*ROOMS, "tests")
+        for i in _imports(room)
+        if i.top in OTHER_FRAMEWORKS and not (i.lazy and _is_benchmark(i.path))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_walk_sees_every_kind_of_import() -> None:
+    source = "import a.b\nfrom .c import d\nfrom .. import e\ndef f():\n    if True:\n        import torch\n"
+    found = list(_walk(ast.parse(source), Path("room/sub/file.py"), lazy=False))
+    assert [(i.module, i.lazy) for i in found] == [
+        ("a.b", False),
+        ("room.sub.c", False),
+        ("room", False),
+        ("torch", True),
+    ]
+
+
+def test_import_jaxblt_is_light() -> None:
+    """Under 2 s on an idle machine; asserted by what it loads and by a margin for a busy one."""
+    program = (
+        "import sys, time; start = time.perf_counter(); import jaxblt; seconds = time.perf_counter() - start;"
+        f"heavy = [name for name in {HEAVY!r} if name in sys.modules];"
+        "from jax._src import xla_bridge;"
+        "print(seconds); print(','.join(heavy)); print(xla_bridge.backends_are_initialized())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    seconds, heavy, initialized = run.stdout.split("\n")[:3]
+    assert not heavy, f"import jaxblt loads {heavy}: import these in the functions that use them"
+    assert initialized == "False", "import jaxblt starts a JAX backend: nothing may happen at import"
+    assert float(seconds) < 15

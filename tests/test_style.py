@@ -1,0 +1,125 @@
+"""The code keeps to its own style: short files and functions, docstrings, annotations, no prints."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LIBRARY = ("jaxblt", "pallas_kernels")
+EVERYTHING = (*LIBRARY, "configs", "experiments", "tests")
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 80
+MAX_KERNEL_LINES = 120
+MIN_ANNOTATED = 0.95
+KERNEL_FILES = re.compile(r"(mosaic_gpu|triton)\w*\.py")
+# Programs people run print, and so does the log of a run in a terminal; the rest returns or raises.
+PROGRAMS = re.compile(r"(bench|doctor|runlog|__main__)\.py")
+UNDONE = re.compile("TO" + "DO|FIX" + "ME|XX" + "X|Not" + "ImplementedError")
+SOMEBODYS_PATH = re.compile(r"[\"'\s](/home|/root|/work|/Users)" + "/")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _files(*rooms: str) -> list[Path]:
+    return sorted(path for room in rooms for path in (ROOT / room).rglob("*.py"))
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def _where(path: Path, node: ast.AST) -> str:
+    return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', '')}".rstrip()
+
+
+def _functions(path: Path) -> Iterator[Function]:
+    return (node for node in ast.walk(_tree(path)) if isinstance(node, Function))
+
+
+def _public(body: list[ast.stmt], *, methods: bool) -> Iterator[Function | ast.ClassDef]:
+    """Public classes and functions of a module, and the public methods of such classes if asked for."""
+    for node in body:
+        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
+            yield node
+            if methods and isinstance(node, ast.ClassDef):
+                yield from _public(node.body, methods=True)
+
+
+def _arguments(function: Function) -> list[ast.arg]:
+    spec = function.args
+    named = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *filter(None, (spec.vararg, spec.kwarg))]
+    return [argument for argument in named if argument.arg not in ("self", "cls")]
+
+
+def test_there_is_something_to_check() -> None:
+    for room in LIBRARY:
+        assert _files(room), f"no Python files under {room}"
+
+
+def test_files_are_short() -> None:
+    lengths = {
+        p.relative_to(ROOT): len(p.read_text(encoding="utf-8").splitlines()) for p in _files(*EVERYTHING)
+    }
+    long = {str(path): lines for path, lines in lengths.items() if lines > MAX_FILE_LINES}
+    assert not long, f"split these files, {MAX_FILE_LINES} lines at most: {long}"
+
+
+def test_functions_are_short() -> None:
+    long = []
+    for path in _files(*LIBRARY, "configs", "experiments"):
+        limit = MAX_KERNEL_LINES if KERNEL_FILES.fullmatch(path.name) else MAX_FUNCTION_LINES
+        for function in _functions(path):
+            lines = (function.end_lineno or function.lineno) - function.lineno + 1
+            if lines > limit:
+                long.append(f"{_where(path, function)}: {lines} lines, {limit} at most")
+    assert not long, "\n".join(long)
+
+
+def test_public_modules_classes_and_functions_have_docstrings() -> None:
+    """Methods are free: many only do what the class they come from says."""
+    bare = [str(path.relative_to(ROOT)) for path in _files(*LIBRARY) if not ast.get_docstring(_tree(path))]
+    for path in _files(*LIBRARY):
+        public = _public(_tree(path).body, methods=False)
+        bare += [_where(path, node) for node in public if not ast.get_docstring(node)]
+    assert not bare, "without a docstring:\n" + "\n".join(bare)
+
+
+def test_arguments_of_public_functions_are_annotated() -> None:
+    total, bare = 0, []
+    for path in _files(*LIBRARY):
+        for node in _public(_tree(path).body, methods=True):
+            if isinstance(node, Function):
+                arguments = _arguments(node)
+                total += len(arguments)
+                bare += [f"{_where(path, node)}({a.arg})" for a in arguments if a.annotation is None]
+    share = 1 - len(bare) / total
+    assert share >= MIN_ANNOTATED, f"{share:.1%} annotated; missing:\n" + "\n".join(bare)
+
+
+def test_the_library_does_not_print() -> None:
+    prints = [
+        _where(path, node)
+        for path in _files(*LIBRARY)
+        if not PROGRAMS.fullmatch(path.name)
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not prints, f"print in library code: {prints}"
+
+
+@pytest.mark.parametrize(
+    "pattern", [UNDONE, SOMEBODYS_PATH], ids=["left undone", "a path on somebody's machine"]
+)
+def test_nothing_is_left_in_the_code(pattern: re.Pattern[str]) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number} {line.strip()}"
+        for path in [*_files(*EVERYTHING), ROOT / "Makefile", ROOT / ".ci" / "run", ROOT / "pyproject.toml"]
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if pattern.search(line)
+    ]
+    assert not found, "\n".join(found)

@@ -1,0 +1,56 @@
+"""How far two results may lie apart: one table, by dtype and reduction length, never loosened."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+STORED = 4.0
+"""Roundings to the stored dtype that a result may carry, in units of its epsilon."""
+
+SUMMED = 16.0
+"""Roundings of the accumulator, in units of its epsilon and of the square root of the number of terms."""
+
+
+def tol(dtype: Any, n: int = 1) -> dict[str, float]:
+    """`rtol` and `atol` for a result of `dtype` whose terms are of the result's own size.
+
+    Stored values are rounded to `dtype`; sums of n terms are accumulated in fp32 (f64 for f64), where random
+    rounding errors grow as sqrt(n): STORED * eps(dtype) + SUMMED * eps(accumulator) * sqrt(n).
+
+    Args:
+      dtype: of the result under test, not of the reference.
+      n: length of its longest reduction.
+    """
+    eps = float(jnp.finfo(dtype).eps)
+    accumulator = min(eps, float(jnp.finfo(jnp.float32).eps))
+    bound = STORED * eps + SUMMED * accumulator * n**0.5
+    return {"rtol": bound, "atol": bound}
+
+
+def relative_error(a: Any, b: Any) -> float:
+    """|a - b| / |b| in f64, Euclidean norms over all elements; b is the reference. 0 if both are zero."""
+    a, b = np.asarray(a).astype(np.float64), np.asarray(b).astype(np.float64)
+    if a.shape != b.shape:
+        raise ValueError(f"shapes differ: {a.shape} against {b.shape}")
+    difference, size = np.linalg.norm(a - b), np.linalg.norm(b)
+    if size == 0:
+        return 0.0 if difference == 0 else float("inf")
+    return float(difference / size)
+
+
+def assert_close(actual: Any, expected: Any, dtype: Any = None, n: int = 1, what: str = "") -> None:
+    """Every element within `tol`, its `atol` in units of the root mean square of `expected`.
+
+    Args:
+      actual: result under test.
+      expected: the reference.
+      dtype: of the computation; that of `actual` if None.
+      n: length of the longest reduction.
+      what: said in the failure.
+    """
+    limit = tol(actual.dtype if dtype is None else dtype, n)
+    actual, expected = np.asarray(actual).astype(np.float64), np.asarray(expected).astype(np.float64)
+    scale = float(np.sqrt(np.mean(expected**2))) if expected.size else 0.0
+    atol = limit["atol"] * (scale or 1.0)
+    np.testing.assert_allclose(actual, expected, rtol=limit["rtol"], atol=atol, err_msg=what)

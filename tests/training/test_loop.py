@@ -1,0 +1,214 @@
+import dataclasses
+import json
+import os
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+import jaxblt
+from jaxblt.patching import PatcherConfig
+from jaxblt.training.loop import TrainingFailed, fit
+from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.resolved import read_resolved
+from jaxblt.training.runlog import read_metrics
+from tests.training.tiny import Letters, TinyConfig, tiny_recipe
+
+TIMES = {"seconds", "bytes_per_second", "data_wait", "mfu", "peak_memory_bytes"}
+
+
+def logged(run_dir):
+    """Log lines without what depends on the clock."""
+    lines = read_metrics(run_dir / "metrics.jsonl")
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+def losses(run_dir):
+    return {line["step"]: line["loss"] for line in logged(run_dir) if "loss" in line}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on 8 devices, from start to end."""
+    run_dir = tmp_path_factory.mktemp("run")
+    return fit(tiny_recipe(), run_dir, source=Letters()), run_dir
+
+
+def test_a_run_learns_and_leaves_its_record(run):
+    fitted, run_dir = run
+    assert fitted.finished
+    assert fitted.step == int(fitted.state.step) == 24
+    lines = logged(run_dir)
+    assert [line["step"] for line in lines if "loss" in line] == list(range(2, 25, 2))
+    assert [line["step"] for line in lines if "validation/loss" in line] == [12, 24]
+    assert (
+        lines[-1]["validation/bits_per_byte"]
+        == fitted.validation["bits_per_byte"]
+        < 4
+        < lines[0]["bits_per_byte"]
+    )
+    assert next(read_metrics(run_dir / "metrics.jsonl"))["bytes_per_second"] > 0
+    assert sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir()) == [20, 24]
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["versions"]["jax"] == jax.__version__
+    assert read_resolved(run_dir).recipe == fitted.recipe == tiny_recipe()
+
+
+def test_a_finished_run_is_left_as_it_is(run):
+    fitted, run_dir = run
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    again = fit(tiny_recipe(), run_dir, source=Letters())
+    assert again.finished
+    assert again.step == 24
+    assert (run_dir / "metrics.jsonl").read_bytes() == before
+    jax.tree.map(np.testing.assert_array_equal, again.state.params, fitted.state.params)
+
+
+def test_report_before_step_0(tmp_path, capsys):
+    fit(tiny_recipe(steps=5), tmp_path, source=Letters())
+    said = capsys.readouterr().out
+    for words in (
+        "parameters      ",
+        "without hash tables",
+        "FLOPs per byte",
+        "a parameter",
+        "8 x cpu",
+        "up/kernel",
+    ):
+        assert words in said
+    assert said.index("up/kernel") < said.index("train 2/5")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "count", "options"),
+    [
+        ({"data": 1}, 1, {}),
+        ({"data": 2, "fsdp": 4}, 8, {}),
+        ({"data": 1, "fsdp": 2}, 2, {"accumulate": 4}),
+    ],
+)
+def test_mesh_and_micro_batches_do_not_change_the_loss(mesh, count, options, run, tmp_path):
+    recipe = tiny_recipe(mesh=mesh, **options)
+    fitted = fit(recipe, tmp_path, source=Letters(), devices=jax.devices()[:count])
+    expected, found = losses(run[1]), losses(tmp_path)
+    assert expected.keys() == found.keys()
+    # 24 steps of Adam carry rounding errors on
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4)
+    kernel = fitted.state.params["up"]["kernel"]
+    assert len({s.index for s in kernel.addressable_shards}) == mesh.get("fsdp", 1)
+
+
+def test_sigterm_saves_and_the_next_fit_goes_on(run, tmp_path):
+    """The run goes on with another mesh."""
+
+    def terminate(count):
+        if count == 8 * 12:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    fitted = fit(tiny_recipe(), tmp_path, source=Letters(terminate))
+    assert not fitted.finished
+    assert 0 < fitted.step < 24
+    assert (tmp_path / "checkpoints" / str(fitted.step)).exists()
+    fitted = fit(tiny_recipe(mesh={"data": 4}), tmp_path, source=Letters(), devices=jax.devices()[:4])
+    assert fitted.finished
+    expected, found = losses(run[1]), losses(tmp_path)
+    assert expected.keys() == found.keys()
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4)
+
+
+def test_time_limit_saves_and_ends(tmp_path):
+    fitted = fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=Letters())
+    assert not fitted.finished
+    assert (tmp_path / "checkpoints" / str(fitted.step)).exists()
+
+
+def test_another_model_in_the_same_folder_is_refused(run):
+    with pytest.raises(ValueError, match=r"model\.dim: 16 -> 8"):
+        fit(tiny_recipe(model=TinyConfig(dim=8)), run[1], source=Letters())
+
+
+def test_init_from_takes_parameters_alone(run, tmp_path):
+    recipe = tiny_recipe(
+        init_from=str(run[1]), steps=6, eval_every=0, optimizer=AdamWConfig(1e-3, warmup_steps=1)
+    )
+    fitted = fit(recipe, tmp_path, source=Letters())
+    assert fitted.step == 6
+    first = logged(tmp_path)[0]
+    assert first["step"] == 2
+    assert first["bits_per_byte"] < logged(run[1])[0]["bits_per_byte"] - 2
+
+
+def test_steps_that_are_not_finite_end_the_run(tmp_path):
+    optimizer = AdamWConfig(learning_rate=1e38, warmup_steps=0, clip_norm=None)
+    with pytest.raises(TrainingFailed, match=r"last \d+ steps were not finite"):
+        fit(tiny_recipe(optimizer=optimizer, max_skips=3), tmp_path, source=Letters())
+
+
+def test_too_few_slots_end_the_run(tmp_path):
+    patcher = PatcherConfig(mode="static", patch_size=2, block_size=16, capacity=4)
+    with pytest.raises(TrainingFailed, match="found no slot"):
+        fit(tiny_recipe(patcher=patcher), tmp_path, source=Letters())
+
+
+def test_profiler_traces_on_request(tmp_path):
+    fit(tiny_recipe(steps=5, eval_every=0, profile_steps=(2, 3)), tmp_path, source=Letters())
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.fixture(scope="module")
+def patched_runs(tmp_path_factory):
+    """An entropy model, then a model on its patches; the entropy run's folder is gone afterwards."""
+    folder = tmp_path_factory.mktemp("entropy")
+    fit(tiny_recipe(model=TinyConfig(dim=8), eval_every=0), folder / "entropy", source=Letters())
+    recipe = tiny_recipe(
+        patcher=PatcherConfig(mode="entropy", block_size=16),
+        bytes_per_patch=3.0,
+        entropy_run=str(folder / "entropy"),
+        checkpoint_every=10,
+    )
+    fitted = fit(
+        dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=20)),
+        folder / "blt",
+        source=Letters(),
+    )
+    shutil.rmtree(folder / "entropy")
+    return recipe, fitted, folder / "blt"
+
+
+def test_threshold_and_capacity_are_calibrated(patched_runs):
+    _, fitted, run_dir = patched_runs
+    patcher = fitted.recipe.patcher
+    assert patcher.threshold is not None
+    assert patcher.capacity % 8 == 0
+    assert float(fitted.state.frozen.threshold) == np.float32(patcher.threshold)
+    assert abs(fitted.validation["bytes_per_patch"] - 3.0) < 0.6
+    assert fitted.recipe.entropy_model == TinyConfig(dim=8)
+    assert read_resolved(run_dir).recipe == fitted.recipe
+
+
+def test_resumes_and_loads_without_the_entropy_run(patched_runs):
+    recipe, before, run_dir = patched_runs
+    fitted = fit(recipe, run_dir, source=Letters())
+    assert fitted.step == 24
+    assert fitted.recipe.patcher == before.recipe.patcher
+    jax.tree.map(np.testing.assert_array_equal, fitted.state.frozen.params, before.state.frozen.params)
+    run = jaxblt.load(run_dir)
+    assert (run.step, run.patcher, run.threshold) == (
+        24,
+        before.recipe.patcher,
+        before.recipe.patcher.threshold,
+    )
+    assert run.recipe == fitted.recipe
+    assert run.vocabulary.decode(run.vocabulary.encode(b"ACGT")) == b"ACGT"
+    jax.tree.map(np.testing.assert_array_equal, run.params, fitted.state.params)
+    jax.tree.map(np.testing.assert_array_equal, run.frozen, fitted.state.frozen)
+    found = run.evaluate("validation", source=Letters(), targets="AC")
+    np.testing.assert_allclose(found["bits_per_byte"], fitted.validation["bits_per_byte"], rtol=1e-5)
+    assert 0 < found["target_bytes"] < found["bytes"]
+
+
+def test_load_of_no_run_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        jaxblt.load(tmp_path)

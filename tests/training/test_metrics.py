@@ -1,0 +1,74 @@
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblt.patching.patches import from_closed
+from jaxblt.training.metrics import (
+    SIDE_OUTPUTS,
+    bits,
+    cross_entropy,
+    patch_counts,
+    patch_metrics,
+    sown_losses,
+    sown_metrics,
+)
+from tests.tolerances import tol
+
+
+def test_cross_entropy_is_that_of_a_softmax_in_fp32():
+    logits = jax.random.normal(jax.random.key(0), (2, 5, 11)) * 4
+    targets = jax.random.randint(jax.random.key(1), (2, 5), 0, 11, jnp.int32)
+    got = cross_entropy(logits.astype(jnp.bfloat16), targets)
+    assert got.dtype == jnp.float32
+    rounded = np.asarray(logits.astype(jnp.bfloat16)).astype(np.float64)
+    p = np.exp(rounded) / np.exp(rounded).sum(-1, keepdims=True)
+    expected = -np.log(np.take_along_axis(p, np.asarray(targets)[..., None], -1)[..., 0])
+    np.testing.assert_allclose(got, expected, **tol(jnp.float32, n=11))
+
+
+def test_uniform_logits_cost_eight_bits_among_256():
+    loss = cross_entropy(jnp.zeros((1, 1, 256)), jnp.zeros((1, 1), jnp.int32))
+    assert abs(bits(float(loss[0, 0])) - 8) < 1e-6
+    assert bits(math.log(2)) == 1.0
+
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        self.sow("losses", "balance", jnp.sum(x))
+        self.sow("metrics", "mean", jnp.mean(x))
+        return x + jnp.float32(1), None
+
+
+class Scanned(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        axes = {"params": 0, "losses": 0, "metrics": 0}
+        x, _ = nn.scan(nn.remat(Layer), variable_axes=axes, split_rngs={"params": True}, length=3)(
+            name="layers"
+        )(x, None)
+        self.sow("losses", "other", jnp.float32(0.5))
+        return x
+
+
+def test_side_outputs_arrive_through_scan_and_remat():
+    _, side = Scanned().apply({}, jnp.ones((2,)), mutable=SIDE_OUTPUTS)
+    # layers see 1, 2, 3 in both elements
+    assert float(sown_losses(side)) == 2 * (1 + 2 + 3) + 0.5
+    assert {k: float(v) for k, v in sown_metrics(side).items()} == {"layers/mean": 2.0}
+    assert float(sown_losses({})) == 0.0
+    assert sown_metrics({}) == {}
+
+
+def test_patch_figures():
+    closed = jnp.asarray([[0, 1, 0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0]], bool)
+    segments = jnp.asarray([[1] * 8, [1] * 4 + [0] * 4], jnp.int32)
+    patches = from_closed(closed, segments, block_size=4, capacity=2)
+    # row 0: [0-1][2-3] then [4][5-7] with one boundary refused; row 1: [0-3] and a block of padding
+    found = patch_metrics(patch_counts(patches))
+    for name, expected in {"patches": 5, "bytes_per_patch": 12 / 5, "overflow": 1 / 6}.items():
+        np.testing.assert_allclose(found.pop(name), expected, rtol=1e-6)
+    assert not found

@@ -1,0 +1,279 @@
+import dataclasses
+import functools
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxblt.patching import PatcherConfig, bytes_per_patch, entropies_from_logits, make_patches
+from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Span
+from jaxblt.training.optimizer import AdamWConfig, make_optimizer, make_schedule
+from jaxblt.training.state import content_hash, freeze, start, widen
+from jaxblt.training.step import Task, find_patches, make_eval_step, make_train_step, split_rows
+from tests.tolerances import tol
+from tests.training.tiny import TinyConfig, random_batch
+
+ADAMW = AdamWConfig(learning_rate=1e-2, warmup_steps=0, floor=1.0, clip_norm=1.0)
+
+
+@functools.cache
+def init(dim: int):
+    return jax.jit(TinyConfig(dim=dim).build().init)(jax.random.key(0), jnp.zeros((1, 32), jnp.int32))[
+        "params"
+    ]
+
+
+def build(config: TinyConfig, *, optimizer: AdamWConfig = ADAMW, dtype=jnp.float32, **options):
+    boxed = init(config.dim)
+    return (
+        Task(config.build(dtype=dtype), **options),
+        make_optimizer(optimizer, 100, boxed),
+        nn.meta.unbox(boxed),
+    )
+
+
+def copy(tree):
+    return jax.tree.map(jnp.array, tree)
+
+
+def assert_trees_close(a, b, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
+
+
+def test_loss_is_mean_cross_entropy_of_scored_bytes():
+    task, adamw, params = build(TinyConfig())
+    batch = random_batch(0)
+    _, metrics = make_train_step(task, adamw)(start(copy(params), adamw), batch)
+    logits = task.model.apply({"params": params}, batch.inputs, segment_ids=batch.segment_ids)
+    log_p = np.asarray(jax.nn.log_softmax(logits))
+    picked = np.take_along_axis(log_p, np.asarray(batch.targets)[..., None], -1)[..., 0]
+    scored = np.asarray(batch.loss_mask) == 1
+    expected = -picked[scored].mean()
+    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(metrics["bits_per_byte"], expected / math.log(2), rtol=1e-5)
+    assert float(metrics["scored_bytes"]) == scored.sum()
+    np.testing.assert_allclose(metrics["param_norm"], optax.tree.norm(params), rtol=1e-6)
+
+
+@pytest.mark.parametrize("objective", [NextByte(), OrderAgnostic()], ids=["next", "any_order"])
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_micro_batches_equal_the_whole_batch(objective, accumulate):
+    """Also when rows differ in scored bytes, so that a mean of means would be wrong."""
+    config = TinyConfig(causal=objective.causal, side=True)
+    task, adamw, params = build(config, objective=objective)
+    batch = random_batch(0, rows=8)
+    batch = batch.replace(loss_mask=batch.loss_mask.at[1::3].set(0))
+    results = [
+        make_train_step(task, adamw, accumulate=n, seed=3)(start(copy(params), adamw), batch)
+        for n in (1, accumulate)
+    ]
+    (whole, expected), (parts, found) = results
+    assert set(expected) == set(found)
+    assert_trees_close(found, expected, rtol=2e-5)
+    # Adam's first step is lr * sign(g): compare what the optimiser averaged instead
+    moments = [state.opt_state[1][0].mu for state in (whole, parts)]
+    assert_trees_close(moments[1], moments[0], **tol(jnp.float32, n=8 * 32))
+
+
+def test_rows_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="4 rows does not divide into 3 micro-batches"):
+        split_rows(random_batch(0), 3)
+
+
+def test_micro_batches_hold_every_row_once():
+    batch = random_batch(0, rows=6)
+    parts = split_rows(batch, 3)
+    assert parts.inputs.shape == (3, 2, 32)
+    rows = {tuple(row) for row in np.asarray(parts.inputs).reshape(6, 32).tolist()}
+    assert rows == {tuple(row) for row in np.asarray(batch.inputs).tolist()}
+
+
+def test_sown_losses_are_added_and_sown_metrics_reported():
+    batch = random_batch(0)
+    task, adamw, params = build(TinyConfig(side=True))
+    silent = dataclasses.replace(task, model=TinyConfig(side=False).build())
+    _, metrics = make_train_step(task, adamw)(start(copy(params), adamw), batch)
+    _, plain = make_train_step(silent, adamw)(start(copy(params), adamw), batch)
+    assert float(metrics["sown_loss"]) > 0
+    assert float(plain["sown_loss"]) == 0
+    assert 0 < float(metrics["active"]) < 1
+    assert float(metrics["loss"]) == float(plain["loss"])
+
+    def total(params):
+        logits, side = task.model.apply(
+            {"params": params}, batch.inputs, segment_ids=batch.segment_ids, mutable=["losses", "metrics"]
+        )
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch.targets[..., None], -1)[..., 0]
+        mask = batch.loss_mask.astype(jnp.float32)
+        return -jnp.sum(picked * mask) / jnp.sum(mask) + side["losses"]["size"][0]
+
+    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(jax.grad(total)(params)), rtol=1e-5)
+    assert float(metrics["grad_norm"]) != float(plain["grad_norm"])
+
+
+def poison(batch, active):
+    """A batch whose loss weights are infinite when `active`."""
+    mask = batch.loss_mask.astype(jnp.float32)
+    return (
+        batch.replace(loss_mask=mask * jnp.float32(np.inf if active else 1.0))
+        if active
+        else batch.replace(loss_mask=mask)
+    )
+
+
+def test_a_step_that_is_not_finite_changes_nothing_but_counters():
+    task, adamw, params = build(TinyConfig())
+    step = make_train_step(task, adamw, schedule=make_schedule(ADAMW, 100))
+    good, bad = poison(random_batch(0), False), poison(random_batch(0), True)
+    state, _ = step(start(copy(params), adamw), good)
+    before = copy(state)
+    state, metrics = step(state, bad)
+    assert not np.isfinite(float(metrics["loss"]))
+    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (2, 1, 1)
+    for name in ("params", "opt_state"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(before, name))
+    assert float(metrics["update_norm"]) == 0
+    state, metrics = step(state, good)
+    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (3, 1, 0)
+    assert float(metrics["update_norm"]) > 0
+
+
+def test_too_many_skips_in_a_row_stay_visible():
+    task, adamw, params = build(TinyConfig())
+    step = make_train_step(task, adamw, max_skips=2)
+    good, bad = poison(random_batch(0), False), poison(random_batch(0), True)
+    state = start(copy(params), adamw)
+    for batch in (bad, bad, good, good):
+        state, metrics = step(state, batch)
+    assert float(metrics["skipped_in_a_row"]) == 4
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+
+
+def test_nothing_scored_is_no_step_but_no_error():
+    task, adamw, params = build(TinyConfig())
+    batch = random_batch(0)
+    batch = batch.replace(loss_mask=jnp.zeros_like(batch.loss_mask))
+    state, metrics = make_train_step(task, adamw)(start(copy(params), adamw), batch)
+    assert float(metrics["loss"]) == 0
+    assert int(state.skipped) == 0
+
+
+def test_randomness_is_a_function_of_seed_and_step():
+    task, adamw, params = build(TinyConfig(dropout=0.5))
+    batch = random_batch(0)
+
+    steps = {seed: make_train_step(task, adamw, seed=seed) for seed in (0, 1)}
+
+    def loss(seed, at):
+        state = start(copy(params), adamw).replace(step=jnp.int32(at))
+        return float(steps[seed](state, batch)[1]["loss"])
+
+    assert loss(0, 3) == loss(0, 3)
+    assert len({loss(0, 3), loss(0, 4), loss(1, 3)}) == 3
+
+
+def test_bfloat16_computes_over_fp32_parameters():
+    batch = random_batch(0)
+    losses = {}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        task, adamw, params = build(TinyConfig(), dtype=dtype)
+        state, metrics = make_train_step(task, adamw)(start(copy(params), adamw), batch)
+        assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
+        assert metrics["loss"].dtype == jnp.float32
+        losses[dtype] = float(metrics["loss"])
+    assert losses[jnp.float32] != losses[jnp.bfloat16]
+    np.testing.assert_allclose(losses[jnp.bfloat16], losses[jnp.float32], **tol(jnp.bfloat16))
+
+
+def test_full_rows_may_go_without_segment_ids():
+    batch = random_batch(0)
+    full = batch.replace(
+        segment_ids=jnp.ones_like(batch.segment_ids), loss_mask=jnp.ones_like(batch.loss_mask)
+    )
+    losses = []
+    for packed in (True, False):
+        task, adamw, params = build(TinyConfig(), packed=packed)
+        losses.append(float(make_train_step(task, adamw)(start(copy(params), adamw), full)[1]["loss"]))
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "objective", [NextByte(), Masked(rate=0.3), Span(), OrderAgnostic()], ids=lambda o: type(o).__name__
+)
+def test_one_batch_is_overfitted(objective):
+    """With the objective's choice held fixed, the loss goes to (nearly) zero."""
+    config = TinyConfig(dim=64, causal=objective.causal)
+    optimizer = AdamWConfig(learning_rate=1e-2, warmup_steps=10, floor=0.1, weight_decay=0.0, decay_steps=300)
+    batch = random_batch(5, rows=2, length=16, letters=bytes(range(97, 123)))
+    fixed = objective(jax.random.key(1), batch)
+    task, adamw, params = build(config, optimizer=optimizer)
+    step = make_train_step(task, adamw)
+    state = start(copy(params), adamw)
+    first = None
+    for _ in range(300):
+        state, metrics = step(state, fixed)
+        first = metrics if first is None else first
+    assert float(first["loss"]) > 4
+    assert float(metrics["loss"]) < 0.1
+
+
+def test_frozen_entropies_cut_the_patches():
+    entropy_model, entropy_params = TinyConfig(dim=8).build(), nn.meta.unbox(init(8))
+    batch = random_batch(0)
+    rounded = freeze(entropy_params, 0.0).params
+    logits = entropy_model.apply({"params": widen(rounded)}, batch.inputs, segment_ids=batch.segment_ids)
+    entropies = entropies_from_logits(logits)
+    threshold = float(jnp.median(entropies))
+    patcher = PatcherConfig(mode="entropy", threshold=threshold, block_size=8)
+    frozen = freeze(entropy_params, threshold)
+    task, adamw, params = build(TinyConfig(), patcher=patcher, entropy_model=entropy_model)
+    state, metrics = make_train_step(task, adamw)(start(copy(params), adamw, copy(frozen)), batch)
+    expected = make_patches(patcher, batch.inputs, segment_ids=batch.segment_ids, entropies=entropies)
+    np.testing.assert_allclose(metrics["bytes_per_patch"], bytes_per_patch(expected), rtol=1e-6)
+    assert 1 < float(metrics["bytes_per_patch"]) < 8
+    assert float(metrics["patches"]) == int((expected.lengths > 0).sum())
+    jax.tree.map(np.testing.assert_array_equal, state.frozen, frozen)
+    # entropies in the batch take precedence, and give the same patches when they are the same
+    for patches in (
+        find_patches(task, frozen, batch),
+        find_patches(dataclasses.replace(task, entropy_model=None), None, batch.replace(entropies=entropies)),
+    ):
+        np.testing.assert_array_equal(patches.patch_ids, expected.patch_ids)
+
+
+def test_entropy_patching_without_entropies_says_what_to_do():
+    task, _, _ = build(TinyConfig(), patcher=PatcherConfig(mode="entropy", threshold=1.0, block_size=8))
+    with pytest.raises(ValueError, match="set entropy_run in the recipe"):
+        find_patches(task, None, random_batch(0))
+
+
+def test_frozen_parameters_are_rounded_and_hashed():
+    params = {"a": jnp.asarray([1.0, 1 / 3]), "b": {"c": jnp.zeros((2, 2))}}
+    frozen = freeze(params, 1.25)
+    assert {leaf.dtype for leaf in jax.tree.leaves(frozen.params)} == {jnp.dtype(jnp.bfloat16)}
+    assert frozen.threshold.dtype == jnp.float32
+    assert frozen.content_hash == content_hash(frozen.params) == freeze(params, 2.0).content_hash
+    other = {**params, "a": params["a"].at[1].add(0.01)}
+    assert freeze(other, 1.25).content_hash != frozen.content_hash
+    assert content_hash({"x": params["a"]}) != content_hash({"y": params["a"]})
+
+
+def test_evaluation_sums_losses_and_those_of_chosen_targets():
+    task, adamw, params = build(TinyConfig())
+    state = start(params, adamw)
+    batch = random_batch(0)
+    ids = (ord("A") + 4, ord("C") + 4)
+    sums = make_eval_step(task, targets=ids)(state, batch, 0)
+    logits = task.model.apply({"params": params}, batch.inputs, segment_ids=batch.segment_ids)
+    picked = np.take_along_axis(
+        np.asarray(jax.nn.log_softmax(logits)), np.asarray(batch.targets)[..., None], -1
+    )[..., 0]
+    scored = np.asarray(batch.loss_mask) == 1
+    chosen = scored & np.isin(np.asarray(batch.targets), ids)
+    for mask, name in ((scored, ""), (chosen, "target_")):
+        np.testing.assert_allclose(sums[f"{name}nll"], -picked[mask].sum(), rtol=1e-5)
+        assert float(sums[f"{name}bytes"]) == mask.sum()

@@ -1,0 +1,38 @@
+"""A process of its own that fits the tiny recipe: `python -m tests.training.worker '{"run_dir": ...}'`.
+
+Options: run_dir; devices of this process; kill_at, the read at which it kills itself; processes, process and port.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import jax
+
+
+def main(
+    run_dir: str, devices: int = 1, kill_at: int = 0, processes: int = 1, process: int = 0, port: int = 0
+):
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", devices)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+    from jaxblt.parallel import init_distributed
+    from jaxblt.training.loop import fit
+    from tests.training.tiny import Letters, tiny_recipe
+
+    if processes > 1:
+        init_distributed(
+            coordinator=f"127.0.0.1:{port}", num_processes=processes, process_id=process, timeout_s=60
+        )
+
+    def kill(count: int) -> None:
+        if count == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fit(tiny_recipe(), run_dir, source=Letters(kill))
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))
