@@ -1,7 +1,7 @@
 """English books, author-disjoint train, validation and test: a byte-patched Hyena against a byte Transformer.
 
-The folder data/books holds train/*.txt, validation/*.txt and test/*.txt. The threshold of the patches is calibrated when
-`books` starts, from the entropies of the run of `books_entropy`.
+The folder data/books holds train/*.txt, validation/*.txt and test/*.txt. The threshold of the patches is calibrated
+when `books` starts, from the entropies of the run of `books_entropy`.
 """
 
 from jaxblt.data.config import DataConfig
@@ -81,7 +81,7 @@ def blt() -> Recipe:
         bytes_per_patch=4.5,
         entropy_run="runs/books_entropy",
         optimizer=AdamWConfig(learning_rate=1e-3, warmup_steps=100),
-        train=_train(2400, 8.0),
+        train=_train(2700, 8.0),
     )
 
 
@@ -93,7 +93,7 @@ def transformer() -> Recipe:
         model=ByteLMConfig(stack=stack),
         data=_data(16),
         optimizer=AdamWConfig(learning_rate=1e-3, warmup_steps=100),
-        train=_train(1300, 8.0),
+        train=_train(830, 8.0),
     )
 
 
@@ -105,5 +105,5 @@ def hyena() -> Recipe:
         model=ByteLMConfig(stack=stack),
         data=_data(16),
         optimizer=AdamWConfig(learning_rate=1e-3, warmup_steps=100),
-        train=_train(1300, 8.0),
+        train=_train(830, 8.0),
     )

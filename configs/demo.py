@@ -14,7 +14,9 @@ SEQ_LEN, BLOCK = 1024, 512
 
 
 def _data(batch_size: int) -> DataConfig:
-    return DataConfig(sample="book", seq_len=SEQ_LEN, stride=SEQ_LEN // 2, batch_size=batch_size, partial="drop")
+    return DataConfig(
+        sample="book", seq_len=SEQ_LEN, stride=SEQ_LEN // 2, batch_size=batch_size, partial="drop"
+    )
 
 
 def _window(dim: int, layers: int, heads: int) -> StackConfig:

@@ -6,7 +6,7 @@ python -m experiments.evaluate runs/ecoli --split test --data.context 4096
 
 from jaxblt.data.config import DataConfig
 from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
-from jaxblt.models import ByteLMConfig, HashConfig, StackConfig
+from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
@@ -23,7 +23,7 @@ def hyena() -> Recipe:
     )
     return Recipe(
         name="ecoli",
-        model=ByteLMConfig(stack=stack, hash=HashConfig(sizes=(6, 8, 10, 12), table_size=50_000)),
+        model=ByteLMConfig(stack=stack),
         data=DataConfig(
             paths=("data/ecoli/*.fa.xz",),
             kind="fasta",

@@ -26,7 +26,9 @@ def parse_recipe(argv: Sequence[str], *, script: str, about: str) -> tuple[Recip
     default = configs.get(name)
 
     def command(
-        run_dir: Annotated[str, tyro.conf.arg(help="folder of the run; an existing run goes on")] = f"runs/{name}",
+        run_dir: Annotated[
+            str, tyro.conf.arg(help="folder of the run; an existing run goes on")
+        ] = f"runs/{name}",
         recipe: Annotated[Recipe, tyro.conf.arg(name="")] = default,
     ) -> tuple[Recipe, str]:
         return recipe, run_dir

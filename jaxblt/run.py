@@ -14,17 +14,18 @@ from jaxblt.data.config import DataConfig
 from jaxblt.data.pipeline import make_dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.splits import SplitName
+from jaxblt.inference.decode import Decoder
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.parallel.rules import replicated
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.checkpoint import restore
-from jaxblt.training.evaluate import evaluate, target_ids
+from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.frozen import load_frozen, param_shapes
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
 from jaxblt.training.setup import init_params, make_task
 from jaxblt.training.state import Frozen, TrainState, widen
-from jaxblt.training.step import Task, make_eval_step
+from jaxblt.training.step import Task
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,21 @@ class Run:
     def entropy_params(self) -> Any:
         """Its parameters, fp32 with the values of bfloat16, as in training."""
         return None if self.frozen is None else widen(self.frozen.params)
+
+    @property
+    def decoder(self) -> Decoder:
+        """Model, entropy model and patcher for `jaxblt.inference.generate`.
+
+        Raises:
+          ValueError: the model or its patcher sees the future.
+        """
+        recipe = self.recipe
+        return Decoder(recipe.model, self.patcher, recipe.entropy_model, recipe.train.compute_dtype)
+
+    @property
+    def decoder_params(self) -> dict[str, Any]:
+        """What `decoder` reads: {"model": ..., "entropy": ...}."""
+        return {"model": self.params, "entropy": self.entropy_params}
 
     def evaluate(
         self,

@@ -15,7 +15,7 @@ class Batch:
       targets: the id after each input, shifted in the pipeline so that no shard needs its neighbour.
       segment_ids: the document of each position, 1, 2, ... in a row; 0 is padding.
       positions: offset in its document, from 0.
-      loss_mask: 1 where the target is scored, else 0.
+      loss_mask: 1 where the target is scored, else 0; fractional where an objective weights its losses.
       entropies: precomputed entropy in nats of the id after each input, or None to compute it in the step.
     """
 
@@ -23,5 +23,5 @@ class Batch:
     targets: Int[Array, "B T"]
     segment_ids: Int[Array, "B T"]
     positions: Int[Array, "B T"]
-    loss_mask: Int[Array, "B T"]
+    loss_mask: Int[Array, "B T"] | Float[Array, "B T"]
     entropies: Float[Array, "B T"] | None = None

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -132,10 +133,10 @@ class Attention(nn.Module):
             q, k, v = self._turn([layer(x) for layer in project], positions)
             return out(over_batch(self._segmented, (q, k, v, segment_ids))), None
         order, back, lengths = _content_first(segment_ids)
-        x, positions = _take(x, order), jnp.take_along_axis(positions, order, 1)
+        x, positions = _take(x, order, back), jnp.take_along_axis(positions, order, 1)
         q, k, v = self._turn([layer(x) for layer in project], positions)
         o = over_batch(self._prefix, (q, k, v, lengths))
-        return _take(out(o), back), None
+        return _take(out(o), back, order), None
 
     def _dense(self, features: Any, axes: tuple[str, ...], axis: Any, name: str) -> nn.DenseGeneral:
         init = named(nn.initializers.lecun_normal(), *axes)
@@ -207,5 +208,22 @@ def _content_first(segment_ids: Int[Array, "B T"]) -> tuple[Array, Array, Int[Ar
     return order, back, jnp.sum(segment_ids > 0, 1, dtype=jnp.int32)
 
 
-def _take(x: Float[Array, "B T D"], order: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+def _take_primal(
+    x: Float[Array, "B T D"], order: Int[Array, "B T"], back: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    """x in a new order whose inverse is `back`: the gradient is a gather too, where JAX's own would scatter-add."""
     return jnp.take_along_axis(x, order[..., None], 1)
+
+
+def _take_forward(x: Array, order: Array, back: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _take(x, order, back), (order, back)
+
+
+def _take_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, np.ndarray, np.ndarray]:
+    order, back = saved
+    none = np.zeros(order.shape, jax.dtypes.float0)
+    return _take(gradient, back, order), none, none
+
+
+_take = jax.custom_vjp(_take_primal)
+_take.defvjp(_take_forward, _take_backward)

@@ -46,6 +46,8 @@ def with_history(
     history: Float[Array, "B D S"], u: Float[Array, "B D T"], tokens: Tokens
 ) -> tuple[Float[Array, "B D S+T"], Int[Array, "B S+T"] | None]:
     """Past and new inputs in one array, and segment ids for both."""
+    if not history.shape[-1]:
+        return u, op_segments(tokens)
     kept = continuing(tokens)
     past = jnp.where(rows(kept, history), history, jnp.zeros((), history.dtype)).astype(u.dtype)
     joined = jnp.concatenate([past, u], axis=-1)
@@ -61,6 +63,8 @@ def push_history(
 ) -> Float[Array, "B D S"]:
     """The last S inputs of each row's last document, oldest first; rows without a token keep every bit."""
     size = history.shape[-1]
+    if not size:
+        return history
     count = jnp.sum(tokens.live, 1, dtype=jnp.int32)
     joined = jnp.concatenate([history, u.astype(history.dtype)], axis=-1)
     runs = jnp.concatenate([jnp.zeros((u.shape[0], size), jnp.int32), tokens.run], axis=1)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.models.layers import dense, named, rms_norm
+from jaxblt.models.layers import RMSNorm, dense, named
 from jaxblt.parallel.islands import over_batch
 from jaxblt.patching.patches import Patches
 from pallas_kernels.patch_attention import lookup, pool
@@ -21,6 +21,7 @@ def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S
 
 
 def split_heads(x: Float[Array, "... D"], heads: int) -> Float[Array, "... H K"]:
+    """The last axis as heads."""
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
 
 
@@ -43,7 +44,7 @@ class BytesToPatches(nn.Module):
 
     def setup(self) -> None:
         width, dtype = self.width, self.dtype
-        self.norm = rms_norm(dtype=dtype, name="norm")
+        self.norm = RMSNorm(dtype=dtype, name="norm")
         self.query = dense(width, axes=("embed", "heads"), dtype=dtype, name="query")
         self.key = dense(width, axes=("embed", "heads"), dtype=dtype, name="key")
         self.value = dense(width, axes=("embed", "heads"), dtype=dtype, name="value")
@@ -77,9 +78,9 @@ class BytesToPatches(nn.Module):
 
 
 def last_bytes(h: Float[Array, "B N S C"], patches: Patches) -> Float[Array, "B N P C"]:
-    """The vector of each patch's last byte; of the block's last for holes."""
-    end = jnp.clip(patches.starts + patches.lengths - 1, 0, patches.block_size - 1)
-    return jnp.take_along_axis(h, end[..., None], 2)
+    """The vector of each patch's last byte; zero for holes."""
+    end = jnp.where(patches.lengths > 0, patches.starts + patches.lengths - 1, patches.block_size)
+    return jnp.take_along_axis(h, end[..., None], 2, mode="fill", fill_value=0)
 
 
 class PatchesToBytes(nn.Module):
@@ -114,9 +115,9 @@ class PatchesToBytes(nn.Module):
         """
         width = h.shape[-1]
         q = dense(width, axes=("embed", "heads"), dtype=self.dtype, name="query")(
-            rms_norm(dtype=self.dtype, name="norm")(h)
+            RMSNorm(dtype=self.dtype, name="norm")(h)
         )
-        keys = rms_norm(dtype=self.dtype, name="key_norm")(keys)
+        keys = RMSNorm(dtype=self.dtype, name="key_norm")(keys)
         k = dense(width, axes=("latent", "heads"), dtype=self.dtype, name="key")(keys)
         v = dense(width, axes=("latent", "heads"), dtype=self.dtype, name="value")(keys)
         bias = self.param(

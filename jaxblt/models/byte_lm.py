@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, init_embedding_state
-from jaxblt.models.layers import named, rms_norm
+from jaxblt.models.layers import RMSNorm, named
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
 
 
@@ -72,7 +72,7 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], embedding: ByteEmbedding) -> Float[Array, "B T V"]:
-        x = rms_norm(dtype=self.dtype, name="norm")(x)
+        x = RMSNorm(dtype=self.dtype, name="norm")(x)
         if self.tied:
             return embedding.attend(x)
         init = named(nn.initializers.lecun_normal(), "embed", "vocab")

@@ -4,7 +4,9 @@ import dataclasses
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 from jaxblt.data.vocab import VOCAB_SIZE
@@ -92,6 +94,30 @@ class EmbeddingConfig:
     vocab_size: int = VOCAB_SIZE
 
 
+@jax.custom_vjp
+def embed(table: Float[Array, "V D"], ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """Rows of a small table, with a gradient that is a matmul with the one-hot ids, summed in fp32.
+
+    The scatter-add that JAX would make sends every byte of a batch to a few hundred rows, four for DNA: on a GPU its
+    atomics queue up for longer than the rest of the step takes, and in bf16 they lose small terms.
+    """
+    return jnp.take(table, ids, axis=0)
+
+
+def _embed_forward(table: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:
+    return embed(table, ids), (ids, table)
+
+
+def _embed_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, np.ndarray]:
+    ids, table = saved
+    chosen = jax.nn.one_hot(ids, table.shape[0], dtype=gradient.dtype)
+    summed = jnp.einsum("btv,btd->vd", chosen, gradient, preferred_element_type=jnp.float32)
+    return summed.astype(table.dtype), np.zeros(ids.shape, jax.dtypes.float0)
+
+
+embed.defvjp(_embed_forward, _embed_backward)
+
+
 class ByteEmbedding(nn.Module):
     """e(id_t) plus the mean of the n-gram rows that end at t; `attend` reads the byte table as a head."""
 
@@ -113,7 +139,7 @@ class ByteEmbedding(nn.Module):
         self, ids: Int[Array, "B T"], *, segment_ids: Int[Array, "B T"] | None = None, state: Any = None
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Embeddings, and the state after these bytes (None without one)."""
-        x = jnp.take(self.table.astype(self.dtype), ids, axis=0)
+        x = embed(self.table, ids).astype(self.dtype)
         if self.config.hash is None:
             return x, state
         rows, state = self._rows(ids, segment_ids, state)

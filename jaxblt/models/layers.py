@@ -19,9 +19,18 @@ def dense(features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale:
     return nn.Dense(features, use_bias=False, dtype=dtype, kernel_init=named(init, *axes), name=name)
 
 
-def rms_norm(*, dtype: Any, name: str) -> nn.RMSNorm:
-    """y = x / rms(x) * scale, the statistics in fp32 (Zhang and Sennrich, 1910.07467)."""
-    return nn.RMSNorm(epsilon=1e-6, dtype=dtype, scale_init=named(nn.initializers.ones, "norm"), name=name)
+class RMSNorm(nn.Module):
+    """y = x / sqrt(mean(x^2) + eps) * scale, computed in fp32, returned in `dtype` (Zhang and Sennrich, 1910.07467)."""
+
+    dtype: Any = jnp.float32
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        scale = self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
+        wide = x.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.epsilon)
+        return (wide * inverse * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(self.dtype)
 
 
 class MLP(nn.Module):

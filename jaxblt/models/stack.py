@@ -18,7 +18,7 @@ from jaxblt.mixers import (
     MixerConfig,
     init_state,
 )
-from jaxblt.models.layers import MLP, rms_norm
+from jaxblt.models.layers import MLP, RMSNorm
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 
 LETTERS = {
@@ -146,7 +146,7 @@ class Block(nn.Module):
         x = checkpoint_name(x, BLOCK_INPUT)
         mixer = config.mixer(self.letter).build(dtype=self.dtype, name="mixer")
         y, state = mixer(
-            rms_norm(dtype=self.dtype, name="mixer_norm")(x),
+            RMSNorm(dtype=self.dtype, name="mixer_norm")(x),
             segment_ids=segment_ids,
             positions=positions,
             state=state,
@@ -154,7 +154,7 @@ class Block(nn.Module):
         x = x + self._drop(y)
         if config.hidden:
             mlp = MLP(config.hidden, self.dtype, out_scale=(2 * config.num_layers) ** -0.5, name="mlp")
-            x = x + self._drop(mlp(rms_norm(dtype=self.dtype, name="mlp_norm")(x)))
+            x = x + self._drop(mlp(RMSNorm(dtype=self.dtype, name="mlp_norm")(x)))
         if segment_ids is not None:
             # holes and padding stay zero, so that no later mixer can tell what an earlier one left there
             x = x * (segment_ids > 0)[..., None].astype(x.dtype)

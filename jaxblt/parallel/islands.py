@@ -1,12 +1,10 @@
 """Islands: parts of a jitted program that run on each device's own rows."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
-
-T = TypeVar("T")
 
 BATCH_AXES = ("data", "fsdp")
 
@@ -18,7 +16,7 @@ def batch_axes() -> tuple[str, ...]:
     return tuple(axis for axis in BATCH_AXES if mesh.shape.get(axis, 1) > 1 and axis not in manual)
 
 
-def over_batch(fn: Callable[[Any, Any], T], batched: Any, shared: Any = ()) -> T:
+def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = ()) -> T:
     """`fn(batched, shared)`, each device on its own rows of `batched`.
 
     FFTs, custom calls and kernels know nothing of meshes, and the partitioner may gather the whole batch for them.

@@ -5,15 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxblt.data.batch import Batch
 from jaxblt.data.pipeline import Dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.vocab import encode
-from jaxblt.training.metrics import Metrics, bits
+from jaxblt.training.metrics import Metrics, bits, cross_entropy, patch_counts
 from jaxblt.training.setup import Setup, open_data, to_devices
 from jaxblt.training.state import TrainState
-from jaxblt.training.step import make_eval_step
+from jaxblt.training.step import Task, predict
 
 IN_FLIGHT = 8
 """Batches handed to the devices before the oldest result is fetched."""
@@ -24,6 +26,31 @@ EvalStep = Callable[[TrainState, Any, Any], Metrics]
 def target_ids(characters: str | None) -> tuple[int, ...] | None:
     """The ids of single-byte characters such as "ACGT"; None for None."""
     return None if characters is None else tuple(int(i) for i in encode(characters.encode()))
+
+
+def make_eval_step(
+    task: Task, *, targets: tuple[int, ...] | None = None, seed: int = 0
+) -> Callable[[TrainState, Batch, Any], Metrics]:
+    """`(state, batch, index) -> sums`, jitted: Σ weight·cross-entropy and Σ weight, to be added up over a split.
+
+    Args:
+      task: what is computed.
+      targets: ids; "target_nll" and "target_bytes" are of these alone, the log-loss still over all ids.
+      seed: of the objective, together with the batch's index.
+    """
+
+    def eval_step(state: TrainState, batch: Batch, index: Any) -> Metrics:
+        batch = task.objective(jax.random.fold_in(jax.random.key(seed), index), batch)
+        logits, patches, _ = predict(task, state.params, state.frozen, batch, {})
+        weights = batch.loss_mask.astype(jnp.float32)
+        losses = cross_entropy(logits, batch.targets) * weights
+        sums = {"nll": jnp.sum(losses), "bytes": jnp.sum(weights)}
+        if targets is not None:
+            chosen = jnp.isin(batch.targets, jnp.asarray(targets, jnp.int32)).astype(jnp.float32)
+            sums |= {"target_nll": jnp.sum(losses * chosen), "target_bytes": jnp.sum(weights * chosen)}
+        return sums if patches is None else {**sums, **patch_counts(patches)}
+
+    return jax.jit(eval_step)
 
 
 class Validation:
@@ -93,9 +120,8 @@ def summarise(totals: dict[str, float]) -> dict[str, float]:
         if f"{prefix}nll" not in totals:
             continue
         if totals[f"{prefix}bytes"] == 0:
-            raise ValueError(
-                f"the split holds no {prefix or 'scored '}byte to score: check the data and its `scored`"
-            )
+            kind = "target" if prefix else "scored"
+            raise ValueError(f"the split holds no {kind} byte: check the data, its `scored` and the targets")
         loss = totals[f"{prefix}nll"] / totals[f"{prefix}bytes"]
         found |= {
             f"{prefix}loss": loss,

@@ -1,6 +1,7 @@
 """The entropy model of a run: loaded from the run that trained it, and the patcher calibrated for it."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -65,7 +66,8 @@ def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, Frozen |
     that 99.9 % of blocks do not overflow, both on a sample of the training data.
 
     Raises:
-      ValueError: the threshold is missing and `bytes_per_patch` too.
+      FileNotFoundError: `entropy_run` holds no run.
+      ValueError: the target is out of reach.
     """
     patcher = recipe.patcher
     if patcher is None:
@@ -86,17 +88,13 @@ def _calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, model: Any, params: An
     assert patcher is not None
     ids, segments, entropies = _sample(data, recipe, mesh, model, params)
     if patcher.needs_entropies and patcher.threshold is None:
-        target = recipe.bytes_per_patch
-        if target is None:
-            raise ValueError(
-                "the patcher has no threshold: set recipe.bytes_per_patch, the mean length to calibrate it for, or "
-                "patcher.threshold, in nats"
-            )
-        found = calibrate_threshold(entropies, target, config=patcher, segment_ids=segments)
+        assert recipe.bytes_per_patch is not None  # the recipe saw to it
+        found = calibrate_threshold(entropies, recipe.bytes_per_patch, config=patcher, segment_ids=segments)
         patcher = replace(patcher, threshold=float(_from_first(np.float32(found))))
     if patcher.capacity is None and patcher.mode in ("entropy", "greedy", "space"):
-        patches = make_patches(patcher, ids, segment_ids=segments, entropies=entropies)
-        slots = calibrate_capacity(patches_per_block(patches), block_size=patcher.block_size)
+        cut = jax.jit(partial(make_patches, patcher))
+        counts = patches_per_block(cut(ids, segment_ids=segments, entropies=entropies))
+        slots = calibrate_capacity(counts, block_size=patcher.block_size)
         patcher = replace(patcher, capacity=int(_from_first(np.int32(slots))))
     return patcher
 

@@ -206,7 +206,7 @@ class Trainer:
         with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard(guard):
             state, metrics = self.train_step(state, batch)
         if compiled:
-            self.meter.add(np.count_nonzero(local.segment_ids) * self.data.process_count, waited)
+            self.meter.add(int(np.count_nonzero(local.segment_ids)) * self.data.process_count, waited)
         else:
             jax.block_until_ready(metrics)
             self.meter.restart()

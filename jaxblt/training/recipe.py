@@ -66,6 +66,12 @@ class TrainConfig:
             )
         if self.dtype not in ("bfloat16", "float32"):
             raise ValueError(f"train.dtype must be 'bfloat16' or 'float32', got {self.dtype!r}")
+        if not 0 <= self.max_overflow <= 1:
+            raise ValueError(f"train.max_overflow is a share, in 0..1, got {self.max_overflow}")
+        if self.time_limit_s is not None and self.time_limit_s <= 0:
+            raise ValueError(
+                f"train.time_limit_s must be > 0 seconds, or None for no limit, got {self.time_limit_s}"
+            )
         if self.profile_steps is not None and not 0 <= self.profile_steps[0] <= self.profile_steps[1]:
             raise ValueError(
                 f"train.profile_steps is (first, last) with first <= last, got {self.profile_steps}"
@@ -110,14 +116,11 @@ class Recipe:
     init_from: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.name or Path(self.name).name != self.name:
+        if self.name in ("", ".", "..") or Path(self.name).name != self.name:
             raise ValueError(f"name must be a plain word, it names a folder; got {self.name!r}")
         _check_direction(self)
         make_schedule(self.optimizer, self.train.steps)
-        if self.entropy_run is not None and self.patcher is None:
-            raise ValueError(
-                "entropy_run is set but patcher is None: entropies cut patches, so name a patcher"
-            )
+        _check_patcher(self)
 
     def to_json(self) -> str:
         """As JSON, from which `from_json` makes an equal recipe."""
@@ -147,6 +150,28 @@ def _check_direction(recipe: Recipe) -> None:
     if objective.causal and patcher is not None and not patcher.causal:
         raise ValueError(
             f"patcher mode {patcher.mode!r} looks ahead, which would leak bytes to objective {kind}: use a causal mode"
+        )
+
+
+def _check_patcher(recipe: Recipe) -> None:
+    """Entropies need a patcher to use them, and one that uses them needs a source of them and a threshold."""
+    patcher = recipe.patcher
+    if patcher is None:
+        if recipe.entropy_run is not None:
+            raise ValueError(
+                "entropy_run is set but patcher is None: entropies cut patches, so name a patcher"
+            )
+        return
+    sources = (recipe.entropy_run, recipe.entropy_model, recipe.data.entropies)
+    if patcher.needs_entropies and all(source is None for source in sources):
+        raise ValueError(
+            f"patcher mode {patcher.mode!r} needs entropies: set entropy_run to the folder of a trained entropy model, "
+            "or data.entropies to a file of precomputed ones"
+        )
+    if patcher.needs_entropies and patcher.threshold is None and recipe.bytes_per_patch is None:
+        raise ValueError(
+            "the patcher has no threshold: set bytes_per_patch, the mean length to calibrate it for, or "
+            "patcher.threshold in nats"
         )
 
 

@@ -1,7 +1,8 @@
 """What a run says of itself before step 0: size, cost, devices, shardings, and which implementation each op gets."""
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -54,30 +55,38 @@ def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> f
             inputs = (ids, make_patches(patcher, ids, entropies=jnp.zeros(ids.shape, jnp.float32)))
         return task.model.apply({"params": params}, *inputs)
 
-    # outside the mesh, one row is enough; on the CPU every op has a form made of products that can be counted
-    with (
-        jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())),
-        jax.default_device(jax.devices("cpu")[0]),
-    ):
+    # outside the mesh one row is enough
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())), jax.default_device(_countable()):
         return matmul_flops(forward, params, jax.ShapeDtypeStruct((1, length), jnp.int32))
+
+
+def _countable() -> Any:
+    """The CPU, for which every op has a form made of products; without it fused kernels go uncounted."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
 
 
 @contextmanager
 def recorded_choices() -> Iterator[list[str]]:
-    """Collects what the dispatcher explains of each op that is traced inside the block, without repeats."""
+    """Collects what the dispatcher has to say of each op that is traced inside the block, without repeats."""
     lines: list[str] = []
     choose = _dispatch.choose
 
     def recording(op: str, table: Any, implementation: Any, device: Any, *args: Any, **options: Any) -> Any:
         entry = choose(op, table, implementation, device, *args, **options)
-        said = _dispatch.explain(op, table, device, *args, **options)
-        if implementation is not None:
-            said = f"{op}: {implementation} on {device.kind} (asked for)"
+        asked = f"{op}: {implementation} on {device.kind} (asked for)"
+        said = asked if implementation else _dispatch.explain(op, table, device, *args, **options)
         if said not in lines:
             lines.append(said)
         return entry
 
-    with mock.patch.object(_dispatch, "choose", recording):
+    users = [module for name, module in sys.modules.items() if name.startswith("pallas_kernels.")]
+    with ExitStack() as patches:
+        for module in users:
+            if getattr(module, "choose", None) is choose:
+                patches.enter_context(mock.patch.object(module, "choose", recording))
         yield lines
 
 

@@ -1,4 +1,4 @@
-"""One training step and one evaluation step, as pure functions of state and batch."""
+"""One training step, as a pure function of state and batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -227,28 +227,3 @@ def _losses(sums: Metrics, weight: Float[Array, ""]) -> Metrics:
         "scored_bytes": weight,
     }
     return {**found, **(patch_metrics(sums) if "patches" in sums else {})}
-
-
-def make_eval_step(
-    task: Task, *, targets: tuple[int, ...] | None = None, seed: int = 0
-) -> Callable[[TrainState, Batch, Any], Metrics]:
-    """`(state, batch, index) -> sums`, jitted: Σ weight·cross-entropy and Σ weight, to be added up over a split.
-
-    Args:
-      task: what is computed.
-      targets: ids; "target_nll" and "target_bytes" are of these alone, the log-loss still over all ids.
-      seed: of the objective, together with the batch's index.
-    """
-
-    def eval_step(state: TrainState, batch: Batch, index: Any) -> Metrics:
-        batch = task.objective(jax.random.fold_in(jax.random.key(seed), index), batch)
-        logits, patches, _ = predict(task, state.params, state.frozen, batch, {})
-        weights = batch.loss_mask.astype(jnp.float32)
-        losses = cross_entropy(logits, batch.targets) * weights
-        sums = {"nll": jnp.sum(losses), "bytes": jnp.sum(weights)}
-        if targets is not None:
-            chosen = jnp.isin(batch.targets, jnp.asarray(targets, jnp.int32)).astype(jnp.float32)
-            sums |= {"target_nll": jnp.sum(losses * chosen), "target_bytes": jnp.sum(weights * chosen)}
-        return sums if patches is None else {**sums, **patch_counts(patches)}
-
-    return jax.jit(eval_step)

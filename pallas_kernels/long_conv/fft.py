@@ -1,11 +1,12 @@
 """Convolution of long blocks by fp32 FFT, as short as the wanted outputs allow."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Complex, Float
 
 from pallas_kernels.blocked_conv.packed import fit
 from pallas_kernels.blocked_conv.toeplitz import window
@@ -29,6 +30,31 @@ def fast_length(n: int) -> int:
             three *= 3
         five *= 5
     return best
+
+
+def _transform(op: Callable[[Array], Array], x: Array) -> Array:
+    """op over the last axis: all rows in one call, but on CPUs one row per call.
+
+    XLA's CPU runtime splits a batch of transforms over the very threads that run it, and waits for the parts. When
+    as many transforms as there are threads are ready together, all wait and none works: the program hangs. Packed
+    rows are such a program. A transform of a single row is not split.
+    """
+
+    def by_row(x: Array) -> Array:
+        rows = lax.map(op, x.reshape(-1, x.shape[-1]))
+        return rows.reshape(*x.shape[:-1], rows.shape[-1])
+
+    return lax.platform_dependent(x, cpu=by_row, default=op)
+
+
+def rfft(x: Float[Array, "*B T"], length: int) -> Complex[Array, "*B F"]:
+    """Spectrum of x, filled up with zeros to `length`."""
+    return _transform(partial(jnp.fft.rfft, n=length), x)
+
+
+def irfft(spectrum: Complex[Array, "*B F"], length: int) -> Float[Array, "*B length"]:
+    """The row of `length` steps with that spectrum."""
+    return _transform(partial(jnp.fft.irfft, n=length), spectrum)
 
 
 def fft_product(
@@ -68,5 +94,5 @@ def _groups(channels: int, size: int, limit: int) -> int:
 def _convolve(h: Array, u: Array, length: int, skip: int, rows: int) -> Array:
     """irfft(rfft(u) rfft(h)), outputs from `skip` on. Rematerialised: spectra are twice as large as inputs."""
     wide = accumulator(u.dtype)
-    spectrum = jnp.fft.rfft(u.astype(wide), length) * jnp.fft.rfft(h.astype(wide), length)[None, :, None]
-    return fit(jnp.fft.irfft(spectrum, length)[..., skip:], rows)
+    spectrum = rfft(u.astype(wide), length) * rfft(h.astype(wide), length)[None, :, None]
+    return fit(irfft(spectrum, length)[..., skip:], rows)

@@ -38,7 +38,7 @@ PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
         (*STREAMED, "causal", "chunked", "state", "gradients", "every_parameter", "bfloat16", "sharded"),
     ),
     "hyena_modal_alone": (HyenaConfig(dim=8, order=3, filter=MODAL, packed=False), STREAMED),
-    "hyena_short_implicit": (HyenaConfig(dim=8, filter=SHORT_IMPLICIT, short_taps=1), STREAMED),
+    "hyena_short_implicit": (HyenaConfig(dim=8, filter=SHORT_IMPLICIT, short_taps=1), (*STREAMED, "sharded")),
     "hyena_explicit": (HyenaConfig(dim=8, filter=EXPLICIT, short_taps=4), (*STREAMED, "state")),
     "hyena_modal_both": (HyenaConfig(dim=8, filter=MODAL, causal=False), (*PARALLEL, "gradients")),
     "hyena_implicit_both": (

@@ -14,7 +14,7 @@ from jaxblt.training.loop import TrainingFailed, fit
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import read_resolved
 from jaxblt.training.runlog import read_metrics
-from tests.training.tiny import Letters, TinyConfig, tiny_recipe
+from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
 
 TIMES = {"seconds", "bytes_per_second", "data_wait", "mfu", "peak_memory_bytes"}
 
@@ -162,17 +162,9 @@ def patched_runs(tmp_path_factory):
     """An entropy model, then a model on its patches; the entropy run's folder is gone afterwards."""
     folder = tmp_path_factory.mktemp("entropy")
     fit(tiny_recipe(model=TinyConfig(dim=8), eval_every=0), folder / "entropy", source=Letters())
-    recipe = tiny_recipe(
-        patcher=PatcherConfig(mode="entropy", block_size=16),
-        bytes_per_patch=3.0,
-        entropy_run=str(folder / "entropy"),
-        checkpoint_every=10,
-    )
-    fitted = fit(
-        dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=20)),
-        folder / "blt",
-        source=Letters(),
-    )
+    recipe = patched_recipe(str(folder / "entropy"), checkpoint_every=10)
+    shorter = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=20))
+    fitted = fit(shorter, folder / "blt", source=Letters())
     shutil.rmtree(folder / "entropy")
     return recipe, fitted, folder / "blt"
 

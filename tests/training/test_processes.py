@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from jaxblt.training.loop import fit
 from tests.training.test_loop import logged, losses
-from tests.training.tiny import Letters, tiny_recipe
+from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,14 +42,17 @@ def test_a_killed_run_logs_the_same_bits_when_started_again(tmp_path):
 
 
 def test_two_processes_have_the_loss_of_one(tmp_path):
+    """With patches, whose threshold they have to agree on."""
+    entropy_run = str(tmp_path / "entropy")
+    fit(tiny_recipe(model=TinyConfig(dim=8), steps=12, eval_every=0), entropy_run, source=Letters())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = {"run_dir": str(tmp_path / "two"), "devices": 2, "processes": 2, "port": port}
-    workers = [start(**options, process=i) for i in range(2)]
+    options = {"devices": 2, "processes": 2, "port": port, "entropy_run": entropy_run}
+    workers = [start(run_dir=str(tmp_path / "two"), **options, process=i) for i in range(2)]
     for code, said in [finish(worker) for worker in workers]:
         assert code == 0, said
-    fit(tiny_recipe(), tmp_path / "one", source=Letters())
+    fit(patched_recipe(entropy_run), tmp_path / "one", source=Letters(), devices=jax.devices()[:4])
     expected, found = logged(tmp_path / "one"), logged(tmp_path / "two")
     assert [sorted(line) for line in found] == [sorted(line) for line in expected]
     for one, two in zip(expected, found, strict=True):

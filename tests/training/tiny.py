@@ -12,6 +12,7 @@ from jaxblt.data.config import DataConfig
 from jaxblt.data.sources import BytesSource
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.patching import PatcherConfig
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
@@ -110,6 +111,12 @@ def tiny_recipe(*, model=None, data=None, mesh=None, optimizer=None, **options: 
         train=TrainConfig(**train),
         **rest,
     )
+
+
+def patched_recipe(entropy_run: str, **options: Any) -> Recipe:
+    """The tiny recipe on patches of three bytes, cut by the entropies of another run's model."""
+    patcher = PatcherConfig(mode="entropy", block_size=16)
+    return tiny_recipe(patcher=patcher, bytes_per_patch=3.0, entropy_run=entropy_run, **options)
 
 
 class Letters(BytesSource):

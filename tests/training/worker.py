@@ -1,6 +1,7 @@
 """A process of its own that fits the tiny recipe: `python -m tests.training.worker '{"run_dir": ...}'`.
 
-Options: run_dir; devices of this process; kill_at, the read at which it kills itself; processes, process and port.
+Options: run_dir; devices of this process; kill_at, the read at which it kills itself; processes, process and port;
+entropy_run, for patches cut by that run's model.
 """
 
 import json
@@ -12,15 +13,21 @@ import jax
 
 
 def main(
-    run_dir: str, devices: int = 1, kill_at: int = 0, processes: int = 1, process: int = 0, port: int = 0
-):
+    run_dir: str,
+    devices: int = 1,
+    kill_at: int = 0,
+    processes: int = 1,
+    process: int = 0,
+    port: int = 0,
+    entropy_run: str | None = None,
+) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
 
     from jaxblt.parallel import init_distributed
     from jaxblt.training.loop import fit
-    from tests.training.tiny import Letters, tiny_recipe
+    from tests.training.tiny import Letters, patched_recipe, tiny_recipe
 
     if processes > 1:
         init_distributed(
@@ -31,7 +38,8 @@ def main(
         if count == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    fit(tiny_recipe(), run_dir, source=Letters(kill))
+    recipe = tiny_recipe() if entropy_run is None else patched_recipe(entropy_run)
+    fit(recipe, run_dir, source=Letters(kill))
 
 
 if __name__ == "__main__":

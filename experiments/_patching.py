@@ -1,0 +1,138 @@
+"""What the patch script is made of: a file's bytes, the entropies of a run's model, patches, pictures."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblt.data.sources import DocumentSource, FastaSource, TextSource, read_document
+from jaxblt.data.vocab import encode
+from jaxblt.models import ByteLMConfig, init_byte_lm_state
+from jaxblt.patching import (
+    PatcherConfig,
+    Patches,
+    calibrate_threshold,
+    make_patches,
+    plot_entropies,
+    render_patches,
+    stream_entropies,
+)
+from jaxblt.patching.config import Mode
+from jaxblt.training.state import content_hash
+
+FASTA = (".fa", ".fasta", ".fna")
+
+
+@dataclass(frozen=True)
+class EntropyModel:
+    """An entropy model with its parameters, and the patcher of the run that it came with, if any."""
+
+    config: ByteLMConfig
+    params: Any
+    patcher: PatcherConfig | None
+
+    def entropies(self, ids: np.ndarray, *, chunk: int = 8192) -> np.ndarray:
+        """Entropy in nats of the prediction made at each of a document's ids, chunk after chunk."""
+        state = init_byte_lm_state(self.config, 1, capacity=len(ids))
+        found = jax.jit(partial(stream_entropies, self._apply, chunk=min(chunk, len(ids))))
+        return np.asarray(found(self.params, jnp.asarray(ids)[None], state))[0]
+
+    def _apply(self, params: Any, ids: Any, state: Any, *, segment_ids: Any) -> Any:
+        model = self.config.build()
+        return model.apply({"params": params}, ids, state, segment_ids=segment_ids, method="stream")
+
+
+def load_entropy_model(run_dir: str) -> EntropyModel:
+    """The entropy model of a byte-patched run; of a byte language model's run, that model itself.
+
+    Raises:
+      ValueError: the run has neither.
+    """
+    import jaxblt
+
+    run = jaxblt.load(run_dir, dtype="float32")
+    if run.entropy_model is not None:
+        return EntropyModel(run.recipe.entropy_model, run.entropy_params, run.patcher)
+    if not isinstance(run.recipe.model, ByteLMConfig):
+        raise ValueError(f"{run_dir} has no entropy model: name a run of a byte language model")
+    return EntropyModel(run.recipe.model, run.params, None)
+
+
+def patcher_of(model: EntropyModel | None, mode: Mode | None) -> PatcherConfig:
+    """The run's patcher, or one of the mode asked for."""
+    own = None if model is None else model.patcher
+    if own is not None and mode in (None, own.mode):
+        return own
+    if mode is None:
+        mode = "space" if model is None else "entropy"
+    return PatcherConfig(mode=mode)
+
+
+def open_file(file: str) -> DocumentSource:
+    """The documents of a text or FASTA file."""
+    name = file.removesuffix(".gz").removesuffix(".xz")
+    return FastaSource((file,)) if name.endswith(FASTA) else TextSource((file,))
+
+
+def read_ids(source: DocumentSource, start: int, length: int | None) -> np.ndarray:
+    """BOS and the ids of bytes [start, start + length) of the first document.
+
+    Raises:
+      ValueError: the range holds no byte.
+    """
+    data = read_document(source, 0)[start : None if length is None else start + length]
+    if not data:
+        raise ValueError(f"no byte lies at {start}: the document has {int(source.lengths[0])}")
+    return encode(data, bos=True)
+
+
+def segment(config: PatcherConfig, ids: np.ndarray, entropies: np.ndarray | None) -> Patches:
+    """Patches of one row."""
+    if config.needs_entropies and entropies is None:
+        raise ValueError(f"mode {config.mode!r} reads entropies: name a run with --run-dir")
+    if config.needs_entropies and config.threshold is None:
+        assert entropies is not None
+        hint = calibrate_threshold(entropies[None], 4.5, config=config)
+        raise ValueError(
+            f"mode {config.mode!r} needs --threshold; {hint:.4f} gives patches of 4.5 bytes here"
+        )
+    rows = None if entropies is None else jnp.asarray(entropies)[None]
+    return make_patches(config, jnp.asarray(ids)[None], entropies=rows)
+
+
+def report(ids: np.ndarray, patches: Patches, entropies: np.ndarray | None, show: int) -> str:
+    """The passage with its patches, and their statistics."""
+    lengths = np.asarray(patches.lengths).ravel()
+    lengths = lengths[lengths > 0]
+    lines = [
+        render_patches(ids, patches)[:show],
+        "",
+        f"{len(ids)} bytes (BOS included), {len(lengths)} patches, {lengths.mean():.2f} bytes a patch",
+        f"patch length: median {np.median(lengths):.0f}, 99th percentile {np.percentile(lengths, 99):.0f}, "
+        f"longest {lengths.max()}; boundaries refused for want of slots: {int(np.sum(patches.overflow))}",
+    ]
+    if entropies is not None:
+        lines.append(
+            f"entropy: mean {entropies.mean():.3f} nats ({entropies.mean() / np.log(2):.3f} bits) a byte"
+        )
+    return "\n".join(lines)
+
+
+def draw(path: str, ids: np.ndarray, entropies: np.ndarray, config: PatcherConfig) -> None:
+    """A picture of entropies and boundaries as PNG."""
+    threshold = config.threshold if config.mode == "entropy" else None
+    patches = segment(config, ids, entropies)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    plot_entropies(ids, entropies, patches, threshold).savefig(path, format="png", dpi=110)
+
+
+def write_all(path: str, source: DocumentSource, model: EntropyModel) -> None:
+    """The entropies of every document, in the form that `DataConfig.entropies` reads."""
+    from jaxblt.data import write_entropies
+
+    documents = (model.entropies(encode(read_document(source, i), bos=True)) for i in range(len(source)))
+    write_entropies(path, source, documents, model=content_hash(model.params))

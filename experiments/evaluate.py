@@ -1,0 +1,55 @@
+"""Scores a run on a split of its data: python -m experiments.evaluate RUN_DIR [--split test]."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from experiments._cli import parse, run
+
+
+def evaluate(
+    run_dir: Annotated[str, tyro.conf.Positional],
+    split: Literal["train", "validation", "test", "all"] = "test",
+    context: int | None = None,
+    seq_len: int | None = None,
+    targets: str | None = None,
+    max_batches: int | None = None,
+    out: str | None = None,
+) -> dict[str, float]:
+    """Bits per byte of a run's newest checkpoint: Σ log-loss / Σ bytes, every byte of the split scored once.
+
+    Args:
+      run_dir: folder of the run.
+      split: of the run's data.
+      context: bytes that precede the scored ones of a window, wherever there are as many; half a row by default.
+      seq_len: bytes of a row; the recipe's by default.
+      targets: characters, such as ACGT, to score apart as well; the log-loss is still over the whole vocabulary.
+      max_batches: stop after so many.
+      out: file for the figures as JSON.
+    """
+    import jaxblt
+
+    loaded = jaxblt.load(run_dir)
+    length = loaded.recipe.data.seq_len if seq_len is None else seq_len
+    data = loaded.recipe.data
+    if data.packing == "windows":
+        data = replace(data, seq_len=length, stride=None, context=length // 2 if context is None else context)
+    found = loaded.evaluate(split, data=data, targets=targets, max_batches=max_batches)
+    figures = {"run": loaded.recipe.name, "step": loaded.step, "split": split, "seq_len": length, **found}
+    print(json.dumps(figures, indent=2))
+    if out is not None:
+        Path(out).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and scores."""
+    parse(evaluate, argv, script="experiments.evaluate")
+
+
+if __name__ == "__main__":
+    run(main)

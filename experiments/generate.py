@@ -1,0 +1,53 @@
+"""Continues prompts with a trained run: python -m experiments.generate RUN_DIR --prompts "Once" "The"."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+
+from experiments._cli import parse, run
+
+
+def generate(
+    run_dir: Annotated[str, tyro.conf.Positional],
+    prompts: tuple[str, ...] = ("",),
+    max_new_bytes: int = 256,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> list[bytes]:
+    """Writes each prompt and its continuation to standard output, as raw bytes.
+
+    Args:
+      run_dir: folder of the run.
+      prompts: UTF-8; an empty one starts a new document.
+      max_new_bytes: bytes to sample at the most; EOS ends a document before.
+      temperature: 0 takes the most probable byte every time.
+      top_k: keep the k most probable bytes; 0 keeps all.
+      top_p: keep the fewest bytes whose probabilities sum to this.
+      seed: of the draws.
+    """
+    import jaxblt
+    from jaxblt.inference import SamplingConfig
+    from jaxblt.inference import generate as continue_bytes
+
+    loaded = jaxblt.load(run_dir)
+    sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+    data = [prompt.encode() for prompt in prompts]
+    found = continue_bytes(
+        loaded.decoder, loaded.decoder_params, data, max_new_bytes=max_new_bytes, sampling=sampling, seed=seed
+    )
+    for prompt, continuation in zip(data, found, strict=True):
+        sys.stdout.buffer.write(prompt + continuation + b"\n")
+    return found
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and generates."""
+    parse(generate, argv, script="experiments.generate")
+
+
+if __name__ == "__main__":
+    run(main)

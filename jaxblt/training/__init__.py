@@ -1,0 +1,19 @@
+"""Training: recipes, objectives, optimiser, the jitted step, checkpoints, the run log, and the loop.
+
+`from jaxblt.training.loop import fit` trains; it loads Orbax and TensorBoard, which recipes do without.
+"""
+
+from jaxblt.training.objectives import Masked, NextByte, Objective, OrderAgnostic, Span
+from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.recipe import Recipe, TrainConfig
+
+__all__ = [
+    "AdamWConfig",
+    "Masked",
+    "NextByte",
+    "Objective",
+    "OrderAgnostic",
+    "Recipe",
+    "Span",
+    "TrainConfig",
+]

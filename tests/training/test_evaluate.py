@@ -1,0 +1,90 @@
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.data import make_dataset
+from jaxblt.parallel import make_mesh
+from jaxblt.training.evaluate import Validation, evaluate, make_eval_step, summarise, target_ids
+from jaxblt.training.objectives import Masked
+from jaxblt.training.setup import init_state, make_setup
+from jaxblt.training.state import TrainState
+from jaxblt.training.step import Task
+from tests.training.tiny import Letters, TinyConfig, tiny_recipe
+
+
+@pytest.fixture(scope="module")
+def setup():
+    mesh = make_mesh(devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        setup = make_setup(tiny_recipe(), mesh)
+        return setup, init_state(setup, None)
+
+
+def test_every_target_of_a_split_counts_once(setup):
+    """Against a pass over the split by hand, whose last batch and last row are not full."""
+    setup, state = setup
+    data = make_dataset(setup.recipe.data, split="test", mode="eval", source=Letters())
+    assert data.num_rows % 8
+    with jax.set_mesh(setup.mesh):
+        step = make_eval_step(setup.eval_task, targets=target_ids("AC"))
+        found = evaluate(step, state, data, setup.mesh)
+    nll = count = chosen_nll = chosen = 0.0
+    for index in range(data.num_batches):
+        batch = data.batch(index)
+        logits = setup.task.model.apply({"params": state.params}, batch.inputs, segment_ids=batch.segment_ids)
+        log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)
+        loss = -np.take_along_axis(log_p, batch.targets[..., None], -1)[..., 0]
+        scored = batch.loss_mask == 1
+        among = scored & np.isin(batch.targets, [ord("A") + 4, ord("C") + 4])
+        nll, count = nll + loss[scored].sum(), count + scored.sum()
+        chosen_nll, chosen = chosen_nll + loss[among].sum(), chosen + among.sum()
+    assert found["bytes"] == count == data.num_bytes + 1
+    assert found["target_bytes"] == chosen
+    np.testing.assert_allclose(found["loss"], nll / count, rtol=1e-5)
+    np.testing.assert_allclose(found["bits_per_byte"], nll / count / math.log(2), rtol=1e-5)
+    np.testing.assert_allclose(found["target_loss"], chosen_nll / chosen, rtol=1e-5)
+
+
+def test_validation_stops_where_the_recipe_says(setup):
+    setup, state = setup
+    with jax.set_mesh(setup.mesh):
+        assert Validation(setup, Letters())(state)["bytes"] > 8 * 32
+        recipe = tiny_recipe(eval_batches=1)
+        limited = Validation(make_setup(recipe, setup.mesh), Letters())
+        assert limited(state)["bytes"] == 8 * 32
+
+
+def test_objective_is_drawn_anew_for_each_batch_and_alike_each_time():
+    config = TinyConfig(causal=False)
+    model = config.build()
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 32), jnp.int32)))["params"]
+    data = make_dataset(tiny_recipe().data, split="test", mode="eval", source=Letters())
+    batch = jax.tree.map(jnp.asarray, data.batch(0))
+    step = make_eval_step(Task(model, objective=Masked()))
+
+    zero = jnp.zeros((), jnp.int32)
+    state = TrainState(zero, params, (), zero, zero)
+    sums = [float(step(state, batch, index)["nll"]) for index in (0, 0, 1)]
+    assert sums[0] == sums[1] != sums[2]
+
+
+def test_sums_become_figures_per_byte():
+    totals = {"nll": 8 * math.log(2), "bytes": 4.0, "patches": 2.0, "patched_bytes": 7.0, "refused": 1.0}
+    found = summarise(totals)
+    assert found.pop("overflow") == pytest.approx(1 / 3)
+    assert found == pytest.approx(
+        {"loss": 2 * math.log(2), "bits_per_byte": 2.0, "bytes": 4.0, "bytes_per_patch": 3.5}
+    )
+    with pytest.raises(ValueError, match="no scored byte"):
+        summarise({"nll": 0.0, "bytes": 0.0})
+    with pytest.raises(ValueError, match="no target byte"):
+        summarise({"nll": 1.0, "bytes": 1.0, "target_nll": 0.0, "target_bytes": 0.0})
+
+
+def test_target_ids():
+    assert target_ids(None) is None
+    assert target_ids("AC") == (ord("A") + 4, ord("C") + 4)

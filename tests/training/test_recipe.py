@@ -1,0 +1,129 @@
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+import configs
+from jaxblt.patching import PatcherConfig
+from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Span
+from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.recipe import Recipe, TrainConfig, differences
+from jaxblt.training.resolved import FIXED, Resolved, adopt, read_resolved, write_resolved
+from tests.training.tiny import TinyConfig, tiny_recipe
+
+ENTROPY = PatcherConfig(mode="entropy", block_size=16)
+FROM_RUN = {"patcher": ENTROPY, "entropy_run": "runs/entropy", "bytes_per_patch": 4.0}
+
+
+@pytest.mark.parametrize("name", configs.RECIPES)
+def test_every_recipe_survives_json(name):
+    recipe = configs.get(name)
+    assert Recipe.from_json(recipe.to_json()) == recipe
+
+
+@pytest.mark.parametrize("objective", [NextByte(), Masked(rate=0.3), Span(max_length=4), OrderAgnostic()])
+def test_nested_choices_survive_json(objective):
+    recipe = tiny_recipe(
+        model=TinyConfig(causal=objective.causal),
+        objective=objective,
+        patcher=dataclasses.replace(ENTROPY, threshold=1 / 3),
+        entropy_model=TinyConfig(dim=8),
+        profile_steps=(3, 4),
+        mesh={"fsdp": 2},
+        time_limit_s=0.1,
+    )
+    back = Recipe.from_json(recipe.to_json())
+    assert back == recipe
+    assert type(back.objective) is type(objective)
+
+
+def test_json_of_something_else_is_refused():
+    with pytest.raises(ValueError, match="expected a Recipe, got a AdamWConfig"):
+        Recipe.from_json('{"class": "jaxblt.training.optimizer:AdamWConfig"}')
+    with pytest.raises(ValueError, match=r"has no field stepz"):
+        Recipe.from_json(tiny_recipe().to_json().replace('"steps"', '"stepz"'))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"steps": 0}, "train.steps must be >= 1, got 0"),
+        ({"keep": 1}, "train.keep must be >= 2"),
+        ({"eval_every": -1}, "eval_every must be >= 0"),
+        ({"eval_batches": 0}, "eval_batches must be >= 1"),
+        ({"dtype": "float16"}, "'bfloat16' or 'float32', got 'float16'"),
+        ({"profile_steps": (4, 3)}, "first <= last"),
+        ({"max_overflow": 1.5}, "max_overflow is a share"),
+        ({"time_limit_s": 0.0}, "time_limit_s must be > 0"),
+    ],
+)
+def test_bad_train_options_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        TrainConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"objective": Masked()},
+            r"objective Masked needs a model with causal=False, but model.causal is True",
+        ),
+        ({"model": TinyConfig(causal=False)}, "objective NextByte needs a model with causal=True"),
+        ({"patcher": PatcherConfig(mode="optimal", threshold=1.0)}, "patcher mode 'optimal' looks ahead"),
+        ({"entropy_run": "runs/entropy"}, "entropy_run is set but patcher is None"),
+        ({"patcher": ENTROPY, "bytes_per_patch": 4.0}, "mode 'entropy' needs entropies: set entropy_run"),
+        (
+            {"patcher": ENTROPY, "entropy_run": "runs/entropy"},
+            "the patcher has no threshold: set bytes_per_patch",
+        ),
+        ({"optimizer": AdamWConfig(warmup_steps=50), "steps": 50}, "warmup_steps = 50 must be less"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        tiny_recipe(**options)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".."])
+def test_name_is_a_folder_name(name):
+    with pytest.raises(ValueError, match="name must be a plain word"):
+        dataclasses.replace(tiny_recipe(), name=name)
+
+
+def test_dtypes():
+    assert TrainConfig().compute_dtype == jnp.bfloat16
+    assert TrainConfig(dtype="float32").compute_dtype == jnp.float32
+
+
+def test_differences_name_the_fields():
+    new = tiny_recipe(model=TinyConfig(dim=8, side=True), steps=30)
+    assert differences(tiny_recipe(), new) == [
+        "recipe.model.dim: 16 -> 8",
+        "recipe.model.side: False -> True",
+        "recipe.train.steps: 24 -> 30",
+    ]
+    assert differences(tiny_recipe(), tiny_recipe()) == []
+
+
+def test_a_resumed_recipe_adopts_what_the_run_settled():
+    settled = dataclasses.replace(ENTROPY, threshold=0.5, capacity=8)
+    stored = Resolved(tiny_recipe(patcher=settled, entropy_model=TinyConfig(dim=8)), "hash")
+    adopted = adopt(tiny_recipe(**FROM_RUN, steps=50), stored)
+    assert adopted.patcher == settled
+    assert adopted.entropy_model == TinyConfig(dim=8)
+    assert adopted.train.steps == 50
+    with pytest.raises(ValueError, match=r"patcher\.threshold: 0.5 -> 0.75"):
+        adopt(tiny_recipe(**FROM_RUN | {"patcher": dataclasses.replace(ENTROPY, threshold=0.75)}), stored)
+    assert {f.name for f in dataclasses.fields(Recipe)} >= set(FIXED)
+
+
+def test_config_file_round_trip_and_damage(tmp_path):
+    stored = Resolved(tiny_recipe(), None)
+    write_resolved(tmp_path / "run", stored)
+    assert read_resolved(tmp_path / "run") == stored
+    file = tmp_path / "run" / "config.json"
+    for text in (file.read_text()[:100], "{}", "[]"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match="is not the config of a run"):
+            read_resolved(tmp_path / "run")
