@@ -30,11 +30,11 @@ def hyena() -> Recipe:
             split="position",
             seq_len=8192,
             stride=4096,
-            batch_size=16,
+            batch_size=8,
             partial="drop",
             reverse_complement=True,
             scored="ACGT",
         ),
         optimizer=AdamWConfig(learning_rate=1e-3, warmup_steps=100, weight_decay=0.2),
-        train=TrainConfig(steps=2000, log_every=50, eval_every=0, checkpoint_every=2000, time_limit_s=300),
+        train=TrainConfig(steps=1500, log_every=50, eval_every=0, checkpoint_every=1500, time_limit_s=300),
     )

@@ -12,6 +12,7 @@ from jax import lax
 from pallas_kernels.long_conv import long_conv
 from pallas_kernels.modal_conv import carry as carry_module
 from pallas_kernels.modal_conv import explain, modal_conv, modal_filter
+from pallas_kernels.modal_conv.shapes import SHAPES
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.pallas_kernels.short_conv.streams import (
@@ -264,3 +265,11 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
 def test_explain_names_the_choice() -> None:
     x, p = jax.ShapeDtypeStruct((2, 3, 8), jnp.bfloat16), jax.ShapeDtypeStruct((3, 4), jnp.float32)
     assert explain(x, p, p).startswith("modal_conv: xla on ")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_shapes_of_real_models_are_accepted(shape: Any) -> None:
+    x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
+    poles = jax.ShapeDtypeStruct((shape.channels, shape.modes), jnp.float32)
+    y = jax.eval_shape(modal_conv, x, poles, poles)
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)

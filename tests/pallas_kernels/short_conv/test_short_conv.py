@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.short_conv import explain, short_conv
+from pallas_kernels.short_conv.shapes import SHAPES
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.pallas_kernels.short_conv.streams import (
@@ -100,7 +101,8 @@ def test_packed_documents_are_computed_as_if_apart() -> None:
 
 def test_history_does_not_reach_the_second_document() -> None:
     x, taps = jnp.zeros((1, CHANNELS, 6)), jnp.ones((CHANNELS, 7))
-    y = short_conv(x, taps, segment_ids=jnp.array([[4, 4, 9, 9, 9, 9]]), history=jnp.ones((1, CHANNELS, 6)))
+    ids, history = jnp.array([[4, 4, 9, 9, 9, 9]]), jnp.ones((1, CHANNELS, 6))
+    y = jax.jit(short_conv)(x, taps, segment_ids=ids, history=history)
     np.testing.assert_array_equal(y[0, 0], [6, 5, 0, 0, 0, 0])
 
 
@@ -134,3 +136,11 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
 def test_explain_names_the_choice() -> None:
     x = jax.ShapeDtypeStruct((2, 3, 8), jnp.bfloat16)
     assert explain(x, jax.ShapeDtypeStruct((3, 4), jnp.float32)).startswith("short_conv: xla on ")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_shapes_of_real_models_are_accepted(shape: Any) -> None:
+    x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
+    taps = jax.ShapeDtypeStruct((shape.channels, shape.taps), jnp.float32)
+    y = jax.eval_shape(lambda x, taps: short_conv(x, taps, pre_gate=x, post_gate=x), x, taps)
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)

@@ -1,0 +1,27 @@
+"""Shapes of medium convolutions in real models, shared by the tests and the benchmark."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BlockedConvShape:
+    """One layer: B rows of T steps, D channels, L taps."""
+
+    name: str
+    batch: int
+    channels: int
+    length: int
+    taps: int
+    causal: bool = True
+
+
+SHAPES = (
+    # StripedHyena 2 (Evo 2): Hyena-MR, 128 taps.
+    BlockedConvShape("evo2_7b_mr_8k", 8, 4096, 8192, 128),
+    BlockedConvShape("evo2_7b_mr_128k", 1, 4096, 131072, 128),
+    # The same filter at the width of the first Hyena models.
+    BlockedConvShape("d768_8k", 64, 768, 8192, 128),
+    BlockedConvShape("d768_64k", 8, 768, 65536, 128),
+    # An encoder that looks both ways.
+    BlockedConvShape("d768_both_ways_8k", 64, 768, 8192, 128, causal=False),
+)

@@ -1,0 +1,28 @@
+"""Shapes of modal convolutions in real models, shared by the tests and the benchmark."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModalConvShape:
+    """One layer: B rows of T steps, D channels, M modes."""
+
+    name: str
+    batch: int
+    channels: int
+    length: int
+    modes: int = 16
+
+
+SHAPES = (
+    # Hyena-LI of StripedHyena 2 (Evo 2, 7B): 16 modes.
+    ModalConvShape("evo2_7b_li_8k", 8, 4096, 8192),
+    ModalConvShape("evo2_7b_li_128k", 1, 4096, 131072),
+    ModalConvShape("evo2_7b_li_1m", 1, 4096, 1_048_576),
+    # The width of the first Hyena models.
+    ModalConvShape("d768_8k", 64, 768, 8192),
+    ModalConvShape("d768_64k", 8, 768, 65536),
+    ModalConvShape("d256_4m", 1, 256, 4_194_304),
+    # Decoding.
+    ModalConvShape("evo2_7b_li_decode", 32, 4096, 1),
+)
