@@ -23,7 +23,7 @@ class Implementation:
     Attributes:
       name: "reference", "xla", "cudnn", "mosaic_gpu" or "triton".
       run: the function, with the op's own signature less `implementation`.
-      why_not: given the device and the call's arguments (arrays or ShapeDtypeStructs), None if it can run, else why not.
+      why_not: given the device and the call's arguments (or their ShapeDtypeStructs), None if it can run.
     """
 
     name: str
@@ -42,7 +42,12 @@ def current_device() -> Device:
 
 
 def choose(
-    op: str, table: Sequence[Implementation], implementation: str | None, device: Device, *args: Any, **options: Any
+    op: str,
+    table: Sequence[Implementation],
+    implementation: str | None,
+    device: Device,
+    *args: Any,
+    **options: Any,
 ) -> Implementation:
     """The named implementation, or the first of the table that can run.
 
@@ -53,7 +58,9 @@ def choose(
         for entry in table:
             if entry.why_not(device, *args, **options) is None:
                 return entry
-        raise ValueError(f"{op}: no implementation can run here\n{explain(op, table, device, *args, **options)}")
+        raise ValueError(
+            f"{op}: no implementation can run here\n{explain(op, table, device, *args, **options)}"
+        )
     for entry in table:
         if entry.name == implementation:
             reason = entry.why_not(device, *args, **options)

@@ -124,10 +124,13 @@ class PatchesToBytes(nn.Module):
             "bias", named(nn.initializers.zeros, None, None), (self.heads, self.look_back), jnp.float32
         )
         q, k, v = (split_heads(x, self.heads) for x in (q, k, v))
-        read = over_batch(
-            lambda args, bias: lookup(*args, bias, look_back=self.look_back), (q, k, v, latest, valid), bias
-        )
-        return dense(width, axes=("heads", "embed"), dtype=self.dtype, name="out")(read.reshape(*h.shape))
+
+        def read(batched: Any, bias: Any) -> Float[Array, "B N S H K"]:
+            q, k, v, latest, valid = batched
+            return lookup(q, k, v, latest, valid, bias, look_back=self.look_back)
+
+        found = over_batch(read, (q, k, v, latest, valid), bias)
+        return dense(width, axes=("heads", "embed"), dtype=self.dtype, name="out")(found.reshape(*h.shape))
 
 
 def visible_patches(

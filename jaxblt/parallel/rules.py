@@ -149,6 +149,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+    """The whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 

@@ -13,6 +13,7 @@ LARGEST_MATRIX = 128
 
 
 def product_of(size: int) -> Product:
+    """How a block of `size` is convolved: by matrix while that is cheaper, else by FFT."""
     return toeplitz_product if size <= LARGEST_MATRIX else fft_product
 
 

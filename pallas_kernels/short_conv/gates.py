@@ -106,6 +106,7 @@ def check_shape(op: str, name: str, array: Any, shape: tuple[int, ...]) -> None:
 
 
 def check_alignment(op: str, segment_alignment: int) -> None:
+    """Raises ValueError for an alignment that is no grid."""
     if segment_alignment < 1:
         raise ValueError(
             f"{op}: segment_alignment is the grid on which documents start, at least 1, got {segment_alignment}"

@@ -71,6 +71,7 @@ def read_all(path: Path) -> bytes:
 
 
 def empty(path: Path) -> ValueError:
+    """The error of a file without a byte."""
     return ValueError(
         f"{str(path)!r} is empty (0 bytes): remove it from the paths, or check how it was written"
     )

@@ -1,0 +1,102 @@
+"""Decoding from caches equals the parallel pass; sampling; independent rows."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.data.vocab import EOS
+from jaxblt.inference import Decoder, SamplingConfig, generate, sample, teacher_force
+from jaxblt.mixers import AttentionConfig
+from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
+from jaxblt.patching import PatcherConfig, byte_entropies, decided, make_patches
+from tests.tolerances import tol
+
+HEADS = AttentionConfig(dim=16, num_heads=2)
+LOCAL = StackConfig(dim=16, num_layers=1, pattern="W", window=8, mlp_dim=24, attention=HEADS)
+ENTROPY = ByteLMConfig(stack=LOCAL)
+MODEL = BLTConfig(
+    encoder=LOCAL,
+    latent=StackConfig(dim=16, num_layers=2, pattern="HA", mlp_dim=24, attention=HEADS),
+    decoder=LOCAL,
+    hash=HashConfig(sizes=(3,), table_size=64),
+    bridge_heads=2,
+)
+PATCHER = PatcherConfig(mode="entropy", threshold=5.2, block_size=32, capacity=24)
+
+
+def unboxed(config, *inputs):
+    return nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(0), *inputs))["params"]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (2, 80)), jnp.int32)
+    entropy = jax.tree.map(lambda p: 2.0 * p if p.ndim > 1 else p, unboxed(ENTROPY, ids))
+    patches = make_patches(PATCHER, ids, entropies=jnp.zeros(ids.shape))
+    return {"model": unboxed(MODEL, ids, patches), "entropy": entropy}, ids
+
+
+def test_bytes_one_by_one_equal_the_parallel_pass(trained):
+    params, ids = trained
+    segments = jnp.ones_like(ids)
+    decoder = Decoder(MODEL, PATCHER, ENTROPY)
+    logits, closed = jax.jit(lambda p, i, s: teacher_force(decoder, p, i, s))(params, ids, segments)
+    build = ENTROPY.build()
+    entropies = byte_entropies(lambda p, i, **o: build.apply({"params": p}, i, **o), params["entropy"], ids)
+    patches = make_patches(PATCHER, ids, entropies=entropies)
+    sure = np.asarray(decided(PATCHER, entropies, segments, error=1e-4))
+    assert sure.all()
+    np.testing.assert_array_equal(np.asarray(closed), np.asarray(patches.closed).reshape(2, -1)[:, :80])
+    assert 5 < int(jnp.sum(closed)) < 155
+    whole = MODEL.build().apply({"params": params["model"]}, ids, patches)
+    np.testing.assert_allclose(np.asarray(logits), np.asarray(whole), **tol(jnp.float32, 1024))
+
+
+def test_a_row_does_not_depend_on_its_neighbours(trained):
+    params, _ = trained
+    decoder = Decoder(MODEL, PATCHER, ENTROPY)
+    greedy = SamplingConfig(temperature=0)
+    together = generate(decoder, params, [b"abc", b"a longer prompt"], max_new_bytes=12, sampling=greedy)
+    alone = generate(decoder, params, [b"a longer prompt"], max_new_bytes=12, sampling=greedy)
+    assert together[1] == alone[0]
+    assert len(together[0]) == 12
+
+
+def test_a_byte_model_generates_the_argmax_of_its_parallel_pass():
+    prompt = b"0123"
+    ids = jnp.asarray([[1, *(b + 4 for b in prompt)]], jnp.int32)
+    params = unboxed(ENTROPY, ids)
+    [text] = generate(
+        Decoder(ENTROPY), {"model": params}, [prompt], max_new_bytes=6, sampling=SamplingConfig(temperature=0)
+    )
+    for _ in range(len(text)):
+        logits = ENTROPY.build().apply({"params": params}, ids)[0, -1]
+        best = int(jnp.argmax(jnp.where(jnp.isin(jnp.arange(260), jnp.array([0, 1, 3])), -jnp.inf, logits)))
+        ids = jnp.concatenate([ids, jnp.asarray([[best]], jnp.int32)], 1)
+    assert text == bytes(int(i) - 4 for i in ids[0, 5:])
+    assert EOS not in np.asarray(ids)
+
+
+def test_sampling_keeps_to_top_k_and_top_p():
+    logits = jnp.log(jnp.asarray([0.0, 0.0, 0.0, 0.0, 0.5, 0.3, 0.15, 0.05]) + 1e-9)[None].repeat(400, 0)
+    keys = jax.random.split(jax.random.key(0), 3)
+    assert set(np.asarray(sample(SamplingConfig(top_k=2), keys[0], logits)).tolist()) == {4, 5}
+    assert set(np.asarray(sample(SamplingConfig(top_p=0.9), keys[1], logits)).tolist()) == {4, 5, 6}
+    assert set(np.asarray(sample(SamplingConfig(temperature=0), keys[2], logits)).tolist()) == {4}
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="cannot generate"):
+        Decoder(dataclasses.replace(ENTROPY, stack=dataclasses.replace(LOCAL, causal=False)))
+    with pytest.raises(ValueError, match="sees the future"):
+        Decoder(MODEL, dataclasses.replace(PATCHER, mode="optimal"), ENTROPY)
+    with pytest.raises(ValueError, match="needs an entropy model"):
+        Decoder(MODEL, PATCHER)
+    with pytest.raises(ValueError, match="at least one prompt"):
+        generate(Decoder(ENTROPY), {}, [], max_new_bytes=3)
+    with pytest.raises(ValueError, match="top_p"):
+        SamplingConfig(top_p=0.0)
