@@ -1,0 +1,72 @@
+"""The scripts as people run them: in processes of their own, with a wrong argument and with right ones."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ("train", "evaluate", "generate", "patch", "demo", "benchmark.record")
+EXECUTE = (
+    "import nbclient, nbformat; n = nbformat.read('experiments/notebooks/quickstart.ipynb', 4); "
+    "nbclient.NotebookClient(n, timeout=600, kernel_name='python3').execute(); "
+    "print(sum(len(c.get('outputs', [])) for c in n.cells))"
+)
+
+
+def python(*args: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, *args], cwd=ROOT, env=env, capture_output=True, text=True, timeout=800
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_explains(script):
+    done = python("-m", f"experiments.{script}", "--help")
+    assert done.returncode == 0
+    assert len(done.stdout) > 200
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("experiments.train", "no_such_recipe"), "unknown recipe"),
+        (("experiments.evaluate", "no/such/run"), "holds no run"),
+        (("experiments.patch", "no_such_file.txt"), "no_such_file.txt"),
+    ],
+)
+def test_failures_are_one_line_and_not_zero(args, says):
+    done = python("-m", *args)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_demo_leaves_everything_it_promises_and_goes_on(tmp_path):
+    run = tmp_path / "demo"
+    args = ("-m", "experiments.demo", "--run-dir", str(run), "--steps", "4", "--entropy-steps", "4")
+    done = python(*args)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for name in ("order-5 byte model", "gzip", "bzip2", "xz", "BLT-Hyena", "bytes a patch"):
+        assert name in done.stdout
+    assert (run / "patches.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "generated.txt").read_text(encoding="utf-8").startswith("The Time Traveller ")
+    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    assert config["versions"]["jax"]
+    assert config["recipe"]["patcher"]["threshold"] > 0
+    assert list(run.glob("events.out.tfevents.*"))
+    assert (run / "checkpoints" / "4").is_dir()
+    text = ROOT / "LICENSE"
+    patched = python("-m", "experiments.patch", str(text), "--run-dir", str(run), "--length", "300")
+    assert patched.returncode == 0, patched.stderr[-2000:]
+    assert "bytes a patch" in patched.stdout
+
+
+def test_the_notebook_runs_from_top_to_bottom():
+    done = python("-c", EXECUTE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) >= 6
