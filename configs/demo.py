@@ -21,7 +21,7 @@ def _data(batch_size: int) -> DataConfig:
 
 def _window(dim: int, layers: int, heads: int) -> StackConfig:
     attention = AttentionConfig(dim=dim, num_heads=heads, packed=False)
-    return StackConfig(dim=dim, num_layers=layers, pattern="W", window=64, attention=attention)
+    return StackConfig(dim=dim, num_layers=layers, pattern="W", window=64, attention=attention, dropout=0.1)
 
 
 def entropy() -> Recipe:
@@ -31,27 +31,27 @@ def entropy() -> Recipe:
         model=ByteLMConfig(stack=_window(64, 2, 4), hash=HashConfig(sizes=(2, 3, 4), table_size=4096)),
         data=_data(8),
         optimizer=AdamWConfig(learning_rate=4e-3, warmup_steps=20),
-        train=TrainConfig(steps=200, dtype="float32", log_every=20, eval_every=0, checkpoint_every=200),
+        train=TrainConfig(steps=110, dtype="float32", log_every=20, eval_every=0, checkpoint_every=110),
     )
 
 
 def blt() -> Recipe:
     """A byte-patched Hyena with one attention layer, on patches of about four bytes."""
     latent = StackConfig(
-        dim=128,
+        dim=96,
         num_layers=4,
         pattern="HHAH",
-        hyena=HyenaConfig(dim=128, filter=ModalFilter(modes=8, max_timescale=2048.0), packed=False),
-        attention=AttentionConfig(dim=128, num_heads=4, packed=False),
-        dropout=0.1,
+        hyena=HyenaConfig(dim=96, filter=ModalFilter(modes=8, max_timescale=2048.0), packed=False),
+        attention=AttentionConfig(dim=96, num_heads=4, packed=False),
+        dropout=0.15,
     )
     return Recipe(
         name="demo",
         model=BLTConfig(
-            encoder=_window(96, 1, 4),
+            encoder=_window(64, 1, 4),
             latent=latent,
-            decoder=_window(96, 1, 4),
-            hash=HashConfig(sizes=(2, 3, 4, 5, 6), table_size=8192),
+            decoder=_window(64, 1, 4),
+            hash=HashConfig(sizes=(2, 3, 4), table_size=4096),
             bridge_heads=4,
         ),
         data=_data(8),
@@ -59,5 +59,5 @@ def blt() -> Recipe:
         bytes_per_patch=4.0,
         entropy_run="runs/demo_entropy",
         optimizer=AdamWConfig(learning_rate=3e-3, warmup_steps=30, weight_decay=0.1, decay_embeddings=True),
-        train=TrainConfig(steps=300, dtype="float32", log_every=20, eval_every=0, checkpoint_every=150),
+        train=TrainConfig(steps=220, dtype="float32", log_every=20, eval_every=0, checkpoint_every=110),
     )
