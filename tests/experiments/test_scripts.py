@@ -58,7 +58,7 @@ def test_demo_leaves_everything_it_promises_and_goes_on(tmp_path):
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert config["versions"]["jax"]
     assert config["recipe"]["patcher"]["threshold"] > 0
-    assert list(run.glob("events.out.tfevents.*"))
+    assert list(run.glob("tensorboard/events.out.tfevents.*"))
     assert (run / "checkpoints" / "4").is_dir()
     text = ROOT / "LICENSE"
     patched = python("-m", "experiments.patch", str(text), "--run-dir", str(run), "--length", "300")
