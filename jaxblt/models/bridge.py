@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.models.layers import RMSNorm, dense, named
+from jaxblt.mixers.base import named
+from jaxblt.models.layers import RMSNorm, dense
 from jaxblt.parallel.islands import over_batch
 from jaxblt.patching.patches import Patches
 from pallas_kernels.patch_attention import lookup, pool

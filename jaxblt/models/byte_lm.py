@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.data.vocab import VOCAB_SIZE
+from jaxblt.mixers.base import named
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, init_embedding_state
-from jaxblt.models.layers import RMSNorm, named
+from jaxblt.models.layers import RMSNorm
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
 
 

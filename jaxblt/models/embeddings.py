@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 from jaxblt.data.vocab import VOCAB_SIZE
-from jaxblt.mixers.base import Clock, arrange, last_run, start_clock
-from jaxblt.models.layers import named
+from jaxblt.mixers.base import Clock, arrange, last_run, named, start_clock
 
 
 @dataclasses.dataclass(frozen=True)

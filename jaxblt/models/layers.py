@@ -7,10 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-
-def named(init: nn.initializers.Initializer, *axes: str | None) -> Any:
-    """`init` whose parameter carries logical axis names, which `jaxblt.parallel.rules` maps to the mesh."""
-    return nn.with_logical_partitioning(init, axes)
+from jaxblt.mixers.base import named
 
 
 def dense(features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale: float = 1.0) -> nn.Dense:
