@@ -17,11 +17,13 @@ from jaxblt.parallel.rules import (
     sharding_table,
     state_shardings,
 )
+from jaxblt.parallel.sequence import SeqAxis, over_sequence, seq_axis
 
 __all__ = [
     "DEFAULT_RULES",
     "DistributedError",
     "MeshConfig",
+    "SeqAxis",
     "batch_axes",
     "batch_sharding",
     "init_distributed",
@@ -29,9 +31,11 @@ __all__ = [
     "make_global",
     "make_mesh",
     "over_batch",
+    "over_sequence",
     "param_shardings",
     "process_table",
     "replicated",
+    "seq_axis",
     "sharding_table",
     "state_shardings",
 ]

@@ -1,5 +1,6 @@
 """Islands: parts of a jitted program that run on each device's own rows."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -34,16 +35,20 @@ def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = ()) -
     if not axes:
         return fn(batched, shared)
     mesh = jax.sharding.get_abstract_mesh()
-    count = 1
-    for axis in axes:
-        count *= mesh.shape[axis]
+    check_rows(batched, axes)
+    split, whole = PartitionSpec(axes), PartitionSpec()
+    return jax.shard_map(
+        fn, mesh=mesh, in_specs=(split, whole), out_specs=split, axis_names=set(axes), check_vma=True
+    )(batched, shared)
+
+
+def check_rows(batched: Any, axes: tuple[str, ...]) -> None:
+    """Raises ValueError, naming the rows and the devices, unless leading axes divide among mesh axes `axes`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    count = math.prod(mesh.shape[axis] for axis in axes)
     rows = {leaf.shape[0] for leaf in jax.tree.leaves(batched)}
     if any(n % count for n in rows):
         raise ValueError(
             f"{sorted(rows)} rows do not divide among {count} devices (mesh axes {axes}): "
             "use a batch that is a multiple, or a smaller mesh"
         )
-    split, whole = PartitionSpec(axes), PartitionSpec()
-    return jax.shard_map(
-        fn, mesh=mesh, in_specs=(split, whole), out_specs=split, axis_names=set(axes), check_vma=True
-    )(batched, shared)

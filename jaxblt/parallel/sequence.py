@@ -1,0 +1,80 @@
+"""Islands over a sequence that is split along the mesh axis `seq`."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jaxblt.parallel.islands import batch_axes, check_rows
+
+SEQ_AXIS = "seq"
+
+
+class SeqAxis(NamedTuple):
+    """The mesh axis that splits the sequence, and among how many devices."""
+
+    name: str
+    size: int
+
+
+def seq_axis() -> SeqAxis | None:
+    """The `seq` axis of the mesh in force; None if there is none, if it has size 1, or inside an island over it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    size = mesh.shape.get(SEQ_AXIS, 1)
+    return None if size == 1 or SEQ_AXIS in mesh.manual_axes else SeqAxis(SEQ_AXIS, size)
+
+
+def over_sequence[T](
+    fn: Callable[[Any, Any, Any], T],
+    sequenced: Any,
+    batched: Any = (),
+    shared: Any = (),
+    *,
+    time_axis: int = 1,
+    outputs: Any = True,
+) -> T:
+    """`fn(sequenced, batched, shared)`, each device on its own rows and its own stretch of the sequence.
+
+    What `fn` needs of the other devices it exchanges itself, by collectives over the axis `seq_axis()` names.
+
+    Args:
+      fn: sees local arrays.
+      sequenced: pytree of arrays with the batch first and time at `time_axis`.
+      batched: pytree of arrays with a leading batch axis, each row whole on every device of the sequence.
+      shared: pytree of arrays that every device has whole (filters, parameters).
+      time_axis: 1 for [B, T, ...], 2 for [B, D, T].
+      outputs: pytree prefix of what `fn` returns: True where it is split in time like `sequenced`, False where
+        it is the same on all devices of the sequence (a final state; `fn` makes it so with a `psum` or alike).
+
+    Raises:
+      ValueError: the mesh splits no sequence, or the tokens or the rows do not divide among the devices.
+    """
+    axis, rows = seq_axis(), batch_axes()
+    if axis is None:
+        raise ValueError(
+            "the mesh in force has no axis 'seq' of more than one device: take the local path, "
+            "or set a mesh such as make_mesh(seq=8)"
+        )
+    check_divides(sequenced, axis, time_axis)
+    check_rows((sequenced, batched), rows)
+    whole, by_row = PartitionSpec(), PartitionSpec(rows or None)
+    split = PartitionSpec(rows or None, *(None,) * (time_axis - 1), axis.name)
+    return jax.shard_map(
+        fn,
+        mesh=jax.sharding.get_abstract_mesh(),
+        in_specs=(split, by_row, whole),
+        out_specs=jax.tree.map(lambda timed: split if timed else by_row, outputs),
+        axis_names={axis.name, *rows},
+        check_vma=True,
+    )(sequenced, batched, shared)
+
+
+def check_divides(sequenced: Any, axis: SeqAxis, time_axis: int = 1) -> None:
+    """Raises ValueError, naming the length, the devices and the fix, unless time divides among the devices."""
+    for length in sorted({leaf.shape[time_axis] for leaf in jax.tree.leaves(sequenced)}):
+        if length % axis.size:
+            raise ValueError(
+                f"a sequence of T = {length} tokens does not divide among the {axis.size} devices of mesh axis "
+                f"{axis.name!r}: pad it to {-(-length // axis.size) * axis.size}, or use a smaller axis"
+            )
