@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxblt.data.batch import Batch
 from jaxblt.data.pipeline import Dataset
 from jaxblt.data.sources import DocumentSource
-from jaxblt.training.checkpoint import Checkpointer, list_steps
+from jaxblt.training.checkpoint import Checkpointer
 from jaxblt.training.evaluate import Validation
 from jaxblt.training.flops import peak_flops
 from jaxblt.training.frozen import load_params, param_shapes, resolve
@@ -24,7 +24,7 @@ from jaxblt.training.metrics import Metrics
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.report import describe, model_cost, op_choices
-from jaxblt.training.resolved import Resolved, adopt, checkpoint_dir, read_resolved, write_resolved
+from jaxblt.training.resolved import Resolved, adopt, checkpoint_dir, continued, write_resolved
 from jaxblt.training.runlog import Progress, RunLog
 from jaxblt.training.setup import Setup, abstract_frozen, init_state, make_setup, open_data, to_devices
 from jaxblt.training.state import TrainState
@@ -85,6 +85,7 @@ def fit(
     Raises:
       TrainingFailed: too many steps in a row were not finite, or too many patch boundaries were refused.
       ValueError: the recipe does not fit the devices, the data or the run that the folder holds.
+      FileNotFoundError: the folder holds checkpoints without the config that they belong to.
     """
     if recipe.train.compilation_cache is not None:
         jax.config.update("jax_compilation_cache_dir", recipe.train.compilation_cache)
@@ -135,8 +136,10 @@ def begin(
     2. `recipe.init_from` names a run: its newest parameters, with a fresh optimiser, at step 0.
     3. Otherwise: parameters drawn from the seed, at step 0.
     """
-    if list_steps(checkpoint_dir(run_dir)):
-        stored = read_resolved(run_dir)
+    if (
+        checkpoints.steps()
+    ):  # as process 0 sees them: processes that disagree would wait for each other for ever
+        stored = continued(run_dir)
         recipe = adopt(recipe, stored)
         shapes = None if recipe.entropy_model is None else param_shapes(recipe.entropy_model)
         setup = make_setup(recipe, mesh, abstract_frozen(shapes, stored.frozen_hash))

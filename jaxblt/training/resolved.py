@@ -58,6 +58,21 @@ def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
     return Resolved(recipe, found[1])
 
 
+def continued(run_dir: str | os.PathLike[str]) -> Resolved:
+    """What `write_resolved` wrote in a folder that holds checkpoints.
+
+    Raises:
+      FileNotFoundError: it is gone, so that nothing tells what the checkpoints are of.
+      ValueError: as of `read_resolved`.
+    """
+    if not (Path(run_dir) / FILE).exists():
+        raise FileNotFoundError(
+            f"{run_dir} holds checkpoints but no {FILE}, which says what they are checkpoints of: put it back, "
+            "delete the folder to begin anew, or choose another run_dir"
+        )
+    return read_resolved(run_dir)
+
+
 def adopt(recipe: Recipe, stored: Resolved) -> Recipe:
     """`recipe` with what the run in progress has settled already: entropy model, threshold and capacity.
 

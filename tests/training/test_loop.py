@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 import jaxblt
+from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.loop import TrainingFailed, fit
+from jaxblt.training.checkpoint import Checkpointer, list_steps
+from jaxblt.training.loop import TrainingFailed, begin, fit
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import read_resolved
 from jaxblt.training.runlog import read_metrics
+from jaxblt.training.setup import open_data
 from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
 
 TIMES = {"seconds", "bytes_per_second", "data_wait", "mfu", "peak_memory_bytes"}
@@ -127,6 +130,30 @@ def test_time_limit_saves_and_ends(tmp_path):
 def test_another_model_in_the_same_folder_is_refused(run):
     with pytest.raises(ValueError, match=r"model\.dim: 16 -> 8"):
         fit(tiny_recipe(model=TinyConfig(dim=8)), run[1], source=Letters())
+
+
+def test_checkpoints_without_their_config_are_refused(run, tmp_path):
+    shutil.copytree(run[1] / "checkpoints", tmp_path / "checkpoints")
+    with pytest.raises(
+        FileNotFoundError, match=r"holds checkpoints but no config\.json.*delete the folder.*run_dir"
+    ):
+        fit(tiny_recipe(), tmp_path, source=Letters())
+    assert list_steps(tmp_path / "checkpoints") == [20, 24]
+
+
+def test_a_run_begins_where_process_0_says(run):
+    """Not where this process sees its checkpoints: another may have looked before they had their names."""
+    recipe, mesh = tiny_recipe(), make_mesh()
+
+    class Before(Checkpointer):
+        def steps(self):
+            return []
+
+    with jax.set_mesh(mesh), Before(run[1] / "checkpoints") as checkpoints:
+        data = open_data(recipe, mesh, source=Letters())
+        assert begin(recipe, run[1], data, mesh, checkpoints)[2] == 0
+    with jax.set_mesh(mesh), Checkpointer(run[1] / "checkpoints") as checkpoints:
+        assert begin(recipe, run[1], data, mesh, checkpoints)[2] == 24
 
 
 def test_init_from_takes_parameters_alone(run, tmp_path):
