@@ -1,31 +1,21 @@
-"""How far two results may lie apart: one table, by dtype and reduction length, never loosened."""
+"""Assertions with the one table of tolerances, `jaxblt.testing.tolerances`."""
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-STORED = 4.0
-"""Roundings to the stored dtype that a result may carry, in units of its epsilon."""
-
-SUMMED = 16.0
-"""Roundings of the accumulator, in units of its epsilon and of the square root of the number of terms."""
+from jaxblt.testing.tolerances import bound
 
 
 def tol(dtype: Any, n: int = 1) -> dict[str, float]:
     """`rtol` and `atol` for a result of `dtype` whose terms are of the result's own size.
 
-    Stored values are rounded to `dtype`; sums of n terms are accumulated in fp32 (f64 for f64), where random
-    rounding errors grow as sqrt(n): STORED * eps(dtype) + SUMMED * eps(accumulator) * sqrt(n).
-
     Args:
       dtype: of the result under test, not of the reference.
       n: length of its longest reduction.
     """
-    eps = float(jnp.finfo(dtype).eps)
-    accumulator = min(eps, float(jnp.finfo(jnp.float32).eps))
-    bound = STORED * eps + SUMMED * accumulator * n**0.5
-    return {"rtol": bound, "atol": bound}
+    limit = bound(dtype, n)
+    return {"rtol": limit, "atol": limit}
 
 
 def relative_error(a: Any, b: Any) -> float:

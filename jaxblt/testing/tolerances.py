@@ -1,4 +1,8 @@
-"""How far two results may lie apart: one table, by dtype and reduction length."""
+"""How far two results may lie apart: one table, by dtype and reduction length, never loosened.
+
+Stored values are rounded to their dtype; sums of n terms are accumulated in fp32 (f64 for f64), where random rounding
+errors grow as sqrt(n).
+"""
 
 from typing import Any
 
@@ -16,7 +20,7 @@ DIFFERENCED = 1e-2
 
 
 def bound(dtype: Any, n: int = 1) -> float:
-    """STORED * eps(dtype) + SUMMED * eps(accumulator) * sqrt(n) for sums of n terms, accumulated in fp32 or wider."""
+    """STORED * eps(dtype) + SUMMED * eps(accumulator) * sqrt(n): for sums of n terms that are of the sum's own size."""
     eps = float(jnp.finfo(dtype).eps)
     accumulator = min(eps, float(jnp.finfo(jnp.float32).eps))
     return STORED * eps + SUMMED * accumulator * n**0.5
