@@ -1,6 +1,8 @@
 """Which implementation of an op runs: an explicit table, read in order, and the reasons when one is passed over."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,9 @@ class Implementation:
     why_not: Callable[..., str | None] = lambda device, *args, **options: None
 
 
+_RECORDERS: ContextVar[tuple[list[str], ...]] = ContextVar("recorders", default=())
+
+
 def current_device() -> Device:
     """The device that jit will compile for by default."""
     device = jax.config.jax_default_device or jax.devices()[0]
@@ -49,11 +54,44 @@ def choose(
     *args: Any,
     **options: Any,
 ) -> Implementation:
-    """The named implementation, or the first of the table that can run.
+    """The named implementation, or the first of the table that can run; `record_choices` hears of it.
 
     Raises:
       ValueError: the name is unknown, or the named implementation cannot run; the message says why.
     """
+    entry = _find(op, table, implementation, device, *args, **options)
+    if recorders := _RECORDERS.get():
+        asked = f"{op}: {entry.name} on {device.kind} (asked for)"
+        line = asked if implementation else explain(op, table, device, *args, **options)
+        for lines in recorders:
+            if line not in lines:
+                lines.append(line)
+    return entry
+
+
+@contextmanager
+def record_choices() -> Iterator[list[str]]:
+    """Collects a line, as of `explain`, on every choice made inside the block, in order and without repeats.
+
+    Choices are made while a program is traced: a call of a function that is already compiled makes none. Blocks nest,
+    and each thread records its own.
+    """
+    lines: list[str] = []
+    token = _RECORDERS.set((*_RECORDERS.get(), lines))
+    try:
+        yield lines
+    finally:
+        _RECORDERS.reset(token)
+
+
+def _find(
+    op: str,
+    table: Sequence[Implementation],
+    implementation: str | None,
+    device: Device,
+    *args: Any,
+    **options: Any,
+) -> Implementation:
     if implementation is None:
         for entry in table:
             if entry.why_not(device, *args, **options) is None:

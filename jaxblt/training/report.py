@@ -1,11 +1,8 @@
 """What a run says of itself before step 0: size, cost, devices, shardings, and which implementation each op gets."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +15,7 @@ from jaxblt.training.flops import count_params, matmul_flops, peak_flops
 from jaxblt.training.meter import Cost
 from jaxblt.training.setup import Setup
 from jaxblt.training.step import Task
-from pallas_kernels import _dispatch
+from pallas_kernels._dispatch import record_choices
 
 
 def model_cost(task: Task, params: Any, length: int) -> Cost:
@@ -68,31 +65,9 @@ def _countable() -> Any:
         return None
 
 
-@contextmanager
-def recorded_choices() -> Iterator[list[str]]:
-    """Collects what the dispatcher has to say of each op that is traced inside the block, without repeats."""
-    lines: list[str] = []
-    choose = _dispatch.choose
-
-    def recording(op: str, table: Any, implementation: Any, device: Any, *args: Any, **options: Any) -> Any:
-        entry = choose(op, table, implementation, device, *args, **options)
-        asked = f"{op}: {implementation} on {device.kind} (asked for)"
-        said = asked if implementation else _dispatch.explain(op, table, device, *args, **options)
-        if said not in lines:
-            lines.append(said)
-        return entry
-
-    users = [module for name, module in sys.modules.items() if name.startswith("pallas_kernels.")]
-    with ExitStack() as patches:
-        for module in users:
-            if getattr(module, "choose", None) is choose:
-                patches.enter_context(mock.patch.object(module, "choose", recording))
-        yield lines
-
-
 def op_choices(step: Callable[..., Any], *args: Any) -> list[str]:
     """Which implementation each op of a jitted `step` gets for arguments of these shapes, and why not a faster one."""
-    with recorded_choices() as lines:
+    with record_choices() as lines:
         step.trace(*args)  # pyright: ignore[reportFunctionMemberAccess]
     return lines
 

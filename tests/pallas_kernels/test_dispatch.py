@@ -1,9 +1,11 @@
 """The table of implementations: which entry is taken, and what is said of the others."""
 
+from threading import Thread
+
 import jax
 import pytest
 
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain, record_choices
 
 CPU = Device("cpu")
 GPU = Device("gpu", (9, 0), "NVIDIA H200")
@@ -66,3 +68,52 @@ def test_current_device_is_the_one_jax_compiles_for():
     device = jax.devices()[0]
     assert current_device().platform == device.platform
     assert (current_device().capability is None) == (device.platform != "gpu")
+
+
+def test_choices_are_recorded_in_order_without_repeats():
+    with record_choices() as lines:
+        for size in (4, 3, 4):
+            choose("double", TABLE, None, GPU, size)
+        choose("double", TABLE, "xla", GPU, 4)
+    choose("double", TABLE, None, CPU, 4)
+    assert lines == [
+        explain("double", TABLE, GPU, 4),
+        explain("double", TABLE, GPU, 3),
+        "double: xla on NVIDIA H200 (asked for)",
+    ]
+
+
+def test_recorders_nest_and_end_with_their_block():
+    with record_choices() as outer:
+        with record_choices() as inner:
+            choose("first", TABLE, None, CPU, 4)
+        choose("second", TABLE, None, CPU, 4)
+    assert [line.split(":")[0] for line in inner] == ["first"]
+    assert [line.split(":")[0] for line in outer] == ["first", "second"]
+
+
+def test_a_recorder_hears_of_no_choice_that_was_refused_and_ends_with_the_error():
+    with record_choices() as outer:
+        with pytest.raises(ValueError, match="unknown"), record_choices() as inner:
+            choose("double", TABLE, "triton", CPU, 4)
+        choose("double", TABLE, None, CPU, 4)
+    assert inner == []
+    assert len(outer) == 1
+
+
+def test_a_recorder_does_not_hear_other_threads():
+    with record_choices() as lines:
+        thread = Thread(target=choose, args=("double", TABLE, None, CPU, 4))
+        thread.start()
+        thread.join()
+    assert lines == []
+
+
+def test_choices_are_made_when_a_program_is_traced():
+    run = jax.jit(lambda x: choose("double", TABLE, None, CPU, 4).run(x))
+    with record_choices() as first:
+        run(1.0)
+    with record_choices() as second:
+        run(1.0)
+    assert len(first) == 1
+    assert second == []
