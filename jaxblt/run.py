@@ -74,6 +74,12 @@ class Run:
         return None if self.frozen is None else widen(self.frozen.params)
 
     @property
+    def state(self) -> TrainState:
+        """Parameters and entropy model as an evaluation step reads them; there is no optimiser."""
+        zero = jnp.zeros((), jnp.int32)
+        return TrainState(zero, self.params, (), zero, zero, self.frozen)
+
+    @property
     def decoder(self) -> Decoder:
         """Model, entropy model and patcher for `jaxblt.inference.generate`.
 
@@ -115,11 +121,9 @@ class Run:
         )
         share = {"process_index": jax.process_index(), "process_count": jax.process_count()}
         task = replace(self.task, packed=True)
-        zero = jnp.zeros((), jnp.int32)
-        state = TrainState(zero, self.params, (), zero, zero, self.frozen)
         with jax.set_mesh(mesh):
             step = make_eval_step(task, targets=target_ids(targets), seed=self.recipe.train.seed)
-            state = jax.device_put(state, replicated(mesh))
+            state = jax.device_put(self.state, replicated(mesh))
             return evaluate(step, state, replace(dataset, **share), mesh, max_batches=max_batches)
 
 

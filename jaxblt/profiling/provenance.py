@@ -60,6 +60,16 @@ def git_commit() -> dict[str, Any]:
     return {"commit": commit, "dirty": None if commit is None or status is None else bool(status)}
 
 
+def cpu_model() -> str:
+    """The CPU's name as the system tells it; JAX calls all of them "cpu"."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
 def device_summary() -> dict[str, Any]:
     """Platform, kind, CUDA capability and counts of the devices JAX uses."""
     first = jax.local_devices()[0]
@@ -78,7 +88,9 @@ def provenance() -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_model(),
         "cpus": os.cpu_count(),
+        "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "versions": package_versions(),
         "git": git_commit(),
         "argv": list(sys.argv),

@@ -136,9 +136,8 @@ def begin(
     2. `recipe.init_from` names a run: its newest parameters, with a fresh optimiser, at step 0.
     3. Otherwise: parameters drawn from the seed, at step 0.
     """
-    if (
-        checkpoints.steps()
-    ):  # as process 0 sees them: processes that disagree would wait for each other for ever
+    # as process 0 sees them: processes that disagree would wait for each other for ever
+    if checkpoints.steps():
         stored = continued(run_dir)
         recipe = adopt(recipe, stored)
         shapes = None if recipe.entropy_model is None else param_shapes(recipe.entropy_model)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ("train", "evaluate", "generate", "patch", "demo", "benchmark.record")
+SCRIPTS = ("train", "evaluate", "generate", "patch", "demo", "benchmark.record", "benchmark.context")
 EXECUTE = (
     "import nbclient, nbformat; n = nbformat.read('experiments/notebooks/quickstart.ipynb', 4); "
     "nbclient.NotebookClient(n, timeout=600, kernel_name='python3').execute(); "
