@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 
@@ -29,3 +30,50 @@ def vary_alike(*arrays: Any) -> tuple[Any, ...]:
         return lax.pcast(x, missing, to="varying")
 
     return tuple(cast(x) for x in arrays)
+
+
+def cudnn_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, window: int | None, scale: float
+) -> tuple[jax.Array, jax.Array]:
+    """cuDNN's output [B, T, H, K] in q's dtype and its log-sum-exp [B, H, T] in fp32, without a derivative.
+
+    The residual that `jax.nn.dot_product_attention` returns is cast to q's dtype.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    mask = cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
+    result: Any = cudnn.dot_product_attention(
+        q, k, v, scale=scale, mask_type=mask, sliding_window_length=window, return_residual=True
+    )
+    return result
+
+
+def cudnn_attention_gradients(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    o: jax.Array,
+    lse: jax.Array,
+    do: jax.Array,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """cuDNN's backward kernel: dq, dk, dv in the dtypes of q, k, v from an output and a log-sum-exp given to it."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    # bias, lengths and offsets of packed rows, page tables: none
+    (unused,) = vary_alike(jnp.zeros(0, q.dtype), q)[:1]
+    return tuple(
+        cudnn._dot_product_attention_bwd_p_wrapper.bind(
+            *(q, k, v, *[unused] * 7, lse, o, do),
+            scale=scale,
+            seed=0,
+            dropout_rate=0.0,
+            variadic_args=(False, False),
+            mask_type=cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK,
+            layout=cudnn.AttentionLayout.BTNH.value,
+            sliding_window_length=window,
+        )
+    )

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from pallas_kernels import _compat
 from pallas_kernels._dispatch import Device
 from pallas_kernels.attention.mask import Mask
 
@@ -104,6 +105,53 @@ def _masked_by_array(
         q, k, v, bias=bias, mask=seen[:, None], scale=scale, implementation="cudnn"
     )
     return _zero_empty(o, seen)
+
+
+def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
+    """None if cuDNN can run a part with its log-sum-exp on `device`, else why not."""
+    if not _native(mask, None) or mask.lengths is not None:
+        return "for parts it has causal masks and causal windows alone"
+    if k.shape[1] % 2 and not mask.causal:
+        return f"it takes even lengths alone, not {k.shape[1]} keys"
+    return why_not(device, q, k, v, mask, scale=scale)
+
+
+def attention_with_lse(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    mask: Mask,
+    *,
+    scale: float | None = None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
+    """Output in q's dtype and fp32 log-sum-exp."""
+    queries, options = q.shape[1], _part_options(q, mask, scale)
+    # One key more comes last: no query before it sees it, as `why_not_part` made sure of.
+    o, lse = _compat.cudnn_attention(_even(q, 1), _even(k, 1), _even(v, 1), **options)
+    return o[:, :queries], lse[:, :, :queries]
+
+
+def gradients_given_lse(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    o: Float[Array, "B T H K"],
+    lse: Float[Array, "B H T"],
+    do: Float[Array, "B T H K"],
+    mask: Mask,
+    *,
+    scale: float | None = None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B S G K"], Float[Array, "B S G K"]]:
+    """What these keys add to dq, and dk and dv, in the dtypes of q, k and v."""
+    queries, keys, options = q.shape[1], k.shape[1], _part_options(q, mask, scale)
+    q, k, v, o, do = (_even(x, 1) for x in (q, k, v, o.astype(q.dtype), do.astype(q.dtype)))
+    dq, dk, dv = _compat.cudnn_attention_gradients(q, k, v, o, _even(lse, 2), do, **options)
+    return dq[:, :queries], dk[:, :keys], dv[:, :keys]
+
+
+def _part_options(q: Array, mask: Mask, scale: float | None) -> dict[str, Any]:
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    return {"causal": mask.causal, "window": mask.window, "scale": scale}
 
 
 def _zero_empty(o: Float[Array, "B T H K"], seen: Bool[Array, "B T S"]) -> Float[Array, "B T H K"]:

@@ -1,5 +1,7 @@
 """Attention as the textbook has it: dense, in fp32."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -47,3 +49,33 @@ def attention(
 ) -> Float[Array, "B T H K"]:
     """The output alone, in q's dtype."""
     return attention_with_lse(q, k, v, mask, alibi_slopes=alibi_slopes, scale=scale)[0].astype(q.dtype)
+
+
+def gradients_given_lse(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    o: Float[Array, "B T H K"],
+    lse: Float[Array, "B H T"],
+    do: Float[Array, "B T H K"],
+    mask: Mask,
+    *,
+    scale: float | None = None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B S G K"], Float[Array, "B S G K"]]:
+    """What these keys add to dq, and dk and dv, fp32: p = exp(score - lse), dscore = p (do.v - do.o)."""
+    repeats = q.shape[2] // k.shape[2]
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    q, k, v, o, do = (x.astype(jnp.float32) for x in (q, k, v, o, do))
+    k, v = jnp.repeat(k, repeats, axis=2), jnp.repeat(v, repeats, axis=2)
+    dot = functools.partial(jnp.einsum, precision="highest")
+    seen = mask.dense(q.shape[1], k.shape[1])[:, None]
+    scores = jnp.where(seen, factor * dot("bthk,bshk->bhts", q, k), EMPTY_LSE)
+    p = jnp.where(seen, jnp.exp(scores - lse[..., None]), 0.0)
+    delta = dot("bthk,bthk->bht", do, o)
+    ds = factor * p * (dot("bthk,bshk->bhts", do, v) - delta[..., None])
+    dq, dk, dv = dot("bhts,bshk->bthk", ds, k), dot("bhts,bthk->bshk", ds, q), dot("bhts,bthk->bshk", p, do)
+
+    def by_group(x: Float[Array, "B S H K"]) -> Float[Array, "B S G K"]:
+        return x.reshape(*x.shape[:2], -1, repeats, x.shape[3]).sum(3)
+
+    return dq, by_group(dk), by_group(dv)

@@ -83,9 +83,32 @@ def attention_with_lse(
     return _attend(q, k, v, mask, alibi_slopes, scale, jnp.float32)
 
 
+def gradients_given_lse(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    o: Float[Array, "B T H K"],
+    lse: Float[Array, "B H T"],
+    do: Float[Array, "B T H K"],
+    mask: Mask,
+    *,
+    scale: float | None = None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B S G K"], Float[Array, "B S G K"]]:
+    """What these keys add to dq, and dk and dv: fp32, from the output and the log-sum-exp over all keys."""
+    plan = _plan(q, k, mask, scale, jnp.float32)
+    q, k, v, o, lse, do, *marks = vary_alike(q, k, v, o, lse, do, *_marks(mask, plan.blocks))
+    return _gradients(plan, (q, k, v, None, _Marks(*marks), o, lse), (do, jnp.zeros_like(lse)))[:3]
+
+
 def _attend(
     q: Array, k: Array, v: Array, mask: Mask, slopes: Array | None, scale: float | None, out_dtype: Any
 ) -> tuple[Array, Array]:
+    plan = _plan(q, k, mask, scale, out_dtype)
+    q, k, v, slopes, *marks = vary_alike(q, k, v, slopes, *_marks(mask, plan.blocks))
+    return _blockwise(plan, q, k, v, slopes, _Marks(*marks))
+
+
+def _plan(q: Array, k: Array, mask: Mask, scale: float | None, out_dtype: Any) -> _Plan:
     blocks = cut.choose_blocks(
         q.shape[1],
         k.shape[1],
@@ -94,9 +117,7 @@ def _attend(
         by_index=mask.q_positions is None,
         size=cut.CPU_BLOCK if current_device().platform == "cpu" else cut.BLOCK,
     )
-    plan = _Plan(blocks, q.shape[-1] ** -0.5 if scale is None else float(scale), jnp.dtype(out_dtype))
-    q, k, v, slopes, *marks = vary_alike(q, k, v, slopes, *_marks(mask, blocks))
-    return _blockwise(plan, q, k, v, slopes, _Marks(*marks))
+    return _Plan(blocks, q.shape[-1] ** -0.5 if scale is None else float(scale), jnp.dtype(out_dtype))
 
 
 def _marks(mask: Mask, blocks: cut.Blocks) -> _Marks:
@@ -149,6 +170,17 @@ def _forward(
 
 
 def _backward(plan: _Plan, saved: Any, cotangents: tuple[Array, Array]) -> tuple[Any, ...]:
+    q, k, v, slopes = saved[:4]
+    dq, dk, dv, dslopes = _gradients(plan, saved, cotangents)
+    if slopes is not None and dslopes is not None:
+        dslopes = dslopes.reshape(slopes.shape).astype(slopes.dtype)
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), dslopes, None
+
+
+def _gradients(
+    plan: _Plan, saved: Any, cotangents: tuple[Array, Array]
+) -> tuple[Array, Array, Array, Array | None]:
+    """fp32 gradients of q, k, v and the slopes."""
     q, k, v, slopes, marks, o, lse = saved
     do, dlse = cotangents
     groups, blocks = k.shape[2], plan.blocks
@@ -163,11 +195,7 @@ def _backward(plan: _Plan, saved: Any, cotangents: tuple[Array, Array]) -> tuple
         return _pull(plan, x, _get(do, i), _get(lse, i), _get(delta, i), i, j)
 
     dq, dk, dv, dslopes = _sum_pairs(blocks, pull, x)
-    dq = cut.join_queries(dq, blocks).astype(q.dtype)
-    dk, dv = cut.join_keys(dk, blocks).astype(k.dtype), cut.join_keys(dv, blocks).astype(v.dtype)
-    if slopes is not None and dslopes is not None:
-        dslopes = dslopes.reshape(slopes.shape).astype(slopes.dtype)
-    return dq, dk, dv, dslopes, None
+    return cut.join_queries(dq, blocks), cut.join_keys(dk, blocks), cut.join_keys(dv, blocks), dslopes
 
 
 _blockwise = jax.custom_vjp(_run, nondiff_argnums=(0,))

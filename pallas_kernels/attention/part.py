@@ -1,0 +1,109 @@
+"""Attention over a part of the keys, forward and backward: what a ring over devices calls at every step.
+
+These are not differentiable: whoever merges the parts owns the gradient, which needs the merged output and
+log-sum-exp, not those of the part. Source: Liu et al., Ring Attention, 2310.01889, with the backward pass of
+Dao, FlashAttention-2, 2307.08691, algorithm 2, cut along the keys.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import _dispatch
+from pallas_kernels._dispatch import Implementation
+from pallas_kernels.attention import cudnn, reference, xla
+from pallas_kernels.attention.mask import Mask, check_arguments
+
+Choice = Literal["cudnn", "xla", "reference"] | None
+
+FORWARD = (
+    Implementation("cudnn", cudnn.attention_with_lse, cudnn.why_not_part),
+    Implementation("xla", xla.attention_with_lse),
+    Implementation("reference", reference.attention_with_lse),
+)
+BACKWARD = {
+    "cudnn": cudnn.gradients_given_lse,
+    "xla": xla.gradients_given_lse,
+    "reference": reference.gradients_given_lse,
+}
+
+
+class Part(NamedTuple):
+    """Attention over some of the keys.
+
+    Attributes:
+      o: output; fp32, or in q's dtype where the kernel has no other (cuDNN).
+      lse: log-sum-exp of the scores, fp32; EMPTY_LSE, with o = 0, where no key is visible.
+    """
+
+    o: Float[Array, "B T H K"]
+    lse: Float[Array, "B H T"]
+
+
+def attend_part(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    *,
+    causal: bool,
+    window: int | None = None,
+    q_segment_ids: Int[Array, "B T"] | None = None,
+    kv_segment_ids: Int[Array, "B S"] | None = None,
+    scale: float | None = None,
+    implementation: Choice = None,
+) -> Part:
+    """softmax over these keys alone, and its log-sum-exp; causal and window go by index and need T = S.
+
+    Raises:
+      ValueError: as `attention`.
+    """
+    mask = Mask(causal, window, q_segment_ids, kv_segment_ids)
+    check_arguments(q, k, v, mask, None)
+    entry = _choose(q, k, v, mask, implementation)
+    return Part(*entry.run(q, k, v, mask, scale=scale))
+
+
+def pull_part(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    merged: Part,
+    do: Float[Array, "B T H K"],
+    *,
+    causal: bool,
+    window: int | None = None,
+    q_segment_ids: Int[Array, "B T"] | None = None,
+    kv_segment_ids: Int[Array, "B S"] | None = None,
+    scale: float | None = None,
+    implementation: Choice = None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B S G K"], Float[Array, "B S G K"]]:
+    """What these keys add to dq, and their dk and dv.
+
+    p = exp(score - lse), dscore = p (do.v - do.o), with o and lse of `merged`, over all the keys that the
+    queries see. fp32, or in the dtypes of q, k, v where the kernel has no other.
+
+    Raises:
+      ValueError: as `attention`.
+    """
+    mask = Mask(causal, window, q_segment_ids, kv_segment_ids)
+    check_arguments(q, k, v, mask, None)
+    entry = _choose(q, k, v, mask, implementation)
+    return BACKWARD[entry.name](q, k, v, merged.o, merged.lse, do, mask, scale=scale)
+
+
+def merge_parts(a: Part, b: Part) -> Part:
+    """Attention over the keys of both: lse = log(e^lse_a + e^lse_b), o = e^(lse_a - lse) o_a + ...; fp32."""
+    top = jnp.maximum(a.lse, b.lse)
+    keep, add = jnp.exp(a.lse - top), jnp.exp(b.lse - top)
+    total = keep + add
+
+    def weigh(part: Part, weight: Float[Array, "B H T"]) -> Float[Array, "B T H K"]:
+        return part.o.astype(jnp.float32) * (weight / total).swapaxes(1, 2)[..., None]
+
+    return Part(weigh(a, keep) + weigh(b, add), top + jnp.log(total))
+
+
+def _choose(q: Array, k: Array, v: Array, mask: Mask, implementation: Choice) -> Implementation:
+    device = _dispatch.current_device()
+    return _dispatch.choose("attend_part", FORWARD, implementation, device, q, k, v, mask)
