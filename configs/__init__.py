@@ -10,6 +10,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo.blt,
     "books_entropy": books.entropy,
     "books": books.blt,
+    "books_32k": books.blt_32k,
     "books_transformer": books.transformer,
     "books_hyena": books.hyena,
     "ecoli": ecoli.hyena,

@@ -4,6 +4,8 @@ The folder data/books holds train/*.txt, validation/*.txt and test/*.txt. The th
 when `books` starts, from the entropies of the run of `books_entropy`.
 """
 
+from dataclasses import replace
+
 from jaxblt.data.config import DataConfig
 from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
@@ -83,6 +85,26 @@ def blt() -> Recipe:
         entropy_run="runs/books_entropy",
         optimizer=AdamWConfig(learning_rate=1e-3, warmup_steps=100),
         train=_train(1970, 8.0),
+    )
+
+
+def blt_32k() -> Recipe:
+    """The BLT-Hyena of `books` continued at four times the length, on as many bytes a step.
+
+    Convolutions and windows read any length; attention over patches reads four times as many at a quarter of its
+    rotary frequencies.
+    """
+    base, factor = blt(), 4
+    latent = base.model.latent
+    latent = replace(latent, attention=replace(latent.attention, rope_scale=float(factor)))
+    return replace(
+        base,
+        name="books_32k",
+        model=replace(base.model, latent=latent),
+        data=replace(base.data, seq_len=factor * SEQ_LEN, batch_size=base.data.batch_size // factor),
+        optimizer=AdamWConfig(learning_rate=2e-4, warmup_steps=20),
+        train=_train(150, 4.0),
+        init_from="runs/books",
     )
 
 

@@ -24,7 +24,7 @@ from jaxblt.training.metrics import Metrics
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.report import describe, model_cost, op_choices
-from jaxblt.training.resolved import Resolved, adopt, checkpoint_dir, continued, write_resolved
+from jaxblt.training.resolved import Resolved, adopt, checkpoint_dir, continued, inherit, write_resolved
 from jaxblt.training.runlog import Progress, RunLog
 from jaxblt.training.setup import Setup, abstract_frozen, init_state, make_setup, open_data, to_devices
 from jaxblt.training.state import TrainState
@@ -133,7 +133,8 @@ def begin(
     1. The folder holds a checkpoint: the run goes on from the newest one that can be read. Model, patcher and
        objective may not have changed; data, length, mesh and what is logged may. Log lines of later steps are
        dropped, for they come again.
-    2. `recipe.init_from` names a run: its newest parameters, with a fresh optimiser, at step 0.
+    2. `recipe.init_from` names a run: its newest parameters, with a fresh optimiser, at step 0; and its threshold and
+       capacity, if both cut patches by the same rule.
     3. Otherwise: parameters drawn from the seed, at step 0.
     """
     # as process 0 sees them: processes that disagree would wait for each other for ever
@@ -144,6 +145,8 @@ def begin(
         setup = make_setup(recipe, mesh, abstract_frozen(shapes, stored.frozen_hash))
         state, meta, step = checkpoints.restore(setup.abstract)
         return setup, state, step, meta["seconds"]
+    if recipe.init_from is not None:
+        recipe = inherit(recipe, recipe.init_from)
     recipe, frozen = resolve(recipe, data, mesh)
     setup = make_setup(recipe, mesh, frozen)
     state = init_state(setup, frozen)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxblt.profiling.provenance import provenance
 from jaxblt.training.recipe import Recipe, differences
@@ -79,15 +79,8 @@ def adopt(recipe: Recipe, stored: Resolved) -> Recipe:
     Raises:
       ValueError: it differs from the run in the model, patcher or objective.
     """
-    old, patcher = stored.recipe, recipe.patcher
-    if patcher is not None and old.patcher is not None:
-        settled = {
-            name: getattr(old.patcher, name)
-            for name in ("threshold", "capacity")
-            if getattr(patcher, name) is None
-        }
-        patcher = dataclasses.replace(patcher, **settled)
-    recipe = dataclasses.replace(recipe, patcher=patcher, entropy_model=old.entropy_model)
+    old = stored.recipe
+    recipe = dataclasses.replace(_settle(recipe, old), entropy_model=old.entropy_model)
     changed = [d for name in FIXED for d in differences(getattr(old, name), getattr(recipe, name), name)]
     if changed:
         raise ValueError(
@@ -95,6 +88,37 @@ def adopt(recipe: Recipe, stored: Resolved) -> Recipe:
             "parameters), or undo these changes:\n  " + "\n  ".join(changed)
         )
     return recipe
+
+
+def inherit(recipe: Recipe, run_dir: str | os.PathLike[str]) -> Recipe:
+    """`recipe` with threshold and capacity of the run whose parameters it starts from, where it leaves them open.
+
+    Only if both cut by the same rule and the same entropy model: the parameters then go on reading the patches that
+    they learned to read, where another sample of the data would calibrate a slightly different threshold.
+
+    Raises:
+      FileNotFoundError: the folder holds no run.
+      ValueError: its config cannot be read.
+    """
+    old = read_resolved(run_dir).recipe
+    return _settle(recipe, old) if _rule(recipe) == _rule(old) else recipe
+
+
+def _settle(recipe: Recipe, old: Recipe) -> Recipe:
+    patcher = recipe.patcher
+    if patcher is None or old.patcher is None:
+        return recipe
+    missing = [name for name in ("threshold", "capacity") if getattr(patcher, name) is None]
+    settled = {name: getattr(old.patcher, name) for name in missing}
+    return dataclasses.replace(recipe, patcher=dataclasses.replace(patcher, **settled))
+
+
+def _rule(recipe: Recipe) -> tuple[Any, ...]:
+    """How a recipe's bytes are cut, but for what is calibrated."""
+    patcher = recipe.patcher
+    if patcher is not None:
+        patcher = dataclasses.replace(patcher, threshold=None, capacity=None)
+    return patcher, recipe.bytes_per_patch, recipe.entropy_run
 
 
 def checkpoint_dir(run_dir: str | os.PathLike[str]) -> Path:
