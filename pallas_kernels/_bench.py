@@ -1,0 +1,118 @@
+"""What the benchmark of every op does: a correctness gate, then each version against the plain one and the floor."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from pallas_kernels._measure import Case, Ceilings, compare, forward_backward, measure_ceilings, this_machine
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a pass cannot do without: matmul FLOPs, and bytes read once and written once."""
+
+    flops: float
+    bytes_moved: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One shape's benchmark: versions of the op on the same arguments.
+
+    Attributes:
+      truth: the textbook in fp32, its outputs in the op's dtypes.
+      plain: what one would write without the op; every other version is timed against it.
+      versions: the rest.
+      work: of "forward" and "forward+backward"; the keys choose the passes that are timed.
+    """
+
+    truth: Case
+    plain: Case
+    versions: Sequence[Case]
+    work: Mapping[str, Work]
+
+
+def run_plan(plan: Plan, ceilings: Ceilings, key: PRNGKeyArray) -> dict[str, Any]:
+    """Errors of every version, then seconds of each pass.
+
+    Raises:
+      ArithmeticError: a version is further from the truth than twice what the plain one is, and than one epsilon.
+    """
+    found: dict[str, Any] = {"errors": check(plan, key), "passes": []}
+    for name, work in plan.work.items():
+        floor = ceilings.floor(flops=work.flops, bytes_moved=work.bytes_moved)
+        plain, *versions = (
+            case if name == "forward" else forward_backward(case, key)
+            for case in (plan.plain, *plan.versions)
+        )
+        for case in versions:
+            result = compare(case, plain)
+            sides = {side.name.split()[0]: asdict(side.summary) for side in (result.first, result.second)}
+            ratio = {"value": result.ratio, "low": result.low, "high": result.high}
+            found["passes"].append({"pass": name, "floor": floor, "seconds": sides, "time_over_plain": ratio})
+    return found
+
+
+def check(plan: Plan, key: PRNGKeyArray) -> dict[str, float]:
+    """Largest relative error, in norm, of any output or gradient of each version under one random cotangent.
+
+    Raises:
+      ArithmeticError: see `run_plan`.
+    """
+    truth = _outputs(plan.truth, key)
+    errors = {case.name: _error(_outputs(case, key), truth) for case in (plan.plain, *plan.versions)}
+    epsilon = max(float(jnp.finfo(x.dtype).eps) for x in truth)
+    limit = max(2 * errors[plan.plain.name], epsilon)
+    wrong = {name: error for name, error in errors.items() if not error <= limit}
+    if wrong:
+        raise ArithmeticError(
+            f"errors {wrong} are above {limit} (the plain version's: {errors[plan.plain.name]})"
+        )
+    return errors
+
+
+def _outputs(case: Case, key: PRNGKeyArray) -> list[Any]:
+    both = forward_backward(case, key)
+    return [x for x in jax.tree.leaves(jax.jit(both.fn)(*both.args)) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+
+def _error(found: Sequence[Any], truth: Sequence[Any]) -> float:
+    def relative(a: Any, b: Any) -> float:
+        a, b = (np.asarray(x).astype(np.float64) for x in (a, b))
+        return float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0))
+
+    return max(relative(a, b) for a, b in zip(found, truth, strict=True))
+
+
+def benchmark[S](
+    op: str, shapes: Sequence[S], plan: Callable[[S], Plan], argv: Sequence[str] | None = None
+) -> str:
+    """The command line of a benchmark: `--shapes NAME ...` and `--out FILE`; returns (and writes) JSON.
+
+    Args:
+      op: its name.
+      shapes: named shapes; the first is the default.
+      plan: of one shape.
+      argv: instead of the process's arguments.
+    """
+    named = {shape.name: shape for shape in shapes}  # pyright: ignore[reportAttributeAccessIssue]
+    parser = argparse.ArgumentParser(prog=f"python -m pallas_kernels.{op}.bench")
+    parser.add_argument("--shapes", nargs="+", choices=list(named), default=list(named)[:1])
+    parser.add_argument("--out", type=Path, help="write the JSON here as well")
+    given = parser.parse_args(argv)
+    ceilings = measure_ceilings()
+    found = {name: run_plan(plan(named[name]), ceilings, jax.random.key(0)) for name in given.shapes}
+    report = {"op": op, "machine": asdict(this_machine()), "ceilings": asdict(ceilings), "shapes": found}
+    text = json.dumps(report, indent=1)
+    if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(text + "\n", encoding="utf-8")
+    return text
