@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -63,14 +64,18 @@ class Validation:
 
     def __init__(self, setup: Setup, source: DocumentSource | None = None) -> None:
         self.setup, self.source = setup, source
-        self._data: Dataset | None = None
         self._step = make_eval_step(setup.eval_task, seed=setup.recipe.train.seed)
 
+    @cached_property
+    def data(self) -> Dataset:
+        """The validation split."""
+        return open_data(
+            self.setup.recipe, self.setup.mesh, split="validation", mode="eval", source=self.source
+        )
+
     def __call__(self, state: TrainState) -> dict[str, float]:
-        recipe, mesh = self.setup.recipe, self.setup.mesh
-        if self._data is None:
-            self._data = open_data(recipe, mesh, split="validation", mode="eval", source=self.source)
-        return evaluate(self._step, state, self._data, mesh, max_batches=recipe.train.eval_batches)
+        most = self.setup.recipe.train.eval_batches
+        return evaluate(self._step, state, self.data, self.setup.mesh, max_batches=most)
 
 
 def evaluate(

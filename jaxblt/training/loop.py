@@ -21,6 +21,7 @@ from jaxblt.training.flops import peak_flops
 from jaxblt.training.frozen import load_params, param_shapes, resolve
 from jaxblt.training.meter import Meter, traced
 from jaxblt.training.metrics import Metrics
+from jaxblt.training.picture import first_passage, log_passage
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.report import describe, model_cost, op_choices
@@ -186,6 +187,8 @@ class Trainer:
                     self.write(metrics, step)
                 paused = time.perf_counter()
                 if train.eval_every and (step % train.eval_every == 0 or last):
+                    if not validated:
+                        self.draw(state, step)
                     validated = self.validate(state, step)
                 if train.time_limit_s is not None and self.meter.seconds > train.time_limit_s:
                     stop.set()
@@ -231,6 +234,15 @@ class Trainer:
         self.log.scalars(step, {f"validation/{name}": value for name, value in found.items()})
         self.progress.say(f"step {step}: validation {found['bits_per_byte']:.4f} bits per byte")
         return found
+
+    def draw(self, state: TrainState, step: int) -> None:
+        """Logs a picture of the first validation passage's patches.
+
+        What cuts them is frozen, so one a process is enough: a later one would be the same.
+        """
+        passage = first_passage(self.setup, state.frozen, self.validation.data)
+        if passage is not None:
+            log_passage(self.log, self.progress, step, passage)
 
 
 def check_health(metrics: dict[str, float], step: int, recipe: Recipe) -> None:

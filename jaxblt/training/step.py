@@ -46,28 +46,33 @@ class Task:
     packed: bool = True
 
 
-def find_patches(task: Task, frozen: Frozen | None, batch: Batch) -> Patches | None:
-    """The batch's patches, from its own entropies or else the frozen entropy model's; None without a patcher.
+def find_entropies(task: Task, frozen: Frozen | None, batch: Batch) -> Float[Array, "B T"] | None:
+    """The entropies that cut the batch: its own, or else the frozen entropy model's; None if the patcher reads none.
 
     Raises:
       ValueError: the patcher needs entropies and there is neither an entropy model nor entropies in the batch.
     """
+    if task.patcher is None or not task.patcher.needs_entropies or batch.entropies is not None:
+        return batch.entropies
+    if frozen is None or task.entropy_model is None:
+        raise ValueError(
+            f"patching mode {task.patcher.mode!r} needs entropies: set entropy_run in the recipe, or precompute "
+            "entropies into the data, or patch by 'static' or 'space'"
+        )
+    return byte_entropies(
+        entropy_apply(task.entropy_model),
+        frozen.params,
+        batch.inputs,
+        segment_ids=_segments(task, batch),
+        positions=batch.positions if task.packed else None,
+    )
+
+
+def find_patches(task: Task, frozen: Frozen | None, batch: Batch) -> Patches | None:
+    """The batch's patches, cut by `find_entropies`; None without a patcher."""
     if task.patcher is None:
         return None
-    entropies = batch.entropies
-    if entropies is None and task.patcher.needs_entropies:
-        if frozen is None or task.entropy_model is None:
-            raise ValueError(
-                f"patching mode {task.patcher.mode!r} needs entropies: set entropy_run in the recipe, or precompute "
-                "entropies into the data, or patch by 'static' or 'space'"
-            )
-        entropies = byte_entropies(
-            entropy_apply(task.entropy_model),
-            frozen.params,
-            batch.inputs,
-            segment_ids=_segments(task, batch),
-            positions=batch.positions if task.packed else None,
-        )
+    entropies = find_entropies(task, frozen, batch)
     return make_patches(task.patcher, batch.inputs, segment_ids=batch.segment_ids, entropies=entropies)
 
 

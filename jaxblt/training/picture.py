@@ -1,0 +1,73 @@
+"""A picture for the run log: the entropies of a passage, and the patches that they cut it into."""
+
+import io
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblt.data.pipeline import Dataset
+from jaxblt.parallel.rules import replicated
+from jaxblt.patching import Patches, make_patches, plot_entropies
+from jaxblt.training.runlog import Progress, RunLog
+from jaxblt.training.setup import Setup
+from jaxblt.training.state import Frozen
+from jaxblt.training.step import find_entropies
+
+LENGTH = 400
+"""Bytes of the passage, at most."""
+NAME = "validation/patches"
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Bytes with their entropies and patches.
+
+    Attributes:
+      ids: [bytes].
+      entropies: [bytes], nats, of the prediction made at each byte.
+      patches: of the one row.
+      threshold: nats above which a patch ends; None where the rule compares something else with it.
+    """
+
+    ids: np.ndarray
+    entropies: np.ndarray
+    patches: Patches
+    threshold: float | None
+
+    def png(self) -> bytes:
+        """The picture, as the bytes of a PNG file."""
+        picture = io.BytesIO()
+        figure = plot_entropies(self.ids, self.entropies, self.patches, self.threshold)
+        figure.savefig(picture, format="png", dpi=80)
+        return picture.getvalue()
+
+
+def first_passage(setup: Setup, frozen: Frozen | None, data: Dataset) -> Passage | None:
+    """The beginning of the first document of a split; None if no entropies cut the patches.
+
+    Every process computes it, since the entropy model lies on the devices of all.
+    """
+    patcher = setup.task.patcher
+    if patcher is None or not patcher.needs_entropies:
+        return None
+    whole = replicated(setup.mesh)
+    batch = jax.device_put(data.batch(0, slots=range(data.config.batch_size)), whole)
+    find = jax.jit(partial(find_entropies, setup.eval_task), out_shardings=whole)
+    first = np.asarray(batch.segment_ids)[0] == 1
+    ids, entropies = (np.asarray(x)[0, first][:LENGTH] for x in (batch.inputs, find(frozen, batch)))
+    patches = make_patches(patcher, jnp.asarray(ids)[None], entropies=jnp.asarray(entropies)[None])
+    return Passage(ids, entropies, patches, patcher.threshold if patcher.mode == "entropy" else None)
+
+
+def log_passage(log: RunLog, progress: Progress, step: int, passage: Passage) -> None:
+    """Logs the picture, or says what to install to have one."""
+    if not log.is_main:
+        return
+    if find_spec("matplotlib") is None:
+        progress.say('no picture of the patches: matplotlib is missing (pip install -e ".[plot]")')
+        return
+    log.image(step, NAME, passage.png())
