@@ -9,67 +9,18 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.mixers.base import Tokens, named
 from jaxblt.mixers.conv_state import push_history, with_history
-from jaxblt.mixers.filters import ExplicitFilter, FiniteFilter, ImplicitFilter
+from jaxblt.mixers.filters import FiniteFilter, ImplicitFilter
+from jaxblt.mixers.implicit_taps import ImplicitTaps, evaluate
+from jaxblt.mixers.streams import local_alignment, over_streams
+from jaxblt.parallel.channels import over_channels
+from jaxblt.parallel.halo import history, splits_sequence
 from jaxblt.parallel.islands import over_batch
+from jaxblt.parallel.sequence import seq_axis
 from pallas_kernels.blocked_conv import blocked_conv
 from pallas_kernels.long_conv import long_conv
 
 MAX_BLOCKED = 512
 """Taps up to which Toeplitz blocks are faster than an FFT."""
-
-
-class ImplicitTaps(nn.Module):
-    """Taps as a function of the lag, [sides, D, L]; see `ImplicitFilter` for the formula."""
-
-    filter: ImplicitFilter
-    dim: int
-    sides: int
-
-    @nn.compact
-    def __call__(self, length: int) -> Float[Array, "S D L"]:
-        filter = self.filter
-        t = jnp.arange(length, dtype=jnp.float32) / jnp.float32(filter.normaliser)
-        frequency = self.param(
-            "frequency",
-            named(nn.initializers.constant(filter.sine_freq), None),
-            (filter.width,),
-        )
-        hidden = _features(t, filter.emb_dim)
-        for i in range(filter.inner_layers + 1):
-            hidden = jnp.sin(frequency[None] * self._layer(filter.width, i)(hidden))
-        out = nn.DenseGeneral(
-            (self.sides, self.dim),
-            use_bias=False,
-            kernel_init=named(_uniform(1 / 3), None, None, "channels"),
-            precision=jax.lax.Precision.HIGHEST,
-            name="out",
-        )(hidden)
-        return jnp.einsum("lsd,dl->sdl", out, self._window(t))
-
-    def _layer(self, features: int, index: int) -> nn.Dense:
-        return nn.Dense(
-            features,
-            kernel_init=named(_uniform(1 / 3), None, None),
-            bias_init=named(nn.initializers.zeros, None),
-            precision=jax.lax.Precision.HIGHEST,
-            name=f"layer_{index}",
-        )
-
-    def _window(self, t: Float[Array, "L"]) -> Float[Array, "D L"]:
-        slow, fast = self.filter.decay_range()
-        decay = jnp.linspace(slow, fast, self.dim, dtype=jnp.float32)
-        scale = jnp.sqrt(2 * decay / self.filter.normaliser)
-        return scale[:, None] * jnp.exp(-decay[:, None] * t[None])
-
-
-def _features(t: Float[Array, "L"], emb_dim: int) -> Float[Array, "L F"]:
-    bands = jnp.arange(1, (emb_dim - 1) // 2 + 1, dtype=jnp.float32)
-    angle = jnp.float32(2 * jnp.pi) * jnp.mod(t[:, None] * bands[None], 1.0)
-    return jnp.concatenate([t[:, None], jnp.cos(angle), -jnp.sin(angle)], axis=-1)
-
-
-def _uniform(scale: float) -> nn.initializers.Initializer:
-    return nn.initializers.variance_scaling(scale, "fan_in", "uniform")
 
 
 class FiniteConv(nn.Module):
@@ -91,14 +42,20 @@ class FiniteConv(nn.Module):
         normal = named(nn.initializers.normal(1.0), "channels")
         self.bias = self.param("bias", normal, (self.dim,))
 
-    def _filter(self, length: int) -> Float[Array, "D L"]:
-        """The first min(length, taps) taps of each side; not causal: [D, 2L - 1] with lag 0 in the middle."""
+    def _made_of(self, length: int) -> tuple[Any, Any]:
+        """What the first min(length, taps) taps of each side are made of: shared by all channels, and by channel."""
         length = min(length, self.filter.taps)
-        if isinstance(self.filter, ExplicitFilter):
-            zero = 0 if self.causal else self.filter.taps - 1
-            first = 0 if self.causal else zero - length + 1
-            return self.taps[:, first : zero + length]
-        sides = self.implicit(length)
+        if isinstance(self.filter, ImplicitFilter):
+            return self.implicit.parts(length)
+        zero = 0 if self.causal else self.filter.taps - 1
+        first = 0 if self.causal else zero - length + 1
+        return (), self.taps[:, first : zero + length]
+
+    def _made(self, shared: Any, per_channel: Any) -> Float[Array, "D L"]:
+        """The taps; not causal: [D, 2L - 1] with lag 0 in the middle."""
+        if not isinstance(self.filter, ImplicitFilter):
+            return per_channel
+        sides = evaluate(self.filter, shared, per_channel)
         if self.causal:
             return sides[0]
         return jnp.concatenate([jnp.flip(sides[1, :, 1:], -1), sides[0]], axis=-1)
@@ -111,23 +68,63 @@ class FiniteConv(nn.Module):
         segment_ids: Int[Array, "B T"] | None,
     ) -> Float[Array, "B D T"]:
         """The parallel pass; inputs are zero at holes and padding."""
+        shared, per_channel = self._made_of(v.shape[-1])
+        if seq_axis() is not None and self._op is long_conv:
+            y = over_channels(self._channels, pre_gate * v, (per_channel, self.bias), shared, segment_ids)
+            return y if post_gate is None else post_gate * y
+        filter = (self._made(shared, per_channel), self.bias)
+        return over_streams(self._stretch, (v, pre_gate, post_gate), segment_ids, filter)
 
-        def conv(batched: Any, shared: Any) -> Float[Array, "B D T"]:
-            v, pre_gate, post_gate, segment_ids = batched
-            taps, bias = shared
-            return self._op(
-                v,
-                taps,
-                bias=bias,
-                pre_gate=pre_gate,
-                post_gate=post_gate,
-                segment_ids=segment_ids,
-                segment_alignment=self.segment_alignment,
-                causal=self.causal,
-                implementation=self.implementation,
-            )
+    def _channels(self, u: Any, per_channel: Any, shared: Any, segment_ids: Any) -> Float[Array, "B d T"]:
+        """Whole rows of some channels, whose taps are made here."""
+        made_of, bias = per_channel
+        return self._rows(u, (self._made(shared, made_of), bias), segment_ids)
 
-        return over_batch(conv, (v, pre_gate, post_gate, segment_ids), (self._filter(v.shape[-1]), self.bias))
+    def _rows(
+        self, u: Any, filter: Any, segment_ids: Any, *, alignment: int | None = None, **gates: Any
+    ) -> Float[Array, "B D T"]:
+        taps, bias = filter
+        return self._op(
+            u,
+            taps,
+            bias=bias,
+            segment_ids=segment_ids,
+            segment_alignment=self.segment_alignment if alignment is None else alignment,
+            causal=self.causal,
+            implementation=self.implementation,
+            **gates,
+        )
+
+    def _stretch(self, streams: Any, segment_ids: Any, filter: Any) -> Float[Array, "B D T"]:
+        """A device's own steps, and what its neighbours' inputs add to them."""
+        v, pre_gate, post_gate = streams
+        alignment = local_alignment(self.segment_alignment, v.shape[-1])
+        y = self._rows(v, filter, segment_ids, alignment=alignment, pre_gate=pre_gate, post_gate=post_gate)
+        if not splits_sequence():
+            return y
+        u, taps = pre_gate * v, filter[0]
+        centre = 0 if self.causal else taps.shape[1] // 2
+        y = y + self._from_outside(u, segment_ids, post_gate, taps[:, centre:])
+        if self.causal:
+            return y
+        return y + self._from_outside(u, segment_ids, post_gate, taps[:, centre::-1], reverse=True)
+
+    def _from_outside(
+        self, u: Array, segment_ids: Any, post_gate: Any, taps: Float[Array, "D L"], *, reverse: bool = False
+    ) -> Float[Array, "B D T"]:
+        """What the L - 1 steps before a device's stretch (behind it, if reverse) add to its outputs."""
+        past = history(u, segment_ids, taps.shape[1] - 1, reverse=reverse)
+        if past is None or not past.shape[-1]:
+            return jnp.zeros_like(u)
+        length, size = u.shape[-1], min(u.shape[-1], past.shape[-1])
+        row = jnp.pad(past, ((0, 0), (0, 0), (0, size)))
+        added = self._op(row, taps, implementation=self.implementation)[..., -size:]
+        added = jnp.pad(added, ((0, 0), (0, 0), (0, length - size)))
+        added = jnp.flip(added, -1) if reverse else added
+        if segment_ids is not None:
+            edge = jnp.abs(segment_ids[:, -1:] if reverse else segment_ids[:, :1])
+            added = jnp.where((segment_ids == edge)[:, None], added, jnp.zeros((), added.dtype))
+        return added if post_gate is None else post_gate * added
 
     @property
     def _op(self) -> Any:
@@ -156,7 +153,7 @@ class FiniteConv(nn.Module):
                 ]
             return y, push_history(history, u, tokens)
 
-        shared = (self._filter(state.shape[-1] + 1), self.bias)
+        shared = (self._made(*self._made_of(state.shape[-1] + 1)), self.bias)
         y, state = over_batch(conv, (pre_gate * v, tokens, state), shared)
         return y if post_gate is None else post_gate * y, state
 

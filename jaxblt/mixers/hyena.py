@@ -13,6 +13,8 @@ from jaxblt.mixers.conv_state import HyenaState, empty_history, push_history, wi
 from jaxblt.mixers.filters import Filter, ModalFilter, history_size
 from jaxblt.mixers.finite_filter import FiniteConv
 from jaxblt.mixers.modal_filter import ModalConv
+from jaxblt.mixers.streams import over_streams
+from jaxblt.parallel.halo import history
 from jaxblt.parallel.islands import over_batch
 from pallas_kernels.short_conv import short_conv
 
@@ -130,12 +132,12 @@ class Hyena(nn.Module):
         self, x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None
     ) -> Float[Array, "B D T"]:
         if segment_ids is None or self.config.packed:
-            v, *gates = self._split(over_batch(self._short, (self._project_in(x), segment_ids), self.short))
+            v, *gates = self._split(over_streams(self._short, self._project_in(x), segment_ids, self.short))
         else:
             # with one document a row the ops need no segments, so what they would do for holes is done here
             content, segment_ids = (segment_ids > 0).astype(self.dtype), None
             z = self._project_in(x * content[..., None])
-            v, *gates = self._split(over_batch(self._short, (z, None), self.short) * content[:, None])
+            v, *gates = self._split(over_streams(self._short, z, None, self.short) * content[:, None])
         for i, conv in enumerate(self.long):
             v = conv(v, gates[i], self._post_gate(gates, i), segment_ids)
         return v
@@ -151,14 +153,15 @@ class Hyena(nn.Module):
             filters.append(after)
         return v, dataclasses.replace(state, short=short, filters=tuple(filters))
 
-    def _short(self, batched: Any, taps: Float[Array, "S E K"]) -> Float[Array, "B E T"]:
+    def _short(self, z: Any, ids: Any, taps: Float[Array, "S E K"]) -> Float[Array, "B E T"]:
         """The short convolution; if not causal, another one over the reversed row is added."""
-        z, ids = batched
-        y = short_conv(z, taps[0], segment_ids=ids)
+        size = self.config.short_taps - 1
+        y = short_conv(z, taps[0], segment_ids=ids, history=history(z, ids, size))
         if self.config.causal:
             return y
-        back, ids = jax.tree.map(lambda a: jnp.flip(a, -1), (z, ids))
-        return y + jnp.flip(short_conv(back, taps[1], segment_ids=ids), -1)
+        ahead = history(z, ids, size, reverse=True)
+        z, ids = jax.tree.map(lambda a: jnp.flip(a, -1), (z, ids))
+        return y + jnp.flip(short_conv(z, taps[1], segment_ids=ids, history=ahead), -1)
 
     def _short_stream(self, batched: Any, taps: Float[Array, "S E K"]) -> Any:
         z, tokens, history = batched

@@ -11,6 +11,9 @@ from jaxtyping import Array, Float, Int
 from jaxblt.mixers.base import Tokens, named, rows
 from jaxblt.mixers.conv_state import continuing, op_segments
 from jaxblt.mixers.filters import ModalFilter
+from jaxblt.mixers.streams import local_alignment, over_streams
+from jaxblt.parallel.carry import fold_before
+from jaxblt.parallel.halo import splits_sequence
 from jaxblt.parallel.islands import over_batch
 from pallas_kernels.modal_conv import modal_conv
 
@@ -58,35 +61,31 @@ class ModalConv(nn.Module):
         segment_ids: Int[Array, "B T"] | None,
     ) -> Float[Array, "B D T"]:
         """The parallel pass; inputs are zero at holes and padding."""
-        log_poles = -jnp.exp(self.log_rate)
+        log_poles, streams = -jnp.exp(self.log_rate), (v, pre_gate, post_gate)
         shared = (log_poles[0], self.residues[0], self.bias)
-        y = over_batch(self._forward, (v, pre_gate, post_gate, segment_ids), shared)
+        y = over_streams(self._forward, streams, segment_ids, shared)
         if self.causal:
             return y
-        backward = over_batch(
-            self._backward, (v, pre_gate, post_gate, segment_ids), (log_poles[1], self.residues[1])
-        )
-        return y + backward
+        return y + over_streams(self._backward, streams, segment_ids, (log_poles[1], self.residues[1]))
 
-    def _forward(self, batched: Any, shared: Any, *, segment_alignment: int | None = None) -> Any:
-        v, pre_gate, post_gate, segment_ids = batched
+    def _forward(self, streams: Any, segment_ids: Any, shared: Any, *, reverse: bool = False) -> Any:
+        v, pre_gate, post_gate = streams
         log_poles, residues, bias = shared
+        alignment = 1 if reverse else local_alignment(self.segment_alignment, v.shape[-1])
+        options = {"segment_ids": segment_ids, "segment_alignment": alignment, "pre_gate": pre_gate}
+        options["implementation"] = self.implementation
+        state = None
+        if splits_sequence():
+            _, written = modal_conv(v, log_poles, residues, output_final_state=True, **options)
+            state = _entering_state(written, log_poles, segment_ids, v.shape[-1], reverse=reverse)
         return modal_conv(
-            v,
-            log_poles,
-            residues,
-            segment_ids=segment_ids,
-            segment_alignment=self.segment_alignment if segment_alignment is None else segment_alignment,
-            bias=bias,
-            pre_gate=pre_gate,
-            post_gate=post_gate,
-            implementation=self.implementation,
+            v, log_poles, residues, bias=bias, post_gate=post_gate, initial_state=state, **options
         )
 
-    def _backward(self, batched: Any, shared: Any) -> Float[Array, "B D T"]:
+    def _backward(self, streams: Any, segment_ids: Any, shared: Any) -> Float[Array, "B D T"]:
         """The other side of the filter: the same op over the reversed row, where documents start anywhere."""
-        reverse = jax.tree.map(lambda x: jnp.flip(x, -1), batched)
-        return jnp.flip(self._forward(reverse, (*shared, None), segment_alignment=1), -1)
+        streams, segment_ids = jax.tree.map(lambda x: jnp.flip(x, -1), (streams, segment_ids))
+        return jnp.flip(self._forward(streams, segment_ids, (*shared, None), reverse=True), -1)
 
     def stream(
         self,
@@ -117,6 +116,46 @@ class ModalConv(nn.Module):
             implementation=self.implementation,
         )
         return y, jnp.where(rows(jnp.any(tokens.live, 1), state), after, state)
+
+
+def _entering_state(
+    written: Float[Array, "B D M"],
+    log_poles: Float[Array, "D M"],
+    segment_ids: Int[Array, "B T"] | None,
+    length: int,
+    *,
+    reverse: bool,
+) -> Float[Array, "B D M"]:
+    """The state before this device's first step, of that step's document.
+
+    Args:
+      written: what this device's steps leave behind from a state of zero.
+      log_poles: of the modes.
+      segment_ids, length: of this device's steps.
+      reverse: rows are read from the end, the last device first.
+    """
+    start = jnp.zeros_like(written)
+    if segment_ids is None:
+        decay = jnp.exp(log_poles * length)[None]
+        return fold_before(lambda s, add: decay * s + add, start, written, reverse=reverse)
+    document = jnp.abs(segment_ids)
+    live = document != 0
+    last = jnp.max(jnp.where(live, jnp.arange(length, dtype=jnp.int32)[None], 0), 1, keepdims=True)
+    first, last = (
+        jnp.take_along_axis(document, at, 1)[:, 0] for at in (jnp.argmax(live, 1, keepdims=True), last)
+    )
+    steps = jnp.sum(live, 1, dtype=jnp.int32)
+
+    def join(carry: Any, after: Any) -> Any:
+        (state, of), (written, first, last, steps) = carry, after
+        decay = jnp.exp(log_poles[None] * steps[:, None, None].astype(log_poles.dtype))
+        stays = (steps == 0) | ((first == of) & (last == of))
+        kept = jnp.where(rows(stays, state), decay * state, jnp.zeros((), state.dtype))
+        return kept + written, jnp.where(steps == 0, of, last)
+
+    nothing = jnp.zeros_like(first)
+    state, of = fold_before(join, (start, nothing), (written, first, last, steps), reverse=reverse)
+    return jnp.where(rows(of == document[:, 0], state), state, jnp.zeros((), state.dtype))
 
 
 def _one_token(batched: Any, shared: Any) -> tuple[Float[Array, "B D 1"], Float[Array, "B D M"]]:

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.base import Clock, arrange, named, restore, start_clock
+from jaxblt.parallel.carry import fold_before
+from jaxblt.parallel.halo import before, behind, splits_sequence
+from jaxblt.parallel.sequence import over_sequence, seq_axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +74,12 @@ class GatedRecurrence(nn.Module):
         gate = self._dense("gate", ("embed", "channels"), bias=True)
         out = self._dense("out", ("channels", "embed"))
         if state is None:
-            content, new = _documents(segment_ids, x)
-            h = _recur(gate(x), into(x), content, new)
-            return out((h * content[..., None].astype(h.dtype)).astype(self.dtype)), None
+            streams = (gate(x), into(x), segment_ids)
+            h = _train(streams) if seq_axis() is None else over_sequence(lambda own, *_: _train(own), streams)
+            return out(h.astype(self.dtype)), None
         tokens, clock = arrange(x, segment_ids, positions, state.clock)
-        before = jnp.concatenate([jnp.zeros_like(tokens.run[:, :1]), tokens.run[:, :-1]], 1)
-        new = tokens.live & (tokens.run != before)
+        past = jnp.concatenate([jnp.zeros_like(tokens.run[:, :1]), tokens.run[:, :-1]], 1)
+        new = tokens.live & (tokens.run != past)
         h = _recur(gate(tokens.x), into(tokens.x), tokens.content, new, state.h)
         return restore(out(h.astype(self.dtype)), tokens), RecurrenceState(clock=clock, h=h[:, -1])
 
@@ -91,15 +94,17 @@ class GatedRecurrence(nn.Module):
         )
 
 
-def _documents(
-    segment_ids: Int[Array, "B T"] | None, x: Float[Array, "B T D"]
-) -> tuple[Bool[Array, "B T"], Bool[Array, "B T"]]:
-    """Where there is a token, and where a document starts."""
+def _train(streams: Any) -> Float[Array, "B T D"]:
+    """h of each document from zero, itself zero where there is no token."""
+    gate, u, segment_ids = streams
     if segment_ids is None:
-        return jnp.ones(x.shape[:2], bool), jnp.zeros(x.shape[:2], bool)
-    document = jnp.abs(segment_ids)
-    before = jnp.concatenate([document[:, :1], document[:, :-1]], 1)
-    return segment_ids > 0, document != before
+        everywhere = jnp.ones(u.shape[:2], bool)
+        return _recur(gate, u, everywhere, ~everywhere)
+    document, content = jnp.abs(segment_ids), segment_ids > 0
+    past = before(document, 1, axis=1) if splits_sequence() else document[:, :1]
+    new = document != jnp.concatenate([past, document[:, :-1]], 1)
+    h = _recur(gate, u, content, new)
+    return h * content[..., None].astype(h.dtype)
 
 
 def _recur(
@@ -123,28 +128,43 @@ def _recur(
 def linear_scan(a: Float[Array, "B T D"], b: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
     """h_t = a_t h_{t-1} + b_t from h = 0, by log2 T doublings (Hillis and Steele, 1986).
 
-    The gradient is the same recurrence backward, g_t = dh_t + a_{t+1} g_{t+1}, so none of the doublings is kept.
+    The gradient is the same recurrence backward, g_t = dh_t + a_{t+1} g_{t+1}, so none of the doublings is kept. On a
+    stretch of a split sequence each device starts from 0 and adds what those before it carry in.
     """
+    return _scan(a, b, reverse=False)
+
+
+def _scan(a: Array, b: Array, *, reverse: bool) -> Array:
+    if reverse:
+        a, b = jnp.flip(a, 1), jnp.flip(b, 1)
     shift = 1
     while shift < a.shape[1]:
         a, b = a * _delay(a, shift, 1.0), a * _delay(b, shift, 0.0) + b
         shift *= 2
-    return b
+    if splits_sequence():
+        start, summary = jnp.zeros_like(b[:, -1]), (a[:, -1], b[:, -1])
+        carried = fold_before(lambda h, own: own[0] * h + own[1], start, summary, reverse=reverse)
+        b = b + a * carried[:, None]
+    return jnp.flip(b, 1) if reverse else b
 
 
 def _delay(x: Float[Array, "B T D"], steps: int, fill: float) -> Float[Array, "B T D"]:
     return jnp.pad(x[:, :-steps], ((0, 0), (steps, 0), (0, 0)), constant_values=fill)
 
 
-def _linear_scan_fwd(a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
+def _scan_fwd(a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
     h = linear_scan(a, b)
     return h, (a, h)
 
 
-def _linear_scan_bwd(kept: tuple[Array, Array], dh: Array) -> tuple[Array, Array]:
+def _scan_bwd(kept: tuple[Array, Array], dh: Array) -> tuple[Array, Array]:
     a, h = kept
-    g = jnp.flip(linear_scan(_delay(jnp.flip(a, 1), 1, 0.0), jnp.flip(dh, 1)), 1)
-    return g * _delay(h, 1, 0.0), g
+    edges = [jnp.zeros_like(a[:, :1])] * 2
+    if splits_sequence():
+        edges = [behind(a, 1, axis=1), before(h, 1, axis=1)]
+    ahead, past = jnp.concatenate([a[:, 1:], edges[0]], 1), jnp.concatenate([edges[1], h[:, :-1]], 1)
+    g = _scan(ahead, dh, reverse=True)
+    return g * past, g
 
 
-linear_scan.defvjp(_linear_scan_fwd, _linear_scan_bwd)
+linear_scan.defvjp(_scan_fwd, _scan_bwd)

@@ -1,0 +1,71 @@
+"""Halos: the positions just before or behind a device's own stretch of the sequence, fetched from its neighbours."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Shaped
+
+from jaxblt.parallel.sequence import SEQ_AXIS
+
+
+def splits_sequence() -> bool:
+    """Whether this is traced inside an island over the sequence, where arrays are a device's own stretch."""
+    return SEQ_AXIS in jax.sharding.get_abstract_mesh().manual_axes
+
+
+def before(x: Shaped[Array, "..."], size: int, *, axis: int) -> Shaped[Array, "..."]:
+    """The `size` positions before this device's, oldest first; zeros before the start of the sequence.
+
+    Only inside an island over the sequence. One exchange for each device that the halo reaches, of the positions
+    asked for alone; its gradient sends as much the other way.
+
+    Args:
+      x: this device's positions.
+      size: of the halo; may span several devices.
+      axis: the time axis of x.
+    """
+    return _halo(x, size, axis, 1)
+
+
+def behind(x: Shaped[Array, "..."], size: int, *, axis: int) -> Shaped[Array, "..."]:
+    """The `size` positions behind this device's, in order; zeros behind the end. Otherwise as `before`."""
+    return _halo(x, size, axis, -1)
+
+
+def _halo(x: Array, size: int, axis: int, step: int) -> Array:
+    own, count = x.shape[axis], jax.lax.axis_size(SEQ_AXIS)
+    pieces = [jax.lax.slice_in_dim(x, 0, 0, axis=axis)]
+    for hop in range(1, -(-size // own) + 1):
+        wanted = min(size - (hop - 1) * own, own)
+        start = own - wanted if step == 1 else 0
+        piece = jax.lax.slice_in_dim(x, start, start + wanted, axis=axis)
+        pairs = [(i, i + step * hop) for i in range(count) if 0 <= i + step * hop < count]
+        # a device that nobody sends to receives zeros
+        pieces.append(jax.lax.ppermute(piece, SEQ_AXIS, pairs) if pairs else jnp.zeros_like(piece))
+    return jnp.concatenate(pieces[::-step], axis)
+
+
+def history(
+    u: Float[Array, "B D T"], segment_ids: Int[Array, "B T"] | None, size: int, *, reverse: bool = False
+) -> Float[Array, "B D size"] | None:
+    """The `size` inputs before this device's that its first document needs: zero at holes and other documents.
+
+    Documents are contiguous, so no other document reaches over the edge. None outside of an island over the
+    sequence, where rows are whole.
+
+    Args:
+      u: this device's inputs.
+      segment_ids: documents, or None for one.
+      size: of the history.
+      reverse: the history of the row read from its end.
+    """
+    if not splits_sequence():
+        return None
+
+    def outside(x: Array, axis: int) -> Array:
+        return jnp.flip(behind(x, size, axis=axis), axis) if reverse else before(x, size, axis=axis)
+
+    past = outside(u, 2)
+    if segment_ids is None:
+        return past
+    edge = segment_ids[:, -1:] if reverse else segment_ids[:, :1]
+    return jnp.where((outside(segment_ids, 1) == jnp.abs(edge))[:, None], past, jnp.zeros((), past.dtype))

@@ -1,0 +1,131 @@
+"""Hyena and the gated recurrence over a split sequence give what they give on one device, and gather nothing."""
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxblt.mixers import (
+    ExplicitFilter,
+    GatedRecurrenceConfig,
+    HyenaConfig,
+    ImplicitFilter,
+    MixerConfig,
+    ModalFilter,
+)
+from jaxblt.parallel import make_mesh
+from tests.parallel.along import alone, along, expect_same, passes
+from tests.parallel.hlo import collectives, spanning
+
+LENGTH = 8 * 11
+MODAL = ModalFilter(modes=4, max_timescale=64.0)
+IMPLICIT = ImplicitFilter(filter_len=600, width=5)
+CONFIGS: dict[str, MixerConfig] = {
+    "modal": HyenaConfig(dim=8, filter=MODAL),
+    "modal_order3": HyenaConfig(dim=8, order=3, filter=MODAL),
+    "modal_both": HyenaConfig(dim=8, filter=MODAL, causal=False),
+    "modal_alone": HyenaConfig(dim=8, filter=MODAL, packed=False),
+    "explicit": HyenaConfig(dim=8, filter=ExplicitFilter(taps=5), short_taps=4),
+    "explicit_far": HyenaConfig(dim=8, filter=ExplicitFilter(taps=30), short_taps=1),
+    "explicit_both": HyenaConfig(dim=8, filter=ExplicitFilter(taps=30), causal=False),
+    "implicit": HyenaConfig(dim=8, filter=IMPLICIT),
+    "implicit_both": HyenaConfig(dim=8, filter=IMPLICIT, causal=False),
+    "recurrence": GatedRecurrenceConfig(dim=8),
+}
+LAYOUTS = ("whole", "crossing", "inside", "padded", "holes")
+MESHES = ({"seq": 2}, {"seq": 4}, {"seq": 8}, {"seq": 4, "data": 2})
+CASES = [
+    ("modal", "crossing", 2),
+    ("modal", "padded", 1),
+    ("modal_both", "inside", 1),
+    ("modal_alone", "whole", 3),
+    ("explicit", "holes", 1),
+    ("explicit_far", "inside", 2),
+    ("explicit_both", "padded", 2),
+    ("implicit", "whole", 1),
+    ("implicit", "crossing", 2),
+    ("recurrence", "padded", 2),
+    ("recurrence", "inside", 3),
+]
+REST = [
+    pytest.param(name, layout, mesh, marks=pytest.mark.slow)
+    for name in CONFIGS
+    for layout in LAYOUTS
+    for mesh in range(len(MESHES))
+    if (name, layout, mesh) not in CASES and not (name == "modal_alone" and layout in ("crossing", "inside"))
+]
+
+
+@functools.cache
+def run(name: str, layout: str, mesh: int, length: int = LENGTH) -> tuple[Any, Any]:
+    module, (params, *sequenced), _ = alone(CONFIGS[name], layout, length)
+    return along(functools.partial(passes, module), params, sequenced, **MESHES[mesh])
+
+
+@pytest.mark.parametrize(("name", "layout", "mesh"), [*CASES, *REST])
+def test_split_equals_whole_forward_and_backward(name: str, layout: str, mesh: int) -> None:
+    _, (_, _, ids, _), expected = alone(CONFIGS[name], layout, LENGTH)
+    found, compiled = run(name, layout, mesh)
+    expect_same(found, expected, ids, n=LENGTH * CONFIGS[name].dim)
+    whole_rows = ("all-gather", "all-to-all") if not name.startswith("implicit") else ("all-gather",)
+    gathered = spanning(collectives(compiled), LENGTH, kinds=whole_rows)
+    # a device that convolves whole rows of its channels needs their documents, one integer a position
+    assert not [c for c in gathered if c.dtype != "s32" or not name.startswith("implicit")], gathered
+
+
+@pytest.mark.parametrize("layout", ["whole", pytest.param("crossing", marks=pytest.mark.slow)])
+def test_chunks_within_a_shard_and_a_carry_between(layout: str) -> None:
+    length = 600
+    module, (params, *sequenced), expected = alone(CONFIGS["modal"], layout, length)
+    found, _ = along(functools.partial(passes, module), params, sequenced, seq=2)
+    expect_same(found, expected, sequenced[1], n=length * 8)
+
+
+def kinds(name: str, layout: str, mesh: int) -> set[str]:
+    return {c.kind for c in collectives(run(name, layout, mesh)[1])}
+
+
+def test_each_filter_talks_in_its_own_way() -> None:
+    assert "all-to-all" in kinds("implicit", "whole", 1)
+    for name, layout, mesh in (
+        ("modal", "crossing", 2),
+        ("explicit_far", "inside", 2),
+        ("recurrence", "padded", 2),
+    ):
+        assert "all-to-all" not in kinds(name, layout, mesh)
+    assert "all-gather" not in kinds("explicit_far", "inside", 2)
+
+
+@pytest.mark.parametrize(("name", "carry"), [("modal", 8 * 4), ("recurrence", 8)])
+def test_what_is_carried_is_of_the_state_s_size(name: str, carry: int) -> None:
+    """A summary holds a state and a decay or counts, for each of 2 rows and 8 devices, whatever the length."""
+    layout = {"modal": "crossing", "recurrence": "padded"}[name]
+    gathers = [c for c in collectives(run(name, layout, 2)[1]) if c.kind == "all-gather"]
+    assert gathers
+    assert all(c.bytes <= 8 * 2 * carry * 4 for c in gathers), gathers
+
+
+def test_taps_of_an_implicit_filter_are_made_where_they_are_used() -> None:
+    """No device holds the taps of all 8 channels, nor rows as long as the sequence of all of them."""
+    text = run("implicit", "whole", 1)[1].as_text()
+    shapes = {tuple(dims.split(",")) for dims in re.findall(r"[a-z][0-9]+\[([0-9,]+)\]", text)}
+    assert any(str(LENGTH) in shape for shape in shapes)
+    assert not [shape for shape in shapes if str(LENGTH) in shape and {"8", "16", "24"} & set(shape)]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (HyenaConfig(dim=6, filter=IMPLICIT), ["6 channels", "4 devices", "ModalFilter"]),
+        (HyenaConfig(dim=8, filter=MODAL), ["T = 90", "4 devices", "92"]),
+    ],
+)
+def test_what_does_not_divide_is_named_before_compiling(config: HyenaConfig, words: list[str]) -> None:
+    x = jnp.zeros((1, 90 if config.dim == 8 else LENGTH, config.dim))
+    params = jax.eval_shape(config.build().init, jax.random.key(0), x)
+    with jax.set_mesh(make_mesh(data=2, seq=4)), pytest.raises(ValueError) as caught:
+        jax.eval_shape(config.build().apply, params, jnp.concatenate([x, x]))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
