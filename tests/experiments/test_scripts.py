@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ("train", "evaluate", "generate", "patch", "demo", "benchmark.record", "benchmark.context")
+BENCHMARKS = ("record", "context", "cpu_table", "patching_share")
+SCRIPTS = ("train", "evaluate", "generate", "patch", "demo", *(f"benchmark.{name}" for name in BENCHMARKS))
 EXECUTE = (
     "import nbclient, nbformat; n = nbformat.read('experiments/notebooks/quickstart.ipynb', 4); "
     "nbclient.NotebookClient(n, timeout=600, kernel_name='python3').execute(); "
