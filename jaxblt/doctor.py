@@ -115,6 +115,7 @@ def _sample_calls() -> dict[str, Callable[[Any], str]]:
     return {
         "attention": lambda op: op.explain(heads, heads, causal=True),
         "blocked_conv": lambda op: op.explain(x, array(1024, 128, dtype=fp32)),
+        "byte_head": lambda op: f"{op.explain('cross_entropy')}\n{op.explain('entropy')}",
         "long_conv": lambda op: op.explain(x, array(1024, 8192, dtype=fp32)),
         "modal_conv": lambda op: op.explain(x, poles, poles),
         "patch_attention": lambda op: f"{op.explain('pool')}\n{op.explain('lookup')}",
