@@ -13,7 +13,7 @@ from jaxblt.data.pipeline import Dataset
 from jaxblt.parallel.rules import replicated
 from jaxblt.patching import Patches, make_patches, plot_entropies
 from jaxblt.training.runlog import Progress, RunLog
-from jaxblt.training.setup import Setup
+from jaxblt.training.setup import Setup, to_devices
 from jaxblt.training.state import Frozen
 from jaxblt.training.step import find_entropies
 
@@ -49,16 +49,16 @@ class Passage:
 def first_passage(setup: Setup, frozen: Frozen | None, data: Dataset) -> Passage | None:
     """The beginning of the first document of a split; None if no entropies cut the patches.
 
-    Every process computes it, since the entropy model lies on the devices of all.
+    Every process calls it, with the entropy model on the devices of all, as in evaluation.
     """
     patcher = setup.task.patcher
     if patcher is None or not patcher.needs_entropies:
         return None
-    whole = replicated(setup.mesh)
-    batch = jax.device_put(data.batch(0, slots=range(data.config.batch_size)), whole)
-    find = jax.jit(partial(find_entropies, setup.eval_task), out_shardings=whole)
-    first = np.asarray(batch.segment_ids)[0] == 1
-    ids, entropies = (np.asarray(x)[0, first][:LENGTH] for x in (batch.inputs, find(frozen, batch)))
+    find = jax.jit(partial(find_entropies, setup.eval_task), out_shardings=replicated(setup.mesh))
+    entropies = find(frozen, to_devices(data.batch(0), setup.mesh, data.config.batch_size))
+    row = data.batch(0, slots=(0,))
+    first = row.segment_ids[0] == 1
+    ids, entropies = (np.asarray(x)[0, first][:LENGTH] for x in (row.inputs, entropies))
     patches = make_patches(patcher, jnp.asarray(ids)[None], entropies=jnp.asarray(entropies)[None])
     return Passage(ids, entropies, patches, patcher.threshold if patcher.mode == "entropy" else None)
 
