@@ -29,23 +29,29 @@ def record(
     """
     from jaxblt.training.runlog import read_metrics
 
-    lines = list(read_metrics(Path(run_dir) / "metrics.jsonl"))
+    written = list(read_metrics(Path(run_dir) / "metrics.jsonl"))
+    lines = [line for line in written if "bytes_per_second" in line]
+    validation = [line["validation/bits_per_byte"] for line in written if "validation/bits_per_byte" in line]
     config = json.loads((Path(run_dir) / "config.json").read_text(encoding="utf-8"))
     scored = json.loads(Path(evaluation).read_text(encoding="utf-8"))
     data = config["recipe"]["data"]
+    seen = lines[-1]["step"] * data["batch_size"] * data["seq_len"]
+    rate = median(line["bytes_per_second"] for line in lines)
     found = {
         "run": scored["run"],
         "device": gpu,
         "git_commit": commit,
         "versions": config["versions"],
         "steps": lines[-1]["step"],
-        "bytes_seen": lines[-1]["step"] * data["batch_size"] * data["seq_len"],
+        "bytes_seen": seen,
         "training_seconds": lines[-1]["seconds"],
-        "bytes_per_second": median(line["bytes_per_second"] for line in lines),
+        "seconds_in_steps": seen / rate,
+        "bytes_per_second": rate,
         "mfu": median(line["mfu"] for line in lines if "mfu" in line),
         "data_wait": median(line["data_wait"] for line in lines),
         "peak_memory_bytes": lines[-1].get("peak_memory_bytes"),
         "last_training_bits_per_byte": lines[-1]["bits_per_byte"],
+        "validation_bits_per_byte": validation,
         "evaluation": scored,
     }
     Path(out).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

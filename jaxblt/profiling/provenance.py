@@ -93,7 +93,7 @@ def provenance() -> dict[str, Any]:
         "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "versions": package_versions(),
         "git": git_commit(),
-        "argv": list(sys.argv),
+        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "devices": device_summary(),
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = ("record", "context", "cpu_table", "patching_share")
+BENCHMARKS = ("record", "baselines", "context", "cpu_table", "patching_share")
 SCRIPTS = ("train", "evaluate", "generate", "patch", "demo", *(f"benchmark.{name}" for name in BENCHMARKS))
 EXECUTE = (
     "import nbclient, nbformat; n = nbformat.read('experiments/notebooks/quickstart.ipynb', 4); "
