@@ -1,7 +1,7 @@
 """Attention as a sequence mixer: grouped queries, rotary or ALiBi positions, full or sliding window, KV cache."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -12,7 +12,9 @@ from jaxtyping import Array, Float, Int
 from jaxblt.mixers.base import arrange, named, restore
 from jaxblt.mixers.kv_cache import AttentionState, init_attention_state, write
 from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
+from jaxblt.parallel.context import ContextParallel, Implementation, context_attention
 from jaxblt.parallel.islands import over_batch
+from jaxblt.parallel.sequence import seq_axis
 from pallas_kernels.attention import attention
 
 Heads = tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]
@@ -35,6 +37,8 @@ class AttentionConfig:
       packed: rows may hold several documents. False promises one a row (holes and tail padding allowed),
         which lets the fastest kernels run; for causal rows without holes pass no segment ids at all then.
       implementation: of the attention op; None for the fastest that runs.
+      context_parallel: how tokens that a mesh splits along `seq` reach each other, as the modes of
+        `jaxblt.parallel.context_attention`; None for a ring, or all-to-all with ALiBi.
     """
 
     dim: int
@@ -47,7 +51,8 @@ class AttentionConfig:
     rope_theta: float = 10_000.0
     rope_scale: float = 1.0
     packed: bool = True
-    implementation: Literal["reference", "xla", "cudnn"] | None = None
+    implementation: Implementation = None
+    context_parallel: ContextParallel | None = None
 
     def __post_init__(self) -> None:
         if self.head_dim is None and self.dim % self.num_heads:
@@ -56,6 +61,9 @@ class AttentionConfig:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.groups}")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1 step (the token itself), got {self.window}")
+        if self.context_parallel not in (None, *get_args(ContextParallel)):
+            modes = get_args(ContextParallel)
+            raise ValueError(f"context_parallel {self.context_parallel!r} is not one of {modes} or None")
         if self.position not in ("rope", "alibi", "none"):
             raise ValueError(f"position {self.position!r} is not one of 'rope', 'alibi', 'none'")
         if self.position == "rope" and self.width % 2:
@@ -123,12 +131,16 @@ class Attention(nn.Module):
         out = self._dense(config.dim, ("heads", "head_dim", "embed"), (-2, -1), "out")
         x = x.astype(self.dtype)
         if state is not None:
+            _check_not_split(x.shape[1])
             tokens, clock = arrange(x, segment_ids, positions, state.clock)
             q, k, v = self._turn([layer(tokens.x) for layer in project], tokens.positions)
             o, state = over_batch(self._stream, (q, k, v, tokens, state))
             return restore(out(o), tokens), dataclasses.replace(state, clock=clock)
         if positions is None:
             positions = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+        if seq_axis() is not None:
+            q, k, v = self._turn([layer(x) for layer in project], positions)
+            return out(self._split(q, k, v, segment_ids)), None
         if segment_ids is None or config.packed or self._by_time:
             q, k, v = self._turn([layer(x) for layer in project], positions)
             return out(over_batch(self._segmented, (q, k, v, segment_ids))), None
@@ -171,6 +183,10 @@ class Attention(nn.Module):
         ids = None if segment_ids is None else jnp.maximum(segment_ids, 0)
         return attention(q, k, v, q_segment_ids=ids, kv_segment_ids=ids, **self._options())
 
+    def _split(self, q: Array, k: Array, v: Array, segment_ids: Array | None) -> Float[Array, "B T H K"]:
+        ids = None if segment_ids is None else jnp.maximum(segment_ids, 0)
+        return context_attention(q, k, v, ids, mode=self.config.context_parallel, **self._options())
+
     def _prefix(self, batched: Any, _: Any) -> Float[Array, "B T H K"]:
         q, k, v, lengths = batched
         return attention(q, k, v, lengths=lengths, **self._options())
@@ -199,6 +215,15 @@ class Attention(nn.Module):
             **self._options(),
         )
         return o, after
+
+
+def _check_not_split(length: int) -> None:
+    axis = seq_axis()
+    if axis is not None and length > 1:
+        raise ValueError(
+            f"{length} tokens with a state on a mesh that splits the sequence over {axis.size} devices: the cache is "
+            "not split. Prefill and stream on a mesh with seq=1, or feed one token a call; train without a state"
+        )
 
 
 def _content_first(segment_ids: Int[Array, "B T"]) -> tuple[Array, Array, Int[Array, "B"]]:

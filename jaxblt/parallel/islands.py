@@ -1,7 +1,7 @@
 """Islands: parts of a jitted program that run on each device's own rows."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +38,7 @@ def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = ()) -
     check_rows(batched, axes)
     split, whole = PartitionSpec(axes), PartitionSpec()
     return jax.shard_map(
-        fn, mesh=mesh, in_specs=(split, whole), out_specs=split, axis_names=set(axes), check_vma=True
+        fn, mesh=mesh, in_specs=(split, whole), out_specs=split, axis_names=manual_axes(axes), check_vma=True
     )(batched, shared)
 
 
@@ -52,3 +52,10 @@ def check_rows(batched: Any, axes: tuple[str, ...]) -> None:
             f"{sorted(rows)} rows do not divide among {count} devices (mesh axes {axes}): "
             "use a batch that is a multiple, or a smaller mesh"
         )
+
+
+def manual_axes(axes: Sequence[str]) -> set[str]:
+    """`axes` and the mesh's axes of one device: cuDNN's calls only compile where no axis is left to the partitioner."""
+    mesh = jax.sharding.get_abstract_mesh()
+    idle = {axis for axis in mesh.axis_names if mesh.shape[axis] == 1}
+    return {*axes, *idle} - set(mesh.manual_axes)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import PartitionSpec
 
-from jaxblt.parallel.islands import batch_axes, check_rows
+from jaxblt.parallel.islands import batch_axes, check_rows, manual_axes
 
 SEQ_AXIS = "seq"
 
@@ -65,7 +65,7 @@ def over_sequence[T](
         mesh=jax.sharding.get_abstract_mesh(),
         in_specs=(split, by_row, whole),
         out_specs=jax.tree.map(lambda timed: split if timed else by_row, outputs),
-        axis_names={axis.name, *rows},
+        axis_names=manual_axes((axis.name, *rows)),
         check_vma=True,
     )(sequenced, batched, shared)
 

@@ -1,0 +1,160 @@
+"""Context parallelism: exact attention over a sequence that is split among devices, in three modes."""
+
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxblt.parallel.band import Band, band_attention
+from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contiguous, to_zigzag
+from jaxblt.parallel.pieces import Keys
+from jaxblt.parallel.ring import Ring, ring_attention
+from jaxblt.parallel.sequence import SeqAxis, over_sequence, seq_axis
+from pallas_kernels.attention import attention
+from pallas_kernels.attention.mask import zero_where_not
+
+ContextParallel = Literal["ring", "all_to_all", "all_gather"]
+Implementation = Literal["reference", "xla", "cudnn"] | None
+
+
+def context_attention(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T G K"],
+    segment_ids: Int[Array, "B T"] | None = None,
+    *,
+    causal: bool,
+    window: int | None = None,
+    alibi_slopes: Float[Array, "H"] | None = None,
+    scale: float | None = None,
+    mode: ContextParallel | None = None,
+    layout: SequenceLayout = CONTIGUOUS,
+    implementation: Implementation = None,
+) -> Float[Array, "B T H K"]:
+    """`pallas_kernels.attention` of whole rows whose tokens are split along the mesh axis `seq`.
+
+    - "ring": keys and values go round the devices (see `ring`). Memory and traffic of a device: its share. A
+      causal mask without a window is balanced by swapping half-stretches into the zig-zag layout and back. A
+      window takes a halo of keys from the neighbours instead (see `band`).
+    - "all_to_all": every device gets all tokens of its share of the heads, and back (DeepSpeed-Ulysses,
+      2309.14509). One kernel call with any mask; heads must divide among the devices.
+    - "all_gather": every device gets all keys and values. Any mask and any heads; memory O(T).
+    - None: "ring", but "all_to_all" with ALiBi, whose distances the pieces of a ring do not know.
+
+    Args:
+      q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`; a token's
+        place in the sequence is its position.
+      mode: the exchange.
+      layout: of all the arrays, along the sequence; "zigzag" if the host laid them out so, for mode "ring".
+
+    Raises:
+      ValueError: before compiling, with the fix: the length or the heads do not divide among the devices, a
+        window is longer than a device's stretch, or the mode does not take this mask or layout.
+    """
+    axis = seq_axis()
+    if axis is None:
+        raise ValueError("no mesh with a 'seq' axis is in force: call pallas_kernels.attention.attention")
+    window = None if window is not None and window >= q.shape[1] else window
+    mode = mode or ("ring" if alibi_slopes is None else "all_to_all")
+    _check(axis, mode, q.shape[1], causal, window, alibi_slopes, layout)
+    options = {"scale": scale, "implementation": implementation}
+    mask = {"causal": causal, "window": window}
+
+    def island(sequenced: Any, _: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
+        q, keys = sequenced
+        if mode == "all_to_all":
+            return _by_heads(axis, q, keys, slopes, mask | options)
+        if mode == "all_gather":
+            return _by_gathering(axis, q, keys, slopes, mask | options)
+        valid = None if keys.segment_ids is None else keys.segment_ids > 0
+        q, k, v = (zero_where_not(valid, x) for x in (q, keys.k, keys.v))
+        keys = Keys(k, v, keys.segment_ids)
+        if window is not None:
+            o = band_attention(Band(axis, causal, window, **options), q, keys)
+        elif causal and layout == CONTIGUOUS:
+            o = _swapped(Ring(axis, causal, ZIGZAG, **options), q, keys)
+        else:
+            o = ring_attention(Ring(axis, causal, layout, **options), q, keys)
+        return zero_where_not(valid, o)
+
+    if mode == "all_to_all":
+        _check_heads(axis, q.shape[2], k.shape[2])
+    return over_sequence(island, (q, Keys(k, v, segment_ids)), (), alibi_slopes)
+
+
+def _swapped(ring: Ring, q: Array, keys: Keys) -> Array:
+    q, keys = jax.tree.map(lambda x: to_zigzag(x, ring.axis), (q, keys))
+    return to_contiguous(ring_attention(ring, q, keys), ring.axis)
+
+
+def _by_heads(axis: SeqAxis, q: Array, keys: Keys, slopes: Array | None, options: dict[str, Any]) -> Array:
+    def scatter(x: Array, split: int, concat: int) -> Array:
+        return lax.all_to_all(x, axis.name, split, concat, tiled=True)
+
+    q, k, v = (scatter(x, 2, 1) for x in (q, keys.k, keys.v))
+    ids = keys.segment_ids
+    if ids is not None:
+        ids = lax.all_gather(ids, axis.name, axis=1, tiled=True)
+    if slopes is not None:
+        slopes = lax.dynamic_slice_in_dim(slopes, lax.axis_index(axis.name) * q.shape[2], q.shape[2])
+    o = attention(q, k, v, q_segment_ids=ids, kv_segment_ids=ids, alibi_slopes=slopes, **options)
+    return scatter(o, 1, 2)
+
+
+def _by_gathering(
+    axis: SeqAxis, q: Array, keys: Keys, slopes: Array | None, options: dict[str, Any]
+) -> Array:
+    rows, length = q.shape[:2]
+    whole = jax.tree.map(lambda x: lax.all_gather(x, axis.name, axis=1, tiled=True), keys)
+    here = lax.axis_index(axis.name) * length + jnp.arange(length, dtype=jnp.int32)
+    there = jnp.arange(length * axis.size, dtype=jnp.int32)
+    return attention(
+        q,
+        whole.k,
+        whole.v,
+        q_segment_ids=keys.segment_ids,
+        kv_segment_ids=whole.segment_ids,
+        q_positions=jnp.broadcast_to(here, (rows, length)),
+        kv_positions=jnp.broadcast_to(there, (rows, there.size)),
+        alibi_slopes=slopes,
+        **options,
+    )
+
+
+def _check(
+    axis: SeqAxis,
+    mode: str,
+    length: int,
+    causal: bool,
+    window: int | None,
+    slopes: Array | None,
+    layout: SequenceLayout,
+) -> None:
+    if mode not in get_args(ContextParallel):
+        raise ValueError(f"mode {mode!r} is not one of {get_args(ContextParallel)} or None")
+    if layout != CONTIGUOUS and (mode != "ring" or window is not None):
+        raise ValueError(
+            f"the {layout.kind} layout goes with mode='ring' without a window, not with mode={mode!r}, "
+            f"window={window}: leave the tokens in order"
+        )
+    if mode == "ring" and slopes is not None:
+        raise ValueError("a ring knows no ALiBi distances: use mode='all_to_all', 'all_gather' or None")
+    balanced = mode == "ring" and causal and window is None
+    (ZIGZAG if balanced else layout).check(length, axis.size)
+    stretch = length // axis.size
+    if mode == "ring" and window is not None and window > stretch:
+        raise ValueError(
+            f"a window of {window} is longer than the {stretch} tokens of a device (T = {length} over "
+            f"{axis.size}), and the halo reaches one neighbour: use mode='all_to_all' or 'all_gather', or fewer "
+            "devices on the sequence"
+        )
+
+
+def _check_heads(axis: SeqAxis, heads: int, groups: int) -> None:
+    if heads % axis.size or groups % axis.size:
+        raise ValueError(
+            f"mode 'all_to_all' splits heads among the {axis.size} devices of {axis.name!r}: {heads} query heads "
+            f"and {groups} key heads must both be multiples of it; use mode='ring' or 'all_gather'"
+        )

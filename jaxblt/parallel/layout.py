@@ -1,0 +1,89 @@
+"""Which tokens each device of a split sequence holds, and how they change places."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int, Shaped
+
+from jaxblt.parallel.sequence import SeqAxis
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """The order of the tokens along the sequence axis of n devices.
+
+    - "contiguous": device i holds the i-th of n equal stretches. Everything but attention needs this order.
+    - "zigzag": device i holds the i-th and the (2n - 1 - i)-th of 2n equal stretches. A causal mask then gives
+      every device the same work, where contiguous stretches give the last one 2n / (n + 1) times the average.
+    """
+
+    kind: Literal["contiguous", "zigzag"] = "contiguous"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("contiguous", "zigzag"):
+            raise ValueError(f"layout {self.kind!r} is not one of 'contiguous', 'zigzag'")
+
+    def order(self, length: int, devices: int) -> Int[np.ndarray, " T"]:
+        """The token at each place: `x[:, order]` lays rows out on the host, `y[:, np.argsort(order)]` undoes it.
+
+        Raises:
+          ValueError: the length does not divide into equal stretches.
+        """
+        self.check(length, devices)
+        if self.kind == "contiguous":
+            return np.arange(length)
+        stretches = np.arange(length).reshape(2 * devices, -1)
+        pairs = [stretches[[i, 2 * devices - 1 - i]] for i in range(devices)]
+        return np.concatenate(pairs).reshape(-1)
+
+    def check(self, length: int, devices: int) -> None:
+        """Raises ValueError, naming the length and the fix, unless it divides into equal stretches."""
+        parts = devices * (2 if self.kind == "zigzag" else 1)
+        if length % parts:
+            raise ValueError(
+                f"a sequence of T = {length} tokens does not divide into the {parts} equal stretches of the "
+                f"{self.kind} layout over {devices} devices: pad it to {-(-length // parts) * parts}"
+            )
+
+
+CONTIGUOUS, ZIGZAG = SequenceLayout("contiguous"), SequenceLayout("zigzag")
+
+
+def to_zigzag(x: Shaped[Array, "B T ..."], axis: SeqAxis) -> Shaped[Array, "B T ..."]:
+    """Inside an island: the device's zig-zag tokens for its contiguous ones, by one pair of `ppermute`s."""
+    first, second = jnp.split(x, 2, axis=1)
+    even_route, odd_route = _routes(axis.size)
+    low = lax.ppermute(first, axis.name, even_route)
+    high = lax.ppermute(second, axis.name, odd_route)
+    return jnp.concatenate(_by_parity(low, high, axis), 1)
+
+
+def to_contiguous(x: Shaped[Array, "B T ..."], axis: SeqAxis) -> Shaped[Array, "B T ..."]:
+    """Undoes `to_zigzag`."""
+    early, late = jnp.split(x, 2, axis=1)
+    low, high = _by_parity(early, late, axis)
+    even_route, odd_route = ([(there, here) for here, there in route] for route in _routes(axis.size))
+    first = lax.ppermute(low, axis.name, even_route)
+    second = lax.ppermute(high, axis.name, odd_route)
+    return jnp.concatenate([first, second], 1)
+
+
+def _routes(devices: int) -> tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]:
+    """Where each device's first half (stretch 2i) and second half (2i + 1) live in the zig-zag order.
+
+    Even stretches reach every device once, and so do odd ones: device m gets stretch m by the route of m's
+    parity and 2n - 1 - m, which is of the other parity, by the other.
+    """
+    home = [min(stretch, 2 * devices - 1 - stretch) for stretch in range(2 * devices)]
+    return list(enumerate(home[0::2])), list(enumerate(home[1::2]))
+
+
+def _by_parity(a: Array, b: Array, axis: SeqAxis) -> tuple[Array, Array]:
+    """(a, b) on even devices, (b, a) on odd ones."""
+    even = lax.axis_index(axis.name) % 2 == 0
+    return jax.lax.select_n(even, b, a), jax.lax.select_n(even, a, b)

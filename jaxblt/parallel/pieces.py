@@ -1,0 +1,110 @@
+"""Attention in pieces: calls over some of the queries and keys, merged by log-sum-exp, and their gradients."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.attention import EMPTY_LSE, Part, attend_part, merge_parts, pull_part
+
+
+class Keys(NamedTuple):
+    """Keys, values and the segment ids that travel with them (None where all are of one document)."""
+
+    k: Float[Array, "B S G K"]
+    v: Float[Array, "B S G K"]
+    segment_ids: Int[Array, "B S"] | None
+
+
+class Piece(NamedTuple):
+    """A run of queries and an equally long run of keys that meet in one call of the kernel.
+
+    Attributes:
+      q_start, k_start: where the runs begin; the device may decide (a traced number).
+      size: their length.
+      causal, window: of the mask, by index within the runs.
+      reverse: both runs are read backwards, so that `causal` hides the keys before a query instead.
+      live: whether the piece counts at all; None for always. A dead piece costs what a live one does, so that
+        all devices do the same.
+    """
+
+    q_start: int | Int[Array, ""]
+    k_start: int | Int[Array, ""]
+    size: int
+    causal: bool
+    window: int | None = None
+    reverse: bool = False
+    live: Bool[Array, ""] | None = None
+
+
+def attend(
+    piece: Piece, q: Array, q_ids: Array | None, keys: Keys, options: dict[str, Any], merged: Part | None
+) -> Part:
+    """`merged` with the piece merged into it, in fp32; None is nothing yet, and the piece has all queries."""
+    arrays, marks = _operands(piece, q, q_ids, keys)
+    part = attend_part(*arrays, **marks, **options)
+    part = Part(_turn(piece, part.o, 1), _turn(piece, part.lse, 2))
+    if piece.live is not None:
+        part = part._replace(lse=jnp.where(piece.live, part.lse, EMPTY_LSE))
+    if merged is None:
+        return Part(part.o.astype(jnp.float32), part.lse)
+    new = merge_parts(_cut_part(piece, merged), part)
+    o = lax.dynamic_update_slice_in_dim(merged.o, new.o, piece.q_start, 1)
+    return Part(o, lax.dynamic_update_slice_in_dim(merged.lse, new.lse, piece.q_start, 2))
+
+
+def pull(
+    piece: Piece,
+    q: Array,
+    q_ids: Array | None,
+    keys: Keys,
+    merged: Part,
+    do: Array,
+    options: dict[str, Any],
+) -> tuple[Array, Array, Array]:
+    """What the piece adds to dq, dk and dv, for its runs of queries and keys alone."""
+    arrays, marks = _operands(piece, q, q_ids, keys)
+    part = _cut_part(piece, merged)
+    part = Part(_turn(piece, part.o, 1), _turn(piece, part.lse, 2))
+    gradients = pull_part(*arrays, part, _run(piece, do, piece.q_start), **marks, **options)
+    dq, dk, dv = (_turn(piece, x, 1) for x in gradients)
+    if piece.live is None:
+        return dq, dk, dv
+    zero = jnp.zeros((), dq.dtype)
+    return jnp.where(piece.live, dq, zero), jnp.where(piece.live, dk, zero), jnp.where(piece.live, dv, zero)
+
+
+def add_at(total: Array, x: Array, start: int | Array, axis: int) -> Array:
+    """`total` with x added from `start` on, along `axis`, in the precision of `total`."""
+    old = lax.dynamic_slice_in_dim(total, start, x.shape[axis], axis)
+    return lax.dynamic_update_slice_in_dim(total, old + x.astype(total.dtype), start, axis)
+
+
+def _operands(
+    piece: Piece, q: Array, q_ids: Array | None, keys: Keys
+) -> tuple[tuple[Array, Array, Array], dict[str, Any]]:
+    k, v = (_run(piece, x, piece.k_start) for x in keys[:2])
+    marks: dict[str, Any] = {"causal": piece.causal, "window": piece.window}
+    if q_ids is not None and keys.segment_ids is not None:
+        marks["q_segment_ids"] = _run(piece, q_ids, piece.q_start)
+        marks["kv_segment_ids"] = _run(piece, keys.segment_ids, piece.k_start)
+    return (_run(piece, q, piece.q_start), k, v), marks
+
+
+def _run(piece: Piece, x: Array, start: int | Array) -> Array:
+    if x.shape[1] != piece.size:
+        x = lax.dynamic_slice_in_dim(x, start, piece.size, 1)
+    return _turn(piece, x, 1)
+
+
+def _turn(piece: Piece, x: Array, axis: int) -> Array:
+    return jax.lax.rev(x, (axis,)) if piece.reverse else x
+
+
+def _cut_part(piece: Piece, merged: Part) -> Part:
+    return Part(
+        lax.dynamic_slice_in_dim(merged.o, piece.q_start, piece.size, 1),
+        lax.dynamic_slice_in_dim(merged.lse, piece.q_start, piece.size, 2),
+    )

@@ -1,0 +1,139 @@
+"""Ring attention: keys and values go round the devices of the sequence while each attends with its own queries.
+
+Device i starts with the keys of its own queries and passes on what it holds, so that at step s it meets those
+of device i - s. Partial results merge by log-sum-exp in fp32. The backward pass goes round once more, makes
+the scores again from the merged log-sum-exp, and the gradients of keys travel with their keys, back home in n
+hops. All devices run one program without branches: a causal mask costs nothing in the zig-zag layout, where
+two of the four half-by-half squares of a step are visible on every device, and which two is an index.
+Source: Liu, Zaharia, Abbeel, Ring Attention, 2310.01889; Brandon et al., Striped Attention, 2311.09431, for
+balancing the causal mask.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from jaxblt.parallel.layout import SequenceLayout
+from jaxblt.parallel.pieces import Keys, Piece, add_at, attend, pull
+from jaxblt.parallel.sequence import SeqAxis
+from pallas_kernels.attention import Part
+
+SAVED_OUT, SAVED_LSE = "ring_out", "ring_lse"
+"""`checkpoint_name`s of what the backward pass needs: recomputing them would go round the ring again."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """What the compiler knows of a ring.
+
+    Attributes:
+      axis: the devices, in the order of the ring.
+      causal: a token sees what is not after it, in the order of the sequence (not of the layout).
+      layout: the tokens of each device.
+      scale: of the scores; K**-0.5 if None.
+      implementation: of the kernel; None for the fastest that runs.
+    """
+
+    axis: SeqAxis
+    causal: bool
+    layout: SequenceLayout
+    scale: float | None = None
+    implementation: Any = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For every call of the kernel."""
+        return {"scale": self.scale, "implementation": self.implementation}
+
+    def shift[T](self, held: T) -> T:
+        """What the device before this one holds."""
+        n = self.axis.size
+        return lax.ppermute(held, self.axis.name, [(i, (i + 1) % n) for i in range(n)])
+
+    def pieces(self, step: int, length: int) -> list[Piece]:
+        """The tokens of a device are in order, so that its own keys are one causal call in either layout."""
+        whole = Piece(0, 0, length, causal=False)
+        if step == 0 or not self.causal:
+            return [whole._replace(causal=self.causal)]
+        before = lax.axis_index(self.axis.name) >= step
+        if self.layout.kind == "contiguous":
+            return [whole._replace(live=before)]
+        half = length // 2
+        start = jnp.where(before, 0, half)
+        return [Piece(half, 0, half, causal=False), Piece(start, start, half, causal=False)]
+
+
+def _attend_around(ring: Ring, q: Array, keys: Keys) -> Part:
+    kv, ids, merged = jnp.stack((keys.k, keys.v)), keys.segment_ids, None
+    for step in range(ring.axis.size):
+        coming = ring.shift((kv, ids)) if step + 1 < ring.axis.size else (kv, ids)
+        for piece in ring.pieces(step, q.shape[1]):
+            merged = attend(piece, q, keys.segment_ids, Keys(kv[0], kv[1], ids), ring.options, merged)
+        assert merged is not None
+        # Or the compiler sends all keys round before the first kernel, and waits for each.
+        (kv, ids), lse = lax.optimization_barrier((coming, merged.lse))
+        merged = Part(merged.o, lse)
+    assert merged is not None
+    return merged
+
+
+def _primal(ring: Ring, q: Float[Array, "B T H K"], keys: Keys) -> Float[Array, "B T H K"]:
+    return _attend_around(ring, q, keys).o.astype(q.dtype)
+
+
+def _forward(ring: Ring, q: Array, keys: Keys) -> tuple[Array, Any]:
+    o, lse = _attend_around(ring, q, keys)
+    o = checkpoint_name(o.astype(q.dtype), SAVED_OUT)
+    return o, (q, keys, Part(o, checkpoint_name(lse, SAVED_LSE)))
+
+
+def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Array, Keys]:
+    """Keys travel a step ahead of their gradients, which wait for this device's share, in one message."""
+    q, keys, merged = saved
+    kv, ids, dq = jnp.stack((keys.k, keys.v)), keys.segment_ids, jnp.zeros_like(q, jnp.float32)
+    dkv = jnp.zeros_like(kv, jnp.float32)
+    for step in range(ring.axis.size):
+        sent = [kv] * (step + 1 < ring.axis.size) + [dkv] * (step > 0)
+        coming = ring.shift((_pack(sent), ids))
+        pieces, held = ring.pieces(step, q.shape[1]), Keys(kv[0], kv[1], ids)
+        pulled = [pull(piece, q, keys.segment_ids, held, merged, do, ring.options) for piece in pieces]
+        (packed, ids), pulled = lax.optimization_barrier((coming, pulled))
+        came = _unpack(packed, sent)
+        kv, dkv = came[0], came[-1] if step else dkv
+        for piece, (add_q, *add) in zip(pieces, pulled, strict=True):
+            dq, dkv = add_at(dq, add_q, piece.q_start, 1), add_at(dkv, jnp.stack(add), piece.k_start, 2)
+    dk, dv = ring.shift(dkv.astype(keys.k.dtype))
+    return dq.astype(q.dtype), Keys(dk, dv, None)
+
+
+def _pack(arrays: list[Array]) -> Array:
+    """One array with the bits of all, side by side on the last axis: the compiler overlaps one exchange at a time."""
+    narrow = min((x.dtype for x in arrays), key=lambda dtype: dtype.itemsize)
+    return jnp.concatenate([_as_bits(x, narrow) for x in arrays], -1)
+
+
+def _as_bits(x: Array, dtype: Any) -> Array:
+    return lax.bitcast_convert_type(x, dtype).reshape(*x.shape[:-1], -1)
+
+
+def _unpack(packed: Array, like: list[Array]) -> list[Array]:
+    widths = [x.shape[-1] * x.dtype.itemsize // packed.dtype.itemsize for x in like]
+    parts = jnp.split(packed, np.cumsum(widths)[:-1], axis=-1)
+    return [_from_bits(part, x) for part, x in zip(parts, like, strict=True)]
+
+
+def _from_bits(bits: Array, like: Array) -> Array:
+    ratio = like.dtype.itemsize // bits.dtype.itemsize
+    shape = like.shape if ratio == 1 else (*like.shape, ratio)
+    return lax.bitcast_convert_type(bits.reshape(shape), like.dtype)
+
+
+ring_attention = jax.custom_vjp(_primal, nondiff_argnums=(0,))
+"""(ring, q, keys) -> o, all of this device: exact attention to the keys of all devices. Call it in an island."""
+ring_attention.defvjp(_forward, _backward)

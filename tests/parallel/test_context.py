@@ -1,0 +1,261 @@
+"""Attention over a split sequence equals dense attention, in values and in all gradients; and what it compiles to."""
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.models.remat import ALWAYS_SAVED, _policy
+from jaxblt.parallel import make_mesh
+from jaxblt.parallel.context import context_attention
+from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout
+from jaxblt.parallel.ring import SAVED_LSE, SAVED_OUT
+from pallas_kernels.attention import attention
+from tests.tolerances import relative_error
+
+EXACT = 1e-5
+"""Of fp32 results, in units of the root mean square of the dense ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    devices: int
+    causal: bool = True
+    window: int | None = None
+    layout: SequenceLayout = CONTIGUOUS
+    heads: int = 4
+    groups: int = 2
+    head_dim: int = 8
+    segments: bool = False
+    alibi: bool = False
+    mode: Any = "ring"
+    length: int = 64
+
+    def __str__(self) -> str:
+        mask = ("causal" if self.causal else "full") + (f"_w{self.window}" if self.window else "")
+        tail = ("_segments" if self.segments else "") + ("_alibi" if self.alibi else "")
+        heads = f"{self.heads}x{self.groups}x{self.head_dim}"
+        return f"{self.mode}{self.devices}_{mask}_{self.layout.kind}_{heads}{tail}"
+
+    def options(self) -> dict[str, Any]:
+        slopes = jnp.asarray(2.0 ** -np.arange(1, self.heads + 1), jnp.float32)
+        return {
+            "causal": self.causal,
+            "window": self.window,
+            "alibi_slopes": slopes if self.alibi else None,
+        }
+
+    def arrays(self, dtype: Any = np.float32) -> list[np.ndarray]:
+        """q, k, v and the cotangent of the output."""
+        rng, heads = np.random.default_rng(self.devices), (self.heads, self.groups, self.groups, self.heads)
+        return [rng.standard_normal((2, self.length, h, self.head_dim)).astype(dtype) for h in heads]
+
+    def segment_ids(self) -> np.ndarray | None:
+        """Documents across the edges of stretches, within one, stretches of padding alone, and holes."""
+        if not self.segments:
+            return None
+        n, ids = self.length, np.zeros((2, self.length), np.int32)
+        ids[0, : n * 5 // 8], ids[0, n * 5 // 8 : n * 5 // 8 + 3], ids[0, n * 3 // 4 :] = 1, 2, 3
+        ids[1, n // 2 :] = 4
+        ids[1, n // 2 + 5 :: 7] *= -1
+        return ids
+
+
+def passes(attend: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Output and gradients of q, k, v."""
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, do: jax.Array) -> tuple[jax.Array, ...]:
+        o, back = jax.vjp(attend, q, k, v)
+        return (o, *back(do))
+
+    return jax.jit(run)
+
+
+def dense(case: Case, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    ids = case.segment_ids()
+    marks = {"q_segment_ids": ids, "kv_segment_ids": ids}
+    attend = passes(lambda q, k, v: attention(q, k, v, **marks, **case.options(), implementation="reference"))
+    return [np.asarray(x) for x in attend(*arrays)]
+
+
+def mesh_of(case: Case) -> jax.sharding.Mesh:
+    rows = 2 if case.devices <= 4 else 1
+    return make_mesh(data=rows, seq=case.devices, devices=jax.devices()[: rows * case.devices])
+
+
+def split(case: Case) -> tuple[Callable[..., Any], np.ndarray]:
+    """The jitted passes over the mesh, and the order that the rows have to be in."""
+    order, ids = case.layout.order(case.length, case.devices), case.segment_ids()
+    ids = None if ids is None else jnp.asarray(ids[:, order])
+    options = case.options() | {"mode": case.mode, "layout": case.layout}
+    return passes(lambda q, k, v: context_attention(q, k, v, ids, **options)), order
+
+
+def check(case: Case) -> None:
+    arrays = case.arrays()
+    run, order = split(case)
+    with jax.set_mesh(mesh_of(case)):
+        got = [np.asarray(x)[:, np.argsort(order)] for x in run(*(x[:, order] for x in arrays))]
+    for name, a, b in zip(("o", "dq", "dk", "dv"), got, dense(case, arrays), strict=True):
+        error = np.abs(a - b).max() / (np.sqrt(np.mean(b**2)) or 1.0)
+        assert error <= EXACT, f"{name} of {case}: {error:.1e}"
+
+
+CASES = (
+    Case(devices=2, head_dim=16, segments=True),
+    Case(devices=4, heads=2, groups=2, layout=ZIGZAG),
+    Case(devices=4, heads=4, groups=1, segments=True),
+    Case(devices=8, layout=ZIGZAG, segments=True),
+    Case(devices=4, causal=False, groups=4, segments=True),
+    Case(devices=8, causal=False, heads=2, groups=1, head_dim=5),
+    Case(devices=2, causal=False, layout=ZIGZAG),
+    Case(devices=4, window=7, segments=True),
+    Case(devices=8, window=8, groups=4),
+    Case(devices=2, window=1, head_dim=16),
+    Case(devices=4, window=99),
+    Case(devices=4, causal=False, window=16, heads=2, groups=1, segments=True),
+    Case(devices=2, mode="all_to_all", window=37, segments=True),
+    Case(devices=2, mode=None, alibi=True),
+    Case(devices=4, mode="all_gather", window=37, segments=True),
+    Case(devices=4, mode="all_gather", alibi=True, segments=True),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_dense_attention(case: Case) -> None:
+    check(case)
+
+
+def matrix() -> list[Case]:
+    heads = ((4, 4, 8), (4, 2, 16), (8, 1, 5))
+    masks = ((True, None), (False, None), (True, 1), (True, 5), (False, 8))
+    cases = []
+    for n, (h, g, d), (causal, window), segments in itertools.product((2, 4, 8), heads, masks, (False, True)):
+        case = Case(devices=n, heads=h, groups=g, head_dim=d, causal=causal, window=window, segments=segments)
+        cases += [case] if window else [case, replace(case, layout=ZIGZAG)]
+        cases.append(replace(case, mode="all_gather"))
+        if g % n == 0:
+            cases.append(replace(case, mode="all_to_all"))
+    return cases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", matrix(), ids=str)
+def test_equals_dense_attention_in_the_full_matrix(case: Case) -> None:
+    check(case)
+
+
+def counts(text: str) -> dict[str, int]:
+    names = ("collective-permute", "all-gather", "all-reduce", "all-to-all", "reduce-scatter")
+    return {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("case", "permutes"),
+    [
+        # The swap is 2 for each of q, k, v, o and as many back; a ring has n - 1 hops and n back.
+        (Case(devices=4, layout=ZIGZAG), (4 - 1) + (4 - 1) + 2),
+        (Case(devices=4), (4 - 1) + (4 - 1) + 2 + 16),
+        (Case(devices=4, window=7), 2 + 2),
+    ],
+    ids=str,
+)
+def test_a_ring_gathers_nothing(case: Case, permutes: int) -> None:
+    run, _ = split(case)
+    mesh = mesh_of(case)
+    sharding = jax.NamedSharding(mesh, jax.P("data", "seq"))
+    with jax.set_mesh(mesh):
+        text = run.lower(*jax.device_put(case.arrays(), sharding)).compile().as_text()
+    found = counts(text)
+    assert found.pop("collective-permute") <= permutes
+    assert "collective-permute" in text
+    assert not any(found.values()), found
+
+
+def test_a_ring_repeats_bit_for_bit() -> None:
+    case = Case(devices=8, segments=True)
+    run, _ = split(case)
+    with jax.set_mesh(mesh_of(case)):
+        first, second = (jax.device_get(run(*case.arrays())) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["ring", "all_to_all"])
+def test_padding_and_holes_are_not_read(mode: str) -> None:
+    case = Case(devices=2, mode=mode, segments=True)
+    run, _ = split(case)
+    arrays, ids = case.arrays(), case.segment_ids()
+    assert ids is not None
+    dirty = [np.where((ids > 0)[..., None, None], x, np.nan).astype(x.dtype) for x in arrays]
+    with jax.set_mesh(mesh_of(case)):
+        clean = [np.asarray(x) for x in run(*arrays)]
+        got = [np.asarray(x) for x in run(*dirty)]
+    for a, b in zip(got, clean, strict=True):
+        np.testing.assert_array_equal(a, np.where((ids > 0)[..., None, None], b, 0))
+
+
+def test_bf16_errors_do_not_grow_with_the_ring() -> None:
+    case = Case(devices=2, length=128, head_dim=16)
+    arrays = case.arrays(jnp.bfloat16)
+    exact = dense(case, [x.astype(np.float32) for x in arrays])
+    plain = passes(lambda q, k, v: attention(q, k, v, causal=True, implementation="xla"))
+    floor = [relative_error(a, b) for a, b in zip(plain(*arrays), exact, strict=True)]
+    for devices in (2, 8):
+        run, _ = split(replace(case, devices=devices))
+        with jax.set_mesh(mesh_of(replace(case, devices=devices))):
+            got = [relative_error(a, b) for a, b in zip(run(*arrays), exact, strict=True)]
+        assert all(error <= 1.05 * limit for error, limit in zip(got, floor, strict=True)), (got, floor)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("policy", ["full", "dots"])
+def test_remat_policies_keep_what_crossed_devices(policy: Any, window: int | None) -> None:
+    """The backward pass of a rematerialised layer does not go round the ring to get the outputs again."""
+    assert {SAVED_OUT, SAVED_LSE} == set(ALWAYS_SAVED)
+    case = Case(devices=4, layout=CONTIGUOUS if window else ZIGZAG, window=window)
+
+    def layer(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return context_attention(jnp.sin(q), jnp.sin(k), jnp.sin(v), layout=case.layout, **case.options())
+
+    def kernels(fn: Callable[..., jax.Array]) -> tuple[int, int]:
+        jaxpr = str(jax.make_jaxpr(lambda q, k, v, do: jax.vjp(fn, q, k, v)[1](do))(*case.arrays()))
+        return jaxpr.count("ppermute["), len(re.findall(r"= exp ", jaxpr))
+
+    with jax.set_mesh(mesh_of(case)):
+        saved = kernels(jax.checkpoint(layer, policy=_policy(policy)))
+        thrown = kernels(jax.checkpoint(layer))
+        plain = kernels(layer)
+    assert saved[1] == plain[1] < thrown[1]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case(devices=8, length=60), ["T = 60", "16 equal stretches", "pad it to 64"]),
+        (Case(devices=4, length=60), ["T = 60", "8 equal stretches", "pad it to 64"]),
+        (Case(devices=8, length=60, mode="all_gather"), ["T = 60", "over 8 devices", "pad it to 64"]),
+        (Case(devices=4, window=17), ["window of 17", "16 tokens", "all_to_all"]),
+        (Case(devices=4, mode="all_to_all"), ["4 devices", "4 query heads", "2 key heads", "ring"]),
+        (Case(devices=4, alibi=True), ["ALiBi", "all_gather"]),
+        (Case(devices=4, layout=ZIGZAG, window=3), ["zigzag", "window=3"]),
+        (Case(devices=4, mode="ulysses"), ["'ulysses'", "all_to_all"]),
+    ],
+    ids=str,
+)
+def test_what_cannot_run_is_an_error_before_compiling(case: Case, words: list[str]) -> None:
+    options = case.options() | {"mode": case.mode, "layout": case.layout}
+    with jax.set_mesh(mesh_of(case)), pytest.raises(ValueError) as caught:
+        jax.eval_shape(lambda q, k, v: context_attention(q, k, v, **options), *case.arrays()[:3])
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_without_a_split_sequence_it_says_so() -> None:
+    with pytest.raises(ValueError, match="no mesh with a 'seq' axis"):
+        context_attention(*map(jnp.asarray, Case(devices=2).arrays()[:3]), causal=True)
