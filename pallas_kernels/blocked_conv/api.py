@@ -6,14 +6,25 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels.blocked_conv.hopper import why_not
 from pallas_kernels.blocked_conv.reference import conv_reference
 from pallas_kernels.blocked_conv.xla import blocked_conv_xla
 from pallas_kernels.short_conv.gates import check_alignment, check_streams
 
 LONGEST = 512
 
+
+def _mosaic_gpu(*args: Any, **options: Any) -> Array:
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
+
+    return blocked_conv_mosaic_gpu(*args, **options)
+
+
 TABLE = (
     Implementation("xla", blocked_conv_xla),
+    # Below xla until it has been timed on a GPU.
+    Implementation("mosaic_gpu", _mosaic_gpu, why_not),
     Implementation("reference", conv_reference),
 )
 
@@ -28,7 +39,7 @@ def blocked_conv(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
-    implementation: Literal["xla", "reference"] | None = None,
+    implementation: Literal["xla", "mosaic_gpu", "reference"] | None = None,
 ) -> Float[Array, "B D T"]:
     """Depthwise convolution with a filter of medium length (L <= 512), its gates fused.
 

@@ -1,0 +1,43 @@
+"""What the Hopper kernel takes, known without importing Pallas' GPU dialect, which takes over a second."""
+
+from typing import Any
+
+from pallas_kernels._dispatch import Device
+
+CHUNK = 64
+ROWS = 64
+"""Chunks per tile: the rows of a warpgroup's matrix product."""
+
+REACH = 2
+"""Chunks back that a filter may look."""
+
+LONGEST = CHUNK * REACH + 1
+TILE = CHUNK * ROWS
+
+
+def why_not(
+    device: Device,
+    x: Any,
+    filter: Any,
+    *,
+    segment_ids: Any = None,
+    pre_gate: Any = None,
+    post_gate: Any = None,
+    causal: bool = True,
+    **_: Any,
+) -> str | None:
+    """Why the kernel cannot run such a call, or None."""
+    if device.platform != "gpu" or device.capability != (9, 0):
+        return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
+    streams = {str(z.dtype) for z in (x, pre_gate, post_gate) if z is not None}
+    if streams != {"bfloat16"}:
+        return f"its products are bf16, the streams are {', '.join(sorted(streams))}"
+    if segment_ids is not None:
+        return "it does not know packed rows"
+    if not causal:
+        return "it does not look ahead"
+    if filter.shape[1] > LONGEST:
+        return f"it takes at most {LONGEST} taps, not {filter.shape[1]}"
+    if x.shape[2] < TILE:
+        return f"rows are shorter than one tile of {TILE} steps"
+    return None

@@ -1,0 +1,201 @@
+"""Hopper: one pass over memory, the filter as a Toeplitz matrix in shared memory, products on tensor cores.
+
+A program takes one channel of a few rows and walks along time in tiles of 64 chunks of 64 steps. Chunks are the rows
+of a matrix product: with U the tile [chunk, step],
+
+    Y = U_0 M_0 + U_1 M_1 + U_2 M_2,      U_l = the tile l chunks earlier,      M_l[j, i] = h[64 l + i - j],
+
+so that up to 129 taps need no other chunk. U_0 = pre_gate * x stays in registers; it is also left in shared memory,
+below the last two chunks of the tile before, from where U_1 and U_2 are read one and two rows higher. Loads run
+`stages` tiles ahead.
+
+Lane semantics, as that buffer must not be tiled: no swizzle survives a shift by one row.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels._compat import vary_alike
+from pallas_kernels.blocked_conv.hopper import CHUNK, REACH, ROWS
+from pallas_kernels.blocked_conv.packed import fit
+from pallas_kernels.blocked_conv.toeplitz import toeplitz
+from pallas_kernels.blocked_conv.xla import blocked_conv_xla
+from pallas_kernels.short_conv.gates import accumulator, add_skip
+
+STAGES = 2
+PROGRAMS = 1056
+"""Enough programs for four waves of two on each of an H200's 132 multiprocessors; rows beyond share a program."""
+
+PITCH = CHUNK + 8
+"""Elements per chunk in the shifted buffer: 8 rows of 144 bytes lie in 8 different groups of banks."""
+
+SWIZZLED = (
+    plgpu.TilingTransform((8, CHUNK)),  # pyright: ignore[reportAbstractUsage]
+    plgpu.SwizzleTransform(2 * CHUNK),  # pyright: ignore[reportAbstractUsage]
+)
+"""How tensor cores and the copy engine want a tile in shared memory."""
+
+
+def blocked_conv_mosaic_gpu(
+    x: Float[Array, "B D T"],
+    filter: Float[Array, "D F"],
+    *,
+    segment_ids: Int[Array, "B T"] | None = None,
+    segment_alignment: int = 1,
+    bias: Float[Array, "D"] | None = None,
+    pre_gate: Float[Array, "B D T"] | None = None,
+    post_gate: Float[Array, "B D T"] | None = None,
+    causal: bool = True,
+    stages: int = STAGES,
+    interpret: bool = False,
+) -> Float[Array, "B D T"]:
+    """See `blocked_conv`; what `hopper.why_not` refuses is not looked at again.
+
+    Args:
+      stages: tiles whose loads are under way or in use at a time.
+      interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
+    """
+    h = add_skip(filter.astype(accumulator(x.dtype)), bias, 0)
+    x, h, pre_gate, post_gate = vary_alike(x, h, pre_gate, post_gate)
+    return _conv(x, h, pre_gate, post_gate, stages, interpret)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _conv(
+    x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, stages: int, interpret: bool
+) -> Array:
+    """Rows are matrices [chunk, step], padded if T is no multiple of 512; a last tile that is not full reads zeros."""
+    batch, channels, length = x.shape
+    chunks = -(-length // (8 * CHUNK)) * 8
+
+    def matrix(z: Array) -> Array:
+        return fit(z, chunks * CHUNK).reshape(batch * channels, chunks, CHUNK)
+
+    streams = [matrix(z) for z in (x, pre_gate, post_gate) if z is not None]
+    taps = toeplitz(h.astype(x.dtype), CHUNK, (REACH + 1) * CHUNK, REACH * CHUNK)
+    shared = max(
+        n for n in range(1, batch + 1) if (batch % n == 0 and channels * batch >= n * PROGRAMS) or n == 1
+    )
+    tile = partial(plgpu.SMEM, dtype=x.dtype, transforms=SWIZZLED)
+    y = plgpu.kernel(
+        partial(
+            _program,
+            channels=channels,
+            rows=shared,
+            gated=(pre_gate is not None, post_gate is not None),
+            interpret=interpret,
+        ),
+        out_type=jax.typeof(streams[0]),
+        grid=(channels, batch // shared),
+        grid_names=("channel", "rows"),
+        scratch_types=[
+            tile((stages, len(streams), ROWS, CHUNK)),
+            tile((ROWS, CHUNK)),
+            tile((CHUNK, (REACH + 1) * CHUNK)),
+            plgpu.SMEM((REACH + ROWS, PITCH), x.dtype),
+            plgpu.Barrier(num_arrivals=len(streams), num_barriers=stages),
+            plgpu.Barrier(),
+        ],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        interpret=plgpu.InterpretGPUParams() if interpret else None,
+        kernel_name="blocked_conv",
+    )(*streams, taps)
+    return y.reshape(batch, channels, chunks * CHUNK)[..., :length]
+
+
+def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], interpret: bool) -> None:
+    """One channel of `rows` rows, tile after tile, row after row."""
+    *streams, taps, y, loaded, stored, matrices, history, arrived, ready = refs
+    pre_gated, post_gated = gated
+    stages, dtype = loaded.shape[0], y.dtype
+    tiles = -(-y.shape[1] // ROWS)
+    channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
+
+    def box(ref: Any, step: Array) -> Any:
+        return ref.at[(first + step // tiles) * channels + channel, pl.ds(step % tiles * ROWS, ROWS)]
+
+    def load(step: Array) -> None:
+        slot = step % stages
+        for i, stream in enumerate(streams):
+            plgpu.copy_gmem_to_smem(box(stream, step), loaded.at[slot, i], arrived.at[slot])
+
+    def advance(step: Array, _: None) -> None:
+        slot = step % stages
+        plgpu.barrier_wait(arrived.at[slot])
+
+        @pl.when(step % tiles == 0)
+        def _() -> None:
+            history[:REACH, :CHUNK] = jnp.zeros((REACH, CHUNK), dtype)
+
+        u = plgpu.load(loaded.at[slot, 0], layout=plgpu.Layout.WGMMA)
+        if pre_gated:
+            u = u * plgpu.load(loaded.at[slot, 1], layout=plgpu.Layout.WGMMA)
+        history[REACH:, :CHUNK] = u
+        earlier = [_shifted(history, lag) for lag in range(1, REACH + 1)]
+        out = _sum_of_products([u, *earlier], matrices, interpret)
+        if post_gated:
+            gate = plgpu.load(loaded.at[slot, len(streams) - 1], layout=plgpu.Layout.WGMMA)
+            out = out * gate.astype(out.dtype)
+        history[:REACH, :CHUNK] = history[ROWS:, :CHUNK]
+        pl.when(step + stages < rows * tiles)(lambda: load(step + stages))
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        stored[...] = out.astype(dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(stored, box(y, step))
+
+    plgpu.copy_gmem_to_smem(taps.at[channel], matrices, ready)
+    lax.fori_loop(0, min(stages, rows * tiles), lambda step, _: load(step), None)
+    plgpu.barrier_wait(ready)
+    lax.fori_loop(0, rows * tiles, advance, None)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _shifted(history: Any, lag: int) -> Array:
+    """The tile `lag` chunks earlier."""
+    rows = history.at[REACH - lag : REACH - lag + ROWS, :CHUNK]
+    return plgpu.load(rows, layout=plgpu.Layout.WGMMA, optimized=False)
+
+
+def _sum_of_products(tiles: Sequence[Array], matrices: Any, interpret: bool) -> Array:
+    """sum_l U_l M_l in fp32; `matrices` holds M_l transposed, the largest lag first."""
+
+    def matrix(lag: int) -> Any:
+        return matrices.at[:, (REACH - lag) * CHUNK : (REACH - lag + 1) * CHUNK]
+
+    if interpret:  # The simulation knows no product whose left operand is in registers.
+        products = [
+            jnp.dot(u, matrix(lag)[...].T, preferred_element_type=jnp.float32) for lag, u in enumerate(tiles)
+        ]
+        return sum(products[1:], products[0])
+
+    def accumulate(total: Any) -> Array:
+        for lag, u in enumerate(tiles):
+            plgpu.wgmma(total, u, matrix(lag).T)
+        return total[...]
+
+    return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((ROWS, CHUNK), jnp.float32))
+
+
+def _forward(
+    x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, stages: int, interpret: bool
+) -> tuple[Array, tuple[Array, Array, Array | None, Array | None]]:
+    return _conv(x, h, pre_gate, post_gate, stages, interpret), (x, h, pre_gate, post_gate)
+
+
+def _backward(stages: int, interpret: bool, residuals: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
+    """That of the XLA form, computed anew."""
+    _, pull = jax.vjp(
+        lambda x, h, pre, post: blocked_conv_xla(x, h, pre_gate=pre, post_gate=post), *residuals
+    )
+    return pull(g)
+
+
+_conv.defvjp(_forward, _backward)

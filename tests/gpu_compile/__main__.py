@@ -1,0 +1,94 @@
+"""Compile `PROGRAMS` for an H200, print registers and spills, and compare them with `accepted.json`.
+
+It fails if a program does not compile, or if a kernel spills more than accepted or is not listed there.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# Both are read when JAX starts: it looks for no GPU, and ptxas reports on what it made.
+os.environ |= {"JAX_PLATFORMS": "cpu", "MOSAIC_GPU_DUMP_PTXAS": "1"}
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tests.gpu_compile.figures import Figures, complaints, read_report
+from tests.gpu_compile.programs import AXIS, PROGRAMS, Program
+
+HERE = Path(__file__).parent
+ACCEPTED = HERE / "accepted.json"
+
+
+@contextmanager
+def _captured() -> Iterator[list[str]]:
+    """What C++ code of this process writes to standard output and error meanwhile, then the list's one item."""
+    written: list[str] = []
+    sys.stdout.flush()
+    with tempfile.TemporaryFile() as file:
+        kept = {number: os.dup(number) for number in (1, 2)}
+        for number in kept:
+            os.dup2(file.fileno(), number)
+        try:
+            yield written
+        finally:
+            for number, copy in kept.items():
+                os.dup2(copy, number)
+                os.close(copy)
+            file.seek(0)
+            written.append(file.read().decode(errors="replace"))
+
+
+def compile_for_h200(program: Program) -> Figures:
+    """Figures of the program's kernels, but for those that a program before it had: JAX compiles each once.
+
+    Raises:
+      RuntimeError: there is no Mosaic kernel in it.
+    """
+    target = (HERE / "h200.txt").read_text(encoding="utf-8")
+    topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x4")
+    mesh = Mesh(np.array(topology.devices[: program.devices]), (AXIS,))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    shapes = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), program.shapes
+    )
+    with _captured() as written, jax.set_mesh(mesh):
+        compiled = jax.jit(program.run).trace(*shapes).lower(lowering_platforms=("cuda",)).compile()
+    if "mosaic_gpu" not in (compiled.as_text() or ""):
+        raise RuntimeError(f"{program.name}: there is no Mosaic GPU kernel in it")
+    return read_report(written[0], target="sm_90a")
+
+
+def main() -> int:
+    """Compiles all, prints a line each; 1 if there is a complaint."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu_compile")
+    parser.add_argument("--accept", action="store_true", help=f"write {ACCEPTED.name}")
+    accept = parser.parse_args().accept
+    figures: dict[str, Figures] = {}
+    for program in PROGRAMS:
+        start = time.perf_counter()
+        figures[program.name] = compile_for_h200(program)
+        kernels = [
+            f"{kernel}: {f['registers']} registers, {f['spilled']} bytes spilled"
+            for kernel, f in figures[program.name].items()
+        ]
+        seconds = time.perf_counter() - start
+        print(f"{program.name:24s}{seconds:5.1f} s  {'; '.join(kernels) or 'kernels as above'}", flush=True)
+    if accept:
+        ACCEPTED.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    found = complaints(figures, json.loads(ACCEPTED.read_text(encoding="utf-8")))
+    for line in found:
+        print(line, file=sys.stderr)
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

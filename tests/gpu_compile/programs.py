@@ -1,0 +1,57 @@
+"""What is compiled: every Mosaic GPU kernel in the programs that users make of it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from pallas_kernels.blocked_conv import shapes as blocked_shapes
+from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
+
+AXIS = "device"
+"""The mesh axis of programs on several devices."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function, named `<op>/<what>`, the shapes of its arguments, and on how many devices it runs."""
+
+    name: str
+    run: Callable[..., Any]
+    shapes: tuple[Any, ...]
+    devices: int = 1
+
+
+def _blocked_conv() -> Iterator[Program]:
+    shape = next(shape for shape in blocked_shapes.SHAPES if shape.name == "d768_8k")
+    x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
+    plain = {"x": x, "filter": jax.ShapeDtypeStruct((shape.channels, shape.taps), jnp.float32)}
+    gated = plain | {"pre_gate": x, "post_gate": x}
+    for name, arrays in (("gated", gated), ("plain", plain)):
+        yield Program(f"blocked_conv/{name}", lambda arrays: blocked_conv_mosaic_gpu(**arrays), (arrays,))
+    yield from _transformed("blocked_conv", blocked_conv_mosaic_gpu, gated)
+
+
+def _transformed(op: str, run: Callable[..., Any], arrays: dict[str, Any]) -> Iterator[Program]:
+    """Under remat with every gradient, under vmap, and on four devices, each with its own rows."""
+    out = jax.eval_shape(lambda arrays: run(**arrays), arrays)
+    yield Program(f"{op}/remat", _gradients(jax.checkpoint(run)), (out, arrays))
+    stacked = {name: jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for name, a in arrays.items()}
+    yield Program(f"{op}/vmap", jax.vmap(lambda arrays: run(**arrays)), (stacked,))
+    specs = {name: P(AXIS) if a.ndim == out.ndim else P() for name, a in arrays.items()}
+    split = jax.shard_map(_gradients(run), in_specs=(P(AXIS), specs), out_specs=specs)
+    yield Program(f"{op}/shard_map", split, (out, arrays), devices=4)
+
+
+def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
+    def pull(cotangent: Any, arrays: Any) -> Any:
+        _, vjp = jax.vjp(lambda arrays: run(**arrays), arrays)
+        return vjp(cotangent)[0]
+
+    return pull
+
+
+PROGRAMS: tuple[Program, ...] = (*_blocked_conv(),)

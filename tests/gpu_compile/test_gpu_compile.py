@@ -1,0 +1,69 @@
+"""The gate of `make gpu-compile`: what it reads, what it refuses, and that no kernel is left out of it."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+import pallas_kernels
+from tests.gpu_compile.figures import complaints, read_report
+from tests.gpu_compile.programs import PROGRAMS
+
+HERE = Path(__file__).parent
+PTXAS = """
+ptxas info    : Compiling entry function 'one_mosaic_gpu_kernel' for 'sm_90a'
+ptxas info    : Function properties for one_mosaic_gpu_kernel
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 110 registers, used 2 barriers, 1 bytes smem
+ptxas info    : Compiling entry function 'two_mosaic_gpu_kernel' for 'sm_90a'
+ptxas info    : Function properties for two_mosaic_gpu_kernel
+    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 255 registers, used 2 barriers, 1 bytes smem
+"""
+ONE, TWO = {"registers": 110, "spilled": 0}, {"registers": 255, "spilled": 20}
+
+
+def test_reads_what_ptxas_writes() -> None:
+    assert read_report(PTXAS, "sm_90a") == {"one": ONE, "two": TWO}
+
+
+def test_refuses_another_target() -> None:
+    with pytest.raises(ValueError, match="one was compiled for sm_90a, not for sm_100a"):
+        read_report(PTXAS, "sm_100a")
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        ({"one": ONE | {"spilled": 4}}, "one spills 4 bytes a thread, accepted are 0"),
+        ({"one": ONE, "two": TWO}, "two is not accepted yet"),
+        ({}, "one is accepted, but was not compiled"),
+    ],
+)
+def test_complains(now: dict[str, dict[str, int]], message: str) -> None:
+    (found,) = complaints({"op/a": now}, {"op/a": {"one": ONE}})
+    assert message in found
+
+
+def test_accepts_the_same_and_less() -> None:
+    assert not complaints({"op/a": {"two": TWO | {"spilled": 0}}}, {"op/a": {"two": TWO}})
+
+
+def test_every_kernel_is_compiled_with_its_gradient() -> None:
+    """An op whose table has a Mosaic kernel is among the programs, under remat too."""
+    root = Path(pallas_kernels.__file__).parent
+    tables = {
+        path.parent.name: importlib.import_module(f"pallas_kernels.{path.parent.name}.api").TABLE
+        for path in root.glob("*/mosaic_gpu.py")
+    }
+    assert tables
+    names = {program.name for program in PROGRAMS}
+    for op, table in tables.items():
+        assert "mosaic_gpu" in {entry.name for entry in table}, f"{op}: not in its table"
+        assert f"{op}/remat" in names, f"{op}: not among the compiled programs"
+
+
+def test_accepted_figures_are_those_of_the_programs() -> None:
+    accepted = json.loads((HERE / "accepted.json").read_text(encoding="utf-8"))
+    assert list(accepted) == [program.name for program in PROGRAMS]

@@ -1,0 +1,109 @@
+"""The Hopper kernel: simulated on the CPU, on a GPU the whole suite, and what it is not asked to do.
+
+Remat and several devices cannot be simulated; `make gpu-compile` compiles both.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels.blocked_conv import blocked_conv, mosaic_gpu
+from pallas_kernels.blocked_conv.hopper import LONGEST, TILE, why_not
+from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
+from pallas_kernels.blocked_conv.shapes import SHAPES
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.op_suite import OpCase
+from tests.pallas_kernels.short_conv.streams import normal
+
+HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+ALL_STREAMS = ("x", "pre_gate", "post_gate")
+
+
+def case(
+    name: str, length: int, taps: int, run: Any, *, batch: int = 1, streams: tuple[str, ...] = ALL_STREAMS
+) -> OpCase:
+    channels = 2
+    arrays = {s: normal(i, (batch, channels, length), jnp.bfloat16) for i, s in enumerate(streams)}
+    arrays |= {"filter": normal(4, (channels, taps)), "bias": normal(5, (channels,))}
+    return OpCase(
+        name=name,
+        run=lambda arrays: run(**arrays),
+        reference=lambda arrays: blocked_conv(**arrays, implementation="reference"),
+        arrays=arrays,
+        shared=frozenset({"filter", "bias"}),
+        terms=taps,
+        grad_terms=2 * length,
+    )
+
+
+def cases(run: Any) -> list[OpCase]:
+    return [
+        case("one tile", TILE, 128, run),
+        case("two rows, two tiles, the last not full", TILE + 512, LONGEST, run, batch=2),
+        case("odd length, one tap", TILE + 77, 1, run, streams=("x",)),
+        case("no pre-gate, two chunks", 2 * TILE, 66, run, streams=("x", "post_gate")),
+    ]
+
+
+@pytest.mark.parametrize("case", cases(partial(blocked_conv_mosaic_gpu, interpret=True)), ids=str)
+def test_simulated(case: OpCase) -> None:
+    op_suite.check_reference(case)
+
+
+def test_simulated_under_vmap() -> None:
+    run = partial(blocked_conv_mosaic_gpu, interpret=True)
+    op_suite.check_vmap(case("two rows", TILE, 70, run, batch=2))
+
+
+def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few programs wanted, rows follow one another in one; nothing passes from a row to the next."""
+    monkeypatch.setattr(mosaic_gpu, "PROGRAMS", 1)
+    run = partial(blocked_conv_mosaic_gpu, interpret=True)
+    op_suite.check_reference(case("three rows", TILE + 512, 100, run, batch=3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS))
+@pytest.mark.parametrize("case", cases(partial(blocked_conv, implementation="mosaic_gpu")), ids=str)
+def test_on_a_gpu(case: OpCase, check: str) -> None:
+    op_suite.CHECKS[check](case)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"device": Device("gpu", (10, 0), "NVIDIA B200")},
+            "capability 9.0 exactly (H100, H200), this is NVIDIA B200",
+        ),
+        ({"device": Device("cpu")}, "this is cpu"),
+        ({"dtype": jnp.float32}, "the streams are float32"),
+        ({"taps": 130}, "at most 129 taps, not 130"),
+        ({"length": 4095}, "shorter than one tile of 4096 steps"),
+        ({"causal": False}, "does not look ahead"),
+        ({"segment_ids": jax.ShapeDtypeStruct((1, TILE), jnp.int32)}, "packed rows"),
+        ({"pre_gate": jax.ShapeDtypeStruct((1, 3, TILE), jnp.float32)}, "the streams are bfloat16, float32"),
+    ],
+)
+def test_says_why_not(change: dict[str, Any], reason: str) -> None:
+    call: dict[str, Any] = {"device": HOPPER, "length": TILE, "dtype": jnp.bfloat16, "taps": 8} | change
+    device, length, dtype, taps = (call.pop(name) for name in ("device", "length", "dtype", "taps"))
+    x, filter = jax.ShapeDtypeStruct((1, 3, length), dtype), jax.ShapeDtypeStruct((3, taps), jnp.float32)
+    assert reason in (why_not(device, x, filter, **call) or "it can run")
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.causal], ids=lambda shape: shape.name)
+def test_takes_the_shapes_of_real_models(shape: Any) -> None:
+    x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
+    filter = jax.ShapeDtypeStruct((shape.channels, shape.taps), jnp.float32)
+    assert why_not(HOPPER, x, filter, pre_gate=x, post_gate=x) is None
+
+
+def test_cannot_be_asked_for_on_a_cpu() -> None:
+    x = jnp.ones((1, 3, TILE), jnp.bfloat16)
+    with pytest.raises(ValueError, match="this is cpu"):
+        blocked_conv(x, jnp.ones((3, 4)), implementation="mosaic_gpu")
