@@ -112,10 +112,12 @@ def _sample_calls() -> dict[str, Callable[[Any], str]]:
     x, fp32 = array(1, 1024, 8192), jnp.float32
     heads = array(1, 8192, 8, 128)
     poles = array(1024, 16, dtype=fp32)
+    tables, rows = array(6 * 30_000, 1024, dtype=fp32), array(1, 8192, 6, dtype=jnp.int32)
     return {
         "attention": lambda op: op.explain(heads, heads, causal=True),
         "blocked_conv": lambda op: op.explain(x, array(1024, 128, dtype=fp32)),
         "byte_head": lambda op: f"{op.explain('cross_entropy')}\n{op.explain('entropy')}",
+        "hash_embedding": lambda op: op.explain(tables, rows),
         "long_conv": lambda op: op.explain(x, array(1024, 8192, dtype=fp32)),
         "modal_conv": lambda op: op.explain(x, poles, poles),
         "patch_attention": lambda op: f"{op.explain('pool')}\n{op.explain('lookup')}",
