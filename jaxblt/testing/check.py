@@ -30,6 +30,7 @@ PROPERTIES: tuple[Property, ...] = (
     Property("odd_lengths", parallel.check_odd_lengths),
     Property("batch", parallel.check_batch),
     Property("positions", parallel.check_positions),
+    Property("sequence", parallel.check_sequence),
     Property("chunked", streaming.check_chunked, _causal),
     Property("continued", streaming.check_continued, _causal),
     Property("documents_streamed", streaming.check_documents_streamed, _causal),

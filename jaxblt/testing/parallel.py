@@ -1,8 +1,12 @@
 """Properties of the training pass."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxblt.parallel import batch_sharding, make_mesh, replicated
 from jaxblt.testing.subject import Subject, expect_close, expect_moved
 
 
@@ -106,3 +110,30 @@ def check_positions(subject: Subject) -> None:
         subject.run(ids=ids)[live],
         subject.limit,
     )
+
+
+def check_sequence(subject: Subject, *, counts: tuple[int, ...] = (4, 2)) -> None:
+    """Rows split along a `seq` axis give the outputs and gradients of one device, documents and holes included.
+
+    Uses the first of `counts` devices that are there; with one device there is nothing to check.
+    """
+    count = next((n for n in counts if n <= len(jax.devices())), None)
+    if count is None:
+        return
+    length = subject.length - subject.length % (2 * count)
+    x, ids = (a[:, :length] for a in (subject.x, subject.with_holes(subject.documents())))
+    dy, live = subject.noise(8, x.shape) * (ids > 0)[..., None], ids > 0
+
+    def passes(params: Any, sharding: Any) -> tuple[np.ndarray, Any]:
+        given = jax.device_put((x, ids, dy), sharding)
+        return jax.device_get((subject.parallel(params, *given[:2]), subject.gradient(params, *given)))
+
+    expected, expected_gradients = passes(subject.params, None)
+    mesh = make_mesh(data=1, seq=count, devices=jax.devices()[:count])
+    with jax.set_mesh(mesh):
+        y, gradients = passes(jax.device_put(subject.params, replicated(mesh)), batch_sharding(mesh))
+    what = f"{count} devices along the sequence differ from one"
+    expect_close(what, y[live], expected[live], subject.limit)
+    pairs = zip(jax.tree.leaves_with_path(expected_gradients), jax.tree.leaves(gradients), strict=True)
+    for (path, leaf), got in pairs:
+        expect_close(f"{what} in the gradient{jax.tree_util.keystr(path)}", got, leaf, subject.limit)

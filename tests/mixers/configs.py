@@ -25,17 +25,36 @@ STREAMED = ("packed", "holes", "rows_advance_alone")
 PARALLEL = ("packed", "holes", "mixes")
 
 PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
-    "attention_window": (AttentionConfig(dim=16, num_heads=4, num_kv_heads=1, window=6), STREAMED),
+    "attention_window": (
+        AttentionConfig(dim=16, num_heads=4, num_kv_heads=1, window=6),
+        (*STREAMED, "sequence"),
+    ),
     "attention_alone": (
         AttentionConfig(dim=16, num_heads=2, position="none", packed=False),
         (*STREAMED, "gradients"),
     ),
-    "attention_alibi": (AttentionConfig(dim=16, num_heads=4, position="alibi", packed=False), STREAMED),
-    "attention_both": (AttentionConfig(dim=16, num_heads=4, causal=False, packed=False), PARALLEL),
+    "attention_alibi": (
+        AttentionConfig(dim=16, num_heads=4, position="alibi", packed=False),
+        (*STREAMED, "sequence"),
+    ),
+    "attention_both": (
+        AttentionConfig(dim=16, num_heads=4, causal=False, packed=False),
+        (*PARALLEL, "sequence"),
+    ),
     "attention_both_window": (AttentionConfig(dim=16, num_heads=4, causal=False, window=4), PARALLEL),
     "hyena_implicit": (
         HyenaConfig(dim=8, order=3, filter=IMPLICIT),
-        (*STREAMED, "causal", "chunked", "state", "gradients", "every_parameter", "bfloat16", "sharded"),
+        (
+            *STREAMED,
+            "causal",
+            "chunked",
+            "state",
+            "gradients",
+            "every_parameter",
+            "bfloat16",
+            "sharded",
+            "sequence",
+        ),
     ),
     "hyena_modal_alone": (HyenaConfig(dim=8, order=3, filter=MODAL, packed=False), STREAMED),
     "hyena_short_implicit": (HyenaConfig(dim=8, filter=SHORT_IMPLICIT, short_taps=1), (*STREAMED, "sharded")),

@@ -1,6 +1,7 @@
 """Attention against a loop over queries in float64, rotary positions by complex rotation."""
 
 import dataclasses
+import re
 
 import flax.linen as nn
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxblt.mixers import AttentionConfig, init_state
+from jaxblt.parallel import batch_sharding, make_mesh
 from jaxblt.testing import Subject
 from tests.tolerances import assert_close
 
@@ -117,3 +119,38 @@ def test_bad_options_are_refused(options: dict, message: str) -> None:
 def test_bidirectional_attention_has_no_state() -> None:
     with pytest.raises(ValueError, match="set causal=True"):
         init_state(dataclasses.replace(BASE, causal=False), 1, capacity=8)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_over_a_split_sequence_nothing_is_gathered(window: int | None) -> None:
+    """Projections, rotary angles, the exchange and all gradients: none of them needs the whole sequence."""
+    module = dataclasses.replace(BASE, window=window).build()
+    x, ids = jnp.ones((2, 32, BASE.dim)), jnp.ones((2, 32), jnp.int32)
+    params = module.init(jax.random.key(0), x)
+    mesh = make_mesh(data=2, seq=4)
+
+    def pull(params, x, ids, dy):
+        y, back = jax.vjp(lambda p, x: module.apply(p, x, segment_ids=ids)[0], params, x)
+        return y, back(dy)
+
+    with jax.set_mesh(mesh):
+        placed = jax.device_put((x, ids, x), batch_sharding(mesh))
+        text = jax.jit(pull).lower(params, *placed).compile().as_text() or ""
+    assert " collective-permute(" in text
+    assert not re.search(r" all-(gather|to-all)\(", text)
+
+
+def test_a_cache_is_not_split_over_the_sequence() -> None:
+    module, x = BASE.build(), jnp.ones((2, 8, BASE.dim))
+    params, state = module.init(jax.random.key(0), x), init_state(BASE, 2, capacity=8)
+    expected, after = module.apply(params, x[:, :1], state=state)
+    with jax.set_mesh(make_mesh(data=2, seq=4)):
+        got, _ = jax.jit(lambda s: module.apply(params, x[:, :1], state=s))(state)
+        assert_close(got, expected)
+        with pytest.raises(ValueError, match=r"8 tokens with a state .* 4 devices: .* seq=1"):
+            module.apply(params, x, state=after)
+
+
+def test_an_unknown_exchange_is_named() -> None:
+    with pytest.raises(ValueError, match="'ulysses' is not one of"):
+        AttentionConfig(dim=8, context_parallel="ulysses")  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxblt.mixers import ExplicitFilter, GatedRecurrenceConfig, HyenaConfig, MixerConfig
+from jaxblt.parallel import seq_axis
 from jaxblt.testing import PROPERTIES, check_mixer
 
 RECURRENCE = GatedRecurrenceConfig(dim=8)
@@ -120,6 +121,14 @@ def gathers(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
     return run(x, ids, state)
 
 
+def forgets_the_stretch_before(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    axis = seq_axis()
+    if axis is not None and ids is not None:
+        stretch = jnp.arange(x.shape[1], dtype=ids.dtype)[None] // (x.shape[1] // axis.size)
+        ids = ids + jnp.sign(ids) * 100 * stretch
+    return run(x, ids, state)
+
+
 @jax.custom_vjp
 def scaled_gradient(y: Any) -> Any:
     return y
@@ -169,6 +178,7 @@ FAULTS: list[tuple[str, str, Faulty]] = [
         Faulty(RECURRENCE, outputs(lambda y, x: y + 0.1 * jnp.mean(x, 0, keepdims=True))),
     ),
     ("positions", "another output with positions", Faulty(RECURRENCE, shifts)),
+    ("sequence", "stretches on their own", Faulty(RECURRENCE, forgets_the_stretch_before)),
     ("chunked", "forgets between calls", Faulty(RECURRENCE, forgets)),
     ("continued", "restarts without segment ids", Faulty(RECURRENCE, restarts)),
     ("documents_streamed", "leaks when streaming", Faulty(RECURRENCE, segments(jnp.sign, streaming=True))),
