@@ -17,6 +17,7 @@ def ngram_rows(
     sizes: Sequence[int],
     table_size: int,
     functions: int = 1,
+    history_run: Int[Array, "B R"] | None = None,
 ) -> Int[Array, "B T G"]:
     """For each hash function and each n of `sizes`: sum_{i<n} (id_{t-i} + 1) a^i mod 2^32, mixed, mod table_size.
 
@@ -26,10 +27,11 @@ def ngram_rows(
     Args:
       ids: byte ids.
       history: id + 1 of the R = max(sizes) - 1 bytes before, oldest first, 0 where there is none.
-      run: which document of this call each byte is of, 0 for the one that `history` is of; None for one document.
+      run: a number for the document of each byte, 0 for the one that `history` is of; None for one document.
       sizes: the n of the n-grams, each ending at the byte.
       table_size: rows of each table.
       functions: hash functions, each with tables of its own.
+      history_run: the document of each byte of `history`, if not 0.
 
     Raises:
       ValueError: `history` is not as long as the longest n-gram reaches back.
@@ -43,8 +45,9 @@ def ngram_rows(
             f"got a history of shape {history.shape}"
         )
     run = jnp.zeros_like(ids) if run is None else run
+    history_run = jnp.zeros_like(history, jnp.int32) if history_run is None else history_run
     padded = jnp.concatenate([history, (ids + 1).astype(jnp.uint32)], 1)
-    runs = jnp.concatenate([jnp.zeros_like(history, jnp.int32), run], 1)
+    runs = jnp.concatenate([history_run, run], 1)
     back = [slice(reach - i, reach - i + length) for i in range(reach + 1)]
     terms = [jnp.where(runs[:, here] == run, padded[:, here], jnp.uint32(0)) for here in back]
     rows = []
