@@ -114,7 +114,7 @@ class FiniteConv(nn.Module):
     ) -> Float[Array, "B D T"]:
         """What the L - 1 steps before a device's stretch (behind it, if reverse) add to its outputs."""
         past = history(u, segment_ids, taps.shape[1] - 1, reverse=reverse)
-        if past is None or not past.shape[-1]:
+        if past is None:
             return jnp.zeros_like(u)
         length, size = u.shape[-1], min(u.shape[-1], past.shape[-1])
         row = jnp.pad(past, ((0, 0), (0, 0), (0, size)))

@@ -11,8 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.base import Clock, arrange, named, restore, start_clock
 from jaxblt.parallel.carry import fold_before
-from jaxblt.parallel.halo import before, behind, splits_sequence
-from jaxblt.parallel.sequence import over_sequence, seq_axis
+from jaxblt.parallel.halo import before, behind, by_stretch, splits_sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +73,7 @@ class GatedRecurrence(nn.Module):
         gate = self._dense("gate", ("embed", "channels"), bias=True)
         out = self._dense("out", ("channels", "embed"))
         if state is None:
-            streams = (gate(x), into(x), segment_ids)
-            h = _train(streams) if seq_axis() is None else over_sequence(lambda own, *_: _train(own), streams)
+            h = by_stretch(_train, (gate(x), into(x), segment_ids))
             return out(h.astype(self.dtype)), None
         tokens, clock = arrange(x, segment_ids, positions, state.clock)
         past = jnp.concatenate([jnp.zeros_like(tokens.run[:, :1]), tokens.run[:, :-1]], 1)

@@ -14,6 +14,7 @@ from jaxblt.models.byte_lm import Head
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig, SegmentAwarePosition, document_positions, places
 from jaxblt.models.stack import Stack, StackConfig
+from jaxblt.parallel.sequence import seq_axis
 from jaxblt.patching.patches import Patches
 
 
@@ -111,10 +112,11 @@ class BLT(nn.Module):
           positions: offset in the document; None counts each document.
 
         Raises:
-          ValueError: the patches are of rows of another length.
+          ValueError: the patches are of rows of another length, or their blocks do not divide among the devices.
         """
         if patches.num_bytes != ids.shape[1]:
             raise ValueError(f"patches of {patches.num_bytes} bytes do not fit rows of {ids.shape[1]}")
+        _check_split(patches)
         h = self.encode(ids, patches, segment_ids=segment_ids, positions=positions)
         z = self.think(h, patches)
         return self.predict(h, z, patches, segment_ids=segment_ids)
@@ -223,3 +225,15 @@ class BLT(nn.Module):
         nothing = jnp.zeros((*holes.shape, self.config.latent.dim), self.dtype)
         _, latent = self.latent(nothing, segment_ids=holes, state=state.latent)
         return state.replace(latent=latent)
+
+
+def _check_split(patches: Patches) -> None:
+    """Raises ValueError unless every device of a `seq` axis has whole blocks, and as many as the others."""
+    axis = seq_axis()
+    if axis is None or patches.num_bytes % (axis.size * patches.block_size) == 0:
+        return
+    raise ValueError(
+        f"rows of {patches.num_bytes} bytes, {patches.patch_ids.shape[1]} blocks of {patches.block_size} bytes, do not "
+        f"divide among the {axis.size} devices of mesh axis {axis.name!r}: use rows of a multiple of "
+        f"{axis.size * patches.block_size} bytes"
+    )

@@ -1,5 +1,6 @@
 """The bridge between bytes and patches: cross-attention up to a patch, and back down to its bytes."""
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -9,6 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.base import named
 from jaxblt.models.layers import RMSNorm, dense
+from jaxblt.parallel.carry import fold_before
+from jaxblt.parallel.halo import by_stretch, splits_sequence
 from jaxblt.parallel.islands import over_batch
 from jaxblt.patching.patches import Patches
 from pallas_kernels.patch_attention import lookup, pool
@@ -141,26 +144,67 @@ def visible_patches(
 
     With `causal=False` a byte's latest patch is its own, closed or not.
     """
-    before, same = _patches_before(patches, look_back)
-    flat = z.reshape(z.shape[0], -1, z.shape[-1])
-    tail = jnp.take_along_axis(flat, before.reshape(before.shape[0], -1, 1), 1)
-    keys = jnp.concatenate([tail.reshape(*before.shape, z.shape[-1]), z], 2)
+    tail, same = by_stretch(partial(_patches_before, look_back=look_back), (z, patches))
+    keys = jnp.concatenate([tail, z], 2)
     valid = jnp.concatenate([same, patches.lengths > 0], 2)
     own = patches.patch_ids if not causal else patches.patch_ids - (~patches.closed).astype(jnp.int32)
     padding = patches.patch_ids == patches.capacity
     return keys, jnp.where(padding, -1, own + look_back), valid
 
 
-def _patches_before(patches: Patches, look_back: int) -> tuple[Int[Array, "B N W"], Bool[Array, "B N W"]]:
-    """Flat slots of the W patches before each block, oldest first, and whether they are of the block's document."""
+Tail = tuple[Float[Array, "B W D"], Int[Array, "B W"]]
+"""The W latest patches and their documents, oldest first; document 0 where there were fewer."""
+
+
+def _patches_before(own: Any, *, look_back: int) -> tuple[Float[Array, "B N W D"], Bool[Array, "B N W"]]:
+    """The W patches before each block, oldest first, and whether they are of the block's document."""
+    z, patches = own
+    batch, blocks, _, dim = z.shape
+    nothing = jnp.zeros((batch, look_back, dim), z.dtype), jnp.zeros((batch, look_back), jnp.int32)
+    earlier = nothing
+    if splits_sequence():
+        counts = jnp.sum(patches.lengths > 0, (1, 2), dtype=jnp.int32)
+        earlier = fold_before(_later, nothing, _take_ranks(z, patches, nothing, counts[:, None], look_back))
     counts = jnp.sum(patches.lengths > 0, -1, dtype=jnp.int32)
-    ends = jnp.cumsum(counts, -1, dtype=jnp.int32)
-    ranks = (ends - counts)[..., None] + jnp.arange(-look_back, 0, dtype=jnp.int32)[None, None]
+    firsts = jnp.cumsum(counts, -1, dtype=jnp.int32) - counts
+    tail, documents = _take_ranks(z, patches, earlier, firsts, look_back)
+    documents = documents.reshape(batch, blocks, look_back)
+    same = (documents > 0) & (documents == jnp.abs(patches.segment_ids[..., :1]))
+    return tail.reshape(batch, blocks, look_back, dim), same
+
+
+def _take_ranks(
+    z: Float[Array, "B N P D"], patches: Patches, earlier: Tail, ends: Int[Array, "B M"], look_back: int
+) -> tuple[Float[Array, "B M*W D"], Int[Array, "B M*W"]]:
+    """For each of M ends, the W patches whose ranks in the row come before it; negative ranks are in `earlier`."""
+    ranks = (ends[..., None] + jnp.arange(-look_back, 0, dtype=jnp.int32)[None, None]).reshape(len(ends), -1)
+    counts = jnp.sum(patches.lengths > 0, -1, dtype=jnp.int32)
+    edges = jnp.cumsum(counts, -1, dtype=jnp.int32)
     find = jax.vmap(lambda edges, wanted: jnp.searchsorted(edges, wanted, side="right"))
-    block = jnp.minimum(find(ends, ranks.reshape(ranks.shape[0], -1)), ends.shape[1] - 1).astype(jnp.int32)
-    first = jnp.take_along_axis(ends - counts, block, 1)
-    slot = jnp.clip(ranks.reshape(block.shape) - first, 0, patches.capacity - 1)
-    flat = (block * patches.capacity + slot).reshape(ranks.shape)
-    segments = patches.segment_ids.reshape(flat.shape[0], -1)
-    found = jnp.take_along_axis(segments, flat.reshape(flat.shape[0], -1), 1).reshape(flat.shape)
-    return flat, (ranks >= 0) & (found == jnp.abs(patches.segment_ids[..., :1]))
+    block = jnp.minimum(find(edges, ranks), edges.shape[1] - 1).astype(jnp.int32)
+    slot = jnp.clip(ranks - jnp.take_along_axis(edges - counts, block, 1), 0, patches.capacity - 1)
+    here, there = block * patches.capacity + slot, jnp.clip(ranks + look_back, 0, look_back - 1)
+
+    def pick(own: Array, before: Array) -> Array:
+        axes = (...,) + (None,) * (own.ndim - 2)
+        found = [jnp.take_along_axis(x, i[axes], 1) for x, i in ((own, here), (before, there))]
+        return jnp.where((ranks >= 0)[axes], *found)
+
+    rows = len(z)
+    return pick(z.reshape(rows, -1, z.shape[-1]), earlier[0]), pick(
+        patches.segment_ids.reshape(rows, -1), earlier[1]
+    )
+
+
+def _later(earlier: Tail, own: Tail) -> Tail:
+    """The W latest of both."""
+    width = own[1].shape[1]
+    index = jnp.arange(width, dtype=jnp.int32)[None]
+    new = jnp.sum(own[1] != 0, 1, keepdims=True, dtype=jnp.int32)
+    index = jnp.where(index >= width - new, width + index, index + new)
+
+    def latest(earlier: Array, own: Array) -> Array:
+        joined = jnp.concatenate([earlier, own], 1)
+        return jnp.take_along_axis(joined, index.reshape(index.shape + (1,) * (own.ndim - 2)), 1)
+
+    return latest(earlier[0], own[0]), latest(earlier[1], own[1])

@@ -1,6 +1,7 @@
 """Byte embeddings with hashed n-grams: what a model knows of a byte before it looks around."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.mixers.base import Clock, arrange, last_run, named, start_clock
+from jaxblt.parallel.halo import before, by_stretch, splits_sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,11 @@ _MULTIPLIERS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 
 
 def ngram_hashes(
-    config: HashConfig, ids: Int[Array, "B T"], history: UInt32[Array, "B R"], run: Int[Array, "B T"] | None
+    config: HashConfig,
+    ids: Int[Array, "B T"],
+    history: UInt32[Array, "B R"],
+    run: Int[Array, "B T"] | None,
+    history_run: Int[Array, "B R"] | None = None,
 ) -> Int[Array, "B T G"]:
     """The row of each n-gram table: sum_i (id_{t-i} + 1) a^i mod 2^32, mixed, mod table_size.
 
@@ -57,12 +63,14 @@ def ngram_hashes(
       config: tables.
       ids: byte ids.
       history: id + 1 of the R = `config.reach` bytes before, oldest first, 0 where there is none.
-      run: which document of this call each byte is of, 0 for the one that `history` is of; None for one document.
+      run: a number for the document of each byte, 0 for the one that `history` is of; None for one document.
+      history_run: the document of each byte of `history`, if not 0.
     """
     reach, length = config.reach, ids.shape[1]
     run = jnp.zeros_like(ids) if run is None else run
+    history_run = jnp.zeros_like(history, jnp.int32) if history_run is None else history_run
     padded = jnp.concatenate([history, (ids + 1).astype(jnp.uint32)], 1)
-    runs = jnp.concatenate([jnp.zeros_like(history, jnp.int32), run], 1)
+    runs = jnp.concatenate([history_run, run], 1)
     back = [slice(reach - i, reach - i + length) for i in range(reach + 1)]
     terms = [jnp.where(runs[:, here] == run, padded[:, here], jnp.uint32(0)) for here in back]
     rows = []
@@ -155,16 +163,23 @@ class ByteEmbedding(nn.Module):
         config = self.config.hash
         assert config is not None
         if state is None:
-            history = jnp.zeros((ids.shape[0], config.reach), jnp.uint32)
-            run = None
-            if segment_ids is not None:
-                run = jnp.cumsum(jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0, axis=1)
-            return ngram_hashes(config, ids, history, run), None
+            return by_stretch(partial(_own_rows, config), (ids, segment_ids)), None
         clock, history = state
         tokens, clock = arrange((ids + 1)[..., None], segment_ids, None, clock)
         rows = ngram_hashes(config, tokens.x[..., 0] - 1, history, tokens.run)
         back = jnp.argsort(tokens.order, axis=1)
         return jnp.take_along_axis(rows, back[..., None], 1), (clock, _recent(tokens, history))
+
+
+def _own_rows(config: HashConfig, own: Any) -> Int[Array, "B T G"]:
+    """The n-gram rows of whole rows, or of a stretch of them whose first bytes reach into the one before."""
+    ids, segment_ids = own
+    history = jnp.zeros((ids.shape[0], config.reach), jnp.uint32)
+    if not splits_sequence():
+        return ngram_hashes(config, ids, history, segment_ids)
+    history = before((ids + 1).astype(jnp.uint32), config.reach, axis=1)
+    documents = None if segment_ids is None else before(segment_ids, config.reach, axis=1)
+    return ngram_hashes(config, ids, history, segment_ids, documents)
 
 
 def _recent(tokens: Any, history: UInt32[Array, "B R"]) -> UInt32[Array, "B R"]:

@@ -10,6 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxblt.models.layers import dense
+from jaxblt.parallel.carry import fold_before
+from jaxblt.parallel.halo import before, by_stretch, splits_sequence
+from jaxblt.parallel.sequence import SEQ_AXIS
 from jaxblt.patching.patches import Patches
 
 
@@ -42,9 +45,21 @@ class Places:
 
 def document_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
     """Each byte's offset in its document, for rows whose documents are contiguous."""
+    return by_stretch(_own_positions, segment_ids)
+
+
+def _own_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
     index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None], segment_ids.shape)
-    first = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-    return index - jax.lax.cummax(jnp.where(first, index, 0), axis=1)
+    past = segment_ids[:, :1]
+    if splits_sequence():
+        past = before(segment_ids, 1, axis=1)
+        index = index + segment_ids.shape[1] * jax.lax.axis_index(SEQ_AXIS)
+    first = jnp.diff(segment_ids, axis=1, prepend=past) != 0
+    start = jax.lax.cummax(jnp.where(first, index, 0), axis=1)
+    if splits_sequence():
+        earlier = fold_before(jnp.maximum, jnp.zeros_like(start[:, -1]), start[:, -1])
+        start = jnp.maximum(start, earlier[:, None])
+    return index - start
 
 
 def places(patches: Patches, positions: Int[Array, "B T"], *, causal: bool) -> Places:
@@ -56,7 +71,7 @@ def places(patches: Patches, positions: Int[Array, "B T"], *, causal: bool) -> P
     index = jnp.arange(patches.block_size, dtype=jnp.int32)[None, None]
     slot = jnp.minimum(patches.patch_ids, patches.capacity - 1)
     start = jnp.take_along_axis(patches.starts, slot, -1)
-    previous = jnp.take_along_axis(_previous_lengths(patches), slot, -1)
+    previous = jnp.take_along_axis(by_stretch(_previous_lengths, patches), slot, -1)
 
     def flat(x: Int[Array, "B N S"]) -> Int[Array, "B T"]:
         return x.reshape(x.shape[0], -1)[:, : patches.num_bytes]
@@ -74,12 +89,13 @@ def _previous_lengths(patches: Patches) -> Int[Array, "B N P"]:
     tail = jnp.take_along_axis(patches.lengths, last, -1)
     tail_segment = jnp.take_along_axis(patches.segment_ids, last, -1)
 
-    def before(own: Int[Array, "B N P"], last: Int[Array, "B N 1"]) -> Int[Array, "B N P"]:
-        ahead = jnp.concatenate([jnp.zeros_like(last[:, :1]), last[:, :-1]], 1)
+    def delayed(own: Int[Array, "B N P"], last: Int[Array, "B N 1"]) -> Int[Array, "B N P"]:
+        first = before(last, 1, axis=1) if splits_sequence() else jnp.zeros_like(last[:, :1])
+        ahead = jnp.concatenate([first, last[:, :-1]], 1)
         return jnp.concatenate([ahead, own[..., :-1]], -1)
 
-    lengths = before(patches.lengths, tail)
-    segments = before(patches.segment_ids, tail_segment)
+    lengths = delayed(patches.lengths, tail)
+    segments = delayed(patches.segment_ids, tail_segment)
     return jnp.where(segments == patches.segment_ids, lengths, 0)
 
 

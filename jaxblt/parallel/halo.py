@@ -1,15 +1,30 @@
 """Halos: the positions just before or behind a device's own stretch of the sequence, fetched from its neighbours."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
-from jaxblt.parallel.sequence import SEQ_AXIS
+from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence, seq_axis
 
 
 def splits_sequence() -> bool:
     """Whether this is traced inside an island over the sequence, where arrays are a device's own stretch."""
     return SEQ_AXIS in jax.sharding.get_abstract_mesh().manual_axes
+
+
+def by_stretch[T](fn: Callable[[Any], T], sequenced: Any) -> T:
+    """`fn(sequenced)` on each device's own stretch of the sequence; on whole rows if no `seq` axis splits them.
+
+    Args:
+      fn: asks its neighbours for what it needs of them if `splits_sequence()`; returns arrays `[B, T, ...]`.
+      sequenced: pytree of arrays `[B, T, ...]`.
+    """
+    if seq_axis() is None:
+        return fn(sequenced)
+    return over_sequence(lambda own, *_: fn(own), sequenced)
 
 
 def before(x: Shaped[Array, "..."], size: int, *, axis: int) -> Shaped[Array, "..."]:
@@ -20,7 +35,7 @@ def before(x: Shaped[Array, "..."], size: int, *, axis: int) -> Shaped[Array, ".
 
     Args:
       x: this device's positions.
-      size: of the halo; may span several devices.
+      size: of the halo, at least 1; may span several devices.
       axis: the time axis of x.
     """
     return _halo(x, size, axis, 1)
@@ -33,7 +48,7 @@ def behind(x: Shaped[Array, "..."], size: int, *, axis: int) -> Shaped[Array, ".
 
 def _halo(x: Array, size: int, axis: int, step: int) -> Array:
     own, count = x.shape[axis], jax.lax.axis_size(SEQ_AXIS)
-    pieces = [jax.lax.slice_in_dim(x, 0, 0, axis=axis)]
+    pieces = []
     for hop in range(1, -(-size // own) + 1):
         wanted = min(size - (hop - 1) * own, own)
         start = own - wanted if step == 1 else 0
@@ -49,8 +64,8 @@ def history(
 ) -> Float[Array, "B D size"] | None:
     """The `size` inputs before this device's that its first document needs: zero at holes and other documents.
 
-    Documents are contiguous, so no other document reaches over the edge. None outside of an island over the
-    sequence, where rows are whole.
+    Documents are contiguous, so no other document reaches over the edge. None if `size` is 0, and outside of an
+    island over the sequence, where rows are whole.
 
     Args:
       u: this device's inputs.
@@ -58,7 +73,7 @@ def history(
       size: of the history.
       reverse: the history of the row read from its end.
     """
-    if not splits_sequence():
+    if not size or not splits_sequence():
         return None
 
     def outside(x: Array, axis: int) -> Array:

@@ -1,0 +1,156 @@
+"""Whole models over a split sequence: a train step gives what it gives on one device, and gathers no sequence."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxblt.data.batch import Batch
+from jaxblt.mixers import HyenaConfig, ModalFilter
+from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
+from jaxblt.models.bridge import visible_patches
+from jaxblt.models.positions import document_positions
+from jaxblt.parallel import batch_sharding, make_mesh
+from jaxblt.patching import PatcherConfig, make_patches
+from jaxblt.patching.patches import from_closed
+from jaxblt.training.state import start
+from jaxblt.training.step import Task, make_train_step
+from tests.parallel.along import along
+from tests.parallel.hlo import collectives, spanning
+from tests.tolerances import assert_close
+
+ROWS, BLOCKS, BLOCK = 2, 28, 11
+LENGTH = BLOCKS * BLOCK
+HASH = HashConfig(sizes=(3, 8), table_size=50)
+PATCHER = PatcherConfig(mode="space", block_size=BLOCK)
+
+
+def stack(dim: int, pattern: str) -> StackConfig:
+    hyena = HyenaConfig(dim=8, filter=ModalFilter(modes=3, max_timescale=64.0), segment_alignment=BLOCK)
+    return StackConfig(dim=dim, num_layers=len(pattern), pattern=pattern, mlp_dim=20, hyena=hyena, scan=False)
+
+
+def blt(encoder: str, latent: str, decoder: str) -> BLTConfig:
+    return BLTConfig(
+        encoder=stack(12, encoder),
+        latent=stack(16, latent),
+        decoder=stack(12, decoder),
+        hash=HASH,
+        bridge_heads=2,
+    )
+
+
+MODELS = {
+    "byte_hyena": ByteLMConfig(stack=stack(12, "HR"), hash=HASH),
+    "blt": blt("R", "H", "R"),
+    "blt_hyena": blt("H", "RH", "S"),
+}
+
+
+def segment_ids() -> np.ndarray:
+    """Documents start at block edges; one row has padding between and behind."""
+    ids = np.ones((ROWS, LENGTH), np.int32)
+    ids[0, 3 * BLOCK :] = 2
+    ids[0, 20 * BLOCK - 4 : 20 * BLOCK] = 0
+    ids[0, 20 * BLOCK :] = 3
+    ids[1, LENGTH - BLOCK - 3 :] = 0
+    return ids
+
+
+@functools.cache
+def batch() -> Batch:
+    draw, ids = np.random.default_rng(0), segment_ids()
+    text = draw.choice(np.frombuffer(b"abc d e", np.uint8).astype(np.int32) + 4, (2, ROWS, LENGTH))
+    positions = document_positions(jnp.asarray(ids))
+    return jax.device_get(Batch(*map(jnp.asarray, (*text, ids, positions, (ids > 0).astype(np.int32)))))
+
+
+@functools.cache
+def task(name: str) -> tuple[Task, Any]:
+    model, rows = MODELS[name].build(), batch()
+    patches = make_patches(PATCHER, jnp.asarray(rows.inputs), segment_ids=jnp.asarray(rows.segment_ids))
+    inputs = (rows.inputs, patches) if "blt" in name else (rows.inputs,)
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), *inputs))["params"]
+    return Task(model, patcher=PATCHER if "blt" in name else None), jax.device_get(params)
+
+
+KEEP = optax.trace(decay=0.0)
+"""Its state after a step is the step's gradient."""
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "seq"),
+    [
+        ("blt", 1, 4),
+        ("byte_hyena", 2, 2),
+        pytest.param("blt", 2, 2, marks=pytest.mark.slow),
+        pytest.param("blt_hyena", 1, 2, marks=pytest.mark.slow),
+        pytest.param("blt_hyena", 1, 4, marks=pytest.mark.slow),
+        pytest.param("byte_hyena", 1, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_a_train_step_equals_that_of_one_device(name: str, data: int, seq: int) -> None:
+    job, params = task(name)
+    step = make_train_step(job, KEEP)
+    expected, told = jax.device_get(step(start(jax.tree.map(jnp.asarray, params), KEEP), batch()))
+    mesh, rows = make_mesh(data=data, seq=seq, devices=jax.devices()[: data * seq]), batch()
+    with jax.set_mesh(mesh):
+        state = jax.device_put(start(params, KEEP), NamedSharding(mesh, PartitionSpec()))
+        rows = jax.device_put(rows, batch_sharding(mesh))
+        compiled = step.lower(state, rows).compile()  # pyright: ignore[reportFunctionMemberAccess]
+        after, metrics = jax.device_get(compiled(state, rows))
+    for figure in told:
+        np.testing.assert_allclose(metrics[figure], told[figure], rtol=1e-5, err_msg=figure)
+    for path, leaf in jax.tree.leaves_with_path(expected.opt_state.trace):
+        found = functools.reduce(lambda tree, key: tree[key.key], path, after.opt_state.trace)
+        assert_close(found, leaf, n=LENGTH * 16, what=jax.tree_util.keystr(path))
+    found = collectives(compiled)
+    kinds = ("all-gather", "all-to-all")
+    assert not spanning(found, 7, kinds=kinds) + spanning(found, 11, kinds=kinds), found
+
+
+def test_patches_before_a_stretch_come_from_as_far_as_they_lie() -> None:
+    """Blocks of one patch each: the 4 before a block lie on several devices, and in its own document alone."""
+    ids = segment_ids()[:, : 16 * BLOCK]
+    closed = np.random.default_rng(1).random(ids.shape) < 0.3
+    closed[:, 4 * BLOCK : 13 * BLOCK] = False
+    patches = from_closed(jnp.asarray(closed), jnp.asarray(ids), block_size=BLOCK, capacity=6)
+    z = np.random.default_rng(2).standard_normal((ROWS, 16, 6, 5)).astype(np.float32)
+    dy = np.random.default_rng(3).standard_normal((ROWS, 16, 4 + 6, 5)).astype(np.float32)
+
+    def fn(_: Any, z: Any, patches: Any, dy: Any) -> Any:
+        def read(z: Any) -> tuple[Any, Any]:
+            keys, latest, valid = visible_patches(z, patches, look_back=4, causal=True)
+            return jnp.sum(jnp.where(valid[..., None], keys, 0.0) * dy), (latest, valid)
+
+        (_, seen), gradient = jax.value_and_grad(read, has_aux=True)(z)
+        return seen, gradient
+
+    expected = jax.device_get(jax.jit(fn)(0, z, patches, dy))
+    found, compiled = along(fn, np.zeros(()), (z, patches, dy), seq=8)
+    jax.tree.map(np.testing.assert_array_equal, found[0], expected[0])
+    assert_close(found[1], expected[1], n=8)
+    assert not spanning(collectives(compiled), 16)
+
+
+def test_positions_count_from_documents_on_other_devices() -> None:
+    ids = segment_ids()[:, : 24 * BLOCK]
+    found, compiled = along(lambda _, ids: document_positions(ids), np.zeros(()), (ids,), seq=8)
+    np.testing.assert_array_equal(found, document_positions(jnp.asarray(ids)))
+    assert not spanning(collectives(compiled), BLOCK)
+
+
+def test_blocks_that_do_not_divide_are_named() -> None:
+    job, params = task("blt")
+    rows = jax.tree.map(lambda x: jnp.asarray(x[:, : 21 * BLOCK]), batch())
+    with (
+        jax.set_mesh(make_mesh(data=2, seq=4)),
+        pytest.raises(ValueError, match=r"21 blocks of 11 bytes.*4 devices"),
+    ):
+        jax.eval_shape(make_train_step(job, KEEP), start(params, KEEP), rows)
