@@ -1,5 +1,6 @@
 """The scripts as people run them: in processes of their own, with a wrong argument and with right ones."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.benchmark import kernels
+
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = ("record", "baselines", "context", "cpu_table", "patching_share")
+BENCHMARKS = ("record", "baselines", "context", "cpu_table", "patching_share", "kernels")
 SCRIPTS = ("train", "evaluate", "generate", "patch", "demo", *(f"benchmark.{name}" for name in BENCHMARKS))
 EXECUTE = (
     "import nbclient, nbformat; n = nbformat.read('experiments/notebooks/quickstart.ipynb', 4); "
@@ -25,6 +28,13 @@ def python(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_kernels_knows_every_benchmark_of_an_op_and_its_shapes():
+    assert set(kernels.SHAPES) == {path.parent.name for path in (ROOT / "pallas_kernels").glob("*/bench.py")}
+    for op, names in kernels.SHAPES.items():
+        shapes = importlib.import_module(f"pallas_kernels.{op}.shapes").SHAPES
+        assert set(names) <= {shape.name for shape in shapes}
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_explains(script):
     done = python("-m", f"experiments.{script}", "--help")
@@ -38,6 +48,10 @@ def test_help_explains(script):
         (("experiments.train", "no_such_recipe"), "unknown recipe"),
         (("experiments.evaluate", "no/such/run"), "holds no run"),
         (("experiments.patch", "no_such_file.txt"), "no_such_file.txt"),
+        (
+            ("experiments.benchmark.kernels", "--out-dir", "x", "--ops", "none"),
+            "no benchmark of an op 'none'",
+        ),
     ],
 )
 def test_failures_are_one_line_and_not_zero(args, says):

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.blocked_conv import blocked_conv, mosaic_gpu
+from pallas_kernels.blocked_conv import bench, blocked_conv, mosaic_gpu
 from pallas_kernels.blocked_conv.hopper import LONGEST, TILE, why_not
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
-from pallas_kernels.blocked_conv.shapes import SHAPES
+from pallas_kernels.blocked_conv.shapes import SHAPES, BlockedConvShape
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import normal
@@ -63,7 +64,7 @@ def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> Non
     """With few programs wanted, rows follow one another in one; nothing passes from a row to the next."""
     monkeypatch.setattr(mosaic_gpu, "PROGRAMS", 1)
     run = partial(blocked_conv_mosaic_gpu, interpret=True)
-    op_suite.check_reference(case("three rows", TILE + 512, 100, run, batch=3))
+    op_suite.check_reference(case("three rows of full tiles", TILE, 100, run, batch=3))
 
 
 @pytest.mark.gpu
@@ -107,3 +108,9 @@ def test_cannot_be_asked_for_on_a_cpu() -> None:
     x = jnp.ones((1, 3, TILE), jnp.bfloat16)
     with pytest.raises(ValueError, match="this is cpu"):
         blocked_conv(x, jnp.ones((3, 4)), implementation="mosaic_gpu")
+
+
+def test_the_benchmark_passes_its_gate() -> None:
+    shape = BlockedConvShape("tiny", 1, 2, TILE, 100)
+    errors = check(bench.plan(shape, stages=(3,), interpret=True), jax.random.key(0))
+    assert set(errors) == {"xla", "mosaic_gpu_3_stages"}

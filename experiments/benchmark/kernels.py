@@ -1,0 +1,58 @@
+"""Every op's benchmark, each in a process of its own: python -m experiments.benchmark.kernels --out-dir DIR."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments._cli import parse, run
+
+SHAPES = {
+    "blocked_conv": ("evo2_7b_mr_128k", "d768_8k", "d768_64k"),
+    "byte_head": ("d512_8k", "d1024_1m"),
+    "hash_embedding": ("d512_8k", "blt_d1024_8k"),
+}
+"""The shapes of each op that say most."""
+
+
+def kernels(out_dir: Path, ops: tuple[str, ...] = tuple(SHAPES)) -> None:
+    """Every op's benchmark: a check of values and gradients, then its versions against plain XLA and the floor.
+
+    Args:
+      out_dir: folder for one JSON an op.
+      ops: which to run; one that fails does not keep the rest from running.
+
+    Raises:
+      RuntimeError: some failed.
+    """
+    lines, failed = {op: command(op, out_dir) for op in ops}, []
+    for op, line in lines.items():
+        start = time.perf_counter()
+        status = subprocess.run(line).returncode
+        print(f"{op}: exit status {status} after {time.perf_counter() - start:.0f} s", flush=True)
+        if status:
+            failed.append(op)
+    if failed:
+        raise RuntimeError(f"the benchmarks of {', '.join(failed)} failed; what they say is above")
+
+
+def command(op: str, out_dir: Path) -> list[str]:
+    """The command line of one op's benchmark.
+
+    Raises:
+      ValueError: no benchmark of that name.
+    """
+    if op not in SHAPES:
+        raise ValueError(f"no benchmark of an op {op!r}, expected some of {', '.join(SHAPES)}")
+    out = str(out_dir / f"{op}.json")
+    return [sys.executable, "-m", f"pallas_kernels.{op}.bench", "--shapes", *SHAPES[op], "--out", out]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and runs."""
+    parse(kernels, argv, script="experiments.benchmark.kernels")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,51 @@
+"""The Hopper kernel against the XLA form and the floor: `python -m pallas_kernels.blocked_conv.bench`."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._measure import Case
+from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
+from pallas_kernels.blocked_conv.shapes import SHAPES, BlockedConvShape
+from pallas_kernels.blocked_conv.xla import blocked_conv_xla
+
+STAGES = (2, 3)
+"""How far loads run ahead, each timed."""
+
+
+def plan(shape: BlockedConvShape, *, stages: Sequence[int] = STAGES, interpret: bool = False) -> Plan:
+    """The kernel on bf16 streams with both gates against the XLA form, both checked against XLA in fp32."""
+    keys = jax.random.split(jax.random.key(1), 4)
+    full = (shape.batch, shape.channels, shape.length)
+    x, pre_gate, post_gate = (jax.random.normal(key, full, jnp.bfloat16) for key in keys[:3])
+    filter = jax.random.normal(keys[3], (shape.channels, shape.taps)) * shape.taps**-0.5
+    args = (x, filter, pre_gate, post_gate)
+    flops, stream = 2.0 * shape.taps * x.size, float(x.nbytes)
+    kernel = partial(blocked_conv_mosaic_gpu, interpret=interpret)
+    return Plan(
+        truth=Case("truth", _in_fp32, args),
+        plain=Case("xla", _gated(blocked_conv_xla), args),
+        versions=[Case(f"mosaic_gpu_{n}_stages", _gated(partial(kernel, stages=n)), args) for n in stages],
+        work={
+            "forward": Work(flops, 4 * stream),
+            # Reads x, the gates and the cotangent, writes y and three gradients.
+            "forward+backward": Work(3 * flops, 8 * stream),
+        },
+    )
+
+
+def _gated(op: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, filter, pre_gate, post_gate: op(x, filter, pre_gate=pre_gate, post_gate=post_gate)
+
+
+def _in_fp32(x: Any, filter: Any, pre_gate: Any, post_gate: Any) -> Any:
+    wide = [z.astype(jnp.float32) for z in (x, filter, pre_gate, post_gate)]
+    return _gated(blocked_conv_xla)(*wide).astype(x.dtype)
+
+
+if __name__ == "__main__":
+    print(benchmark("blocked_conv", [shape for shape in SHAPES if shape.causal], plan))
