@@ -87,9 +87,9 @@ KEEP = optax.trace(decay=0.0)
 @pytest.mark.parametrize(
     ("name", "data", "seq"),
     [
-        ("blt", 1, 4),
-        ("byte_hyena", 2, 2),
-        pytest.param("blt", 2, 2, marks=pytest.mark.slow),
+        ("blt", 2, 2),
+        pytest.param("blt", 1, 4, marks=pytest.mark.slow),
+        pytest.param("byte_hyena", 2, 2, marks=pytest.mark.slow),
         pytest.param("blt_hyena", 1, 2, marks=pytest.mark.slow),
         pytest.param("blt_hyena", 1, 4, marks=pytest.mark.slow),
         pytest.param("byte_hyena", 1, 4, marks=pytest.mark.slow),

@@ -1,0 +1,163 @@
+"""A Hyena layer and a train step with the sequence split over devices: seconds, memory, and the same result."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from experiments.benchmark.sequence_parallel import Kind
+from jaxblt.data import Batch, load_sample, vocab
+from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
+from jaxblt.models import BLTConfig, StackConfig
+from jaxblt.models.stack import Stack
+from jaxblt.parallel import batch_sharding, make_mesh, replicated
+from jaxblt.patching import PatcherConfig, make_patches
+from jaxblt.profiling import measure
+from jaxblt.training.optimizer import AdamWConfig, make_optimizer
+from jaxblt.training.state import start
+from jaxblt.training.step import Task, make_train_step
+
+SHORTEST_TRIAL = 0.02
+"""Seconds; as many calls as that takes are one trial, so that dispatch is hidden as it is in training."""
+
+
+def meshes(devices: int) -> list[Mesh]:
+    """One device alone, and the sequence over all."""
+    return [make_mesh(data=1, seq=n, devices=jax.devices()[:n]) for n in (1, devices)]
+
+
+def layer(kind: Kind, tokens: int, dim: int, devices: int, trials: int) -> dict[str, Any]:
+    """Forward and backward of one Hyena block with its MLP, bf16, one document, on one device and on all.
+
+    speed_up is the median time on one device over that on all; None where either runs out of memory.
+    """
+    filters = {
+        "modal": ModalFilter(max_timescale=float(tokens)),
+        "explicit": ExplicitFilter(taps=128),
+        "implicit": ImplicitFilter(filter_len=tokens),
+    }
+    hyena = HyenaConfig(dim=dim, filter=filters[kind], packed=False)
+    module = Stack(StackConfig(dim=dim, num_layers=1, pattern="H", hyena=hyena, scan=False), jnp.bfloat16)
+    run = partial(_layer_on, module, tokens=tokens, dim=dim, trials=trials)
+    one, many = (_if_it_fits(partial(run, mesh)) for mesh in meshes(devices))
+    shape = {"filter": kind, "tokens": tokens, "dim": dim, "devices": devices}
+    return shape | {"one": one, "all": many, "speed_up": _speed_up(one, many)}
+
+
+def _layer_on(module: nn.Module, mesh: Mesh, tokens: int, dim: int, trials: int) -> dict[str, Any]:
+    def passes(params: Any, x: Any, dy: Any) -> Any:
+        y, back = jax.vjp(lambda p, x: module.apply(p, x)[0], params, x)  # pyright: ignore[reportIndexIssue]
+        return y, back(dy)
+
+    def inputs(key: Any) -> Any:
+        return tuple(jax.random.normal(k, (1, tokens, dim), jnp.bfloat16) for k in jax.random.split(key))
+
+    with jax.set_mesh(mesh):
+        split = NamedSharding(mesh, PartitionSpec(None, "seq"))
+        like = jnp.zeros((1, 8 * mesh.size, dim), jnp.bfloat16)
+        params = nn.meta.unbox(jax.jit(module.init, out_shardings=replicated(mesh))(jax.random.key(0), like))
+        x, dy = jax.jit(inputs, out_shardings=split)(jax.random.key(1))
+        compiled = jax.jit(passes).lower(params, x, dy).compile()
+        return _timed(compiled, lambda: compiled(params, x, dy), trials)
+
+
+def step(
+    config: BLTConfig, length: int, devices: int, trials: int, *, check: int, dtype: Any = jnp.bfloat16
+) -> dict[str, Any]:
+    """A BLT train step on one sequence of `length` bytes over all devices, and at `check` bytes on one as well.
+
+    Patches are static, four bytes each, so that all runs cut the same; parameters are drawn anew from one key.
+    """
+    alone, split = meshes(devices)
+    losses = [_step_on(config, mesh, check, dtype, trials=None)["loss"] for mesh in (alone, split)]
+    run = partial(_step_on, config, length=length, dtype=dtype, trials=trials)
+    one, many = (_if_it_fits(partial(run, mesh)) for mesh in (alone, split))
+    found = {"bytes": length, "devices": devices, "one": one, "all": many, "speed_up": _speed_up(one, many)}
+    if "seconds" in many:
+        found["bytes_per_second"] = length / many["seconds"]["median"]
+    difference = abs(losses[1] - losses[0]) / losses[0]
+    return found | {
+        "check": {"bytes": check, "loss_one": losses[0], "loss_all": losses[1], "relative": difference}
+    }
+
+
+def _step_on(config: BLTConfig, mesh: Mesh, length: int, dtype: Any, trials: int | None) -> dict[str, Any]:
+    """Losses of the first step, or timed steps that train on."""
+    patcher = PatcherConfig(mode="static", patch_size=4, block_size=min(4096, length // 8))
+    task = Task(config.build(dtype=dtype), patcher=patcher, packed=False)
+    with jax.set_mesh(mesh):
+        batch = jax.device_put(_text(length), batch_sharding(mesh))
+        boxed = _parameters(task, patcher, mesh)
+        optimizer = make_optimizer(AdamWConfig(warmup_steps=0), 1000, boxed)
+        begin = jax.jit(lambda p: start(p, optimizer), out_shardings=replicated(mesh), donate_argnums=0)
+        held = [begin(nn.meta.unbox(boxed))]
+        train = make_train_step(task, optimizer)
+        compiled: Any = train.lower(held[0], batch).compile()  # pyright: ignore[reportFunctionMemberAccess]
+
+        def run() -> Any:
+            held[0], metrics = compiled(held[0], batch)
+            return metrics
+
+        if trials is None:
+            return {"loss": float(run()["loss"])}
+        return _timed(compiled, run, trials)
+
+
+def _parameters(task: Task, patcher: PatcherConfig, mesh: Mesh) -> Any:
+    ids = jnp.zeros((1, patcher.block_size * mesh.size), jnp.int32)
+    patches = make_patches(patcher, ids)
+    return jax.jit(task.model.init, out_shardings=replicated(mesh))(jax.random.key(0), ids, patches)["params"]
+
+
+def _text(length: int) -> Batch:
+    """One row of the embedded book, from the start again where it ends."""
+    ids = np.resize(vocab.encode(load_sample("book")), length + 1).astype(np.int32)[None]
+    ones = np.ones((1, length), np.int32)
+    positions = np.arange(length, dtype=np.int32)[None]
+    return Batch(*(jnp.asarray(a) for a in (ids[:, :-1], ids[:, 1:], ones, positions, ones)))
+
+
+def _timed(compiled: Any, call: Callable[[], Any], trials: int) -> dict[str, Any]:
+    """Bytes that the compiler planned for a device, and seconds a call."""
+    plan = compiled.memory_analysis()
+    planned = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
+    jax.block_until_ready(call())
+    begin = time.perf_counter()
+    jax.block_until_ready(call())
+    count = max(1, int(np.ceil(SHORTEST_TRIAL / (time.perf_counter() - begin))))
+
+    def several() -> None:
+        for _ in range(count - 1):
+            call()
+        jax.block_until_ready(call())
+
+    taken = measure(several, trials=trials, warmup=1, method="host").summary
+    seconds = {name: getattr(taken, name) / count for name in ("median", "low", "high")}
+    return {
+        "planned_bytes": int(planned - plan.alias_size_in_bytes),
+        "seconds": seconds,
+        "calls_a_trial": count,
+        "trials": trials,
+    }
+
+
+def _if_it_fits(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `call` returns, or what the allocator said."""
+    try:
+        return call()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return {"out_of_memory": str(error).splitlines()[0]}
+
+
+def _speed_up(one: dict[str, Any], many: dict[str, Any]) -> float | None:
+    if "seconds" not in one or "seconds" not in many:
+        return None
+    return one["seconds"]["median"] / many["seconds"]["median"]

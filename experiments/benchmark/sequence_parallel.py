@@ -1,0 +1,73 @@
+"""One sequence over several devices: python -m experiments.benchmark.sequence_parallel --out FILE."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import configs
+from experiments._cli import parse, run
+from experiments.benchmark._results import save
+
+Kind = Literal["modal", "explicit", "implicit"]
+
+LAYERS: tuple[tuple[Kind, int, int], ...] = (
+    ("modal", 65_536, 1024),
+    ("modal", 65_536, 4096),
+    ("modal", 1_048_576, 1024),
+    ("modal", 1_048_576, 4096),
+    ("explicit", 1_048_576, 1024),
+    ("implicit", 1_048_576, 1024),
+)
+"""Filter, tokens and width."""
+
+
+def sequence_parallel(
+    out: str,
+    devices: int | None = None,
+    layers: tuple[tuple[Kind, int, int], ...] = LAYERS,
+    step_bytes: int = 1_048_576,
+    check_bytes: int = 65_536,
+    pattern: str = "HHAH",
+    trials: int = 20,
+) -> dict[str, Any]:
+    """Speed-up and memory of Hyena layers with their MLP, and a train step of the `books` model on one sequence.
+
+    Everything runs on one device and, split along the sequence, on all; what one device cannot hold says so.
+
+    Args:
+      out: JSON file to write.
+      devices: how many; all by default.
+      layers: filter, tokens and width of each layer that is timed, forward and backward.
+      step_bytes: length of the train step's sequence; 0 for no step.
+      check_bytes: length at which the losses on one device and on all are compared.
+      pattern: of the latent stack.
+      trials: of each timing, at least 20.
+
+    Raises:
+      ValueError: there is one device alone, or fewer than asked for.
+    """
+    import jax
+
+    from experiments.benchmark import _sequence
+
+    devices = jax.device_count() if devices is None else devices
+    if not 1 < devices <= jax.device_count():
+        raise ValueError(
+            f"devices must lie in 2..{jax.device_count()}, the devices that are here, got {devices}"
+        )
+    found: dict[str, Any] = {"layers": [_sequence.layer(*shape, devices, trials) for shape in layers]}
+    if step_bytes:
+        model = configs.get("books").model
+        model = replace(model, latent=replace(model.latent, pattern=pattern))
+        found["step"] = _sequence.step(model, step_bytes, devices, trials, check=check_bytes)
+    save(out, found)
+    return found
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and writes."""
+    parse(sequence_parallel, argv, script="experiments.benchmark.sequence_parallel")
+
+
+if __name__ == "__main__":
+    run(main)

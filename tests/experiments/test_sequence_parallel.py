@@ -1,0 +1,41 @@
+"""The benchmark of a split sequence leaves figures, tiny, on virtual devices."""
+
+import json
+
+import pytest
+
+from experiments.benchmark import _sequence, sequence_parallel
+from jaxblt.mixers import HyenaConfig, ModalFilter
+from jaxblt.models import BLTConfig, StackConfig
+
+
+def tiny(pattern: str) -> StackConfig:
+    hyena = HyenaConfig(dim=8, filter=ModalFilter(modes=2), packed=False)
+    return StackConfig(dim=8, num_layers=1, pattern=pattern, mlp_dim=0, hyena=hyena, scan=False)
+
+
+def test_a_layer_on_one_device_and_on_two(tmp_path):
+    out = tmp_path / "found.json"
+    shape = ("modal", 64, 8)
+    found = sequence_parallel.sequence_parallel(str(out), devices=2, layers=(shape,), step_bytes=0)
+    (entry,) = found["layers"]
+    assert (entry["filter"], entry["tokens"], entry["dim"], entry["devices"]) == (*shape, 2)
+    times = [entry[side]["seconds"]["median"] for side in ("one", "all")]
+    assert entry["speed_up"] == pytest.approx(times[0] / times[1])
+    assert 0 < entry["all"]["planned_bytes"] < entry["one"]["planned_bytes"]
+    written = json.loads(out.read_text())
+    assert written["layers"] == found["layers"]
+    assert written["versions"]["jax"]
+
+
+def test_a_step_checks_its_loss_against_one_device():
+    config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
+    found = _sequence.step(config, 64, devices=2, trials=20, check=64)
+    assert found["check"]["relative"] < 0.01
+    assert found["check"]["loss_one"] > 1
+    assert found["bytes_per_second"] == 64 / found["all"]["seconds"]["median"]
+
+
+def test_more_devices_than_there_are_is_an_error():
+    with pytest.raises(ValueError, match=r"devices must lie in 2\.\.8.*got 9"):
+        sequence_parallel.sequence_parallel("nowhere.json", devices=9)
