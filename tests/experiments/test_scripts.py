@@ -12,7 +12,7 @@ import pytest
 from experiments.benchmark import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = ("record", "baselines", "context", "cpu_table", "patching_share", "kernels")
+BENCHMARKS = ("record", "baselines", "context", "cpu_table", "patching_share", "kernels", "ring")
 SCRIPTS = ("train", "evaluate", "generate", "patch", "demo", *(f"benchmark.{name}" for name in BENCHMARKS))
 EXECUTE = (
     "import nbclient, nbformat; n = nbformat.read('experiments/notebooks/quickstart.ipynb', 4); "

@@ -1,0 +1,310 @@
+"""Ring attention on the GPUs of one host, against one of them: python -m experiments.benchmark.ring --out FILE.
+
+1. The gate: ring and one GPU's fused kernel against attention in f64 on the host, forward and backward, for rings
+   of 2, 4, ... devices; and against the one-GPU kernel at the first length. It fails before anything is timed.
+2. Seconds of one causal layer at each total length on n devices and on one: efficiency = T1 / (n Tn).
+3. Bytes per second that one exchange with the next device of the ring moves, by size of the message.
+
+A short call's seconds are the slope between m and 2m calls in a row, waited for once; a long one's are the wall clock.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from experiments._cli import parse, run
+from experiments.benchmark._results import save
+
+LONG = 0.3
+"""Seconds from which a call is timed by itself."""
+
+SLOPE_SECONDS = 0.05
+TRIALS = 10
+WITHIN = 1.25
+"""Error of a ring that passes, in units of the one-GPU kernel's; what it is, is reported."""
+
+
+class Shape(NamedTuple):
+    """One row of attention."""
+
+    length: int
+    heads: int
+    groups: int
+    head_dim: int
+    dtype: str
+
+    def flops(self, *, backward: bool) -> float:
+        """Of the visible half of the scores: 2 matmuls forward, 5 backward."""
+        return (2 + 5 * backward) * float(self.length) ** 2 * self.head_dim * self.heads
+
+
+def benchmark(
+    out: str = "runs/benchmark/ring.json",
+    lengths: tuple[int, ...] = (),
+    heads: int = 32,
+    groups: int = 8,
+    head_dim: int = 128,
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    exact_length: int = 4096,
+    peers_up_to: int = 2**18,
+    one_device_up_to: int = 2**20,
+    message_mib: tuple[float, ...] = (0.25, 1, 4, 16, 64, 256),
+) -> dict[str, Any]:
+    """Gate, scaling and exchange of ring attention over all devices of this process.
+
+    Args:
+      out: JSON file to write.
+      lengths: total tokens; by default 8,192 and 2,048 a device, 262,144 and 1,048,576.
+      heads: query heads.
+      groups: key and value heads.
+      head_dim: width of a head.
+      dtype: of the inputs.
+      exact_length: tokens of the comparison with f64, over 4 heads.
+      peers_up_to: longest length at which the other modes are timed.
+      one_device_up_to: longest length at which one device is timed.
+      message_mib: sizes of the exchanged messages, MiB a device.
+    """
+    import jax
+
+    devices = len(jax.devices())
+    if devices < 2:
+        raise ValueError(f"a ring needs at least 2 devices, there is {devices}: use a machine with more")
+    lengths = lengths or (8192 * devices, 2048 * devices, 2**18, 2**20)
+    shapes = [Shape(length, heads, groups, head_dim, dtype) for length in lengths]
+    figures: dict[str, Any] = {
+        "devices_in_ring": devices,
+        "shape": {"batch": 1, "heads": heads, "groups": groups, "head_dim": head_dim, "dtype": dtype},
+        "errors_against_f64": gate(Shape(exact_length, 4, min(groups, 2), head_dim, dtype)),
+        "against_one_device": compare_with_one(shapes[0]),
+        "exchange": [exchange(mib) for mib in message_mib],
+        "scaling": [],
+    }
+    for shape in shapes:
+        figures["scaling"].append(scale(shape, peers_up_to, one_device_up_to))
+        save(out, figures)
+    return figures
+
+
+def inputs(shape: Shape, sharding: Any) -> tuple[Any, ...]:
+    """q, k, v and a random cotangent of the output, the same numbers however they are placed."""
+    import jax
+
+    counts = (shape.heads, shape.groups, shape.groups, shape.heads)
+
+    def draw() -> tuple[Any, ...]:
+        keys = jax.random.split(jax.random.key(0), 4)
+        sizes = [(1, shape.length, count, shape.head_dim) for count in counts]
+        return tuple(jax.random.normal(k, s, shape.dtype) for k, s in zip(keys, sizes, strict=True))
+
+    return jax.block_until_ready(jax.jit(draw, out_shardings=sharding)())
+
+
+def one_device(shape: Shape, *, backward: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The fastest local kernel on the first device, compiled, and its arguments."""
+    import jax
+
+    from pallas_kernels.attention import attention
+
+    given = inputs(shape, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    return compiled(lambda q, k, v: attention(q, k, v, causal=True), given, backward=backward)
+
+
+def split(
+    shape: Shape, variant: str, *, backward: bool, devices: int | None = None
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A mode over the first `devices` devices; "ring" has the tokens in zig-zag order, "ring_swapped" swaps them."""
+    import jax
+
+    from jaxblt.parallel import CONTIGUOUS, ZIGZAG, batch_sharding, context_attention, make_mesh
+
+    mesh = make_mesh(data=1, seq=-1, devices=jax.devices()[:devices])
+    mode: Any = "ring" if variant == "ring_swapped" else variant
+    layout = ZIGZAG if variant == "ring" else CONTIGUOUS
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return context_attention(q, k, v, causal=True, mode=mode, layout=layout)
+
+    with jax.set_mesh(mesh):
+        return compiled(attend, inputs(shape, batch_sharding(mesh)), backward=backward)
+
+
+def compiled(
+    attend: Callable[..., Any], given: tuple[Any, ...], *, backward: bool
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The output alone, or with the gradients of q, k, v; each result lies where its input does."""
+    import jax
+
+    def forward(q: Any, k: Any, v: Any) -> tuple[Any]:
+        return (attend(q, k, v),)
+
+    def both(q: Any, k: Any, v: Any, do: Any) -> tuple[Any, ...]:
+        o, pull = jax.vjp(attend, q, k, v)
+        return (o, *pull(do))
+
+    args = given if backward else given[:3]
+    step = jax.jit(both if backward else forward, out_shardings=given[0].sharding)
+    return step.lower(*args).compile(), args
+
+
+def gate(shape: Shape) -> dict[str, dict[str, float]]:
+    """Relative errors of o, dq, dk, dv against f64 on one device and on rings of 2, 4, ...
+
+    Raises:
+      RuntimeError: a ring's error is more than WITHIN times that of one device.
+    """
+    import jax
+
+    from jaxblt.parallel import ZIGZAG
+
+    step, args = one_device(shape, backward=True)
+    exact = exact_passes(*(np.asarray(x).astype(np.float64)[0] for x in args))
+    found = {"1": errors([np.asarray(x)[0] for x in step(*args)], exact)}
+    count = 2
+    while count <= len(jax.devices()):
+        order = ZIGZAG.order(shape.length, count)
+        swapped = split(shape, "ring_swapped", backward=True, devices=count)
+        zigzag, placed = split(shape, "ring", backward=True, devices=count)
+        placed = [jax.device_put(x[:, order], x.sharding) for x in placed]
+        found[f"{count} swapped"] = errors([np.asarray(x)[0] for x in swapped[0](*swapped[1])], exact)
+        got = [np.asarray(x)[0, np.argsort(order)] for x in zigzag(*placed)]
+        found[str(count)] = errors(got, exact)
+        count *= 2
+    worst = {name: max(e[name] / found["1"][name] for e in found.values()) for name in found["1"]}
+    if max(worst.values()) > WITHIN:
+        raise RuntimeError(
+            f"errors are up to {worst} times those of one device, {WITHIN} is allowed: {found}"
+        )
+    return found
+
+
+def errors(got: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> dict[str, float]:
+    """|got - exact| / |exact| of o, dq, dk, dv."""
+    pairs = zip(("o", "dq", "dk", "dv"), got, exact, strict=True)
+    return {name: float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b)) for name, a, b in pairs}
+
+
+def exact_passes(q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray) -> list[np.ndarray]:
+    """Causal attention of one row in f64, a head at a time: o, dq, dk, dv from [T, H, K] and [T, G, K]."""
+    o, dq, dk, dv = (np.zeros_like(x) for x in (q, q, k, v))
+    scale, hidden = q.shape[-1] ** -0.5, ~np.tri(len(q), dtype=bool)
+    for h in range(q.shape[1]):
+        g = h * k.shape[1] // q.shape[1]
+        scores = scale * q[:, h] @ k[:, g].T
+        scores[hidden] = -np.inf
+        p = np.exp(scores - scores.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        o[:, h] = p @ v[:, g]
+        dv[:, g] += p.T @ do[:, h]
+        ds = scale * p * (do[:, h] @ v[:, g].T - np.sum(do[:, h] * o[:, h], 1)[:, None])
+        dq[:, h], dk[:, g] = ds @ k[:, g], dk[:, g] + ds.T @ q[:, h]
+    return [o, dq, dk, dv]
+
+
+def compare_with_one(shape: Shape) -> dict[str, Any]:
+    """Relative differences between the ring and one device at a real length, and whether the ring repeats its bits."""
+    step, args = one_device(shape, backward=True)
+    expected = [np.asarray(x) for x in step(*args)]
+    ring, placed = split(shape, "ring_swapped", backward=True)
+    first, again = ([np.asarray(x) for x in ring(*placed)] for _ in range(2))
+    same = [a.tobytes() == b.tobytes() for a, b in zip(first, again, strict=True)]
+    return {
+        "length": shape.length,
+        "difference": errors(first, [x.astype(np.float64) for x in expected]),
+        "output_repeats_bit_for_bit": same[0],
+        "gradients_repeat_bit_for_bit": all(same[1:]),
+    }
+
+
+def scale(shape: Shape, peers_up_to: int, one_device_up_to: int) -> dict[str, Any]:
+    """Seconds on one device and on all, forward and forward with backward, and the efficiencies."""
+    import jax
+
+    devices = len(jax.devices())
+    variants = ["ring"]
+    if shape.length <= peers_up_to:
+        variants.append("ring_swapped")
+        if shape.heads % devices == shape.groups % devices == 0:
+            variants.append("all_to_all")
+    row: dict[str, Any] = {"length": shape.length}
+    for name, backward in (("forward", False), ("forward_backward", True)):
+        alone, work = {}, shape.flops(backward=backward) / 1e12
+        if shape.length <= one_device_up_to:
+            alone = attempt(one_device, shape, backward=backward)
+        row[name] = {"one_device": alone}
+        for variant in variants:
+            taken = attempt(split, shape, variant, backward=backward)
+            if "median" in taken:
+                taken["tflops_per_device"] = work / taken["median"] / devices
+            if "median" in taken and "median" in alone:
+                taken["efficiency"] = alone["median"] / (devices * taken["median"])
+            row[name][variant] = taken
+    return row
+
+
+def attempt(make: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
+    """`seconds` of what `make` compiles, or why it does not run (too large for one device, say)."""
+    import jax
+
+    try:
+        return seconds(*make(*args, **options))
+    except jax.errors.JaxRuntimeError as error:
+        return {"failed": str(error).splitlines()[0]}
+
+
+def seconds(step: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
+    """Median, extremes, number and method of the trials."""
+    import jax
+
+    # Virtual CPU devices share a few threads: exchanges of two calls at once can wait for each other for ever.
+    one_by_one = jax.default_backend() == "cpu"
+
+    def calls(count: int) -> float:
+        start = time.perf_counter()
+        for turn in range(count):
+            result = step(*args)
+            if one_by_one or turn == count - 1:
+                jax.block_until_ready(result)
+        return time.perf_counter() - start
+
+    taken = calls(1)
+    if taken < LONG:
+        taken = calls(1)
+        count = max(1, round(SLOPE_SECONDS / taken))
+        trials = [(calls(2 * count) - calls(count)) / count for _ in range(TRIALS)]
+    else:
+        trials = [taken] if taken > 20 * LONG else [calls(1) for _ in range(3)]
+    return {
+        "median": float(np.median(trials)),
+        "least": min(trials),
+        "most": max(trials),
+        "trials": len(trials),
+        "method": "slope" if taken < LONG else "wall",
+    }
+
+
+def exchange(mib: float) -> dict[str, float]:
+    """Bytes per second out of each device (as many come in) while all send `mib` MiB to the next."""
+    import jax
+    from jax import lax
+
+    from jaxblt.parallel import batch_sharding, make_mesh, over_sequence
+
+    mesh = make_mesh(data=1, seq=-1)
+    n, count = mesh.shape["seq"], int(mib * 2**20) // 4
+    route = [(i, (i + 1) % n) for i in range(n)]
+    with jax.set_mesh(mesh):
+        x = jax.device_put(np.ones((1, n * count), np.float32), batch_sharding(mesh))
+        hop = jax.jit(lambda x: over_sequence(lambda x, *_: lax.ppermute(x, "seq", route), x))
+        taken = seconds(hop.lower(x).compile(), (x,))
+    return {"mib": mib, "seconds": taken["median"], "gib_per_second": mib / 1024 / taken["median"]}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and runs."""
+    parse(benchmark, argv, script="experiments.benchmark.ring")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,59 @@
+"""The ring benchmark on 8 virtual devices: its f64 yardstick, its gate, its figures."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.benchmark import ring
+from pallas_kernels.attention import attention
+from tests.tolerances import assert_close
+
+TINY = {
+    "lengths": (64,),
+    "heads": 4,
+    "groups": 2,
+    "head_dim": 8,
+    "dtype": "bfloat16",
+    "exact_length": 64,
+    "peers_up_to": 0,
+    "message_mib": (0.01,),
+}
+
+
+def test_the_yardstick_is_causal_attention() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, do = (rng.standard_normal((12, heads, 4)) for heads in (4, 2, 2, 4))
+
+    def attend(*arrays: jax.Array) -> jax.Array:
+        return attention(*(x[None] for x in arrays), causal=True, implementation="reference")[0]
+
+    given = [jnp.asarray(x, jnp.float32) for x in (q, k, v)]
+    o, pull = jax.vjp(attend, *given)
+    expected = (o, *pull(jnp.asarray(do, jnp.float32)))
+    for got, want in zip(ring.exact_passes(q, k, v, do), expected, strict=True):
+        assert_close(got.astype(np.float32), want, n=12)
+
+
+def test_it_leaves_its_figures(tmp_path) -> None:
+    out = tmp_path / "ring.json"
+    figures = ring.benchmark(out=str(out), **TINY)
+    assert set(figures["errors_against_f64"]) == {"1", "2", "2 swapped", "4", "4 swapped", "8", "8 swapped"}
+    assert figures["against_one_device"]["output_repeats_bit_for_bit"]
+    (row,) = figures["scaling"]
+    for name in ("forward", "forward_backward"):
+        taken, alone = row[name]["ring"], row[name]["one_device"]
+        assert taken["efficiency"] == pytest.approx(alone["median"] / (8 * taken["median"]))
+    assert figures["exchange"][0]["gib_per_second"] > 0
+    saved = json.loads(out.read_text(encoding="utf-8"))
+    assert saved["scaling"] == figures["scaling"]
+    assert saved["versions"]["jax"]
+
+
+def test_the_gate_is_before_the_timing(monkeypatch) -> None:
+    monkeypatch.setattr(ring, "WITHIN", 0.0)
+    monkeypatch.setattr(ring, "seconds", None)
+    with pytest.raises(RuntimeError, match="times those of one device"):
+        ring.benchmark(**TINY)
