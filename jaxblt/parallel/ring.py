@@ -27,6 +27,10 @@ from pallas_kernels.attention import Part
 SAVED_OUT, SAVED_LSE = "ring_out", "ring_lse"
 """`checkpoint_name`s of what the backward pass needs: recomputing them would go round the ring again."""
 
+MERGED_AT_ONCE = 2**15
+"""Tokens a device up to which the compiler may keep the outputs of all steps and merge them in one pass over
+memory. For longer ones the passes are small beside the kernels, and the outputs of all steps are not."""
+
 
 @dataclass(frozen=True)
 class Ring:
@@ -77,8 +81,9 @@ def _attend_around(ring: Ring, q: Array, keys: Keys) -> Part:
             merged = attend(piece, q, keys.segment_ids, Keys(kv[0], kv[1], ids), ring.options, merged)
         assert merged is not None
         # Or the compiler sends all keys round before the first kernel, and waits for each.
-        (kv, ids), lse = lax.optimization_barrier((coming, merged.lse))
-        merged = Part(merged.o, lse)
+        o = merged.o if q.shape[1] > MERGED_AT_ONCE else None
+        (kv, ids), lse, o = lax.optimization_barrier((coming, merged.lse, o))
+        merged = Part(merged.o if o is None else o, lse)
     assert merged is not None
     return merged
 
@@ -113,9 +118,12 @@ def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Arra
 
 
 def _pack(arrays: list[Array]) -> Array:
-    """One array with the bits of all, side by side on the last axis: the compiler overlaps one exchange at a time."""
-    narrow = min((x.dtype for x in arrays), key=lambda dtype: dtype.itemsize)
-    return jnp.concatenate([_as_bits(x, narrow) for x in arrays], -1)
+    """One array with the bits of all, side by side on the last axis: the compiler overlaps one exchange at a time.
+
+    As integers: a backend may send narrow floats as wide ones, and half of an fp32 number can look like a NaN.
+    """
+    dtype = jnp.dtype(f"uint{8 * min(x.dtype.itemsize for x in arrays)}")
+    return jnp.concatenate([_as_bits(x, dtype) for x in arrays], -1)
 
 
 def _as_bits(x: Array, dtype: Any) -> Array:

@@ -15,7 +15,7 @@ from jaxblt.models.remat import ALWAYS_SAVED, _policy
 from jaxblt.parallel import make_mesh
 from jaxblt.parallel.context import context_attention
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout
-from jaxblt.parallel.ring import SAVED_LSE, SAVED_OUT
+from jaxblt.parallel.ring import SAVED_LSE, SAVED_OUT, _pack, _unpack
 from pallas_kernels.attention import attention
 from tests.tolerances import relative_error
 
@@ -259,3 +259,18 @@ def test_what_cannot_run_is_an_error_before_compiling(case: Case, words: list[st
 def test_without_a_split_sequence_it_says_so() -> None:
     with pytest.raises(ValueError, match="no mesh with a 'seq' axis"):
         context_attention(*map(jnp.asarray, Case(devices=2).arrays()[:3]), causal=True)
+
+
+def test_one_message_carries_all_bits() -> None:
+    """Any bits: the halves of fp32 numbers are NaNs, infinities and what not when read as bf16."""
+    numbers = np.random.default_rng(0).integers(0, 2**32, (2, 3, 64), np.uint32)
+    arrays = [
+        jnp.asarray(np.arange(384.0).reshape(2, 3, 64), jnp.bfloat16),
+        jnp.asarray(numbers).view(jnp.float32),
+    ]
+    for given in (arrays, arrays[1:], arrays[:1]):
+        packed = _pack(given)
+        assert packed.nbytes == sum(x.nbytes for x in given)
+        for got, want in zip(_unpack(packed, given), given, strict=True):
+            assert got.dtype == want.dtype
+            assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
