@@ -35,7 +35,7 @@ class EntropyModel:
     params: Any
     patcher: PatcherConfig | None
 
-    def entropies(self, ids: np.ndarray, *, chunk: int = 8192) -> np.ndarray:
+    def entropies(self, ids: np.ndarray, *, chunk: int = 1024) -> np.ndarray:
         """Entropy in nats of the prediction made at each of a document's ids, chunk after chunk."""
         state = init_byte_lm_state(self.config, 1, capacity=len(ids))
         found = jax.jit(partial(stream_entropies, self._apply, chunk=min(chunk, len(ids))))

@@ -47,7 +47,7 @@ def stream_entropies(
     init_state: Any,
     *,
     segment_ids: Int[Array, "B T"] | None = None,
-    chunk: int = 8192,
+    chunk: int = 1024,
 ) -> Float[Array, "B T"]:
     """`byte_entropies` of rows too long for one pass: chunk after chunk, the model's state carried along.
 
@@ -60,7 +60,7 @@ def stream_entropies(
       ids: byte + 4.
       init_state: the model's state before the first byte.
       segment_ids: documents, 0 for padding; None is one document a row.
-      chunk: bytes in a call.
+      chunk: bytes in a call; a windowed model scores every pair of them, so the time of a byte grows with it.
 
     Raises:
       ValueError: chunk is not positive.
