@@ -22,9 +22,8 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Array:
 
 
 TABLE = (
-    Implementation("xla", blocked_conv_xla),
-    # Below xla until it has been timed on a GPU.
     Implementation("mosaic_gpu", _mosaic_gpu, why_not),
+    Implementation("xla", blocked_conv_xla),
     Implementation("reference", conv_reference),
 )
 
@@ -39,7 +38,7 @@ def blocked_conv(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
-    implementation: Literal["xla", "mosaic_gpu", "reference"] | None = None,
+    implementation: Literal["mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Float[Array, "B D T"]:
     """Depthwise convolution with a filter of medium length (L <= 512), its gates fused.
 

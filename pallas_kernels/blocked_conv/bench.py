@@ -1,6 +1,6 @@
 """The Hopper kernel against the XLA form and the floor: `python -m pallas_kernels.blocked_conv.bench`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,8 @@ from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.blocked_conv.shapes import SHAPES, BlockedConvShape
 from pallas_kernels.blocked_conv.xla import blocked_conv_xla
 
-STAGES = (2, 3)
-"""How far loads run ahead, each timed."""
 
-
-def plan(shape: BlockedConvShape, *, stages: Sequence[int] = STAGES, interpret: bool = False) -> Plan:
+def plan(shape: BlockedConvShape, *, interpret: bool = False) -> Plan:
     """The kernel on bf16 streams with both gates against the XLA form, both checked against XLA in fp32."""
     keys = jax.random.split(jax.random.key(1), 4)
     full = (shape.batch, shape.channels, shape.length)
@@ -29,7 +26,7 @@ def plan(shape: BlockedConvShape, *, stages: Sequence[int] = STAGES, interpret: 
     return Plan(
         truth=Case("truth", _in_fp32, args),
         plain=Case("xla", _gated(blocked_conv_xla), args),
-        versions=[Case(f"mosaic_gpu_{n}_stages", _gated(partial(kernel, stages=n)), args) for n in stages],
+        versions=[Case("mosaic_gpu", _gated(kernel), args)],
         work={
             "forward": Work(flops, 4 * stream),
             # Reads x, the gates and the cotangent, writes y and three gradients.

@@ -6,8 +6,7 @@ of a matrix product: with U the tile [chunk, step],
     Y = U_0 M_0 + U_1 M_1 + U_2 M_2,      U_l = the tile l chunks earlier,      M_l[j, i] = h[64 l + i - j],
 
 so that up to 129 taps need no other chunk. U_0 = pre_gate * x stays in registers; it is also left in shared memory,
-below the last two chunks of the tile before, from where U_1 and U_2 are read one and two rows higher. Loads run
-`stages` tiles ahead.
+below the last two chunks of the tile before, from where U_1 and U_2 are read one and two rows higher.
 
 Lane semantics, as that buffer must not be tiled: no swizzle survives a shift by one row.
 """
@@ -31,6 +30,8 @@ from pallas_kernels.blocked_conv.xla import blocked_conv_xla
 from pallas_kernels.short_conv.gates import accumulator, add_skip
 
 STAGES = 2
+"""Tiles whose loads are under way or in use at a time; three were 1 to 2 % slower on an H200."""
+
 PROGRAMS = 1056
 """Enough programs for four waves of two on each of an H200's 132 multiprocessors; rows beyond share a program."""
 
@@ -54,24 +55,20 @@ def blocked_conv_mosaic_gpu(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
-    stages: int = STAGES,
     interpret: bool = False,
 ) -> Float[Array, "B D T"]:
     """See `blocked_conv`; what `hopper.why_not` refuses is not looked at again.
 
     Args:
-      stages: tiles whose loads are under way or in use at a time.
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     h = add_skip(filter.astype(accumulator(x.dtype)), bias, 0)
     x, h, pre_gate, post_gate = vary_alike(x, h, pre_gate, post_gate)
-    return _conv(x, h, pre_gate, post_gate, stages, interpret)
+    return _conv(x, h, pre_gate, post_gate, interpret)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _conv(
-    x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, stages: int, interpret: bool
-) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _conv(x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, interpret: bool) -> Array:
     """Rows are matrices [chunk, step], padded if T is no multiple of 512; a last tile that is not full reads zeros."""
     batch, channels, length = x.shape
     chunks = -(-length // (8 * CHUNK)) * 8
@@ -97,11 +94,11 @@ def _conv(
         grid=(channels, batch // shared),
         grid_names=("channel", "rows"),
         scratch_types=[
-            tile((stages, len(streams), ROWS, CHUNK)),
+            tile((STAGES, len(streams), ROWS, CHUNK)),
             tile((ROWS, CHUNK)),
             tile((CHUNK, (REACH + 1) * CHUNK)),
             plgpu.SMEM((REACH + ROWS, PITCH), x.dtype),
-            plgpu.Barrier(num_arrivals=len(streams), num_barriers=stages),
+            plgpu.Barrier(num_arrivals=len(streams), num_barriers=STAGES),
             plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
@@ -115,7 +112,7 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
     """One channel of `rows` rows, tile after tile, row after row."""
     *streams, taps, y, loaded, stored, matrices, history, arrived, ready = refs
     pre_gated, post_gated = gated
-    stages, dtype = loaded.shape[0], y.dtype
+    dtype = y.dtype
     tiles = -(-y.shape[1] // ROWS)
     channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
 
@@ -123,12 +120,12 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
         return ref.at[(first + step // tiles) * channels + channel, pl.ds(step % tiles * ROWS, ROWS)]
 
     def load(step: Array) -> None:
-        slot = step % stages
+        slot = step % STAGES
         for i, stream in enumerate(streams):
             plgpu.copy_gmem_to_smem(box(stream, step), loaded.at[slot, i], arrived.at[slot])
 
     def advance(step: Array, _: None) -> None:
-        slot = step % stages
+        slot = step % STAGES
         plgpu.barrier_wait(arrived.at[slot])
 
         @pl.when(step % tiles == 0)
@@ -145,14 +142,14 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
             gate = plgpu.load(loaded.at[slot, len(streams) - 1], layout=plgpu.Layout.WGMMA)
             out = out * gate.astype(out.dtype)
         history[:REACH, :CHUNK] = history[ROWS:, :CHUNK]
-        pl.when(step + stages < rows * tiles)(lambda: load(step + stages))
+        pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         stored[...] = out.astype(dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(stored, box(y, step))
 
     plgpu.copy_gmem_to_smem(taps.at[channel], matrices, ready)
-    lax.fori_loop(0, min(stages, rows * tiles), lambda step, _: load(step), None)
+    lax.fori_loop(0, min(STAGES, rows * tiles), lambda step, _: load(step), None)
     plgpu.barrier_wait(ready)
     lax.fori_loop(0, rows * tiles, advance, None)
     plgpu.wait_smem_to_gmem(0)
@@ -185,12 +182,12 @@ def _sum_of_products(tiles: Sequence[Array], matrices: Any, interpret: bool) -> 
 
 
 def _forward(
-    x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, stages: int, interpret: bool
+    x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, interpret: bool
 ) -> tuple[Array, tuple[Array, Array, Array | None, Array | None]]:
-    return _conv(x, h, pre_gate, post_gate, stages, interpret), (x, h, pre_gate, post_gate)
+    return _conv(x, h, pre_gate, post_gate, interpret), (x, h, pre_gate, post_gate)
 
 
-def _backward(stages: int, interpret: bool, residuals: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
+def _backward(interpret: bool, residuals: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
     """That of the XLA form, computed anew."""
     _, pull = jax.vjp(
         lambda x, h, pre, post: blocked_conv_xla(x, h, pre_gate=pre, post_gate=post), *residuals
