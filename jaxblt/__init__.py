@@ -1,5 +1,6 @@
 """Models that read raw bytes over very long contexts."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,7 +11,7 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 
-def load(run_dir: str, **options: Any) -> "Run":
+def load(run_dir: str | os.PathLike[str], **options: Any) -> "Run":
     """A finished or running run's model, parameters, patcher, threshold and vocabulary; see `jaxblt.run.load`."""
     from jaxblt.run import load as load_run
 

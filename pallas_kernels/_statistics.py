@@ -39,7 +39,7 @@ def median_interval(
     rank, weight = _rank_and_weight(ordered.shape[-1], confidence)
     low = (1 - weight) * ordered[..., rank - 1] + weight * ordered[..., rank]
     high = (1 - weight) * ordered[..., -rank] + weight * ordered[..., -rank - 1]
-    return low, high
+    return np.asarray(low), np.asarray(high)
 
 
 @cache

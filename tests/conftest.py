@@ -1,4 +1,4 @@
-"""Every test runs on 8 virtual CPU devices (unless a GPU is asked for), with strict dtypes and ranks."""
+"""Every test runs on 8 virtual CPU devices (unless a GPU is asked for), with strict dtypes, ranks and annotations."""
 
 import os
 
@@ -8,14 +8,27 @@ if not ON_GPU:
     # the suite's time is compilation: code that is less optimised is ready in half the time
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 
+import inspect  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
+
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
+
+import tests.annotations  # noqa: E402
+
+# before anything imports the library
+jaxtyping.install_import_hook(["jaxblt", "pallas_kernels"], f"{tests.annotations.__name__}.checked")
 
 if not ON_GPU:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# an example's time depends on who else is on the machine
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,3 +41,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: set JAXBLT_TEST_GPU=1 there"))
         if "slow" in item.keywords and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="full matrix: pass --slow"))
+
+
+@pytest.fixture(autouse=True)
+def _annotations(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Off in a test that expects an error: it hands over what annotations forbid, to see what the library says."""
+    source = inspect.getsource(request.function)
+    expects_error = "pytest.raises" in source and "TypeCheckError" not in source
+    jaxtyping.config.update("jaxtyping_disable", expects_error)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -6,7 +6,7 @@ into spans of pairs, so that each target is in one span and the first input of a
 or BOS.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class Span(NamedTuple):
     scored: int
 
 
+@runtime_checkable
 class RowIndex(Protocol):
     """A list of rows of `row_length` positions, each a list of spans."""
 

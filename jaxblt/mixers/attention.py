@@ -156,7 +156,7 @@ class Attention(nn.Module):
             features, axis=axis, use_bias=False, dtype=self.dtype, kernel_init=init, name=name
         )
 
-    def _turn(self, heads: list[Array], positions: Int[Array, "B T"]) -> Heads:
+    def _turn(self, heads: list[Array], positions: Int[Array, "#B T"]) -> Heads:
         config, (q, k, v) = self.config, heads
         if config.position != "rope":
             return q, k, v

@@ -15,7 +15,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 State = Any
 """A pytree whose leaves have the batch as leading axis.
@@ -105,7 +105,7 @@ class Tokens:
       whole: known while tracing that every index is a token, and all are of one run.
     """
 
-    x: Float[Array, "B T D"]
+    x: Shaped[Array, "B T D"]
     order: Int[Array, "B T"]
     live: Bool[Array, "B T"]
     content: Bool[Array, "B T"]
@@ -116,7 +116,7 @@ class Tokens:
 
 
 def arrange(
-    x: Float[Array, "B T D"],
+    x: Shaped[Array, "B T D"],
     segment_ids: Int[Array, "B T"] | None,
     positions: Int[Array, "B T"] | None,
     clock: Clock,

@@ -36,7 +36,7 @@ def rotary_angles(
     return jax.lax.bitcast_convert_type(phase, jnp.int32).astype(jnp.float32) * jnp.float32(2 * np.pi / TURN)
 
 
-def rotate(x: Float[Array, "B T H K"], angles: Float[Array, "B T P"]) -> Float[Array, "B T H K"]:
+def rotate(x: Float[Array, "B T H K"], angles: Float[Array, "#B T P"]) -> Float[Array, "B T H K"]:
     """Turns the pairs (x_i, x_{i + K/2}) by their angles, in fp32 (RoFormer, 2104.09864, sec. 3.4.2).
 
     Inner products of turned vectors depend on the difference of their positions alone.

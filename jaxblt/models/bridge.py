@@ -55,7 +55,7 @@ class BytesToPatches(nn.Module):
         self.out = dense(width, axes=("heads", "embed"), dtype=dtype, name="out")
         self.up = dense(self.dim, axes=("embed", "latent"), dtype=dtype, name="up")
 
-    def keys(self, h: Float[Array, "B N S C"]) -> tuple[Float[Array, "B N S C"], Float[Array, "B N S C"]]:
+    def keys(self, h: Float[Array, "*S C"]) -> tuple[Float[Array, "*S C"], Float[Array, "*S C"]]:
         """Keys and values of bytes."""
         h = self.norm(h)
         return self.key(h), self.value(h)

@@ -56,7 +56,7 @@ class Subject:
         """(params, x, segment_ids, positions=None) -> y: the training pass."""
 
         def forward(
-            params: Any, x: jax.Array, ids: jax.Array, positions: jax.Array | None = None
+            params: Any, x: jax.Array, ids: jax.Array | None, positions: jax.Array | None = None
         ) -> jax.Array:
             return self.module.apply(params, x, segment_ids=ids, positions=positions)[0]
 

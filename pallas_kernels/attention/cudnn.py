@@ -154,7 +154,7 @@ def _part_options(q: Array, mask: Mask, scale: float | None) -> dict[str, Any]:
     return {"causal": mask.causal, "window": mask.window, "scale": scale}
 
 
-def _zero_empty(o: Float[Array, "B T H K"], seen: Bool[Array, "B T S"]) -> Float[Array, "B T H K"]:
+def _zero_empty(o: Float[Array, "B T H K"], seen: Bool[Array, "#B T S"]) -> Float[Array, "B T H K"]:
     """The kernel averages over all keys where none is visible."""
     return jnp.where(jnp.any(seen, -1)[:, :, None, None], o, jnp.zeros((), o.dtype))
 

@@ -1,6 +1,7 @@
 """Which keys a query sees: the arguments that say so, as one object."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ class Mask:
         return q_valid, kv_valid
 
 
-def check_arguments(q: Array, k: Array, v: Array, mask: Mask, alibi_slopes: Array | None) -> None:
+def check_arguments(q: Any, k: Any, v: Any, mask: Mask, alibi_slopes: Any) -> None:
     """Raises ValueError, naming the value and the fix, for arguments that do not fit together."""
     if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape:
         raise ValueError(

@@ -260,7 +260,7 @@ def _cut(plan: _Plan, q: Array, k: Array, v: Array, slopes: Array | None, marks:
 
 def _scores(
     plan: _Plan, x: _Operands, i: Any, j: Any
-) -> tuple[Float[Array, "B G R q s"], Float[Array, "B q s"] | None]:
+) -> tuple[Float[Array, "B G R q s"], Float[Array, "#B q s"] | None]:
     """Masked scores of a pair of blocks, and the distances if ALiBi took some off."""
     scores = _dot("bgrqk,bgsk->bgrqs", _get(x.q, i), _get(x.k, j)) * plan.scale
     blocks, marks = plan.blocks, x.marks

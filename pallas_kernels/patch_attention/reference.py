@@ -37,7 +37,7 @@ def lookup(
 
 
 def _attend(
-    q: Array, k: Array, v: Array, seen: Bool[Array, "B N q k"], bias: Float[Array, "B N H q k"]
+    q: Array, k: Array, v: Array, seen: Bool[Array, "B N q k"], bias: Float[Array, "#B #N #H #q #k"]
 ) -> Float[Array, "B N q H K"]:
     wide_q, wide_k, wide_v = (x.astype(jnp.float32) for x in (q, k, v))
     scores = jnp.einsum("bnqhk,bnshk->bnhqs", wide_q, wide_k, precision="highest")

@@ -113,6 +113,9 @@ class SowingConfig:
     def build(self, *, dtype, name=None):
         return Sowing(name=name)
 
+    def init_state(self, batch_size, *, capacity, dtype):
+        return None
+
 
 @pytest.mark.parametrize("policy", ["none", "full"])
 def test_side_outputs_arrive_through_scan_and_remat(policy):

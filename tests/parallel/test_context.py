@@ -56,7 +56,7 @@ class Case:
         rng, heads = np.random.default_rng(self.devices), (self.heads, self.groups, self.groups, self.heads)
         return [rng.standard_normal((2, self.length, h, self.head_dim)).astype(dtype) for h in heads]
 
-    def segment_ids(self) -> np.ndarray | None:
+    def segment_ids(self) -> jax.Array | None:
         """Documents across the edges of stretches, within one, stretches of padding alone, and holes."""
         if not self.segments:
             return None
@@ -64,7 +64,7 @@ class Case:
         ids[0, : n * 5 // 8], ids[0, n * 5 // 8 : n * 5 // 8 + 3], ids[0, n * 3 // 4 :] = 1, 2, 3
         ids[1, n // 2 :] = 4
         ids[1, n // 2 + 5 :: 7] *= -1
-        return ids
+        return jnp.asarray(ids)
 
 
 def passes(attend: Callable[..., jax.Array]) -> Callable[..., Any]:
@@ -92,7 +92,7 @@ def mesh_of(case: Case) -> jax.sharding.Mesh:
 def split(case: Case) -> tuple[Callable[..., Any], np.ndarray]:
     """The jitted passes over the mesh, and the order that the rows have to be in."""
     order, ids = case.layout.order(case.length, case.devices), case.segment_ids()
-    ids = None if ids is None else jnp.asarray(ids[:, order])
+    ids = None if ids is None else ids[:, order]
     options = case.options() | {"mode": case.mode, "layout": case.layout}
     return passes(lambda q, k, v: context_attention(q, k, v, ids, **options)), order
 

@@ -100,7 +100,7 @@ def test_the_published_rule():
                                              ("greedy", "both")])  # fmt: skip
 def test_patches_get_fewer_as_the_threshold_rises(sample, rule, limit):
     config = config_of(rule, limit)
-    sweep = jax.jit(jax.vmap(functools.partial(closes_at, config, *sample)))
+    sweep = jax.jit(jax.vmap(functools.partial(closes_at, config, *map(jnp.asarray, sample))))
     counts = sweep(jnp.linspace(0.0, 8.0, 33)).sum((1, 2)).tolist()
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[-1]
@@ -141,7 +141,8 @@ def test_without_bos_and_eos():
     """Specials are bytes like others: without them the text's own first byte is the document's first."""
     ids = encode(GOLDEN_TEXT)[None]
     config = PatcherConfig(threshold=2.0, block_size=16)
-    closed = closes(config, ids, jnp.asarray([GOLDEN_ENTROPIES[1:-1]], jnp.float32), jnp.ones_like(ids))
+    entropies = jnp.asarray([GOLDEN_ENTROPIES[1:-1]], jnp.float32)
+    closed = closes(config, jnp.asarray(ids), entropies, jnp.ones(ids.shape, jnp.int32))
     assert "".join("01"[int(c)] for c in closed[0]) == "11001100010"
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 
+@runtime_checkable
 class DocumentSource(Protocol):
     """Documents of bytes that can be read piece by piece, in any order and from any thread or process.
 

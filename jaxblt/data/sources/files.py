@@ -2,12 +2,12 @@
 
 import glob
 import gzip
+import io
 import lzma
 import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 COMPRESSED = (".gz", ".xz")
 _DAMAGED = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
@@ -43,7 +43,7 @@ def _matches(pattern: str) -> list[Path]:
     return hits
 
 
-def open_bytes(path: Path) -> IO[bytes] | gzip.GzipFile | lzma.LZMAFile:
+def open_bytes(path: Path) -> io.BufferedIOBase:
     """Opens a file for reading bytes, through gzip or lzma where the name ends so."""
     if path.suffix == ".gz":
         return gzip.open(path, "rb")
