@@ -1,5 +1,6 @@
 """Convolution with a filter of finitely many taps: implicit or explicit parameters, parallel pass, streaming."""
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -11,9 +12,9 @@ from jaxblt.mixers.base import Tokens, named
 from jaxblt.mixers.conv_state import push_history, with_history
 from jaxblt.mixers.filters import FiniteFilter, ImplicitFilter
 from jaxblt.mixers.implicit_taps import ImplicitTaps, evaluate
-from jaxblt.mixers.streams import local_alignment, over_streams
+from jaxblt.mixers.streams import from_outside, local_alignment, over_streams
 from jaxblt.parallel.channels import over_channels
-from jaxblt.parallel.halo import history, splits_sequence
+from jaxblt.parallel.halo import splits_sequence
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import seq_axis
 from pallas_kernels.blocked_conv import blocked_conv
@@ -102,29 +103,15 @@ class FiniteConv(nn.Module):
         y = self._rows(v, filter, segment_ids, alignment=alignment, pre_gate=pre_gate, post_gate=post_gate)
         if not splits_sequence():
             return y
-        u, taps = pre_gate * v, filter[0]
-        centre = 0 if self.causal else taps.shape[1] // 2
-        y = y + self._from_outside(u, segment_ids, post_gate, taps[:, centre:])
-        if self.causal:
-            return y
-        return y + self._from_outside(u, segment_ids, post_gate, taps[:, centre::-1], reverse=True)
+        taps, centre = filter[0], 0 if self.causal else filter[0].shape[1] // 2
+        added = self._from_outside(pre_gate * v, segment_ids, taps[:, centre:])
+        if not self.causal:
+            added += self._from_outside(pre_gate * v, segment_ids, taps[:, centre::-1], reverse=True)
+        return y + (added if post_gate is None else post_gate * added)
 
-    def _from_outside(
-        self, u: Array, segment_ids: Any, post_gate: Any, taps: Float[Array, "D L"], *, reverse: bool = False
-    ) -> Float[Array, "B D T"]:
-        """What the L - 1 steps before a device's stretch (behind it, if reverse) add to its outputs."""
-        past = history(u, segment_ids, taps.shape[1] - 1, reverse=reverse)
-        if past is None:
-            return jnp.zeros_like(u)
-        length, size = u.shape[-1], min(u.shape[-1], past.shape[-1])
-        row = jnp.pad(past, ((0, 0), (0, 0), (0, size)))
-        added = self._op(row, taps, implementation=self.implementation)[..., -size:]
-        added = jnp.pad(added, ((0, 0), (0, 0), (0, length - size)))
-        added = jnp.flip(added, -1) if reverse else added
-        if segment_ids is not None:
-            edge = jnp.abs(segment_ids[:, -1:] if reverse else segment_ids[:, :1])
-            added = jnp.where((segment_ids == edge)[:, None], added, jnp.zeros((), added.dtype))
-        return added if post_gate is None else post_gate * added
+    def _from_outside(self, u: Array, segment_ids: Any, taps: Array, *, reverse: bool = False) -> Array:
+        conv = partial(self._op, filter=taps, implementation=self.implementation)
+        return from_outside(conv, u, segment_ids, taps.shape[1] - 1, reverse=reverse)
 
     @property
     def _op(self) -> Any:

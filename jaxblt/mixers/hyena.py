@@ -1,6 +1,7 @@
 """Hyena: gated long convolutions as a sequence mixer."""
 
 import dataclasses
+from functools import partial
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -13,8 +14,8 @@ from jaxblt.mixers.conv_state import HyenaState, empty_history, push_history, wi
 from jaxblt.mixers.filters import Filter, ModalFilter, history_size
 from jaxblt.mixers.finite_filter import FiniteConv
 from jaxblt.mixers.modal_filter import ModalConv
-from jaxblt.mixers.streams import over_streams
-from jaxblt.parallel.halo import history
+from jaxblt.mixers.streams import from_outside, over_streams
+from jaxblt.parallel.halo import splits_sequence
 from jaxblt.parallel.islands import over_batch
 from pallas_kernels.short_conv import short_conv
 
@@ -155,13 +156,15 @@ class Hyena(nn.Module):
 
     def _short(self, z: Any, ids: Any, taps: Float[Array, "S E K"]) -> Float[Array, "B E T"]:
         """The short convolution; if not causal, another one over the reversed row is added."""
-        size = self.config.short_taps - 1
-        y = short_conv(z, taps[0], segment_ids=ids, history=history(z, ids, size))
-        if self.config.causal:
-            return y
-        ahead = history(z, ids, size, reverse=True)
-        z, ids = jax.tree.map(lambda a: jnp.flip(a, -1), (z, ids))
-        return y + jnp.flip(short_conv(z, taps[1], segment_ids=ids, history=ahead), -1)
+        y = short_conv(z, taps[0], segment_ids=ids)
+        if not self.config.causal:
+            back, back_ids = jax.tree.map(lambda a: jnp.flip(a, -1), (z, ids))
+            y = y + jnp.flip(short_conv(back, taps[1], segment_ids=back_ids), -1)
+        if splits_sequence():
+            for side in range(len(taps)):
+                conv = partial(short_conv, taps=taps[side])
+                y = y + from_outside(conv, z, ids, self.config.short_taps - 1, reverse=side == 1)
+        return y
 
     def _short_stream(self, batched: Any, taps: Float[Array, "S E K"]) -> Any:
         z, tokens, history = batched

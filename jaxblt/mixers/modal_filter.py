@@ -15,7 +15,7 @@ from jaxblt.mixers.streams import local_alignment, over_streams
 from jaxblt.parallel.carry import fold_before
 from jaxblt.parallel.halo import splits_sequence
 from jaxblt.parallel.islands import over_batch
-from pallas_kernels.modal_conv import modal_conv
+from pallas_kernels.modal_conv import modal_conv, row_state
 
 
 class ModalConv(nn.Module):
@@ -72,15 +72,18 @@ class ModalConv(nn.Module):
         v, pre_gate, post_gate = streams
         log_poles, residues, bias = shared
         alignment = 1 if reverse else local_alignment(self.segment_alignment, v.shape[-1])
-        options = {"segment_ids": segment_ids, "segment_alignment": alignment, "pre_gate": pre_gate}
+        options = {"segment_ids": segment_ids, "segment_alignment": alignment}
         options["implementation"] = self.implementation
         state = None
         if splits_sequence():
-            _, written = modal_conv(v, log_poles, residues, output_final_state=True, **options)
+            v, pre_gate = pre_gate * v, None
+            if segment_ids is None:
+                written = row_state(v, log_poles)
+            else:
+                _, written = modal_conv(v, log_poles, residues, output_final_state=True, **options)
             state = _entering_state(written, log_poles, segment_ids, v.shape[-1], reverse=reverse)
-        return modal_conv(
-            v, log_poles, residues, bias=bias, post_gate=post_gate, initial_state=state, **options
-        )
+        gates = {"pre_gate": pre_gate, "post_gate": post_gate}
+        return modal_conv(v, log_poles, residues, bias=bias, initial_state=state, **gates, **options)
 
     def _backward(self, streams: Any, segment_ids: Any, shared: Any) -> Float[Array, "B D T"]:
         """The other side of the filter: the same op over the reversed row, where documents start anywhere."""

@@ -2,5 +2,6 @@
 
 from pallas_kernels.modal_conv.api import TABLE, explain, modal_conv
 from pallas_kernels.modal_conv.filter import modal_filter
+from pallas_kernels.modal_conv.states import row_state
 
-__all__ = ["TABLE", "explain", "modal_conv", "modal_filter"]
+__all__ = ["TABLE", "explain", "modal_conv", "modal_filter", "row_state"]

@@ -4,9 +4,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels._compat import vary_alike
 from pallas_kernels.blocked_conv.packed import keep, same_document
 from pallas_kernels.modal_conv.carry import carry_states
 from pallas_kernels.modal_conv.filter import powers
+from pallas_kernels.short_conv.gates import accumulator
 
 
 def _mix(equation: str, weights: Array, x: Array) -> Array:
@@ -101,3 +103,19 @@ def final_state(
         return final
     given = jnp.zeros_like(final) if state is None else state
     return jnp.where((last >= 0)[:, None, None], final, given)
+
+
+def row_state(
+    u: Float[Array, "B D T"], log_poles: Float[Array, "D M"], *, chunk: int = 128
+) -> Float[Array, "B D M"]:
+    """What a row of one document leaves behind from a state of zero: sum_t exp((T - 1 - t) log_poles) u_t.
+
+    `final_state` without the chunks' states: one product, and a sum over chunks.
+    """
+    (u, log_poles), length = vary_alike(u, log_poles), u.shape[-1]
+    log_poles = log_poles.astype(accumulator(u.dtype))
+    blocks = jnp.pad(u, ((0, 0), (0, 0), (-length % chunk, 0))).reshape(*u.shape[:2], -1, chunk)
+    written = _mix("dmj,bdnj->bdnm", powers(log_poles, chunk - 1 - jnp.arange(chunk)), blocks)
+    count = blocks.shape[2]
+    ages = powers(log_poles, chunk * (count - 1 - jnp.arange(count)))
+    return jnp.einsum("dmn,bdnm->bdm", ages, written, precision=lax.Precision.HIGHEST)

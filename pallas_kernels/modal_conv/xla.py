@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels._compat import vary_alike
 from pallas_kernels.blocked_conv.packed import LEAF, fit, packed_within_blocks
 from pallas_kernels.blocked_conv.toeplitz import toeplitz_product
 from pallas_kernels.modal_conv.filter import modal_filter
@@ -29,6 +30,8 @@ def modal_conv_xla(
     chunk_size: int = 128,
 ) -> Float[Array, "B D T"] | tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
     """See `modal_conv`."""
+    # Cast here, gradients of the weights are added up before devices exchange them: [D, M], not one for each chunk.
+    x, log_poles, residues, bias = vary_alike(x, log_poles, residues, bias)
     wide = accumulator(x.dtype)
     u = enter(x, pre_gate, segment_ids)
     modes = (log_poles.astype(wide), residues.astype(wide), None if bias is None else bias.astype(wide))

@@ -80,8 +80,14 @@ def test_split_equals_whole_forward_and_backward(name: str, layout: str, mesh: i
 def test_chunks_within_a_shard_and_a_carry_between(layout: str) -> None:
     length = 600
     module, (params, *sequenced), expected = alone(CONFIGS["modal"], layout, length)
-    found, _ = along(functools.partial(passes, module), params, sequenced, seq=2)
+    found, compiled = along(functools.partial(passes, module), params, sequenced, seq=2)
     expect_same(found, expected, sequenced[1], n=length * 8)
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
+    summed = [c for c in collectives(compiled) if c.kind == "all-reduce"]
+    assert summed
+    assert all(c.bytes <= largest for c in summed), (
+        "a gradient is summed over devices before it is over chunks"
+    )
 
 
 def kinds(name: str, layout: str, mesh: int) -> set[str]:

@@ -11,7 +11,7 @@ from jax import lax
 
 from pallas_kernels.long_conv import long_conv
 from pallas_kernels.modal_conv import carry as carry_module
-from pallas_kernels.modal_conv import explain, modal_conv, modal_filter
+from pallas_kernels.modal_conv import explain, modal_conv, modal_filter, row_state
 from pallas_kernels.modal_conv.shapes import SHAPES
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
@@ -197,6 +197,21 @@ def test_state_is_that_of_the_last_document_and_holes_count_as_time() -> None:
     run = jax.jit(partial(modal_conv, chunk_size=32, output_final_state=True))
     _, state = run(x, poles, residues, segment_ids=ids)
     assert_close(state[0], np.exp(2 * np.asarray(poles, np.float64)), np.float32)
+
+
+@pytest.mark.parametrize("length", [1, 40, 96])
+def test_a_row_leaves_the_state_that_its_convolution_ends_in(length: int) -> None:
+    x, weights = normal(3, (BATCH, CHANNELS, length)), modes()
+
+    def last(x: Any, log_poles: Any) -> Any:
+        options = {"output_final_state": True, "chunk_size": 32}
+        return modal_conv(x, log_poles, weights["residues"], **options)[1]
+
+    out, pull = jax.vjp(lambda *a: row_state(*a, chunk=32), x, weights["log_poles"])
+    expected, pull_expected = jax.vjp(last, x, weights["log_poles"])
+    assert_close(out, expected, n=length)
+    for found, wanted in zip(pull(expected), pull_expected(expected), strict=True):
+        assert_close(found, wanted, n=2 * length)
 
 
 @pytest.mark.parametrize("packed", [False, True])
