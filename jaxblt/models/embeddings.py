@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.mixers.base import Clock, arrange, last_run, named, start_clock
 from jaxblt.parallel.halo import before, by_stretch, splits_sequence
+from pallas_kernels.hash_embedding import ngram_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,53 +44,17 @@ class HashConfig:
         """Bytes before the current one that the longest n-gram holds."""
         return max(self.sizes) - 1
 
-
-# odd multipliers of the rolling polynomial, one a hash function
-_MULTIPLIERS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
-
-
-def ngram_hashes(
-    config: HashConfig,
-    ids: Int[Array, "B T"],
-    history: UInt32[Array, "B R"],
-    run: Int[Array, "B T"] | None,
-    history_run: Int[Array, "B R"] | None = None,
-) -> Int[Array, "B T G"]:
-    """The row of each n-gram table: sum_i (id_{t-i} + 1) a^i mod 2^32, mixed, mod table_size.
-
-    Bytes before the document count as 0, so an n-gram never reaches into another document.
-
-    Args:
-      config: tables.
-      ids: byte ids.
-      history: id + 1 of the R = `config.reach` bytes before, oldest first, 0 where there is none.
-      run: a number for the document of each byte, 0 for the one that `history` is of; None for one document.
-      history_run: the document of each byte of `history`, if not 0.
-    """
-    reach, length = config.reach, ids.shape[1]
-    run = jnp.zeros_like(ids) if run is None else run
-    history_run = jnp.zeros_like(history, jnp.int32) if history_run is None else history_run
-    padded = jnp.concatenate([history, (ids + 1).astype(jnp.uint32)], 1)
-    runs = jnp.concatenate([history_run, run], 1)
-    back = [slice(reach - i, reach - i + length) for i in range(reach + 1)]
-    terms = [jnp.where(runs[:, here] == run, padded[:, here], jnp.uint32(0)) for here in back]
-    rows = []
-    for f in range(config.functions):
-        multiplier = _MULTIPLIERS[f % len(_MULTIPLIERS)] + 2 * (f // len(_MULTIPLIERS))
-        total, power = jnp.zeros_like(terms[0]), 1
-        for i, term in enumerate(terms):
-            total = total + term * jnp.uint32(power)
-            power = power * multiplier % 2**32
-            if i + 1 in config.sizes:
-                rows.append(_mix(total) % jnp.uint32(config.table_size))
-    return jnp.stack(rows, -1).astype(jnp.int32)
-
-
-def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """The 32-bit finaliser of MurmurHash3: every input bit reaches every output bit."""
-    x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> jnp.uint32(16))
+    def rows(self, ids: Any, history: Any, run: Any, history_run: Any = None) -> Int[Array, "B T G"]:
+        """The row of each table: `pallas_kernels.hash_embedding.ngram_rows` with these sizes."""
+        return ngram_rows(
+            ids,
+            history,
+            run,
+            sizes=self.sizes,
+            table_size=self.table_size,
+            functions=self.functions,
+            history_run=history_run,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +131,7 @@ class ByteEmbedding(nn.Module):
             return by_stretch(partial(_own_rows, config), (ids, segment_ids)), None
         clock, history = state
         tokens, clock = arrange((ids + 1)[..., None], segment_ids, None, clock)
-        rows = ngram_hashes(config, tokens.x[..., 0] - 1, history, tokens.run)
+        rows = config.rows(tokens.x[..., 0] - 1, history, tokens.run)
         back = jnp.argsort(tokens.order, axis=1)
         return jnp.take_along_axis(rows, back[..., None], 1), (clock, _recent(tokens, history))
 
@@ -176,10 +141,10 @@ def _own_rows(config: HashConfig, own: Any) -> Int[Array, "B T G"]:
     ids, segment_ids = own
     history = jnp.zeros((ids.shape[0], config.reach), jnp.uint32)
     if not splits_sequence():
-        return ngram_hashes(config, ids, history, segment_ids)
+        return config.rows(ids, history, segment_ids)
     history = before((ids + 1).astype(jnp.uint32), config.reach, axis=1)
     documents = None if segment_ids is None else before(segment_ids, config.reach, axis=1)
-    return ngram_hashes(config, ids, history, segment_ids, documents)
+    return config.rows(ids, history, segment_ids, documents)
 
 
 def _recent(tokens: Any, history: UInt32[Array, "B R"]) -> UInt32[Array, "B R"]:
