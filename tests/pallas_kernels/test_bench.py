@@ -41,6 +41,10 @@ def test_the_gate_refuses_a_wrong_value_and_a_wrong_gradient():
         check(plan(versions=stopped), KEY)
     with pytest.raises(ArithmeticError, match="nan"):
         check(plan(versions=[Case("nan", lambda x: x * jnp.nan, X)]), KEY)
+    slopeless = jax.custom_jvp(square)
+    slopeless.defjvp(lambda x, dx: (square(x[0]), dx[0] * jnp.nan))
+    with pytest.raises(ArithmeticError, match="slopeless"):
+        check(plan(versions=[Case("slopeless", slopeless, X)]), KEY)
 
 
 def test_the_report_has_every_version_in_every_pass(tmp_path):
