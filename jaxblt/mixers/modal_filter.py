@@ -12,9 +12,10 @@ from jaxblt.mixers.base import Tokens, named, rows
 from jaxblt.mixers.conv_state import continuing, op_segments
 from jaxblt.mixers.filters import ModalFilter
 from jaxblt.mixers.streams import local_alignment, over_streams
-from jaxblt.parallel.carry import fold_before
+from jaxblt.parallel.carry import fold_before, from_last
 from jaxblt.parallel.halo import splits_sequence
 from jaxblt.parallel.islands import over_batch
+from jaxblt.parallel.sequence import over_sequence
 from pallas_kernels.modal_conv import modal_conv, row_state
 
 
@@ -103,6 +104,33 @@ class ModalConv(nn.Module):
         step = _one_token if v.shape[-1] == 1 else self._chunk
         y, state = over_batch(step, (pre_gate * v, tokens, state), shared)
         return y if post_gate is None else post_gate * y, state
+
+    def prefill(
+        self,
+        v: Float[Array, "B D T"],
+        pre_gate: Float[Array, "B D T"],
+        post_gate: Float[Array, "B D T"] | None,
+        state: Float[Array, "B D M"],
+    ) -> tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
+        """`stream` for tokens that a mesh splits along the sequence, all of the state's document."""
+        shared = (-jnp.exp(self.log_rate[0]), self.residues[0], self.bias)
+        streams = (pre_gate * v, post_gate)
+        return over_sequence(self._stretch, streams, state, shared, time_axis=2, outputs=(True, False))
+
+    def _stretch(self, streams: Any, state: Any, shared: Any) -> Any:
+        (u, post_gate), (log_poles, residues, bias) = streams, shared
+        decay, written = jnp.exp(log_poles * u.shape[-1])[None], row_state(u, log_poles)
+        entering = fold_before(lambda s, add: decay * s + add, state, written)
+        y = modal_conv(
+            u,
+            log_poles,
+            residues,
+            bias=bias,
+            post_gate=post_gate,
+            initial_state=entering,
+            implementation=self.implementation,
+        )
+        return y, from_last(decay * entering + written)
 
     def _chunk(self, batched: Any, shared: Any) -> tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
         u, tokens, state = batched

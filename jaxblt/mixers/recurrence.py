@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.base import Clock, arrange, named, restore, start_clock
-from jaxblt.parallel.carry import fold_before
+from jaxblt.mixers.prefill import advanced, splits_call
+from jaxblt.parallel.carry import fold_before, from_last
 from jaxblt.parallel.halo import before, behind, by_stretch, splits_sequence
+from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,10 @@ class GatedRecurrence(nn.Module):
         if state is None:
             h = by_stretch(_train, (gate(x), into(x), segment_ids))
             return out(h.astype(self.dtype)), None
+        if splits_call(x.shape[1], segment_ids):
+            h, last = over_sequence(_prefill, (gate(x), into(x)), state.h, outputs=(True, False))
+            clock = advanced(state.clock, x.shape[1], positions)
+            return out(h.astype(self.dtype)), RecurrenceState(clock=clock, h=last)
         tokens, clock = arrange(x, segment_ids, positions, state.clock)
         past = jnp.concatenate([jnp.zeros_like(tokens.run[:, :1]), tokens.run[:, :-1]], 1)
         new = tokens.live & (tokens.run != past)
@@ -103,6 +109,15 @@ def _train(streams: Any) -> Float[Array, "B T D"]:
     new = document != jnp.concatenate([past, document[:, :-1]], 1)
     h = _recur(gate, u, content, new)
     return h * content[..., None].astype(h.dtype)
+
+
+def _prefill(streams: Any, state: Float[Array, "B D"], _: Any) -> tuple[Array, Array]:
+    """h of a device's stretch of one document, and after the whole row."""
+    gate, u = streams
+    everywhere = jnp.ones(u.shape[:2], bool)
+    enters = jnp.where(jax.lax.axis_index(SEQ_AXIS) == 0, state, jnp.zeros((), state.dtype))
+    h = _recur(gate, u, everywhere, ~everywhere, enters)
+    return h, from_last(h[:, -1])
 
 
 def _recur(
