@@ -12,6 +12,7 @@ SHAPES = {
     "blocked_conv": ("evo2_7b_mr_128k", "d768_8k", "d768_64k"),
     "byte_head": ("d512_8k", "d1024_1m"),
     "hash_embedding": ("d512_8k", "blt_d1024_8k"),
+    "modal_conv": ("d768_8k", "d768_64k", "d768_1m", "d256_4m"),
 }
 """The shapes of each op that say most."""
 

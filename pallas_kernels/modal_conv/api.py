@@ -6,12 +6,23 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels.modal_conv.hopper import why_not
 from pallas_kernels.modal_conv.reference import modal_conv_reference
 from pallas_kernels.modal_conv.xla import modal_conv_xla
 from pallas_kernels.short_conv.gates import check_alignment, check_shape, check_streams
 
+
+def _mosaic_gpu(*args: Any, **options: Any) -> Array:
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
+
+    return modal_conv_mosaic_gpu(*args, **options)
+
+
 TABLE = (
     Implementation("xla", modal_conv_xla),
+    # Below xla until it has been timed on a GPU.
+    Implementation("mosaic_gpu", _mosaic_gpu, why_not),
     Implementation("reference", modal_conv_reference),
 )
 
@@ -29,7 +40,7 @@ def modal_conv(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
     chunk_size: int = 128,
-    implementation: Literal["xla", "reference"] | None = None,
+    implementation: Literal["xla", "mosaic_gpu", "reference"] | None = None,
 ) -> Float[Array, "B D T"] | tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
     """Causal depthwise convolution with a sum of exponentials, in linear time and with a state of fixed size.
 

@@ -22,6 +22,7 @@ SHAPES = (
     # The width of the first Hyena models.
     ModalConvShape("d768_8k", 64, 768, 8192),
     ModalConvShape("d768_64k", 8, 768, 65536),
+    ModalConvShape("d768_1m", 1, 768, 1_048_576),
     ModalConvShape("d256_4m", 1, 256, 4_194_304),
     # Decoding.
     ModalConvShape("evo2_7b_li_decode", 32, 4096, 1),

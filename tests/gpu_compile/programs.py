@@ -10,6 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
+from pallas_kernels.modal_conv import shapes as modal_shapes
+from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 
 AXIS = "device"
 """The mesh axis of programs on several devices."""
@@ -35,6 +37,17 @@ def _blocked_conv() -> Iterator[Program]:
     yield from _transformed("blocked_conv", blocked_conv_mosaic_gpu, gated)
 
 
+def _modal_conv() -> Iterator[Program]:
+    shape = next(shape for shape in modal_shapes.SHAPES if shape.name == "d768_8k")
+    x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
+    modes = jax.ShapeDtypeStruct((shape.channels, shape.modes), jnp.float32)
+    plain = {"x": x, "log_poles": modes, "residues": modes}
+    gated = plain | {"pre_gate": x, "post_gate": x}
+    for name, arrays in (("gated", gated), ("plain", plain)):
+        yield Program(f"modal_conv/{name}", lambda arrays: modal_conv_mosaic_gpu(**arrays), (arrays,))
+    yield from _transformed("modal_conv", modal_conv_mosaic_gpu, gated)
+
+
 def _transformed(op: str, run: Callable[..., Any], arrays: dict[str, Any]) -> Iterator[Program]:
     """Under remat with every gradient, under vmap, and on four devices, each with its own rows."""
     out = jax.eval_shape(lambda arrays: run(**arrays), arrays)
@@ -54,4 +67,4 @@ def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
     return pull
 
 
-PROGRAMS: tuple[Program, ...] = (*_blocked_conv(),)
+PROGRAMS: tuple[Program, ...] = (*_blocked_conv(), *_modal_conv())

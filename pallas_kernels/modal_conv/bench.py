@@ -1,0 +1,63 @@
+"""The Hopper kernel against the XLA form and the floor: `python -m pallas_kernels.modal_conv.bench`."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._measure import Case
+from pallas_kernels.modal_conv.hopper import TILE
+from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
+from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
+from pallas_kernels.modal_conv.xla import modal_conv_xla
+
+STAGES = (2, 3)
+"""How far loads run ahead, each timed."""
+
+CHUNK = 128
+"""Steps per chunk of the XLA form, as by default."""
+
+LONGEST_TRAINED = 1 << 20
+"""Longer rows are timed forward only, as in inference."""
+
+
+def plan(shape: ModalConvShape, *, stages: Sequence[int] = STAGES, interpret: bool = False) -> Plan:
+    """The kernel on bf16 streams with both gates against the XLA form, both checked against XLA in fp32.
+
+    Decays from a few steps to an eighth of the row, weights that give every mode its share.
+    """
+    keys = jax.random.split(jax.random.key(1), 5)
+    full, modes = (shape.batch, shape.channels, shape.length), (shape.channels, shape.modes)
+    x, pre_gate, post_gate = (jax.random.normal(key, full, jnp.bfloat16) for key in keys[:3])
+    log_poles = -jnp.exp(jax.random.uniform(keys[3], modes, minval=-jnp.log(shape.length / 8), maxval=0.0))
+    residues = jax.random.normal(keys[4], modes) * jnp.sqrt(-log_poles / shape.modes)
+    args = (x, log_poles, residues, pre_gate, post_gate)
+    flops, stream = (2.0 * CHUNK + 4 * shape.modes) * x.size, float(x.nbytes)
+    kernel = partial(modal_conv_mosaic_gpu, interpret=interpret)
+    # Forward reads x and the gates, writes y; backward reads them and the cotangent, writes three gradients.
+    work = {"forward": Work(flops, 4 * stream), "forward+backward": Work(3 * flops, 8 * stream)}
+    if shape.length > LONGEST_TRAINED:
+        del work["forward+backward"]
+    return Plan(
+        truth=Case("truth", _in_fp32, args),
+        plain=Case("xla", _gated(modal_conv_xla), args),
+        versions=[Case(f"mosaic_gpu_{n}_stages", _gated(partial(kernel, stages=n)), args) for n in stages],
+        work=work,
+    )
+
+
+def _gated(op: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, log_poles, residues, pre_gate, post_gate: op(
+        x, log_poles, residues, pre_gate=pre_gate, post_gate=post_gate
+    )
+
+
+def _in_fp32(*args: Any) -> Any:
+    return _gated(modal_conv_xla)(*(z.astype(jnp.float32) for z in args)).astype(args[0].dtype)
+
+
+if __name__ == "__main__":
+    print(benchmark("modal_conv", [shape for shape in SHAPES if shape.length >= TILE], plan))

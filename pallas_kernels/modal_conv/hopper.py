@@ -1,0 +1,44 @@
+"""What the Hopper kernel takes, known without importing Pallas' GPU dialect, which takes over a second."""
+
+from typing import Any
+
+from pallas_kernels._dispatch import Device
+
+CHUNK = 64
+ROWS = 64
+"""Chunks per tile: the rows of a warpgroup's matrix product."""
+
+TILE = CHUNK * ROWS
+
+MODES = 16
+"""Modes per channel; fewer are filled up with modes of no weight."""
+
+
+def why_not(
+    device: Device,
+    x: Any,
+    log_poles: Any,
+    residues: Any,
+    *,
+    segment_ids: Any = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+    pre_gate: Any = None,
+    post_gate: Any = None,
+    **_: Any,
+) -> str | None:
+    """Why the kernel cannot run such a call, or None."""
+    if device.platform != "gpu" or device.capability != (9, 0):
+        return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
+    streams = {str(z.dtype) for z in (x, pre_gate, post_gate) if z is not None}
+    if streams != {"bfloat16"}:
+        return f"its products are bf16, the streams are {', '.join(sorted(streams))}"
+    if segment_ids is not None:
+        return "it does not know packed rows"
+    if initial_state is not None or output_final_state:
+        return "it starts from a zero state and returns none"
+    if log_poles.shape[1] > MODES:
+        return f"it takes at most {MODES} modes, not {log_poles.shape[1]}"
+    if x.shape[2] < TILE:
+        return f"rows are shorter than one tile of {TILE} steps"
+    return None

@@ -1,0 +1,143 @@
+"""The Hopper kernel: simulated on the CPU, on a GPU the whole suite, and what it is not asked to do.
+
+Remat and several devices cannot be simulated; `make gpu-compile` compiles both.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels._bench import check
+from pallas_kernels._dispatch import Device
+from pallas_kernels.modal_conv import bench, modal_conv, mosaic_gpu
+from pallas_kernels.modal_conv.hopper import MODES, TILE, why_not
+from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
+from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.op_suite import OpCase
+from tests.pallas_kernels.short_conv.streams import normal
+from tests.tolerances import assert_close
+
+HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+ALL_STREAMS = ("x", "pre_gate", "post_gate")
+CHANNELS = 2
+
+
+def slow_and_fast(modes: int, slowest: float) -> dict[str, Any]:
+    """Modes that decay in 1 to `slowest` steps, each adding as much to the output."""
+    poles = np.geomspace(1 / slowest, 1.0, CHANNELS * modes).reshape(modes, CHANNELS).T
+    residues = normal(4, (CHANNELS, modes)) * jnp.sqrt(jnp.asarray(poles, jnp.float32))
+    return {"log_poles": jnp.asarray(-poles, jnp.float32), "residues": residues}
+
+
+def case(
+    name: str, length: int, modes: int, run: Any, *, batch: int = 1, streams: tuple[str, ...] = ALL_STREAMS
+) -> OpCase:
+    arrays = {s: normal(i, (batch, CHANNELS, length), jnp.bfloat16) for i, s in enumerate(streams)}
+    arrays |= slow_and_fast(modes, 2.0 * length) | {"bias": normal(5, (CHANNELS,))}
+    return OpCase(
+        name=name,
+        run=lambda arrays: run(**arrays),
+        reference=lambda arrays: modal_conv(**arrays, implementation="reference"),
+        arrays=arrays,
+        shared=frozenset({"log_poles", "residues", "bias"}),
+        terms=length,
+        grad_terms=2 * length,
+    )
+
+
+def cases(run: Any) -> list[OpCase]:
+    return [
+        case("one tile", TILE, MODES, run),
+        case("two rows, two tiles, the last not full", TILE + 512, MODES, run, batch=2),
+        case("odd length, one mode", TILE + 77, 1, run, streams=("x",)),
+        case("no pre-gate, three tiles, five modes", 3 * TILE, 5, run, streams=("x", "post_gate")),
+    ]
+
+
+@pytest.mark.parametrize("case", cases(partial(modal_conv_mosaic_gpu, interpret=True)), ids=str)
+def test_simulated(case: OpCase) -> None:
+    op_suite.check_reference(case)
+
+
+def test_simulated_under_vmap() -> None:
+    run = partial(modal_conv_mosaic_gpu, interpret=True)
+    op_suite.check_vmap(case("two rows", TILE, 3, run, batch=2))
+
+
+def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few programs wanted, rows follow one another in one; no state passes from a row to the next."""
+    monkeypatch.setattr(mosaic_gpu, "PROGRAMS", 1)
+    run = partial(modal_conv_mosaic_gpu, interpret=True)
+    op_suite.check_reference(case("three rows of full tiles", TILE, 4, run, batch=3))
+
+
+def test_an_impulse_arrives_after_many_tiles_with_its_weight() -> None:
+    """A mode of 32768 steps is carried from tile to tile in fp32: numbers of 8 bits would be off.
+
+    Each output is rounded to bf16 once; the mean over many shows what lies below that.
+    """
+    length, impulse, slowest, weight = 16 * TILE, 128, 2.0**15, 1.003
+    x = jnp.zeros((1, 1, length), jnp.bfloat16).at[0, 0, impulse].set(1.0)
+    poles, residues = jnp.asarray([[-1 / slowest, -1.0]]), jnp.asarray([[weight, 0.5]])
+    run = jax.jit(partial(modal_conv_mosaic_gpu, interpret=True))
+    y = np.asarray(run(x, poles, residues), np.float64)[0, 0]
+    late = np.arange(length // 2, length)
+    exact = weight * np.exp(-(late - impulse) / slowest)
+    assert_close(y[late], exact, jnp.bfloat16)
+    assert_close(np.mean(y[late]), np.mean(exact), np.float32, length)
+    assert not y[:impulse].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS))
+@pytest.mark.parametrize("case", cases(partial(modal_conv, implementation="mosaic_gpu")), ids=str)
+def test_on_a_gpu(case: OpCase, check: str) -> None:
+    op_suite.CHECKS[check](case)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"device": Device("gpu", (10, 0), "NVIDIA B200")},
+            "capability 9.0 exactly (H100, H200), this is NVIDIA B200",
+        ),
+        ({"device": Device("cpu")}, "this is cpu"),
+        ({"dtype": jnp.float32}, "the streams are float32"),
+        ({"modes": 17}, "at most 16 modes, not 17"),
+        ({"length": 4095}, "shorter than one tile of 4096 steps"),
+        ({"output_final_state": True}, "starts from a zero state and returns none"),
+        ({"initial_state": jax.ShapeDtypeStruct((1, 3, 8), jnp.float32)}, "starts from a zero state"),
+        ({"segment_ids": jax.ShapeDtypeStruct((1, TILE), jnp.int32)}, "packed rows"),
+        ({"pre_gate": jax.ShapeDtypeStruct((1, 3, TILE), jnp.float32)}, "the streams are bfloat16, float32"),
+    ],
+)
+def test_says_why_not(change: dict[str, Any], reason: str) -> None:
+    call: dict[str, Any] = {"device": HOPPER, "length": TILE, "dtype": jnp.bfloat16, "modes": 8} | change
+    device, length, dtype, modes = (call.pop(name) for name in ("device", "length", "dtype", "modes"))
+    x, p = jax.ShapeDtypeStruct((1, 3, length), dtype), jax.ShapeDtypeStruct((3, modes), jnp.float32)
+    assert reason in (why_not(device, x, p, p, **call) or "it can run")
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.length > 1], ids=lambda shape: shape.name)
+def test_takes_the_shapes_of_real_models(shape: Any) -> None:
+    x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
+    p = jax.ShapeDtypeStruct((shape.channels, shape.modes), jnp.float32)
+    assert why_not(HOPPER, x, p, p, pre_gate=x, post_gate=x) is None
+
+
+def test_cannot_be_asked_for_on_a_cpu() -> None:
+    x, p = jnp.ones((1, 3, TILE), jnp.bfloat16), -jnp.ones((3, 4))
+    with pytest.raises(ValueError, match="this is cpu"):
+        modal_conv(x, p, p, implementation="mosaic_gpu")
+
+
+def test_the_benchmark_passes_its_gate() -> None:
+    shape = ModalConvShape("tiny", 1, CHANNELS, 2 * TILE, 16)
+    errors = check(bench.plan(shape, stages=(3,), interpret=True), jax.random.key(0))
+    assert set(errors) == {"xla", "mosaic_gpu_3_stages"}
