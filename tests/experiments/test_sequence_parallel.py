@@ -28,6 +28,7 @@ def test_a_layer_on_one_device_and_on_two(tmp_path):
     assert written["versions"]["jax"]
 
 
+@pytest.mark.slow
 def test_a_step_checks_its_loss_against_one_device():
     config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
     found = _sequence.step(config, 64, devices=2, trials=20, check=64)

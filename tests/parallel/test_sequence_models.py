@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxblt.data.batch import Batch
-from jaxblt.mixers import HyenaConfig, ModalFilter
+from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.models.bridge import visible_patches
 from jaxblt.models.positions import document_positions
@@ -33,7 +33,16 @@ PATCHER = PatcherConfig(mode="space", block_size=BLOCK)
 
 def stack(dim: int, pattern: str) -> StackConfig:
     hyena = HyenaConfig(dim=8, filter=ModalFilter(modes=3, max_timescale=64.0), segment_alignment=BLOCK)
-    return StackConfig(dim=dim, num_layers=len(pattern), pattern=pattern, mlp_dim=20, hyena=hyena, scan=False)
+    return StackConfig(
+        dim=dim,
+        num_layers=len(pattern),
+        pattern=pattern,
+        mlp_dim=20,
+        window=BLOCK,
+        hyena=hyena,
+        attention=AttentionConfig(dim=8, num_heads=2),
+        scan=False,
+    )
 
 
 def blt(encoder: str, latent: str, decoder: str) -> BLTConfig:
@@ -48,7 +57,8 @@ def blt(encoder: str, latent: str, decoder: str) -> BLTConfig:
 
 MODELS = {
     "byte_hyena": ByteLMConfig(stack=stack(12, "HR"), hash=HASH),
-    "blt": blt("R", "H", "R"),
+    "blt": blt("W", "H", "R"),
+    "blt_attention": blt("W", "HA", "W"),
     "blt_hyena": blt("H", "RH", "S"),
 }
 
@@ -90,6 +100,8 @@ KEEP = optax.trace(decay=0.0)
         ("blt", 2, 2),
         pytest.param("blt", 1, 4, marks=pytest.mark.slow),
         pytest.param("byte_hyena", 2, 2, marks=pytest.mark.slow),
+        pytest.param("blt_attention", 1, 2, marks=pytest.mark.slow),
+        pytest.param("blt_attention", 1, 4, marks=pytest.mark.slow),
         pytest.param("blt_hyena", 1, 2, marks=pytest.mark.slow),
         pytest.param("blt_hyena", 1, 4, marks=pytest.mark.slow),
         pytest.param("byte_hyena", 1, 4, marks=pytest.mark.slow),
