@@ -11,6 +11,7 @@ ROWS = 64
 REACH = 2
 """Chunks back that a filter may look."""
 
+LAGS = tuple(range(REACH + 1))
 LONGEST = CHUNK * REACH + 1
 TILE = CHUNK * ROWS
 

@@ -11,7 +11,6 @@ below the last two chunks of the tile before, from where U_1 and U_2 are read on
 Lane semantics, as that buffer must not be tiled: no swizzle survives a shift by one row.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,26 +22,22 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels.blocked_conv.hopper import CHUNK, REACH, ROWS
-from pallas_kernels.blocked_conv.packed import fit
-from pallas_kernels.blocked_conv.toeplitz import toeplitz
-from pallas_kernels.blocked_conv.xla import blocked_conv_xla
-from pallas_kernels.short_conv.gates import accumulator, add_skip
-
-STAGES = 2
-"""Tiles whose loads are under way or in use at a time; three were 1 to 2 % slower on an H200."""
-
-PROGRAMS = 1056
-"""Enough programs for four waves of two on each of an H200's 132 multiprocessors; rows beyond share a program."""
-
-PITCH = CHUNK + 8
-"""Elements per chunk in the shifted buffer: 8 rows of 144 bytes lie in 8 different groups of banks."""
-
-SWIZZLED = (
-    plgpu.TilingTransform((8, CHUNK)),  # pyright: ignore[reportAbstractUsage]
-    plgpu.SwizzleTransform(2 * CHUNK),  # pyright: ignore[reportAbstractUsage]
+from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
+from pallas_kernels.blocked_conv.mosaic_gpu_vjp import input_gradients
+from pallas_kernels.blocked_conv.tiles import (
+    PITCH,
+    STAGES,
+    as_chunks,
+    as_rows,
+    block_of,
+    matrices,
+    read,
+    read_shifted,
+    rows_per_program,
+    sum_of_products,
+    tile_ref,
 )
-"""How tensor cores and the copy engine want a tile in shared memory."""
+from pallas_kernels.short_conv.gates import accumulator, add_skip
 
 
 def blocked_conv_mosaic_gpu(
@@ -70,18 +65,9 @@ def blocked_conv_mosaic_gpu(
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _conv(x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, interpret: bool) -> Array:
     """Rows are matrices [chunk, step], padded if T is no multiple of 512; a last tile that is not full reads zeros."""
-    batch, channels, length = x.shape
-    chunks = -(-length // (8 * CHUNK)) * 8
-
-    def matrix(z: Array) -> Array:
-        return fit(z, chunks * CHUNK).reshape(batch * channels, chunks, CHUNK)
-
-    streams = [matrix(z) for z in (x, pre_gate, post_gate) if z is not None]
-    taps = toeplitz(h.astype(x.dtype), CHUNK, (REACH + 1) * CHUNK, REACH * CHUNK)
-    shared = max(
-        n for n in range(1, batch + 1) if (batch % n == 0 and channels * batch >= n * PROGRAMS) or n == 1
-    )
-    tile = partial(plgpu.SMEM, dtype=x.dtype, transforms=SWIZZLED)
+    batch, channels, _ = x.shape
+    streams = [as_chunks(z) for z in (x, pre_gate, post_gate) if z is not None]
+    shared = rows_per_program(batch, channels)
     y = plgpu.kernel(
         partial(
             _program,
@@ -94,9 +80,9 @@ def _conv(x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, i
         grid=(channels, batch // shared),
         grid_names=("channel", "rows"),
         scratch_types=[
-            tile((STAGES, len(streams), ROWS, CHUNK)),
-            tile((ROWS, CHUNK)),
-            tile((CHUNK, (REACH + 1) * CHUNK)),
+            tile_ref(STAGES, len(streams), ROWS, CHUNK, dtype=x.dtype),
+            tile_ref(ROWS, CHUNK, dtype=x.dtype),
+            tile_ref(CHUNK, (REACH + 1) * CHUNK, dtype=x.dtype),
             plgpu.SMEM((REACH + ROWS, PITCH), x.dtype),
             plgpu.Barrier(num_arrivals=len(streams), num_barriers=STAGES),
             plgpu.Barrier(),
@@ -104,13 +90,13 @@ def _conv(x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, i
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="blocked_conv",
-    )(*streams, taps)
-    return y.reshape(batch, channels, chunks * CHUNK)[..., :length]
+    )(*streams, matrices(h.astype(x.dtype)))
+    return as_rows(y, x.shape)
 
 
 def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], interpret: bool) -> None:
     """One channel of `rows` rows, tile after tile, row after row."""
-    *streams, taps, y, loaded, stored, matrices, history, arrived, ready = refs
+    *streams, taps, y, loaded, stored, toeplitz, history, arrived, ready = refs
     pre_gated, post_gated = gated
     dtype = y.dtype
     tiles = -(-y.shape[1] // ROWS)
@@ -132,14 +118,14 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
         def _() -> None:
             history[:REACH, :CHUNK] = jnp.zeros((REACH, CHUNK), dtype)
 
-        u = plgpu.load(loaded.at[slot, 0], layout=plgpu.Layout.WGMMA)
+        u = read(loaded.at[slot, 0])
         if pre_gated:
-            u = u * plgpu.load(loaded.at[slot, 1], layout=plgpu.Layout.WGMMA)
+            u = u * read(loaded.at[slot, 1])
         history[REACH:, :CHUNK] = u
-        earlier = [_shifted(history, lag) for lag in range(1, REACH + 1)]
-        out = _sum_of_products([u, *earlier], matrices, interpret)
+        earlier = [read_shifted(history, REACH - lag) for lag in LAGS[1:]]
+        out = sum_of_products([u, *earlier], [toeplitz.at[:, block_of(lag)].T for lag in LAGS], interpret)
         if post_gated:
-            gate = plgpu.load(loaded.at[slot, len(streams) - 1], layout=plgpu.Layout.WGMMA)
+            gate = read(loaded.at[slot, len(streams) - 1])
             out = out * gate.astype(out.dtype)
         history[:REACH, :CHUNK] = history[ROWS:, :CHUNK]
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
@@ -148,37 +134,11 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(stored, box(y, step))
 
-    plgpu.copy_gmem_to_smem(taps.at[channel], matrices, ready)
+    plgpu.copy_gmem_to_smem(taps.at[channel], toeplitz, ready)
     lax.fori_loop(0, min(STAGES, rows * tiles), lambda step, _: load(step), None)
     plgpu.barrier_wait(ready)
     lax.fori_loop(0, rows * tiles, advance, None)
     plgpu.wait_smem_to_gmem(0)
-
-
-def _shifted(history: Any, lag: int) -> Array:
-    """The tile `lag` chunks earlier."""
-    rows = history.at[REACH - lag : REACH - lag + ROWS, :CHUNK]
-    return plgpu.load(rows, layout=plgpu.Layout.WGMMA, optimized=False)
-
-
-def _sum_of_products(tiles: Sequence[Array], matrices: Any, interpret: bool) -> Array:
-    """sum_l U_l M_l in fp32; `matrices` holds M_l transposed, the largest lag first."""
-
-    def matrix(lag: int) -> Any:
-        return matrices.at[:, (REACH - lag) * CHUNK : (REACH - lag + 1) * CHUNK]
-
-    if interpret:  # The simulation knows no product whose left operand is in registers.
-        products = [
-            jnp.dot(u, matrix(lag)[...].T, preferred_element_type=jnp.float32) for lag, u in enumerate(tiles)
-        ]
-        return sum(products[1:], products[0])
-
-    def accumulate(total: Any) -> Array:
-        for lag, u in enumerate(tiles):
-            plgpu.wgmma(total, u, matrix(lag).T)
-        return total[...]
-
-    return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((ROWS, CHUNK), jnp.float32))
 
 
 def _forward(
@@ -188,11 +148,10 @@ def _forward(
 
 
 def _backward(interpret: bool, residuals: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
-    """That of the XLA form, computed anew."""
-    _, pull = jax.vjp(
-        lambda x, h, pre, post: blocked_conv_xla(x, h, pre_gate=pre, post_gate=post), *residuals
-    )
-    return pull(g)
+    x, h, pre_gate, post_gate = residuals
+    dx, dh, dpre_gate = input_gradients(x, h, pre_gate, post_gate, g, interpret=interpret)
+    dpost_gate = None if post_gate is None else _conv(x, h, pre_gate, g, interpret)
+    return dx, dh, dpre_gate, dpost_gate
 
 
 _conv.defvjp(_forward, _backward)

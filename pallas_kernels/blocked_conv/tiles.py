@@ -1,0 +1,116 @@
+"""What the Hopper kernels share: rows as matrices [chunk, step], tiles of 64 chunks, and products of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array
+
+from pallas_kernels.blocked_conv.hopper import CHUNK, REACH, ROWS
+from pallas_kernels.blocked_conv.packed import fit
+from pallas_kernels.blocked_conv.toeplitz import toeplitz
+
+STAGES = 2
+"""Tiles whose loads are under way or in use at a time; three were 1 to 2 % slower on an H200."""
+
+PROGRAMS = 1056
+"""Enough programs for four waves of two on each of an H200's 132 multiprocessors; rows beyond share a program."""
+
+PITCH = CHUNK + 8
+"""Elements per chunk in a shifted buffer: 8 rows of 144 bytes lie in 8 different groups of banks."""
+
+SWIZZLED = (
+    plgpu.TilingTransform((8, CHUNK)),  # pyright: ignore[reportAbstractUsage]
+    plgpu.SwizzleTransform(2 * CHUNK),  # pyright: ignore[reportAbstractUsage]
+)
+"""How tensor cores and the copy engine want a tile in shared memory."""
+
+
+def as_chunks(z: Array) -> Array:
+    """[B, D, T] as [B * D, chunk, step], filled up with zeros to a multiple of 8 chunks."""
+    *rows, length = z.shape
+    chunks = -(-length // (8 * CHUNK)) * 8
+    return fit(z, chunks * CHUNK).reshape(rows[0] * rows[1], chunks, CHUNK)
+
+
+def as_rows(z: Array, shape: tuple[int, ...]) -> Array:
+    """The inverse of `as_chunks`."""
+    return z.reshape(*shape[:2], -1)[..., : shape[2]]
+
+
+def matrices(h: Array) -> Array:
+    """[D, i, (l, j)] = h[64 l + i - j], the largest l first: M_l transposed, see `mosaic_gpu`."""
+    return toeplitz(h, CHUNK, (REACH + 1) * CHUNK, REACH * CHUNK)
+
+
+def block_of(lag: int) -> slice:
+    """Where M_lag is among the columns of `matrices`."""
+    return slice((REACH - lag) * CHUNK, (REACH - lag + 1) * CHUNK)
+
+
+def rows_per_program(batch: int, channels: int) -> int:
+    """The most rows of one channel, a divisor of the batch, that leave `PROGRAMS` programs; else one."""
+    return max(
+        n for n in range(1, batch + 1) if (batch % n == 0 and channels * batch >= n * PROGRAMS) or n == 1
+    )
+
+
+def tile_ref(*shape: int, dtype: Any) -> Any:
+    """Scratch for tiles that tensor cores read or the copy engine moves."""
+    return plgpu.SMEM(shape, dtype, transforms=SWIZZLED)
+
+
+def read(ref: Any) -> Array:
+    """A tile from shared memory, in registers as tensor cores take their left operand."""
+    return plgpu.load(ref, layout=plgpu.Layout.WGMMA)
+
+
+def read_shifted(buffer: Any, start: int) -> Array:
+    """The tile that starts at chunk `start` of a buffer of pitch `PITCH`."""
+    return plgpu.load(buffer.at[start : start + ROWS, :CHUNK], layout=plgpu.Layout.WGMMA, optimized=False)
+
+
+def sum_of_products(left: Sequence[Array], right: Sequence[Any], interpret: bool) -> Array:
+    """sum_l left_l @ right_l in fp32; left in registers, right in shared memory."""
+    if interpret:  # The simulation knows no product whose left operand is in registers.
+        products = [
+            jnp.dot(a, b[...], preferred_element_type=jnp.float32) for a, b in zip(left, right, strict=True)
+        ]
+        return sum(products[1:], products[0])
+
+    def accumulate(total: Any) -> Array:
+        for a, b in zip(left, right, strict=True):
+            plgpu.wgmma(total, a, b)
+        return total[...]
+
+    return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((ROWS, CHUNK), jnp.float32))
+
+
+def add_products(
+    totals: Sequence[Array], left: Sequence[Any], right: Any, interpret: bool
+) -> tuple[Array, ...]:
+    """total_l + left_l^T @ right, all in shared memory but for the fp32 totals, which stay in registers."""
+    if interpret:  # The simulation knows no accumulator that starts from a value.
+        products = (jnp.dot(a[...].T, right[...], preferred_element_type=jnp.float32) for a in left)
+        return tuple(total + product for total, product in zip(totals, products, strict=True))
+
+    def accumulate(refs: Sequence[Any]) -> None:
+        for ref, a in zip(refs, left, strict=True):
+            plgpu.wgmma(ref, a.T, right)
+
+    run: Any = pl.run_state(accumulate)
+    return run(tuple(plgpu.WGMMAAccumulatorRef.init(total) for total in totals))
+
+
+def zeros() -> Array:
+    """A tile of fp32 zeros, laid out as an accumulator."""
+    return plgpu.layout_cast(jnp.zeros((ROWS, CHUNK), jnp.float32), plgpu.Layout.WGMMA)
+
+
+def varying_like(x: Array, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The type of a result that differs between devices inside `shard_map` where x does; as many axes as x."""
+    kind: Any = jax.typeof(x)
+    return kind.update(shape=shape, dtype=jnp.dtype(dtype))
