@@ -16,7 +16,7 @@ def tiny(pattern: str) -> StackConfig:
 
 def test_a_layer_on_one_device_and_on_two(tmp_path):
     out = tmp_path / "found.json"
-    shape = ("modal", 64, 8)
+    shape = ("modal", 2048, 8)
     found = sequence_parallel.sequence_parallel(str(out), devices=2, layers=(shape,), step_bytes=0)
     (entry,) = found["layers"]
     assert (entry["filter"], entry["tokens"], entry["dim"], entry["devices"]) == (*shape, 2)
