@@ -13,7 +13,9 @@ from jaxtyping import Array, Float, Int, UInt32
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.mixers.base import Clock, arrange, last_run, named, start_clock
 from jaxblt.parallel.halo import before, by_stretch, splits_sequence
-from pallas_kernels.hash_embedding import ngram_rows
+from jaxblt.parallel.islands import over_batch
+from jaxblt.parallel.sequence import over_sequence, seq_axis
+from pallas_kernels.hash_embedding import hash_embedding, ngram_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +93,7 @@ embed.defvjp(_embed_forward, _embed_backward)
 
 
 class ByteEmbedding(nn.Module):
-    """e(id_t) plus the mean of the n-gram rows that end at t; `attend` reads the byte table as a head."""
+    """e(id_t) plus the scaled sum of the n-gram rows that end at t; `attend` reads the byte table as a head."""
 
     config: EmbeddingConfig
     dtype: Any = jnp.float32
@@ -114,11 +116,11 @@ class ByteEmbedding(nn.Module):
         x = embed(self.table, ids).astype(self.dtype)
         if self.config.hash is None:
             return x, state
+        split = state is None and seq_axis() is not None
         rows, state = self._rows(ids, segment_ids, state)
-        tables = self.config.hash.num_tables
-        rows = rows + jnp.arange(tables, dtype=jnp.int32)[None, None] * self.config.hash.table_size
-        grams = jnp.take(self.hash_table, rows, axis=0).astype(self.dtype)
-        return x + jnp.sum(grams, -2) / jnp.asarray(tables**0.5, self.dtype), state
+        island = over_sequence if split else over_batch
+        grams = island(partial(_sums, self.dtype), rows, shared=self.hash_table)
+        return x + grams / jnp.asarray(self.config.hash.num_tables**0.5, self.dtype), state
 
     def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Logits in fp32 with the byte table as the head (tied)."""
@@ -134,6 +136,11 @@ class ByteEmbedding(nn.Module):
         rows = config.rows(tokens.x[..., 0] - 1, history, tokens.run)
         back = jnp.argsort(tokens.order, axis=1)
         return jnp.take_along_axis(rows, back[..., None], 1), (clock, _recent(tokens, history))
+
+
+def _sums(dtype: Any, rows: Int[Array, "B T G"], *others: Any) -> Float[Array, "B T D"]:
+    """Sums over each byte's n-grams; the tables come last in an island's arguments."""
+    return hash_embedding(others[-1], rows, dtype=dtype)
 
 
 def _own_rows(config: HashConfig, own: Any) -> Int[Array, "B T G"]:

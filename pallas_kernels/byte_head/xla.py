@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 
-TOKENS = 32_768
+TOKENS = 131_072
 """Tokens whose logits exist at a time: 34 MB of fp32 at 260 ids."""
 
 
