@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ShortConvShape:
-    """One layer: B rows of T steps, D channels (all streams of the layer together), K taps."""
+    """One layer: B rows of T steps, D channels (all streams of the layer together), K taps; `gated` with both gates."""
 
     name: str
     batch: int
     channels: int
     length: int
     taps: int
+    gated: bool = False
 
 
 SHAPES = (
@@ -21,7 +22,7 @@ SHAPES = (
     ShortConvShape("hyenadna_1m", 1, 3 * 256, 1_000_000, 3),
     # StripedHyena 2 (Evo 2, 7B): the short filters before the gates, and the explicit filter of Hyena-SE.
     ShortConvShape("evo2_7b_128k", 1, 3 * 4096, 131072, 3),
-    ShortConvShape("evo2_7b_se_128k", 1, 4096, 131072, 7),
+    ShortConvShape("evo2_7b_se_128k", 1, 4096, 131072, 7, gated=True),
     # Decoding.
     ShortConvShape("evo2_7b_decode", 32, 3 * 4096, 1, 3),
 )
