@@ -8,6 +8,7 @@ import configs
 from experiments._cli import parse, run
 from experiments.benchmark._results import save
 
+Remat = Literal["none", "full", "dots"]
 Kind = Literal["modal", "explicit", "implicit"]
 
 LAYERS: tuple[tuple[Kind, int, int], ...] = (
@@ -26,21 +27,22 @@ def sequence_parallel(
     devices: int | None = None,
     layers: tuple[tuple[Kind, int, int], ...] = LAYERS,
     step_bytes: int = 1_048_576,
-    check_bytes: int = 65_536,
     pattern: str = "HHAH",
+    remat: Remat = "none",
     trials: int = 20,
 ) -> dict[str, Any]:
     """Speed-up and memory of Hyena layers with their MLP, and a train step of the `books` model on one sequence.
 
-    Everything runs on one device and, split along the sequence, on all; what one device cannot hold says so.
+    Layers run on one device and, split along the sequence, on all; what does not fit says so. The step runs on all,
+    and on one device with its share of the bytes.
 
     Args:
       out: JSON file to write.
       devices: how many; all by default.
       layers: filter, tokens and width of each layer that is timed, forward and backward.
       step_bytes: length of the train step's sequence; 0 for no step.
-      check_bytes: length at which the losses on one device and on all are compared.
       pattern: of the latent stack.
+      remat: what the step's blocks keep for the backward pass.
       trials: of each timing, at least 20.
 
     Raises:
@@ -57,9 +59,12 @@ def sequence_parallel(
         )
     found: dict[str, Any] = {"layers": [_sequence.layer(*shape, devices, trials) for shape in layers]}
     if step_bytes:
-        model = configs.get("books").model
-        model = replace(model, latent=replace(model.latent, pattern=pattern))
-        found["step"] = _sequence.step(model, step_bytes, devices, trials, check=check_bytes)
+        books = configs.get("books").model
+        stacks = {
+            name: replace(getattr(books, name), remat=remat) for name in ("encoder", "latent", "decoder")
+        }
+        stacks["latent"] = replace(stacks["latent"], pattern=pattern)
+        found["step"] = _sequence.step(replace(books, **stacks), step_bytes, devices, trials)
     save(out, found)
     return found
 

@@ -31,10 +31,13 @@ def test_a_layer_on_one_device_and_on_two(tmp_path):
 @pytest.mark.slow
 def test_a_step_checks_its_loss_against_one_device():
     config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
-    found = _sequence.step(config, 64, devices=2, trials=20, check=64)
+    found = _sequence.step(config, 128, devices=2, trials=20)
+    assert found["check"]["bytes"] == 64
     assert found["check"]["relative"] < 0.01
-    assert found["check"]["loss_one"] > 1
-    assert found["bytes_per_second"] == 64 / found["all"]["seconds"]["median"]
+    assert found["one_on_its_share"]["first_loss"] > 1
+    assert found["bytes_per_second"] == 128 / found["all"]["seconds"]["median"]
+    times = [found[side]["seconds"]["median"] for side in ("one_on_its_share", "all")]
+    assert found["efficiency"] == pytest.approx(times[0] / times[1])
 
 
 def test_more_devices_than_there_are_is_an_error():
