@@ -22,18 +22,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
 from pallas_kernels.blocked_conv.mosaic_gpu_vjp import input_gradients
 from pallas_kernels.blocked_conv.tiles import (
     PITCH,
     STAGES,
-    as_chunks,
-    as_rows,
     block_of,
     matrices,
     read,
     read_shifted,
-    rows_per_program,
     sum_of_products,
     tile_ref,
 )

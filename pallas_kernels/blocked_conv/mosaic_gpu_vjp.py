@@ -20,21 +20,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program, varying_like
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
 from pallas_kernels.blocked_conv.tiles import (
     PITCH,
     STAGES,
     add_products,
-    as_chunks,
-    as_rows,
     block_of,
     matrices,
     read,
     read_shifted,
-    rows_per_program,
     sum_of_products,
     tile_ref,
-    varying_like,
     zeros,
 )
 

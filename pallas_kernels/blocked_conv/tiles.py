@@ -1,23 +1,18 @@
-"""What the Hopper kernels share: rows as matrices [chunk, step], tiles of 64 chunks, and products of them."""
+"""What both Hopper kernels are made of: tiles of 64 chunks of 64 steps, and products of them on tensor cores."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
 from pallas_kernels.blocked_conv.hopper import CHUNK, REACH, ROWS
-from pallas_kernels.blocked_conv.packed import fit
 from pallas_kernels.blocked_conv.toeplitz import toeplitz
 
 STAGES = 2
 """Tiles whose loads are under way or in use at a time; three were 1 to 2 % slower on an H200."""
-
-PROGRAMS = 1056
-"""Enough programs for four waves of two on each of an H200's 132 multiprocessors; rows beyond share a program."""
 
 PITCH = CHUNK + 8
 """Elements per chunk in a shifted buffer: 8 rows of 144 bytes lie in 8 different groups of banks."""
@@ -29,18 +24,6 @@ SWIZZLED = (
 """How tensor cores and the copy engine want a tile in shared memory."""
 
 
-def as_chunks(z: Array) -> Array:
-    """[B, D, T] as [B * D, chunk, step], filled up with zeros to a multiple of 8 chunks."""
-    *rows, length = z.shape
-    chunks = -(-length // (8 * CHUNK)) * 8
-    return fit(z, chunks * CHUNK).reshape(rows[0] * rows[1], chunks, CHUNK)
-
-
-def as_rows(z: Array, shape: tuple[int, ...]) -> Array:
-    """The inverse of `as_chunks`."""
-    return z.reshape(*shape[:2], -1)[..., : shape[2]]
-
-
 def matrices(h: Array) -> Array:
     """[D, i, (l, j)] = h[64 l + i - j], the largest l first: M_l transposed, see `mosaic_gpu`."""
     return toeplitz(h, CHUNK, (REACH + 1) * CHUNK, REACH * CHUNK)
@@ -49,13 +32,6 @@ def matrices(h: Array) -> Array:
 def block_of(lag: int) -> slice:
     """Where M_lag is among the columns of `matrices`."""
     return slice((REACH - lag) * CHUNK, (REACH - lag + 1) * CHUNK)
-
-
-def rows_per_program(batch: int, channels: int) -> int:
-    """The most rows of one channel, a divisor of the batch, that leave `PROGRAMS` programs; else one."""
-    return max(
-        n for n in range(1, batch + 1) if (batch % n == 0 and channels * batch >= n * PROGRAMS) or n == 1
-    )
 
 
 def tile_ref(*shape: int, dtype: Any) -> Any:
@@ -108,9 +84,3 @@ def add_products(
 def zeros() -> Array:
     """A tile of fp32 zeros, laid out as an accumulator."""
     return plgpu.layout_cast(jnp.zeros((ROWS, CHUNK), jnp.float32), plgpu.Layout.WGMMA)
-
-
-def varying_like(x: Array, shape: tuple[int, ...], dtype: Any) -> Any:
-    """The type of a result that differs between devices inside `shard_map` where x does; as many axes as x."""
-    kind: Any = jax.typeof(x)
-    return kind.update(shape=shape, dtype=jnp.dtype(dtype))

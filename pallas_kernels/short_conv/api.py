@@ -7,11 +7,22 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels.short_conv.gates import check_shape, check_streams
+from pallas_kernels.short_conv.hopper import why_not
 from pallas_kernels.short_conv.reference import short_conv_reference
 from pallas_kernels.short_conv.xla import short_conv_xla
 
+
+def _mosaic_gpu(*args: Any, **options: Any) -> Array:
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.short_conv.mosaic_gpu import short_conv_mosaic_gpu
+
+    return short_conv_mosaic_gpu(*args, **options)
+
+
 TABLE = (
     Implementation("xla", short_conv_xla),
+    # Below xla until it has been timed on a GPU.
+    Implementation("mosaic_gpu", _mosaic_gpu, why_not),
     Implementation("reference", short_conv_reference),
 )
 
@@ -25,7 +36,7 @@ def short_conv(
     bias: Float[Array, "D"] | None = None,
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
-    implementation: Literal["xla", "reference"] | None = None,
+    implementation: Literal["xla", "mosaic_gpu", "reference"] | None = None,
 ) -> Float[Array, "B D T"]:
     """Causal depthwise convolution with a few taps (3 to 7), its gates fused.
 

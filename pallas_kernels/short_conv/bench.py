@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
+from pallas_kernels.short_conv.mosaic_gpu import short_conv_mosaic_gpu
 from pallas_kernels.short_conv.shapes import SHAPES, ShortConvShape
 from pallas_kernels.short_conv.xla import short_conv_xla
 
 
-def plan(shape: ShortConvShape) -> Plan:
+def plan(shape: ShortConvShape, *, interpret: bool = False) -> Plan:
     """bf16 streams, both gates where the layer has them; checked against the plain version in fp32."""
     keys = jax.random.split(jax.random.key(1), 4)
     full = (shape.batch, shape.channels, shape.length)
@@ -27,7 +28,10 @@ def plan(shape: ShortConvShape) -> Plan:
     return Plan(
         truth=Case("truth", partial(_shifted_products, dtype=jnp.float32), args),
         plain=Case("plain", partial(_shifted_products, dtype=jnp.bfloat16), args),
-        versions=[Case("xla", lambda arrays: short_conv_xla(**arrays), args)],
+        versions=[
+            Case("xla", lambda arrays: short_conv_xla(**arrays), args),
+            Case("mosaic_gpu", lambda arrays: short_conv_mosaic_gpu(**arrays, interpret=interpret), args),
+        ],
         work={
             "forward": Work(flops, forward * stream),
             # Backward reads the streams and the cotangent, which comes after y, and writes a gradient a stream.

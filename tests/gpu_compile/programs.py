@@ -12,6 +12,8 @@ from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
+from pallas_kernels.short_conv import shapes as short_shapes
+from pallas_kernels.short_conv.mosaic_gpu import short_conv_mosaic_gpu
 
 AXIS = "device"
 """The mesh axis of programs on several devices."""
@@ -48,6 +50,19 @@ def _modal_conv() -> Iterator[Program]:
     yield from _transformed("modal_conv", modal_conv_mosaic_gpu, gated)
 
 
+def _short_conv() -> Iterator[Program]:
+    shape = next(shape for shape in short_shapes.SHAPES if shape.name == "hyena_d768_8k")
+    x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
+    plain = {"x": x, "taps": jax.ShapeDtypeStruct((shape.channels, shape.taps), jnp.float32)}
+    # As many taps as any shape has, with gates: the most registers.
+    most = max(shape.taps for shape in short_shapes.SHAPES)
+    taps = jax.ShapeDtypeStruct((shape.channels, most), jnp.float32)
+    gated = plain | {"taps": taps, "pre_gate": x, "post_gate": x}
+    for name, arrays in (("gated", gated), ("plain", plain)):
+        yield Program(f"short_conv/{name}", lambda arrays: short_conv_mosaic_gpu(**arrays), (arrays,))
+    yield from _transformed("short_conv", short_conv_mosaic_gpu, gated)
+
+
 def _transformed(op: str, run: Callable[..., Any], arrays: dict[str, Any]) -> Iterator[Program]:
     """Under remat with every gradient, under vmap, and on four devices, each with its own rows."""
     out = jax.eval_shape(lambda arrays: run(**arrays), arrays)
@@ -67,4 +82,4 @@ def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
     return pull
 
 
-PROGRAMS: tuple[Program, ...] = (*_blocked_conv(), *_modal_conv())
+PROGRAMS: tuple[Program, ...] = (*_blocked_conv(), *_modal_conv(), *_short_conv())

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.blocked_conv import bench, blocked_conv, explain, tiles
+from pallas_kernels.blocked_conv import bench, blocked_conv, explain
 from pallas_kernels.blocked_conv.hopper import LONGEST, TILE, why_not
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.blocked_conv.shapes import SHAPES, BlockedConvShape
@@ -62,7 +63,7 @@ def test_simulated_under_vmap() -> None:
 
 def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few programs wanted, rows follow one another in one; nothing passes from a row to the next."""
-    monkeypatch.setattr(tiles, "PROGRAMS", 1)
+    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
     run = partial(blocked_conv_mosaic_gpu, interpret=True)
     op_suite.check_reference(case("three rows of full tiles", TILE, 100, run, batch=3))
 

@@ -1,0 +1,39 @@
+"""What the Hopper kernel takes, known without importing Pallas' GPU dialect, which takes over a second."""
+
+from typing import Any
+
+from pallas_kernels._dispatch import Device
+
+STEPS = 4096
+"""Time steps per tile."""
+
+MOST = 8
+"""Taps that a tile's threads sum without running short of registers, and more than the op is meant for."""
+
+
+def why_not(
+    device: Device,
+    x: Any,
+    taps: Any,
+    *,
+    segment_ids: Any = None,
+    history: Any = None,
+    pre_gate: Any = None,
+    post_gate: Any = None,
+    **_: Any,
+) -> str | None:
+    """Why the kernel cannot run such a call, or None."""
+    if device.platform != "gpu" or device.capability != (9, 0):
+        return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
+    streams = {str(z.dtype) for z in (x, pre_gate, post_gate) if z is not None}
+    if streams != {"bfloat16"}:
+        return f"it takes bf16 streams, these are {', '.join(sorted(streams))}"
+    if segment_ids is not None:
+        return "it does not know packed rows"
+    if history is not None:
+        return "it starts from a zero history"
+    if taps.shape[1] > MOST:
+        return f"it takes at most {MOST} taps, not {taps.shape[1]}"
+    if x.shape[2] < STEPS:
+        return f"rows are shorter than one tile of {STEPS} steps"
+    return None
