@@ -1,6 +1,6 @@
 """The Hopper kernel against the XLA form and the floor: `python -m pallas_kernels.modal_conv.bench`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,6 @@ from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
 from pallas_kernels.modal_conv.xla import modal_conv_xla
 
-STAGES = (2, 3)
-"""How far loads run ahead, each timed."""
-
 CHUNK = 128
 """Steps per chunk of the XLA form, as by default."""
 
@@ -24,7 +21,7 @@ LONGEST_TRAINED = 1 << 20
 """Longer rows are timed forward only, as in inference."""
 
 
-def plan(shape: ModalConvShape, *, stages: Sequence[int] = STAGES, interpret: bool = False) -> Plan:
+def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     """The kernel on bf16 streams with both gates against the XLA form, both checked against XLA in fp32.
 
     Decays from a few steps to an eighth of the row, weights that give every mode its share.
@@ -38,13 +35,13 @@ def plan(shape: ModalConvShape, *, stages: Sequence[int] = STAGES, interpret: bo
     flops, stream = (2.0 * CHUNK + 4 * shape.modes) * x.size, float(x.nbytes)
     kernel = partial(modal_conv_mosaic_gpu, interpret=interpret)
     # Forward reads x and the gates, writes y; backward reads them and the cotangent, writes three gradients.
-    work = {"forward": Work(flops, 4 * stream), "forward+backward": Work(3 * flops, 8 * stream)}
+    work = {"forward": Work(flops, 4 * stream), "forward+backward": Work(3 * flops, 11 * stream)}
     if shape.length > LONGEST_TRAINED:
         del work["forward+backward"]
     return Plan(
         truth=Case("truth", _in_fp32, args),
         plain=Case("xla", _gated(modal_conv_xla), args),
-        versions=[Case(f"mosaic_gpu_{n}_stages", _gated(partial(kernel, stages=n)), args) for n in stages],
+        versions=[Case("mosaic_gpu", _gated(kernel), args)],
         work=work,
     )
 
