@@ -19,13 +19,8 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
 from pallas_kernels.short_conv.gates import accumulator, add_skip
 from pallas_kernels.short_conv.hopper import STEPS
-from pallas_kernels.short_conv.xla import short_conv_xla
-
-STAGES = 2
-"""Tiles whose loads are under way or in use at a time."""
-
-PAST = 128
-"""Steps kept of the tile before: one for each thread, as that is the least that all of them move."""
+from pallas_kernels.short_conv.mosaic_gpu_vjp import input_gradients
+from pallas_kernels.short_conv.tiles import EDGE, STAGES, read_at, spread, sum_of_products
 
 
 def short_conv_mosaic_gpu(
@@ -62,7 +57,7 @@ def _conv(x: Array, taps: Array, pre_gate: Array | None, post_gate: Array | None
         scratch_types=[
             plgpu.SMEM((STAGES, len(streams), *tile), x.dtype),
             plgpu.SMEM(tile, x.dtype),
-            plgpu.SMEM((PAST + STEPS,), jnp.float32),
+            plgpu.SMEM((EDGE + STEPS,), jnp.float32),
             plgpu.Barrier(num_arrivals=len(streams), num_barriers=STAGES),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
@@ -92,11 +87,11 @@ def _program(*refs: Any, gated: tuple[bool, bool], channels: int, rows: int) -> 
         stage = loaded.at[step % STAGES]
         plgpu.barrier_wait(arrived.at[step % STAGES])
         last = history[STEPS:]
-        history[:PAST] = jnp.where(step % tiles == 0, jnp.zeros_like(last), last)
-        history[PAST:] = _input(stage, gated[0])
-        out = _sum_of_products(history, weights)
+        history[:EDGE] = jnp.where(step % tiles == 0, jnp.zeros_like(last), last)
+        history[EDGE:] = _input(stage, gated[0])
+        out = sum_of_products(weights, read_at(history, (EDGE - k for k in range(len(weights))), STEPS))
         if gated[1]:
-            out = out * _spread(stage.at[len(streams) - 1]).astype(out.dtype)
+            out = out * spread(stage.at[len(streams) - 1]).astype(out.dtype)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         stored[...] = out.astype(stored.dtype).reshape(stored.shape)
         plgpu.commit_smem()
@@ -116,21 +111,6 @@ def _input(stage: Any, gated: bool) -> Array:
     return u.astype(jnp.float32).reshape(STEPS)
 
 
-def _sum_of_products(history: Any, weights: list[Array]) -> Array:
-    """sum_k weights_k u_{t-k}, neighbouring steps in neighbouring threads."""
-    one_by_one = plgpu.Layout.WG_STRIDED((STEPS,), vec_size=1)
-    delayed = [
-        plgpu.load(history.at[PAST - k : PAST - k + STEPS], layout=one_by_one) for k in range(len(weights))
-    ]
-    products = [weight * u for weight, u in zip(weights, delayed, strict=True)]
-    return sum(products[1:], products[0])
-
-
-def _spread(tile: Any) -> Array:
-    """A tile with neighbouring steps in neighbouring threads."""
-    return plgpu.load(tile, layout=plgpu.Layout.WG_STRIDED(tile.shape, vec_size=1)).reshape(STEPS)
-
-
 def _forward(
     x: Array, taps: Array, pre_gate: Array | None, post_gate: Array | None, interpret: bool
 ) -> tuple[Array, tuple[Array, Array, Array | None, Array | None]]:
@@ -138,11 +118,10 @@ def _forward(
 
 
 def _backward(interpret: bool, residuals: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
-    """That of the XLA form."""
-    _, pull = jax.vjp(
-        lambda x, taps, pre, post: short_conv_xla(x, taps, pre_gate=pre, post_gate=post), *residuals
-    )
-    return pull(g)
+    x, taps, pre_gate, post_gate = residuals
+    dx, dtaps, dpre_gate = input_gradients(x, taps, pre_gate, post_gate, g, interpret=interpret)
+    dpost_gate = None if post_gate is None else _conv(x, taps, pre_gate, g, interpret)
+    return dx, dtaps, dpre_gate, dpost_gate
 
 
 _conv.defvjp(_forward, _backward)
