@@ -3,8 +3,8 @@
 from typing import Any
 
 from pallas_kernels._dispatch import Device
+from pallas_kernels._hopper import CHUNK
 
-CHUNK = 64
 ROWS = 64
 """Chunks per tile: the rows of a warpgroup's matrix product."""
 

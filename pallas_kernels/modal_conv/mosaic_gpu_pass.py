@@ -26,29 +26,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.blocked_conv.packed import fit
+from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
+from pallas_kernels.blocked_conv.tiles import STAGES, read, tile_ref
 from pallas_kernels.blocked_conv.toeplitz import toeplitz
 from pallas_kernels.modal_conv.filter import modal_filter, powers
-from pallas_kernels.modal_conv.hopper import CHUNK, MODES, ROWS
+from pallas_kernels.modal_conv.hopper import MODES, ROWS
 from pallas_kernels.short_conv.gates import add_skip
-
-STAGES = 2
-"""Tiles whose loads are under way or in use at a time."""
-
-PROGRAMS = 1056
-"""Enough programs for four waves of two on each of an H200's 132 multiprocessors; rows beyond share a program."""
 
 FAN = 4
 """Neighbours that a round of the sum over chunks joins: three rounds for 64 chunks."""
 
 EDGE = (FAN - 1) * FAN * FAN
 """Rows of zeros before a tile's sums: as far as a round looks."""
-
-SWIZZLED = (
-    plgpu.TilingTransform((8, CHUNK)),  # pyright: ignore[reportAbstractUsage]
-    plgpu.SwizzleTransform(2 * CHUNK),  # pyright: ignore[reportAbstractUsage]
-)
-"""How tensor cores and the copy engine want a tile in shared memory."""
 
 Modes = tuple[Array, Array, Array | None]
 """log_poles, residues and the bias, all fp32."""
@@ -75,19 +64,11 @@ def convolve(
       reverse: y_t = sum_{s >= t} h_{s-t} u_s, the transpose of the convolution.
       interpret: run on the CPU in Pallas' simulation of a GPU.
     """
-    batch, channels, length = x.shape
-    chunks = -(-length // (8 * CHUNK)) * 8
-    streams = [
-        fit(z, chunks * CHUNK).reshape(batch * channels, chunks, CHUNK)
-        for z in (x, pre_gate, *post_gates)
-        if z is not None
-    ]
+    batch, channels, _ = x.shape
+    streams = [as_chunks(z) for z in (x, pre_gate, *post_gates) if z is not None]
     outputs = max(1, len(post_gates))
     weights, decays = _weights(modes, x.dtype, reverse)
-    shared = max(
-        n for n in range(1, batch + 1) if (batch % n == 0 and channels * batch >= n * PROGRAMS) or n == 1
-    )
-    tile = partial(plgpu.SMEM, dtype=x.dtype, transforms=SWIZZLED)
+    rows = rows_per_program(batch, channels)
     # With 24 numbers per chunk, 4 rows lie in different banks. Two outputs leave no room for that, if two programs
     # are to fit on a multiprocessor.
     pitch = MODES + 8 if outputs == 1 else MODES
@@ -95,18 +76,18 @@ def convolve(
         partial(
             _program,
             channels=channels,
-            rows=shared,
+            rows=rows,
             inputs=1 if pre_gate is None else 2,
             reverse=reverse,
             interpret=interpret,
         ),
         out_type=[jax.typeof(streams[0])] * outputs,
-        grid=(channels, batch // shared),
+        grid=(channels, batch // rows),
         grid_names=("channel", "rows"),
         scratch_types=[
-            tile((STAGES, len(streams), ROWS, CHUNK)),
-            tile((outputs, ROWS, CHUNK)),
-            tile(weights.shape[1:]),
+            tile_ref(STAGES, len(streams), ROWS, CHUNK, dtype=x.dtype),
+            tile_ref(outputs, ROWS, CHUNK, dtype=x.dtype),
+            tile_ref(*weights.shape[1:], dtype=x.dtype),
             plgpu.SMEM(decays.shape[1:], jnp.float32),
             plgpu.SMEM((EDGE + ROWS, pitch), jnp.float32),
             plgpu.Barrier(num_arrivals=len(streams), num_barriers=STAGES),
@@ -116,7 +97,7 @@ def convolve(
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="modal_conv_reverse" if reverse else "modal_conv",
     )(*streams, weights, decays)
-    return [y.reshape(batch, channels, chunks * CHUNK)[..., :length] for y in results]
+    return [as_rows(y, x.shape) for y in results]
 
 
 def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
@@ -172,7 +153,7 @@ def _program(*refs: Any, channels: int, rows: int, inputs: int, reverse: bool, i
         out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         for i, gate in enumerate(stage[inputs:] or [None]):
-            stored[i] = (out if gate is None else out * _read(gate).astype(out.dtype)).astype(stored.dtype)
+            stored[i] = (out if gate is None else out * read(gate).astype(out.dtype)).astype(stored.dtype)
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
         plgpu.commit_smem()
         for i, y in enumerate(outputs):
@@ -186,18 +167,14 @@ def _program(*refs: Any, channels: int, rows: int, inputs: int, reverse: bool, i
     plgpu.wait_smem_to_gmem(0)
 
 
-def _read(ref: Any) -> Array:
-    return plgpu.load(ref, layout=plgpu.Layout.WGMMA)
-
-
 def _tile(stage: list[Any], matrices: Any, decay: Any, sums: Any, reverse: bool, interpret: bool) -> Array:
     """One tile's Y in fp32; `stage` holds the input and, if there is one, its gate."""
-    u = _read(stage[0])
+    u = read(stage[0])
     for gate in stage[1:]:
-        u = u * _read(gate)
-    within, read, *written = _matrices(matrices)
+        u = u * read(gate)
+    within, reading, *written = _matrices(matrices)
     states = _states(_products([(u, half) for half in written], interpret), sums, decay, reverse)
-    return _products([(u, within), (_four_halves(states, u.dtype), read)], interpret)
+    return _products([(u, within), (_four_halves(states, u.dtype), reading)], interpret)
 
 
 def _matrices(matrices: Any) -> list[Any]:

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.modal_conv import bench, modal_conv, mosaic_gpu_pass
+from pallas_kernels.modal_conv import bench, modal_conv
 from pallas_kernels.modal_conv.hopper import MODES, TILE, why_not
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
@@ -71,7 +72,7 @@ def test_simulated_under_vmap() -> None:
 
 def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few programs wanted, rows follow one another in one; no state passes from a row to the next."""
-    monkeypatch.setattr(mosaic_gpu_pass, "PROGRAMS", 1)
+    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
     run = partial(modal_conv_mosaic_gpu, interpret=True)
     op_suite.check_reference(case("three rows of full tiles", TILE, 4, run, batch=3))
 
