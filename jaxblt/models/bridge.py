@@ -1,5 +1,6 @@
 """The bridge between bytes and patches: cross-attention up to a patch, and back down to its bytes."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxblt.models.layers import RMSNorm, dense
 from jaxblt.parallel.carry import fold_before
 from jaxblt.parallel.halo import by_stretch, splits_sequence
 from jaxblt.parallel.islands import over_batch
+from jaxblt.parallel.sequence import over_sequence, seq_axis
 from jaxblt.patching.patches import Patches
 from pallas_kernels.patch_attention import lookup, pool
 
@@ -22,6 +24,13 @@ def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S
     tail = -x.shape[1] % patches.block_size
     x = jnp.pad(x, ((0, 0), (0, tail), (0, 0)))
     return x.reshape(x.shape[0], -1, patches.block_size, x.shape[-1])
+
+
+def _over_blocks(fn: Callable[[Any, Any], Array], blocked: Any, shared: Any = ()) -> Array:
+    """`fn(blocked, shared)`, each device on its own rows and, under a `seq` axis, its own blocks of them."""
+    if seq_axis() is None:
+        return over_batch(fn, blocked, shared)
+    return over_sequence(lambda own, _, shared: fn(own, shared), blocked, (), shared)
 
 
 def split_heads(x: Float[Array, "... D"], heads: int) -> Float[Array, "... H K"]:
@@ -76,7 +85,7 @@ class BytesToPatches(nn.Module):
           real: False for holes, whose vector is zero.
         """
         q, k, v = (split_heads(x, self.heads) for x in (self.query(self.norm(last)), *keys))
-        pooled = over_batch(lambda args, _: pool(*args), (q, k, v, patch_ids))
+        pooled = _over_blocks(lambda args, _: pool(*args), (q, k, v, patch_ids))
         patches = self.up(last + self.out(pooled.reshape(*pooled.shape[:-2], self.width)))
         return patches * real[..., None].astype(patches.dtype)
 
@@ -133,7 +142,7 @@ class PatchesToBytes(nn.Module):
             q, k, v, latest, valid = batched
             return lookup(q, k, v, latest, valid, bias, look_back=self.look_back)
 
-        found = over_batch(read, (q, k, v, latest, valid), bias)
+        found = _over_blocks(read, (q, k, v, latest, valid), bias)
         return dense(width, axes=("heads", "embed"), dtype=self.dtype, name="out")(found.reshape(*h.shape))
 
 
