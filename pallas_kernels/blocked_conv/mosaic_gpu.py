@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
-from pallas_kernels.blocked_conv.mosaic_gpu_vjp import input_gradients
+from pallas_kernels.blocked_conv.mosaic_gpu_vjp import gradients
 from pallas_kernels.blocked_conv.tiles import (
     PITCH,
     STAGES,
@@ -147,9 +147,7 @@ def _forward(
 
 def _backward(interpret: bool, residuals: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
     x, h, pre_gate, post_gate = residuals
-    dx, dh, dpre_gate = input_gradients(x, h, pre_gate, post_gate, g, interpret=interpret)
-    dpost_gate = None if post_gate is None else _conv(x, h, pre_gate, g, interpret)
-    return dx, dh, dpre_gate, dpost_gate
+    return gradients(x, h, pre_gate, post_gate, g, interpret=interpret)
 
 
 _conv.defvjp(_forward, _backward)

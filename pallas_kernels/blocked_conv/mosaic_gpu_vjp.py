@@ -1,13 +1,15 @@
-"""Hopper: gradients of x, pre_gate and the filter in one pass over memory, from the end of a row to its beginning.
+"""Hopper: all gradients in one pass over memory, from the end of a row to its beginning.
 
-With G = post_gate * dy and U = pre_gate * x, tiles [chunk, step], and G_l the tile l chunks later,
+With G = post_gate * dy and U = pre_gate * x, tiles [chunk, step], G_l the tile l chunks later and U_l l chunks earlier,
 
     dU = G_0 M_0^T + G_1 M_1^T + G_2 M_2^T,    dx = pre_gate * dU,    dpre_gate = x * dU,
+    dpost_gate = dy * (U_0 M_0 + U_1 M_1 + U_2 M_2),
     dM_l^T = sum over tiles of G_l^T U,        dh[k] = the sum of dM_l[j, i] over 64 l + i - j = k.
 
 dM_l stays in registers, in fp32, until the program ends; XLA sums programs and diagonals, always in the same order.
-For that product G_l and U lie in shared memory once more: G_0 and G_1 where dy and post_gate were loaded to, G_2 and
-U where G was shifted before and dx and dpre_gate will be. Two programs fit on a multiprocessor only by that.
+The chunks after a tile are kept from the tile walked through before; the two before it are loaded with it. For dM, G_l
+and U lie in shared memory once more: where post_gate was loaded to, and where U and G were shifted before and dx and
+dpre_gate will be. Two programs fit on a multiprocessor only by that.
 """
 
 from functools import partial
@@ -38,8 +40,11 @@ from pallas_kernels.blocked_conv.tiles import (
 DY, POST, X, PRE = range(4)
 """Places of the streams in a stage. That of a gate which is not there is not loaded."""
 
+OUTPUTS = (X, PRE, POST)
+"""Whose gradients are written, in this order, where there is such a stream."""
 
-def input_gradients(
+
+def gradients(
     x: Float[Array, "B D T"],
     h: Float[Array, "D F"],
     pre_gate: Float[Array, "B D T"] | None,
@@ -47,25 +52,28 @@ def input_gradients(
     dy: Float[Array, "B D T"],
     *,
     interpret: bool,
-) -> tuple[Float[Array, "B D T"], Float[Array, "D F"], Float[Array, "B D T"] | None]:
-    """Gradients of x, of h (in fp32) and of pre_gate, where y = post_gate * conv(pre_gate * x, h)."""
+) -> tuple[
+    Float[Array, "B D T"], Float[Array, "D F"], Float[Array, "B D T"] | None, Float[Array, "B D T"] | None
+]:
+    """Gradients of x, h (in fp32), pre_gate and post_gate, where y = post_gate * conv(pre_gate * x, h)."""
     streams = {DY: dy, POST: post_gate, X: x, PRE: pre_gate}
     chunked = {place: as_chunks(z) for place, z in streams.items() if z is not None}
-    dmatrices, *gradients = _kernel(chunked, matrices(h.astype(x.dtype)), x.shape[0], interpret)
+    dmatrices, *found = _kernel(chunked, matrices(h.astype(x.dtype)), x.shape[0], interpret)
     _, pull = jax.vjp(matrices, h)
     (dh,) = pull(dmatrices.reshape(h.shape[0], -1, *dmatrices.shape[1:]).sum(1))
-    dx, *rest = (as_rows(z, x.shape) for z in gradients)
-    return dx, dh, rest[0] if rest else None
+    places = [place for place in OUTPUTS if place in chunked]
+    rows = {place: as_rows(z, x.shape) for place, z in zip(places, found, strict=True)}
+    return rows[X], dh, rows.get(PRE), rows.get(POST)
 
 
 def _kernel(streams: dict[int, Array], taps: Array, batch: int, interpret: bool) -> list[Array]:
-    """[the gradient of `taps` in each program, that of x, that of pre_gate if there is one]."""
+    """[the gradient of `taps` in each program, those of `OUTPUTS`]."""
     x, channels = streams[X], taps.shape[0]
     rows = rows_per_program(batch, channels)
     partial_sums = varying_like(x, (channels * batch // rows, CHUNK, (REACH + 1) * CHUNK), jnp.float32)
     return plgpu.kernel(
         partial(_program, places=tuple(streams), channels=channels, rows=rows, interpret=interpret),
-        out_type=[partial_sums, jax.typeof(x), *[jax.typeof(x)] * (PRE in streams)],
+        out_type=[partial_sums, *(jax.typeof(x) for place in OUTPUTS if place in streams)],
         grid=(channels, batch // rows),
         grid_names=("channel", "rows"),
         scratch_types=[
@@ -74,8 +82,11 @@ def _kernel(streams: dict[int, Array], taps: Array, batch: int, interpret: bool)
                 tile_ref(2, ROWS, CHUNK, dtype=x.dtype), plgpu.SMEM((ROWS + REACH, PITCH), x.dtype)
             ),
             tile_ref(*taps.shape[1:], dtype=x.dtype),
+            plgpu.SMEM((STAGES, 2, REACH, CHUNK), x.dtype),
             plgpu.SMEM((REACH, CHUNK), x.dtype),
-            plgpu.Barrier(num_arrivals=len(streams), num_barriers=STAGES),
+            plgpu.Barrier(
+                num_arrivals=len(streams) + len(_looking_back(tuple(streams))), num_barriers=STAGES
+            ),
             plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
@@ -84,45 +95,53 @@ def _kernel(streams: dict[int, Array], taps: Array, batch: int, interpret: bool)
     )(*streams.values(), taps)
 
 
+def _looking_back(places: tuple[int, ...]) -> tuple[int, ...]:
+    """Streams whose last chunks before a tile are loaded with it: those of U, where it is convolved."""
+    return tuple(place for place in (X, PRE) if place in places) if POST in places else ()
+
+
 def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, interpret: bool) -> None:
     """One channel of `rows` rows, each from its last tile to its first, row after row."""
-    streams, (taps, dtaps, *outputs) = dict(zip(places, refs, strict=False)), refs[len(places) : -6]
-    loaded, (spare, shifted), toeplitz, next_chunks, arrived, ready = refs[-6:]
+    streams, (taps, dtaps, *outputs) = dict(zip(places, refs, strict=False)), refs[len(places) : -7]
+    loaded, (spare, shifted), toeplitz, before, after, arrived, ready = refs[-7:]
     tiles = -(-streams[X].shape[1] // ROWS)
     channel, group = lax.axis_index("channel"), lax.axis_index("rows")
 
-    def box(ref: Any, step: Array) -> Any:
-        row, tile = group * rows + step // tiles, tiles - 1 - step % tiles
-        return ref.at[row * channels + channel, pl.ds(tile * ROWS, ROWS)]
+    def tile_of(step: Array) -> Array:
+        return tiles - 1 - step % tiles
+
+    def box(ref: Any, step: Array, start: Array, size: int) -> Any:
+        return ref.at[(group * rows + step // tiles) * channels + channel, pl.ds(start, size)]
 
     def load(step: Array) -> None:
-        slot = step % STAGES
+        slot, start = step % STAGES, tile_of(step) * ROWS
         for place, stream in streams.items():
-            plgpu.copy_gmem_to_smem(box(stream, step), loaded.at[slot, place], arrived.at[slot])
+            plgpu.copy_gmem_to_smem(box(stream, step, start, ROWS), loaded.at[slot, place], arrived.at[slot])
+        for i, place in enumerate(_looking_back(places)):
+            edge = box(streams[place], step, jnp.maximum(start - REACH, 0), REACH)
+            plgpu.copy_gmem_to_smem(edge, before.at[slot, i], arrived.at[slot])
 
     def advance(step: Array, dmatrices: tuple[Array, ...]) -> tuple[Array, ...]:
-        stage = loaded.at[step % STAGES]
-        plgpu.barrier_wait(arrived.at[step % STAGES])
-
-        @pl.when(step % tiles == 0)
-        def _() -> None:
-            next_chunks[...] = jnp.zeros((REACH, CHUNK), next_chunks.dtype)
-
+        slot = step % STAGES
+        stage = loaded.at[slot]
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        later = _shifted_cotangents(stage, shifted, next_chunks, places)
-        kept = [stage.at[DY], stage.at[POST], spare.at[0]]
-        for ref, g in zip(kept, later, strict=True):
-            ref[...] = g
-        spare[1] = _input(stage, places)
-        plgpu.commit_smem()
-        dmatrices = add_products(dmatrices, kept, spare.at[1], interpret)
+        pl.when(step + 1 < rows * tiles)(lambda: load(step + 1))
+        plgpu.barrier_wait(arrived.at[slot])
+        u, g = _product(stage, X, PRE, places), _product(stage, DY, POST, places)
+        if POST in places:
+            edge = _edge(before.at[slot], places, tile_of(step) == 0)
+            _convolve(u, edge, shifted, toeplitz, stage.at[DY], interpret)
+        later = _shifted_cotangents(g, shifted, after, step % tiles == 0)
+        dmatrices = _add_outer(dmatrices, u, later, spare, stage.at[POST], interpret)
         du = sum_of_products(later, [toeplitz.at[:, block_of(lag)] for lag in LAGS], interpret)
-        _store(du, stage, spare, [box(ref, step) for ref in outputs])
-        pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
+        _store_input_gradients(du, stage, spare, places)
+        sources = {X: spare.at[0], PRE: spare.at[1], POST: stage.at[DY]}
+        for place, output in zip((place for place in OUTPUTS if place in places), outputs, strict=True):
+            plgpu.copy_smem_to_gmem(sources[place], box(output, step, tile_of(step) * ROWS, ROWS))
         return dmatrices
 
     plgpu.copy_gmem_to_smem(taps.at[channel], toeplitz, ready)
-    lax.fori_loop(0, min(STAGES, rows * tiles), lambda step, _: load(step), None)
+    load(jnp.int32(0))
     plgpu.barrier_wait(ready)
     dmatrices = lax.fori_loop(0, rows * tiles, advance, tuple(zeros() for _ in LAGS))
     for lag, total in zip(LAGS, dmatrices, strict=True):
@@ -130,28 +149,54 @@ def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, inte
     plgpu.wait_smem_to_gmem(0)
 
 
-def _shifted_cotangents(stage: Any, shifted: Any, next_chunks: Any, places: tuple[int, ...]) -> list[Array]:
-    """G_0, G_1, G_2 of this tile; `next_chunks` are those of G after it, on return the first of it."""
-    g = read(stage.at[DY])
-    if POST in places:
-        g = g * read(stage.at[POST])
+def _product(stage: Any, stream: int, gate: int, places: tuple[int, ...]) -> Array:
+    z = read(stage.at[stream])
+    return z * read(stage.at[gate]) if gate in places else z
+
+
+def _edge(before: Any, places: tuple[int, ...], none: Array) -> Array:
+    """The last chunks of U before a tile, zeros if there are `none`."""
+    edge = before[0]
+    if PRE in places:
+        edge = edge * before[1]
+    return jnp.where(none, jnp.zeros_like(edge), edge)
+
+
+def _convolve(u: Array, edge: Array, shifted: Any, toeplitz: Any, dy: Any, interpret: bool) -> None:
+    """dpost_gate = dy * conv(u), left where dy was."""
+    shifted[:REACH, :CHUNK] = edge
+    shifted[REACH:, :CHUNK] = u
+    earlier = [u, *(read_shifted(shifted, REACH - lag) for lag in LAGS[1:])]
+    y = sum_of_products(earlier, [toeplitz.at[:, block_of(lag)].T for lag in LAGS], interpret)
+    dy[...] = (read(dy).astype(y.dtype) * y).astype(dy.dtype)
+
+
+def _shifted_cotangents(g: Array, shifted: Any, after: Any, none: Array) -> list[Array]:
+    """G_0, G_1, G_2 of a tile; `after` is the chunks of G after it, unless there are `none`; then its own first."""
+    edge = after[...]
     shifted[:ROWS, :CHUNK] = g
-    shifted[ROWS:, :CHUNK] = next_chunks[...]
-    next_chunks[...] = shifted[:REACH, :CHUNK]
+    shifted[ROWS:, :CHUNK] = jnp.where(none, jnp.zeros_like(edge), edge)
+    after[...] = shifted[:REACH, :CHUNK]
     return [g, *(read_shifted(shifted, lag) for lag in LAGS[1:])]
 
 
-def _input(stage: Any, places: tuple[int, ...]) -> Array:
-    u = read(stage.at[X])
-    return u * read(stage.at[PRE]) if PRE in places else u
-
-
-def _store(du: Array, stage: Any, spare: Any, outputs: list[Any]) -> None:
-    """dx, and dpre_gate if it is wanted, by way of `spare`."""
-    factors = [stage.at[PRE], stage.at[X]] if len(outputs) == 2 else [None]
-    for i, factor in enumerate(factors):
-        gradient = du if factor is None else du * read(factor).astype(du.dtype)
-        spare[i] = gradient.astype(spare.dtype)
+def _add_outer(
+    totals: tuple[Array, ...], u: Array, later: list[Array], spare: Any, room: Any, interpret: bool
+) -> tuple[Array, ...]:
+    """total_l + G_l^T U, by way of `spare` and `room`: two at once, then the third."""
+    spare[0], spare[1], room[...] = u, later[0], later[1]
     plgpu.commit_smem()
-    for i, output in enumerate(outputs):
-        plgpu.copy_smem_to_gmem(spare.at[i], output)
+    first = add_products(totals[:2], [spare.at[1], room], spare.at[0], interpret)
+    room[...] = later[2]
+    plgpu.commit_smem()
+    return *first, *add_products(totals[2:], [room], spare.at[0], interpret)
+
+
+def _store_input_gradients(du: Array, stage: Any, spare: Any, places: tuple[int, ...]) -> None:
+    """dx, and dpre_gate if it is wanted, in `spare`."""
+    if PRE in places:
+        spare[0] = (du * read(stage.at[PRE]).astype(du.dtype)).astype(spare.dtype)
+        spare[1] = (du * read(stage.at[X]).astype(du.dtype)).astype(spare.dtype)
+    else:
+        spare[0] = du.astype(spare.dtype)
+    plgpu.commit_smem()

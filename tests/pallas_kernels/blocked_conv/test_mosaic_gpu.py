@@ -1,4 +1,4 @@
-"""The Hopper kernel: simulated on the CPU, on a GPU the whole suite, and what it is not asked to do.
+"""The Hopper kernel: simulated on the CPU, on a GPU what one device can run, and what it is not asked to do.
 
 Remat and several devices cannot be simulated; `make gpu-compile` compiles both.
 """
@@ -47,6 +47,7 @@ def cases(run: Any) -> list[OpCase]:
         case("one tile", TILE, 128, run),
         case("two rows, two tiles, the last not full", TILE + 512, LONGEST, run, batch=2),
         case("odd length, one tap", TILE + 77, 1, run, streams=("x",)),
+        case("no post-gate, the last tile one chunk", TILE + 40, 100, run, streams=("x", "pre_gate")),
         case("no pre-gate, two chunks", 2 * TILE, 66, run, streams=("x", "post_gate")),
     ]
 
@@ -69,7 +70,7 @@ def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("check", sorted(op_suite.CHECKS))
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
 @pytest.mark.parametrize("case", cases(partial(blocked_conv, implementation="mosaic_gpu")), ids=str)
 def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)

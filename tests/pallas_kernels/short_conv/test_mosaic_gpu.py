@@ -1,4 +1,4 @@
-"""The Hopper kernel: simulated on the CPU, on a GPU the whole suite, and what it is not asked to do.
+"""The Hopper kernel: simulated on the CPU, on a GPU what one device can run, and what it is not asked to do.
 
 Remat and several devices cannot be simulated; `make gpu-compile` compiles both.
 """
@@ -75,7 +75,7 @@ def test_a_tap_reaches_over_the_edge_of_a_tile() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("check", sorted(op_suite.CHECKS))
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
 @pytest.mark.parametrize("case", cases(partial(short_conv, implementation="mosaic_gpu")), ids=str)
 def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
