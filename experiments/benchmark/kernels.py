@@ -13,6 +13,10 @@ SHAPES = {
     "byte_head": ("d512_8k", "d1024_1m"),
     "hash_embedding": ("d512_8k", "blt_d1024_8k"),
     "modal_conv": ("d768_8k", "d768_64k", "d768_1m", "d256_4m"),
+    "patch_attention": (
+        *("pool_blt_1b_64k", "lookup_blt_1b_64k", "lookup_blt_8b_64k"),
+        *("pool_blt_1b_1m", "lookup_blt_1b_1m"),
+    ),
     "short_conv": ("evo2_7b_128k", "evo2_7b_se_128k", "hyena_d768_8k"),
 }
 """The shapes of each op that say most."""

@@ -65,7 +65,8 @@ def lookup(
     Args:
       q: queries of the S bytes of each of N blocks.
       k, v: keys and values of M = W + P patches: W carried over from before the block, then its own slots.
-      latest: index among the M of the latest patch each byte sees; negative if none.
+      latest: index among the M of the latest patch each byte sees; it does not fall within a block, but is negative
+        for bytes that see none, before or after the others.
       valid: which of the M hold a patch that may be seen.
       bias: added to the scores of each head at distance i.
       look_back: W.

@@ -1,17 +1,22 @@
 """Bytes over the latest W patches in O(S W K) time and O(S K) memory: one distance at a time, online softmax."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels.patch_attention.runs import Runs, find_runs, reduce_runs
 
 _LOWEST = -1e30
 """Score of what is masked. Subtracting no less than _FLOOR makes its exp() 0 where nothing is visible as well."""
 _FLOOR = -0.5e30
+
+AT_ONCE = 2
+"""Distances whose partial sums may exist at a time in the backward pass: in fp32, 1/8 of the size of q and do."""
 
 
 def lookup(
@@ -26,52 +31,38 @@ def lookup(
 ) -> Float[Array, "B N S H K"]:
     """Each byte over the keys latest, latest - 1, ..., latest - look_back + 1."""
     del look_back  # The width of `bias`, as the caller checked.
-    return _lookup(*vary_alike(q, k, v, bias, latest, valid))
+    q, k, v, bias, latest, valid = vary_alike(q, k, v, bias, latest, valid)
+    flat = (x.reshape(-1, *x.shape[3:]) for x in (q, k, v))
+    return _lookup(*flat, bias, latest, valid).reshape(q.shape)
 
 
-def _over_blocks(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """fn over B and N; its fourth argument, the bias, is the same for all."""
-
-    def mapped(q: Array, k: Array, v: Array, bias: Array, *rest: Array) -> Any:
-        def block(q: Array, k: Array, v: Array, *rest: Array) -> Any:
-            return fn(q, k, v, bias, *rest)
-
-        return jax.vmap(jax.vmap(block))(q, k, v, *rest)
-
-    return mapped
-
-
-def _primal(q: Array, k: Array, v: Array, bias: Array, latest: Array, valid: Array) -> Array:
-    return _over_blocks(_attend)(q, k, v, bias, latest, valid)[0]
+def _primal(
+    q: Float[Array, "T H K"],
+    k: Float[Array, "R H K"],
+    v: Float[Array, "R H K"],
+    bias: Float[Array, "H W"],
+    latest: Int[Array, "B N S"],
+    valid: Bool[Array, "B N M"],
+) -> Float[Array, "T H K"]:
+    return _attend(q, k, v, bias, latest, valid)[0]
 
 
 def _forward(q: Array, k: Array, v: Array, bias: Array, latest: Array, valid: Array) -> tuple[Array, Any]:
-    o, lse = _over_blocks(_attend)(q, k, v, bias, latest, valid)
+    o, lse = _attend(q, k, v, bias, latest, valid)
     return o, (q, k, v, bias, latest, valid, o, lse)
 
 
-def _backward(saved: Any, do: Array) -> tuple[Any, ...]:
-    dq, dk, dv, dbias = _over_blocks(_pull)(*saved, do)
-    return dq, dk, dv, jnp.sum(dbias, (0, 1)).astype(saved[3].dtype), None, None
-
-
 _lookup = jax.custom_vjp(_primal)
-_lookup.defvjp(_forward, _backward)
 
 
 def _attend(
-    q: Float[Array, "S H K"],
-    k: Float[Array, "M H K"],
-    v: Float[Array, "M H K"],
-    bias: Float[Array, "H W"],
-    latest: Int[Array, "S"],
-    valid: Bool[Array, "M"],
-) -> tuple[Float[Array, "S H K"], Float[Array, "S H"]]:
-    """Output of one block, and the log-sum-exp of its scores, no lower than _FLOOR."""
+    q: Array, k: Array, v: Array, bias: Array, latest: Array, valid: Array
+) -> tuple[Float[Array, "T H K"], Float[Array, "T H"]]:
+    """Output, and the log-sum-exp of the scores of each byte, no lower than _FLOOR."""
     acc = jnp.zeros(q.shape, jnp.float32)
     total, top = jnp.zeros(q.shape[:2], jnp.float32), jnp.full(q.shape[:2], _FLOOR)
     for back in range(bias.shape[1]):
-        _, seen, keys, values = _at_distance(k, v, latest, valid, back)
+        seen, keys, values = _at_distance(k, v, latest, valid, back)
         scores = _scores(q, keys, bias[:, back], seen)
         higher = jnp.maximum(top, scores)
         keep, p = jnp.exp(top - higher), jnp.exp(scores - higher)
@@ -82,46 +73,76 @@ def _attend(
     return (acc / total[..., None]).astype(q.dtype), jnp.where(some, top + jnp.log(total), _FLOOR)
 
 
-def _pull(
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Array,
-    latest: Array,
-    valid: Array,
-    o: Array,
-    lse: Array,
-    do: Array,
-) -> tuple[Float[Array, "S H K"], Float[Array, "M H K"], Float[Array, "M H K"], Float[Array, "H W"]]:
-    """Gradients in one block; gathers and scores are made again, so that no distance keeps its own."""
+def _backward(saved: Any, do: Float[Array, "T H K"]) -> tuple[Any, ...]:
+    """Gathers and scores are made again, so that no distance keeps its own."""
+    q, k, v, bias, latest, valid, o, lse = saved
     scale = q.shape[-1] ** -0.5
-    dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
-    dbias = []
+    dq = jnp.zeros(q.shape, jnp.float32)
+    weights, dbias = [], []
     delta = jnp.sum(_fp32(do) * _fp32(o), -1)
     for back in range(bias.shape[1]):
-        index, seen, keys, values = _at_distance(k, v, latest, valid, back)
+        seen, keys, values = _at_distance(k, v, latest, valid, back)
         p = jnp.exp(_scores(q, keys, bias[:, back], seen) - lse)
         ds = jnp.where(seen[:, None], p * (jnp.sum(_fp32(do) * values, -1) - delta), 0.0)
         dbias.append(jnp.sum(ds, 0))
-        ds = (ds * scale)[..., None]
-        dq += ds * keys
-        seen = seen[:, None, None]
-        dk = dk.at[index].add(jnp.where(seen, ds * _fp32(q), 0.0), mode="drop")
-        dv = dv.at[index].add(jnp.where(seen, p[..., None] * _fp32(do), 0.0), mode="drop")
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), jnp.stack(dbias, 1)
+        weights.append((ds * scale, p))
+        dq += (ds * scale)[..., None] * keys
+    dk, dv = _of_keys(q, do, weights, latest, valid)
+    grads = dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+    return *grads, jnp.stack(dbias, 1).astype(bias.dtype), None, None
+
+
+def _of_keys(
+    q: Array, do: Array, weights: Sequence[tuple[Array, Array]], latest: Array, valid: Array
+) -> tuple[Float[Array, "R H K"], Float[Array, "R H K"]]:
+    """What each key adds up: over the distances i, ds q and p do of the bytes that see it there.
+
+    The bytes whose latest patch is r are a run, and key r - i is what they see at distance i.
+    """
+    dk, dv = (jnp.zeros((valid.size, *q.shape[1:]), jnp.float32) for _ in range(2))
+    runs = find_runs(_rising(latest, valid.shape[-1]), valid.shape[-1])
+    for back, (ds, p) in enumerate(weights):
+        if back and back % AT_ONCE == 0:
+            q, do, dk, dv = lax.optimization_barrier((q, do, dk, dv))
+        mine = _seeing(runs, valid, back)
+        dk += reduce_runs(lambda pick, x=q, w=ds: pick(w)[..., None] * _fp32(pick(x)), mine)
+        dv += reduce_runs(lambda pick, x=do, w=p: pick(w)[..., None] * _fp32(pick(x)), mine)
+    return dk, dv
+
+
+_lookup.defvjp(_forward, _backward)
+
+
+def _rising(latest: Int[Array, "B N S"], keys: int) -> Int[Array, "B N S"]:
+    """`latest`, but `keys` for the bytes after the last one that sees a patch, as `find_runs` wants them sorted."""
+    after = (latest < 0) & (lax.cummax(latest, axis=2) >= 0)
+    return jnp.where(after, keys, latest)
+
+
+def _seeing(runs: Runs, valid: Bool[Array, "B N M"], back: int) -> Runs:
+    """Of each key, the bytes that see it at distance `back`: the run that many patches later, in its block."""
+
+    def later(x: Array) -> Array:
+        blocks = jnp.pad(x.reshape(valid.shape), ((0, 0), (0, 0), (0, back)))[..., back:]
+        return jnp.where(valid, blocks, 0).reshape(-1)
+
+    return runs._replace(starts=later(runs.starts), ends=later(runs.ends))
 
 
 def _at_distance(
     k: Array, v: Array, latest: Array, valid: Array, back: int
-) -> tuple[Int[Array, "S"], Bool[Array, "S"], Float[Array, "S H K"], Float[Array, "S H K"]]:
-    """Index of the key so far back, whether it is visible, and key and value in fp32; zeros where it is not."""
-    index = jnp.maximum(latest - back, 0)
-    seen = (latest >= back) & valid[index]
+) -> tuple[Bool[Array, "T"], Float[Array, "T H K"], Float[Array, "T H K"]]:
+    """Whether the key so far back is visible to each byte, and key and value in fp32; zeros where it is not."""
+    keys = valid.shape[-1]
+    own = latest.reshape(-1, latest.shape[-1])
+    rows = jnp.maximum(own - back, 0) + keys * jnp.arange(len(own), dtype=own.dtype)[:, None]
+    rows = rows.reshape(-1)
+    seen = (latest.reshape(-1) >= back) & valid.reshape(-1)[rows]
     here = seen[:, None, None]
-    return index, seen, jnp.where(here, _fp32(k[index]), 0.0), jnp.where(here, _fp32(v[index]), 0.0)
+    return seen, jnp.where(here, _fp32(k[rows]), 0.0), jnp.where(here, _fp32(v[rows]), 0.0)
 
 
-def _scores(q: Array, keys: Array, bias: Float[Array, "H"], seen: Bool[Array, "S"]) -> Float[Array, "S H"]:
+def _scores(q: Array, keys: Array, bias: Float[Array, "H"], seen: Bool[Array, "T"]) -> Float[Array, "T H"]:
     scores = jnp.sum(_fp32(q) * keys, -1) * q.shape[-1] ** -0.5 + _fp32(bias)[None]
     return jnp.where(seen[:, None], scores, _LOWEST)
 

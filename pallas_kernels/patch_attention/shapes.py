@@ -20,6 +20,7 @@ class PatchShape:
 SHAPES = (
     # Byte Latent Transformer, 1B: width 1024 in its byte models, 4.5 bytes a patch, slots to spare.
     PatchShape("blt_1b_8k", 8, 2, 4096, 1024, 16, 64, 2),
+    PatchShape("blt_1b_64k", 1, 16, 4096, 1024, 16, 64, 2),
     PatchShape("blt_1b_1m", 1, 256, 4096, 1024, 16, 64, 2),
     # Patches of 8 bytes, wide look back.
     PatchShape("blt_8b_64k", 1, 16, 4096, 576, 20, 64, 8),

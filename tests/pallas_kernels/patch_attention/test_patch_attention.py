@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.patch_attention import explain, lookup, pool
+from pallas_kernels.patch_attention import bench, explain, lookup, pool
+from pallas_kernels.patch_attention.runs import find_runs, reduce_runs
+from pallas_kernels.patch_attention.shapes import PatchShape
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.patch_attention import naive
 from tests.pallas_kernels.patch_attention.cases import lookup_arrays, lookup_case, pool_arrays, pool_case
@@ -79,6 +82,41 @@ def test_what_sees_nothing_is_zero_with_zero_gradient(implementation):
     run = partial(lookup, look_back=2, implementation=implementation)
     out, grads = op_suite.value_and_grads(lambda a: run(**a), arrays)
     assert not any(np.asarray(x).any() for x in (out, *grads.values()))
+
+
+@pytest.mark.parametrize("longest", [1, 8, 9, 64, 65, 700])
+@pytest.mark.parametrize(("combine", "empty"), [(jnp.add, 0.0), (jnp.maximum, -1e30)])
+def test_runs_of_any_length(longest, combine, empty):
+    """Against one loop per run; a large run leaves no rounding error in its neighbours, and padding is not read."""
+    rng = np.random.default_rng(longest)
+    size, count = 701, 40
+    ids = np.full((3, size), count)
+    for row in ids:
+        lengths = rng.integers(0, longest + 1, count)
+        lengths[3] = longest
+        runs = np.repeat(np.arange(count), lengths)[:size]
+        row[: runs.size] = runs
+    x = rng.standard_normal((*ids.shape, 2)) * np.where(ids == 3, 1e6, 1)[..., None]
+    x = np.where(ids[..., None] == count, np.nan, x).astype(np.float32)
+    run = jax.jit(lambda ids, x: reduce_runs(lambda pick: pick(x), find_runs(ids, count), combine, empty))
+    found = np.asarray(run(jnp.asarray(ids, jnp.int32), jnp.asarray(x).reshape(-1, 2))).reshape(3, count, 2)
+    exact = np.add if combine is jnp.add else np.maximum
+    for n, r in np.ndindex(3, count):
+        want = exact.reduce(x[n, ids[n] == r].astype(np.float64), axis=0, initial=empty)
+        assert_close(found[n, r], want, n=size)
+
+
+@pytest.mark.parametrize("case", MAIN, ids=str)
+def test_neither_pass_scatters(case):
+    floats = {n: x for n, x in case.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+
+    def pull(floats):
+        out, vjp = jax.vjp(lambda f: case.run({**case.arrays, **f}), floats)
+        return vjp(out)
+
+    text = jax.jit(pull).lower(floats).as_text()
+    assert "gather" in text
+    assert "scatter" not in text
 
 
 def test_large_scores_stay_finite():
@@ -168,3 +206,13 @@ def test_explains():
         == "patch_attention.pool: xla on NVIDIA H200"
     )
     assert explain("lookup").startswith("patch_attention.lookup: xla on")
+
+
+@pytest.mark.parametrize("direction", ["pool", "lookup"])
+def test_the_benchmark_passes_its_gate(direction):
+    shape = PatchShape("tiny", 1, 2, 96, 24, 2, 8, 3)
+    ids = bench.patch_ids(shape)
+    assert set(np.diff(ids, axis=-1).flat) == {0, 1}
+    assert (ids[..., -1] < shape.capacity - 1).any()
+    errors = check(bench.plan(bench.Direction("tiny", direction, shape)), jax.random.key(0))
+    assert set(errors) == {"plain", "xla", "dense"}

@@ -1,0 +1,151 @@
+"""Both directions against plain gathers and segment sums: `python -m pallas_kernels.patch_attention.bench`.
+
+Every block is full of patches of random lengths, nine in ten of its slots are in use, and the rest are holes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._measure import Case
+from pallas_kernels.patch_attention import lookup_xla, pool_xla, reference
+from pallas_kernels.patch_attention.shapes import SHAPES, PatchShape
+
+LONGEST = 12
+"""Bytes of the longest patch."""
+
+FILLED = 0.9
+"""Share of the slots that hold a patch."""
+
+DENSE_BYTES = 2**33
+"""Dense scores of all blocks take no more where the dense version is timed."""
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction at one shape."""
+
+    name: str
+    direction: Literal["pool", "lookup"]
+    shape: PatchShape
+
+
+CASES = tuple(Direction(f"{way}_{shape.name}", way, shape) for shape in SHAPES for way in ("pool", "lookup"))
+
+
+def plan(case: Direction) -> Plan:
+    """The gather-only form, and dense masks where they fit, against `plain_pool` and `plain_lookup`, all in bf16."""
+    shape, pool = case.shape, case.direction == "pool"
+    args = pool_arguments(shape) if pool else lookup_arguments(shape)
+    dense = reference.pool if pool else partial(reference.lookup, look_back=shape.look_back)
+    ours = pool_xla.pool if pool else partial(lookup_xla.lookup, look_back=shape.look_back)
+    versions = {"xla": ours}
+    if 4 * shape.heads * shape.capacity * args[1 if pool else 0][..., 0, 0].size <= DENSE_BYTES:
+        versions["dense"] = dense
+    read = float(sum(x.nbytes for x in args[:3]))
+    result, seen = float(args[0].nbytes), 1 if pool else shape.look_back
+    flops = 2.0 * seen * (args[1] if pool else args[0]).size
+    return Plan(
+        truth=Case("truth", _by_blocks(dense), args),
+        plain=Case("plain", plain_pool if pool else plain_lookup, args),
+        versions=[Case(name, fn, args) for name, fn in versions.items()],
+        work={
+            "forward": Work(2 * flops, read + result),
+            # Backward reads q, k, v and the cotangent, and writes three gradients.
+            "forward+backward": Work(7 * flops, 3 * read + 2 * result),
+        },
+    )
+
+
+def pool_arguments(shape: PatchShape) -> tuple[Any, ...]:
+    """q, k, v, patch_ids."""
+    return (*_streams(shape, shape.capacity, shape.block_size), jnp.asarray(patch_ids(shape)))
+
+
+def lookup_arguments(shape: PatchShape) -> tuple[Any, ...]:
+    """q, k, v, latest, valid, bias: a byte sees the patches that ended at or before it, earlier blocks' as well."""
+    ids = patch_ids(shape)
+    closed = np.diff(ids, axis=-1, append=shape.capacity) > 0
+    filled = np.arange(shape.capacity) <= ids[..., -1:]
+    valid = np.concatenate([np.ones((*filled.shape[:2], shape.look_back), bool), filled], -1)
+    latest = ids - ~closed + shape.look_back
+    bias = jax.random.normal(jax.random.key(2), (shape.heads, shape.look_back))
+    streams = _streams(shape, shape.block_size, shape.look_back + shape.capacity)
+    return (*streams, jnp.asarray(latest, jnp.int32), jnp.asarray(valid), bias)
+
+
+def _streams(shape: PatchShape, queries: int, keys: int) -> tuple[Any, ...]:
+    def stream(key: Any, length: int) -> Any:
+        full = (shape.batch, shape.blocks, length, shape.heads, shape.head_dim)
+        return jax.random.normal(key, full, jnp.bfloat16)
+
+    split = jax.random.split(jax.random.key(1), 3)
+    return tuple(stream(key, n) for key, n in zip(split, (queries, keys, keys), strict=True))
+
+
+def patch_ids(shape: PatchShape) -> np.ndarray:
+    """Slots [B, N, S] of bytes in patches of 1 to `LONGEST`, `FILLED` of the slots in use on average."""
+    mean = shape.block_size / (FILLED * shape.capacity)
+    full = (shape.batch, shape.blocks, shape.block_size)
+    lengths = 1 + np.random.default_rng(0).binomial(LONGEST - 1, (mean - 1) / (LONGEST - 1), full)
+    ends = np.cumsum(lengths, -1).reshape(-1, shape.block_size)
+    ids = [np.searchsorted(row, np.arange(shape.block_size), side="right") for row in ends]
+    return np.minimum(np.stack(ids).reshape(full), shape.capacity - 1).astype(np.int32)
+
+
+def plain_pool(q: Any, k: Any, v: Any, patch_ids: Any) -> Any:
+    """A softmax over segments, differentiated by JAX."""
+
+    @jax.vmap
+    @jax.vmap
+    def attend(q: Any, k: Any, v: Any, ids: Any) -> Any:
+        over = partial(jax.ops.segment_sum, num_segments=len(q), indices_are_sorted=True)
+        scores = jnp.einsum("shk,shk->sh", q[ids], k, preferred_element_type=jnp.float32)
+        scores *= q.shape[-1] ** -0.5
+        top = jax.ops.segment_max(jax.lax.stop_gradient(scores), ids, len(q), indices_are_sorted=True)
+        p = jnp.exp(scores - top[ids])
+        p /= over(p, ids)[ids]
+        return over(p[..., None] * v.astype(jnp.float32), ids).astype(q.dtype)
+
+    return attend(q, k, v, patch_ids)
+
+
+def plain_lookup(q: Any, k: Any, v: Any, latest: Any, valid: Any, bias: Any) -> Any:
+    """Every byte gathers the keys and values it sees; differentiated by JAX."""
+
+    @jax.vmap
+    @jax.vmap
+    def attend(q: Any, k: Any, v: Any, latest: Any, valid: Any) -> Any:
+        index = latest[:, None] - jnp.arange(bias.shape[1], dtype=latest.dtype)[None]
+        seen = ((index >= 0) & valid[jnp.maximum(index, 0)])[:, None]
+        scores = jnp.einsum("shk,swhk->shw", q, k[index], preferred_element_type=jnp.float32)
+        p = jax.nn.softmax(scores * q.shape[-1] ** -0.5 + bias[None], where=seen).astype(v.dtype)
+        return jnp.einsum("shw,swhk->shk", p, v[index])
+
+    return attend(q, k, v, latest, valid)
+
+
+def _by_blocks(dense: Callable[..., Any]) -> Callable[..., Any]:
+    """Block after block, made again for the gradient, so that one block's scores exist at a time."""
+
+    def run(*args: Any) -> Any:
+        shared = args[5:]  # the bias
+
+        @jax.checkpoint
+        def one(block: Any) -> Any:
+            return dense(*(x[None, None] for x in block), *shared)[0, 0]
+
+        blocks = [x.reshape(-1, *x.shape[2:]) for x in args[:5]]
+        return jax.lax.map(one, blocks).reshape(args[0].shape)
+
+    return run
+
+
+if __name__ == "__main__":
+    print(benchmark("patch_attention", CASES, plan))
