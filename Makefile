@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 GPU_VENV := .venv-gpu
 GPU_STAMP := $(GPU_VENV)/.installed
+PLAN_STAMP := $(GPU_VENV)/.plan
+PLAN_ARGS ?= demo
 WORKERS ?= 2
 PYTEST_ARGS ?=
 
@@ -12,7 +14,7 @@ PYTEST_ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test lint format types gpu-compile clean
+.PHONY: help venv install demo test lint format types gpu-compile plan clean
 
 help:
 	@echo "make demo   install, then train, evaluate and generate on embedded data (runs/demo)"
@@ -20,6 +22,7 @@ help:
 	@echo "make lint   ruff check and ruff format --check"
 	@echo "make types  pyright on jaxblt and pallas_kernels"
 	@echo "make gpu-compile  every Mosaic GPU kernel for an H200, no GPU needed (1.4 GB in $(GPU_VENV) the first time)"
+	@echo "make plan   memory of a recipe's train step on an H200, no GPU needed: make plan PLAN_ARGS='books --mesh seq=8'"
 	@echo "make format ruff's fixes and formatting, written to the files"
 	@echo "make clean  remove $(VENV) and caches (runs/ stays)"
 
@@ -64,17 +67,27 @@ types: install
 	@$(BIN)/pyright
 
 # The compiler of JAX's CUDA plugin, and ptxas, run without a GPU. They stay out of $(VENV): there JAX would look for one.
-$(GPU_STAMP): constraints.txt | $(BIN)/python
+$(GPU_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing JAX's CUDA plugin and ptxas into $(GPU_VENV) (1.4 GB, a minute the first time)"
 	@$(BIN)/python -m venv $(GPU_VENV)
 	@$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  jax jaxtyping jax-cuda13-plugin jax-cuda13-pjrt nvidia-cuda-nvcc || { \
+	  -e . jax-cuda13-plugin jax-cuda13-pjrt nvidia-cuda-nvcc || { \
 	  echo "gpu-compile: could not install JAX's CUDA plugin and ptxas, so no kernel was compiled (pip's reason is above)" >&2; \
 	  exit 1; }
 	@touch $(GPU_STAMP)
 
 gpu-compile: $(GPU_STAMP)
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile $(GPU_COMPILE_ARGS)
+	@$(GPU_VENV)/bin/python -m tests.gpu_compile.plan
+
+# Attention in bfloat16 is cuDNN's, whose library the compiler asks.
+$(PLAN_STAMP): $(GPU_STAMP)
+	@echo "installing cuDNN into $(GPU_VENV) (1 GB)"
+	@$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nvidia-cudnn-cu13
+	@touch $(PLAN_STAMP)
+
+plan: $(PLAN_STAMP)
+	@JAX_PLATFORMS=cpu $(GPU_VENV)/bin/python -m experiments.plan $(PLAN_ARGS)
 
 clean:
 	rm -rf $(VENV) $(GPU_VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info

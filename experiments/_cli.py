@@ -3,6 +3,7 @@
 import sys
 import typing
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
 import tyro
@@ -11,11 +12,22 @@ import configs
 from jaxblt.training.recipe import Recipe
 
 
+@dataclass(frozen=True)
+class _NoOptions:
+    """Of a script that has a recipe's alone."""
+
+
 def parse_recipe(argv: Sequence[str], *, script: str, about: str) -> tuple[Recipe, str]:
     """The recipe that `argv` names, with its overrides, and the run folder.
 
     Exits with a list of recipes where none is named.
     """
+    recipe, run_dir, _ = parse_recipe_and(argv, _NoOptions(), script=script, about=about)
+    return recipe, run_dir
+
+
+def parse_recipe_and[T](argv: Sequence[str], options: T, *, script: str, about: str) -> tuple[Recipe, str, T]:
+    """As `parse_recipe`, and the script's own options: a dataclass, whose values in `options` are the defaults."""
     names = ", ".join(configs.RECIPES)
     usage = f"usage: python -m {script} RECIPE [--run-dir DIR] [--overrides]\n\n{about}\n\nrecipes: {names}\n"
     usage += f"options of a recipe: python -m {script} RECIPE --help"
@@ -29,10 +41,12 @@ def parse_recipe(argv: Sequence[str], *, script: str, about: str) -> tuple[Recip
         run_dir: Annotated[
             str, tyro.conf.arg(help="folder of the run; an existing run goes on")
         ] = f"runs/{name}",
+        own: Any = options,
         recipe: Annotated[Recipe, tyro.conf.arg(name="")] = default,
-    ) -> tuple[Recipe, str]:
-        return recipe, run_dir
+    ) -> tuple[Recipe, str, Any]:
+        return recipe, run_dir, own
 
+    command.__annotations__["own"] = Annotated[type(options), tyro.conf.arg(name="")]
     flags = (tyro.conf.AvoidSubcommands,)
     return tyro.cli(command, args=rest, prog=f"python -m {script} {name}", description=about, config=flags)
 

@@ -34,13 +34,30 @@ class Implementation:
 
 
 _RECORDERS: ContextVar[tuple[list[str], ...]] = ContextVar("recorders", default=())
+_TARGET: ContextVar[Device | None] = ContextVar("target", default=None)
 
 
 def current_device() -> Device:
-    """The device that jit will compile for by default."""
+    """The device that jit will compile for by default, or the one that `compiling_for` names."""
+    if (target := _TARGET.get()) is not None:
+        return target
     device = jax.config.jax_default_device or jax.devices()[0]
     if isinstance(device, str):
         device = jax.devices(device)[0]
+    return _as_device(device)
+
+
+@contextmanager
+def compiling_for(device: Any) -> Iterator[None]:
+    """Inside the block ops choose for `device`, a JAX device that this machine need not have."""
+    token = _TARGET.set(_as_device(device))
+    try:
+        yield
+    finally:
+        _TARGET.reset(token)
+
+
+def _as_device(device: Any) -> Device:
     text = getattr(device, "compute_capability", None)
     capability = None if text is None else (int(text.split(".")[0]), int(text.split(".")[1]))
     return Device(platform=device.platform, capability=capability, kind=device.device_kind)

@@ -27,9 +27,16 @@ from jaxblt.training.recipe import Recipe
 from jaxblt.training.report import describe, model_cost, op_choices
 from jaxblt.training.resolved import Resolved, adopt, checkpoint_dir, continued, inherit, write_resolved
 from jaxblt.training.runlog import Progress, RunLog
-from jaxblt.training.setup import Setup, abstract_frozen, init_state, make_setup, open_data, to_devices
+from jaxblt.training.setup import (
+    Setup,
+    abstract_frozen,
+    init_state,
+    make_setup,
+    open_data,
+    recipe_step,
+    to_devices,
+)
 from jaxblt.training.state import TrainState
-from jaxblt.training.step import make_train_step
 
 HEADLINE = (
     "bits_per_byte",
@@ -102,16 +109,7 @@ def fit(
             write_resolved(run_dir, Resolved(setup.recipe, state.frozen and state.frozen.content_hash))
         log.truncate_after(first)
 
-        train = recipe.train
-        train_step = make_train_step(
-            setup.task,
-            setup.optimizer,
-            schedule=setup.schedule,
-            accumulate=train.accumulate,
-            seed=train.seed,
-            max_skips=train.max_skips,
-            shardings=setup.shardings,
-        )
+        train_step = recipe_step(setup)
         cost = model_cost(setup.task, setup.abstract.params, recipe.data.seq_len)
         example = to_devices(data.batch(first), mesh, recipe.data.batch_size)
         report = describe(setup, data, op_choices(train_step, state, example), cost)
@@ -120,7 +118,7 @@ def fit(
         peak = peak_flops(jax.devices()[0].device_kind)
         meter = Meter(cost, None if peak is None else peak * mesh.size, seconds=seconds)
         validation = Validation(setup, source)
-        with log.progress(train.steps, start=first) as progress:
+        with log.progress(recipe.train.steps, start=first) as progress:
             progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
             trainer = Trainer(setup, data, train_step, validation, checkpoints, log, progress, meter)
             return trainer.run(state, first)

@@ -1,5 +1,6 @@
 """From a recipe to what the loop needs: mesh, model, optimiser, shardings and the first state."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +16,11 @@ from jaxblt.data.pipeline import Dataset, make_dataset
 from jaxblt.parallel.distributed import local_rows, make_global
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.patching import make_patches
+from jaxblt.training.metrics import Metrics
 from jaxblt.training.optimizer import make_optimizer, make_schedule
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.state import Frozen, TrainState, start
-from jaxblt.training.step import Task
+from jaxblt.training.step import Task, make_train_step
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,20 @@ def make_setup(recipe: Recipe, mesh: Mesh, frozen: Any = None) -> Setup:
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
     return Setup(recipe, mesh, task, optimizer, schedule, boxed, abstract)
+
+
+def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """The jitted train step of the recipe, as `make_train_step` makes it."""
+    train = setup.recipe.train
+    return make_train_step(
+        setup.task,
+        setup.optimizer,
+        schedule=setup.schedule,
+        accumulate=train.accumulate,
+        seed=train.seed,
+        max_skips=train.max_skips,
+        shardings=setup.shardings,
+    )
 
 
 def init_params(task: Task, data: DataConfig, seed: int) -> Any:

@@ -13,7 +13,15 @@ from experiments.benchmark import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ("record", "baselines", "context", "cpu_table", "patching_share", "kernels", "ring")
-SCRIPTS = ("train", "evaluate", "generate", "patch", "demo", *(f"benchmark.{name}" for name in BENCHMARKS))
+SCRIPTS = (
+    "train",
+    "plan",
+    "evaluate",
+    "generate",
+    "patch",
+    "demo",
+    *(f"benchmark.{name}" for name in BENCHMARKS),
+)
 EXECUTE = (
     "import nbclient, nbformat; n = nbformat.read('experiments/notebooks/quickstart.ipynb', 4); "
     "nbclient.NotebookClient(n, timeout=600, kernel_name='python3').execute(); "
@@ -47,6 +55,8 @@ def test_help_explains(script):
     [
         (("experiments.train", "no_such_recipe"), "unknown recipe"),
         (("experiments.evaluate", "no/such/run"), "holds no run"),
+        (("experiments.plan", "demo", "--mesh", "rack=2"), "'rack=2' is not AXIS=SIZE"),
+        (("experiments.plan", "demo", "--gpu", "h900"), "no GPU 'h900' to compile for"),
         (("experiments.patch", "no_such_file.txt"), "no_such_file.txt"),
         (
             ("experiments.benchmark.kernels", "--out-dir", "x", "--ops", "none"),

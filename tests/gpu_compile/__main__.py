@@ -18,9 +18,9 @@ os.environ |= {"JAX_PLATFORMS": "cpu", "MOSAIC_GPU_DUMP_PTXAS": "1"}
 
 import jax
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxblt.profiling.targets import devices_of
 from tests.gpu_compile.figures import Figures, complaints, read_report
 from tests.gpu_compile.programs import AXIS, PROGRAMS, Program
 
@@ -53,9 +53,7 @@ def compile_for_h200(program: Program) -> Figures:
     Raises:
       RuntimeError: there is no Mosaic kernel in it.
     """
-    target = (HERE / "h200.txt").read_text(encoding="utf-8")
-    topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology="1x1x4")
-    mesh = Mesh(np.array(topology.devices[: program.devices]), (AXIS,))
+    mesh = Mesh(np.array(devices_of("h200", 4)[: program.devices]), (AXIS,))
     everywhere = NamedSharding(mesh, PartitionSpec())
     shapes = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), program.shapes

@@ -1,0 +1,223 @@
+"""Whether a train step fits a GPU's memory and how long its rows may be, from what the compiler says of the step."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-permute",
+    "reduce-scatter",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+# The result of an asynchronous exchange is that of its "done"; its "start" gives the operand as well.
+_EXCHANGE = re.compile(rf"= (?P<types>.*?) (?P<kind>{'|'.join(KINDS)})(?:-done)?\(")
+_TYPE = re.compile(r"\b(pred|[a-z]+?(?P<bits>[0-9]+)[a-z0-9]*)\[(?P<dims>[0-9,]*)\]")
+
+FILLED = 0.95
+"""Share of the memory that a step has to fill to be called the longest that fits."""
+
+
+class Exchange(NamedTuple):
+    """A collective of a compiled program: its kind, and the bytes that each device holds of its result."""
+
+    kind: str
+    bytes: int
+
+
+def exchanges(program: str) -> list[Exchange]:
+    """The collectives in the text of a compiled program; one inside a loop is named once."""
+    found = []
+    for line in program.splitlines():
+        if match := _EXCHANGE.search(line):
+            sizes = (_bytes(part) for part in _TYPE.finditer(match["types"]))
+            found.append(Exchange(match["kind"], sum(sizes)))
+    return found
+
+
+def _bytes(type_: re.Match[str]) -> int:
+    count = np.prod([int(d) for d in type_["dims"].split(",") if d], dtype=np.int64)
+    return int(count) * int(type_["bits"] or 8) // 8
+
+
+def device_bytes(tree: Any) -> int:
+    """What each device holds of a pytree of arrays, or of shapes with shardings."""
+    return sum(
+        int(np.prod(leaf.sharding.shard_shape(leaf.shape), dtype=np.int64)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes on each device during a step of training.
+
+    Attributes:
+      arguments: of what the step is given, by part.
+      temporaries: activations, gradients and buffers of exchanges, as the compiler lays them out.
+      results: what the step returns beyond the memory of its arguments that it takes over, and padding.
+      exchanged: results of collectives, by kind: how many, the largest, and the sum. They lie in the temporaries, those
+        of different times in the same place.
+    """
+
+    arguments: Mapping[str, int]
+    temporaries: int
+    results: int
+    exchanged: Mapping[str, tuple[int, int, int]]
+
+    @property
+    def total(self) -> int:
+        """The peak: what has to be free on the device."""
+        return sum(self.arguments.values()) + self.temporaries + self.results
+
+    def __str__(self) -> str:
+        rows = [*self.arguments.items(), ("temporaries", self.temporaries), ("results", self.results)]
+        lines = [f"  {name:<28}{size / 1e9:>9.3f} GB" for name, size in [*rows, ("total", self.total)]]
+        for kind, (count, largest, together) in self.exchanged.items():
+            figures = f"largest {largest / 1e9:.3f} GB, results together {together / 1e9:.3f} GB"
+            lines.append(f"  {count} x {kind} in the program: {figures} (within temporaries)")
+        return "\n".join(lines)
+
+
+def step_memory(compiled: Any, parts: Mapping[str, Any]) -> StepMemory:
+    """What a compiled step needs.
+
+    Args:
+      compiled: `jit(step).lower(...).compile()`, for any device.
+      parts: its arguments, as named pytrees of shapes with shardings; also those that the step does not read.
+
+    Raises:
+      ValueError: the compiler tells nothing of memory.
+    """
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        raise ValueError("the compiler of this platform does not tell what memory a program takes")
+    arguments = {name: device_bytes(tree) for name, tree in parts.items()}
+    unnamed = max(0, analysis.argument_size_in_bytes - sum(arguments.values()))
+    by_kind: dict[str, list[int]] = {}
+    for exchange in exchanges(compiled.as_text() or ""):
+        by_kind.setdefault(exchange.kind, []).append(exchange.bytes)
+    return StepMemory(
+        arguments=arguments,
+        temporaries=analysis.temp_size_in_bytes,
+        results=unnamed + analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+        exchanged={kind: (len(sizes), max(sizes), sum(sizes)) for kind, sizes in by_kind.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Line:
+    """bytes = base + slope · context."""
+
+    base: float
+    slope: float
+
+    @staticmethod
+    def through(first: tuple[int, int], second: tuple[int, int]) -> "Line":
+        """The line through two points (context, bytes).
+
+        Raises:
+          ValueError: more context takes no more memory, which no step does.
+        """
+        (x, y), (u, v) = sorted((first, second))
+        if u == x or v <= y:
+            raise ValueError(
+                f"{y:,} bytes at {x:,} and {v:,} at {u:,}: memory does not grow with the context"
+            )
+        slope = (v - y) / (u - x)
+        return Line(y - slope * x, slope)
+
+    def at(self, context: float) -> float:
+        """Bytes."""
+        return self.base + self.slope * context
+
+    def context(self, memory: float) -> float:
+        """The context that takes `memory` bytes."""
+        return (memory - self.base) / self.slope
+
+
+class Longest(NamedTuple):
+    """The longest context found to fit.
+
+    Attributes:
+      context: bytes of a row.
+      memory: bytes on each device at this context, from the compiler.
+      predicted: what the line that led there said; None for one of the lengths to begin with.
+      line: of the last fit.
+    """
+
+    context: int
+    memory: int
+    predicted: float | None
+    line: Line
+
+
+def longest_context(
+    measure: Callable[[int], int],
+    *,
+    memory: float,
+    lengths: tuple[int, int],
+    multiple: int,
+    checks: int = 3,
+) -> Longest | None:
+    """The longest context whose step fits, by a line through two lengths, checked at the length it names.
+
+    One check is enough where memory grows in proportion. Where it grows faster the check does not fit, and the next
+    line joins the longest length that fits to the shortest that does not: it lies above the memory between them.
+
+    Args:
+      measure: bytes on a device at a context; one compilation a call.
+      memory: bytes of a device.
+      lengths: two different contexts to begin with.
+      multiple: contexts are multiples of it.
+      checks: the most lengths to measure beyond the two; the search ends when `FILLED` of the memory is used.
+
+    Returns:
+      None if no length that was measured fits.
+
+    Raises:
+      ValueError: memory does not grow from one of the lengths to the other.
+    """
+    points = {length: measure(length) for length in lengths}
+    predicted: dict[int, float] = {}
+    for _ in range(checks):
+        line = _next_line(points, memory)
+        length = int(line.context(memory) // multiple) * multiple
+        if length < multiple or length in points:
+            break
+        predicted[length] = line.at(length)
+        points[length] = measure(length)
+        if FILLED * memory <= points[length] <= memory:
+            break
+    fitting = [length for length, size in points.items() if size <= memory]
+    if not fitting:
+        return None
+    best = max(fitting)
+    return Longest(best, points[best], predicted.get(best), _next_line(points, memory))
+
+
+def _next_line(points: Mapping[int, int], memory: float) -> Line:
+    """Through the points on both sides of the memory, or the two nearest to it where all are on one side."""
+    below = sorted(point for point in points.items() if point[1] <= memory)
+    above = sorted(point for point in points.items() if point[1] > memory)
+    pair = (below[-1], above[0]) if below and above else tuple(below[-2:] or above[:2])
+    return Line.through(*pair)
+
+
+def first_that_fits[T](
+    choices: Mapping[str, T], measure: Callable[[T], int], memory: float
+) -> tuple[str | None, dict[str, int]]:
+    """The first choice whose step fits, and the bytes of every choice tried; None if none does."""
+    tried = {}
+    for name, choice in choices.items():
+        tried[name] = measure(choice)
+        if tried[name] <= memory:
+            return name, tried
+    return None, tried

@@ -1,0 +1,116 @@
+"""A recipe's train step compiled before there is a run, for devices that need not be here."""
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxblt.data.batch import Batch
+from jaxblt.models.remat import Remat
+from jaxblt.models.stack import StackConfig
+from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.parallel.rules import batch_sharding
+from jaxblt.profiling.plan import StepMemory, step_memory
+from jaxblt.training.frozen import param_shapes
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.setup import Setup, abstract_frozen, make_setup, recipe_step
+from pallas_kernels._dispatch import compiling_for
+
+HEADROOM = 1.25
+"""Slots of a block for each patch that a mean block has; the demo's run calibrated 160 for 128."""
+SLOTS_MULTIPLE = 8
+PLATFORM = {"gpu": "cuda"}
+"""What lowering calls a device's platform, where the names differ."""
+
+
+def settle(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """The recipe with threshold and capacity filled in without data, and what was assumed to do so.
+
+    No program's size depends on the threshold. Training calibrates the capacity; here it is `HEADROOM` times
+    the block's mean number of patches, or where no mean is known the number that cannot overflow.
+    """
+    patcher, said = recipe.patcher, []
+    if patcher is None:
+        return recipe, said
+    if patcher.needs_entropies and patcher.threshold is None:
+        patcher = replace(patcher, threshold=0.0)
+    if patcher.capacity is None and recipe.bytes_per_patch is not None:
+        mean = patcher.block_size / recipe.bytes_per_patch
+        slots = math.ceil(HEADROOM * mean / SLOTS_MULTIPLE) * SLOTS_MULTIPLE
+        patcher = replace(patcher, capacity=min(slots, patcher.block_size))
+        said.append(
+            f"capacity {patcher.capacity} slots a block of {patcher.block_size} bytes: {HEADROOM} times the mean of "
+            f"{mean:.0f} patches of {recipe.bytes_per_patch} bytes (training calibrates it)"
+        )
+    elif patcher.capacity is None:
+        said.append(f"capacity {patcher.slots} slots a block, which cannot overflow (training calibrates it)")
+    return replace(recipe, patcher=patcher), said
+
+
+def at_context(recipe: Recipe, context: int, mesh: MeshConfig) -> Recipe:
+    """The recipe with rows of `context` bytes, on about as many bytes a step but at least one row a device group."""
+    least = mesh.data * mesh.fsdp * recipe.train.accumulate
+    rows = recipe.data.batch_size * recipe.data.seq_len // context // least * least
+    data = replace(recipe.data, seq_len=context, batch_size=max(rows, least))
+    return replace(recipe, data=data, mesh=mesh)
+
+
+def with_remat[C](config: C, policy: Remat) -> C:
+    """A model's config with the policy in each of its stacks."""
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return config
+    changes: dict[str, Any] = {
+        field.name: with_remat(getattr(config, field.name), policy) for field in dataclasses.fields(config)
+    }
+    if isinstance(config, StackConfig):
+        changes["remat"] = policy
+    return replace(config, **changes)
+
+
+def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
+    """Shapes and shardings of the recipe's batches."""
+    shape, sharding = (recipe.data.batch_size, recipe.data.seq_len), batch_sharding(mesh)
+
+    def make() -> Batch:
+        ids = jnp.zeros(shape, jnp.int32)
+        entropies = None if recipe.data.entropies is None else jnp.zeros(shape, jnp.float32)
+        return Batch(ids, ids, ids, ids, ids, entropies)
+
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), jax.eval_shape(make)
+    )
+
+
+def plan_step(recipe: Recipe, mesh: Mesh) -> StepMemory:
+    """Compiles the recipe's train step for the mesh's devices and says what memory it takes; nothing runs.
+
+    Args:
+      recipe: with nothing left open but parameters, see `settle`; `entropy_model` is set where entropies are computed.
+      mesh: of devices that are here or of `jaxblt.profiling.targets`.
+
+    Raises:
+      ValueError: the recipe does not fit the mesh.
+    """
+    with compiling_for(mesh.devices.flat[0]):
+        # Outside the mesh: a few constants are computed here, which devices that are absent cannot do.
+        setup = _setup(recipe, mesh)
+        state, batch = setup.abstract, abstract_batch(recipe, mesh)
+        with jax.set_mesh(mesh):
+            step: Any = recipe_step(setup)
+            platform = mesh.devices.flat[0].platform
+            lowered = step.trace(state, batch).lower(lowering_platforms=(PLATFORM.get(platform, platform),))
+            compiled = lowered.compile()
+    parts = {"parameters": state.params, "optimiser": state.opt_state, "batch": batch}
+    if state.frozen is not None:
+        parts["entropy model"] = state.frozen
+    return step_memory(compiled, parts)
+
+
+def _setup(recipe: Recipe, mesh: Mesh) -> Setup:
+    if recipe.patcher is None or not recipe.patcher.needs_entropies or recipe.entropy_model is None:
+        return make_setup(recipe, mesh)
+    return make_setup(recipe, mesh, abstract_frozen(param_shapes(recipe.entropy_model), "planned"))
