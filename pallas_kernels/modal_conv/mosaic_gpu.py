@@ -1,4 +1,4 @@
-"""Hopper: one pass over memory forward, two backward (see `mosaic_gpu_pass`).
+"""Hopper: one pass over memory forward, three backward (`mosaic_gpu_pass`, and for the modes `mosaic_gpu_vjp`).
 
 With G = post_gate * dy and conv^T the convolution against time,
 
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels.modal_conv.mosaic_gpu_pass import Modes, convolve
-from pallas_kernels.modal_conv.xla import modal_conv_xla
+from pallas_kernels.modal_conv.mosaic_gpu_vjp import gradient_of_modes
 
 
 def modal_conv_mosaic_gpu(
@@ -59,19 +59,8 @@ def _backward(interpret: bool, residuals: tuple[Any, ...], dy: Array) -> tuple[A
     factors = [] if pre_gate is None else [pre_gate, x]
     dx, *rest = convolve(dy, modes, post_gate, factors, reverse=True, interpret=interpret)
     dpost_gate = None if post_gate is None else _conv(x, modes, pre_gate, dy, interpret)
-    return dx, _gradient_of_modes(residuals, dy), rest[0] if rest else None, dpost_gate
-
-
-def _gradient_of_modes(residuals: tuple[Any, ...], dy: Array) -> Modes:
-    """That of the XLA form, computed anew."""
-    x, modes, pre_gate, post_gate = residuals
-
-    def run(modes: Modes) -> Any:
-        log_poles, residues, bias = modes
-        return modal_conv_xla(x, log_poles, residues, bias=bias, pre_gate=pre_gate, post_gate=post_gate)
-
-    _, pull = jax.vjp(run, modes)
-    return pull(dy)[0]
+    dmodes = gradient_of_modes(x, modes, pre_gate, post_gate, dy, interpret=interpret)
+    return dx, dmodes, rest[0] if rest else None, dpost_gate
 
 
 _conv.defvjp(_forward, _backward)

@@ -102,22 +102,33 @@ def convolve(
 
 def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
     """The right operands, transposed and on top of each other (T, R, K, `_matrices` cuts them), and a^0 ... a^63."""
-    log_poles, residues, bias = modes
-    missing = ((0, 0), (0, MODES - log_poles.shape[1]))
-    log_poles, residues = jnp.pad(log_poles, missing, constant_values=-1.0), jnp.pad(residues, missing)
+    log_poles, residues = fill_up(modes)
     steps, chunks = jnp.arange(CHUNK), jnp.arange(ROWS)
-    within = toeplitz(add_skip(modal_filter(log_poles, residues, CHUNK), bias, 0), CHUNK, CHUNK, 0)
+    within = within_chunks(modes)
     if reverse:
         steps, chunks, within = steps[::-1], chunks[::-1], jnp.swapaxes(within, 1, 2)
-    read = _halves(jnp.swapaxes(residues[:, :, None] * powers(log_poles, steps + 1), 1, 2))
-    written = _halves(powers(log_poles, CHUNK - 1 - steps))
+    read = halves_of_weights(jnp.swapaxes(residues[:, :, None] * powers(log_poles, steps + 1), 1, 2))
+    written = halves_of_weights(powers(log_poles, CHUNK - 1 - steps))
     # Times [S_0, S_1, S_0, S_1], S = S_0 + S_1.
     read = jnp.concatenate([read[0], read[0], read[1], read[1]], 2)
     weights = jnp.concatenate([within, read, *written], 1).astype(dtype)
     return weights, jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)
 
 
-def _halves(z: Array) -> tuple[Array, Array]:
+def fill_up(modes: Modes) -> tuple[Array, Array]:
+    """log_poles and residues of 16 modes; those added weigh nothing."""
+    log_poles, residues, _ = modes
+    missing = ((0, 0), (0, MODES - log_poles.shape[1]))
+    return jnp.pad(log_poles, missing, constant_values=-1.0), jnp.pad(residues, missing)
+
+
+def within_chunks(modes: Modes) -> Float[Array, "D 64 64"]:
+    """T with the bias on its diagonal."""
+    log_poles, residues, bias = modes
+    return toeplitz(add_skip(modal_filter(log_poles, residues, CHUNK), bias, 0), CHUNK, CHUNK, 0)
+
+
+def halves_of_weights(z: Array) -> tuple[Array, Array]:
     """bf16 numbers whose sum has 16 bits of z. XLA may drop a cast to bf16 and back, but no `reduce_precision`."""
     high = lax.reduce_precision(z, exponent_bits=8, mantissa_bits=7)
     return high, z - high
@@ -173,8 +184,9 @@ def _tile(stage: list[Any], matrices: Any, decay: Any, sums: Any, reverse: bool,
     for gate in stage[1:]:
         u = u * read(gate)
     within, reading, *written = _matrices(matrices)
-    states = _states(_products([(u, half) for half in written], interpret), sums, decay, reverse)
-    return _products([(u, within), (_four_halves(states, u.dtype), reading)], interpret)
+    states = _states(products([(u, half) for half in written], interpret), sums, decay, reverse)
+    quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
+    return products([(u, within), (quarters, reading)], interpret)
 
 
 def _matrices(matrices: Any) -> list[Any]:
@@ -194,10 +206,10 @@ def _states(written: Array, sums: Any, decay: Any, reverse: bool) -> Array:
         return plgpu.load(sums.at[start : start + ROWS, :MODES], layout=plgpu.Layout.WGMMA, optimized=False)
 
     def power(chunks: int) -> Array:
-        return _row(decay.at[ROWS - 1 - chunks if reverse else chunks])
+        return row(decay.at[ROWS - 1 - chunks if reverse else chunks])
 
     ages = plgpu.load(decay, layout=plgpu.Layout.WGMMA, optimized=False)
-    carried = ages * _row(sums.at[last, :MODES])
+    carried = ages * row(sums.at[last, :MODES])
     sums[tile, :MODES] = written
     joined = earlier(1)
     for k in range(1, FAN):
@@ -211,21 +223,20 @@ def _states(written: Array, sums: Any, decay: Any, reverse: bool) -> Array:
     return states
 
 
-def _row(ref: Any) -> Array:
+def row(ref: Any) -> Array:
     """One number per mode, the same for all chunks."""
     values = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
     return lax.broadcast_in_dim(values, (ROWS, MODES), (1,))
 
 
-def _four_halves(states: Array, dtype: Any) -> Array:
-    """[S_0, S_1, S_0, S_1] with S_0 + S_1 = S, S_0 the upper 16 bits of S: XLA may drop a cast to bf16 and back."""
+def halves(states: Array, dtype: Any) -> list[Array]:
+    """bf16 numbers whose sum is S, the first its upper 16 bits: XLA may drop a cast to bf16 and back."""
     bits = lax.bitcast_convert_type(states, jnp.int32)
     high = lax.bitcast_convert_type(bits & jnp.int32(-65536), states.dtype)
-    halves = [high.astype(dtype), (states - high).astype(dtype)]
-    return jnp.concatenate([*halves, *halves], 1)
+    return [high.astype(dtype), (states - high).astype(dtype)]
 
 
-def _products(pairs: Sequence[tuple[Array, Any]], interpret: bool) -> Array:
+def products(pairs: Sequence[tuple[Array, Any]], interpret: bool) -> Array:
     """sum A B^T in fp32, A in registers, B in shared memory."""
     if interpret:  # The simulation knows no product whose left operand is in registers.
         products = [jnp.dot(a, b[...].T, preferred_element_type=jnp.float32) for a, b in pairs]

@@ -1,0 +1,201 @@
+"""Hopper: gradients of log_poles, residues and bias in one pass over memory, from the end of a row to its beginning.
+
+With G = post_gate * dy and U = pre_gate * x, tiles [chunk, step], and t(c) the last step of chunk c, let
+
+    Q_c = sum_{n > t(c)} exp((n - t(c)) log_poles) G_n,    P_c the same with (n - t(c)) / 64 times each term.
+
+What step j of chunk c adds to y_n is residues exp((n - t(c) + 63 - j) log_poles) u_j, so all that the gradients need
+of the streams is G^T U, Q^T U and P^T U: these stay in registers, in fp32, until the program ends. Q and P are carried
+from chunk to chunk as the states of the other passes are: with a = exp(64 log_poles),
+
+    Q_{c-1} = a Q_c + V_c,    P_{c-1} = a (P_c + Q_c) + V'_c,    V = G K^T,    V' = G K'^T.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels._hopper import CHUNK, as_chunks, rows_per_program, varying_like
+from pallas_kernels.blocked_conv.tiles import STAGES, add_products, read, tile_ref, zeros
+from pallas_kernels.modal_conv.filter import powers
+from pallas_kernels.modal_conv.hopper import MODES, ROWS
+from pallas_kernels.modal_conv.mosaic_gpu_pass import (
+    EDGE,
+    FAN,
+    Modes,
+    fill_up,
+    halves,
+    halves_of_weights,
+    products,
+    row,
+    within_chunks,
+)
+
+DY, X, POST, PRE = range(4)
+"""Places of the streams in a stage. That of a gate which is not there is not loaded."""
+
+PITCH = MODES + 8
+
+
+def gradient_of_modes(
+    x: Float[Array, "B D T"],
+    modes: Modes,
+    pre_gate: Float[Array, "B D T"] | None,
+    post_gate: Float[Array, "B D T"] | None,
+    dy: Float[Array, "B D T"],
+    *,
+    interpret: bool,
+) -> Modes:
+    """Gradients of log_poles, residues and bias, where y = post_gate * conv(pre_gate * x)."""
+    streams = {DY: dy, X: x, POST: post_gate, PRE: pre_gate}
+    chunked = {place: as_chunks(z) for place, z in streams.items() if z is not None}
+    log_poles, residues = fill_up(modes)
+    found = _kernel(chunked, log_poles, x.shape[0], interpret)
+    found = found.reshape(x.shape[1], -1, *found.shape[1:]).sum(1)
+    _, pull = jax.vjp(within_chunks, modes)
+    ((dpoles, dresidues, dbias),) = pull(found[:, :CHUNK])
+    q, q_low, p, p_low = jnp.split(found[:, CHUNK:], 4, 1)
+    left = CHUNK - 1 - jnp.arange(CHUNK)
+    ages = powers(log_poles, left)
+    lags = left[None, None].astype(jnp.float32) * (q + q_low) + CHUNK * (p + p_low)
+    count = dpoles.shape[1]
+    dpoles += (residues * (ages * lags).sum(2))[:, :count]
+    dresidues += (ages * (q + q_low)).sum(2)[:, :count]
+    return dpoles, dresidues, dbias
+
+
+def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: bool) -> Array:
+    """[G^T U, Q^T U and P^T U, the latter two in two halves each] of each program."""
+    x, channels = streams[X], log_poles.shape[0]
+    rows = rows_per_program(batch, channels)
+    steps, chunks = 1 + jnp.arange(CHUNK), jnp.arange(ROWS)[::-1]
+    written = powers(log_poles, steps)
+    weights = jnp.concatenate(
+        [
+            *halves_of_weights(written),
+            *halves_of_weights(steps[None, None].astype(jnp.float32) / CHUNK * written),
+        ],
+        1,
+    ).astype(x.dtype)
+    decays = jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)
+    decays = jnp.stack([decays, chunks[None, :, None].astype(jnp.float32) * decays], 1)
+    return plgpu.kernel(
+        partial(_program, places=tuple(streams), channels=channels, rows=rows, interpret=interpret),
+        out_type=varying_like(x, (channels * batch // rows, 2 * CHUNK, CHUNK), jnp.float32),
+        grid=(channels, batch // rows),
+        grid_names=("channel", "rows"),
+        scratch_types=[
+            tile_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype),
+            tile_ref(*weights.shape[1:], dtype=x.dtype),
+            plgpu.SMEM(decays.shape[1:], jnp.float32),
+            plgpu.SMEM((2, ROWS + EDGE, PITCH), jnp.float32),
+            plgpu.Barrier(num_arrivals=len(streams), num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        interpret=plgpu.InterpretGPUParams() if interpret else None,
+        kernel_name="modal_conv_vjp",
+    )(*streams.values(), weights, decays)
+
+
+def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, interpret: bool) -> None:
+    """One channel of `rows` rows, each from its last tile to its first, row after row."""
+    streams, (weights, decays, out) = dict(zip(places, refs, strict=False)), refs[len(places) : -6]
+    loaded, matrices, decay, sums, arrived, ready = refs[-6:]
+    tiles = -(-streams[X].shape[1] // ROWS)
+    channel, group = lax.axis_index("channel"), lax.axis_index("rows")
+
+    def load(step: Array) -> None:
+        line, tile = (group * rows + step // tiles) * channels + channel, tiles - 1 - step % tiles
+        for place, stream in streams.items():
+            box = stream.at[line, pl.ds(tile * ROWS, ROWS)]
+            plgpu.copy_gmem_to_smem(box, loaded.at[step % STAGES, place], arrived.at[step % STAGES])
+
+    def advance(step: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        stage = loaded.at[step % STAGES]
+        plgpu.barrier_wait(arrived.at[step % STAGES])
+
+        @pl.when(step % tiles == 0)
+        def _() -> None:
+            nothing = plgpu.layout_cast(jnp.zeros((ROWS, MODES), sums.dtype), plgpu.Layout.WGMMA)
+            for start in (0, EDGE):
+                for i in range(2):
+                    sums[i, start : start + ROWS, :MODES] = nothing
+
+        totals = _tile(stage, places, matrices, decay, sums, totals, interpret)
+        pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
+        return totals
+
+    plgpu.copy_gmem_to_smem(weights.at[channel], matrices, ready)
+    plgpu.copy_gmem_to_smem(decays.at[channel], decay, ready)
+    lax.fori_loop(0, min(STAGES, rows * tiles), lambda step, _: load(step), None)
+    plgpu.barrier_wait(ready)
+    totals = lax.fori_loop(0, rows * tiles, advance, (zeros(), zeros()))
+    for i, total in enumerate(totals):
+        out[channel * lax.axis_size("rows") + group, i * CHUNK : (i + 1) * CHUNK] = total
+
+
+def _tile(
+    stage: Any,
+    places: tuple[int, ...],
+    matrices: Any,
+    decay: Any,
+    sums: Any,
+    totals: tuple[Array, ...],
+    interpret: bool,
+) -> tuple[Array, ...]:
+    """The totals with one tile more. G, U, and [Q, P] replace dy, x and post_gate in shared memory."""
+    g, u = read(stage.at[DY]), read(stage.at[X])
+    g = g * read(stage.at[POST]) if POST in places else g
+    u = u * read(stage.at[PRE]) if PRE in places else u
+    parts = [matrices.at[i * MODES : (i + 1) * MODES] for i in range(4)]
+    written = [products([(g, high), (g, low)], interpret) for high, low in (parts[:2], parts[2:])]
+    later = [half for z in _later(written, sums, decay) for half in halves(z, u.dtype)]
+    kept = [stage.at[DY], stage.at[POST], stage.at[X]]
+    for ref, z in zip(kept, [g, jnp.concatenate(later, 1), u], strict=True):
+        ref[...] = z
+    plgpu.commit_smem()
+    totals = add_products(totals, kept[:2], kept[2], interpret)
+    plgpu.commit_smem()  # All warps are done with this stage before the next load overwrites it.
+    return totals
+
+
+def _later(written: list[Array], sums: Any, decay: Any) -> list[Array]:
+    """Q and P after each chunk. The first rows of `sums` are those after the tile, on return those before it."""
+
+    def after(i: int, chunks: int) -> Array:
+        ref = sums.at[i, chunks : chunks + ROWS, :MODES]
+        return plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False)
+
+    def store(pair: list[Array]) -> None:
+        for i, z in enumerate(pair):
+            sums[i, :ROWS, :MODES] = z
+
+    def aged(pair: list[Array], age: Array, lag: Array) -> list[Array]:
+        return [age * pair[0], age * pair[1] + lag * pair[0]]
+
+    def power(chunks: int) -> tuple[Array, Array]:
+        return row(decay.at[0, ROWS - 1 - chunks]), row(decay.at[1, ROWS - 1 - chunks])
+
+    def join(pair: list[Array], distance: int, shift: int) -> list[Array]:
+        for k in range(1, FAN):
+            older = [after(i, k * distance + shift) for i in range(2)]
+            pair = [a + b for a, b in zip(pair, aged(older, *power(k * distance)), strict=True)]
+        return pair
+
+    ages = [plgpu.load(decay.at[i], layout=plgpu.Layout.WGMMA, optimized=False) for i in range(2)]
+    carried = aged([row(sums.at[i, 0, :MODES]) for i in range(2)], *ages)
+    store(written)
+    joined = join([after(i, 1) for i in range(2)], 1, 1)
+    for distance in (FAN, FAN * FAN):
+        store(joined)
+        joined = join(joined, distance, 0)
+    found = [a + b for a, b in zip(joined, carried, strict=True)]
+    store([a + b for a, b in zip(aged(found, *power(1)), written, strict=True)])
+    return found
