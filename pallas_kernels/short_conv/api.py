@@ -20,9 +20,8 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Array:
 
 
 TABLE = (
-    Implementation("xla", short_conv_xla),
-    # Below xla until it has been timed on a GPU.
     Implementation("mosaic_gpu", _mosaic_gpu, why_not),
+    Implementation("xla", short_conv_xla),
     Implementation("reference", short_conv_reference),
 )
 
