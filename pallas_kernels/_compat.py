@@ -32,6 +32,20 @@ def vary_alike(*arrays: Any) -> tuple[Any, ...]:
     return tuple(cast(x) for x in arrays)
 
 
+def count_below(row: jax.Array, wanted: jax.Array) -> jax.Array:
+    """How many items of a sorted row [S] are less than each wanted value [W], int32: `jnp.searchsorted` from the left.
+
+    That one fails in jax 0.11.2 inside a `shard_map` that leaves an axis of several devices to the partitioner.
+    """
+    size = row.shape[0]
+    found = jnp.zeros(wanted.shape, jnp.int32)
+    for bit in reversed(range(size.bit_length())):
+        ahead = found + jnp.int32(1 << bit)
+        less = (ahead <= size) & (row[jnp.minimum(ahead, size) - 1] < wanted)
+        found = jnp.where(less, ahead, found)
+    return found
+
+
 def cudnn_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, window: int | None, scale: float
 ) -> tuple[jax.Array, jax.Array]:

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels._compat import count_below
+
 TILE = 8
 
 Values = Callable[[Callable[[Array], Array]], Array]
@@ -37,8 +39,8 @@ def find_runs(ids: Int[Array, "... S"], count: int) -> Runs:
     size = ids.shape[-1]
     blocks = ids.reshape(-1, size)
     wanted = jnp.arange(count + 1, dtype=ids.dtype)
-    find = jax.vmap(lambda row: jnp.searchsorted(row, wanted, method="scan_unrolled"))
-    edges = find(blocks).astype(jnp.int32) + size * jnp.arange(len(blocks), dtype=jnp.int32)[:, None]
+    find = jax.vmap(lambda row: count_below(row, wanted))
+    edges = find(blocks) + size * jnp.arange(len(blocks), dtype=jnp.int32)[:, None]
     ends = jnp.take_along_axis(edges[:, 1:], jnp.clip(blocks, 0, count - 1), 1)
     stops = jnp.where((blocks >= 0) & (blocks < count), ends, 0)
     return Runs(edges[:, :-1].reshape(-1), edges[:, 1:].reshape(-1), stops.reshape(-1), size)

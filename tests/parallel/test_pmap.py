@@ -20,7 +20,7 @@ OPTIMIZER = optax.adam(1e-2)
 
 
 def loss(params: Any, ids: jax.Array) -> jax.Array:
-    logits = MODEL.apply({"params": params}, ids)
+    logits: Any = MODEL.apply({"params": params}, ids)
     return jnp.mean(cross_entropy(logits[:, :-1], ids[:, 1:]))
 
 
@@ -58,7 +58,7 @@ def pmap_losses(params: Any, ids: np.ndarray, steps: int) -> tuple[list[float], 
     stack = lambda x: jnp.broadcast_to(x, (DEVICES, *jnp.shape(x)))  # noqa: E731
     params, state = jax.tree.map(stack, (params, OPTIMIZER.init(params)))
     for _ in range(steps):
-        params, state, value = step(params, state, ids.reshape(DEVICES, -1, LENGTH))
+        params, state, value = step(params, state, jnp.asarray(ids).reshape(DEVICES, -1, LENGTH))
         found.append(float(value[0]))
     return found, jax.tree.map(lambda x: x[0], params)
 
