@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
 
-from jaxblt.parallel import batch_sharding, init_distributed, local_rows, make_global, make_mesh
+from jaxblt.parallel import (
+    DistributedError,
+    batch_sharding,
+    init_distributed,
+    local_rows,
+    make_global,
+    make_mesh,
+)
+from jaxblt.parallel.distributed import first_exchange
 from jaxblt.training.checkpoint import Checkpointer, restore
 from tests.parallel.processes import ROOT, free_port, run_processes, worker_env
 from tests.parallel.worker import BATCH, LENGTH, whole_batch
@@ -81,6 +91,16 @@ def test_a_process_that_waits_in_vain_says_so() -> None:
     assert done.returncode != 0
     assert "DistributedError: process 1 of 2" in done.stderr
     assert "within 2 s: are all processes started" in done.stderr
+
+
+def test_an_exchange_that_hangs_says_who_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda mine: released.wait(60))
+    with pytest.raises(
+        DistributedError, match=r"among 1 processes failed \(no answer within 0.1 s\).*process 0"
+    ):
+        first_exchange(timeout_s=0.1)
+    released.set()
 
 
 def test_one_process_needs_no_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from jaxblt.training.loop import fit
 from tests.training.test_loop import logged, losses
@@ -25,6 +26,16 @@ def start(**options):
 def finish(process):
     said, _ = process.communicate(timeout=300)
     return process.returncode, said
+
+
+def together(count, **options):
+    """Fits in `count` processes that are one run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    workers = [start(**options, processes=count, port=port, process=i) for i in range(count)]
+    for code, said in [finish(worker) for worker in workers]:
+        assert code == 0, said
 
 
 def test_a_killed_run_logs_the_same_bits_when_started_again(tmp_path):
@@ -45,13 +56,7 @@ def test_two_processes_have_the_loss_of_one(tmp_path):
     """With patches, whose threshold they have to agree on."""
     entropy_run = str(tmp_path / "entropy")
     fit(tiny_recipe(model=TinyConfig(dim=8), steps=12, eval_every=0), entropy_run, source=Letters())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = {"devices": 2, "processes": 2, "port": port, "entropy_run": entropy_run}
-    workers = [start(run_dir=str(tmp_path / "two"), **options, process=i) for i in range(2)]
-    for code, said in [finish(worker) for worker in workers]:
-        assert code == 0, said
+    together(2, run_dir=str(tmp_path / "two"), devices=2, entropy_run=entropy_run)
     fit(patched_recipe(entropy_run), tmp_path / "one", source=Letters(), devices=jax.devices()[:4])
     expected, found = logged(tmp_path / "one"), logged(tmp_path / "two")
     assert [sorted(line) for line in found] == [sorted(line) for line in expected]
@@ -60,3 +65,16 @@ def test_two_processes_have_the_loss_of_one(tmp_path):
             np.testing.assert_allclose(
                 two[name], one[name], rtol=1e-3, err_msg=f"{name} at step {one['step']}"
             )
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_another_number_of_processes(tmp_path):
+    """Parameters are split over four processes' devices; a checkpoint of four restores in one, and of one in four."""
+    together(1, run_dir=str(tmp_path / "alone"), steps=24)
+    for name, counts in {"fewer": (4, 1), "more": (1, 4)}.items():
+        for steps, count in zip((12, 24), counts, strict=True):
+            together(count, run_dir=str(tmp_path / name), steps=steps)
+        found, expected = losses(tmp_path / name), losses(tmp_path / "alone")
+        assert found.keys() == expected.keys()
+        for step, loss in expected.items():
+            assert found[step] == pytest.approx(loss, rel=1e-3), f"{name} at step {step}"

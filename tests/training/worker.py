@@ -1,7 +1,7 @@
 """A process of its own that fits the tiny recipe: `python -m tests.training.worker '{"run_dir": ...}'`.
 
 Options: run_dir; devices of this process; kill_at, the read at which it kills itself; processes, process and port;
-entropy_run, for patches cut by that run's model.
+entropy_run, for patches cut by that run's model; steps, of a run that splits its parameters over all devices.
 """
 
 import json
@@ -20,6 +20,7 @@ def main(
     process: int = 0,
     port: int = 0,
     entropy_run: str | None = None,
+    steps: int = 0,
 ) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
@@ -27,6 +28,7 @@ def main(
 
     from jaxblt.parallel import init_distributed
     from jaxblt.training.loop import fit
+    from jaxblt.training.optimizer import AdamWConfig
     from tests.training.tiny import Letters, patched_recipe, tiny_recipe
 
     if processes > 1:
@@ -39,6 +41,9 @@ def main(
             os.kill(os.getpid(), signal.SIGKILL)
 
     recipe = tiny_recipe() if entropy_run is None else patched_recipe(entropy_run)
+    if steps:
+        schedule = AdamWConfig(learning_rate=1e-2, warmup_steps=4, decay_steps=24)
+        recipe = tiny_recipe(steps=steps, optimizer=schedule, mesh={"data": 1, "fsdp": -1})
     fit(recipe, run_dir, source=Letters(kill))
 
 
