@@ -91,7 +91,10 @@ def report(recipe: Recipe, config: PlanConfig, measure: Callable[[Recipe], Any])
     memory = config.memory_gb * 1e9
     shown = ", ".join(f"{axis}={getattr(recipe.mesh, axis)}" for axis in AXES)
     rows, length = recipe.data.batch_size, recipe.data.seq_len
-    print(f"{recipe.name} on {config.gpu} ({config.memory_gb:g} GB), mesh {shown}: {rows} x {length:,} bytes")
+    print(
+        f"{recipe.name} on {config.gpu} ({config.memory_gb:g} GB), mesh {shown}: {rows} x {length:,} bytes",
+        flush=True,
+    )
     choices = {"of the recipe": recipe} | {
         policy: changed
         for policy in POLICIES

@@ -63,6 +63,7 @@ class StepMemory:
       arguments: of what the step is given, by part.
       temporaries: activations, gradients and buffers of exchanges, as the compiler lays them out.
       results: what the step returns beyond the memory of its arguments that it takes over, and padding.
+      host: temporaries in the host's pinned memory, where a policy offloads; not in the total.
       exchanged: results of collectives, by kind: how many, the largest, and the sum. They lie in the temporaries, those
         of different times in the same place.
     """
@@ -70,6 +71,7 @@ class StepMemory:
     arguments: Mapping[str, int]
     temporaries: int
     results: int
+    host: int
     exchanged: Mapping[str, tuple[int, int, int]]
 
     @property
@@ -80,6 +82,8 @@ class StepMemory:
     def __str__(self) -> str:
         rows = [*self.arguments.items(), ("temporaries", self.temporaries), ("results", self.results)]
         lines = [f"  {name:<28}{size / 1e9:>9.3f} GB" for name, size in [*rows, ("total", self.total)]]
+        if self.host:
+            lines.append(f"  {'in host memory':<28}{self.host / 1e9:>9.3f} GB")
         for kind, (count, largest, together) in self.exchanged.items():
             figures = f"largest {largest / 1e9:.3f} GB, results together {together / 1e9:.3f} GB"
             lines.append(f"  {count} x {kind} in the program: {figures} (within temporaries)")
@@ -108,6 +112,7 @@ def step_memory(compiled: Any, parts: Mapping[str, Any]) -> StepMemory:
         arguments=arguments,
         temporaries=analysis.temp_size_in_bytes,
         results=unnamed + analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+        host=analysis.host_temp_size_in_bytes,
         exchanged={kind: (len(sizes), max(sizes), sum(sizes)) for kind, sizes in by_kind.items()},
     )
 

@@ -44,13 +44,15 @@ def test_bytes_on_a_device_are_those_of_its_shard() -> None:
 
 
 def test_memory_of_a_program_by_part() -> None:
-    sizes = {"argument": 30, "temp": 100, "output": 12, "alias": 10}
+    sizes = {"argument": 30, "temp": 100, "output": 12, "alias": 10, "host_temp": 7}
     analysis = SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in sizes.items()})
     compiled = SimpleNamespace(memory_analysis=lambda: analysis, as_text=lambda: PROGRAM)
     x = jax.ShapeDtypeStruct((6,), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
     found = step_memory(compiled, {"x": x})
     assert found.arguments == {"x": 24}
     assert (found.temporaries, found.results, found.total) == (100, 6 + 2, 24 + 100 + 8)
+    assert found.host == 7
+    assert "in host memory" in str(found)
     assert found.exchanged["all-reduce"] == (1, 11, 11)
     assert "all-gather" in str(found)
     silent = SimpleNamespace(memory_analysis=lambda: None)
