@@ -1,6 +1,6 @@
 """The public functions of patch attention, and the tables of what runs them."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -8,10 +8,33 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels import _dispatch
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels.patch_attention import lookup_xla, pool_xla, reference
+from pallas_kernels.patch_attention.hopper import why_not
 
-POOL_TABLE = (Implementation("xla", pool_xla.pool), Implementation("reference", reference.pool))
-LOOKUP_TABLE = (Implementation("xla", lookup_xla.lookup), Implementation("reference", reference.lookup))
-"""Fastest first."""
+
+def _pool_kernel(*args: Any) -> Array:
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.patch_attention import mosaic_gpu
+
+    return mosaic_gpu.pool(*args)
+
+
+def _lookup_kernel(*args: Any, look_back: int) -> Array:
+    from pallas_kernels.patch_attention import mosaic_gpu
+
+    return mosaic_gpu.lookup(*args, look_back=look_back)
+
+
+POOL_TABLE = (
+    Implementation("xla", pool_xla.pool),
+    Implementation("mosaic_gpu", _pool_kernel, why_not),
+    Implementation("reference", reference.pool),
+)
+LOOKUP_TABLE = (
+    Implementation("xla", lookup_xla.lookup),
+    Implementation("mosaic_gpu", _lookup_kernel, why_not),
+    Implementation("reference", reference.lookup),
+)
+"""Fastest first; the kernels were never timed and stand below."""
 
 
 def pool(
@@ -20,7 +43,7 @@ def pool(
     v: Float[Array, "B N S H K"],
     patch_ids: Int[Array, "B N S"],
     *,
-    implementation: Literal["xla", "reference"] | None = None,
+    implementation: Literal["xla", "mosaic_gpu", "reference"] | None = None,
 ) -> Float[Array, "B N P H K"]:
     """Each patch attends to its own bytes: o_p = sum_{s: id_s = p} softmax_s(q_p.k_s / sqrt(K)) v_s.
 
@@ -56,7 +79,7 @@ def lookup(
     bias: Float[Array, "H W"],
     *,
     look_back: int,
-    implementation: Literal["xla", "reference"] | None = None,
+    implementation: Literal["xla", "mosaic_gpu", "reference"] | None = None,
 ) -> Float[Array, "B N S H K"]:
     """Each byte attends to the W latest patches: keys m = latest - i, i < W, score q.k_m / sqrt(K) + bias_i.
 
@@ -94,16 +117,19 @@ def lookup(
     return entry.run(*arrays, look_back=look_back)
 
 
-def explain(direction: Literal["pool", "lookup"], *, device: Device | None = None) -> str:
-    """Which implementation runs, and why not the faster ones; it depends on the device alone.
+def explain(
+    direction: Literal["pool", "lookup"], *arrays: Any, device: Device | None = None, **options: Any
+) -> str:
+    """Which implementation runs, and why not the faster ones.
 
     Args:
       direction: "pool" (patches over bytes) or "lookup" (bytes over patches).
+      arrays, options: of the call, arrays or ShapeDtypeStructs; without them the device alone is looked at.
       device: what it would run on; this machine's default if None.
     """
     device = _dispatch.current_device() if device is None else device
     table = POOL_TABLE if direction == "pool" else LOOKUP_TABLE
-    return _dispatch.explain(f"patch_attention.{direction}", table, device)
+    return _dispatch.explain(f"patch_attention.{direction}", table, device, *arrays, **options)
 
 
 def _check_dtypes(q: Array, k: Array, v: Array) -> None:

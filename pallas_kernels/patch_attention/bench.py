@@ -14,7 +14,7 @@ import numpy as np
 
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
-from pallas_kernels.patch_attention import lookup_xla, pool_xla, reference
+from pallas_kernels.patch_attention import lookup_xla, mosaic_gpu, pool_xla, reference
 from pallas_kernels.patch_attention.shapes import SHAPES, PatchShape
 
 LONGEST = 12
@@ -39,13 +39,17 @@ class Direction:
 CASES = tuple(Direction(f"{way}_{shape.name}", way, shape) for shape in SHAPES for way in ("pool", "lookup"))
 
 
-def plan(case: Direction) -> Plan:
-    """The gather-only form, and dense masks where they fit, against `plain_pool` and `plain_lookup`, all in bf16."""
+def plan(case: Direction, *, interpret: bool = False) -> Plan:
+    """Kernels, gathers alone, and dense masks where they fit, against `plain_pool` and `plain_lookup`, in bf16."""
     shape, pool = case.shape, case.direction == "pool"
     args = pool_arguments(shape) if pool else lookup_arguments(shape)
-    dense = reference.pool if pool else partial(reference.lookup, look_back=shape.look_back)
-    ours = pool_xla.pool if pool else partial(lookup_xla.lookup, look_back=shape.look_back)
-    versions = {"xla": ours}
+    options = {} if pool else {"look_back": shape.look_back}
+    dense = partial(reference.pool if pool else reference.lookup, **options)
+    kernel = mosaic_gpu.pool if pool else mosaic_gpu.lookup
+    versions = {
+        "xla": partial(pool_xla.pool if pool else lookup_xla.lookup, **options),
+        "mosaic_gpu": partial(kernel, **options, interpret=interpret),
+    }
     if 4 * shape.heads * shape.capacity * args[1 if pool else 0][..., 0, 0].size <= DENSE_BYTES:
         versions["dense"] = dense
     read = float(sum(x.nbytes for x in args[:3]))

@@ -49,7 +49,7 @@ def _primal(
 
 def _forward(q: Array, k: Array, v: Array, bias: Array, latest: Array, valid: Array) -> tuple[Array, Any]:
     o, lse = _attend(q, k, v, bias, latest, valid)
-    return o, (q, k, v, bias, latest, valid, o, lse)
+    return o, (q, k, v, bias, latest, valid, lse)
 
 
 _lookup = jax.custom_vjp(_primal)
@@ -75,15 +75,19 @@ def _attend(
 
 def _backward(saved: Any, do: Float[Array, "T H K"]) -> tuple[Any, ...]:
     """Gathers and scores are made again, so that no distance keeps its own."""
-    q, k, v, bias, latest, valid, o, lse = saved
+    q, k, v, bias, latest, valid, lse = saved
     scale = q.shape[-1] ** -0.5
-    dq = jnp.zeros(q.shape, jnp.float32)
-    weights, dbias = [], []
-    delta = jnp.sum(_fp32(do) * _fp32(o), -1)
+    found = []
     for back in range(bias.shape[1]):
         seen, keys, values = _at_distance(k, v, latest, valid, back)
         p = jnp.exp(_scores(q, keys, bias[:, back], seen) - lse)
-        ds = jnp.where(seen[:, None], p * (jnp.sum(_fp32(do) * values, -1) - delta), 0.0)
+        found.append((keys, p, jnp.sum(_fp32(do) * values, -1)))
+    # Not do o: o is rounded, and where one patch has all the weight nothing but its rounding would be left.
+    delta = jnp.sum(jnp.stack([p * dp for _, p, dp in found]), 0)
+    dq = jnp.zeros(q.shape, jnp.float32)
+    weights, dbias = [], []
+    for keys, p, dp in found:
+        ds = p * (dp - delta)
         dbias.append(jnp.sum(ds, 0))
         weights.append((ds * scale, p))
         dq += (ds * scale)[..., None] * keys
@@ -100,7 +104,7 @@ def _of_keys(
     The bytes whose latest patch is r are a run, and key r - i is what they see at distance i.
     """
     dk, dv = (jnp.zeros((valid.size, *q.shape[1:]), jnp.float32) for _ in range(2))
-    runs = find_runs(_rising(latest, valid.shape[-1]), valid.shape[-1])
+    runs = find_runs(rising(latest, valid.shape[-1]), valid.shape[-1])
     for back, (ds, p) in enumerate(weights):
         if back and back % AT_ONCE == 0:
             q, do, dk, dv = lax.optimization_barrier((q, do, dk, dv))
@@ -113,7 +117,7 @@ def _of_keys(
 _lookup.defvjp(_forward, _backward)
 
 
-def _rising(latest: Int[Array, "B N S"], keys: int) -> Int[Array, "B N S"]:
+def rising(latest: Int[Array, "B N S"], keys: int) -> Int[Array, "B N S"]:
     """`latest`, but `keys` for the bytes after the last one that sees a patch, as `find_runs` wants them sorted."""
     after = (latest < 0) & (lax.cummax(latest, axis=2) >= 0)
     return jnp.where(after, keys, latest)

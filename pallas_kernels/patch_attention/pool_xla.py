@@ -33,7 +33,7 @@ def _primal(
 
 def _forward(q: Array, k: Array, v: Array, ids: Array) -> tuple[Array, Any]:
     o, lse = _attend(q, k, v, ids)
-    return o, (q, k, v, ids, o, lse)
+    return o, (q, k, v, ids, lse)
 
 
 _pool = jax.custom_vjp(_primal)
@@ -41,7 +41,7 @@ _pool = jax.custom_vjp(_primal)
 
 def _attend(q: Array, k: Array, v: Array, ids: Array) -> tuple[Float[Array, "R H K"], Float[Array, "R H"]]:
     """Output, and the log-sum-exp of the scores of each patch."""
-    runs, slots = find_runs(ids, _slots(q, ids)), _slot_of(ids, _slots(q, ids))
+    runs, slots = find_runs(ids, _slots(q, ids)), slot_of(ids, _slots(q, ids))
     scores = jnp.sum(_of_patch(q, slots) * _fp32(k), -1) * q.shape[-1] ** -0.5
     top = reduce_runs(lambda pick: pick(scores), runs, jnp.maximum, _LOWEST)
     p = jnp.exp(scores - _of_patch(top, slots))
@@ -54,15 +54,16 @@ def _attend(q: Array, k: Array, v: Array, ids: Array) -> tuple[Float[Array, "R H
 
 def _backward(saved: Any, do: Float[Array, "R H K"]) -> tuple[Any, ...]:
     """Gradients of q, k, v; the scores are made again from the log-sum-exp."""
-    q, k, v, ids, o, lse = saved
-    runs, slots = find_runs(ids, _slots(q, ids)), _slot_of(ids, _slots(q, ids))
+    q, k, v, ids, lse = saved
+    runs, slots = find_runs(ids, _slots(q, ids)), slot_of(ids, _slots(q, ids))
     scale = q.shape[-1] ** -0.5
     inside = (slots < len(q))[:, None]
     scores = jnp.sum(_of_patch(q, slots) * _fp32(k), -1) * scale
     p = jnp.where(inside, jnp.exp(scores - _of_patch(lse, slots)), 0.0)
-    delta = jnp.sum(_fp32(do) * _fp32(o), -1)
-    dp = jnp.sum(_of_patch(do, slots) * _fp32(v), -1) - _of_patch(delta, slots)
-    ds = jnp.where(inside, p * dp * scale, 0.0)
+    dp = jnp.sum(_of_patch(do, slots) * _fp32(v), -1)
+    # Not do o: o is rounded, and where one byte has all the weight nothing but its rounding would be left.
+    delta = reduce_runs(lambda pick: pick(p * dp), runs)
+    ds = jnp.where(inside, p * (dp - _of_patch(delta, slots)) * scale, 0.0)
     dq = reduce_runs(lambda pick: pick(ds)[..., None] * _fp32(pick(k)), runs)
     dk, dv = ds[..., None] * _of_patch(q, slots), p[..., None] * _of_patch(do, slots)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
@@ -76,7 +77,7 @@ def _slots(q: Array, ids: Array) -> int:
     return len(q) * ids.shape[-1] // ids.size
 
 
-def _slot_of(ids: Int[Array, "B N S"], slots: int) -> Int[Array, "T"]:
+def slot_of(ids: Int[Array, "B N S"], slots: int) -> Int[Array, "T"]:
     """The row of each byte's patch among those of all blocks; past the last row for padding."""
     blocks = ids.reshape(-1, ids.shape[-1])
     rows = blocks + slots * jnp.arange(len(blocks), dtype=jnp.int32)[:, None]

@@ -12,6 +12,8 @@ from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
+from pallas_kernels.patch_attention import mosaic_gpu as patch_attention
+from pallas_kernels.patch_attention import shapes as patch_shapes
 from pallas_kernels.short_conv import shapes as short_shapes
 from pallas_kernels.short_conv.mosaic_gpu import short_conv_mosaic_gpu
 
@@ -63,6 +65,35 @@ def _short_conv() -> Iterator[Program]:
     yield from _transformed("short_conv", short_conv_mosaic_gpu, gated)
 
 
+def _patch_attention() -> Iterator[Program]:
+    """Both directions, on patches of five bytes; `lookup` at the fewest and at the most distances of any shape."""
+    named = {shape.name: shape for shape in patch_shapes.SHAPES}
+    for shape in (named["blt_1b_8k"], named["blt_8b_64k"]):
+        bytes_, patches, seen = (
+            jax.ShapeDtypeStruct((4, 2, n, shape.heads, shape.head_dim), jnp.bfloat16)
+            for n in (shape.block_size, shape.capacity, shape.capacity + shape.look_back)
+        )
+        bias = jax.ShapeDtypeStruct((shape.heads, shape.look_back), jnp.float32)
+        arrays = {"q": bytes_, "k": seen, "v": seen, "bias": bias}
+        yield from _transformed(f"patch_attention/lookup_{shape.look_back}", _lookup, arrays)
+        if shape.look_back == 2:
+            yield from _transformed("patch_attention/pool", _pool, {"q": patches, "k": bytes_, "v": bytes_})
+
+
+def _pool(q: Any, k: Any, v: Any) -> Any:
+    return patch_attention.pool(q, k, v, jnp.minimum(_fifths(k), q.shape[2]))
+
+
+def _lookup(q: Any, k: Any, v: Any, bias: Any) -> Any:
+    latest = jnp.minimum(_fifths(q), k.shape[2] - 1)
+    valid = jnp.ones(k.shape[:3], bool)
+    return patch_attention.lookup(q, k, v, latest, valid, bias, look_back=bias.shape[1])
+
+
+def _fifths(x: Any) -> Any:
+    return jax.lax.broadcasted_iota(jnp.int32, x.shape[:3], 2) // 5
+
+
 def _transformed(op: str, run: Callable[..., Any], arrays: dict[str, Any]) -> Iterator[Program]:
     """Under remat with every gradient, under vmap, and on four devices, each with its own rows."""
     out = jax.eval_shape(lambda arrays: run(**arrays), arrays)
@@ -82,4 +113,4 @@ def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
     return pull
 
 
-PROGRAMS: tuple[Program, ...] = (*_blocked_conv(), *_modal_conv(), *_short_conv())
+PROGRAMS: tuple[Program, ...] = (*_blocked_conv(), *_modal_conv(), *_patch_attention(), *_short_conv())

@@ -20,9 +20,11 @@ def patch_ids(rng: np.random.Generator, batch: int, blocks: int, size: int, capa
     return ids
 
 
-def pool_arrays(dtype: Any = jnp.float32, *, size: int = 29, capacity: int = 7, batch: int = 2) -> Arrays:
+def pool_arrays(
+    dtype: Any = jnp.float32, *, size: int = 29, capacity: int = 7, batch: int = 2, width: int = 5
+) -> Arrays:
     rng = np.random.default_rng(size)
-    heads, width, blocks = 2, 5, 3
+    heads, blocks = 2, 3
 
     def normal(length: int) -> Any:
         return jnp.asarray(rng.standard_normal((batch, blocks, length, heads, width)), dtype)
@@ -32,10 +34,16 @@ def pool_arrays(dtype: Any = jnp.float32, *, size: int = 29, capacity: int = 7, 
 
 
 def lookup_arrays(
-    dtype: Any = jnp.float32, *, look_back: int = 2, size: int = 29, capacity: int = 7, batch: int = 2
+    dtype: Any = jnp.float32,
+    *,
+    look_back: int = 2,
+    size: int = 29,
+    capacity: int = 7,
+    batch: int = 2,
+    width: int = 5,
 ) -> Arrays:
     rng = np.random.default_rng(size + look_back)
-    heads, width, blocks = 2, 5, 3
+    heads, blocks = 2, 3
 
     def normal(*shape: int) -> Any:
         return jnp.asarray(rng.standard_normal(shape), dtype)
@@ -55,13 +63,15 @@ def lookup_arrays(
     }
 
 
-def pool_case(name: str, arrays: Arrays, implementation: Any) -> OpCase:
+def pool_case(name: str, arrays: Arrays, run: Any) -> OpCase:
+    """`run`: an implementation's name, or a function of the op's arguments."""
+    call = partial(pool, implementation=run) if isinstance(run, str) else run
     ids, slots = np.asarray(arrays["patch_ids"]), arrays["q"].shape[2]
     empty = ~(ids[:, :, None, :] == np.arange(slots)[None, None, :, None]).any(-1)
     padding = jnp.asarray(ids == slots)
     return OpCase(
         name=name,
-        run=lambda a: pool(**a, implementation=implementation),
+        run=lambda a: call(**a),
         reference=lambda a: pool(**a, implementation="reference"),
         arrays=arrays,
         unused={"q": jnp.asarray(empty), "k": padding, "v": padding},
@@ -69,12 +79,14 @@ def pool_case(name: str, arrays: Arrays, implementation: Any) -> OpCase:
     )
 
 
-def lookup_case(name: str, arrays: Arrays, implementation: Any) -> OpCase:
-    call = partial(lookup, look_back=arrays["bias"].shape[1])
+def lookup_case(name: str, arrays: Arrays, run: Any) -> OpCase:
+    """`run`: as of `pool_case`."""
+    look_back = arrays["bias"].shape[1]
+    call = partial(lookup, implementation=run) if isinstance(run, str) else run
     return OpCase(
         name=name,
-        run=lambda a: call(**a, implementation=implementation),
-        reference=lambda a: call(**a, implementation="reference"),
+        run=lambda a: call(**a, look_back=look_back),
+        reference=lambda a: lookup(**a, look_back=look_back, implementation="reference"),
         arrays=arrays,
         shared=frozenset({"bias"}),
         unused={"q": arrays["latest"] < 0, "k": ~arrays["valid"], "v": ~arrays["valid"]},

@@ -1,0 +1,32 @@
+"""What the Hopper kernels take, known without importing Pallas' GPU dialect, which takes over a second."""
+
+from typing import Any
+
+from pallas_kernels._dispatch import Device
+
+HEAD = 64
+"""Size of a head: 128 bytes of bf16, the width of a swizzled tile."""
+
+TILE = 64
+"""Rows of a tile that a program walks over."""
+
+POOL_ROWS, LOOKUP_ROWS = 64, 128
+"""Queries of a program: 64 patches have several tiles of bytes to read, 128 bytes mostly one tile of patches."""
+
+FARTHEST = 8
+"""Patches to look back at; each adds a comparison to every score."""
+
+
+def why_not(device: Device, q: Any = None, *_: Any, look_back: int = 1) -> str | None:
+    """Why the kernels cannot run such a call, or None; without arrays, why not on the device."""
+    if device.platform != "gpu" or device.capability != (9, 0):
+        return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
+    if q is None:
+        return None
+    if str(q.dtype) != "bfloat16":
+        return f"its products are bf16, q, k and v are {q.dtype}"
+    if q.shape[-1] != HEAD:
+        return f"its heads are of size {HEAD}, not {q.shape[-1]}"
+    if look_back > FARTHEST:
+        return f"it looks back at {FARTHEST} patches at most, not {look_back}"
+    return None
