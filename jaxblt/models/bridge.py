@@ -16,6 +16,7 @@ from jaxblt.parallel.halo import by_stretch, splits_sequence
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from jaxblt.patching.patches import Patches
+from pallas_kernels._compat import count_below
 from pallas_kernels.patch_attention import lookup, pool
 
 
@@ -189,7 +190,7 @@ def _take_ranks(
     ranks = (ends[..., None] + jnp.arange(-look_back, 0, dtype=jnp.int32)[None, None]).reshape(len(ends), -1)
     counts = jnp.sum(patches.lengths > 0, -1, dtype=jnp.int32)
     edges = jnp.cumsum(counts, -1, dtype=jnp.int32)
-    find = jax.vmap(lambda edges, wanted: jnp.searchsorted(edges, wanted, side="right"))
+    find = jax.vmap(lambda edges, wanted: count_below(edges, wanted + 1))
     block = jnp.minimum(find(edges, ranks), edges.shape[1] - 1).astype(jnp.int32)
     slot = jnp.clip(ranks - jnp.take_along_axis(edges - counts, block, 1), 0, patches.capacity - 1)
     here, there = block * patches.capacity + slot, jnp.clip(ranks + look_back, 0, look_back - 1)

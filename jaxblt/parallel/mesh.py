@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,3 +75,8 @@ def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
             f"mesh {shown}: the sizes given multiply to {fixed}, there are {count} devices; use {fix}"
         )
     return sizes
+
+
+def off_mesh() -> AbstractContextManager[Any]:
+    """A context in which no mesh is in force: modules take their local paths, for counting and for shapes alone."""
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxblt.data.pipeline import Dataset
 from jaxblt.parallel.distributed import process_table
+from jaxblt.parallel.mesh import off_mesh
 from jaxblt.parallel.rules import sharding_table
 from jaxblt.patching import make_patches
 from jaxblt.training.flops import count_params, matmul_flops, peak_flops
@@ -53,7 +54,7 @@ def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> f
         return task.model.apply({"params": params}, *inputs)
 
     # outside the mesh one row is enough
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())), jax.default_device(_countable()):
+    with off_mesh(), jax.default_device(_countable()):
         return matmul_flops(forward, params, jax.ShapeDtypeStruct((1, length), jnp.int32))
 
 

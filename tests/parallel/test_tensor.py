@@ -1,4 +1,4 @@
-"""Tensor parallelism: heads and feed-forward columns over `tensor`, beside data and fsdp."""
+"""Tensor parallelism: heads and feed-forward columns over `tensor`, beside data, fsdp and seq."""
 
 import functools
 from typing import Any
@@ -26,7 +26,11 @@ ROWS, LENGTH = 8, 48
 PATCHER = PatcherConfig(mode="static", block_size=24, patch_size=3)
 KEEP = optax.trace(decay=0.0)
 """Its state after a step is the step's gradient."""
-MESHES = {"data": MeshConfig(data=4, tensor=2), "fsdp": MeshConfig(data=2, fsdp=2, tensor=2)}
+MESHES = {
+    "data": MeshConfig(data=4, tensor=2),
+    "fsdp": MeshConfig(data=2, fsdp=2, tensor=2),
+    "seq": MeshConfig(data=2, seq=2, tensor=2),
+}
 
 
 def stack(dim: int, pattern: str, hidden: int) -> StackConfig:
@@ -93,6 +97,7 @@ CASES = pytest.mark.parametrize(
         ("byte_lm", "fsdp"),
         pytest.param("blt", "data", marks=pytest.mark.slow),
         pytest.param("byte_lm", "data", marks=pytest.mark.slow),
+        pytest.param("blt", "seq", marks=pytest.mark.slow),
     ],
 )
 
