@@ -16,7 +16,8 @@ def test_it_is_json_and_says_what_runs() -> None:
     assert found["devices"]["count"] == jax.device_count()
     assert found["devices"]["platform"] == jax.default_backend()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["time"])
-    assert found["argv"] and "/" not in found["argv"][0]
+    assert found["argv"]
+    assert "/" not in found["argv"][0]
 
 
 def test_the_commit_is_that_of_this_checkout() -> None:
