@@ -37,6 +37,7 @@ def test_the_yardstick_is_causal_attention() -> None:
         assert_close(got.astype(np.float32), want, n=12)
 
 
+@pytest.mark.slow
 def test_it_leaves_its_figures(tmp_path) -> None:
     out = tmp_path / "ring.json"
     figures = ring.benchmark(out=str(out), **TINY)

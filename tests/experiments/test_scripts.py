@@ -39,8 +39,8 @@ def python(*args: str) -> subprocess.CompletedProcess[str]:
 def test_kernels_knows_every_benchmark_of_an_op_and_its_shapes():
     assert set(kernels.SHAPES) == {path.parent.name for path in (ROOT / "pallas_kernels").glob("*/bench.py")}
     for op, names in kernels.SHAPES.items():
-        shapes = importlib.import_module(f"pallas_kernels.{op}.shapes").SHAPES
-        assert set(names) <= {shape.name for shape in shapes}
+        bench = importlib.import_module(f"pallas_kernels.{op}.bench")
+        assert set(names) <= {case.name for case in getattr(bench, "CASES", bench.SHAPES)}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

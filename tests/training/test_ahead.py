@@ -112,6 +112,7 @@ def test_meshes_are_parsed():
             parse_mesh(text)
 
 
+@pytest.mark.slow
 def test_the_report_names_the_policy_and_the_context_that_fit(capsys):
     recipe = at_context(tiny_recipe(model=ByteLMConfig(stack=STACK)), 256, MeshConfig(data=1))
     mesh = recipe.mesh.build(jax.devices()[:1])

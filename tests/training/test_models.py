@@ -37,6 +37,7 @@ def patched(*, causal: bool = True) -> BLTConfig:
 STATIC = PatcherConfig(mode="static", patch_size=4, block_size=16)
 
 
+@pytest.mark.slow
 def test_blt_on_one_device_and_on_a_mesh(tmp_path):
     options = {"model": patched(), "patcher": STATIC, "steps": 6, "eval_every": 0}
     fit(tiny_recipe(**options), tmp_path / "one", source=Letters(), devices=jax.devices()[:1])
