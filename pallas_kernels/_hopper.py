@@ -9,11 +9,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels._dispatch import Device
+
 CHUNK = 64
 """Steps of a chunk: 128 bytes of bf16, the width of a swizzled tile."""
 
 PROGRAMS = 1056
 """Enough programs for four waves of two on each of an H200's 132 multiprocessors; rows beyond share a program."""
+
+
+def why_not_streams(device: Device, *streams: Any) -> str | None:
+    """Why no kernel for Hopper takes these streams (None for one that is not given) on this device, or None."""
+    if device.platform != "gpu" or device.capability != (9, 0):
+        return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
+    dtypes = {str(z.dtype) for z in streams if z is not None}
+    if dtypes != {"bfloat16"}:
+        return f"it takes bf16 streams, these are {', '.join(sorted(dtypes))}"
+    return None
 
 
 def as_chunks(z: Float[Array, "B D T"]) -> Float[Array, "R N 64"]:

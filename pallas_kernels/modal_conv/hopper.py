@@ -3,7 +3,7 @@
 from typing import Any
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels._hopper import CHUNK
+from pallas_kernels._hopper import CHUNK, why_not_streams
 
 ROWS = 64
 """Chunks per tile: the rows of a warpgroup's matrix product."""
@@ -28,11 +28,8 @@ def why_not(
     **_: Any,
 ) -> str | None:
     """Why the kernel cannot run such a call, or None."""
-    if device.platform != "gpu" or device.capability != (9, 0):
-        return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
-    streams = {str(z.dtype) for z in (x, pre_gate, post_gate) if z is not None}
-    if streams != {"bfloat16"}:
-        return f"its products are bf16, the streams are {', '.join(sorted(streams))}"
+    if refused := why_not_streams(device, x, pre_gate, post_gate):
+        return refused
     if segment_ids is not None:
         return "it does not know packed rows"
     if initial_state is not None or output_final_state:

@@ -109,7 +109,7 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
             "capability 9.0 exactly (H100, H200), this is NVIDIA B200",
         ),
         ({"device": Device("cpu")}, "this is cpu"),
-        ({"dtype": jnp.float32}, "the streams are float32"),
+        ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
         ({"modes": 17}, "at most 16 modes, not 17"),
         ({"length": 4095}, "shorter than one tile of 4096 steps"),
         ({"output_final_state": True}, "starts from a zero state and returns none"),
