@@ -89,7 +89,10 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
         ({"length": 4095}, "shorter than one tile of 4096 steps"),
         ({"causal": False}, "does not look ahead"),
         ({"segment_ids": jax.ShapeDtypeStruct((1, TILE), jnp.int32)}, "packed rows"),
-        ({"pre_gate": jax.ShapeDtypeStruct((1, 3, TILE), jnp.float32)}, "the streams are bfloat16, float32"),
+        (
+            {"pre_gate": jax.ShapeDtypeStruct((1, 3, TILE), jnp.float32)},
+            "bf16 streams, these are bfloat16, float32",
+        ),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:

@@ -115,7 +115,10 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
         ({"output_final_state": True}, "starts from a zero state and returns none"),
         ({"initial_state": jax.ShapeDtypeStruct((1, 3, 8), jnp.float32)}, "starts from a zero state"),
         ({"segment_ids": jax.ShapeDtypeStruct((1, TILE), jnp.int32)}, "packed rows"),
-        ({"pre_gate": jax.ShapeDtypeStruct((1, 3, TILE), jnp.float32)}, "the streams are bfloat16, float32"),
+        (
+            {"pre_gate": jax.ShapeDtypeStruct((1, 3, TILE), jnp.float32)},
+            "bf16 streams, these are bfloat16, float32",
+        ),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
