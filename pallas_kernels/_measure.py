@@ -263,7 +263,8 @@ def _repeated(case: Case) -> Callable[[int], None]:
 def forward_backward(case: Case, key: PRNGKeyArray) -> Case:
     """The case's value and gradients: its outputs and their vjp with a random normal cotangent, all kept.
 
-    A cotangent of ones (`grad` of a sum) lets the compiler drop work, so it is random, and an argument.
+    A cotangent of ones (`grad` of a sum) lets the compiler drop work, so it is random, and an argument. It is there
+    when the outputs are, as in a model, where a loss lies between: no loop does both passes at once.
     Gradients are taken for every floating array among the arguments.
     """
     leaves, tree = jax.tree.flatten(case.args)
@@ -278,6 +279,7 @@ def forward_backward(case: Case, key: PRNGKeyArray) -> Case:
 
     def run(inputs: list[Array], others: list[Array], cotangents: list[Array]) -> Any:
         out, pull, rest = jax.vjp(lambda x: outputs_of(x, others), inputs, has_aux=True)
+        out, cotangents = jax.lax.optimization_barrier((out, cotangents))
         return out, rest, pull(cotangents)
 
     shapes, _ = jax.eval_shape(outputs_of, inputs, others)

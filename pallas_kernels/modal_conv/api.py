@@ -12,7 +12,7 @@ from pallas_kernels.modal_conv.xla import modal_conv_xla
 from pallas_kernels.short_conv.gates import check_alignment, check_shape, check_streams
 
 
-def _mosaic_gpu(*args: Any, **options: Any) -> Array:
+def _mosaic_gpu(*args: Any, **options: Any) -> Any:
     """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 
@@ -20,9 +20,8 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Array:
 
 
 TABLE = (
-    Implementation("xla", modal_conv_xla),
-    # Below xla until the gradients of its modes have run on a GPU; the forward pass is 4.4 times as fast.
     Implementation("mosaic_gpu", _mosaic_gpu, why_not),
+    Implementation("xla", modal_conv_xla),
     Implementation("reference", modal_conv_reference),
 )
 

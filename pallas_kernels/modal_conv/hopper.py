@@ -21,8 +21,6 @@ def why_not(
     residues: Any,
     *,
     segment_ids: Any = None,
-    initial_state: Any = None,
-    output_final_state: bool = False,
     pre_gate: Any = None,
     post_gate: Any = None,
     **_: Any,
@@ -32,8 +30,6 @@ def why_not(
         return refused
     if segment_ids is not None:
         return "it does not know packed rows"
-    if initial_state is not None or output_final_state:
-        return "it starts from a zero state and returns none"
     if log_poles.shape[1] > MODES:
         return f"it takes at most {MODES} modes, not {log_poles.shape[1]}"
     if x.shape[2] < TILE:

@@ -3,6 +3,8 @@
 With G = post_gate * dy and conv^T the convolution against time,
 
     dU = conv^T(G),    dx = pre_gate * dU,    dpre_gate = x * dU,    dpost_gate = dy * conv(pre_gate * x).
+
+The state after a row is another pass, in XLA.
 """
 
 from functools import partial
@@ -15,6 +17,8 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels.modal_conv.mosaic_gpu_pass import Modes, convolve
 from pallas_kernels.modal_conv.mosaic_gpu_vjp import gradient_of_modes
+from pallas_kernels.modal_conv.states import row_state
+from pallas_kernels.short_conv.gates import enter
 
 
 def modal_conv_mosaic_gpu(
@@ -31,36 +35,46 @@ def modal_conv_mosaic_gpu(
     post_gate: Float[Array, "B D T"] | None = None,
     chunk_size: int = 128,
     interpret: bool = False,
-) -> Float[Array, "B D T"]:
+) -> Float[Array, "B D T"] | tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
     """See `modal_conv`; what `hopper.why_not` refuses is not looked at again, and chunks are of 64.
 
     Args:
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
     """
-    modes = [None if z is None else z.astype(jnp.float32) for z in (log_poles, residues, bias)]
-    x, *modes, pre_gate, post_gate = vary_alike(x, *modes, pre_gate, post_gate)
-    return _conv(x, tuple(modes), pre_gate, post_gate, interpret)
+    wide = [None if z is None else z.astype(jnp.float32) for z in (log_poles, residues, bias, initial_state)]
+    x, *modes, state, pre_gate, post_gate = vary_alike(x, *wide, pre_gate, post_gate)
+    y: Any = _conv(x, tuple(modes), state, pre_gate, post_gate, interpret)
+    if not output_final_state:
+        return y
+    final = row_state(enter(x, pre_gate, None), modes[0])
+    return y, final if state is None else final + jnp.exp(x.shape[2] * modes[0])[None] * state
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _conv(x: Array, modes: Modes, pre_gate: Array | None, post_gate: Array | None, interpret: bool) -> Array:
-    (y,) = convolve(x, modes, pre_gate, [] if post_gate is None else [post_gate], interpret=interpret)
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _conv(
+    x: Array,
+    modes: Modes,
+    state: Array | None,
+    pre_gate: Array | None,
+    post_gate: Array | None,
+    interpret: bool,
+) -> Array:
+    gates = [] if post_gate is None else [post_gate]
+    (y,) = convolve(x, modes, pre_gate, gates, state=state, interpret=interpret)
     return y
 
 
-def _forward(
-    x: Array, modes: Modes, pre_gate: Array | None, post_gate: Array | None, interpret: bool
-) -> tuple[Array, tuple[Array, Modes, Array | None, Array | None]]:
-    return _conv(x, modes, pre_gate, post_gate, interpret), (x, modes, pre_gate, post_gate)
+def _forward(*args: Any) -> tuple[Array, tuple[Any, ...]]:
+    return _conv(*args), args[:-1]
 
 
 def _backward(interpret: bool, residuals: tuple[Any, ...], dy: Array) -> tuple[Any, ...]:
-    x, modes, pre_gate, post_gate = residuals
+    x, modes, state, pre_gate, post_gate = residuals
     factors = [] if pre_gate is None else [pre_gate, x]
     dx, *rest = convolve(dy, modes, post_gate, factors, reverse=True, interpret=interpret)
-    dpost_gate = None if post_gate is None else _conv(x, modes, pre_gate, dy, interpret)
-    dmodes = gradient_of_modes(x, modes, pre_gate, post_gate, dy, interpret=interpret)
-    return dx, dmodes, rest[0] if rest else None, dpost_gate
+    dpost_gate = None if post_gate is None else _conv(x, modes, state, pre_gate, dy, interpret)
+    dmodes, dstate = gradient_of_modes(x, modes, state, pre_gate, post_gate, dy, interpret=interpret)
+    return dx, dmodes, dstate, rest[0] if rest else None, dpost_gate
 
 
 _conv.defvjp(_forward, _backward)

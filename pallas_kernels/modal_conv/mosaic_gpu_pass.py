@@ -11,7 +11,8 @@ with T, K and R as in the README for chunks of 64. U stays in registers as the l
 three rounds through shared memory, each joining four neighbours: 1, 4 and 16 chunks apart. Loads run two tiles ahead.
 K, R and S enter products as sums of two bf16 numbers, 16 bits of each.
 
-Against time, "before" is "after": steps, chunks and tiles are counted from the row's end.
+Against time, "before" is "after": steps, chunks and tiles are counted from the row's end. In the direction of time a
+row may begin with a state.
 """
 
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ def convolve(
     pre_gate: Float[Array, "B D T"] | None,
     post_gates: Sequence[Float[Array, "B D T"]],
     *,
+    state: Float[Array, "B D M"] | None = None,
     reverse: bool = False,
     interpret: bool = False,
 ) -> list[Float[Array, "B D T"]]:
@@ -61,9 +63,11 @@ def convolve(
       modes: see `Modes`.
       pre_gate: multiplies the input.
       post_gates: multiply the output; at most two.
+      state: before the first step, zero if None.
       reverse: y_t = sum_{s >= t} h_{s-t} u_s, the transpose of the convolution.
       interpret: run on the CPU in Pallas' simulation of a GPU.
     """
+    assert state is None or not reverse
     batch, channels, _ = x.shape
     streams = [as_chunks(z) for z in (x, pre_gate, *post_gates) if z is not None]
     outputs = max(1, len(post_gates))
@@ -96,13 +100,13 @@ def convolve(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="modal_conv_reverse" if reverse else "modal_conv",
-    )(*streams, weights, decays)
+    )(*streams, weights, decays, *([] if state is None else [fill_up(state).reshape(-1, MODES)]))
     return [as_rows(y, x.shape) for y in results]
 
 
 def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
     """The right operands, transposed and on top of each other (T, R, K, `_matrices` cuts them), and a^0 ... a^63."""
-    log_poles, residues = fill_up(modes)
+    log_poles, residues = fill_up(modes[0], -1.0), fill_up(modes[1])
     steps, chunks = jnp.arange(CHUNK), jnp.arange(ROWS)
     within = within_chunks(modes)
     if reverse:
@@ -115,11 +119,10 @@ def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
     return weights, jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)
 
 
-def fill_up(modes: Modes) -> tuple[Array, Array]:
-    """log_poles and residues of 16 modes; those added weigh nothing."""
-    log_poles, residues, _ = modes
-    missing = ((0, 0), (0, MODES - log_poles.shape[1]))
-    return jnp.pad(log_poles, missing, constant_values=-1.0), jnp.pad(residues, missing)
+def fill_up(z: Float[Array, "... M"], value: float = 0.0) -> Float[Array, "... 16"]:
+    """For 16 modes; those added weigh nothing."""
+    missing = MODES - z.shape[-1]
+    return jnp.pad(z, ((0, 0),) * (z.ndim - 1) + ((0, missing),), constant_values=value)
 
 
 def within_chunks(modes: Modes) -> Float[Array, "D 64 64"]:
@@ -138,7 +141,7 @@ def _program(*refs: Any, channels: int, rows: int, inputs: int, reverse: bool, i
     """One channel of `rows` rows, tile after tile, row after row."""
     loaded, stored, matrices, decay, sums, arrived, ready = refs[-7:]
     outputs, count = refs[-7 - stored.shape[0] : -7], loaded.shape[1]
-    streams, (weights, decays) = refs[:count], refs[count : count + 2]
+    streams, (weights, decays, *states) = refs[:count], refs[count : -7 - len(outputs)]
     tiles = -(-streams[0].shape[1] // ROWS)
     channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
 
@@ -157,9 +160,7 @@ def _program(*refs: Any, channels: int, rows: int, inputs: int, reverse: bool, i
 
         @pl.when(step % tiles == 0)
         def _() -> None:
-            nothing = plgpu.layout_cast(jnp.zeros((ROWS, MODES), sums.dtype), plgpu.Layout.WGMMA)
-            for start in (0, EDGE):
-                sums[start : start + ROWS, :MODES] = nothing
+            start_sums(sums, states[0].at[(first + step // tiles) * channels + channel] if states else None)
 
         out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -176,6 +177,16 @@ def _program(*refs: Any, channels: int, rows: int, inputs: int, reverse: bool, i
     plgpu.barrier_wait(ready)
     lax.fori_loop(0, rows * tiles, advance, None)
     plgpu.wait_smem_to_gmem(0)
+
+
+def start_sums(sums: Any, state: Any = None) -> None:
+    """Zeros, but for the state, which goes where that after a tile before this one would be."""
+    nothing = plgpu.layout_cast(jnp.zeros((ROWS, MODES), sums.dtype), plgpu.Layout.WGMMA)
+    sums[:ROWS, :MODES] = nothing
+    if state is not None:
+        chunk = plgpu.broadcasted_iota(jnp.int32, (ROWS, MODES), 0, layout=plgpu.Layout.WGMMA)
+        nothing = jnp.where(chunk == ROWS - 1, row(state), nothing)
+    sums[EDGE : EDGE + ROWS, :MODES] = nothing
 
 
 def _tile(stage: list[Any], matrices: Any, decay: Any, sums: Any, reverse: bool, interpret: bool) -> Array:
@@ -223,10 +234,14 @@ def _states(written: Array, sums: Any, decay: Any, reverse: bool) -> Array:
     return states
 
 
+def by_mode(ref: Any) -> Array:
+    """One number per mode."""
+    return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+
+
 def row(ref: Any) -> Array:
     """One number per mode, the same for all chunks."""
-    values = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-    return lax.broadcast_in_dim(values, (ROWS, MODES), (1,))
+    return lax.broadcast_in_dim(by_mode(ref), (ROWS, MODES), (1,))
 
 
 def halves(states: Array, dtype: Any) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Hopper: gradients of log_poles, residues and bias in one pass over memory, from the end of a row to its beginning.
+"""Hopper: gradients of modes, bias and first state in one pass over memory, from the end of a row to its beginning.
 
 With G = post_gate * dy and U = pre_gate * x, tiles [chunk, step], and t(c) the last step of chunk c, let
 
@@ -9,6 +9,8 @@ of the streams is G^T U, Q^T U and P^T U: these stay in registers, in fp32, unti
 from chunk to chunk as the states of the other passes are: with a = exp(64 log_poles),
 
     Q_{c-1} = a Q_c + V_c,    P_{c-1} = a (P_c + Q_c) + V'_c,    V = G K^T,    V' = G K'^T.
+
+A row's first state s adds residues exp((n + 1) log_poles) s to y_n, for which Q_{-1} and P_{-1} are left at its end.
 """
 
 from functools import partial
@@ -29,11 +31,13 @@ from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     EDGE,
     FAN,
     Modes,
+    by_mode,
     fill_up,
     halves,
     halves_of_weights,
     products,
     row,
+    start_sums,
     within_chunks,
 )
 
@@ -46,17 +50,18 @@ PITCH = MODES + 8
 def gradient_of_modes(
     x: Float[Array, "B D T"],
     modes: Modes,
+    state: Float[Array, "B D M"] | None,
     pre_gate: Float[Array, "B D T"] | None,
     post_gate: Float[Array, "B D T"] | None,
     dy: Float[Array, "B D T"],
     *,
     interpret: bool,
-) -> Modes:
-    """Gradients of log_poles, residues and bias, where y = post_gate * conv(pre_gate * x)."""
+) -> tuple[Modes, Float[Array, "B D M"] | None]:
+    """Gradients of log_poles, residues and bias, and of the state, where y = post_gate * conv(pre_gate * x)."""
     streams = {DY: dy, X: x, POST: post_gate, PRE: pre_gate}
     chunked = {place: as_chunks(z) for place, z in streams.items() if z is not None}
-    log_poles, residues = fill_up(modes)
-    found = _kernel(chunked, log_poles, x.shape[0], interpret)
+    log_poles, residues = fill_up(modes[0], -1.0), fill_up(modes[1])
+    found, before = _kernel(chunked, log_poles, x.shape[0], interpret)
     found = found.reshape(x.shape[1], -1, *found.shape[1:]).sum(1)
     _, pull = jax.vjp(within_chunks, modes)
     ((dpoles, dresidues, dbias),) = pull(found[:, :CHUNK])
@@ -67,11 +72,17 @@ def gradient_of_modes(
     count = dpoles.shape[1]
     dpoles += (residues * (ages * lags).sum(2))[:, :count]
     dresidues += (ages * (q + q_low)).sum(2)[:, :count]
-    return dpoles, dresidues, dbias
+    if state is None:
+        return (dpoles, dresidues, dbias), None
+    first, lag = before.reshape(*x.shape[:2], 2, MODES)[..., :count].swapaxes(0, 2)
+    state = state.swapaxes(0, 1)
+    dpoles += CHUNK * modes[1] * (state * lag).sum(1)
+    dresidues += (state * first).sum(1)
+    return (dpoles, dresidues, dbias), (modes[1][:, None] * first).swapaxes(0, 1)
 
 
-def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: bool) -> Array:
-    """[G^T U, Q^T U and P^T U, the latter two in two halves each] of each program."""
+def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: bool) -> tuple[Array, Array]:
+    """[G^T U, Q^T U and P^T U, the latter two in two halves each] of each program, [Q, P] before each row."""
     x, channels = streams[X], log_poles.shape[0]
     rows = rows_per_program(batch, channels)
     steps, chunks = 1 + jnp.arange(CHUNK), jnp.arange(ROWS)[::-1]
@@ -87,7 +98,10 @@ def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: 
     decays = jnp.stack([decays, chunks[None, :, None].astype(jnp.float32) * decays], 1)
     return plgpu.kernel(
         partial(_program, places=tuple(streams), channels=channels, rows=rows, interpret=interpret),
-        out_type=varying_like(x, (channels * batch // rows, 2 * CHUNK, CHUNK), jnp.float32),
+        out_type=(
+            varying_like(x, (channels * batch // rows, 2 * CHUNK, CHUNK), jnp.float32),
+            varying_like(x, (batch * channels, 2, MODES), jnp.float32),
+        ),
         grid=(channels, batch // rows),
         grid_names=("channel", "rows"),
         scratch_types=[
@@ -106,13 +120,16 @@ def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: 
 
 def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, interpret: bool) -> None:
     """One channel of `rows` rows, each from its last tile to its first, row after row."""
-    streams, (weights, decays, out) = dict(zip(places, refs, strict=False)), refs[len(places) : -6]
+    streams, (weights, decays, out, before) = dict(zip(places, refs, strict=False)), refs[len(places) : -6]
     loaded, matrices, decay, sums, arrived, ready = refs[-6:]
     tiles = -(-streams[X].shape[1] // ROWS)
     channel, group = lax.axis_index("channel"), lax.axis_index("rows")
 
+    def line_of(step: Array) -> Array:
+        return (group * rows + step // tiles) * channels + channel
+
     def load(step: Array) -> None:
-        line, tile = (group * rows + step // tiles) * channels + channel, tiles - 1 - step % tiles
+        line, tile = line_of(step), tiles - 1 - step % tiles
         for place, stream in streams.items():
             box = stream.at[line, pl.ds(tile * ROWS, ROWS)]
             plgpu.copy_gmem_to_smem(box, loaded.at[step % STAGES, place], arrived.at[step % STAGES])
@@ -123,12 +140,16 @@ def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, inte
 
         @pl.when(step % tiles == 0)
         def _() -> None:
-            nothing = plgpu.layout_cast(jnp.zeros((ROWS, MODES), sums.dtype), plgpu.Layout.WGMMA)
-            for start in (0, EDGE):
-                for i in range(2):
-                    sums[i, start : start + ROWS, :MODES] = nothing
+            for i in range(2):
+                start_sums(sums.at[i])
 
         totals = _tile(stage, places, matrices, decay, sums, totals, interpret)
+
+        @pl.when(step % tiles == tiles - 1)
+        def _() -> None:
+            for i in range(2):
+                before[line_of(step), i] = by_mode(sums.at[i, 0, :MODES])
+
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
         return totals
 

@@ -77,17 +77,20 @@ def _program(*refs: Any, gated: tuple[bool, bool], channels: int, rows: int) -> 
     """One channel of `rows` rows, tile after tile, row after row."""
     *streams, taps, y, loaded, stored, history, arrived = refs
     chunks = stored.shape[0]
-    tiles = -(-y.shape[1] // chunks)
+    tiles, rest = -(-y.shape[1] // chunks), y.shape[1] % chunks
     channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
     weights = [taps[channel, k] for k in range(taps.shape[1])]
 
-    def box(ref: Any, step: Array) -> Any:
-        return ref.at[(first + step // tiles) * channels + channel, pl.ds(step % tiles * chunks, chunks)]
+    def box(ref: Any, step: Array, size: int = chunks) -> Any:
+        return ref.at[(first + step // tiles) * channels + channel, pl.ds(step % tiles * chunks, size)]
 
     def load(step: Array) -> None:
         slot = step % STAGES
         for i, stream in enumerate(streams):
             plgpu.copy_gmem_to_smem(box(stream, step), loaded.at[slot, i], arrived.at[slot])
+
+    def store(step: Array, size: int) -> None:
+        plgpu.copy_smem_to_gmem(stored.at[:size], box(y, step, size))
 
     def advance(step: Array, _: None) -> None:
         stage = loaded.at[step % STAGES]
@@ -103,7 +106,11 @@ def _program(*refs: Any, gated: tuple[bool, bool], channels: int, rows: int) -> 
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         stored[...] = out.astype(stored.dtype).reshape(stored.shape)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(stored, box(y, step))
+        # Past a row's end the next row begins, and a copy of plain memory is not clipped there.
+        full = step % tiles < y.shape[1] // chunks
+        pl.when(full)(lambda: store(step, chunks))
+        if rest:
+            pl.when(~full)(lambda: store(step, rest))
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
 
     lax.fori_loop(0, min(STAGES, rows * tiles), lambda step, _: load(step), None)

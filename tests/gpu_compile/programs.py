@@ -49,7 +49,8 @@ def _modal_conv() -> Iterator[Program]:
     gated = plain | {"pre_gate": x, "post_gate": x}
     for name, arrays in (("gated", gated), ("plain", plain)):
         yield Program(f"modal_conv/{name}", lambda arrays: modal_conv_mosaic_gpu(**arrays), (arrays,))
-    yield from _transformed("modal_conv", modal_conv_mosaic_gpu, gated)
+    state = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.modes), jnp.float32)
+    yield from _transformed("modal_conv", modal_conv_mosaic_gpu, gated | {"initial_state": state})
 
 
 def _short_conv() -> Iterator[Program]:
