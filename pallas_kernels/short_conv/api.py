@@ -9,6 +9,7 @@ from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels.short_conv.gates import check_shape, check_streams
 from pallas_kernels.short_conv.hopper import why_not
 from pallas_kernels.short_conv.reference import short_conv_reference
+from pallas_kernels.short_conv.triton_why import why_not as why_not_triton
 from pallas_kernels.short_conv.xla import short_conv_xla
 
 
@@ -19,9 +20,18 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Array:
     return short_conv_mosaic_gpu(*args, **options)
 
 
+def _triton(*args: Any, **options: Any) -> Array:
+    """Imported where it runs, as many machines lack Triton."""
+    from pallas_kernels.short_conv.triton_gpu import short_conv_triton
+
+    return short_conv_triton(*args, **options)
+
+
 TABLE = (
     Implementation("mosaic_gpu", _mosaic_gpu, why_not),
     Implementation("xla", short_conv_xla),
+    # Not timed yet: asked for by name until it is.
+    Implementation("triton", _triton, why_not_triton),
     Implementation("reference", short_conv_reference),
 )
 
@@ -35,7 +45,7 @@ def short_conv(
     bias: Float[Array, "D"] | None = None,
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
-    implementation: Literal["xla", "mosaic_gpu", "reference"] | None = None,
+    implementation: Literal["mosaic_gpu", "xla", "triton", "reference"] | None = None,
 ) -> Float[Array, "B D T"]:
     """Causal depthwise convolution with a few taps (3 to 7), its gates fused.
 

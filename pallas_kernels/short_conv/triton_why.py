@@ -1,0 +1,34 @@
+"""What the Triton kernel takes, known without importing Triton, which many machines lack."""
+
+from importlib.util import find_spec
+from typing import Any
+
+from pallas_kernels._dispatch import Device
+
+MOST = 8
+"""Taps that the kernel is unrolled for, more than the op is meant for."""
+
+DTYPES = {"bfloat16", "float32"}
+
+
+def why_not(
+    device: Device,
+    x: Any,
+    taps: Any,
+    *,
+    history: Any = None,
+    pre_gate: Any = None,
+    post_gate: Any = None,
+    **_: Any,
+) -> str | None:
+    """Why the kernel cannot run such a call, or None."""
+    if device.platform != "gpu" or device.capability is None or device.capability < (8, 0):
+        return f"it is compiled for NVIDIA GPUs of compute capability 8.0 or newer, this is {device.kind}"
+    if missing := [name for name in ("triton", "jax_triton") if find_spec(name) is None]:
+        return f'{" and ".join(missing)} not found (pip install -e ".[triton]")'
+    dtypes = {str(z.dtype) for z in (x, pre_gate, post_gate, history) if z is not None}
+    if not dtypes <= DTYPES:
+        return f"it takes bf16 and fp32 streams, these are {', '.join(sorted(dtypes))}"
+    if taps.shape[1] > MOST:
+        return f"it takes at most {MOST} taps, not {taps.shape[1]}"
+    return None

@@ -1,0 +1,159 @@
+"""The Triton kernel: interpreted on the CPU where triton is installed, run on a GPU, and what it is not asked to do."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels.short_conv import short_conv, triton_why
+from pallas_kernels.short_conv.triton_gpu import PAIRS, short_conv_triton
+from pallas_kernels.short_conv.triton_why import MOST, why_not
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.op_suite import OpCase, value_and_grads
+from tests.pallas_kernels.short_conv import interpreted
+from tests.pallas_kernels.short_conv.streams import CHANNELS, normal, not_tokens, ragged, streams
+
+AMPERE = Device("gpu", (8, 0), "NVIDIA A100")
+HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+needs_jax_triton = pytest.mark.skipif(find_spec("jax_triton") is None, reason="jax-triton is not installed")
+
+
+def case(
+    name: str, length: int, taps: int, dtype: Any, run: Any, *, gates: bool = True, **given: bool
+) -> OpCase:
+    arrays = streams(length, dtype, gates=gates) | {"taps": normal(4, (CHANNELS, taps))}
+    if given.get("packed"):
+        arrays["segment_ids"] = ragged(length)
+    if given.get("history"):
+        arrays["history"] = normal(5, (*arrays["x"].shape[:2], taps - 1), dtype)
+    return OpCase(
+        name=name,
+        run=lambda arrays: run(**arrays),
+        reference=lambda arrays: short_conv(**arrays, implementation="reference"),
+        arrays=arrays,
+        shared=frozenset({"taps", "bias"}) & set(arrays),
+        unused=not_tokens(arrays),
+        terms=taps + 1,
+        grad_terms=2 * length,
+    )
+
+
+def cases(run: Any) -> list[OpCase]:
+    """Even and odd numbers of steps and of taps, in one program a row and in two."""
+    tile = 2 * PAIRS
+    return [
+        case("packed, history", 53, 4, jnp.float32, run, packed=True, history=True),
+        case("bf16, two tiles, history", tile + 6, MOST, jnp.bfloat16, run, history=True),
+        case("bf16, two tiles, packed, odd", tile + 5, 7, jnp.bfloat16, run, packed=True),
+        case("one step, history, no gates", 1, 7, jnp.float32, run, gates=False, history=True),
+        case("one tap, odd", 3, 1, jnp.bfloat16, run, history=True),
+    ]
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels imported meanwhile are interpreted, and those imported before or after are not."""
+    name = "pallas_kernels.short_conv.triton_kernel"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setitem(sys.modules, "jax_triton", SimpleNamespace(triton_call=interpreted.triton_call))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.import_module(name)
+    yield
+    del sys.modules[name]
+
+
+@needs_triton
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("case", cases(short_conv_triton), ids=str)
+def test_interpreted(case: OpCase) -> None:
+    op_suite.check_reference(case)
+
+
+@needs_triton
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"reference"}))
+def test_interpreted_under_transformations(check: str) -> None:
+    op_suite.CHECKS[check](cases(short_conv_triton)[0])
+
+
+@needs_triton
+@pytest.mark.usefixtures("interpreter")
+def test_weights_alone_or_streams_alone_may_be_batched() -> None:
+    x, taps = normal(0, (2, 3, 9)), normal(1, (2, 3, 4))
+    for axes in ((None, 0), (0, None)):
+        args = (x if axes[0] is None else jnp.stack([x, 2 * x]), taps[0] if axes[1] is None else taps)
+        ours, theirs = (jax.vmap(run, axes)(*args) for run in (short_conv_triton, short_conv))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_jax_triton
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
+@pytest.mark.parametrize("case", cases(partial(short_conv, implementation="triton")), ids=str)
+def test_on_a_gpu(case: OpCase, check: str) -> None:
+    op_suite.CHECKS[check](case)
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_jax_triton
+def test_on_a_gpu_inside_shard_map() -> None:
+    whole = cases(partial(short_conv, implementation="triton"))[0]
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    specs = {n: PartitionSpec() if n in whole.shared else PartitionSpec("data") for n in whole.arrays}
+    run = jax.shard_map(whole.run, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec("data"))
+    found, expected = value_and_grads(run, whole.arrays), value_and_grads(whole.run, whole.arrays)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"device": Device("cpu")}, "8.0 or newer, this is cpu"),
+        ({"device": Device("gpu", (7, 5), "Tesla T4")}, "8.0 or newer, this is Tesla T4"),
+        ({"device": Device("gpu", None, "AMD Instinct MI300X")}, "NVIDIA GPUs"),
+        ({"dtype": jnp.float16}, "bf16 and fp32 streams, these are float16"),
+        ({"history": jax.ShapeDtypeStruct((1, 3, 2), jnp.float64)}, "these are bfloat16, float64"),
+        ({"taps": MOST + 1}, "at most 8 taps, not 9"),
+    ],
+)
+def test_says_why_not(change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_why, "find_spec", lambda name: name)
+    call: dict[str, Any] = {"device": HOPPER, "dtype": jnp.bfloat16, "taps": 3} | change
+    device, dtype, taps = (call.pop(name) for name in ("device", "dtype", "taps"))
+    x, filter = jax.ShapeDtypeStruct((1, 3, 8), dtype), jax.ShapeDtypeStruct((3, taps), jnp.float32)
+    assert reason in (why_not(device, x, filter, **call) or "it can run")
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_takes_any_length_packed_and_with_history(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_why, "find_spec", lambda name: name)
+    for length in (1, 4097):
+        arrays = case("any", length, MOST, dtype, None, packed=length > 1, history=True).arrays
+        assert why_not(AMPERE, **arrays) is None
+
+
+def test_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_why, "find_spec", lambda name: None if name == "jax_triton" else name)
+    x, taps = normal(0, (1, 3, 8)), normal(1, (3, 3))
+    assert why_not(AMPERE, x, taps) == 'jax_triton not found (pip install -e ".[triton]")'
+
+
+def test_asked_for_on_a_cpu_it_says_why_not() -> None:
+    with pytest.raises(
+        ValueError, match="implementation 'triton' cannot run here: it is compiled for NVIDIA"
+    ):
+        short_conv(normal(0, (1, 3, 8)), normal(1, (3, 3)), implementation="triton")
