@@ -2,7 +2,8 @@
 
 1. The gate: ring and one GPU's fused kernel against attention in f64 on the host, forward and backward, for rings
    of 2, 4, ... devices; and against the one-GPU kernel at the first length. It fails before anything is timed.
-2. Seconds of one causal layer at each total length on n devices and on one: efficiency = T1 / (n Tn).
+2. Seconds of one causal layer at each total length on n devices and on one: efficiency = T1 / (n Tn); and of the
+   one-GPU kernel on every device at once, each with a row of its own of length / sqrt(n), which is as much work.
 3. Bytes per second that one exchange with the next device of the ring moves, by size of the message.
 
 A short call's seconds are the slope between m and 2m calls in a row, waited for once; a long one's are the wall clock.
@@ -87,7 +88,7 @@ def benchmark(
     return figures
 
 
-def inputs(shape: Shape, sharding: Any) -> tuple[Any, ...]:
+def inputs(shape: Shape, sharding: Any, rows: int = 1) -> tuple[Any, ...]:
     """q, k, v and a random cotangent of the output, the same numbers however they are placed."""
     import jax
 
@@ -95,7 +96,7 @@ def inputs(shape: Shape, sharding: Any) -> tuple[Any, ...]:
 
     def draw() -> tuple[Any, ...]:
         keys = jax.random.split(jax.random.key(0), 4)
-        sizes = [(1, shape.length, count, shape.head_dim) for count in counts]
+        sizes = [(rows, shape.length, count, shape.head_dim) for count in counts]
         return tuple(jax.random.normal(k, s, shape.dtype) for k, s in zip(keys, sizes, strict=True))
 
     return jax.block_until_ready(jax.jit(draw, out_shardings=sharding)())
@@ -128,6 +129,31 @@ def split(
 
     with jax.set_mesh(mesh):
         return compiled(attend, inputs(shape, batch_sharding(mesh)), backward=backward)
+
+
+def independent(shape: Shape, *, backward: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The one-GPU kernel on all devices, which exchange nothing: rows of length / sqrt(n), a multiple of 128."""
+    import jax
+
+    from jaxblt.parallel import batch_sharding, make_mesh
+    from jaxblt.parallel.islands import over_batch
+    from pallas_kernels.attention import attention
+
+    mesh = make_mesh(data=-1)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return over_batch(lambda x, _: attention(*x, causal=True), (q, k, v))
+
+    with jax.set_mesh(mesh):
+        given = inputs(shape._replace(length=share(shape.length)), batch_sharding(mesh), len(jax.devices()))
+        return compiled(attend, given, backward=backward)
+
+
+def share(length: int) -> int:
+    """Tokens of a row that is 1/n of the work."""
+    import jax
+
+    return max(1, round(length / len(jax.devices()) ** 0.5 / 128)) * 128
 
 
 def compiled(
@@ -227,18 +253,22 @@ def scale(shape: Shape, peers_up_to: int, one_device_up_to: int) -> dict[str, An
         variants.append("ring_swapped")
         if shape.heads % devices == shape.groups % devices == 0:
             variants.append("all_to_all")
-    row: dict[str, Any] = {"length": shape.length}
+    row: dict[str, Any] = {"length": shape.length, "length_of_independent": share(shape.length)}
     for name, backward in (("forward", False), ("forward_backward", True)):
         alone, work = {}, shape.flops(backward=backward) / 1e12
         if shape.length <= one_device_up_to:
             alone = attempt(one_device, shape, backward=backward)
-        row[name] = {"one_device": alone}
+        apart = attempt(independent, shape, backward=backward)
+        row[name] = {"one_device": alone, "independent": apart}
         for variant in variants:
             taken = attempt(split, shape, variant, backward=backward)
             if "median" in taken:
                 taken["tflops_per_device"] = work / taken["median"] / devices
             if "median" in taken and "median" in alone:
                 taken["efficiency"] = alone["median"] / (devices * taken["median"])
+            if "median" in taken and "median" in apart:
+                more = (shape.length / share(shape.length)) ** 2 / devices
+                taken["efficiency_against_independent"] = more * apart["median"] / taken["median"]
             row[name][variant] = taken
     return row
 

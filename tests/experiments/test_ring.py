@@ -47,6 +47,9 @@ def test_it_leaves_its_figures(tmp_path) -> None:
     for name in ("forward", "forward_backward"):
         taken, alone = row[name]["ring"], row[name]["one_device"]
         assert taken["efficiency"] == pytest.approx(alone["median"] / (8 * taken["median"]))
+        apart, work = row[name]["independent"], 8 * (row["length_of_independent"] / 64) ** 2
+        ratio = taken["efficiency_against_independent"] * taken["median"] / apart["median"]
+        assert ratio == pytest.approx(1 / work)
     assert figures["exchange"][0]["gib_per_second"] > 0
     saved = json.loads(out.read_text(encoding="utf-8"))
     assert saved["scaling"] == figures["scaling"]
