@@ -1,0 +1,68 @@
+"""One forward pass timed against its floor: what the benchmarks of whole models share."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from jaxblt.profiling import Ceilings, Method, measure
+
+
+def draw(model: nn.Module, *inputs: Any) -> Any:
+    """Untrained parameters in bf16, as frozen models hold them; a program widens them itself."""
+
+    def initial(key: PRNGKeyArray) -> Any:
+        params = nn.meta.unbox(model.init(key, *inputs)["params"])
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+
+    return jax.jit(initial)(jax.random.key(0))
+
+
+def kernel_sizes(params: Any) -> int:
+    """Entries of all matrices that a token is multiplied with; tables, norms and filters do not count."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return sum(leaf.size for path, leaf in leaves if _is_kernel(jax.tree_util.keystr(path[-1:])))
+
+
+def _is_kernel(name: str) -> bool:
+    return name in ("['kernel']", "['in']", "['out']")
+
+
+def timed(
+    program: Callable[..., Any],
+    *args: Any,
+    flops: float,
+    ceilings: Ceilings,
+    trials: int = 20,
+    method: Method | None = None,
+) -> dict[str, Any]:
+    """Device seconds of a program, the floor that its FLOPs set, and the memory that the compiler planned.
+
+    share_of_floor = floor / median, with floor = flops / (FLOP/s of a large matmul in the same run). `span_seconds`
+    holds the gaps between kernels too, see `pallas_kernels._measure`.
+    """
+    found = measure(program, *args, trials=trials, method=method)
+    floor = ceilings.floor(flops=flops, bytes_moved=0)
+    return {
+        "seconds": asdict(found.summary),
+        "span_seconds": found.span,
+        "method": found.method,
+        "flops": flops,
+        "floor_seconds": floor,
+        "share_of_floor": floor / found.summary.median,
+        "planned_bytes": planned_bytes(program, *args),
+    }
+
+
+def planned_bytes(program: Callable[..., Any], *args: Any) -> dict[str, int]:
+    """Bytes of arguments, temporaries and results, as the compiler lays them out."""
+    planned: Any = jax.jit(program).lower(*args).compile().memory_analysis()
+    return {
+        "arguments": planned.argument_size_in_bytes,
+        "temporaries": planned.temp_size_in_bytes,
+        "results": planned.output_size_in_bytes,
+    }
