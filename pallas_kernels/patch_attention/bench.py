@@ -73,15 +73,24 @@ def pool_arguments(shape: PatchShape) -> tuple[Any, ...]:
 
 
 def lookup_arguments(shape: PatchShape) -> tuple[Any, ...]:
-    """q, k, v, latest, valid, bias: a byte sees the patches that ended at or before it, earlier blocks' as well."""
+    """q, k, v, latest, valid, bias."""
     ids = patch_ids(shape)
-    closed = np.diff(ids, axis=-1, append=shape.capacity) > 0
-    filled = np.arange(shape.capacity) <= ids[..., -1:]
-    valid = np.concatenate([np.ones((*filled.shape[:2], shape.look_back), bool), filled], -1)
-    latest = ids - ~closed + shape.look_back
+    latest, valid = latest_seen(shape, ids), filled_slots(shape, ids)
     bias = jax.random.normal(jax.random.key(2), (shape.heads, shape.look_back))
     streams = _streams(shape, shape.block_size, shape.look_back + shape.capacity)
     return (*streams, jnp.asarray(latest, jnp.int32), jnp.asarray(valid), bias)
+
+
+def latest_seen(shape: PatchShape, ids: np.ndarray) -> np.ndarray:
+    """Each byte's latest patch [..., S] among the W + P: that which ended last at or before it."""
+    closed = np.diff(ids, axis=-1, append=shape.capacity) > 0
+    return ids - ~closed + shape.look_back
+
+
+def filled_slots(shape: PatchShape, ids: np.ndarray) -> np.ndarray:
+    """Whether each of the W + P slots [...] holds a patch: those of earlier blocks do."""
+    own = np.arange(shape.capacity) <= ids[..., -1:]
+    return np.concatenate([np.ones((*ids.shape[:-1], shape.look_back), bool), own], -1)
 
 
 def _streams(shape: PatchShape, queries: int, keys: int) -> tuple[Any, ...]:
