@@ -10,14 +10,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxblt.mixers.base import arrange, named, restore
-from jaxblt.mixers.kv_cache import AttentionState, init_attention_state, write
+from jaxblt.mixers.cached_attention import Heads, Op, attend_cached
+from jaxblt.mixers.kv_cache import AttentionState, init_attention_state
+from jaxblt.mixers.prefill import splits_call
 from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
 from jaxblt.parallel.context import ContextParallel, Implementation, context_attention
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import seq_axis
 from pallas_kernels.attention import attention
-
-Heads = tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +131,11 @@ class Attention(nn.Module):
         out = self._dense(config.dim, ("heads", "head_dim", "embed"), (-2, -1), "out")
         x = x.astype(self.dtype)
         if state is not None:
-            _check_not_split(x.shape[1])
-            tokens, clock = arrange(x, segment_ids, positions, state.clock)
-            q, k, v = self._turn([layer(tokens.x) for layer in project], tokens.positions)
-            o, state = over_batch(self._stream, (q, k, v, tokens, state))
+            split = splits_call(x.shape[1])
+            tokens, clock = arrange(x, segment_ids, positions, state.clock, split=split)
+            heads = self._turn([layer(tokens.x) for layer in project], tokens.positions)
+            op = Op(config.window, config.implementation)
+            o, state = attend_cached(op, heads, tokens, state, self._slopes, split=split)
             return restore(out(o), tokens), dataclasses.replace(state, clock=clock)
         if positions is None:
             positions = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
@@ -168,13 +169,16 @@ class Attention(nn.Module):
     def _by_time(self) -> bool:
         return self.config.window is not None or self.config.position == "alibi"
 
+    @property
+    def _slopes(self) -> Float[Array, "H"] | None:
+        return jnp.asarray(alibi_slopes(self.config.num_heads)) if self.config.position == "alibi" else None
+
     def _options(self) -> dict[str, Any]:
         config = self.config
-        slopes: np.ndarray | None = alibi_slopes(config.num_heads) if config.position == "alibi" else None
         return {
             "causal": config.causal,
             "window": config.window,
-            "alibi_slopes": None if slopes is None else jnp.asarray(slopes),
+            "alibi_slopes": self._slopes,
             "implementation": config.implementation,
         }
 
@@ -190,40 +194,6 @@ class Attention(nn.Module):
     def _prefix(self, batched: Any, _: Any) -> Float[Array, "B T H K"]:
         q, k, v, lengths = batched
         return attention(q, k, v, lengths=lengths, **self._options())
-
-    def _stream(self, batched: Any, _: Any) -> tuple[Float[Array, "B T H K"], AttentionState]:
-        """One token reads the cache it was written to; more of them read the old cache and each other."""
-        q, k, v, tokens, state = batched
-        after = write(state, k, v, tokens)
-        ids = jnp.where(tokens.content, tokens.run + 1, 0)
-        if q.shape[1] == 1:
-            keys, values, times = after.k, after.v, after.times
-            kv_ids = jnp.where(times >= 0, ids, 0)
-        else:
-            keys = jnp.concatenate([state.k.astype(k.dtype), k], 1)
-            values = jnp.concatenate([state.v.astype(v.dtype), v], 1)
-            times = jnp.concatenate([state.times, tokens.time], 1)
-            kv_ids = jnp.concatenate([(state.times >= 0).astype(jnp.int32), ids], 1)
-        o = attention(
-            q,
-            keys.astype(q.dtype),
-            values.astype(q.dtype),
-            q_segment_ids=ids,
-            kv_segment_ids=kv_ids,
-            q_positions=tokens.time,
-            kv_positions=times,
-            **self._options(),
-        )
-        return o, after
-
-
-def _check_not_split(length: int) -> None:
-    axis = seq_axis()
-    if axis is not None and length > 1:
-        raise ValueError(
-            f"{length} tokens with a state on a mesh that splits the sequence over {axis.size} devices: the cache is "
-            "not split. Prefill and stream on a mesh with seq=1, or feed one token a call; train without a state"
-        )
 
 
 def _content_first(segment_ids: Int[Array, "B T"]) -> tuple[Array, Array, Int[Array, "B"]]:

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from jaxblt.parallel.sequence import whole_rows
+
 State = Any
 """A pytree whose leaves have the batch as leading axis.
 
@@ -103,6 +105,7 @@ class Tokens:
       time: steps since the start of the document.
       positions: what a position encoding is to use: those given, else `time`.
       whole: known while tracing that every index is a token, and all are of one run.
+      moved: whether tokens may have changed places.
     """
 
     x: Shaped[Array, "B T D"]
@@ -113,6 +116,7 @@ class Tokens:
     time: Int[Array, "B T"]
     positions: Int[Array, "B T"]
     whole: bool = flax.struct.field(pytree_node=False)
+    moved: bool = flax.struct.field(pytree_node=False, default=True)
 
 
 def arrange(
@@ -120,29 +124,42 @@ def arrange(
     segment_ids: Int[Array, "B T"] | None,
     positions: Int[Array, "B T"] | None,
     clock: Clock,
+    *,
+    split: bool = False,
 ) -> tuple[Tokens, Clock]:
     """Sorts a call's tokens to the front of each row and numbers them after the state's `clock`.
 
     With this, a mixer's streaming path need only know a contiguous run of tokens with a tail of nothing.
-    Without segment ids every index is a token that continues the row's document.
+    Without segment ids every index is a token that continues the row's document. In a call that a mesh has `split`
+    along the sequence nothing moves: non-tokens must stand behind the tokens of their row, or all of it becomes NaN.
     """
     index = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None], x.shape[:2])
     if segment_ids is None:
         order, segments = index, jnp.broadcast_to(jnp.maximum(clock.last_segment, 1)[:, None], x.shape[:2])
+    elif split:
+        order, segments = index, whole_rows(segment_ids)
+        behind = jnp.all((segments[:, 1:] == 0) | (segments[:, :-1] != 0), 1)
+        x = jnp.where(rows(behind, x), x, jnp.asarray(jnp.nan, x.dtype))
     else:
         order = jnp.argsort(segment_ids == 0, axis=1, stable=True).astype(jnp.int32)
         segments = jnp.take_along_axis(segment_ids, order, 1)
         x = jnp.take_along_axis(x, order[..., None], 1)
     document, live, content = jnp.abs(segments), segments != 0, segments > 0
-    changed = document != jnp.concatenate([clock.last_segment[:, None], document[:, :-1]], 1)
-    run = jnp.where(live, jnp.cumsum(changed, axis=1, dtype=jnp.int32), -1)
-    since_start = index - jax.lax.cummax(jnp.where(changed, index, -1), axis=1)
+    if segment_ids is None:
+        first = (clock.last_segment == 0).astype(jnp.int32)
+        run, since_start = jnp.broadcast_to(first[:, None], index.shape), index
+    else:
+        changed = document != jnp.concatenate([clock.last_segment[:, None], document[:, :-1]], 1)
+        run = jnp.where(live, jnp.cumsum(changed, axis=1, dtype=jnp.int32), -1)
+        since_start = index - jax.lax.cummax(jnp.where(changed, index, -1), axis=1)
     continues = run == 0
     time = jnp.where(continues, clock.time[:, None] + index, since_start)
     if positions is None:
         ordered = jnp.where(continues, clock.position[:, None] + index, since_start)
     else:
-        ordered = jnp.take_along_axis(positions, order, 1)
+        ordered = positions if split else jnp.take_along_axis(positions, order, 1)
+    if split and segment_ids is not None:
+        run, time, ordered = (whole_rows(counted) for counted in (run, time, ordered))
     tokens = Tokens(
         x=x * content[..., None].astype(x.dtype),
         order=order,
@@ -152,6 +169,7 @@ def arrange(
         time=time,
         positions=ordered,
         whole=segment_ids is None,
+        moved=not split,
     )
     return tokens, _advance(clock, tokens, document)
 
@@ -175,6 +193,8 @@ def restore(y: Float[Array, "B T D"], tokens: Tokens) -> Float[Array, "B T D"]:
     if tokens.whole:
         return y
     y = jnp.where(tokens.content[..., None], y, jnp.zeros((), y.dtype))
+    if not tokens.moved:
+        return y
     back = jnp.argsort(tokens.order, axis=1).astype(jnp.int32)
     return jnp.take_along_axis(y, back[..., None], 1)
 

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.mixers.base import Tokens, named
-from jaxblt.mixers.conv_state import push_history, with_history
+from jaxblt.mixers.conv_state import op_segments, push_history, with_history
 from jaxblt.mixers.filters import FiniteFilter, ImplicitFilter
 from jaxblt.mixers.implicit_taps import ImplicitTaps, evaluate
+from jaxblt.mixers.split_history import after_history
 from jaxblt.mixers.streams import from_outside, local_alignment, over_streams
 from jaxblt.parallel.channels import over_channels
 from jaxblt.parallel.halo import splits_sequence
@@ -69,20 +70,27 @@ class FiniteConv(nn.Module):
         segment_ids: Int[Array, "B T"] | None,
     ) -> Float[Array, "B D T"]:
         """The parallel pass; inputs are zero at holes and padding."""
+        return self._parallel((v, pre_gate, post_gate), segment_ids, self.segment_alignment)
+
+    def _parallel(self, streams: Any, segment_ids: Any, alignment: int) -> Float[Array, "B D T"]:
+        v, pre_gate, post_gate = streams
         shared, per_channel = self._made_of(v.shape[-1])
         if seq_axis() is not None and self._op is long_conv:
-            y = over_channels(self._channels, pre_gate * v, (per_channel, self.bias), shared, segment_ids)
+            channels = partial(self._channels, alignment=alignment)
+            y = over_channels(channels, pre_gate * v, (per_channel, self.bias), shared, segment_ids)
             return y if post_gate is None else post_gate * y
         filter = (self._made(shared, per_channel), self.bias)
-        return over_streams(self._stretch, (v, pre_gate, post_gate), segment_ids, filter)
+        return over_streams(partial(self._stretch, alignment=alignment), streams, segment_ids, filter)
 
-    def _channels(self, u: Any, per_channel: Any, shared: Any, segment_ids: Any) -> Float[Array, "B d T"]:
+    def _channels(
+        self, u: Any, per_channel: Any, shared: Any, segment_ids: Any, *, alignment: int
+    ) -> Float[Array, "B d T"]:
         """Whole rows of some channels, whose taps are made here."""
         made_of, bias = per_channel
-        return self._rows(u, (self._made(shared, made_of), bias), segment_ids)
+        return self._rows(u, (self._made(shared, made_of), bias), segment_ids, alignment=alignment)
 
     def _rows(
-        self, u: Any, filter: Any, segment_ids: Any, *, alignment: int | None = None, **gates: Any
+        self, u: Any, filter: Any, segment_ids: Any, *, alignment: int, **gates: Any
     ) -> Float[Array, "B D T"]:
         taps, bias = filter
         return self._op(
@@ -90,16 +98,18 @@ class FiniteConv(nn.Module):
             taps,
             bias=bias,
             segment_ids=segment_ids,
-            segment_alignment=self.segment_alignment if alignment is None else alignment,
+            segment_alignment=alignment,
             causal=self.causal,
             implementation=self.implementation,
             **gates,
         )
 
-    def _stretch(self, streams: Any, segment_ids: Any, filter: Any) -> Float[Array, "B D T"]:
+    def _stretch(
+        self, streams: Any, segment_ids: Any, filter: Any, *, alignment: int
+    ) -> Float[Array, "B D T"]:
         """A device's own steps, and what its neighbours' inputs add to them."""
         v, pre_gate, post_gate = streams
-        alignment = local_alignment(self.segment_alignment, v.shape[-1])
+        alignment = local_alignment(alignment, v.shape[-1])
         y = self._rows(v, filter, segment_ids, alignment=alignment, pre_gate=pre_gate, post_gate=post_gate)
         if not splits_sequence():
             return y
@@ -142,6 +152,21 @@ class FiniteConv(nn.Module):
 
         shared = (self._made(*self._made_of(state.shape[-1] + 1)), self.bias)
         y, state = over_batch(conv, (pre_gate * v, tokens, state), shared)
+        return y if post_gate is None else post_gate * y, state
+
+    def prefill(
+        self,
+        v: Float[Array, "B D T"],
+        pre_gate: Float[Array, "B D T"],
+        post_gate: Float[Array, "B D T"] | None,
+        tokens: Tokens,
+        state: Float[Array, "B D S"],
+    ) -> tuple[Float[Array, "B D T"], Float[Array, "B D S"]]:
+        """`stream` for tokens that a mesh splits along the sequence: the parallel pass, and what the state adds."""
+        y = self._parallel((v, pre_gate, None), op_segments(tokens), 1)
+        taps = self._made(*self._made_of(state.shape[-1] + 1))
+        conv = lambda u, taps: self._op(u, taps, implementation=self.implementation)  # noqa: E731
+        y, state = after_history(conv, y, pre_gate * v, tokens, state, taps)
         return y if post_gate is None else post_gate * y, state
 
 

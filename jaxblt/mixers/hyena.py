@@ -10,16 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.mixers.base import Tokens, arrange, named, restore, start_clock
-from jaxblt.mixers.conv_state import HyenaState, empty_history, push_history, with_history
+from jaxblt.mixers.conv_state import HyenaState, empty_history, op_segments, push_history, with_history
 from jaxblt.mixers.filters import Filter, ModalFilter, history_size
 from jaxblt.mixers.finite_filter import FiniteConv
 from jaxblt.mixers.modal_filter import ModalConv
-from jaxblt.mixers.prefill import advanced, splits_call
+from jaxblt.mixers.prefill import splits_call
+from jaxblt.mixers.split_history import after_history
 from jaxblt.mixers.streams import from_outside, over_streams
-from jaxblt.parallel.carry import from_last
-from jaxblt.parallel.halo import before, splits_sequence
+from jaxblt.parallel.halo import splits_sequence
 from jaxblt.parallel.islands import over_batch
-from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence
 from pallas_kernels.short_conv import short_conv
 
 
@@ -128,13 +127,9 @@ class Hyena(nn.Module):
         x = x.astype(self.dtype)
         if state is None:
             return self._project_out(self._parallel(x, segment_ids)), None
-        carries = isinstance(self.config.filter, ModalFilter)
-        if splits_call(x.shape[1], segment_ids, carries=carries):
-            y, state = self._prefill(x, state)
-            clock = advanced(state.clock, x.shape[1], positions)
-            return self._project_out(y), dataclasses.replace(state, clock=clock)
-        tokens, clock = arrange(x, segment_ids, positions, state.clock)
-        y, state = self._stream(tokens, state)
+        split = splits_call(x.shape[1])
+        tokens, clock = arrange(x, segment_ids, positions, state.clock, split=split)
+        y, state = self._prefill(tokens, state) if split else self._stream(tokens, state)
         return restore(self._project_out(y), tokens), dataclasses.replace(state, clock=clock)
 
     def _parallel(
@@ -162,23 +157,15 @@ class Hyena(nn.Module):
             filters.append(after)
         return v, dataclasses.replace(state, short=short, filters=tuple(filters))
 
-    def _prefill(
-        self, x: Float[Array, "B T D"], state: HyenaState
-    ) -> tuple[Float[Array, "B D T"], HyenaState]:
-        """`_stream` for tokens that a mesh splits along the sequence, all of the state's document."""
-        z, short = over_sequence(
-            _short_prefill,
-            self._project_in(x),
-            state.short,
-            self.short[0],
-            time_axis=2,
-            outputs=(True, False),
-        )
+    def _prefill(self, tokens: Tokens, state: HyenaState) -> tuple[Float[Array, "B D T"], HyenaState]:
+        """`_stream` for tokens that a mesh splits along the sequence."""
+        z = self._project_in(tokens.x)
+        y = over_streams(self._short, z, op_segments(tokens), self.short)
+        z, short = after_history(short_conv, y, z, tokens, state.short, self.short[0])
         v, *gates = self._split(z)
         filters = []
         for i, conv in enumerate(self.long):
-            assert isinstance(conv, ModalConv)
-            v, after = conv.prefill(v, gates[i], self._post_gate(gates, i), state.filters[i])
+            v, after = conv.prefill(v, gates[i], self._post_gate(gates, i), tokens, state.filters[i])
             filters.append(after)
         return v, dataclasses.replace(state, short=short, filters=tuple(filters))
 
@@ -212,18 +199,3 @@ class Hyena(nn.Module):
     def _post_gate(self, gates: list[Float[Array, "B D T"]], i: int) -> Float[Array, "B D T"] | None:
         """x_N for the last convolution, fused into its op."""
         return gates[-1] if i == len(self.long) - 1 else None
-
-
-def _short_prefill(
-    z: Float[Array, "B E T"], state: Float[Array, "B E S"], taps: Float[Array, "E K"]
-) -> tuple[Float[Array, "B E T"], Float[Array, "B E S"]]:
-    """The short convolution of a device's stretch, and the last inputs of the whole row."""
-    size = state.shape[-1]
-    if not size:
-        return short_conv(z, taps), state
-    if z.shape[-1] < size:
-        raise ValueError(
-            f"{z.shape[-1]} tokens a device are fewer than the short convolution looks back, {size}: feed more at once"
-        )
-    past = jnp.where(jax.lax.axis_index(SEQ_AXIS) == 0, state.astype(z.dtype), before(z, size, axis=2))
-    return short_conv(z, taps, history=past), from_last(z[..., -size:]).astype(state.dtype)

@@ -78,11 +78,7 @@ class ModalConv(nn.Module):
         state = None
         if splits_sequence():
             v, pre_gate = pre_gate * v, None
-            if segment_ids is None:
-                written = row_state(v, log_poles)
-            else:
-                _, written = modal_conv(v, log_poles, residues, output_final_state=True, **options)
-            state = _entering_state(written, log_poles, segment_ids, v.shape[-1], reverse=reverse)
+            state, _ = self._carried(v, log_poles, residues, options, reverse=reverse)
         gates = {"pre_gate": pre_gate, "post_gate": post_gate}
         return modal_conv(v, log_poles, residues, bias=bias, initial_state=state, **gates, **options)
 
@@ -110,27 +106,40 @@ class ModalConv(nn.Module):
         v: Float[Array, "B D T"],
         pre_gate: Float[Array, "B D T"],
         post_gate: Float[Array, "B D T"] | None,
+        tokens: Tokens,
         state: Float[Array, "B D M"],
     ) -> tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
-        """`stream` for tokens that a mesh splits along the sequence, all of the state's document."""
+        """`stream` for tokens that a mesh splits along the sequence."""
         shared = (-jnp.exp(self.log_rate[0]), self.residues[0], self.bias)
-        streams = (pre_gate * v, post_gate)
+        ids = op_segments(tokens)
+        streams = (pre_gate * v, post_gate, None if ids is None else ids[:, None])
         return over_sequence(self._stretch, streams, state, shared, time_axis=2, outputs=(True, False))
 
     def _stretch(self, streams: Any, state: Any, shared: Any) -> Any:
-        (u, post_gate), (log_poles, residues, bias) = streams, shared
-        decay, written = jnp.exp(log_poles * u.shape[-1])[None], row_state(u, log_poles)
-        entering = fold_before(lambda s, add: decay * s + add, state, written)
+        (u, post_gate, ids), (log_poles, residues, bias) = streams, shared
+        options = {"segment_ids": None if ids is None else ids[:, 0], "implementation": self.implementation}
+        entering, leaving = self._carried(u, log_poles, residues, options, start=state)
         y = modal_conv(
-            u,
-            log_poles,
-            residues,
-            bias=bias,
-            post_gate=post_gate,
-            initial_state=entering,
-            implementation=self.implementation,
+            u, log_poles, residues, bias=bias, post_gate=post_gate, initial_state=entering, **options
         )
-        return y, from_last(decay * entering + written)
+        return y, from_last(leaving)
+
+    def _carried(
+        self,
+        u: Any,
+        log_poles: Any,
+        residues: Any,
+        options: dict[str, Any],
+        *,
+        start: Any = None,
+        reverse: bool = False,
+    ) -> tuple[Float[Array, "B D M"], Float[Array, "B D M"]]:
+        """`_carry` of this device's stretch of inputs."""
+        if options["segment_ids"] is None:
+            written = row_state(u, log_poles)
+        else:
+            _, written = modal_conv(u, log_poles, residues, output_final_state=True, **options)
+        return _carry(written, log_poles, options["segment_ids"], u.shape[-1], start, reverse=reverse)
 
     def _chunk(self, batched: Any, shared: Any) -> tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
         u, tokens, state = batched
@@ -149,26 +158,30 @@ class ModalConv(nn.Module):
         return y, jnp.where(rows(jnp.any(tokens.live, 1), state), after, state)
 
 
-def _entering_state(
+def _carry(
     written: Float[Array, "B D M"],
     log_poles: Float[Array, "D M"],
     segment_ids: Int[Array, "B T"] | None,
     length: int,
+    start: Float[Array, "B D M"] | None,
     *,
     reverse: bool,
-) -> Float[Array, "B D M"]:
-    """The state before this device's first step, of that step's document.
+) -> tuple[Float[Array, "B D M"], Float[Array, "B D M"]]:
+    """The state before this device's first step, of that step's document, and the state after its last one.
 
     Args:
       written: what this device's steps leave behind from a state of zero.
       log_poles: of the modes.
       segment_ids, length: of this device's steps.
+      start: the state before the row, which continues document 1; None for zero.
       reverse: rows are read from the end, the last device first.
     """
-    start = jnp.zeros_like(written)
+    fresh = start is None
+    start = jnp.zeros_like(written) if fresh else start
     if segment_ids is None:
         decay = jnp.exp(log_poles * length)[None]
-        return fold_before(lambda s, add: decay * s + add, start, written, reverse=reverse)
+        entering = fold_before(lambda s, add: decay * s + add, start, written, reverse=reverse)
+        return entering, decay * entering + written
     document = jnp.abs(segment_ids)
     live = document != 0
     last = jnp.max(jnp.where(live, jnp.arange(length, dtype=jnp.int32)[None], 0), 1, keepdims=True)
@@ -184,9 +197,11 @@ def _entering_state(
         kept = jnp.where(rows(stays, state), decay * state, jnp.zeros((), state.dtype))
         return kept + written, jnp.where(steps == 0, of, last)
 
-    nothing = jnp.zeros_like(first)
-    state, of = fold_before(join, (start, nothing), (written, first, last, steps), reverse=reverse)
-    return jnp.where(rows(of == document[:, 0], state), state, jnp.zeros((), state.dtype))
+    of = jnp.full_like(first, 0 if fresh else 1)
+    summary = (written, first, last, steps)
+    state, of = fold_before(join, (start, of), summary, reverse=reverse)
+    leaving, _ = join((state, of), summary)
+    return jnp.where(rows(of == document[:, 0], state), state, jnp.zeros((), state.dtype)), leaving
 
 
 def _one_token(batched: Any, shared: Any) -> tuple[Float[Array, "B D 1"], Float[Array, "B D M"]]:

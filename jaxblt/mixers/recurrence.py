@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.base import Clock, arrange, named, restore, start_clock
-from jaxblt.mixers.prefill import advanced, splits_call
+from jaxblt.mixers.prefill import splits_call
 from jaxblt.parallel.carry import fold_before, from_last
 from jaxblt.parallel.halo import before, behind, by_stretch, splits_sequence
 from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence
@@ -77,15 +77,17 @@ class GatedRecurrence(nn.Module):
         if state is None:
             h = by_stretch(_train, (gate(x), into(x), segment_ids))
             return out(h.astype(self.dtype)), None
-        if splits_call(x.shape[1], segment_ids):
-            h, last = over_sequence(_prefill, (gate(x), into(x)), state.h, outputs=(True, False))
-            clock = advanced(state.clock, x.shape[1], positions)
-            return out(h.astype(self.dtype)), RecurrenceState(clock=clock, h=last)
-        tokens, clock = arrange(x, segment_ids, positions, state.clock)
+        split = splits_call(x.shape[1])
+        tokens, clock = arrange(x, segment_ids, positions, state.clock, split=split)
         past = jnp.concatenate([jnp.zeros_like(tokens.run[:, :1]), tokens.run[:, :-1]], 1)
         new = tokens.live & (tokens.run != past)
-        h = _recur(gate(tokens.x), into(tokens.x), tokens.content, new, state.h)
-        return restore(out(h.astype(self.dtype)), tokens), RecurrenceState(clock=clock, h=h[:, -1])
+        streams = (gate(tokens.x), into(tokens.x), tokens.content, new)
+        if split:
+            h, last = over_sequence(_prefill, streams, state.h, outputs=(True, False))
+        else:
+            h = _recur(*streams, state.h)
+            last = h[:, -1]
+        return restore(out(h.astype(self.dtype)), tokens), RecurrenceState(clock=clock, h=last)
 
     def _dense(self, name: str, axes: tuple[str, str], *, bias: bool = False) -> nn.Dense:
         return nn.Dense(
@@ -112,11 +114,10 @@ def _train(streams: Any) -> Float[Array, "B T D"]:
 
 
 def _prefill(streams: Any, state: Float[Array, "B D"], _: Any) -> tuple[Array, Array]:
-    """h of a device's stretch of one document, and after the whole row."""
-    gate, u = streams
-    everywhere = jnp.ones(u.shape[:2], bool)
+    """h of a device's stretch, and after the whole row."""
     enters = jnp.where(jax.lax.axis_index(SEQ_AXIS) == 0, state, jnp.zeros((), state.dtype))
-    h = _recur(gate, u, everywhere, ~everywhere, enters)
+    gate, u, content, new = streams
+    h = _recur(gate, u, content, new, enters)
     return h, from_last(h[:, -1])
 
 

@@ -38,6 +38,16 @@ class Band:
 
 def band_attention(band: Band, q: Float[Array, "B T H K"], keys: Keys) -> Float[Array, "B T H K"]:
     """Exact attention to this device's keys and the halo; call it in an island, with a window within a stretch."""
+    return _attend_all(band, q, _sources(band, keys))
+
+
+def band_part(band: Band, q: Float[Array, "B T H K"], keys: Keys) -> Part:
+    """`band_attention` in fp32 and with its log-sum-exp, to be merged with more keys; not differentiable."""
+    return _merged(band, q, _sources(band, keys))
+
+
+def _sources(band: Band, keys: Keys) -> tuple[Keys, ...]:
+    """This device's keys, and those that the window reaches of the one before and (if not causal) after it."""
     reach, last = band.window - 1, band.axis.size - 1
     sources = [keys]
     if reach:
@@ -46,7 +56,7 @@ def band_attention(band: Band, q: Float[Array, "B T H K"], keys: Keys) -> Float[
     if reach and not band.causal:
         head = jax.tree.map(lambda x: x[:, :reach], keys)
         sources.append(lax.ppermute(head, band.axis.name, [(i + 1, i) for i in range(last)]))
-    return _attend_all(band, q, tuple(sources))
+    return tuple(sources)
 
 
 def _pieces(band: Band, length: int) -> list[Piece]:

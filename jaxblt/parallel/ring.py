@@ -73,7 +73,8 @@ class Ring:
         return [Piece(half, 0, half, causal=False), Piece(start, start, half, causal=False)]
 
 
-def _attend_around(ring: Ring, q: Array, keys: Keys) -> Part:
+def ring_part(ring: Ring, q: Float[Array, "B T H K"], keys: Keys) -> Part:
+    """`ring_attention` in fp32 and with its log-sum-exp, to be merged with more keys; not differentiable."""
     kv, ids, merged = jnp.stack((keys.k, keys.v)), keys.segment_ids, None
     for step in range(ring.axis.size):
         coming = ring.shift((kv, ids)) if step + 1 < ring.axis.size else (kv, ids)
@@ -89,11 +90,11 @@ def _attend_around(ring: Ring, q: Array, keys: Keys) -> Part:
 
 
 def _primal(ring: Ring, q: Float[Array, "B T H K"], keys: Keys) -> Float[Array, "B T H K"]:
-    return _attend_around(ring, q, keys).o.astype(q.dtype)
+    return ring_part(ring, q, keys).o.astype(q.dtype)
 
 
 def _forward(ring: Ring, q: Array, keys: Keys) -> tuple[Array, Any]:
-    o, lse = _attend_around(ring, q, keys)
+    o, lse = ring_part(ring, q, keys)
     o = checkpoint_name(o.astype(q.dtype), SAVED_OUT)
     return o, (q, keys, Part(o, checkpoint_name(lse, SAVED_LSE)))
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Shaped
 
 from jaxblt.parallel.islands import batch_axes, check_rows, manual_axes
 
@@ -68,6 +69,27 @@ def over_sequence[T](
         axis_names=manual_axes((axis.name, *rows)),
         check_vma=True,
     )(sequenced, batched, shared)
+
+
+def made_split[T](make: Callable[[], T]) -> T:
+    """The arrays [B, T, ...] of `make()`, each device making its own rows and stretch; whole without a `seq` axis.
+
+    Raises:
+      ValueError: the rows or the stretches do not divide among the devices.
+    """
+    axis, rows = seq_axis(), batch_axes()
+    if axis is None:
+        return make()
+    shapes = jax.eval_shape(make)
+    check_divides(shapes, axis)
+    check_rows(shapes, rows)
+    split = PartitionSpec(rows or None, axis.name)
+    return jax.jit(lambda: jax.lax.with_sharding_constraint(make(), split))()
+
+
+def whole_rows(x: Shaped[Array, "B T"]) -> Shaped[Array, "B T"]:
+    """x with every row whole on all devices of the sequence: for integers that are counted along it."""
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(batch_axes() or None))
 
 
 def check_divides(sequenced: Any, axis: SeqAxis, time_axis: int = 1) -> None:

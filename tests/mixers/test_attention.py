@@ -140,17 +140,6 @@ def test_over_a_split_sequence_nothing_is_gathered(window: int | None) -> None:
     assert not re.search(r" all-(gather|to-all)\(", text)
 
 
-def test_a_cache_is_not_split_over_the_sequence() -> None:
-    module, x = BASE.build(), jnp.ones((2, 8, BASE.dim))
-    params, state = module.init(jax.random.key(0), x), init_state(BASE, 2, capacity=8)
-    expected, after = module.apply(params, x[:, :1], state=state)
-    with jax.set_mesh(make_mesh(data=2, seq=4)):
-        got, _ = jax.jit(lambda s: module.apply(params, x[:, :1], state=s))(state)
-        assert_close(got, expected)
-        with pytest.raises(ValueError, match=r"8 tokens with a state .* 4 devices: .* seq=1"):
-            module.apply(params, x, state=after)
-
-
 def test_an_unknown_exchange_is_named() -> None:
     with pytest.raises(ValueError, match="'ulysses' is not one of"):
         AttentionConfig(dim=8, context_parallel="ulysses")  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 
 from jaxblt.mixers import AttentionConfig, check_capacity, init_state
 from jaxblt.mixers.base import arrange
-from jaxblt.mixers.kv_cache import AttentionState, write
+from jaxblt.mixers.kv_cache import AttentionState, Cache, emptied, entries, put
 
 CONFIG = AttentionConfig(dim=4, num_heads=1)
 
@@ -24,7 +24,9 @@ def feed(state: AttentionState, ids: jax.Array, first: float) -> AttentionState:
     x = first + jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.float32)[None, :, None], (*ids.shape, 4))
     tokens, clock = arrange(x, ids, None, state.clock)
     heads = tokens.x[:, :, None]
-    return dataclasses.replace(write(state, heads, -heads, tokens), clock=clock)
+    new, fresh = entries(heads, -heads, tokens, state.times.shape[1])
+    cache = put(emptied(Cache(state.k, state.v, state.times), fresh), new)
+    return dataclasses.replace(state, clock=clock, **cache._asdict())
 
 
 def held(state: AttentionState) -> list[list[tuple[int, int]]]:

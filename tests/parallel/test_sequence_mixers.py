@@ -15,12 +15,10 @@ from jaxblt.mixers import (
     ImplicitFilter,
     MixerConfig,
     ModalFilter,
-    init_state,
 )
 from jaxblt.parallel import make_mesh
 from tests.parallel.along import alone, along, expect_same, passes
 from tests.parallel.hlo import collectives, spanning
-from tests.tolerances import assert_close
 
 LENGTH = 8 * 11
 MODAL = ModalFilter(modes=4, max_timescale=64.0)
@@ -137,41 +135,3 @@ def test_what_does_not_divide_is_named_before_compiling(config: HyenaConfig, wor
     with jax.set_mesh(make_mesh(data=2, seq=4)), pytest.raises(ValueError) as caught:
         jax.eval_shape(config.build().apply, params, jnp.concatenate([x, x]))
     assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["modal_order3", "recurrence"])
-def test_a_state_enters_the_first_device_and_leaves_the_last(name: str) -> None:
-    """A prompt in two split calls and a token after it, as on one device; the state is whole everywhere."""
-    config = CONFIGS[name]
-    module, (params, x, *_), _ = alone(config, "whole", LENGTH)
-    cuts = ((0, 32), (32, 80), (80, 81))
-
-    def calls(params: Any, x: Any) -> Any:
-        state, outputs = init_state(config, len(x), capacity=LENGTH), []
-        for begin, end in cuts:
-            y, state = module.apply(params, x[:, begin:end], state=state)  # pyright: ignore
-            outputs.append(y)
-        return jnp.concatenate(outputs, 1), state
-
-    y, state = jax.device_get(jax.jit(calls)(params, x))
-    (found, after), _ = along(calls, params, (x,), seq=4)
-    assert_close(found, y, n=LENGTH * 8)
-    jax.tree.map(functools.partial(assert_close, dtype=jnp.float32, n=LENGTH * 8), after, state)
-
-
-@pytest.mark.parametrize(
-    ("config", "ids", "words"),
-    [
-        (CONFIGS["modal"], jnp.ones((1, 8), jnp.int32), "segment ids reorder"),
-        (CONFIGS["explicit"], None, "past inputs are not split"),
-    ],
-)
-def test_what_cannot_stream_split_says_so(config: HyenaConfig, ids: Any, words: str) -> None:
-    x, module = jnp.zeros((1, 8, 8)), config.build()
-    params, state = jax.eval_shape(module.init, jax.random.key(0), x), init_state(config, 1, capacity=8)
-    mesh = make_mesh(data=1, seq=4, devices=jax.devices()[:4])
-    with (
-        jax.set_mesh(mesh),
-        pytest.raises(ValueError, match=f"8 tokens with a state .* 4 devices: .*{words}"),
-    ):
-        jax.eval_shape(lambda p: module.apply(p, x, segment_ids=ids, state=state), params)

@@ -1,0 +1,209 @@
+"""Attention of a call's tokens to a cache and to each other: on one device, or with tokens or cache split over `seq`.
+
+A cache that bounds its documents lies in equal runs of slots on the devices of the sequence; the ring of a window is
+whole on all of them. A few tokens are whole on all devices too: each device attends to its own slots, and the results
+merge by log-sum-exp. The stretches of many tokens attend to each other as in training (keys go round, or a halo if
+there is a window) and then to what the cache held before, which is skipped as long as it held nothing.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.mixers.base import Tokens
+from jaxblt.mixers.kv_cache import AttentionState, Cache, Entries, check_slots, emptied, entries, put
+from jaxblt.parallel.band import Band, band_part
+from jaxblt.parallel.islands import over_batch
+from jaxblt.parallel.layout import CONTIGUOUS
+from jaxblt.parallel.parts import balanced_part, go_round, merge_devices
+from jaxblt.parallel.pieces import Keys
+from jaxblt.parallel.ring import Ring
+from jaxblt.parallel.sequence import SEQ_AXIS, SeqAxis, over_sequence, seq_axis
+from pallas_kernels.attention import Part, attention, attention_with_lse, merge_parts
+from pallas_kernels.attention.mask import zero_where_not
+
+Heads = tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]
+
+
+class Seen(NamedTuple):
+    """Keys and values with the documents and times that decide who sees them."""
+
+    k: Float[Array, "B S G K"]
+    v: Float[Array, "B S G K"]
+    ids: Int[Array, "B S"]
+    times: Int[Array, "B S"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """Options of the attention op; the slopes travel as an argument."""
+
+    window: int | None
+    implementation: Any
+
+
+def attend_cached(
+    op: Op,
+    heads: Heads,
+    tokens: Tokens,
+    state: AttentionState,
+    slopes: Float[Array, "H"] | None,
+    *,
+    split: bool,
+) -> tuple[Float[Array, "B T H K"], AttentionState]:
+    """Outputs, and the state after the tokens but for its clock.
+
+    Args:
+      op: the mask's window and the implementation.
+      heads: queries, keys and values, position encoding applied.
+      tokens: of the call.
+      state: before them.
+      slopes: of ALiBi, or None.
+      split: whether the call's tokens are split along the sequence.
+
+    Raises:
+      ValueError: the cache or the tokens do not divide among the devices, or the tokens do not fit the cache.
+    """
+    q, k, v = heads
+    axis, bounded = seq_axis(), state.capacity is not None
+    new, fresh = entries(k, v, tokens, state.times.shape[1])
+    cache = Cache(state.k, state.v, state.times)
+    if axis is not None and bounded:
+        check_slots(state.times.shape[1])
+    if split:
+        assert axis is not None
+        _check_fits(tokens, state)
+        o, cache = _many(op, axis, q, new, fresh, cache, slopes, jnp.any(state.clock.time > 0), bounded)
+    elif axis is not None and bounded:
+        o, cache = over_sequence(
+            lambda cache, rows, slopes: _few(op, cache, rows, slopes),
+            cache,
+            (q, new, fresh),
+            slopes,
+            outputs=(False, True),
+        )
+    else:
+        o, cache = over_batch(lambda rows, slopes: _alone(op, rows, slopes), (cache, q, new, fresh), slopes)
+    return o, dataclasses.replace(state, **cache._asdict())
+
+
+def _check_fits(tokens: Tokens, state: AttentionState) -> None:
+    length = tokens.run.shape[1]
+    if tokens.whole and state.capacity is not None and length > state.capacity:
+        raise ValueError(
+            f"a prompt of {length} tokens does not fit a cache of {state.capacity}: call "
+            f"init_state(capacity={length}) or more"
+        )
+
+
+def _alone(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
+    """Rows whose cache is whole."""
+    cache, q, new, fresh = rows
+    after = put(emptied(cache, fresh), new)
+    seen = _near(q, cache, after, new, new.ids)
+    options = {"alibi_slopes": slopes, "implementation": op.implementation}
+    return attention(q, seen.k, seen.v, **_mask(op, new, seen), **options), after
+
+
+def _few(op: Op, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
+    """Each device's own slots; keys of tokens that no slot holds yet are the first device's."""
+    (q, new, fresh), device = rows, lax.axis_index(SEQ_AXIS)
+    after = put(emptied(cache, fresh), new, device * cache.times.shape[1])
+    seen = _near(q, cache, after, new, jnp.where(device == 0, new.ids, 0))
+    return merge_devices(_part(op, q, new, seen, slopes)).astype(q.dtype), after
+
+
+def _near(q: Array, cache: Cache, after: Cache, new: Entries, ids: Int[Array, "B T"]) -> Seen:
+    """One token reads the cache that it was written to; more of them read the old cache and each other."""
+    if q.shape[1] == 1:
+        return Seen(
+            after.k.astype(q.dtype),
+            after.v.astype(q.dtype),
+            jnp.where(after.times >= 0, new.ids, 0),
+            after.times,
+        )
+    joined = zip(_held(q, cache), (new.k, new.v, ids, new.times), strict=True)
+    return Seen(*(jnp.concatenate([old, own], 1) for old, own in joined))
+
+
+def _held(q: Array, cache: Cache) -> Seen:
+    """What the cache shows to the document that continues."""
+    ids = (cache.times >= 0).astype(jnp.int32)
+    return Seen(cache.k.astype(q.dtype), cache.v.astype(q.dtype), ids, cache.times)
+
+
+def _mask(op: Op, new: Entries, seen: Seen) -> dict[str, Any]:
+    return {
+        "causal": True,
+        "window": op.window,
+        "q_segment_ids": new.ids,
+        "kv_segment_ids": seen.ids,
+        "q_positions": new.times,
+        "kv_positions": seen.times,
+    }
+
+
+def _part(op: Op, q: Array, new: Entries, seen: Seen, slopes: Any) -> Part:
+    return Part(*attention_with_lse(q, seen.k, seen.v, **_mask(op, new, seen), alibi_slopes=slopes))
+
+
+def _many(
+    op: Op,
+    axis: SeqAxis,
+    q: Array,
+    new: Entries,
+    fresh: Bool[Array, "B"],
+    cache: Cache,
+    slopes: Any,
+    started: Bool[Array, ""],
+    bounded: bool,
+) -> tuple[Array, Cache]:
+    """Tokens split along the sequence; the cache is split as well if it is `bounded`."""
+
+    def island(sequenced: Any, batched: Any, shared: Any) -> tuple[Array, Cache]:
+        (q, new, cache), (fresh, ring), (slopes, started) = sequenced, batched, shared
+        part = _among(op, axis, q, new, slopes)
+
+        def visit(part: Part, cache: Cache) -> Part:
+            return merge_parts(part, _part(op, q, new, _held(q, cache), slopes))
+
+        if not bounded:
+            return visit(part, ring).o.astype(q.dtype), _put_last(emptied(ring, fresh), new)
+        part = lax.cond(started, lambda: go_round(visit, visit(part, cache), cache), lambda: part)
+        first = lax.axis_index(axis.name) * cache.times.shape[1]
+        store = lambda cache, new: put(cache, new, first)  # noqa: E731
+        return part.o.astype(q.dtype), go_round(store, store(emptied(cache, fresh), new), new)
+
+    sequenced, rows = (q, new, cache if bounded else None), (fresh, None if bounded else cache)
+    return over_sequence(island, sequenced, rows, (slopes, started), outputs=(True, bounded))
+
+
+def _among(op: Op, axis: SeqAxis, q: Array, new: Entries, slopes: Any) -> Part:
+    """Attention of this device's tokens to all tokens of the call."""
+    stretch, valid = q.shape[1], new.ids > 0
+    window = None if op.window is None or op.window >= stretch * axis.size else op.window
+    if slopes is not None or (window is not None and window > stretch):
+        visit = lambda part, held: merge_parts(part, _part(op, q, new, held, slopes))  # noqa: E731
+        own = Seen(new.k, new.v, new.ids, new.times)
+        return go_round(visit, _part(op, q, new, own, slopes), own)
+    keys = Keys(zero_where_not(valid, new.k), zero_where_not(valid, new.v), new.ids)
+    if window is not None:
+        return band_part(Band(axis, True, window, implementation=op.implementation), q, keys)
+    return balanced_part(Ring(axis, True, CONTIGUOUS, implementation=op.implementation), q, keys)
+
+
+def _put_last(ring: Cache, new: Entries) -> Cache:
+    """A ring that all devices hold whole, with the entries of all of them: no two have one slot."""
+    nothing = jax.tree.map(jnp.zeros_like, ring)
+    own = put(nothing, new._replace(times=new.times + 1))
+    k, v, times = lax.psum(own, SEQ_AXIS)
+    written = (times > 0)[..., None, None]
+    return Cache(
+        jnp.where(written, k, ring.k),
+        jnp.where(written, v, ring.v),
+        jnp.where(times > 0, times - 1, ring.times),
+    )
