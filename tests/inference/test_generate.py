@@ -1,6 +1,7 @@
 """Decoding from caches equals the parallel pass; sampling; independent rows."""
 
 import dataclasses
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -9,10 +10,20 @@ import numpy as np
 import pytest
 
 from jaxblt.data.vocab import EOS
-from jaxblt.inference import Decoder, SamplingConfig, generate, sample, teacher_force
+from jaxblt.inference import (
+    Decoder,
+    SamplingConfig,
+    decode_step,
+    generate,
+    init_decoder,
+    sample,
+    teacher_force,
+)
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
+from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, byte_entropies, decided, make_patches
+from tests.parallel.hlo import collectives
 from tests.tolerances import tol
 
 HEADS = AttentionConfig(dim=16, num_heads=2)
@@ -79,6 +90,28 @@ def test_a_byte_model_generates_the_argmax_of_its_parallel_pass():
         ids = jnp.concatenate([ids, jnp.asarray([[best]], jnp.int32)], 1)
     assert text == bytes(int(i) - 4 for i in ids[0, 5:])
     assert EOS not in np.asarray(ids)
+
+
+def expect_the_bytes_of_one_device(decoder, params, prompts):
+    """Greedy bytes on a mesh that splits the sequence; a step exchanges partial results alone, and keeps its parts."""
+    greedy = partial(generate, decoder, params, max_new_bytes=30, sampling=SamplingConfig(temperature=0))
+    expected, ids = greedy(prompts), jnp.ones(len(prompts), jnp.int32)
+    with jax.set_mesh(make_mesh(data=1, seq=4, devices=jax.devices()[:4])):
+        assert greedy(prompts) == expected
+        state = init_decoder(decoder, len(prompts), num_bytes=90)
+        step = jax.jit(partial(decode_step, decoder)).lower(params, ids, state, ids).compile()
+        after = step(params, ids, state, ids)[2]
+    assert {c.kind for c in collectives(step)} == {"all-reduce"}
+    caches = [leaf for leaf in jax.tree.leaves(after) if leaf.ndim == 5 and leaf.shape[2] > LOCAL.window]
+    assert len(caches) == 2
+    for cache in caches:
+        assert {shard.data.shape[2] for shard in cache.addressable_shards} == {cache.shape[2] // 4}
+
+
+def test_a_byte_model_s_caches_split_over_the_sequence():
+    config = ByteLMConfig(stack=dataclasses.replace(LOCAL, num_layers=2, pattern="HA"))
+    params = {"model": unboxed(config, jnp.ones((1, 8), jnp.int32))}
+    expect_the_bytes_of_one_device(Decoder(config), params, [b"abc", b"a longer prompt"])
 
 
 def test_sampling_keeps_to_top_k_and_top_p():
