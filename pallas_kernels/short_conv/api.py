@@ -28,10 +28,9 @@ def _triton(*args: Any, **options: Any) -> Array:
 
 
 TABLE = (
+    Implementation("triton", _triton, why_not_triton),
     Implementation("mosaic_gpu", _mosaic_gpu, why_not),
     Implementation("xla", short_conv_xla),
-    # Not timed yet: asked for by name until it is.
-    Implementation("triton", _triton, why_not_triton),
     Implementation("reference", short_conv_reference),
 )
 

@@ -3,10 +3,13 @@
 from typing import Any
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels._hopper import why_not_streams
+from pallas_kernels._hopper import CHUNK, why_not_streams
 
 STEPS = 4096
 """Time steps per tile."""
+
+FULL = 8 * CHUNK
+"""What rows are padded to a multiple of."""
 
 MOST = 8
 """Taps that a tile's threads sum without running short of registers, and more than the op is meant for."""
@@ -34,4 +37,6 @@ def why_not(
         return f"it takes at most {MOST} taps, not {taps.shape[1]}"
     if x.shape[2] < STEPS:
         return f"rows are shorter than one tile of {STEPS} steps"
+    if x.shape[2] % FULL:
+        return f"rows of {x.shape[2]} steps, no multiple of {FULL}, would be copied into longer ones"
     return None

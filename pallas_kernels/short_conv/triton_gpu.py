@@ -16,8 +16,8 @@ from pallas_kernels._dispatch import current_device
 from pallas_kernels.short_conv.gates import accumulator, add_skip
 from pallas_kernels.short_conv.xla import short_conv_xla
 
-PAIRS = 512
-"""Pairs of steps per program, fewer in short rows; a power of two."""
+PAIRS = 1024
+"""Pairs of steps per program, fewer in short rows; a power of two. 512 and 2048 were slower on an H200 (see the README)."""
 
 
 def short_conv_triton(

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, PartitionSpec
 from pallas_kernels._dispatch import Device
 from pallas_kernels.short_conv import short_conv, triton_why
 from pallas_kernels.short_conv.triton_gpu import PAIRS, short_conv_triton
-from pallas_kernels.short_conv.triton_why import MOST, why_not
+from pallas_kernels.short_conv.triton_why import MOST, SHORTEST, why_not
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.pallas_kernels.short_conv import interpreted
@@ -104,7 +104,7 @@ def test_weights_alone_or_streams_alone_may_be_batched() -> None:
 @needs_triton
 @needs_jax_triton
 @pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
-@pytest.mark.parametrize("case", cases(partial(short_conv, implementation="triton")), ids=str)
+@pytest.mark.parametrize("case", cases(short_conv_triton), ids=str)
 def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
@@ -113,7 +113,7 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
 @needs_triton
 @needs_jax_triton
 def test_on_a_gpu_inside_shard_map() -> None:
-    whole = cases(partial(short_conv, implementation="triton"))[0]
+    whole = cases(partial(short_conv, implementation="triton"))[1]
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
     specs = {n: PartitionSpec() if n in whole.shared else PartitionSpec("data") for n in whole.arrays}
     run = jax.shard_map(whole.run, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec("data"))
@@ -130,27 +130,28 @@ def test_on_a_gpu_inside_shard_map() -> None:
         ({"dtype": jnp.float16}, "bf16 and fp32 streams, these are float16"),
         ({"history": jax.ShapeDtypeStruct((1, 3, 2), jnp.float64)}, "these are bfloat16, float64"),
         ({"taps": MOST + 1}, "at most 8 taps, not 9"),
+        ({"length": SHORTEST - 1}, "rows are shorter than 1024"),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_why, "find_spec", lambda name: name)
-    call: dict[str, Any] = {"device": HOPPER, "dtype": jnp.bfloat16, "taps": 3} | change
-    device, dtype, taps = (call.pop(name) for name in ("device", "dtype", "taps"))
-    x, filter = jax.ShapeDtypeStruct((1, 3, 8), dtype), jax.ShapeDtypeStruct((3, taps), jnp.float32)
+    call: dict[str, Any] = {"device": HOPPER, "dtype": jnp.bfloat16, "taps": 3, "length": SHORTEST} | change
+    device, dtype, taps, length = (call.pop(name) for name in ("device", "dtype", "taps", "length"))
+    x, filter = jax.ShapeDtypeStruct((1, 3, length), dtype), jax.ShapeDtypeStruct((3, taps), jnp.float32)
     assert reason in (why_not(device, x, filter, **call) or "it can run")
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_takes_any_length_packed_and_with_history(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_why, "find_spec", lambda name: name)
-    for length in (1, 4097):
-        arrays = case("any", length, MOST, dtype, None, packed=length > 1, history=True).arrays
+    for length in (SHORTEST, 4097):
+        arrays = case("any", length, MOST, dtype, None, packed=True, history=True).arrays
         assert why_not(AMPERE, **arrays) is None
 
 
 def test_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_why, "find_spec", lambda name: None if name == "jax_triton" else name)
-    x, taps = normal(0, (1, 3, 8)), normal(1, (3, 3))
+    x, taps = normal(0, (1, 3, SHORTEST)), normal(1, (3, 3))
     assert why_not(AMPERE, x, taps) == 'jax_triton not found (pip install -e ".[triton]")'
 
 
