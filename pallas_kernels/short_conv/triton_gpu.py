@@ -17,7 +17,7 @@ from pallas_kernels.short_conv.gates import accumulator, add_skip
 from pallas_kernels.short_conv.xla import short_conv_xla
 
 PAIRS = 1024
-"""Pairs of steps per program, fewer in short rows; a power of two. 512 and 2048 were slower on an H200 (see the README)."""
+"""Pairs of steps per program, fewer in short rows; a power of two. The README has times of others."""
 
 
 def short_conv_triton(
