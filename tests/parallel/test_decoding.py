@@ -46,7 +46,7 @@ CONFIGS: dict[str, MixerConfig] = {
 def packed() -> np.ndarray:
     """Segment ids: documents that cross calls and devices, holes on edges, a row that ends early and goes on."""
     ids = np.ones((2, LENGTH), np.int32)
-    ids[0, 30:50], ids[0, 120:140], ids[0, 200:] = -1, -1, 2
+    ids[0, 30:50], ids[0, 120:140], ids[0, 200:], ids[0, SPLIT + 20 :] = -1, -1, 2, 4
     ids[1, SPLIT - 70 : SPLIT] = 0
     ids[1, SPLIT + 100 : SPLIT + 260], ids[1, SPLIT + 260 :] = 3, 0
     ids[1, -2:] = 3
