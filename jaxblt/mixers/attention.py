@@ -38,7 +38,7 @@ class AttentionConfig:
         which lets the fastest kernels run; for causal rows without holes pass no segment ids at all then.
       implementation: of the attention op; None for the fastest that runs.
       context_parallel: how tokens that a mesh splits along `seq` reach each other, as the modes of
-        `jaxblt.parallel.context_attention`; None for a ring, or all-to-all with ALiBi.
+        `jaxblt.parallel.context_attention`; None for what is stated there.
     """
 
     dim: int

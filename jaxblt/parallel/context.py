@@ -18,6 +18,10 @@ from pallas_kernels.attention.mask import zero_where_not
 ContextParallel = Literal["ring", "all_to_all", "all_gather"]
 Implementation = Literal["reference", "xla", "cudnn"] | None
 
+SHORT = 8192
+"""Tokens a device up to which heads are scattered where they can be. With 32 query and 8 key heads of 128 on four H200s,
+forward and backward: all-to-all 1.5 ms, a ring with its swaps 2.7 ms at 2,048; 15.5 and 19.0 ms at 8,192."""
+
 
 def context_attention(
     q: Float[Array, "B T H K"],
@@ -41,7 +45,8 @@ def context_attention(
     - "all_to_all": every device gets all tokens of its share of the heads, and back (DeepSpeed-Ulysses,
       2309.14509). One kernel call with any mask; heads must divide among the devices.
     - "all_gather": every device gets all keys and values. Any mask and any heads; memory O(T).
-    - None: "ring", but "all_to_all" with ALiBi, whose distances the pieces of a ring do not know.
+    - None: "all_to_all" with ALiBi, whose distances the pieces of a ring do not know, and without a window where heads
+      divide, tokens are in order, and a device has no more than `SHORT` of them; else "ring".
 
     Args:
       q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`; a token's
@@ -57,7 +62,10 @@ def context_attention(
     if axis is None:
         raise ValueError("no mesh with a 'seq' axis is in force: call pallas_kernels.attention.attention")
     window = None if window is not None and window >= q.shape[1] else window
-    mode = mode or ("ring" if alibi_slopes is None else "all_to_all")
+    if mode is None:
+        heads_divide = q.shape[2] % axis.size == 0 and k.shape[2] % axis.size == 0
+        short = q.shape[1] <= SHORT * axis.size and window is None and layout == CONTIGUOUS
+        mode = "all_to_all" if alibi_slopes is not None or (heads_divide and short) else "ring"
     _check(axis, mode, q.shape[1], causal, window, alibi_slopes, layout)
     options = {"scale": scale, "implementation": implementation}
     mask = {"causal": causal, "window": window}

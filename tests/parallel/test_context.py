@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import pytest
 
 from jaxblt.models.remat import ALWAYS_SAVED, _policy
 from jaxblt.parallel import make_mesh
-from jaxblt.parallel.context import context_attention
+from jaxblt.parallel.context import SHORT, context_attention
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout
 from jaxblt.parallel.ring import SAVED_LSE, SAVED_OUT, _pack, _unpack
 from pallas_kernels.attention import attention
@@ -212,6 +213,28 @@ def test_bf16_errors_do_not_grow_with_the_ring() -> None:
         with jax.set_mesh(mesh_of(replace(case, devices=devices))):
             got = [relative_error(a, b) for a, b in zip(run(*arrays), exact, strict=True)]
         assert all(error <= 1.05 * limit for error, limit in zip(got, floor, strict=True)), (got, floor)
+
+
+@pytest.mark.parametrize(
+    ("change", "exchanged"),
+    [
+        ({"groups": 4}, "all_to_all"),
+        ({"groups": 2}, "ppermute"),
+        ({"groups": 4, "window": 5}, "ppermute"),
+        ({"groups": 4, "layout": ZIGZAG}, "ppermute"),
+        ({"groups": 4, "length": 8 * (SHORT + 1)}, "ppermute"),
+        ({"groups": 2, "alibi": True, "devices": 2}, "all_to_all"),
+    ],
+    ids=str,
+)
+def test_the_mode_that_is_chosen(change: dict[str, Any], exchanged: str) -> None:
+    case = replace(Case(devices=4, heads=4, mode=None), **change)
+    q, k = (jax.ShapeDtypeStruct((2, case.length, n, 8), jnp.float32) for n in (case.heads, case.groups))
+    with jax.set_mesh(mesh_of(case)):
+        attend = partial(context_attention, layout=case.layout, **case.options())
+        jaxpr = str(jax.make_jaxpr(attend)(q, k, k))
+    both = ("all_to_all[", "ppermute[")
+    assert [name in jaxpr for name in both] == [exchanged + "[" == name for name in both]
 
 
 @pytest.mark.parametrize("window", [None, 5])
