@@ -20,7 +20,8 @@ from jaxblt.inference import (
     teacher_force,
 )
 from jaxblt.mixers import AttentionConfig
-from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
+from jaxblt.mixers.prefill import splits_call
+from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init_byte_lm_state
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, byte_entropies, decided, make_patches
 from tests.parallel.hlo import collectives
@@ -112,6 +113,22 @@ def test_a_byte_model_s_caches_split_over_the_sequence():
     config = ByteLMConfig(stack=dataclasses.replace(LOCAL, num_layers=2, pattern="HA"))
     params = {"model": unboxed(config, jnp.ones((1, 8), jnp.int32))}
     expect_the_bytes_of_one_device(Decoder(config), params, [b"abc", b"a longer prompt"])
+
+
+def test_a_byte_model_takes_a_prompt_split_over_the_sequence():
+    stack = dataclasses.replace(LOCAL, num_layers=3, pattern="HAW")
+    config, prompt = ByteLMConfig(stack=stack, hash=HashConfig(sizes=(3,), table_size=64)), 256
+    ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (2, prompt + 2)), jnp.int32)
+    model, params = config.build(), {"params": unboxed(config, ids)}
+    stream, logits = jax.jit(partial(model.apply, method="stream")), []
+    with jax.set_mesh(make_mesh(data=1, seq=4, devices=jax.devices()[:4])):
+        assert splits_call(prompt)
+        state = init_byte_lm_state(config, 2, capacity=prompt + 2)
+        for part in (ids[:, :prompt], ids[:, prompt:-1], ids[:, -1:]):
+            y, state = stream(params, part, state)
+            logits.append(np.asarray(y))
+    expected = jax.jit(model.apply)(params, ids)
+    np.testing.assert_allclose(np.concatenate(logits, 1), np.asarray(expected), **tol(jnp.float32, 1024))
 
 
 def test_sampling_keeps_to_top_k_and_top_p():
