@@ -26,7 +26,7 @@ def sequence_parallel(
     out: str,
     devices: int | None = None,
     layers: tuple[tuple[Kind, int, int], ...] = LAYERS,
-    step_bytes: int = 1_048_576,
+    step_bytes: tuple[int, ...] = (1_048_576,),
     pattern: str = "HHAH",
     remat: Remat = "none",
     trials: int = 20,
@@ -34,13 +34,13 @@ def sequence_parallel(
     """Speed-up and memory of Hyena layers with their MLP, and a train step of the `books` model on one sequence.
 
     Layers run on one device and, split along the sequence, on all; what does not fit says so. The step runs on all,
-    and on one device with its share of the bytes.
+    and at the first length on one device with its share of the bytes as well.
 
     Args:
       out: JSON file to write.
       devices: how many; all by default.
       layers: filter, tokens and width of each layer that is timed, forward and backward.
-      step_bytes: length of the train step's sequence; 0 for no step.
+      step_bytes: lengths of the train step's sequence; none for no step.
       pattern: of the latent stack.
       remat: what the step's blocks keep for the backward pass.
       trials: of each timing, at least 20.
@@ -58,13 +58,14 @@ def sequence_parallel(
             f"devices must lie in 2..{jax.device_count()}, the devices that are here, got {devices}"
         )
     found: dict[str, Any] = {"layers": [_sequence.layer(*shape, devices, trials) for shape in layers]}
-    if step_bytes:
-        books = configs.get("books").model
-        stacks = {
-            name: replace(getattr(books, name), remat=remat) for name in ("encoder", "latent", "decoder")
-        }
-        stacks["latent"] = replace(stacks["latent"], pattern=pattern)
-        found["step"] = _sequence.step(replace(books, **stacks), step_bytes, devices, trials)
+    books = configs.get("books").model
+    stacks = {name: replace(getattr(books, name), remat=remat) for name in ("encoder", "latent", "decoder")}
+    stacks["latent"] = replace(stacks["latent"], pattern=pattern)
+    config = replace(books, **stacks)
+    found["steps"] = []
+    for i, length in enumerate(step_bytes):
+        found["steps"].append(_sequence.step(config, length, devices, trials, compared=i == 0))
+        save(out, found)
     save(out, found)
     return found
 

@@ -12,7 +12,19 @@ import pytest
 from experiments.benchmark import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = ("record", "baselines", "context", "cpu_table", "patching_share", "kernels", "ring")
+BENCHMARKS = (
+    *(
+        "record",
+        "baselines",
+        "context",
+        "cpu_table",
+        "patching_share",
+        "kernels",
+        "ring",
+        "sequence_parallel",
+    ),
+    *("draw", "entropy", "stack", "flex_attention"),
+)
 SCRIPTS = (
     "train",
     "plan",

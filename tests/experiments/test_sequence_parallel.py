@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.benchmark import _sequence, sequence_parallel
+from experiments.benchmark import _sequence, draw, sequence_parallel
 from jaxblt.mixers import HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, StackConfig
 
@@ -17,7 +17,7 @@ def tiny(pattern: str) -> StackConfig:
 def test_a_layer_on_one_device_and_on_two(tmp_path):
     out = tmp_path / "found.json"
     shape = ("modal", 2048, 8)
-    found = sequence_parallel.sequence_parallel(str(out), devices=2, layers=(shape,), step_bytes=0)
+    found = sequence_parallel.sequence_parallel(str(out), devices=2, layers=(shape,), step_bytes=())
     (entry,) = found["layers"]
     assert (entry["filter"], entry["tokens"], entry["dim"], entry["devices"]) == (*shape, 2)
     times = [entry[side]["seconds"]["median"] for side in ("one", "all")]
@@ -43,3 +43,24 @@ def test_a_step_checks_its_loss_against_one_device():
 def test_more_devices_than_there_are_is_an_error():
     with pytest.raises(ValueError, match=r"devices must lie in 2\.\.8.*got 9"):
         sequence_parallel.sequence_parallel("nowhere.json", devices=9)
+
+
+def test_the_picture_has_a_line_for_each_number_of_devices(tmp_path):
+    timed = {"seconds": {"median": 0.5}, "planned_bytes": 2e9}
+    first = {"bytes": 2**20, "devices": 4, "all": timed, "check": {"bytes": 2**18}, "one_on_its_share": timed}
+    failed = {"bytes": 2**22, "devices": 4, "all": {"out_of_memory": "too large"}}
+    source = tmp_path / "steps.json"
+    source.write_text(json.dumps({"steps": [first, {"bytes": 2**16, "devices": 4, "all": timed}, failed]}))
+    draw.draw((str(source),), str(tmp_path / "picture.png"))
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+    speed, memory = draw.figure(draw._steps(source)).axes
+    assert [list(line.get_xdata()) for line in speed.lines] == [[2**18], [2**16, 2**20]]
+    assert [list(line.get_ydata()) for line in memory.lines] == [[2.0], [2.0, 2.0]]
+    assert list(speed.lines[1].get_ydata()) == [2**16 / 500, 2**20 / 500]
+
+
+def test_files_without_steps_cannot_be_drawn(tmp_path):
+    source = tmp_path / "none.json"
+    source.write_text("{}")
+    with pytest.raises(ValueError, match=r"no step that ran in .*none\.json"):
+        draw.draw((str(source),), str(tmp_path / "picture.png"))

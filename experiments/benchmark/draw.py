@@ -1,0 +1,75 @@
+"""Draws the figures of a split sequence: python -m experiments.benchmark.draw STEPS.json... --out FILE.png."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from experiments._cli import parse, run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(sources: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) -> None:
+    """Bytes a second and planned memory of a device against the context, of train steps that `sequence_parallel` timed.
+
+    Args:
+      sources: JSON files of `experiments.benchmark.sequence_parallel`.
+      out: picture to write, its format by its ending.
+
+    Raises:
+      RuntimeError: matplotlib is missing.
+      ValueError: no file holds a step that ran.
+    """
+    steps = [step for source in sources for step in _steps(Path(source))]
+    if not steps:
+        raise ValueError(f"no step that ran in {', '.join(sources) or 'no file'}: give files with 'steps'")
+    figure(steps).savefig(out, dpi=150)
+
+
+def _steps(source: Path) -> list[dict[str, Any]]:
+    """Those that ran, the shares of single devices as steps of their own."""
+    found = []
+    for step in json.loads(source.read_text(encoding="utf-8")).get("steps", []):
+        sides = {"all": (step["devices"], step["bytes"])}
+        if "check" in step:
+            sides["one_on_its_share"] = (1, step["check"]["bytes"])
+        for side, (devices, length) in sides.items():
+            if "seconds" in step[side]:
+                seconds, planned = step[side]["seconds"]["median"], step[side]["planned_bytes"]
+                found.append({"devices": devices, "bytes": length, "seconds": seconds, "planned": planned})
+    return found
+
+
+def figure(steps: list[dict[str, Any]]) -> "Figure":
+    """Two panels over the context, a line for each number of devices."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RuntimeError('matplotlib is missing: pip install -e ".[plot]"') from error
+    drawn = Figure(figsize=(9, 3.6), layout="constrained")
+    speed, memory = drawn.subplots(1, 2)
+    for devices in sorted({step["devices"] for step in steps}):
+        chosen = sorted((s for s in steps if s["devices"] == devices), key=lambda s: s["bytes"])
+        context = [s["bytes"] for s in chosen]
+        label = f"{devices} GPU{'s' * (devices > 1)}"
+        speed.plot(context, [s["bytes"] / s["seconds"] / 1e3 for s in chosen], "o-", label=label)
+        memory.plot(context, [s["planned"] / 1e9 for s in chosen], "o-", label=label)
+    for axes, title in ((speed, "thousand bytes a second, all GPUs"), (memory, "planned GB a GPU")):
+        axes.set(yscale="log", xlabel="bytes of context", title=title)
+        axes.set_xscale("log", base=2)
+        axes.grid(which="both", alpha=0.3)
+        axes.legend()
+    return drawn
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and draws."""
+    parse(draw, argv, script="experiments.benchmark.draw")
+
+
+if __name__ == "__main__":
+    run(main)
