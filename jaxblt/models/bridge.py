@@ -28,8 +28,11 @@ def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S
 
 
 def _over_blocks(fn: Callable[[Any, Any], Array], blocked: Any, shared: Any = ()) -> Array:
-    """`fn(blocked, shared)`, each device on its own rows and, under a `seq` axis, its own blocks of them."""
-    if seq_axis() is None:
+    """`fn(blocked, shared)`, each device on its own rows and, under a `seq` axis, its own blocks of them.
+
+    A single block, which a step of decoding has, is whole on all devices of the sequence.
+    """
+    if seq_axis() is None or jax.tree.leaves(blocked)[0].shape[1] == 1:
         return over_batch(fn, blocked, shared)
     return over_sequence(lambda own, _, shared: fn(own, shared), blocked, (), shared)
 

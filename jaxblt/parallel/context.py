@@ -19,8 +19,8 @@ ContextParallel = Literal["ring", "all_to_all", "all_gather"]
 Implementation = Literal["reference", "xla", "cudnn"] | None
 
 SHORT = 8192
-"""Tokens a device up to which heads are scattered where they can be. With 32 query and 8 key heads of 128 on four H200s,
-forward and backward: all-to-all 1.5 ms, a ring with its swaps 2.7 ms at 2,048; 15.5 and 19.0 ms at 8,192."""
+"""Tokens a device up to which heads are scattered where they can be. With 32 query and 8 key heads of 128 on four
+H200s, forward and backward: all-to-all 1.5 ms, a ring with its swaps 2.7 ms at 2,048; 15.5 and 19.0 ms at 8,192."""
 
 
 def context_attention(

@@ -115,6 +115,12 @@ def test_a_byte_model_s_caches_split_over_the_sequence():
     expect_the_bytes_of_one_device(Decoder(config), params, [b"abc", b"a longer prompt"])
 
 
+def test_a_byte_patched_model_s_caches_split_over_the_sequence(trained):
+    """Its prompts close blocks, whose unused slots the latent stack passes over."""
+    prompts = [b"abc", b"a longer prompt, of more than a block of bytes"]
+    expect_the_bytes_of_one_device(Decoder(MODEL, PATCHER, ENTROPY), trained[0], prompts)
+
+
 def test_a_byte_model_takes_a_prompt_split_over_the_sequence():
     stack = dataclasses.replace(LOCAL, num_layers=3, pattern="HAW")
     config, prompt = ByteLMConfig(stack=stack, hash=HashConfig(sizes=(3,), table_size=64)), 256
