@@ -14,7 +14,7 @@ import numpy as np
 
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
-from pallas_kernels.patch_attention import lookup_xla, mosaic_gpu, pool_xla, reference
+from pallas_kernels.patch_attention import lookup_xla, mosaic_gpu, pool_xla, reference, triton_gpu
 from pallas_kernels.patch_attention.shapes import SHAPES, PatchShape
 
 LONGEST = 12
@@ -45,11 +45,12 @@ def plan(case: Direction, *, interpret: bool = False) -> Plan:
     args = pool_arguments(shape) if pool else lookup_arguments(shape)
     options = {} if pool else {"look_back": shape.look_back}
     dense = partial(reference.pool if pool else reference.lookup, **options)
-    kernel = mosaic_gpu.pool if pool else mosaic_gpu.lookup
-    versions = {
-        "xla": partial(pool_xla.pool if pool else lookup_xla.lookup, **options),
-        "mosaic_gpu": partial(kernel, **options, interpret=interpret),
+    kernels = {
+        name: partial(module.pool if pool else module.lookup, interpret=interpret)
+        for name, module in (("triton", triton_gpu), ("mosaic_gpu", mosaic_gpu))
     }
+    unrolled = {"xla": pool_xla.pool if pool else lookup_xla.lookup}
+    versions = {name: partial(run, **options) for name, run in (kernels | unrolled).items()}
     if 4 * shape.heads * shape.capacity * args[1 if pool else 0][..., 0, 0].size <= DENSE_BYTES:
         versions["dense"] = dense
     read = float(sum(x.nbytes for x in args[:3]))

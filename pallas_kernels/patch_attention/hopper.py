@@ -1,5 +1,6 @@
 """What the Hopper kernels take, known without importing Pallas' GPU dialect, which takes over a second."""
 
+from importlib.util import find_spec
 from typing import Any
 
 from pallas_kernels._dispatch import Device
@@ -30,3 +31,11 @@ def why_not(device: Device, q: Any = None, *_: Any, look_back: int = 1) -> str |
     if look_back > FARTHEST:
         return f"it looks back at {FARTHEST} patches at most, not {look_back}"
     return None
+
+
+def why_not_triton(device: Device, q: Any = None, *arrays: Any, look_back: int = 1) -> str | None:
+    """Why the kernels in Triton cannot run such a call, or None: the same, and a JAX that still has Triton."""
+    reason = why_not(device, q, *arrays, look_back=look_back)
+    if reason is None and find_spec("jax.experimental.pallas.triton") is None:
+        return "this JAX has no Pallas backend for Triton any more (0.11 announces that it goes)"
+    return reason

@@ -1,9 +1,10 @@
 """Registers and spills as ptxas reports them, and what is worse than accepted."""
 
 import re
+from collections.abc import Collection
 
 REPORT = re.compile(
-    r"Compiling entry function '(?P<kernel>\w+?)(_mosaic_gpu_kernel)?' for '(?P<target>\w+)'.*?"
+    r"Compiling entry function '(?P<kernel>\w+?)(?P<mosaic>_mosaic_gpu_kernel)?' for '(?P<target>\w+)'.*?"
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
     re.DOTALL,
 )
@@ -12,14 +13,16 @@ Figures = dict[str, dict[str, int]]
 """Of each kernel: registers per thread, and bytes spilled (stored and loaded) per thread."""
 
 
-def read_report(text: str, target: str) -> Figures:
-    """Figures of every kernel that ptxas reports on.
+def read_report(text: str, target: str, triton: Collection[str] = ()) -> Figures:
+    """Figures of every Mosaic kernel that ptxas reports on, and of those named in `triton`.
 
     Raises:
       ValueError: it compiled one for another target.
     """
     figures: Figures = {}
     for found in REPORT.finditer(text):
+        if not found["mosaic"] and found["kernel"] not in triton:
+            continue  # one of XLA's own
         if found["target"] != target:
             raise ValueError(f"{found['kernel']} was compiled for {found['target']}, not for {target}")
         spilled = int(found["stores"]) + int(found["loads"])

@@ -28,6 +28,11 @@ def test_reads_what_ptxas_writes() -> None:
     assert read_report(PTXAS, "sm_90a") == {"one": ONE, "two": TWO}
 
 
+def test_reads_of_the_others_only_what_is_named() -> None:
+    other = PTXAS.replace("two_mosaic_gpu_kernel", "two").replace("one_mosaic_gpu_kernel", "fusion_1")
+    assert read_report(other, "sm_90a", {"two"}) == {"two": TWO}
+
+
 def test_refuses_another_target() -> None:
     with pytest.raises(ValueError, match="one was compiled for sm_90a, not for sm_100a"):
         read_report(PTXAS, "sm_100a")

@@ -93,3 +93,21 @@ def lookup_case(name: str, arrays: Arrays, run: Any) -> OpCase:
         terms=arrays["bias"].shape[1],
         grad_terms=arrays["latest"].size,
     )
+
+
+def kernel_pools(run: Any) -> list[OpCase]:
+    """A block and a tile end apart; patches longer than a tile of bytes; a batch of one block and a bit."""
+    return [
+        pool_case("pool", pool_arrays(jnp.bfloat16, size=150, capacity=36, width=64), run),
+        pool_case("long patches", pool_arrays(jnp.bfloat16, size=301, capacity=4, width=64), run),
+        pool_case("one slot", pool_arrays(jnp.bfloat16, size=9, capacity=1, width=64), run),
+    ]
+
+
+def kernel_lookups(run: Any) -> list[OpCase]:
+    """Tiles of bytes that see few patches, many, and patches before their block."""
+    return [
+        lookup_case("lookup", lookup_arrays(jnp.bfloat16, size=150, capacity=36, width=64), run),
+        lookup_case("one", lookup_arrays(jnp.bfloat16, look_back=1, size=90, capacity=90, width=64), run),
+        lookup_case("eight", lookup_arrays(jnp.bfloat16, look_back=8, size=301, capacity=5, width=64), run),
+    ]

@@ -18,37 +18,19 @@ from pallas_kernels.patch_attention.hopper import why_not
 from pallas_kernels.patch_attention.shapes import SHAPES, PatchShape
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
-from tests.pallas_kernels.patch_attention.cases import lookup_arrays, lookup_case, pool_arrays, pool_case
+from tests.pallas_kernels.patch_attention.cases import kernel_lookups, kernel_pools, pool_arrays
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 BF16 = jnp.bfloat16
 
 
-def pool_cases(run: Any) -> list[OpCase]:
-    """A block and a tile end apart; patches longer than a tile of bytes; a batch of one block and a bit."""
-    return [
-        pool_case("pool", pool_arrays(BF16, size=150, capacity=36, width=64), run),
-        pool_case("long patches", pool_arrays(BF16, size=301, capacity=4, width=64), run),
-        pool_case("one slot", pool_arrays(BF16, size=9, capacity=1, width=64), run),
-    ]
-
-
-def lookup_cases(run: Any) -> list[OpCase]:
-    """Tiles of bytes that see few patches, many, and patches before their block."""
-    return [
-        lookup_case("lookup", lookup_arrays(BF16, size=150, capacity=36, width=64), run),
-        lookup_case("one", lookup_arrays(BF16, look_back=1, size=90, capacity=90, width=64), run),
-        lookup_case("eight", lookup_arrays(BF16, look_back=8, size=301, capacity=5, width=64), run),
-    ]
-
-
 SIMULATED = (
-    *pool_cases(partial(mosaic_gpu.pool, interpret=True)),
-    *lookup_cases(partial(mosaic_gpu.lookup, interpret=True)),
+    *kernel_pools(partial(mosaic_gpu.pool, interpret=True)),
+    *kernel_lookups(partial(mosaic_gpu.lookup, interpret=True)),
 )
 ON_A_GPU = (
-    *pool_cases(partial(pool, implementation="mosaic_gpu")),
-    *lookup_cases(partial(lookup, implementation="mosaic_gpu")),
+    *kernel_pools(partial(pool, implementation="mosaic_gpu")),
+    *kernel_lookups(partial(lookup, implementation="mosaic_gpu")),
 )
 
 
@@ -99,7 +81,7 @@ def test_takes_the_shapes_of_real_models(shape: PatchShape) -> None:
 def test_cannot_be_asked_for_on_a_cpu() -> None:
     with pytest.raises(ValueError, match="this is cpu"):
         pool(**pool_arrays(), implementation="mosaic_gpu")
-    assert explain("pool", device=HOPPER) == "patch_attention.pool: xla on NVIDIA H200"
+    assert explain("pool", device=HOPPER) == "patch_attention.pool: triton on NVIDIA H200"
 
 
 @pytest.mark.parametrize("direction", ["pool", "lookup"])
@@ -109,4 +91,4 @@ def test_the_benchmark_passes_its_gate(direction: Any) -> None:
     assert set(np.diff(ids, axis=-1).flat) == {0, 1}
     assert (ids[..., -1] < shape.capacity - 1).any()
     plan = bench.plan(bench.Direction("tiny", direction, shape), interpret=True)
-    assert set(check(plan, jax.random.key(0))) == {"plain", "xla", "mosaic_gpu", "dense"}
+    assert set(check(plan, jax.random.key(0))) == {"plain", "triton", "xla", "mosaic_gpu", "dense"}

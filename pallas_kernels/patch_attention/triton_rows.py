@@ -1,0 +1,93 @@
+"""What the Triton kernels are made of: rows of one head in and out of memory, products of them, and the launch."""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+from jaxtyping import Array, Bool, Float, Int
+
+LOG2E = math.log2(math.e)
+
+LOWEST = -1e30
+"""Score of what is masked. Subtracting no less than FLOOR makes its exp() 0 where nothing is visible as well."""
+
+FLOOR = -0.5e30
+
+
+def launch(
+    kernel: Callable[..., None],
+    name: str,
+    programs: int,
+    out: Any,
+    arrays: Sequence[Array],
+    *,
+    warps: int,
+    stages: int,
+    interpret: bool,
+) -> Any:
+    """`kernel(*refs of arrays, *refs of out)` in each of `programs` programs."""
+    with warnings.catch_warnings():
+        # JAX 0.11 announces that a later version is without this backend; `hopper.why_not` looks for it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return pl.pallas_call(
+            kernel,
+            grid=(programs,),
+            out_shape=out,
+            compiler_params=pltriton.CompilerParams(num_warps=warps, num_stages=stages),
+            interpret=interpret,
+            name=name,
+        )(*arrays)
+
+
+def head_and_tile(heads: int) -> tuple[Array, Array]:
+    """Of this program: the heads of a tile are neighbours, so that they read whole rows together."""
+    program = pl.program_id(0)
+    return lax.rem(program, heads), lax.div(program, heads)
+
+
+def span(start: Any, count: int) -> Int[Array, "count"]:
+    """start, start + 1, ..."""
+    return start + jnp.arange(count, dtype=jnp.int32)
+
+
+def read(ref: Any, start: Any, keep: Bool[Array, "rows"]) -> Int[Array, "rows"] | Bool[Array, "rows"]:
+    """Numbers from `start` on; 0 where they are not kept."""
+    return pltriton.load(ref.at[pl.ds(start, len(keep))], mask=keep, other=jnp.zeros((), ref.dtype))
+
+
+def read_rows(ref: Any, start: Any, head: Array, keep: Bool[Array, "rows"]) -> Float[Array, "rows K"]:
+    """A head of the rows from `start` on; what is not kept is not read and 0."""
+    return pltriton.load(ref.at[pl.ds(start, len(keep)), head, :], mask=keep[:, None], other=0)
+
+
+def write_rows(
+    ref: Any, start: Any, head: Array, keep: Bool[Array, "rows"], x: Float[Array, "rows K"]
+) -> None:
+    """The inverse of `read_rows`."""
+    pltriton.store(ref.at[pl.ds(start, len(keep)), head, :], x.astype(ref.dtype), mask=keep[:, None])
+
+
+def product(left: Array, right: Array) -> Float[Array, "rows columns"]:
+    """left @ right, summed in fp32."""
+    return jnp.dot(left, right, preferred_element_type=jnp.float32)
+
+
+def steps(begin: Any, end: Any, step: int) -> Array:
+    """How many tiles of `step` rows it takes from `begin` to `end`."""
+    return lax.div(end - begin + (step - 1), step)
+
+
+def scale(ref: Any) -> float:
+    """1 / sqrt(K)."""
+    return ref.shape[-1] ** -0.5
+
+
+def like(x: Array) -> Any:
+    """The type of a result like x, inside `shard_map` as well."""
+    return jax.typeof(x)

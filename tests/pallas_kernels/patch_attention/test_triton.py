@@ -1,0 +1,48 @@
+"""The Triton kernels: interpreted on the CPU, on a GPU what of the suite one device can run, and what they refuse."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels.patch_attention import explain, hopper, lookup, pool, triton_gpu
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.op_suite import OpCase
+from tests.pallas_kernels.patch_attention.cases import kernel_lookups, kernel_pools
+
+HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+
+INTERPRETED = (
+    *kernel_pools(partial(triton_gpu.pool, interpret=True)),
+    *kernel_lookups(partial(triton_gpu.lookup, interpret=True)),
+)
+ON_A_GPU = (
+    *kernel_pools(partial(pool, implementation="triton")),
+    *kernel_lookups(partial(lookup, implementation="triton")),
+)
+
+
+@pytest.mark.parametrize("case", INTERPRETED, ids=str)
+def test_interpreted(case: OpCase) -> None:
+    op_suite.check_reference(case)
+    op_suite.check_poison(case)
+
+
+@pytest.mark.parametrize("case", [INTERPRETED[0], INTERPRETED[3]], ids=str)
+def test_interpreted_under_vmap(case: OpCase) -> None:
+    op_suite.check_vmap(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
+@pytest.mark.parametrize("case", ON_A_GPU, ids=str)
+def test_on_a_gpu(case: OpCase, check: str) -> None:
+    op_suite.CHECKS[check](case)
+
+
+def test_stands_back_where_jax_has_no_triton(monkeypatch: Any) -> None:
+    monkeypatch.setattr(hopper, "find_spec", lambda name: None)
+    for direction in ("pool", "lookup"):
+        assert f"patch_attention.{direction}: xla" in explain(direction, device=HOPPER)
+    assert "this JAX has no Pallas backend for Triton" in explain("pool", device=HOPPER)
