@@ -3,23 +3,36 @@
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels.patch_attention import explain, hopper, lookup, pool, triton_gpu
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
-from tests.pallas_kernels.patch_attention.cases import kernel_lookups, kernel_pools
+from tests.pallas_kernels.patch_attention.cases import (
+    kernel_lookups,
+    kernel_pools,
+    lookup_arrays,
+    lookup_case,
+)
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 
+
+def lookups(run: Any) -> list[OpCase]:
+    """Also with bytes that see the patches of several programs in the wide window."""
+    many = lookup_arrays(jnp.bfloat16, look_back=8, size=150, capacity=60, width=64)
+    return [*kernel_lookups(run), lookup_case("eight of many", many, run)]
+
+
 INTERPRETED = (
     *kernel_pools(partial(triton_gpu.pool, interpret=True)),
-    *kernel_lookups(partial(triton_gpu.lookup, interpret=True)),
+    *lookups(partial(triton_gpu.lookup, interpret=True)),
 )
 ON_A_GPU = (
     *kernel_pools(partial(pool, implementation="triton")),
-    *kernel_lookups(partial(lookup, implementation="triton")),
+    *lookups(partial(lookup, implementation="triton")),
 )
 
 
