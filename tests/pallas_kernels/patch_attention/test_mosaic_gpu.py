@@ -81,7 +81,7 @@ def test_takes_the_shapes_of_real_models(shape: PatchShape) -> None:
 def test_cannot_be_asked_for_on_a_cpu() -> None:
     with pytest.raises(ValueError, match="this is cpu"):
         pool(**pool_arrays(), implementation="mosaic_gpu")
-    assert explain("pool", device=HOPPER) == "patch_attention.pool: triton on NVIDIA H200"
+    assert why_not(HOPPER) is None
 
 
 @pytest.mark.parametrize("direction", ["pool", "lookup"])

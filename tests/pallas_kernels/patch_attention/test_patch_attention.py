@@ -202,6 +202,6 @@ def test_lookup_names_bad_arguments(changes, message):
 def test_explains():
     assert (
         explain("pool", device=Device("gpu", (9, 0), "NVIDIA H200"))
-        == "patch_attention.pool: triton on NVIDIA H200"
+        == "patch_attention.pool: xla on NVIDIA H200"
     )
     assert explain("lookup").startswith("patch_attention.lookup: xla on")

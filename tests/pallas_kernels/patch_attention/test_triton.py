@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels.patch_attention import explain, hopper, lookup, pool, triton_gpu
+from pallas_kernels.patch_attention import hopper, lookup, pool, triton_gpu
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.patch_attention.cases import (
@@ -48,6 +48,7 @@ def test_interpreted_under_vmap(case: OpCase) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
 @pytest.mark.parametrize("case", ON_A_GPU, ids=str)
 def test_on_a_gpu(case: OpCase, check: str) -> None:
@@ -56,6 +57,4 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
 
 def test_stands_back_where_jax_has_no_triton(monkeypatch: Any) -> None:
     monkeypatch.setattr(hopper, "find_spec", lambda name: None)
-    for direction in ("pool", "lookup"):
-        assert f"patch_attention.{direction}: xla" in explain(direction, device=HOPPER)
-    assert "this JAX has no Pallas backend for Triton" in explain("pool", device=HOPPER)
+    assert "this JAX has no Pallas backend for Triton" in (hopper.why_not_triton(HOPPER) or "it can run")
