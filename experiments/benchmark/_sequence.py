@@ -68,35 +68,45 @@ def _layer_on(module: nn.Module, mesh: Mesh, tokens: int, dim: int, trials: int)
 
 
 def step(
-    config: BLTConfig,
-    length: int,
-    devices: int,
-    trials: int,
-    *,
-    compared: bool = True,
-    dtype: Any = jnp.bfloat16,
+    config: BLTConfig, length: int, devices: int, trials: int, *, dtype: Any = jnp.bfloat16
 ) -> dict[str, Any]:
-    """A BLT train step on one sequence of `length` bytes over all devices; `compared` with one device on its share.
+    """A BLT train step on one sequence of `length` bytes over all devices.
 
-    efficiency is the median time of one device on length / devices bytes over that of all on the whole: 1 where a
-    layer's work grows with the length and exchanges cost nothing; attention's work grows faster. At the share's length
-    the loss of the first step is compared, of all devices against one. Patches are static, four bytes each, so that
-    all runs cut the same; parameters are drawn from one key.
+    Patches are static, four bytes each, so that all runs cut the same; parameters are drawn from one key.
     """
     share = length // devices
-    patcher = PatcherConfig(mode="static", patch_size=4, block_size=min(4096, share // devices))
-    alone, split = meshes(devices)
-    many = _if_it_fits(partial(_step_on, config, patcher, split, length, dtype, trials))
+    run = partial(_step_on, config, _patcher(share // devices), meshes(devices)[1])
+    many = _if_it_fits(partial(run, length, dtype, trials))
     found = {"bytes": length, "devices": devices, "all": many}
     if "seconds" in many:
         found["bytes_per_second"] = length / many["seconds"]["median"]
-    if not compared:
-        return found
+    return found
+
+
+def compared(
+    config: BLTConfig, many: dict[str, Any], trials: int, *, dtype: Any = jnp.bfloat16
+) -> dict[str, Any]:
+    """What `step` found, and one device on its share of the bytes.
+
+    efficiency is the median time of one device on length / devices bytes over that of all on the whole: 1 where a
+    layer's work grows with the length and exchanges cost nothing; attention's work grows faster. At the share's length
+    the loss of the first step is compared, of all devices against one.
+    """
+    devices, share = many["devices"], many["bytes"] // many["devices"]
+    patcher = _patcher(share // devices)
+    alone, split = meshes(devices)
     one = _step_on(config, patcher, alone, share, dtype, trials)
     check = _step_on(config, patcher, split, share, dtype, None)
     difference = abs(check["first_loss"] - one["first_loss"]) / one["first_loss"]
-    found["check"] = {"bytes": share, "first_loss": check["first_loss"], "relative": difference}
-    return found | {"one_on_its_share": one, "efficiency": _speed_up(one, many)}
+    return many | {
+        "check": {"bytes": share, "first_loss": check["first_loss"], "relative": difference},
+        "one_on_its_share": one,
+        "efficiency": _speed_up(one, many["all"]),
+    }
+
+
+def _patcher(longest_block: int) -> PatcherConfig:
+    return PatcherConfig(mode="static", patch_size=4, block_size=min(4096, longest_block))
 
 
 def _step_on(

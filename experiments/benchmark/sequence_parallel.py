@@ -63,10 +63,13 @@ def sequence_parallel(
     stacks["latent"] = replace(stacks["latent"], pattern=pattern)
     config = replace(books, **stacks)
     found["steps"] = []
-    for i, length in enumerate(step_bytes):
-        found["steps"].append(_sequence.step(config, length, devices, trials, compared=i == 0))
-        save(out, found)
     save(out, found)
+    for i, length in enumerate(step_bytes):
+        found["steps"].append(_sequence.step(config, length, devices, trials))
+        save(out, found)
+        if i == 0:
+            found["steps"][0] = _sequence.compared(config, found["steps"][0], trials)
+            save(out, found)
     return found
 
 

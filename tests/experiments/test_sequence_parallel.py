@@ -31,7 +31,7 @@ def test_a_layer_on_one_device_and_on_two(tmp_path):
 @pytest.mark.slow
 def test_a_step_checks_its_loss_against_one_device():
     config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
-    found = _sequence.step(config, 128, devices=2, trials=20)
+    found = _sequence.compared(config, _sequence.step(config, 128, devices=2, trials=20), trials=20)
     assert found["check"]["bytes"] == 64
     assert found["check"]["relative"] < 0.01
     assert found["one_on_its_share"]["first_loss"] > 1
