@@ -2,6 +2,7 @@
 
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder, teacher_force
 from jaxblt.inference.generate import generate
+from jaxblt.inference.prompts import prefill
 from jaxblt.inference.sampling import SamplingConfig, sample
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "decode_step",
     "generate",
     "init_decoder",
+    "prefill",
     "sample",
     "teacher_force",
 ]

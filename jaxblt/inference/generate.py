@@ -1,4 +1,4 @@
-"""Continues prompts byte by byte, a batch at a time, in one compiled loop."""
+"""Continues prompts a batch at a time: one pass over the prompts, then byte by byte in one compiled loop."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,8 +10,12 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxblt.data.vocab import EOS, PAD, decode, encode
-from jaxblt.inference.decode import Decoder, decode_step, init_decoder
+from jaxblt.inference.decode import Decoder, decode_step
+from jaxblt.inference.prompts import prefill
 from jaxblt.inference.sampling import SamplingConfig, sample
+
+ROUND = 64
+"""Prompts are filled up to a multiple of as many bytes, so that those of about one length share a program."""
 
 
 def generate(
@@ -44,7 +48,7 @@ def generate(
         raise ValueError(f"max_new_bytes must be at least 1, got {max_new_bytes}")
     rows = [encode(prompt, bos=True) for prompt in prompts]
     lengths = np.array([len(row) for row in rows], np.int32)
-    table = np.full((len(rows), int(lengths.max())), PAD, np.int32)
+    table = np.full((len(rows), -(-int(lengths.max()) // ROUND) * ROUND), PAD, np.int32)
     for i, row in enumerate(rows):
         table[i, : len(row)] = row
     drawn = _run(
@@ -56,9 +60,7 @@ def generate(
         jnp.asarray(lengths),
         jax.random.key(seed),
     )
-    drawn = np.asarray(drawn)
-    continuations = (drawn[i, n - 1 : n - 1 + max_new_bytes] for i, n in enumerate(lengths))
-    return [decode(row[: int(np.argmax(np.append(row, EOS) == EOS))]) for row in continuations]
+    return [decode(row[: int(np.argmax(np.append(row, EOS) == EOS))]) for row in np.asarray(drawn)]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -71,25 +73,17 @@ def _run(
     lengths: Int[Array, "B"],
     key: Array,
 ) -> Int[Array, "B T"]:
-    """The byte drawn after each step; steps inside a prompt and after the end hold what is not to be read."""
-    batch, longest = prompts.shape
-    steps = longest - 1 + max_new_bytes
+    """The bytes drawn for each row; those behind its EOS are not to be read."""
+    segments = (jnp.arange(prompts.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
+    num_bytes = prompts.shape[1] + max_new_bytes - 1
+    logits, state = prefill(decoder, params, prompts, segments, num_bytes=num_bytes)
+    first = sample(sampling, jax.random.fold_in(key, 0), logits)
 
     def body(carry: Any, step: Array) -> tuple[Any, Array]:
-        state, previous, done = carry
-        prompt = prompts[:, jnp.minimum(step, longest - 1)]
-        ids = jnp.where(step < lengths, prompt, previous)
-        segments = jnp.where(done, 0, 1).astype(jnp.int32)
-        logits, _, state = decode_step(decoder, params, ids, state, segments)
+        state, ids, done = carry
+        logits, _, state = decode_step(decoder, params, ids, state, jnp.where(done, 0, 1))
         drawn = sample(sampling, jax.random.fold_in(key, step), logits)
-        sampled = step + 1 - lengths
-        done = done | ((sampled >= 0) & (drawn == EOS)) | (sampled + 1 >= max_new_bytes)
-        return (state, drawn, done), drawn
+        return (state, drawn, done | (drawn == EOS)), drawn
 
-    carry = (
-        init_decoder(decoder, batch, num_bytes=steps),
-        jnp.zeros(batch, jnp.int32),
-        jnp.zeros(batch, bool),
-    )
-    _, drawn = jax.lax.scan(body, carry, jnp.arange(steps, dtype=jnp.int32))
-    return drawn.T
+    _, drawn = jax.lax.scan(body, (state, first, first == EOS), jnp.arange(1, max_new_bytes, dtype=jnp.int32))
+    return jnp.concatenate([first[:, None], drawn.T], 1)

@@ -8,6 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.data.vocab import VOCAB_SIZE
+from jaxblt.models.blt_prefill import (
+    after_prompt,
+    earlier_patches,
+    fed_slots,
+    last_index,
+    prompt_patches,
+    prompt_places,
+)
 from jaxblt.models.blt_state import BLTState, advance, begin
 from jaxblt.models.bridge import BytesToPatches, PatchesToBytes, last_bytes, to_blocks, visible_patches
 from jaxblt.models.byte_lm import Head
@@ -78,7 +86,8 @@ class BLTConfig:
 class BLT(nn.Module):
     """p(byte t+1 | bytes ≤ t) through patches; with `causal=False` logits of byte t from the whole document.
 
-    `__call__` is the parallel pass, `step` the same model byte by byte.
+    `__call__` is the parallel pass, `step` the same model byte by byte, and `prefill` takes a prompt to where `step`
+    goes on.
     """
 
     config: BLTConfig
@@ -135,14 +144,17 @@ class BLT(nn.Module):
     def think(self, h: Float[Array, "B T C"], patches: Patches) -> Float[Array, "B N P D"]:
         """Patch vectors after the latent stack; the slots of a row, block after block, are its sequence."""
         blocks = to_blocks(h, patches)
-        p = self.up.read(
-            last_bytes(blocks, patches), self.up.keys(blocks), patches.patch_ids, patches.lengths > 0
+        return self._think(blocks, self.up.keys(blocks), patches, patches.segment_ids)[0]
+
+    def _think(
+        self, blocks: Any, keys: Any, patches: Patches, slots: Int[Array, "B N P"], state: Any = None
+    ) -> tuple[Float[Array, "B N P D"], Any]:
+        """`think` of bytes in blocks, given their keys and the segment ids of the slots."""
+        p = self.up.read(last_bytes(blocks, patches), keys, patches.patch_ids, slots > 0)
+        z, state = self.latent(
+            p.reshape(len(p), -1, p.shape[-1]), segment_ids=slots.reshape(len(p), -1), state=state
         )
-        rows, count, slots, dim = p.shape
-        z, _ = self.latent(
-            p.reshape(rows, count * slots, dim), segment_ids=patches.segment_ids.reshape(rows, count * slots)
-        )
-        return z.reshape(rows, count, slots, dim)
+        return z.reshape(p.shape), state
 
     def predict(
         self,
@@ -153,13 +165,55 @@ class BLT(nn.Module):
         segment_ids: Any = None,
     ) -> Float[Array, "B T V"]:
         """Logits from byte vectors and the patches that each byte may see."""
+        x, _ = self.decoder(self._read_patches(h, z, patches), segment_ids=segment_ids)
+        return self.head(x, self.embedding)
+
+    def _read_patches(
+        self, h: Float[Array, "B T C"], z: Float[Array, "B N P D"], patches: Patches, earlier: Any = None
+    ) -> Float[Array, "B T C"]:
+        """Bytes with what they read from the patches that they may see."""
         keys, latest, valid = visible_patches(
-            z, patches, look_back=self.config.look_back, causal=self.config.causal
+            z, patches, look_back=self.config.look_back, causal=self.config.causal, earlier=earlier
         )
         read = self.down(to_blocks(h, patches), keys, latest, valid)
-        x = h + read.reshape(h.shape[0], -1, h.shape[-1])[:, : h.shape[1]]
-        x, _ = self.decoder(x, segment_ids=segment_ids)
-        return self.head(x, self.embedding)
+        return h + read.reshape(h.shape[0], -1, h.shape[-1])[:, : h.shape[1]]
+
+    def prefill(
+        self,
+        ids: Int[Array, "B T"],
+        closed: Bool[Array, "B T"],
+        state: BLTState,
+        *,
+        segment_ids: Int[Array, "B T"],
+    ) -> tuple[Float[Array, "B V"], BLTState]:
+        """Many bytes a row in one pass: the state that `step` would have left, and the logits after the last byte.
+
+        Args:
+          ids: the next bytes of each row.
+          closed: whether a patch ends with each, as for `step`.
+          state: from `init_blt_state`, or where each row that goes on stands at a block's edge: the calls before fed it
+            whole blocks.
+          segment_ids: one document a row, with 0s behind its bytes; a row of 0s keeps its state, and its logits mean
+            nothing.
+
+        Raises:
+          ValueError: the blocks do not divide among the devices of a `seq` axis.
+        """
+        document, state = begin(state, segment_ids[:, 0])
+        patches = prompt_patches(state, closed, segment_ids)
+        _check_split(patches)
+        place = prompt_places(state, patches)
+        x, embedding = self.embedding(ids, segment_ids=segment_ids, state=state.embedding)
+        h, encoder = self.encoder(x + self.position(place), segment_ids=segment_ids, state=state.encoder)
+        blocks = to_blocks(h, patches)
+        keys = self.up.keys(blocks)
+        z, latent = self._think(blocks, keys, patches, fed_slots(patches), state.latent)
+        x = self._read_patches(h, z, patches, earlier_patches(state, document))
+        x, decoder = self.decoder(x, segment_ids=segment_ids, state=state.decoder)
+        last = last_index(segment_ids)
+        state = after_prompt(state, segment_ids, patches, place, keys, z)
+        state = state.replace(embedding=embedding, encoder=encoder, latent=latent, decoder=decoder)
+        return self.head(jnp.take_along_axis(x, last[:, None, None], 1), self.embedding)[:, 0], state
 
     def step(
         self,

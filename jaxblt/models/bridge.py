@@ -150,14 +150,22 @@ class PatchesToBytes(nn.Module):
         return dense(width, axes=("heads", "embed"), dtype=self.dtype, name="out")(found.reshape(*h.shape))
 
 
-def visible_patches(
-    z: Float[Array, "B N P D"], patches: Patches, *, look_back: int, causal: bool
-) -> tuple[Float[Array, "B N K D"], Int[Array, "B N S"], Bool[Array, "B N K"]]:
-    """`keys`, `latest` and `valid` of `PatchesToBytes` for whole rows: K = W patches before the block, then its own.
+Tail = tuple[Float[Array, "B W D"], Int[Array, "B W"]]
+"""The W latest patches and their documents, oldest first; document 0 where there were fewer."""
 
-    With `causal=False` a byte's latest patch is its own, closed or not.
+
+def visible_patches(
+    z: Float[Array, "B N P D"], patches: Patches, *, look_back: int, causal: bool, earlier: Tail | None = None
+) -> tuple[Float[Array, "B N K D"], Int[Array, "B N S"], Bool[Array, "B N K"]]:
+    """`keys`, `latest` and `valid` of `PatchesToBytes`: K = W patches before the block, then its own.
+
+    Rows are whole, or go on where the `earlier` patches ended. With `causal=False` a byte's latest patch is its own,
+    closed or not.
     """
-    tail, same = by_stretch(partial(_patches_before, look_back=look_back), (z, patches))
+    if earlier is None:
+        tail, same = by_stretch(partial(_patches_before, look_back=look_back), (z, patches))
+    else:
+        tail, same = _tails(z, patches, earlier, look_back)
     keys = jnp.concatenate([tail, z], 2)
     valid = jnp.concatenate([same, patches.lengths > 0], 2)
     own = patches.patch_ids if not causal else patches.patch_ids - (~patches.closed).astype(jnp.int32)
@@ -165,28 +173,32 @@ def visible_patches(
     return keys, jnp.where(padding, -1, own + look_back), valid
 
 
-Tail = tuple[Float[Array, "B W D"], Int[Array, "B W"]]
-"""The W latest patches and their documents, oldest first; document 0 where there were fewer."""
-
-
 def _patches_before(own: Any, *, look_back: int) -> tuple[Float[Array, "B N W D"], Bool[Array, "B N W"]]:
-    """The W patches before each block, oldest first, and whether they are of the block's document."""
+    """`_tails` of rows that begin here, or in the stretch of another device."""
     z, patches = own
-    batch, blocks, _, dim = z.shape
+    batch, _, _, dim = z.shape
     nothing = jnp.zeros((batch, look_back, dim), z.dtype), jnp.zeros((batch, look_back), jnp.int32)
     earlier = nothing
     if splits_sequence():
         counts = jnp.sum(patches.lengths > 0, (1, 2), dtype=jnp.int32)
-        earlier = fold_before(_later, nothing, _take_ranks(z, patches, nothing, counts[:, None], look_back))
+        earlier = fold_before(_later, nothing, take_ranks(z, patches, nothing, counts[:, None], look_back))
+    return _tails(z, patches, earlier, look_back)
+
+
+def _tails(
+    z: Float[Array, "B N P D"], patches: Patches, earlier: Tail, look_back: int
+) -> tuple[Float[Array, "B N W D"], Bool[Array, "B N W"]]:
+    """The W patches before each block, oldest first, and whether they are of the block's document."""
+    batch, blocks, _, dim = z.shape
     counts = jnp.sum(patches.lengths > 0, -1, dtype=jnp.int32)
     firsts = jnp.cumsum(counts, -1, dtype=jnp.int32) - counts
-    tail, documents = _take_ranks(z, patches, earlier, firsts, look_back)
+    tail, documents = take_ranks(z, patches, earlier, firsts, look_back)
     documents = documents.reshape(batch, blocks, look_back)
     same = (documents > 0) & (documents == jnp.abs(patches.segment_ids[..., :1]))
     return tail.reshape(batch, blocks, look_back, dim), same
 
 
-def _take_ranks(
+def take_ranks(
     z: Float[Array, "B N P D"], patches: Patches, earlier: Tail, ends: Int[Array, "B M"], look_back: int
 ) -> tuple[Float[Array, "B M*W D"], Int[Array, "B M*W"]]:
     """For each of M ends, the W patches whose ranks in the row come before it; negative ranks are in `earlier`."""

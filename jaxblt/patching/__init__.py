@@ -9,7 +9,7 @@ from jaxblt.patching.patches import Patches, bytes_per_patch, from_closed
 from jaxblt.patching.plot import plot_entropies
 from jaxblt.patching.render import render_patches, split_patches
 from jaxblt.patching.segment import closes, make_patches
-from jaxblt.patching.stream import PatcherState, init_patcher, scan_patcher, step_patcher
+from jaxblt.patching.stream import PatcherState, init_patcher, prefill_patcher, scan_patcher, step_patcher
 
 __all__ = [
     "Mode",
@@ -30,6 +30,7 @@ __all__ = [
     "make_patches",
     "patches_per_block",
     "plot_entropies",
+    "prefill_patcher",
     "render_patches",
     "scan_patcher",
     "segmentation_cost",

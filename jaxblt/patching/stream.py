@@ -3,11 +3,13 @@
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.patching import rules
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.fixed_point import fraction_bits, quantise, quantise_budget
+from jaxblt.patching.patches import from_closed, to_blocks
+from jaxblt.patching.segment import closes
 
 
 @flax.struct.dataclass
@@ -110,6 +112,46 @@ def scan_patcher(
 
     state, closed = jax.lax.scan(step, state, (ids.T, entropies.T, segment_ids.T))
     return state, closed.T
+
+
+def prefill_patcher(
+    config: PatcherConfig,
+    ids: Int[Array, "B T"],
+    entropies: Float[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+) -> tuple[PatcherState, Bool[Array, "B T"]]:
+    """`scan_patcher` from the first byte on in one parallel pass, for one document a row with 0s behind it."""
+    start = init_patcher(config, ids.shape[0])
+    size = config.block_size
+    entropies = entropies.astype(jnp.float32)
+    wanted = closes(config, ids, entropies, segment_ids)
+    patches = from_closed(wanted, segment_ids, block_size=size, capacity=config.slots)
+    count = jnp.sum(segment_ids > 0, 1, dtype=jnp.int32)
+    last = jnp.maximum(count - 1, 0)[:, None]
+    block, offset = last // size, last % size
+
+    def final(x: Shaped[Array, "B T"]) -> Shaped[Array, "B S"]:
+        """Each row's last block."""
+        return jnp.take_along_axis(to_blocks(x, size), block[..., None], 1)[:, 0]
+
+    index = jnp.arange(size, dtype=jnp.int32)[None]
+    ends = final(wanted)
+    since = index > jnp.max(jnp.where(ends, index, -1), 1, keepdims=True)
+    spent = jnp.zeros_like(count)
+    if config.mode == "greedy":
+        nats = quantise(final(entropies), fraction_bits(size))
+        spent = jnp.sum(jnp.where(since & (index <= offset), nats, 0), 1, dtype=jnp.int32)
+    after = PatcherState(
+        offset=offset[:, 0] + 1,
+        length=jnp.sum(since & (index <= offset), 1, dtype=jnp.int32),
+        spent=spent,
+        used=1 + jnp.sum(ends & (index < size - 1), 1, dtype=jnp.int32),
+        overflow=jnp.sum(patches.overflow, 1, dtype=jnp.int32),
+        last_entropy=jnp.take_along_axis(entropies, last, 1)[:, 0],
+        last_segment=segment_ids[:, 0],
+    )
+    state = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), after, start)
+    return state, patches.closed.reshape(len(ids), -1)[:, : ids.shape[1]]
 
 
 def _enter_block(config: PatcherConfig, state: PatcherState, first: Bool[Array, "B"]) -> PatcherState:

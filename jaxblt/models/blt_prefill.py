@@ -1,0 +1,109 @@
+"""From a prompt to the state of `BLT.step`: its patches, the slots to feed, and where each row stands afterwards.
+
+A call starts at a block's edge in every row that has bytes, so no patch is open before it.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from jaxblt.mixers.base import rows
+from jaxblt.models.blt_state import BLTState
+from jaxblt.models.bridge import Tail, take_ranks
+from jaxblt.models.positions import Places, places
+from jaxblt.patching.patches import Patches, from_closed
+
+
+def prompt_patches(state: BLTState, closed: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Patches:
+    """The patches of a call; one shorter than a block has slots for a patch a byte and for the next."""
+    capacity = min(state.capacity, closed.shape[1] + 1)
+    return from_closed(closed, segment_ids, block_size=state.block_size, capacity=capacity)
+
+
+def prompt_places(state: BLTState, patches: Patches) -> Places:
+    """Each byte's place, the call's first patch following the one that the state remembers."""
+    index = jnp.arange(patches.num_bytes, dtype=jnp.int32)[None]
+    place = places(patches, state.position[:, None] + index, causal=True)
+    slot = patches.patch_ids.reshape(len(place.offset), -1)[:, : patches.num_bytes]
+    first = (slot == 0) & (index < patches.block_size)
+    return dataclasses.replace(place, previous=jnp.where(first, state.previous[:, None], place.previous))
+
+
+def fed_slots(patches: Patches) -> Int[Array, "B N P"]:
+    """Segment ids of the slots for the latent stack: 0 for a patch that is open and for what comes after it.
+
+    Only a block whose last byte has come has holes.
+    """
+    full = patches.patch_ids[..., -1:] < patches.capacity
+    ended = jnp.sum(patches.closed, -1, keepdims=True, dtype=jnp.int32)
+    slot = jnp.arange(patches.capacity, dtype=jnp.int32)[None, None]
+    return jnp.where(full | (slot < ended), patches.segment_ids, 0)
+
+
+def earlier_patches(state: BLTState, document: Int[Array, "B"]) -> Tail:
+    """The patches that closed before the call, for the documents that go on."""
+    return state.recent, jnp.where(state.recent_valid, document[:, None], 0)
+
+
+def last_index(segment_ids: Int[Array, "B T"]) -> Int[Array, "B"]:
+    """The index of each row's last byte, 0 for a row without any."""
+    return jnp.maximum(jnp.sum(segment_ids != 0, 1, dtype=jnp.int32) - 1, 0)
+
+
+def after_prompt(
+    state: BLTState,
+    segment_ids: Int[Array, "B T"],
+    patches: Patches,
+    place: Places,
+    keys: tuple[Float[Array, "B N S C"], Float[Array, "B N S C"]],
+    z: Float[Array, "B N P D"],
+) -> BLTState:
+    """Where each row stands after a call, but for the states of embedding and stacks.
+
+    Args:
+      state: before the call, from `begin`.
+      segment_ids: of the bytes, as `BLT.prefill` has them.
+      patches, place: of the bytes.
+      keys: keys and values of the bytes, for the patch that stays open.
+      z: patch vectors.
+    """
+    size, document, last = state.block_size, segment_ids[:, 0], last_index(segment_ids)
+    live = document != 0
+    closed = patches.closed.reshape(len(last), -1)
+    ended, offset = _at(closed, last), _at(place.offset, last) + 1
+    left = jnp.where(ended, 0, offset)
+    block, edge = last // size, (last + 1) % size == 0
+    used = _at(jnp.sum(patches.closed, -1, dtype=jnp.int32), block)
+    total = jnp.sum(closed, 1, dtype=jnp.int32)
+    earlier = earlier_patches(state, document)
+    recent, documents = take_ranks(z, patches, earlier, total[:, None], state.recent.shape[1])
+    moved = {
+        "position": _at(place.position, last) + 1,
+        "last_segment": document,
+        "keys": _open_patch(state.keys, keys[0], last, left),
+        "values": _open_patch(state.values, keys[1], last, left),
+        "offset": left,
+        "previous": jnp.where(ended, offset, _at(place.previous, last)),
+        "in_block": (last + 1) % size,
+        "used": jnp.where(edge, 0, used),
+        "recent": recent.astype(state.recent.dtype),
+        "recent_valid": documents > 0,
+    }
+    select = lambda new, old: jnp.where(rows(live, new), new, old)  # noqa: E731
+    return state.replace(**{name: select(new, getattr(state, name)) for name, new in moved.items()})
+
+
+def _at(x: Shaped[Array, "B T"], index: Int[Array, "B"]) -> Shaped[Array, "B"]:
+    return jnp.take_along_axis(x, index[:, None], 1)[:, 0]
+
+
+def _open_patch(
+    before: Float[Array, "B S C"], x: Float[Array, "B N S C"], last: Int[Array, "B"], count: Int[Array, "B"]
+) -> Float[Array, "B S C"]:
+    """The `count` bytes up to the last one, at their offsets in the open patch."""
+    index = jnp.arange(before.shape[1], dtype=jnp.int32)[None]
+    x = x.reshape(len(x), -1, x.shape[-1])
+    start = (last + 1 - count)[:, None]
+    found = jnp.take_along_axis(x, jnp.minimum(start + index, x.shape[1] - 1)[..., None], 1)
+    return jnp.where((index < count[:, None])[..., None], found.astype(before.dtype), before)
