@@ -13,7 +13,7 @@ import pytest
 
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.patch_attention import bench, explain, lookup, mosaic_gpu, pool
+from pallas_kernels.patch_attention import bench, lookup, mosaic_gpu, pool
 from pallas_kernels.patch_attention.hopper import why_not
 from pallas_kernels.patch_attention.shapes import SHAPES, PatchShape
 from tests.pallas_kernels import op_suite
