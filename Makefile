@@ -51,9 +51,10 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 demo: install
 	@$(BIN)/python -m experiments.demo
 
-# One file stays in one process: its fixtures and compiled functions are made once.
+# One file stays in one process: its fixtures and compiled functions are made once. Files come by name: by number of tests,
+# as they would otherwise, the longest come last and one process waits for the other.
 test: install
-	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: install
 	@$(BIN)/ruff check .
