@@ -22,7 +22,7 @@ from jaxblt.mixers import (
 from jaxblt.mixers.prefill import SHORTEST, splits_call
 from jaxblt.parallel import make_mesh
 from tests.parallel.hlo import collectives
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, relative_error
 
 SEQ = 4
 SPLIT = SHORTEST * SEQ
@@ -113,8 +113,22 @@ def test_prompts_and_tokens_as_on_one_device(name: str, layout: str, mesh: int) 
     jax.tree.map(functools.partial(assert_close, dtype=jnp.float32, n=LENGTH * 8), after, state)
 
 
-def start(name: str) -> Any:
-    return init_state(CONFIGS[name], 2, capacity=CAPACITY)
+@pytest.mark.parametrize("name", ["rope", "modal", "explicit"])
+def test_in_bf16_a_split_call_errs_as_one_device_does(name: str) -> None:
+    """Both against fp32, by the norm; and the two from each other no more than the table allows."""
+    _, params, x = subject(name)
+    module = CONFIGS[name].build(dtype=jnp.bfloat16)
+    call = jax.jit(lambda x, state: module.apply(params, x, state=state)[0])
+    exact = jax.jit(subject(name)[0].apply)(params, x[:, :SPLIT])[0]
+    one = call(x[:, :SPLIT], start(name, jnp.bfloat16))
+    with jax.set_mesh(mesh_of()):
+        split = call(x[:, :SPLIT], start(name, jnp.bfloat16))
+    assert relative_error(split, exact) < 1.1 * relative_error(one, exact)
+    assert_close(split, one)
+
+
+def start(name: str, dtype: Any = jnp.float32) -> Any:
+    return init_state(CONFIGS[name], 2, capacity=CAPACITY, dtype=dtype)
 
 
 @functools.cache
