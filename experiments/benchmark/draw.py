@@ -21,9 +21,14 @@ def draw(sources: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) ->
       out: picture to write, its format by its ending.
 
     Raises:
+      FileNotFoundError: a file is not there.
       RuntimeError: matplotlib is missing.
       ValueError: no file holds a step that ran.
     """
+    if missing := [source for source in sources if not Path(source).is_file()]:
+        raise FileNotFoundError(
+            f"no file {', '.join(missing)}: `experiments.benchmark.sequence_parallel --out FILE` writes one"
+        )
     steps = [step for source in sources for step in _steps(Path(source))]
     if not steps:
         raise ValueError(f"no step that ran in {', '.join(sources) or 'no file'}: give files with 'steps'")

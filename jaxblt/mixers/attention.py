@@ -88,7 +88,11 @@ class AttentionConfig:
         return Attention(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> AttentionState:
-        """An empty cache of `capacity` slots, or of `window` slots if that is fewer."""
+        """An empty cache of `capacity` slots, or of `window` slots if that is fewer.
+
+        Under a mesh that splits the sequence, `capacity` slots are rounded up to a multiple of its devices and lie on
+        them in equal runs.
+        """
         return init_attention_state(
             batch_size,
             num_kv_heads=self.groups,

@@ -47,8 +47,8 @@ class StackConfig:
       hyena: options of H, S, M; `attention`: of A, W; `recurrence`: of R. Their dim and causal are the stack's.
       extra: (letter, config) pairs for mixers of your own.
       remat: what a block keeps for the backward pass (see `jaxblt.models.remat`).
-      scan: compile one period of the pattern and loop over it, instead of every block. Stacking what the backward pass
-        needs takes time: 8 % of a step of the recipe `books` on an H200.
+      scan: compile one period of the pattern and loop over it, instead of every block; what the backward pass needs
+        is copied into stacked arrays then.
     """
 
     dim: int = 256

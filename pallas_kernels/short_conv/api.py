@@ -44,7 +44,7 @@ def short_conv(
     bias: Float[Array, "D"] | None = None,
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
-    implementation: Literal["mosaic_gpu", "xla", "triton", "reference"] | None = None,
+    implementation: Literal["triton", "mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Float[Array, "B D T"]:
     """Causal depthwise convolution with a few taps (3 to 7), its gates fused.
 

@@ -59,6 +59,11 @@ def test_the_picture_has_a_line_for_each_number_of_devices(tmp_path):
     assert list(speed.lines[1].get_ydata()) == [2**16 / 500, 2**20 / 500]
 
 
+def test_a_missing_file_is_named_with_what_writes_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no file .*none\.json: .*sequence_parallel --out"):
+        draw.draw((str(tmp_path / "none.json"),), str(tmp_path / "picture.png"))
+
+
 def test_files_without_steps_cannot_be_drawn(tmp_path):
     source = tmp_path / "none.json"
     source.write_text("{}")

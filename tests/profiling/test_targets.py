@@ -21,7 +21,7 @@ def test_devices_fill_their_hosts(count: int) -> None:
         devices_of("h200", count)
 
 
-@pytest.mark.skipif(PLUGIN, reason="the plugin is here")
+@pytest.mark.skipif(PLUGIN, reason="JAX's CUDA plugin is installed; this is what is said without it")
 def test_without_the_plugin_the_error_says_where_to_find_it() -> None:
     with pytest.raises(RuntimeError) as caught:
         devices_of("h200", 1)
