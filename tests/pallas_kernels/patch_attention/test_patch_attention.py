@@ -199,9 +199,8 @@ def test_lookup_names_bad_arguments(changes, message):
         lookup(**{**lookup_arrays(), "look_back": 2, **changes})
 
 
-def test_explains():
-    assert (
-        explain("pool", device=Device("gpu", (9, 0), "NVIDIA H200"))
-        == "patch_attention.pool: xla on NVIDIA H200"
-    )
-    assert explain("lookup").startswith("patch_attention.lookup: xla on")
+@pytest.mark.parametrize("direction", ["pool", "lookup"])
+def test_explains(direction):
+    op, hopper = f"patch_attention.{direction}", Device("gpu", (9, 0), "NVIDIA H200")
+    assert explain(direction, device=hopper) == f"{op}: triton on NVIDIA H200"
+    assert explain(direction).startswith(f"{op}: xla on cpu (not triton: it is compiled for")
