@@ -1,5 +1,6 @@
 """The carry from chunk to chunk: s_n = decay_n s_{n-1} + w_n."""
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -15,11 +16,17 @@ def carry_states(
 ) -> Float[Array, "B D N M"]:
     """s_n for all n, with s_{-1} = 0, in the dtype given (fp32).
 
+    The gradient is the same recurrence from the end, g_n = ds_n + decay_{n+1} g_{n+1}, with dw_n = g_n and
+    ddecay_n = g_n s_{n-1}; the gradient of a parallel scan is never built.
+
     Args:
       decays: what remains of s_{n-1}; decays[:, :, 0] is not read.
       written: w_n.
     """
-    decays, written = vary_alike(decays, written)
+    return _carry(*vary_alike(decays, written))
+
+
+def _states(decays: Array, written: Array) -> Array:
     if written.shape[2] <= SEQUENTIAL:
         return _one_by_one(decays, written)
 
@@ -34,3 +41,23 @@ def _one_by_one(decays: Array, written: Array) -> Array:
     for n in range(1, written.shape[2]):
         states.append(decays[:, :, n] * states[-1] + written[:, :, n])
     return jnp.stack(states, 2)
+
+
+def _forward(decays: Array, written: Array) -> tuple[Array, tuple[Array, Array]]:
+    states = _states(decays, written)
+    return states, (decays, states)
+
+
+def _backward(kept: tuple[Array, Array], dstates: Array) -> tuple[Array, Array]:
+    decays, states = kept
+    # Rolled, each decay stands where it is wanted, and the one that is not read where none is.
+    ages = jnp.roll(jnp.flip(decays, 2), 1, 2)
+    g = jnp.flip(_states(ages, jnp.flip(dstates, 2)), 2)
+    # Without the barrier XLA, compiling for an H200, does the scans again inside of the sum over rows and chunks.
+    states, g = lax.optimization_barrier((states, g))
+    ddecays = g * jnp.pad(states[:, :, :-1], ((0, 0), (0, 0), (1, 0), (0, 0)))
+    return ddecays if decays.shape == g.shape else ddecays.sum(0, keepdims=True), g
+
+
+_carry = jax.custom_vjp(_states)
+_carry.defvjp(_forward, _backward)

@@ -252,6 +252,30 @@ def test_carry_by_steps_and_by_parallel_scan_agree() -> None:
     assert_close(few, expected[:, :, :short], np.float32, 30)
 
 
+@pytest.mark.parametrize(
+    ("count", "rows_of_decays"), [(1, 1), (carry_module.SEQUENTIAL, 2), (30, 1), (30, 2)]
+)
+def test_the_gradient_of_the_carry_is_that_of_a_scan(count: int, rows_of_decays: int) -> None:
+    decays = jnp.exp(-jnp.abs(normal(0, (rows_of_decays, 2, count, 3))))
+    written, cotangent = normal(1, (2, 2, count, 3)), normal(2, (2, 2, count, 3))
+
+    def by_scan(decays: Any, written: Any) -> Any:
+        def step(state: Any, now: Any) -> Any:
+            state = now[0] * state + now[1]
+            return state, state
+
+        inputs = (jnp.moveaxis(jnp.broadcast_to(decays, written.shape), 2, 0), jnp.moveaxis(written, 2, 0))
+        return jnp.moveaxis(lax.scan(step, jnp.zeros_like(written[:, :, 0]), inputs)[1], 0, 2)
+
+    found, expected = (
+        jax.jit(lambda *a, run=run: jax.vjp(run, *a)[1](cotangent))(decays, written)
+        for run in (carry_module.carry_states, by_scan)
+    )
+    for got, want in zip(found, expected, strict=True):
+        assert got.shape == want.shape
+        assert_close(got, want, np.float32, 2 * count)
+
+
 def test_backward_keeps_inputs_and_little_more() -> None:
     x = normal(0, (BATCH, CHANNELS, 1024), jnp.bfloat16)
     parameters = modes()
