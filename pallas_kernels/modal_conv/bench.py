@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
-from pallas_kernels.modal_conv.hopper import TILE
+from pallas_kernels.modal_conv.hopper import SHORTEST
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
 from pallas_kernels.modal_conv.xla import modal_conv_xla
@@ -57,4 +57,4 @@ def _in_fp32(*args: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(benchmark("modal_conv", [shape for shape in SHAPES if shape.length >= TILE], plan))
+    print(benchmark("modal_conv", [shape for shape in SHAPES if shape.length >= SHORTEST], plan))

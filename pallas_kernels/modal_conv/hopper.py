@@ -10,6 +10,9 @@ ROWS = 64
 
 TILE = CHUNK * ROWS
 
+SHORTEST = 1024
+"""Steps of the shortest row that is taken, at the cost of a tile; from where on that pays is to be measured."""
+
 MODES = 16
 """Modes per channel; fewer are filled up with modes of no weight."""
 
@@ -32,6 +35,6 @@ def why_not(
         return "it does not know packed rows"
     if log_poles.shape[1] > MODES:
         return f"it takes at most {MODES} modes, not {log_poles.shape[1]}"
-    if x.shape[2] < TILE:
-        return f"rows are shorter than one tile of {TILE} steps"
+    if x.shape[2] < SHORTEST:
+        return f"rows of {x.shape[2]} steps are shorter than {SHORTEST}, too little of a tile of {TILE}"
     return None

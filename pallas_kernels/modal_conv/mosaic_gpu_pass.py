@@ -56,7 +56,8 @@ def convolve(
 ) -> list[Float[Array, "B D T"]]:
     """conv(pre_gate * x) times each of the post-gates, or as it is if there is none.
 
-    Rows are matrices [chunk, step], padded if T is no multiple of 512; a last tile that is not full reads zeros.
+    Rows are matrices [chunk, step], padded if T is no multiple of 512; a tile that a row does not fill reads zeros, be
+    it the last or, in a short row, the only one.
 
     Args:
       x: inputs.

@@ -24,6 +24,8 @@ SHAPES = (
     ModalConvShape("d768_64k", 8, 768, 65536),
     ModalConvShape("d768_1m", 1, 768, 1_048_576),
     ModalConvShape("d256_4m", 1, 256, 4_194_304),
+    # The latent stack of the `books` recipe.
+    ModalConvShape("books", 8, 1024, 2048),
     # Decoding.
     ModalConvShape("evo2_7b_li_decode", 32, 4096, 1),
 )

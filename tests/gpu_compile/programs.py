@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
+from pallas_kernels.modal_conv import hopper as modal_hopper
 from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.patch_attention import mosaic_gpu as patch_mosaic
@@ -51,6 +52,9 @@ def _modal_conv() -> Iterator[Program]:
     gated = plain | {"pre_gate": x, "post_gate": x}
     for name, arrays in (("gated", gated), ("plain", plain)):
         yield Program(f"modal_conv/{name}", lambda arrays: modal_conv_mosaic_gpu(**arrays), (arrays,))
+    short = jax.ShapeDtypeStruct((shape.batch, shape.channels, modal_hopper.SHORTEST), jnp.bfloat16)
+    arrays = plain | {"x": short, "pre_gate": short, "post_gate": short}
+    yield Program("modal_conv/short", _gradients(modal_conv_mosaic_gpu), (short, arrays))
     state = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.modes), jnp.float32)
     yield from _transformed("modal_conv", modal_conv_mosaic_gpu, gated | {"initial_state": state})
 

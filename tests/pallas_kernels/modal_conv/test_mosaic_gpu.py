@@ -15,7 +15,7 @@ from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
 from pallas_kernels.modal_conv import bench, modal_conv
-from pallas_kernels.modal_conv.hopper import MODES, TILE, why_not
+from pallas_kernels.modal_conv.hopper import MODES, SHORTEST, TILE, why_not
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
 from tests.pallas_kernels import op_suite
@@ -67,6 +67,9 @@ def cases(run: Any) -> list[OpCase]:
         case("odd length, one mode", TILE + 77, 1, run, streams=("x",)),
         case("no pre-gate, three tiles, five modes", 3 * TILE, 5, run, streams=("x", "post_gate")),
         case("a state before and after, odd length", TILE + 77, 5, run, batch=2, state=True),
+        case("a quarter of a tile, a state before and after", SHORTEST, 3, run, batch=2, state=True),
+        case("half a tile, no gates", 2048, MODES, run, batch=2, streams=("x",)),
+        case("less than half a tile, odd length, a state", 1500, 5, run, batch=3, state=True),
     ]
 
 
@@ -121,7 +124,7 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
         ({"device": Device("cpu")}, "this is cpu"),
         ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
         ({"modes": 17}, "at most 16 modes, not 17"),
-        ({"length": 4095}, "shorter than one tile of 4096 steps"),
+        ({"length": SHORTEST - 1}, f"rows of {SHORTEST - 1} steps are shorter than {SHORTEST}"),
         ({"segment_ids": jax.ShapeDtypeStruct((1, TILE), jnp.int32)}, "packed rows"),
         (
             {"pre_gate": jax.ShapeDtypeStruct((1, 3, TILE), jnp.float32)},
