@@ -8,16 +8,18 @@ of these loads find their bytes in the L1 cache.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels._dispatch import current_device
 from pallas_kernels.short_conv.gates import accumulator, add_skip
-from pallas_kernels.short_conv.xla import short_conv_xla
+from pallas_kernels.short_conv.triton_call import call_over_rows, join_groups, pairs_of, split_groups
+from pallas_kernels.short_conv.triton_vjp import gradients
 
 PAIRS = 1024
 """Pairs of steps per program, fewer in short rows; a power of two. The README has times of others."""
+
+WARPS = 4
+"""Warps of a program."""
 
 
 def short_conv_triton(
@@ -48,14 +50,8 @@ def _forward(x: Array, weights: Array, *others: Array | None) -> tuple[Array, tu
     return _conv(x, weights, *others), (x, weights, *others)
 
 
-def _backward(residuals: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
-    """That of the XLA form."""
-    *streams, segment_ids = residuals
-
-    def run(x: Array, taps: Array, pre: Array | None, post: Array | None, history: Array | None) -> Array:
-        return short_conv_xla(x, taps, segment_ids=segment_ids, history=history, pre_gate=pre, post_gate=post)
-
-    return *jax.vjp(run, *streams)[1](g), None
+def _backward(residuals: tuple[Any, ...], dy: Array) -> tuple[Any, ...]:
+    return *gradients(*residuals, dy=dy), None
 
 
 _conv.defvjp(_forward, _backward)
@@ -70,39 +66,15 @@ def _groups(
     history: Float[Array, "G B D K-1"] | None,
     segment_ids: Int[Array, "G B T"] | None,
 ) -> Float[Array, "G B D T"]:
-    """G calls with weights of their own; what is absent is not read, and x stands in its place."""
-    import jax_triton
+    """G calls with weights of their own."""
+    from pallas_kernels.short_conv.triton_kernel import short_conv
 
-    from pallas_kernels.short_conv.triton_kernel import kernel
-
-    _, batch, channels, length = x.shape
-    pairs = min(PAIRS, 1 << (-(-length // 2) - 1).bit_length())
-    major, minor = current_device().capability or (8, 0)
-    optional = (pre_gate, post_gate, history, segment_ids)
-    return jax_triton.triton_call(
-        *(x, weights, *(x if z is None else z for z in optional)),
-        kernel=kernel,
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        grid=(x.size // length * -(-length // (2 * pairs)),),
-        name="short_conv",
-        compute_capability=10 * major + minor,
-        BATCH=batch,
-        CHANNELS=channels,
-        LENGTH=length,
-        TAPS=weights.shape[-1],
-        PAIRS=pairs,
-        PRE=pre_gate is not None,
-        POST=post_gate is not None,
-        HISTORY=history is not None,
-        PACKED=segment_ids is not None,
-    )
+    arrays = (x, weights, pre_gate, post_gate, history, segment_ids)
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    pairs = pairs_of(x.shape[3], PAIRS)
+    return call_over_rows(short_conv, arrays, out_shape=out, pairs=pairs, warps=WARPS)
 
 
 @_groups.def_vmap
 def _more_groups(size: int, batched: Any, *arrays: Any) -> tuple[Array, bool]:
-    def merge(z: Array, is_batched: bool) -> Array:
-        z = z if is_batched else jnp.broadcast_to(z, (size, *z.shape))
-        return z.reshape(-1, *z.shape[2:])
-
-    y = _groups(*(None if z is None else merge(z, b) for z, b in zip(arrays, batched, strict=True)))
-    return y.reshape(size, -1, *y.shape[1:]), True
+    return split_groups(size, _groups(*join_groups(size, batched, arrays))), True

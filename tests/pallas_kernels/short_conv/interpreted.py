@@ -50,14 +50,15 @@ class Memory:
 def triton_call(
     *arrays: Any, kernel: Any, out_shape: Any, grid: Any, name: str, compute_capability: int, **constants: Any
 ) -> Any:
-    """`jax_triton.triton_call` by the interpreter, for a kernel with one output."""
+    """`jax_triton.triton_call` by the interpreter; `out_shape` of one output, or of several in a sequence."""
     del name, compute_capability
 
     def run(*inputs: Any) -> Any:
-        out = np.full(out_shape.shape, FILL, out_shape.dtype)
+        outputs = jax.tree.map(lambda out: np.full(out.shape, FILL, out.dtype), out_shape)
         # The interpreter keeps its place in the grid in a global; devices call from threads of their own.
         with _ONE_KERNEL_AT_A_TIME:
-            kernel[grid](*(Memory(np.array(z)) for z in inputs), Memory(out), **constants)
-        return out
+            memories = [Memory(np.array(z)) for z in inputs] + [Memory(z) for z in jax.tree.leaves(outputs)]
+            kernel[grid](*memories, **constants)
+        return outputs
 
     return jax.pure_callback(run, out_shape, *arrays)

@@ -31,9 +31,10 @@ needs_jax_triton = pytest.mark.skipif(find_spec("jax_triton") is None, reason="j
 
 
 def case(
-    name: str, length: int, taps: int, dtype: Any, run: Any, *, gates: bool = True, **given: bool
+    name: str, length: int, taps: int, dtype: Any, run: Any, *, without: tuple[str, ...] = (), **given: bool
 ) -> OpCase:
-    arrays = streams(length, dtype, gates=gates) | {"taps": normal(4, (CHANNELS, taps))}
+    arrays = streams(length, dtype) | {"taps": normal(4, (CHANNELS, taps))}
+    arrays = {name: array for name, array in arrays.items() if name not in without}
     if given.get("packed"):
         arrays["segment_ids"] = ragged(length)
     if given.get("history"):
@@ -53,14 +54,32 @@ def case(
 def cases(run: Any) -> list[OpCase]:
     """Even and odd numbers of steps and of taps, in one program a row and in two."""
     tile = 2 * PAIRS
+    gates = ("pre_gate", "post_gate", "bias")
     return [
         case("packed, history", 53, 4, jnp.float32, run, packed=True, history=True),
         case("bf16, two tiles, history", tile + 6, MOST, jnp.bfloat16, run, history=True),
         case(
-            "bf16, two tiles, packed, odd, no gates", tile + 5, 7, jnp.bfloat16, run, gates=False, packed=True
+            "bf16, two tiles, packed, odd, no gates",
+            tile + 5,
+            7,
+            jnp.bfloat16,
+            run,
+            without=gates,
+            packed=True,
         ),
-        case("one step, history, no gates", 1, 7, jnp.float32, run, gates=False, history=True),
+        case("one step, history, no gates", 1, 7, jnp.float32, run, without=gates, history=True),
         case("one tap, odd", 3, 1, jnp.bfloat16, run, history=True),
+        case("two taps, no post-gate", 10, 2, jnp.float32, run, without=("post_gate",)),
+        case(
+            "packed, history, no pre-gate",
+            40,
+            3,
+            jnp.float32,
+            run,
+            without=gates[:1],
+            packed=True,
+            history=True,
+        ),
     ]
 
 
@@ -107,6 +126,15 @@ def test_weights_alone_or_streams_alone_may_be_batched() -> None:
 @pytest.mark.parametrize("case", cases(short_conv_triton), ids=str)
 def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_jax_triton
+def test_gradients_on_a_gpu_repeat_bit_for_bit() -> None:
+    whole = cases(short_conv_triton)[1]
+    first, second = (value_and_grads(whole.run, whole.arrays) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
 @pytest.mark.gpu
