@@ -19,6 +19,7 @@ from jaxblt.models.stack import Stack
 from jaxblt.parallel import batch_sharding, make_mesh, replicated
 from jaxblt.patching import PatcherConfig, make_patches
 from jaxblt.profiling import measure
+from jaxblt.training.meter import peak_memory
 from jaxblt.training.optimizer import AdamWConfig, make_optimizer
 from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
@@ -146,7 +147,10 @@ def _text(length: int) -> Batch:
 
 
 def _timed(compiled: Any, call: Callable[[], Any], trials: int) -> dict[str, Any]:
-    """Bytes that the compiler planned for a device, and seconds a call."""
+    """Bytes that the compiler planned for a device, seconds a call, and the allocator's peak, where it tells one.
+
+    The peak is of the process so far: this program's only where it is the largest that has run.
+    """
     plan = compiled.memory_analysis()
     planned = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
     jax.block_until_ready(call())
@@ -163,6 +167,7 @@ def _timed(compiled: Any, call: Callable[[], Any], trials: int) -> dict[str, Any
     seconds = {name: getattr(taken, name) / count for name in ("median", "low", "high")}
     return {
         "planned_bytes": int(planned - plan.alias_size_in_bytes),
+        **peak_memory(),
         "seconds": seconds,
         "calls_a_trial": count,
         "trials": trials,

@@ -4,9 +4,7 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxblt.mixers.base import arrange, named, restore
@@ -14,6 +12,7 @@ from jaxblt.mixers.cached_attention import Heads, Op, attend_cached
 from jaxblt.mixers.kv_cache import AttentionState, init_attention_state
 from jaxblt.mixers.prefill import splits_call
 from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
+from jaxblt.parallel.content import content_first
 from jaxblt.parallel.context import ContextParallel, Implementation, context_attention
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import seq_axis
@@ -149,11 +148,12 @@ class Attention(nn.Module):
         if segment_ids is None or config.packed or self._by_time:
             q, k, v = self._turn([layer(x) for layer in project], positions)
             return out(over_batch(self._segmented, (q, k, v, segment_ids))), None
-        order, back, lengths = _content_first(segment_ids)
-        x, positions = _take(x, order, back), jnp.take_along_axis(positions, order, 1)
+        content = content_first(segment_ids)
+        positions = jnp.take_along_axis(positions, content.order, 1)
+        x = content.sort(x)
         q, k, v = self._turn([layer(x) for layer in project], positions)
-        o = over_batch(self._prefix, (q, k, v, lengths))
-        return _take(out(o), back, order), None
+        o = over_batch(self._prefix, (q, k, v, content.lengths))
+        return content.restore(out(o)), None
 
     def _dense(self, features: Any, axes: tuple[str, ...], axis: Any, name: str) -> nn.DenseGeneral:
         init = named(nn.initializers.lecun_normal(), *axes)
@@ -193,36 +193,11 @@ class Attention(nn.Module):
 
     def _split(self, q: Array, k: Array, v: Array, segment_ids: Array | None) -> Float[Array, "B T H K"]:
         ids = None if segment_ids is None else jnp.maximum(segment_ids, 0)
-        return context_attention(q, k, v, ids, mode=self.config.context_parallel, **self._options())
+        config = self.config
+        return context_attention(
+            q, k, v, ids, packed=config.packed, mode=config.context_parallel, **self._options()
+        )
 
     def _prefix(self, batched: Any, _: Any) -> Float[Array, "B T H K"]:
         q, k, v, lengths = batched
         return attention(q, k, v, lengths=lengths, **self._options())
-
-
-def _content_first(segment_ids: Int[Array, "B T"]) -> tuple[Array, Array, Int[Array, "B"]]:
-    """An order with holes and padding last, its inverse, and how many tokens come before them."""
-    order = jnp.argsort(segment_ids <= 0, axis=1, stable=True).astype(jnp.int32)
-    back = jnp.argsort(order, axis=1).astype(jnp.int32)
-    return order, back, jnp.sum(segment_ids > 0, 1, dtype=jnp.int32)
-
-
-def _take_primal(
-    x: Float[Array, "B T D"], order: Int[Array, "B T"], back: Int[Array, "B T"]
-) -> Float[Array, "B T D"]:
-    """x in a new order whose inverse is `back`: the gradient is a gather too, where JAX's own would scatter-add."""
-    return jnp.take_along_axis(x, order[..., None], 1)
-
-
-def _take_forward(x: Array, order: Array, back: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _take(x, order, back), (order, back)
-
-
-def _take_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, np.ndarray, np.ndarray]:
-    order, back = saved
-    none = np.zeros(order.shape, jax.dtypes.float0)
-    return _take(gradient, back, order), none, none
-
-
-_take = jax.custom_vjp(_take_primal)
-_take.defvjp(_take_forward, _take_backward)

@@ -1,5 +1,7 @@
 """Context parallelism: exact attention over a sequence that is split among devices, in three modes."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 import jax
@@ -8,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxblt.parallel.band import Band, band_attention
+from jaxblt.parallel.content import content_first
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contiguous, to_zigzag
 from jaxblt.parallel.pieces import Keys
 from jaxblt.parallel.ring import Ring, ring_attention
@@ -33,6 +36,7 @@ def context_attention(
     window: int | None = None,
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
+    packed: bool = True,
     mode: ContextParallel | None = None,
     layout: SequenceLayout = CONTIGUOUS,
     implementation: Implementation = None,
@@ -51,6 +55,8 @@ def context_attention(
     Args:
       q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`; a token's
         place in the sequence is its position.
+      packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
+        each run of tokens that a kernel takes, for kernels that know lengths but no documents.
       mode: the exchange.
       layout: of all the arrays, along the sequence; "zigzag" if the host laid them out so, for mode "ring".
 
@@ -69,11 +75,12 @@ def context_attention(
     _check(axis, mode, q.shape[1], causal, window, alibi_slopes, layout)
     options = {"scale": scale, "implementation": implementation}
     mask = {"causal": causal, "window": window}
+    by_length = segment_ids is not None and not packed and window is None and alibi_slopes is None
 
     def island(sequenced: Any, _: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
         q, keys = sequenced
         if mode == "all_to_all":
-            return _by_heads(axis, q, keys, slopes, mask | options)
+            return _by_heads(axis, q, keys, slopes, mask | options, by_length=by_length)
         if mode == "all_gather":
             return _by_gathering(axis, q, keys, slopes, mask | options)
         valid = None if keys.segment_ids is None else keys.segment_ids > 0
@@ -81,10 +88,11 @@ def context_attention(
         keys = Keys(k, v, keys.segment_ids)
         if window is not None:
             o = band_attention(Band(axis, causal, window, **options), q, keys)
-        elif causal and layout == CONTIGUOUS:
-            o = _swapped(Ring(axis, causal, ZIGZAG, **options), q, keys)
         else:
-            o = ring_attention(Ring(axis, causal, layout, **options), q, keys)
+            swap = causal and layout == CONTIGUOUS
+            ring = Ring(axis, causal, ZIGZAG if swap else layout, **options)
+            go = partial(_swapped if swap else ring_attention, ring)
+            o = _sorted(ring.runs, go, q, keys) if by_length else go(q, keys)
         return zero_where_not(valid, o)
 
     if mode == "all_to_all":
@@ -92,12 +100,27 @@ def context_attention(
     return over_sequence(island, (q, Keys(k, v, segment_ids)), (), alibi_slopes)
 
 
+def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys) -> Array:
+    """`go` where the holes of each run come last in it."""
+
+    def cut(x: Array) -> Array:
+        return x.reshape(-1, x.shape[1] // runs, *x.shape[2:])
+
+    assert keys.segment_ids is not None
+    content = content_first(cut(keys.segment_ids))
+    sorted_q, k, v = (content.sort(cut(x)).reshape(x.shape) for x in (q, keys.k, keys.v))
+    o = go(sorted_q, Keys(k, v, None, content.lengths.reshape(-1, runs)))
+    return content.restore(cut(o)).reshape(o.shape)
+
+
 def _swapped(ring: Ring, q: Array, keys: Keys) -> Array:
     q, keys = jax.tree.map(lambda x: to_zigzag(x, ring.axis), (q, keys))
     return to_contiguous(ring_attention(ring, q, keys), ring.axis)
 
 
-def _by_heads(axis: SeqAxis, q: Array, keys: Keys, slopes: Array | None, options: dict[str, Any]) -> Array:
+def _by_heads(
+    axis: SeqAxis, q: Array, keys: Keys, slopes: Array | None, options: dict[str, Any], *, by_length: bool
+) -> Array:
     def scatter(x: Array, split: int, concat: int) -> Array:
         return lax.all_to_all(x, axis.name, split, concat, tiled=True)
 
@@ -105,6 +128,11 @@ def _by_heads(axis: SeqAxis, q: Array, keys: Keys, slopes: Array | None, options
     ids = keys.segment_ids
     if ids is not None:
         ids = lax.all_gather(ids, axis.name, axis=1, tiled=True)
+    if by_length:
+        assert ids is not None
+        content = content_first(ids)
+        q, k, v = (content.sort(x) for x in (q, k, v))
+        return scatter(content.restore(attention(q, k, v, lengths=content.lengths, **options)), 1, 2)
     if slopes is not None:
         slopes = lax.dynamic_slice_in_dim(slopes, lax.axis_index(axis.name) * q.shape[2], q.shape[2])
     o = attention(q, k, v, q_segment_ids=ids, kv_segment_ids=ids, alibi_slopes=slopes, **options)

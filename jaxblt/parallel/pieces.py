@@ -11,11 +11,18 @@ from pallas_kernels.attention import EMPTY_LSE, Part, attend_part, merge_parts, 
 
 
 class Keys(NamedTuple):
-    """Keys, values and the segment ids that travel with them (None where all are of one document)."""
+    """Keys, values, and what travels with them.
+
+    Attributes:
+      k, v: of S tokens.
+      segment_ids: their documents; None where all are of one.
+      lengths: of the content with which each of R equal runs of the tokens begins; None where all is content.
+    """
 
     k: Float[Array, "B S G K"]
     v: Float[Array, "B S G K"]
     segment_ids: Int[Array, "B S"] | None
+    lengths: Int[Array, "B R"] | None = None
 
 
 class Piece(NamedTuple):
@@ -23,11 +30,12 @@ class Piece(NamedTuple):
 
     Attributes:
       q_start, k_start: where the runs begin; the device may decide (a traced number).
-      size: their length.
+      size: their length; if keys come with lengths, that of their runs.
       causal, window: of the mask, by index within the runs.
       reverse: both runs are read backwards, so that `causal` hides the keys before a query instead.
       live: whether the piece counts at all; None for always. A dead piece costs what a live one does, so that
         all devices do the same.
+      each: as many runs follow each other in queries and keys, and each meets its own alone.
     """
 
     q_start: int | Int[Array, ""]
@@ -37,6 +45,7 @@ class Piece(NamedTuple):
     window: int | None = None
     reverse: bool = False
     live: Bool[Array, ""] | None = None
+    each: int = 1
 
 
 def attend(
@@ -45,7 +54,7 @@ def attend(
     """`merged` with the piece merged into it, in fp32; None is nothing yet, and the piece has all queries."""
     arrays, marks = _operands(piece, q, q_ids, keys)
     part = attend_part(*arrays, **marks, **options)
-    part = Part(_turn(piece, part.o, 1), _turn(piece, part.lse, 2))
+    part = Part(_unfold(piece, part.o), _unfold(piece, part.lse.swapaxes(1, 2)).swapaxes(1, 2))
     if piece.live is not None:
         part = part._replace(lse=jnp.where(piece.live, part.lse, EMPTY_LSE))
     if merged is None:
@@ -67,9 +76,9 @@ def pull(
     """What the piece adds to dq, dk and dv, for its runs of queries and keys alone."""
     arrays, marks = _operands(piece, q, q_ids, keys)
     part = _cut_part(piece, merged)
-    part = Part(_turn(piece, part.o, 1), _turn(piece, part.lse, 2))
+    part = Part(_fold(piece, part.o), _fold(piece, part.lse.swapaxes(1, 2)).swapaxes(1, 2))
     gradients = pull_part(*arrays, part, _run(piece, do, piece.q_start), **marks, **options)
-    dq, dk, dv = (_turn(piece, x, 1) for x in gradients)
+    dq, dk, dv = (_unfold(piece, x) for x in gradients)
     if piece.live is None:
         return dq, dk, dv
     zero = jnp.zeros((), dq.dtype)
@@ -90,21 +99,31 @@ def _operands(
     if q_ids is not None and keys.segment_ids is not None:
         marks["q_segment_ids"] = _run(piece, q_ids, piece.q_start)
         marks["kv_segment_ids"] = _run(piece, keys.segment_ids, piece.k_start)
+    if keys.lengths is not None:
+        runs = lax.dynamic_slice_in_dim(keys.lengths, piece.k_start // piece.size, piece.each, 1)
+        marks["kv_lengths"] = runs.reshape(-1)
     return (_run(piece, q, piece.q_start), k, v), marks
 
 
 def _run(piece: Piece, x: Array, start: int | Array) -> Array:
-    if x.shape[1] != piece.size:
-        x = lax.dynamic_slice_in_dim(x, start, piece.size, 1)
-    return _turn(piece, x, 1)
+    span = piece.each * piece.size
+    return _fold(piece, x if x.shape[1] == span else lax.dynamic_slice_in_dim(x, start, span, 1))
 
 
-def _turn(piece: Piece, x: Array, axis: int) -> Array:
-    return jax.lax.rev(x, (axis,)) if piece.reverse else x
+def _fold(piece: Piece, x: Array) -> Array:
+    """Runs as rows, in the order in which the kernel reads them."""
+    x = x.reshape(-1, piece.size, *x.shape[2:])
+    return jax.lax.rev(x, (1,)) if piece.reverse else x
+
+
+def _unfold(piece: Piece, x: Array) -> Array:
+    x = jax.lax.rev(x, (1,)) if piece.reverse else x
+    return x.reshape(-1, piece.each * piece.size, *x.shape[2:])
 
 
 def _cut_part(piece: Piece, merged: Part) -> Part:
+    span = piece.each * piece.size
     return Part(
-        lax.dynamic_slice_in_dim(merged.o, piece.q_start, piece.size, 1),
-        lax.dynamic_slice_in_dim(merged.lse, piece.q_start, piece.size, 2),
+        lax.dynamic_slice_in_dim(merged.o, piece.q_start, span, 1),
+        lax.dynamic_slice_in_dim(merged.lse, piece.q_start, span, 2),
     )

@@ -60,30 +60,39 @@ class Ring:
         n = self.axis.size
         return lax.ppermute(held, self.axis.name, [(i, (i + 1) % n) for i in range(n)])
 
-    def pieces(self, step: int, length: int) -> list[Piece]:
-        """The tokens of a device are in order, so that its own keys are one causal call in either layout."""
-        whole = Piece(0, 0, length, causal=False)
+    @property
+    def runs(self) -> int:
+        """Of the tokens of a device: calls of the kernel take whole ones."""
+        return 2 if self.layout.kind == "zigzag" and self.causal else 1
+
+    def pieces(self, step: int, length: int, *, lengths: bool = False) -> list[Piece]:
+        """The tokens of a device are in order, so that its own keys are one causal call in either layout.
+
+        Not where each half has a length of its own (`lengths`): then that call is two of half the tokens.
+        """
+        whole, half = Piece(0, 0, length, causal=False), length // 2
+        if step == 0 and lengths and self.runs == 2:
+            return [Piece(0, 0, half, causal=True, each=2), Piece(half, 0, half, causal=False)]
         if step == 0 or not self.causal:
             return [whole._replace(causal=self.causal)]
         before = lax.axis_index(self.axis.name) >= step
-        if self.layout.kind == "contiguous":
+        if self.runs == 1:
             return [whole._replace(live=before)]
-        half = length // 2
         start = jnp.where(before, 0, half)
         return [Piece(half, 0, half, causal=False), Piece(start, start, half, causal=False)]
 
 
 def ring_part(ring: Ring, q: Float[Array, "B T H K"], keys: Keys) -> Part:
     """`ring_attention` in fp32 and with its log-sum-exp, to be merged with more keys; not differentiable."""
-    kv, ids, merged = jnp.stack((keys.k, keys.v)), keys.segment_ids, None
+    kv, marks, merged = jnp.stack((keys.k, keys.v)), keys[2:], None
     for step in range(ring.axis.size):
-        coming = ring.shift((kv, ids)) if step + 1 < ring.axis.size else (kv, ids)
-        for piece in ring.pieces(step, q.shape[1]):
-            merged = attend(piece, q, keys.segment_ids, Keys(kv[0], kv[1], ids), ring.options, merged)
+        coming = ring.shift((kv, marks)) if step + 1 < ring.axis.size else (kv, marks)
+        for piece in ring.pieces(step, q.shape[1], lengths=keys.lengths is not None):
+            merged = attend(piece, q, keys.segment_ids, Keys(kv[0], kv[1], *marks), ring.options, merged)
         assert merged is not None
         # Or the compiler sends all keys round before the first kernel, and waits for each.
         o = merged.o if q.shape[1] > MERGED_AT_ONCE else None
-        (kv, ids), lse, o = lax.optimization_barrier((coming, merged.lse, o))
+        (kv, marks), lse, o = lax.optimization_barrier((coming, merged.lse, o))
         merged = Part(merged.o if o is None else o, lse)
     assert merged is not None
     return merged
@@ -102,14 +111,15 @@ def _forward(ring: Ring, q: Array, keys: Keys) -> tuple[Array, Any]:
 def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Array, Keys]:
     """Keys travel a step ahead of their gradients, which wait for this device's share, in one message."""
     q, keys, merged = saved
-    kv, ids, dq = jnp.stack((keys.k, keys.v)), keys.segment_ids, jnp.zeros_like(q, jnp.float32)
+    kv, marks, dq = jnp.stack((keys.k, keys.v)), keys[2:], jnp.zeros_like(q, jnp.float32)
     dkv = jnp.zeros_like(kv, jnp.float32)
     for step in range(ring.axis.size):
         sent = [kv] * (step + 1 < ring.axis.size) + [dkv] * (step > 0)
-        coming = ring.shift((_pack(sent), ids))
-        pieces, held = ring.pieces(step, q.shape[1]), Keys(kv[0], kv[1], ids)
+        coming = ring.shift((_pack(sent), marks))
+        pieces = ring.pieces(step, q.shape[1], lengths=keys.lengths is not None)
+        held = Keys(kv[0], kv[1], *marks)
         pulled = [pull(piece, q, keys.segment_ids, held, merged, do, ring.options) for piece in pieces]
-        (packed, ids), pulled = lax.optimization_barrier((coming, pulled))
+        (packed, marks), pulled = lax.optimization_barrier((coming, pulled))
         came = _unpack(packed, sent)
         kv, dkv = came[0], came[-1] if step else dkv
         for piece, (add_q, *add) in zip(pieces, pulled, strict=True):

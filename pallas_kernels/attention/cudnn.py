@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from pallas_kernels import _compat
 from pallas_kernels._dispatch import Device
-from pallas_kernels.attention.mask import Mask
+from pallas_kernels.attention.mask import EMPTY_LSE, Mask
 
 LARGEST_MASK = 4096 * 4096
 """Entries T * S of a mask given as an array."""
@@ -110,8 +110,8 @@ def _masked_by_array(
 def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
     """None if cuDNN can run a part with its log-sum-exp on `device`, else why not."""
     if not _native(mask, None) or mask.lengths is not None:
-        return "for parts it has causal masks and causal windows alone"
-    if k.shape[1] % 2 and not mask.causal:
+        return "for parts it has causal masks, causal windows and lengths of keys alone"
+    if k.shape[1] % 2 and not mask.causal and mask.kv_lengths is None:
         return f"it takes even lengths alone, not {k.shape[1]} keys"
     return why_not(device, q, k, v, mask, scale=scale)
 
@@ -128,7 +128,11 @@ def attention_with_lse(
     queries, options = q.shape[1], _part_options(q, mask, scale)
     # One key more comes last: no query before it sees it, as `why_not_part` made sure of.
     o, lse = _compat.cudnn_attention(_even(q, 1), _even(k, 1), _even(v, 1), **options)
-    return o[:, :queries], lse[:, :, :queries]
+    o, lse = o[:, :queries], lse[:, :, :queries]
+    if mask.kv_lengths is None:
+        return o, lse
+    some = mask.kv_lengths > 0
+    return jnp.where(some[:, None, None, None], o, 0), jnp.where(some[:, None, None], lse, EMPTY_LSE)
 
 
 def gradients_given_lse(
@@ -146,12 +150,19 @@ def gradients_given_lse(
     queries, keys, options = q.shape[1], k.shape[1], _part_options(q, mask, scale)
     q, k, v, o, do = (_even(x, 1) for x in (q, k, v, o.astype(q.dtype), do.astype(q.dtype)))
     dq, dk, dv = _compat.cudnn_attention_gradients(q, k, v, o, _even(lse, 2), do, **options)
-    return dq[:, :queries], dk[:, :keys], dv[:, :keys]
+    dq, dk, dv = dq[:, :queries], dk[:, :keys], dv[:, :keys]
+    if mask.kv_lengths is None:
+        return dq, dk, dv
+    # A query that sees no key at all has a log-sum-exp against which the one key of an empty row is infinite.
+    some = (mask.kv_lengths > 0)[:, None, None, None]
+    return jnp.where(some, dq, 0), jnp.where(some, dk, 0), jnp.where(some, dv, 0)
 
 
 def _part_options(q: Array, mask: Mask, scale: float | None) -> dict[str, Any]:
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    return {"causal": mask.causal, "window": mask.window, "scale": scale}
+    # The kernel is not asked for an empty row either.
+    lengths = None if mask.kv_lengths is None else jnp.maximum(mask.kv_lengths, 1).astype(jnp.int32)
+    return {"causal": mask.causal, "window": mask.window, "scale": scale, "kv_lengths": lengths}
 
 
 def _zero_empty(o: Float[Array, "B T H K"], seen: Bool[Array, "#B T S"]) -> Float[Array, "B T H K"]:

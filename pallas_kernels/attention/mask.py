@@ -22,6 +22,7 @@ class Mask:
       q_segment_ids, kv_segment_ids: equal, and > 0.
       q_positions, kv_positions: what causal, window and ALiBi compare; indices if None.
       lengths: the key's index < lengths[b]; if T == S the query's index too.
+      kv_lengths: the key's index < kv_lengths[b], whatever the query's; of a part alone.
     """
 
     causal: bool = field(metadata={"static": True})
@@ -31,6 +32,7 @@ class Mask:
     q_positions: Int[Array, "B T"] | None = None
     kv_positions: Int[Array, "B S"] | None = None
     lengths: Int[Array, "B"] | None = None
+    kv_lengths: Int[Array, "B"] | None = None
 
     def distances(self, queries: int, keys: int) -> Int[Array, "B T S"]:
         """Position of the query less position of the key; B is 1 if they are indices."""
@@ -55,6 +57,8 @@ class Mask:
             seen = seen & (jnp.arange(keys, dtype=jnp.int32)[None, None, :] < limit)
             if queries == keys:
                 seen = seen & (jnp.arange(queries, dtype=jnp.int32)[None, :, None] < limit)
+        if self.kv_lengths is not None:
+            seen = seen & _prefix(self.kv_lengths, keys)[:, None, :]
         return seen
 
     def valid(self, queries: int, keys: int) -> tuple[Bool[Array, "B T"] | None, Bool[Array, "B S"] | None]:
@@ -62,11 +66,18 @@ class Mask:
         q_valid = None if self.q_segment_ids is None else self.q_segment_ids > 0
         kv_valid = None if self.kv_segment_ids is None else self.kv_segment_ids > 0
         if self.lengths is not None:
-            prefix = jnp.arange(keys, dtype=jnp.int32)[None] < self.lengths[:, None]
+            prefix = _prefix(self.lengths, keys)
             kv_valid = prefix if kv_valid is None else kv_valid & prefix
             if queries == keys:
                 q_valid = prefix if q_valid is None else q_valid & prefix
+        if self.kv_lengths is not None:
+            prefix = _prefix(self.kv_lengths, keys)
+            kv_valid = prefix if kv_valid is None else kv_valid & prefix
         return q_valid, kv_valid
+
+
+def _prefix(lengths: Int[Array, "B"], size: int) -> Bool[Array, "B S"]:
+    return jnp.arange(size, dtype=jnp.int32)[None] < lengths[:, None]
 
 
 def check_arguments(q: Any, k: Any, v: Any, mask: Mask, alibi_slopes: Any) -> None:
@@ -99,8 +110,10 @@ def _check_mask(mask: Mask, batch: int, queries: int, keys: int, *, distances: b
         if ours is not None and (ours.shape != (batch, queries) or theirs.shape != (batch, keys)):
             expected = f"{(batch, queries)} and {(batch, keys)}"
             raise ValueError(f"q_{name} and kv_{name} must be {expected}, got {ours.shape}, {theirs.shape}")
-    if mask.lengths is not None and mask.lengths.shape != (batch,):
-        raise ValueError(f"lengths must have shape {(batch,)}, got {mask.lengths.shape}")
+    for name in ("lengths", "kv_lengths"):
+        lengths = getattr(mask, name)
+        if lengths is not None and lengths.shape != (batch,):
+            raise ValueError(f"{name} must have shape {(batch,)}, got {lengths.shape}")
     if queries != keys and mask.q_positions is None and (distances or mask.window is not None):
         raise ValueError(
             f"T = {queries} queries against S = {keys} keys: causal, window and ALiBi compare positions, "

@@ -5,18 +5,21 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxblt.models.remat import ALWAYS_SAVED, _policy
 from jaxblt.parallel import make_mesh
 from jaxblt.parallel.context import SHORT, context_attention
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout
 from jaxblt.parallel.ring import SAVED_LSE, SAVED_OUT, _pack, _unpack
+from pallas_kernels._dispatch import compiling_for
 from pallas_kernels.attention import attention
 from tests.tolerances import relative_error
 
@@ -34,13 +37,16 @@ class Case:
     groups: int = 2
     head_dim: int = 8
     segments: bool = False
+    packed: bool = True
     alibi: bool = False
     mode: Any = "ring"
     length: int = 64
 
     def __str__(self) -> str:
         mask = ("causal" if self.causal else "full") + (f"_w{self.window}" if self.window else "")
-        tail = ("_segments" if self.segments else "") + ("_alibi" if self.alibi else "")
+        tail = ("_segments" if self.segments else "_holes" if not self.packed else "") + (
+            "_alibi" if self.alibi else ""
+        )
         heads = f"{self.heads}x{self.groups}x{self.head_dim}"
         return f"{self.mode}{self.devices}_{mask}_{self.layout.kind}_{heads}{tail}"
 
@@ -52,16 +58,28 @@ class Case:
             "alibi_slopes": slopes if self.alibi else None,
         }
 
+    def split_options(self) -> dict[str, Any]:
+        """What dense attention has no word for, besides."""
+        return self.options() | {"mode": self.mode, "layout": self.layout, "packed": self.packed}
+
     def arrays(self, dtype: Any = np.float32) -> list[np.ndarray]:
         """q, k, v and the cotangent of the output."""
         rng, heads = np.random.default_rng(self.devices), (self.heads, self.groups, self.groups, self.heads)
         return [rng.standard_normal((2, self.length, h, self.head_dim)).astype(dtype) for h in heads]
 
     def segment_ids(self) -> jax.Array | None:
-        """Documents across the edges of stretches, within one, stretches of padding alone, and holes."""
-        if not self.segments:
+        """Documents across the edges of stretches, within one, stretches of padding alone, and holes.
+
+        Not packed, one document a row: from its middle on with holes, and up to its middle with half of one stretch and
+        all of another empty.
+        """
+        if not self.segments and self.packed:
             return None
         n, ids = self.length, np.zeros((2, self.length), np.int32)
+        if not self.packed:
+            ids[0, n // 2 + 3 :], ids[1, : n // 2] = 1, 1
+            ids[0, ::5], ids[1, n // 16 : n // 4] = -1, -1
+            return jnp.asarray(ids)
         ids[0, : n * 5 // 8], ids[0, n * 5 // 8 : n * 5 // 8 + 3], ids[0, n * 3 // 4 :] = 1, 2, 3
         ids[1, n // 2 :] = 4
         ids[1, n // 2 + 5 :: 7] *= -1
@@ -94,8 +112,7 @@ def split(case: Case) -> tuple[Callable[..., Any], np.ndarray]:
     """The jitted passes over the mesh, and the order that the rows have to be in."""
     order, ids = case.layout.order(case.length, case.devices), case.segment_ids()
     ids = None if ids is None else ids[:, order]
-    options = case.options() | {"mode": case.mode, "layout": case.layout}
-    return passes(lambda q, k, v: context_attention(q, k, v, ids, **options)), order
+    return passes(lambda q, k, v: context_attention(q, k, v, ids, **case.split_options())), order
 
 
 def check(case: Case) -> None:
@@ -125,6 +142,12 @@ CASES = (
     Case(devices=2, mode=None, alibi=True),
     Case(devices=4, mode="all_gather", window=37, segments=True),
     Case(devices=4, mode="all_gather", alibi=True, segments=True),
+    Case(devices=4, packed=False),
+    Case(devices=8, packed=False, layout=ZIGZAG, heads=2, groups=1, head_dim=16),
+    Case(devices=2, packed=False, causal=False),
+    Case(devices=2, packed=False, mode="all_to_all"),
+    Case(devices=4, packed=False, window=9),
+    Case(devices=2, packed=False, mode=None, alibi=True),
 )
 
 
@@ -137,8 +160,9 @@ def matrix() -> list[Case]:
     heads = ((4, 4, 8), (4, 2, 16), (8, 1, 5))
     masks = ((True, None), (False, None), (True, 1), (True, 5), (False, 8))
     cases = []
-    for n, (h, g, d), (causal, window), segments in itertools.product((2, 4, 8), heads, masks, (False, True)):
-        case = Case(devices=n, heads=h, groups=g, head_dim=d, causal=causal, window=window, segments=segments)
+    kinds = ({}, {"segments": True}, {"packed": False})
+    for n, (h, g, d), (causal, window), kind in itertools.product((2, 4, 8), heads, masks, kinds):
+        case = Case(devices=n, heads=h, groups=g, head_dim=d, causal=causal, window=window, **kind)
         cases += [case] if window else [case, replace(case, layout=ZIGZAG)]
         cases.append(replace(case, mode="all_gather"))
         if g % n == 0:
@@ -188,9 +212,10 @@ def test_a_ring_repeats_bit_for_bit() -> None:
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("mode", ["ring", "all_to_all"])
-def test_padding_and_holes_are_not_read(mode: str) -> None:
-    case = Case(devices=2, mode=mode, segments=True)
+def test_padding_and_holes_are_not_read(mode: str, packed: bool) -> None:
+    case = Case(devices=2, mode=mode, segments=packed, packed=packed)
     run, _ = split(case)
     arrays, ids = case.arrays(), case.segment_ids()
     assert ids is not None
@@ -237,6 +262,19 @@ def test_the_mode_that_is_chosen(change: dict[str, Any], exchanged: str) -> None
     assert [name in jaxpr for name in both] == [exchanged + "[" == name for name in both]
 
 
+@pytest.mark.parametrize(("mode", "calls"), [("ring", 4), ("all_to_all", 1)])
+def test_holes_leave_attention_to_cudnn(mode: str, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls for a device's own keys and two for the other's, and as many backward; no loop over blocks in XLA."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
+    case = Case(devices=2, packed=False, mode=mode, length=256, head_dim=64)
+    h200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
+    run, _ = split(case)
+    with jax.set_mesh(mesh_of(case)), compiling_for(h200):
+        text = run.trace(*case.arrays(jnp.bfloat16)).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@__cudnn$fmhaSoftmaxBackward(") == calls
+    assert text.count("@__cudnn$fmhaSoftmax(") == calls
+
+
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("policy", ["full", "dots"])
 def test_remat_policies_keep_what_crossed_devices(policy: Any, window: int | None) -> None:
@@ -273,9 +311,8 @@ def test_remat_policies_keep_what_crossed_devices(policy: Any, window: int | Non
     ids=str,
 )
 def test_what_cannot_run_is_an_error_before_compiling(case: Case, words: list[str]) -> None:
-    options = case.options() | {"mode": case.mode, "layout": case.layout}
     with jax.set_mesh(mesh_of(case)), pytest.raises(ValueError) as caught:
-        jax.eval_shape(lambda q, k, v: context_attention(q, k, v, **options), *case.arrays()[:3])
+        jax.eval_shape(lambda q, k, v: context_attention(q, k, v, **case.split_options()), *case.arrays()[:3])
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 

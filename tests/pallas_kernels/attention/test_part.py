@@ -108,12 +108,52 @@ def test_a_part_without_a_visible_key_merges_to_nothing(implementation):
         assert not gradient.any()
 
 
+def check_prefixes(implementation, dtype, queries):
+    """Keys of which only a prefix counts, in one row none, against attention to a document of that prefix."""
+    lengths = jnp.asarray([queries, 5, 0, queries - 1], jnp.int32)
+    q, k, v, do = jax.random.normal(jax.random.key(1), (4, 4, queries, 2, 64)).astype(dtype)
+    prefix = jnp.arange(queries)[None] < lengths[:, None]
+    k, v = (jnp.where(prefix[..., None, None], x, 0) for x in (k, v))
+    ids = {"q_segment_ids": jnp.ones((4, queries), jnp.int32), "kv_segment_ids": prefix.astype(jnp.int32)}
+    for causal in (True, False):
+
+        @jax.jit
+        def run(q, k, v, do, causal=causal):
+            given = {"causal": causal, "kv_lengths": lengths, "implementation": implementation}
+            part = attend_part(q, k, v, **given)
+            return part, pull_part(q, k, v, part, do, **given)
+
+        def dense(a, causal=causal):
+            return attention(**a, **ids, causal=causal, implementation="reference")
+
+        part, grads = run(q, k, v, do)
+        floats = {name: x.astype(jnp.float32) for name, x in zip("qkv", (q, k, v), strict=True)}
+        want, want_grads = op_suite.value_and_grads(dense, floats, do.astype(jnp.float32))
+        assert_close(part.o, want, dtype, queries, f"values, causal={causal}")
+        np.testing.assert_array_equal(part.lse[2], np.float32(EMPTY_LSE))
+        for name, got in zip("qkv", grads, strict=True):
+            seen = got if name == "q" else jnp.where(prefix[..., None, None], got, 0)
+            assert_close(seen, want_grads[name], dtype, queries, f"gradient of {name}, causal={causal}")
+
+
+@pytest.mark.parametrize("implementation", ["xla", "reference"])
+def test_parts_with_lengths(implementation):
+    check_prefixes(implementation, jnp.float32, 21)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("queries", [640, 255])
+def test_parts_with_lengths_by_cudnn(queries):
+    check_prefixes("cudnn", jnp.bfloat16, queries)
+
+
+@pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize("queries", [256, 255])
 @pytest.mark.parametrize("window", [None, 64])
-def test_cudnn_parts_lower_for_cuda(queries, window, monkeypatch):
+def test_cudnn_parts_lower_for_cuda(queries, window, lengths, monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
     arrays = Call(name="lower", queries=queries, **SIZES).arrays()
-    mask = Mask(True, window)
+    mask = Mask(True, window, kv_lengths=jnp.full(2, 100) if lengths else None)
     assert cudnn.why_not_part(Device("gpu", (9, 0), "NVIDIA H200"), *arrays.values(), mask=mask) is None
 
     def run(q, k, v):
@@ -131,7 +171,7 @@ def test_cudnn_parts_lower_for_cuda(queries, window, monkeypatch):
         (
             Mask(False, None, *(jnp.ones((2, 64), jnp.int32),) * 2),
             64,
-            "causal masks and causal windows alone",
+            "causal masks, causal windows and lengths of keys alone",
         ),
         (Mask(False), 63, "even lengths alone, not 63 keys"),
     ],

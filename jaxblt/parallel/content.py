@@ -1,0 +1,52 @@
+"""Rows of one document with holes and padding: content first, which kernels take as a prefix of known length."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, Shaped
+
+
+class ContentFirst(NamedTuple):
+    """An order of each row's tokens with holes and padding last, its inverse, and how many tokens come before them."""
+
+    order: Int[Array, "B T"]
+    back: Int[Array, "B T"]
+    lengths: Int[Array, "B"]
+
+    def sort(self, x: Shaped[Array, "B T ..."]) -> Shaped[Array, "B T ..."]:
+        """x with its content first."""
+        return _take(x, self.order, self.back)
+
+    def restore(self, x: Shaped[Array, "B T ..."]) -> Shaped[Array, "B T ..."]:
+        """Undoes `sort`."""
+        return _take(x, self.back, self.order)
+
+
+def content_first(segment_ids: Int[Array, "B T"]) -> ContentFirst:
+    """Tokens, of segment ids > 0, stay in their order."""
+    order = jnp.argsort(segment_ids <= 0, axis=1, stable=True).astype(jnp.int32)
+    back = jnp.argsort(order, axis=1).astype(jnp.int32)
+    return ContentFirst(order, back, jnp.sum(segment_ids > 0, 1, dtype=jnp.int32))
+
+
+def _take_primal(
+    x: Shaped[Array, "B T ..."], order: Int[Array, "B T"], back: Int[Array, "B T"]
+) -> Shaped[Array, "B T ..."]:
+    """x in a new order whose inverse is `back`: the gradient is a gather too, where JAX's own would scatter-add."""
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *(1,) * (x.ndim - 2)), 1)
+
+
+def _take_forward(x: Array, order: Array, back: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _take(x, order, back), (order, back)
+
+
+def _take_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, np.ndarray, np.ndarray]:
+    order, back = saved
+    none = np.zeros(order.shape, jax.dtypes.float0)
+    return _take(gradient, back, order), none, none
+
+
+_take = jax.custom_vjp(_take_primal)
+_take.defvjp(_take_forward, _take_backward)
