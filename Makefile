@@ -21,7 +21,7 @@ help:
 	@echo "make test   install, then the test suite (WORKERS=$(WORKERS) processes; PYTEST_ARGS=... is passed on)"
 	@echo "make lint   ruff check and ruff format --check"
 	@echo "make types  pyright on jaxblt and pallas_kernels"
-	@echo "make gpu-compile  every Mosaic GPU kernel for an H200, no GPU needed (1.4 GB in $(GPU_VENV) the first time)"
+	@echo "make gpu-compile  every Mosaic and Triton kernel for an H200, no GPU needed (2 GB in $(GPU_VENV) the first time)"
 	@echo "make plan   memory of a recipe's train step on an H200, no GPU needed: make plan PLAN_ARGS='books --mesh seq=8'"
 	@echo "make format ruff's fixes and formatting, written to the files"
 	@echo "make clean  remove $(VENV) and caches (runs/ stays)"
@@ -67,12 +67,12 @@ format: install
 types: install
 	@$(BIN)/pyright
 
-# The compiler of JAX's CUDA plugin, and ptxas, run without a GPU. They stay out of $(VENV): there JAX would look for one.
+# The compiler of JAX's CUDA plugin, Triton, and ptxas run without a GPU. They stay out of $(VENV): there JAX would look for one.
 $(GPU_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing JAX's CUDA plugin and ptxas into $(GPU_VENV) (1.4 GB, a minute the first time)"
+	@echo "installing JAX's CUDA plugin, Triton and ptxas into $(GPU_VENV) (2 GB, a minute the first time)"
 	@$(BIN)/python -m venv $(GPU_VENV)
 	@$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e . jax-cuda13-plugin jax-cuda13-pjrt nvidia-cuda-nvcc || { \
+	  -e ".[triton]" jax-cuda13-plugin jax-cuda13-pjrt nvidia-cuda-nvcc || { \
 	  echo "gpu-compile: could not install JAX's CUDA plugin and ptxas, so no kernel was compiled (pip's reason is above)" >&2; \
 	  exit 1; }
 	@touch $(GPU_STAMP)

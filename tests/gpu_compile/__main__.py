@@ -4,32 +4,41 @@ It fails if a program does not compile, or if a kernel spills more than accepted
 """
 
 import argparse
+import atexit
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 # Read when JAX starts: it looks for no GPU, and ptxas reports on what it made for Mosaic and for XLA (Triton).
 os.environ |= {"JAX_PLATFORMS": "cpu", "MOSAIC_GPU_DUMP_PTXAS": "1"}
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "subprocess_compilation=3"}
+# The same of jax-triton, whose PTX is compiled on the machine that runs it: where it is left.
+os.environ |= {"JAX_TRITON_DUMP_DIR": tempfile.mkdtemp()}
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxblt.profiling.targets import devices_of
+from pallas_kernels._dispatch import compiling_for
 from tests.gpu_compile.figures import Figures, complaints, read_report
 from tests.gpu_compile.programs import AXIS, PROGRAMS, Program
 
 HERE = Path(__file__).parent
 ACCEPTED = HERE / "accepted.json"
 TRITON = re.compile(r'name = "(\w+)", num_stages')
-"""Names a Triton kernel in a compiled program."""
+"""Names one of Pallas' Triton kernels in a compiled program."""
+DUMPED = Path(os.environ["JAX_TRITON_DUMP_DIR"])
+atexit.register(shutil.rmtree, DUMPED)
 
 
 @contextmanager
@@ -51,6 +60,16 @@ def _captured() -> Iterator[list[str]]:
             written.append(file.read().decode(errors="replace"))
 
 
+def _assembled(ptx: Path) -> str:
+    """What ptxas reports on a file."""
+    spec = find_spec("nvidia.cu13")
+    if spec is None or spec.submodule_search_locations is None:
+        raise RuntimeError("ptxas is not installed: pip install nvidia-cuda-nvcc")
+    ptxas = Path(spec.submodule_search_locations[0]) / "bin" / "ptxas"
+    command = [ptxas, "-v", "-arch=sm_90a", ptx, "-o", ptx.with_suffix(".cubin")]
+    return subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True).stderr
+
+
 def compile_for_h200(program: Program) -> Figures:
     """Figures of the program's kernels, but for those that a program before it had: JAX compiles each once.
 
@@ -62,13 +81,19 @@ def compile_for_h200(program: Program) -> Figures:
     shapes = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), program.shapes
     )
-    with _captured() as written, jax.set_mesh(mesh):
+    known = _dumped()
+    with _captured() as written, jax.set_mesh(mesh), compiling_for(mesh.devices.flat[0]):
         compiled = jax.jit(program.run).trace(*shapes).lower(lowering_platforms=("cuda",)).compile()
-    text = compiled.as_text() or ""
+    text, new = compiled.as_text() or "", _dumped() - known
     triton = set(TRITON.findall(text))
-    if not triton and "mosaic_gpu" not in text:
+    if not triton and "mosaic_gpu" not in text and "triton_kernel_call" not in text:
         raise RuntimeError(f"{program.name}: there is no Mosaic or Triton kernel in it")
-    return read_report(written[0], "sm_90a", triton)
+    reports = [*written, *map(_assembled, sorted(new))]
+    return read_report("\n".join(reports), "sm_90a", triton | {ptx.stem for ptx in new})
+
+
+def _dumped() -> set[Path]:
+    return set(DUMPED.glob("*/*.ptx"))
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What is compiled: every Mosaic and Pallas Triton kernel in the programs that users make of it."""
+"""What is compiled: every Mosaic and Triton kernel in the programs that users make of it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from pallas_kernels.patch_attention import shapes as patch_shapes
 from pallas_kernels.patch_attention import triton_gpu as patch_triton
 from pallas_kernels.short_conv import shapes as short_shapes
 from pallas_kernels.short_conv.mosaic_gpu import short_conv_mosaic_gpu
+from pallas_kernels.short_conv.triton_gpu import short_conv_triton
 
 AXIS = "device"
 """The mesh axis of programs on several devices."""
@@ -70,6 +71,17 @@ def _short_conv() -> Iterator[Program]:
     for name, arrays in (("gated", gated), ("plain", plain)):
         yield Program(f"short_conv/{name}", lambda arrays: short_conv_mosaic_gpu(**arrays), (arrays,))
     yield from _transformed("short_conv", short_conv_mosaic_gpu, gated)
+    yield from _transformed("short_conv/triton", short_conv_triton, gated, x)
+    yield from _transformed("short_conv/triton_plain", short_conv_triton, plain, x)
+    odd = jax.ShapeDtypeStruct((*x.shape[:2], shape.length - 1), x.dtype)
+    history = jax.ShapeDtypeStruct((*x.shape[:2], most - 1), x.dtype)
+    packed = gated | {"x": odd, "pre_gate": odd, "post_gate": odd, "history": history}
+    yield from _transformed("short_conv/triton_packed", _packed_short_conv, packed, odd)
+
+
+def _packed_short_conv(x: Any, **arrays: Any) -> Any:
+    ids = 1 + jax.lax.broadcasted_iota(jnp.int32, (x.shape[0], x.shape[2]), 1) // 1000
+    return short_conv_triton(x, segment_ids=ids, **arrays)
 
 
 def _patch_attention() -> Iterator[Program]:
@@ -104,9 +116,15 @@ def _fifths(x: Any) -> Any:
     return jax.lax.broadcasted_iota(jnp.int32, x.shape[:3], 2) // 5
 
 
-def _transformed(op: str, run: Callable[..., Any], arrays: dict[str, Any]) -> Iterator[Program]:
-    """Under remat with every gradient, under vmap, and on four devices, each with its own rows."""
-    out = jax.eval_shape(lambda arrays: run(**arrays), arrays)
+def _transformed(
+    op: str, run: Callable[..., Any], arrays: dict[str, Any], out: Any = None
+) -> Iterator[Program]:
+    """Under remat with every gradient, under vmap, and on four devices, each with its own rows.
+
+    Triton is not installed where these programs are only listed: there `out`, the output's shape, is to be given.
+    """
+    if out is None:
+        out = jax.eval_shape(lambda arrays: run(**arrays), arrays)
     yield Program(f"{op}/remat", _gradients(jax.checkpoint(run)), (out, arrays))
     stacked = {name: jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for name, a in arrays.items()}
     yield Program(f"{op}/vmap", jax.vmap(lambda arrays: run(**arrays)), (stacked,))
