@@ -1,0 +1,147 @@
+"""Attention within the documents of packed rows by cuDNN, which visits no pair of tokens of two documents.
+
+Segment ids become starts and lengths on the device (`documents`); each class of sizes is one call of the kernel.
+Rows whose documents are not runs of rising ids, as with holes inside, and rows of so many short documents that there
+is no room for them are found out on the device too, and the whole call runs on XLA then.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels._compat import vary_alike
+from pallas_kernels._dispatch import Device
+from pallas_kernels.attention import cudnn_ragged, xla
+from pallas_kernels.attention.documents import MULTIPLE, Layout, find_documents, longest_by_class
+from pallas_kernels.attention.mask import EMPTY_LSE, Mask
+
+LARGEST = 2**31
+"""Elements of the queries: the kernel gets the documents' places in int32."""
+
+
+@dataclass(frozen=True)
+class _Options:
+    causal: bool
+    window: int | None
+    scale: float
+
+    def of_class(self, longest: int) -> dict[str, Any]:
+        return {"causal": self.causal, "window": self.window, "scale": self.scale, "longest": longest}
+
+
+def why_not(device: Device, q: Any, k: Any, mask: Mask, *, alibi_slopes: Any = None) -> str | None:
+    """None if this form can run what cuDNN can run on `device`, else why not."""
+    if device.capability is None or device.capability < (9, 0):
+        return "documents by their places need compute capability 9.0"
+    if mask.q_segment_ids is None or q.shape[1] != k.shape[1]:
+        return "it finds documents by segment ids of T = S tokens"
+    if mask.q_positions is not None or alibi_slopes is not None:
+        return "documents by their places have no positions or ALiBi"
+    if mask.window is not None and not mask.causal:
+        return "documents by their places have no two-sided windows"
+    if q.size >= LARGEST:
+        return f"places of documents are int32, too small for {q.size} elements"
+    return None
+
+
+def attention(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T G K"],
+    mask: Mask,
+    *,
+    scale: float | None = None,
+) -> Float[Array, "B T H K"]:
+    """The output in q's dtype, zero where no token is; scores and softmax are fp32 in the kernel.
+
+    The backward kernel's scratch is 4 bytes times RATIO (8) times the size of q, and as much for each of k and v
+    with H heads if G < H.
+    """
+    queries = q.shape[1]
+    options = _Options(mask.causal, mask.window, q.shape[-1] ** -0.5 if scale is None else float(scale))
+    ids = (_within(mask.lengths, x) for x in (mask.q_segment_ids, mask.kv_segment_ids))
+    return _packed(options, *vary_alike(*(_whole(x) for x in (q, k, v, *ids))))[:, :queries]
+
+
+def _within(lengths: Int[Array, "B"] | None, ids: Int[Array, "B T"] | None) -> Int[Array, "B T"]:
+    if ids is None:
+        raise ValueError("documents are found by segment ids: pass q_segment_ids and kv_segment_ids")
+    if lengths is None:
+        return ids
+    return jnp.where(jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < lengths[:, None], ids, 0)
+
+
+def _whole(x: Array) -> Array:
+    missing = -x.shape[1] % MULTIPLE
+    return jnp.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2)) if missing else x
+
+
+def _run(options: _Options, q: Array, k: Array, v: Array, q_ids: Array, kv_ids: Array) -> Array:
+    return _forward(options, q, k, v, q_ids, kv_ids)[0]
+
+
+def _forward(
+    options: _Options, q: Array, k: Array, v: Array, q_ids: Array, kv_ids: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    layout = find_documents(q_ids)
+
+    def by_cudnn(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+        o, lse = jnp.zeros_like(q), jnp.full(q.shape[:3], EMPTY_LSE, jnp.float32)
+        for number, longest in enumerate(longest_by_class(q.shape[1])):
+            part, sums = cudnn_ragged.attention(
+                q, k, v, layout.documents[number], **options.of_class(longest)
+            )
+            o = _of_class(layout, number, part, o)
+            lse = _of_class(layout, number, sums[layout.slot, :, layout.offset], lse)
+        return o, lse.swapaxes(1, 2)
+
+    def by_xla(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+        mask = Mask(options.causal, options.window, q_ids, kv_ids)
+        o, lse = xla.attention_with_lse(q, k, v, mask, scale=options.scale)
+        return o.astype(q.dtype), lse
+
+    o, lse = lax.cond(_same(layout, q_ids, kv_ids), by_cudnn, by_xla, q, k, v)
+    return o, (q, k, v, q_ids, kv_ids, o, lse)
+
+
+def _backward(options: _Options, saved: tuple[Array, ...], do: Array) -> tuple[Any, ...]:
+    q, k, v, q_ids, kv_ids, o, lse = saved
+    layout = find_documents(q_ids)
+
+    def by_cudnn(q: Array, k: Array, v: Array, o: Array, lse: Array, do: Array) -> tuple[Array, ...]:
+        sums = tuple(jnp.zeros_like(x) for x in (q, k, v))
+        flat = lse.swapaxes(1, 2).reshape(-1, lse.shape[1])
+        for number, longest in enumerate(longest_by_class(q.shape[1])):
+            documents = layout.documents[number]
+            place = jnp.arange(longest, dtype=jnp.int32)[None]
+            inside = place < documents.lengths[:, None]
+            rows = jnp.take(flat, documents.starts[:, None] + place, axis=0, mode="clip")
+            rows = jnp.where(inside[..., None], rows, 0.0).swapaxes(1, 2)
+            parts = cudnn_ragged.gradients(q, k, v, o, rows, do, documents, **options.of_class(longest))
+            sums = tuple(_of_class(layout, number, *pair) for pair in zip(parts, sums, strict=True))
+        return sums
+
+    def by_xla(q: Array, k: Array, v: Array, o: Array, lse: Array, do: Array) -> tuple[Array, ...]:
+        mask = Mask(options.causal, options.window, q_ids, kv_ids)
+        pulled = xla.gradients_given_lse(q, k, v, o, lse, do, mask, scale=options.scale)
+        return tuple(x.astype(like.dtype) for x, like in zip(pulled, (q, k, v), strict=True))
+
+    operands = q, k, v, o, lse, do
+    return (*lax.cond(_same(layout, q_ids, kv_ids), by_cudnn, by_xla, *operands), None, None)
+
+
+def _same(layout: Layout, q_ids: Array, kv_ids: Array) -> Array:
+    return layout.complete & jnp.all(q_ids == kv_ids)
+
+
+def _of_class(layout: Layout, number: int, part: Array, others: Array) -> Array:
+    mine = layout.size_class == number
+    return jnp.where(jnp.reshape(mine, mine.shape + (1,) * (part.ndim - 2)), part, others)
+
+
+_packed = jax.custom_vjp(_run, nondiff_argnums=(0,))
+_packed.defvjp(_forward, _backward)
