@@ -19,9 +19,10 @@ from jaxblt.models.stack import Stack
 from jaxblt.parallel import batch_sharding, make_mesh, replicated
 from jaxblt.patching import PatcherConfig, make_patches
 from jaxblt.profiling import measure
+from jaxblt.training.evaluate import make_eval_step
 from jaxblt.training.meter import peak_memory
 from jaxblt.training.optimizer import AdamWConfig, make_optimizer
-from jaxblt.training.state import start
+from jaxblt.training.state import TrainState, start
 from jaxblt.training.step import Task, make_train_step
 
 SHORTEST_TRIAL = 0.02
@@ -75,9 +76,19 @@ def step(
 
     Patches are static, four bytes each, so that all runs cut the same; parameters are drawn from one key.
     """
-    share = length // devices
-    run = partial(_step_on, config, _patcher(share // devices), meshes(devices)[1])
-    many = _if_it_fits(partial(run, length, dtype, trials))
+    run = partial(_step_on, config, _patcher(length // devices**2), meshes(devices)[1])
+    return _found(length, devices, _if_it_fits(partial(run, length, dtype, trials)))
+
+
+def forward(
+    config: BLTConfig, length: int, devices: int, trials: int, *, dtype: Any = jnp.bfloat16
+) -> dict[str, Any]:
+    """The loss of one sequence of `length` bytes over all devices, as `step` has it, without gradients."""
+    run = partial(_forward_on, config, _patcher(length // devices**2), meshes(devices)[1])
+    return _found(length, devices, _if_it_fits(partial(run, length, dtype, trials)))
+
+
+def _found(length: int, devices: int, many: dict[str, Any]) -> dict[str, Any]:
     found = {"bytes": length, "devices": devices, "all": many}
     if "seconds" in many:
         found["bytes_per_second"] = length / many["seconds"]["median"]
@@ -116,12 +127,8 @@ def _step_on(
     """The loss of the first step, and unless `trials` is None the time of those that train on."""
     task = Task(config.build(dtype=dtype), patcher=patcher, packed=False)
     with jax.set_mesh(mesh):
-        batch = jax.device_put(_text(length), batch_sharding(mesh))
-        boxed = _parameters(task, patcher, mesh)
-        optimizer = make_optimizer(AdamWConfig(warmup_steps=0), 1000, boxed)
-        begin = jax.jit(lambda p: start(p, optimizer), out_shardings=replicated(mesh), donate_argnums=0)
-        held = [begin(nn.meta.unbox(boxed))]
-        train = make_train_step(task, optimizer)
+        optimizer, state, batch = _begin(task, patcher, mesh, length)
+        held, train = [state], make_train_step(task, optimizer)
         compiled: Any = train.lower(held[0], batch).compile()  # pyright: ignore[reportFunctionMemberAccess]
 
         def run() -> Any:
@@ -130,6 +137,32 @@ def _step_on(
 
         first = {"first_loss": float(run()["loss"])}
         return first if trials is None else first | _timed(compiled, run, trials)
+
+
+def _forward_on(
+    config: BLTConfig, patcher: PatcherConfig, mesh: Mesh, length: int, dtype: Any, trials: int
+) -> dict[str, Any]:
+    """The loss and its time."""
+    task = Task(config.build(dtype=dtype), patcher=patcher, packed=False)
+    with jax.set_mesh(mesh):
+        _, state, batch = _begin(task, patcher, mesh, length)
+        evaluate: Any = make_eval_step(task)
+        compiled: Any = evaluate.lower(state, batch, 0).compile()
+
+        def run() -> Any:
+            return compiled(state, batch, 0)
+
+        loss = float(run()["nll"]) / length
+        return {"loss": loss} | _timed(compiled, run, trials)
+
+
+def _begin(task: Task, patcher: PatcherConfig, mesh: Mesh, length: int) -> tuple[Any, TrainState, Batch]:
+    """Optimiser, first state and batch."""
+    batch = jax.device_put(_text(length), batch_sharding(mesh))
+    boxed = _parameters(task, patcher, mesh)
+    optimizer = make_optimizer(AdamWConfig(warmup_steps=0), 1000, boxed)
+    begin = jax.jit(lambda p: start(p, optimizer), out_shardings=replicated(mesh), donate_argnums=0)
+    return optimizer, begin(nn.meta.unbox(boxed)), batch
 
 
 def _parameters(task: Task, patcher: PatcherConfig, mesh: Mesh) -> Any:

@@ -27,11 +27,12 @@ def sequence_parallel(
     devices: int | None = None,
     layers: tuple[tuple[Kind, int, int], ...] = LAYERS,
     step_bytes: tuple[int, ...] = (1_048_576,),
+    forward_bytes: tuple[int, ...] = (4_194_304,),
     pattern: str = "HHAH",
     remat: Remat = "none",
     trials: int = 20,
 ) -> dict[str, Any]:
-    """Speed-up and memory of Hyena layers with their MLP, and a train step of the `books` model on one sequence.
+    """Speed-up and memory of Hyena layers with their MLP, and the `books` model on one sequence, trained and read.
 
     Layers run on one device and, split along the sequence, on all; what does not fit says so. The step runs on all,
     and at the first length on one device with its share of the bytes as well.
@@ -41,6 +42,7 @@ def sequence_parallel(
       devices: how many; all by default.
       layers: filter, tokens and width of each layer that is timed, forward and backward.
       step_bytes: lengths of the train step's sequence; none for no step.
+      forward_bytes: lengths of sequences whose loss alone is computed.
       pattern: of the latent stack.
       remat: what the step's blocks keep for the backward pass.
       trials: of each timing, at least 20.
@@ -62,7 +64,7 @@ def sequence_parallel(
     stacks = {name: replace(getattr(books, name), remat=remat) for name in ("encoder", "latent", "decoder")}
     stacks["latent"] = replace(stacks["latent"], pattern=pattern)
     config = replace(books, **stacks)
-    found["steps"] = []
+    found |= {"steps": [], "forward": []}
     save(out, found)
     for i, length in enumerate(step_bytes):
         found["steps"].append(_sequence.step(config, length, devices, trials))
@@ -70,6 +72,9 @@ def sequence_parallel(
         if i == 0:
             found["steps"][0] = _sequence.compared(config, found["steps"][0], trials)
             save(out, found)
+    for length in forward_bytes:
+        found["forward"].append(_sequence.forward(config, length, devices, trials))
+        save(out, found)
     return found
 
 

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxblt.parallel.band import Band, band_attention
+from jaxblt.parallel.by_heads import attend_by_heads
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contiguous, to_zigzag
 from jaxblt.parallel.pieces import Keys
@@ -47,7 +48,7 @@ def context_attention(
       causal mask without a window is balanced by swapping half-stretches into the zig-zag layout and back. A
       window takes a halo of keys from the neighbours instead (see `band`).
     - "all_to_all": every device gets all tokens of its share of the heads, and back (DeepSpeed-Ulysses,
-      2309.14509). One kernel call with any mask; heads must divide among the devices.
+      2309.14509; see `by_heads`). The kernel takes any mask; heads must divide among the devices.
     - "all_gather": every device gets all keys and values. Any mask and any heads; memory O(T).
     - None: "all_to_all" with ALiBi, whose distances the pieces of a ring do not know, and without a window where heads
       divide, tokens are in order, and a device has no more than `SHORT` of them; else "ring".
@@ -80,7 +81,7 @@ def context_attention(
     def island(sequenced: Any, _: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
         q, keys = sequenced
         if mode == "all_to_all":
-            return _by_heads(axis, q, keys, slopes, mask | options, by_length=by_length)
+            return attend_by_heads(axis, q, keys, slopes, mask | options, by_length=by_length)
         if mode == "all_gather":
             return _by_gathering(axis, q, keys, slopes, mask | options)
         valid = None if keys.segment_ids is None else keys.segment_ids > 0
@@ -116,27 +117,6 @@ def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys)
 def _swapped(ring: Ring, q: Array, keys: Keys) -> Array:
     q, keys = jax.tree.map(lambda x: to_zigzag(x, ring.axis), (q, keys))
     return to_contiguous(ring_attention(ring, q, keys), ring.axis)
-
-
-def _by_heads(
-    axis: SeqAxis, q: Array, keys: Keys, slopes: Array | None, options: dict[str, Any], *, by_length: bool
-) -> Array:
-    def scatter(x: Array, split: int, concat: int) -> Array:
-        return lax.all_to_all(x, axis.name, split, concat, tiled=True)
-
-    q, k, v = (scatter(x, 2, 1) for x in (q, keys.k, keys.v))
-    ids = keys.segment_ids
-    if ids is not None:
-        ids = lax.all_gather(ids, axis.name, axis=1, tiled=True)
-    if by_length:
-        assert ids is not None
-        content = content_first(ids)
-        q, k, v = (content.sort(x) for x in (q, k, v))
-        return scatter(content.restore(attention(q, k, v, lengths=content.lengths, **options)), 1, 2)
-    if slopes is not None:
-        slopes = lax.dynamic_slice_in_dim(slopes, lax.axis_index(axis.name) * q.shape[2], q.shape[2])
-    o = attention(q, k, v, q_segment_ids=ids, kv_segment_ids=ids, alibi_slopes=slopes, **options)
-    return scatter(o, 1, 2)
 
 
 def _by_gathering(

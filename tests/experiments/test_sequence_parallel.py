@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments.benchmark import _sequence, draw, sequence_parallel
@@ -17,7 +18,9 @@ def tiny(pattern: str) -> StackConfig:
 def test_a_layer_on_one_device_and_on_two(tmp_path):
     out = tmp_path / "found.json"
     shape = ("modal", 2048, 8)
-    found = sequence_parallel.sequence_parallel(str(out), devices=2, layers=(shape,), step_bytes=())
+    found = sequence_parallel.sequence_parallel(
+        str(out), devices=2, layers=(shape,), step_bytes=(), forward_bytes=()
+    )
     (entry,) = found["layers"]
     assert (entry["filter"], entry["tokens"], entry["dim"], entry["devices"]) == (*shape, 2)
     times = [entry[side]["seconds"]["median"] for side in ("one", "all")]
@@ -38,6 +41,17 @@ def test_a_step_checks_its_loss_against_one_device():
     assert found["bytes_per_second"] == 128 / found["all"]["seconds"]["median"]
     times = [found[side]["seconds"]["median"] for side in ("one_on_its_share", "all")]
     assert found["efficiency"] == pytest.approx(times[0] / times[1])
+
+
+@pytest.mark.slow
+def test_the_loss_without_gradients_is_that_of_a_step():
+    config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
+    found = _sequence.forward(config, 128, devices=2, trials=20, dtype=np.float32)
+    step = _sequence._step_on(
+        config, _sequence._patcher(32), _sequence.meshes(2)[1], 128, np.float32, trials=None
+    )
+    assert found["all"]["loss"] == pytest.approx(step["first_loss"], rel=1e-5)
+    assert found["bytes_per_second"] == 128 / found["all"]["seconds"]["median"]
 
 
 def test_more_devices_than_there_are_is_an_error():
