@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._measure import Case
+from pallas_kernels.short_conv.hopper import why_not as why_not_mosaic_gpu
 from pallas_kernels.short_conv.mosaic_gpu import short_conv_mosaic_gpu
 from pallas_kernels.short_conv.shapes import SHAPES, ShortConvShape
 from pallas_kernels.short_conv.triton_gpu import short_conv_triton
@@ -19,7 +20,7 @@ from pallas_kernels.short_conv.xla import short_conv_xla
 def plan(shape: ShortConvShape, *, interpret: bool = False) -> Plan:
     """bf16 streams, both gates where the layer has them; checked against the plain version in fp32.
 
-    Triton's kernel is among the versions where it runs.
+    A kernel is among the versions where it runs, or if `interpret` simulates it.
     """
     keys = jax.random.split(jax.random.key(1), 4)
     full = (shape.batch, shape.channels, shape.length)
@@ -31,13 +32,14 @@ def plan(shape: ShortConvShape, *, interpret: bool = False) -> Plan:
     flops, stream = 2.0 * shape.taps * streams["x"].size, float(streams["x"].nbytes)
     forward = len(names) + 1
     args = (streams | {"taps": taps},)
+    mosaic = [Case("mosaic_gpu", lambda arrays: short_conv_mosaic_gpu(**arrays, interpret=interpret), args)]
     triton = [Case("triton", lambda arrays: short_conv_triton(**arrays), args)]
     return Plan(
         truth=Case("truth", partial(_shifted_products, dtype=jnp.float32), args),
         plain=Case("plain", partial(_shifted_products, dtype=jnp.bfloat16), args),
         versions=[
             Case("xla", lambda arrays: short_conv_xla(**arrays), args),
-            Case("mosaic_gpu", lambda arrays: short_conv_mosaic_gpu(**arrays, interpret=interpret), args),
+            *(mosaic if interpret or why_not_mosaic_gpu(current_device(), **args[0]) is None else []),
             *(triton if why_not_triton(current_device(), **args[0]) is None else []),
         ],
         work={

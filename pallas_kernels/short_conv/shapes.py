@@ -23,6 +23,8 @@ SHAPES = (
     # StripedHyena 2 (Evo 2, 7B): the short filters before the gates, and the explicit filter of Hyena-SE.
     ShortConvShape("evo2_7b_128k", 1, 3 * 4096, 131072, 3),
     ShortConvShape("evo2_7b_se_128k", 1, 4096, 131072, 7, gated=True),
+    # The Hyena layers of `configs.books`, three streams of width 1,024 over the patches of 8 rows.
+    ShortConvShape("books", 8, 3 * 1024, 2048, 3),
     # Decoding.
     ShortConvShape("evo2_7b_decode", 32, 3 * 4096, 1, 3),
 )
