@@ -1,7 +1,8 @@
 """Hopper, in Triton: both directions and their gradients, one kernel a pass.
 
 Patches of a block and their bytes are both in order, so that a program which owns some patches walks over an interval
-of bytes. Each pass reads its arrays once from memory and writes each result once; scores are made again.
+of bytes. Each pass reads its arrays once from memory and writes each result once; scores are made again, and nothing is
+saved but the inputs and what `lookup`'s softmax divides by.
 """
 
 from functools import partial
@@ -86,16 +87,18 @@ _pool.defvjp(_pool_forward, _pool_backward)
 def _lookup(
     q: Array, k: Array, v: Array, latest: Array, valid: Array, bias: Array, edges: Array, interpret: bool
 ) -> Array:
-    return triton_lookup.forward(q, k, v, latest, valid, bias, edges, interpret=interpret)
+    return triton_lookup.forward(q, k, v, latest, valid, bias, edges, interpret=interpret)[0]
 
 
 def _lookup_forward(*args: Any) -> tuple[Any, Any]:
-    return _lookup(*args), args[:-1]
+    *arrays, interpret = args
+    o, sums = triton_lookup.forward(*arrays, interpret=interpret)
+    return o, (*arrays, sums)
 
 
 def _lookup_backward(interpret: bool, saved: Any, do: Array) -> tuple[Any, ...]:
-    q, k, v, latest, valid, bias, edges = saved
-    marks = (latest, valid, bias, edges)
+    q, k, v, latest, valid, bias, edges, sums = saved
+    marks = (latest, valid, bias, edges, sums)
     dq, dk, dv, dbias = triton_lookup.backward(q, k, v, *marks, do, interpret=interpret)
     return dq, dk, dv, None, None, dbias, None
 

@@ -1,8 +1,9 @@
 """Triton: bytes over the latest W patches; a program takes a head of a window of patches and walks over bytes.
 
-Its own are the bytes whose latest patch is among the last of the window: all that they see is in it, so their softmax
-is over one row of scores. In the backward pass the window reaches W - 1 patches further, to bytes that see its own
-patches from there; these are looked at by two programs, and nothing is added atomically.
+Its own are the bytes whose latest patch is among its own: all that they see is in the window, so their softmax is over
+one row of scores. In the backward pass it goes on to the bytes that see its own patches from further on; these are
+looked at by two programs, and nothing is added atomically. Where W leaves a window few patches of its own, it moves on
+by half and so do the sums for its patches.
 """
 
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Bool, Float, Int
 
@@ -30,8 +32,23 @@ from pallas_kernels.patch_attention.triton_rows import (
     write_rows,
 )
 
-NARROW, WIDE = 16, 32
-"""Patches in a program's sight; the wide window is for gradients where a narrow one would leave it few of its own."""
+WINDOW = 16
+"""Patches in sight, the least that tensor cores take."""
+
+STEP, STEP_BACK = 32, 16
+"""Bytes that a program looks at at a time, forward and backward."""
+
+STAGES, STAGES_BACK = 2, 2
+"""Steps whose bytes are on their way at a time."""
+
+STILL = 3
+"""The farthest look back for which a backward program's window stays where it is."""
+
+MOVES = 4
+"""How often the window of a backward program moves on otherwise."""
+
+NEVER = 2**30
+"""The place of a patch that is not to be seen."""
 
 
 def forward(
@@ -44,17 +61,19 @@ def forward(
     edges: Int[Array, "N edges"],
     *,
     interpret: bool,
-) -> Float[Array, "T H K"]:
-    """The output; `latest` and `valid` as `patch_attention.lookup` takes them, bias in fp32.
+) -> tuple[Float[Array, "T H K"], Float[Array, "H T"]]:
+    """The output, and log2 of the sum of 2^scores for `backward`.
 
-    The latest patch of byte s of block n is r or later where edges[n, r] <= s, if it sees any.
+    The scores are in units of ln 2. `latest` and `valid` are as `patch_attention.lookup` takes them, bias in fp32. The
+    latest patch of byte s of block n is r or later where edges[n, r] <= s, if it sees any.
     """
-    shape = _Shape(latest.shape[1], valid.shape[1], NARROW - bias.shape[1] + 1, NARROW, 32)
+    before = bias.shape[1] - 1
+    shape = _Shape(latest.shape[1], valid.shape[1], WINDOW - before, before, WINDOW, STEP)
     arrays = (q, k, v, latest.reshape(-1), valid.reshape(-1), bias, edges.reshape(-1))
-    programs, options = q.shape[1] * _tiles(valid, shape), {"warps": 1, "stages": 2, "interpret": interpret}
-    return launch(
-        partial(_forward, shape=shape), "patch_attention_lookup", programs, like(q), arrays, **options
-    )
+    out = (like(q), varying_like(q, q.shape[1::-1], jnp.float32))
+    kernel, programs = partial(_forward, shape=shape), q.shape[1] * _tiles(valid, shape)
+    options = {"warps": 1, "stages": STAGES, "interpret": interpret}
+    return launch(kernel, "patch_attention_lookup", programs, out, arrays, **options)
 
 
 def backward(
@@ -65,16 +84,20 @@ def backward(
     valid: Bool[Array, "N M"],
     bias: Float[Array, "H W"],
     edges: Int[Array, "N edges"],
+    sums: Float[Array, "H T"],
     do: Float[Array, "T H K"],
     *,
     interpret: bool,
 ) -> tuple[Array, Array, Array, Array]:
-    """Gradients of q, k, v and the bias; the scores are made again."""
+    """Gradients of q, k, v and the bias; the scores are made again, `sums` are those of `forward`."""
     before = bias.shape[1] - 1
-    window, warps = (NARROW, 1) if 2 * before < NARROW // 2 else (WIDE, 2)
-    shape = _Shape(latest.shape[1], valid.shape[1], window - 2 * before, window, 16)
-    arrays = (q, k, v, do, latest.reshape(-1), valid.reshape(-1), bias, edges.reshape(-1))
-    tiles, options = _tiles(valid, shape), {"warps": warps, "stages": 2, "interpret": interpret}
+    half = WINDOW // 2
+    own, reach, stride = (
+        (WINDOW - 2 * before, before, WINDOW) if before < STILL else (MOVES * half, half, half)
+    )
+    shape = _Shape(latest.shape[1], valid.shape[1], own, reach, stride, STEP_BACK)
+    arrays = (q, k, v, do, latest.reshape(-1), valid.reshape(-1), bias, edges.reshape(-1), sums)
+    tiles, options = _tiles(valid, shape), {"warps": 1, "stages": STAGES_BACK, "interpret": interpret}
     out = [*(like(x) for x in (q, k, v)), varying_like(q, (tiles, *bias.shape), jnp.float32)]
     kernel, name = partial(_backward, shape=shape), "patch_attention_lookup_gradients"
     dq, dk, dv, dbias = launch(kernel, name, q.shape[1] * tiles, out, arrays, **options)
@@ -82,12 +105,14 @@ def backward(
 
 
 class _Shape(NamedTuple):
-    """Of a block: bytes and keys. Of a program: its keys, those in its sight, and the bytes it looks at at a time."""
+    """Of a block: bytes and keys. Of a program: its own keys, how many before them its window may begin at most, how
+    far it moves at a time, and the bytes looked at at a time."""
 
     size: int
     keys: int
     own: int
-    window: int
+    reach: int
+    stride: int
     step: int
 
 
@@ -96,95 +121,142 @@ def _tiles(valid: Array, shape: _Shape) -> int:
 
 
 class _Tile:
-    """One program's keys and values, and its bytes."""
+    """One program's part of a block: its keys [own, top) and its bytes."""
 
-    def __init__(self, refs: tuple[Any, ...], look_back: int, shape: _Shape) -> None:
-        q, k, v, latest, valid, bias, edges = refs
+    def __init__(self, heads: int, edges: Any, look_back: int, shape: _Shape) -> None:
         tiles = -(-shape.keys // shape.own)
-        self.head, tile = head_and_tile(q.shape[1])
-        self.tile, self.bias, self.latest = tile, bias, latest
-        self.look_back, self.step = look_back, shape.step
-        block, own = lax.div(tile, tiles), lax.rem(tile, tiles) * shape.own
-        first = jnp.maximum(own - look_back + 1, 0)
-        self.at, self.row = span(first, shape.window), block * shape.keys + first
-        self.valid = read(valid, self.row, self.at < shape.keys)
-        self.keys, self.values = (read_rows(x, self.row, self.head, self.valid) for x in (k, v))
-        self.mine = (self.at >= own) & (self.at < own + shape.own) & (self.at < shape.keys)
+        self.head, self.number = head_and_tile(heads)
+        self.shape, self.edges = shape, edges
+        self.block, self.own = lax.div(self.number, tiles), lax.rem(self.number, tiles) * shape.own
+        self.top = self.own + shape.own
+        self.window = jnp.maximum(self.own - shape.reach, 0)
         # The first byte that is its own, the first that is another's, the first that sees none of its keys.
-        marks = (own, own + shape.own, own + shape.own + look_back - 1)
-        at_edge = block * (shape.keys + 1)
-        self.first, self.last, self.after = (edges[at_edge + jnp.minimum(i, shape.keys)] for i in marks)
-        here = block * shape.size
+        self.first, self.last = self.edge(self.own), self.edge(self.top)
+        self.after = self.edge(self.top + look_back - 1)
+        here = self.block * shape.size
         # Bytes that see nothing stand at a block's ends, and are written by its first and its last program.
-        self.begin = jnp.where(own == 0, here, self.first)
-        self.end = jnp.where(own + shape.own >= shape.keys, here + shape.size, self.last)
+        self.begin = jnp.where(self.own == 0, here, self.first)
+        self.end = jnp.where(self.top >= shape.keys, here + shape.size, self.last)
 
-    def seen(self, i: Array, last: Array) -> tuple[Array, Array, Array]:
-        """Where the step's bytes begin, which of them lie before `last` and may see something, their latest patch."""
-        start = self.begin + i * self.step
-        at = span(start, self.step)
-        keep = (at >= self.first) & (at < last)
-        return start, keep, jnp.where(keep, read(self.latest, start, keep), -1)
+    def edge(self, key: Array) -> Array:
+        """The first byte whose latest key is this one or a later one."""
+        return self.edges[self.block * (self.shape.keys + 1) + jnp.minimum(key, self.shape.keys)]
 
-    def written(self, start: Array) -> Array:
-        """Which of the step's bytes are this program's to write."""
-        return span(start, self.step) < self.end
+    def kept(self, start: Array, end: Array) -> Bool[Array, "step"]:
+        """Which of the step's bytes stand before `end`, but not before the first that sees something."""
+        ahead = span(start - self.first, self.shape.step).astype(jnp.uint32)
+        return ahead < jnp.maximum(end - self.first, 0).astype(jnp.uint32)
 
-    def weights(self, queries: Array, latest: Array) -> tuple[Array, Array]:
-        """exp(scores - their maximum) over the keys [step, window], and 1 / their sum."""
+
+class _Sight:
+    """The keys and values from `window` on."""
+
+    def __init__(self, k: Any, v: Any, valid: Any, bias: Any, tile: _Tile, window: Array) -> None:
+        at = span(window, WINDOW)
+        self.bias, self.head = bias, tile.head
+        self.row = tile.block * tile.shape.keys + window
+        held = read(valid, self.row, at < tile.shape.keys)
+        keys, self.values = (read_rows(x, self.row, tile.head, held) for x in (k, v))
+        self.keys = (keys * scale(k)).astype(k.dtype)  # exact for heads of 64
+        self.at = jnp.where(held, at, NEVER)
+        self.below_top = jnp.where(at < tile.top, at, NEVER)
+        # In the backward pass, those that no later byte of this program sees.
+        self.done = (at >= tile.own) & (
+            at < jnp.minimum(jnp.minimum(tile.top, tile.shape.keys), window + tile.shape.stride)
+        )
+
+    def scores(self, queries: Array, latest: Array) -> Float[Array, "step keys"]:
+        """In units of ln 2, LOWEST or less where a byte does not see a key."""
         back = latest[:, None] - self.at[None]
-        seen = (back >= 0) & (back < self.look_back) & self.valid[None]
-        bias = pltriton.load(self.bias.at[self.head, jnp.where(seen, back, 0)], mask=seen, other=0)
-        scores = product(queries, self.keys.T) * queries.shape[1] ** -0.5 + bias
-        scores = jnp.where(seen, scores * LOG2E, LOWEST)
+        seen = back.astype(jnp.uint32) < self.bias.shape[1]
+        bias = pltriton.load(self.bias.at[self.head, back], mask=seen, other=LOWEST)
+        return (product(queries, self.keys.T) + bias) * LOG2E
+
+
+def _forward(
+    q: Any,
+    k: Any,
+    v: Any,
+    latest: Any,
+    valid: Any,
+    bias: Any,
+    edges: Any,
+    o: Any,
+    sums: Any,
+    *,
+    shape: _Shape,
+) -> None:
+    tile = _Tile(q.shape[1], edges, bias.shape[1], shape)
+    sight = _Sight(k, v, valid, bias, tile, tile.window)
+
+    def advance(i: Array, carry: Array) -> Array:
+        start = tile.begin + i * shape.step
+        keep, written = tile.kept(start, tile.last), span(start, shape.step) < tile.end
+        scores = sight.scores(read_rows(q, start, tile.head, keep), read(latest, start, keep, other=-1))
         top = jnp.maximum(jnp.max(scores, axis=1), FLOOR)
         p = jnp.exp2(scores - top[:, None])
         total = jnp.sum(p, axis=1)
-        return p, (1 / jnp.where(total > 0, total, 1.0))[:, None]
-
-
-def _forward(*refs: Any, shape: _Shape) -> None:
-    *given, o = refs
-    q, bias = given[0], given[5]
-    tile = _Tile(tuple(given), bias.shape[1], shape)
-
-    def advance(i: Array, carry: Array) -> Array:
-        start, keep, latest = tile.seen(i, tile.last)
-        p, over_total = tile.weights(read_rows(q, start, tile.head, keep), latest)
-        out = product(p.astype(q.dtype), tile.values) * over_total
-        write_rows(o, start, tile.head, tile.written(start), out)
+        total = jnp.where(total > 0, total, 1.0)
+        p *= (1 / total)[:, None]
+        write_rows(o, start, tile.head, written, product(p.astype(q.dtype), sight.values))
+        here = sums.at[tile.head, pl.ds(start, shape.step)]
+        pltriton.store(here, top + jnp.log2(total), mask=written)
         return carry
 
     lax.fori_loop(0, steps(tile.begin, tile.end, shape.step), advance, jnp.int32(0))
 
 
 def _backward(*refs: Any, shape: _Shape) -> None:
-    q, k, v, do, latest, valid, bias, edges, dq, dk, dv, dbias = refs
-    look_back = bias.shape[1]
-    tile = _Tile((q, k, v, latest, valid, bias, edges), look_back, shape)
+    q, k, v, do, latest, valid, bias, edges, sums, dq, dk, dv, dbias = refs
+    tile = _Tile(q.shape[1], edges, bias.shape[1], shape)
+    final = jnp.maximum(tile.end, tile.after)
 
-    def advance(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        dk_acc, dv_acc, sums = carry
-        start, keep, latest = tile.seen(i, tile.after)
-        queries, cotangents = (read_rows(x, start, tile.head, keep) for x in (q, do))
-        p, over_total = tile.weights(queries, latest)
-        p *= over_total
-        dp = product(cotangents, tile.values.T)
-        ds = (p * (dp - jnp.sum(p * dp, axis=1)[:, None])).astype(q.dtype)
-        mine = span(start, shape.step) < tile.last
-        hot = (latest[:, None] == tile.at[None]) & mine[:, None]
-        own = tile.written(start)
-        write_rows(dq, start, tile.head, own, product(ds, tile.keys) * scale(q))
-        dv_acc += product(p.astype(q.dtype).T, cotangents)
-        return dk_acc + product(ds.T, queries), dv_acc, sums + product(ds.T, hot.astype(q.dtype))
+    def walk(sight: _Sight, begin: Array, end: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Over the bytes [begin, end), whose keys are in sight; writes dq and adds to the other gradients."""
 
-    zero = jnp.zeros((shape.window, q.shape[2]), jnp.float32)
+        def advance(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+            dk_acc, dv_acc, pairs = carry
+            start = begin + i * shape.step
+            keep = tile.kept(start, jnp.minimum(end, tile.after))
+            newest = read(latest, start, keep, other=-1)
+            queries, cotangents = (read_rows(x, start, tile.head, keep) for x in (q, do))
+            sum_ = pltriton.load(sums.at[tile.head, pl.ds(start, shape.step)], mask=keep, other=0.0)
+            p = jnp.exp2(sight.scores(queries, newest) - sum_[:, None])
+            dp = product(cotangents, sight.values.T)
+            ds = (p * (dp - jnp.sum(p * dp, axis=1)[:, None])).astype(q.dtype)
+            written = span(start, shape.step) < jnp.minimum(end, tile.end)
+            write_rows(dq, start, tile.head, written, product(ds, sight.keys))
+            dv_acc += product(p.astype(q.dtype).T, cotangents)
+            hot = jnp.where(newest[:, None] == sight.below_top[None], 1.0, 0.0).astype(q.dtype)
+            return dk_acc + product(ds.T, queries), dv_acc, pairs + product(ds.T, hot)
+
+        return lax.fori_loop(0, steps(begin, end, shape.step), advance, carry)
+
+    def move(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Over the bytes of a window, then to the next one."""
+        window = tile.window + i * shape.stride
+        sight = _Sight(k, v, valid, bias, tile, window)
+        begin = jnp.where(i == 0, tile.begin, tile.edge(window + shape.stride))
+        end = jnp.where(i == windows - 1, final, tile.edge(window + WINDOW))
+        dk_acc, dv_acc, pairs = walk(sight, begin, end, carry)
+        write_rows(dk, sight.row, tile.head, sight.done, dk_acc * scale(q))
+        write_rows(dv, sight.row, tile.head, sight.done, dv_acc)
+        return (dk_acc, dv_acc, pairs) if still else (_second_half(dk_acc), _second_half(dv_acc), pairs)
+
+    still, windows = shape.stride == WINDOW, steps(tile.window, tile.top, shape.stride)
+    zero = jnp.zeros((WINDOW, q.shape[2]), jnp.float32)
     # ds of each key by the latest patch of the bytes, of which the bias's gradient is the sums of the diagonals.
-    sums = jnp.zeros((shape.window, shape.window), jnp.float32)
-    count = steps(tile.begin, jnp.maximum(tile.end, tile.after), shape.step)
-    dk_acc, dv_acc, sums = lax.fori_loop(0, count, advance, (zero, zero, sums))
-    write_rows(dk, tile.row, tile.head, tile.mine, dk_acc * scale(q))
-    write_rows(dv, tile.row, tile.head, tile.mine, dv_acc)
-    apart = tile.at[None] - tile.at[:, None]
-    for i in range(look_back):
-        dbias[tile.tile, tile.head, i] = jnp.sum(jnp.where(apart == i, sums, 0.0))
+    carry = zero, zero, jnp.zeros((WINDOW, WINDOW), jnp.float32)
+    *_, pairs = move(jnp.int32(0), carry) if still else lax.fori_loop(0, windows, move, carry)
+    place = span(0, WINDOW)
+    apart = place[None] - place[:, None]
+    for i in range(bias.shape[1]):
+        dbias[tile.number, tile.head, i] = jnp.sum(jnp.where(apart == i, pairs, 0.0))
+
+
+def _second_half(x: Float[Array, "rows K"]) -> Float[Array, "rows K"]:
+    """The second half of the rows, then zeros."""
+    halves = x.reshape(2, -1, x.shape[1])
+    second = (jnp.arange(2) == 1)[:, None, None]
+    moved = jnp.sum(jnp.where(second, halves, 0.0), axis=0)
+    return jnp.where(second, 0.0, moved[None]).reshape(x.shape)

@@ -56,9 +56,11 @@ def span(start: Any, count: int) -> Int[Array, "count"]:
     return start + jnp.arange(count, dtype=jnp.int32)
 
 
-def read(ref: Any, start: Any, keep: Bool[Array, "rows"]) -> Int[Array, "rows"] | Bool[Array, "rows"]:
-    """Numbers from `start` on; 0 where they are not kept."""
-    return pltriton.load(ref.at[pl.ds(start, len(keep))], mask=keep, other=jnp.zeros((), ref.dtype))
+def read(
+    ref: Any, start: Any, keep: Bool[Array, "rows"], other: float = 0
+) -> Int[Array, "rows"] | Bool[Array, "rows"] | Float[Array, "rows"]:
+    """Numbers from `start` on; `other` where they are not kept."""
+    return pltriton.load(ref.at[pl.ds(start, len(keep))], mask=keep, other=jnp.asarray(other, ref.dtype))
 
 
 def read_rows(ref: Any, start: Any, head: Array, keep: Bool[Array, "rows"]) -> Float[Array, "rows K"]:
