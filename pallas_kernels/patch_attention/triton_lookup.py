@@ -20,9 +20,11 @@ from pallas_kernels.patch_attention.triton_rows import (
     FLOOR,
     LOG2E,
     LOWEST,
+    exp2,
     head_and_tile,
     launch,
     like,
+    log2,
     product,
     read,
     read_rows,
@@ -71,7 +73,7 @@ def forward(
     shape = _Shape(latest.shape[1], valid.shape[1], WINDOW - before, before, WINDOW, STEP)
     arrays = (q, k, v, latest.reshape(-1), valid.reshape(-1), bias, edges.reshape(-1))
     out = (like(q), varying_like(q, q.shape[1::-1], jnp.float32))
-    kernel, programs = partial(_forward, shape=shape), q.shape[1] * _tiles(valid, shape)
+    kernel, programs = partial(_forward, shape=shape, interpret=interpret), q.shape[1] * _tiles(valid, shape)
     options = {"warps": 1, "stages": STAGES, "interpret": interpret}
     return launch(kernel, "patch_attention_lookup", programs, out, arrays, **options)
 
@@ -99,7 +101,7 @@ def backward(
     arrays = (q, k, v, do, latest.reshape(-1), valid.reshape(-1), bias, edges.reshape(-1), sums)
     tiles, options = _tiles(valid, shape), {"warps": 1, "stages": STAGES_BACK, "interpret": interpret}
     out = [*(like(x) for x in (q, k, v)), varying_like(q, (tiles, *bias.shape), jnp.float32)]
-    kernel, name = partial(_backward, shape=shape), "patch_attention_lookup_gradients"
+    kernel, name = partial(_backward, shape=shape, interpret=interpret), "patch_attention_lookup_gradients"
     dq, dk, dv, dbias = launch(kernel, name, q.shape[1] * tiles, out, arrays, **options)
     return dq, dk, dv, jnp.sum(dbias, 0)
 
@@ -185,6 +187,7 @@ def _forward(
     sums: Any,
     *,
     shape: _Shape,
+    interpret: bool,
 ) -> None:
     tile = _Tile(q.shape[1], edges, bias.shape[1], shape)
     sight = _Sight(k, v, valid, bias, tile, tile.window)
@@ -194,19 +197,19 @@ def _forward(
         keep, written = tile.kept(start, tile.last), span(start, shape.step) < tile.end
         scores = sight.scores(read_rows(q, start, tile.head, keep), read(latest, start, keep, other=-1))
         top = jnp.maximum(jnp.max(scores, axis=1), FLOOR)
-        p = jnp.exp2(scores - top[:, None])
+        p = exp2(scores - top[:, None], interpret)
         total = jnp.sum(p, axis=1)
         total = jnp.where(total > 0, total, 1.0)
         p *= (1 / total)[:, None]
         write_rows(o, start, tile.head, written, product(p.astype(q.dtype), sight.values))
         here = sums.at[tile.head, pl.ds(start, shape.step)]
-        pltriton.store(here, top + jnp.log2(total), mask=written)
+        pltriton.store(here, top + log2(total, interpret), mask=written)
         return carry
 
     lax.fori_loop(0, steps(tile.begin, tile.end, shape.step), advance, jnp.int32(0))
 
 
-def _backward(*refs: Any, shape: _Shape) -> None:
+def _backward(*refs: Any, shape: _Shape, interpret: bool) -> None:
     q, k, v, do, latest, valid, bias, edges, sums, dq, dk, dv, dbias = refs
     tile = _Tile(q.shape[1], edges, bias.shape[1], shape)
     final = jnp.maximum(tile.end, tile.after)
@@ -221,7 +224,7 @@ def _backward(*refs: Any, shape: _Shape) -> None:
             newest = read(latest, start, keep, other=-1)
             queries, cotangents = (read_rows(x, start, tile.head, keep) for x in (q, do))
             sum_ = pltriton.load(sums.at[tile.head, pl.ds(start, shape.step)], mask=keep, other=0.0)
-            p = jnp.exp2(sight.scores(queries, newest) - sum_[:, None])
+            p = exp2(sight.scores(queries, newest) - sum_[:, None], interpret)
             dp = product(cotangents, sight.values.T)
             ds = (p * (dp - jnp.sum(p * dp, axis=1)[:, None])).astype(q.dtype)
             written = span(start, shape.step) < jnp.minimum(end, tile.end)

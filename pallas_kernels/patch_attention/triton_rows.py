@@ -93,3 +93,20 @@ def scale(ref: Any) -> float:
 def like(x: Array) -> Any:
     """The type of a result like x, inside `shard_map` as well."""
     return jax.typeof(x)
+
+
+def exp2(x: Float[Array, "..."], interpret: bool) -> Float[Array, "..."]:
+    """2^x in one instruction, subnormal results as 0; `jnp.exp2` takes four to keep them."""
+    return jnp.exp2(x) if interpret else _instruction("ex2.approx.ftz.f32", x)
+
+
+def log2(x: Float[Array, "..."], interpret: bool) -> Float[Array, "..."]:
+    """log2(x) for x in the normal range, to 2^-22 of max(1, |log2(x)|)."""
+    return jnp.log2(x) if interpret else _instruction("lg2.approx.ftz.f32", x)
+
+
+def _instruction(name: str, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    out = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
+    return pltriton.elementwise_inline_asm(
+        f"{name} $0, $1;", args=[x], constraints="=f,f", pack=1, result_shape_dtypes=out
+    )[0]
