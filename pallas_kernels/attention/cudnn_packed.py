@@ -20,7 +20,7 @@ from pallas_kernels.attention.documents import MULTIPLE, Layout, find_documents,
 from pallas_kernels.attention.mask import EMPTY_LSE, Mask
 
 LARGEST = 2**31
-"""Elements of the queries: the kernel gets the documents' places in int32."""
+"""More than the elements of whole rows of queries: the kernel gets the documents' places in int32."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ def why_not(device: Device, q: Any, k: Any, mask: Mask, *, alibi_slopes: Any = N
         return "documents by their places have no positions or ALiBi"
     if mask.window is not None and not mask.causal:
         return "documents by their places have no two-sided windows"
-    if q.size >= LARGEST:
-        return f"places of documents are int32, too small for {q.size} elements"
+    elements = q.size + q.size // q.shape[1] * (-q.shape[1] % MULTIPLE)
+    if elements >= LARGEST:
+        return f"places of documents are int32, too small for {elements} elements"
     return None
 
 
@@ -58,8 +59,7 @@ def attention(
 ) -> Float[Array, "B T H K"]:
     """The output in q's dtype, zero where no token is; scores and softmax are fp32 in the kernel.
 
-    The backward kernel's scratch is 4 bytes times RATIO (8) times the size of q, and as much for each of k and v
-    with H heads if G < H.
+    The backward kernel's scratch is 32 bytes an element of q, 64 if G < H.
     """
     queries = q.shape[1]
     options = _Options(mask.causal, mask.window, q.shape[-1] ** -0.5 if scale is None else float(scale))
@@ -86,8 +86,9 @@ def _run(options: _Options, q: Array, k: Array, v: Array, q_ids: Array, kv_ids: 
 
 def _forward(
     options: _Options, q: Array, k: Array, v: Array, q_ids: Array, kv_ids: Array
-) -> tuple[Array, tuple[Array, ...]]:
+) -> tuple[Array, tuple[Any, ...]]:
     layout = find_documents(q_ids)
+    by_places = layout.complete & jnp.all(q_ids == kv_ids)
 
     def by_cudnn(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
         o, lse = jnp.zeros_like(q), jnp.full(q.shape[:3], EMPTY_LSE, jnp.float32)
@@ -104,13 +105,12 @@ def _forward(
         o, lse = xla.attention_with_lse(q, k, v, mask, scale=options.scale)
         return o.astype(q.dtype), lse
 
-    o, lse = lax.cond(_same(layout, q_ids, kv_ids), by_cudnn, by_xla, q, k, v)
-    return o, (q, k, v, q_ids, kv_ids, o, lse)
+    o, lse = lax.cond(by_places, by_cudnn, by_xla, q, k, v)
+    return o, (q, k, v, q_ids, kv_ids, o, lse, layout, by_places)
 
 
-def _backward(options: _Options, saved: tuple[Array, ...], do: Array) -> tuple[Any, ...]:
-    q, k, v, q_ids, kv_ids, o, lse = saved
-    layout = find_documents(q_ids)
+def _backward(options: _Options, saved: tuple[Any, ...], do: Array) -> tuple[Any, ...]:
+    q, k, v, q_ids, kv_ids, o, lse, layout, by_places = saved
 
     def by_cudnn(q: Array, k: Array, v: Array, o: Array, lse: Array, do: Array) -> tuple[Array, ...]:
         sums = tuple(jnp.zeros_like(x) for x in (q, k, v))
@@ -130,12 +130,7 @@ def _backward(options: _Options, saved: tuple[Array, ...], do: Array) -> tuple[A
         pulled = xla.gradients_given_lse(q, k, v, o, lse, do, mask, scale=options.scale)
         return tuple(x.astype(like.dtype) for x, like in zip(pulled, (q, k, v), strict=True))
 
-    operands = q, k, v, o, lse, do
-    return (*lax.cond(_same(layout, q_ids, kv_ids), by_cudnn, by_xla, *operands), None, None)
-
-
-def _same(layout: Layout, q_ids: Array, kv_ids: Array) -> Array:
-    return layout.complete & jnp.all(q_ids == kv_ids)
+    return (*lax.cond(by_places, by_cudnn, by_xla, q, k, v, o, lse, do), None, None)
 
 
 def _of_class(layout: Layout, number: int, part: Array, others: Array) -> Array:
