@@ -21,9 +21,13 @@ HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 
 
 def lookups(run: Any) -> list[OpCase]:
-    """Also with bytes that see the patches of several programs in the wide window."""
-    many = lookup_arrays(jnp.bfloat16, look_back=8, size=150, capacity=60, width=64)
-    return [*kernel_lookups(run), lookup_case("eight of many", many, run)]
+    """Also with bytes that see the patches of several programs whose windows move, at the least W and the most."""
+    four, eight = (
+        lookup_arrays(jnp.bfloat16, look_back=w, size=size, capacity=capacity, width=64)
+        for w, size, capacity in ((4, 90, 70), (8, 150, 60))
+    )
+    many = (lookup_case("four of many", four, run), lookup_case("eight of many", eight, run))
+    return [*kernel_lookups(run), *many]
 
 
 INTERPRETED = (
