@@ -27,7 +27,7 @@ def remat(module: type[nn.Module], policy: Remat) -> type[nn.Module]:
     """
     if policy == "none":
         return module
-    return nn.remat(module, policy=_policy(policy), prevent_cse=False)
+    return nn.remat(module, policy=_policy(policy))
 
 
 def _policy(policy: Remat) -> Callable[..., Any]:

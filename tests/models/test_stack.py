@@ -68,11 +68,12 @@ def test_remat_keeps_loss_and_gradients(policy):
     )
 
 
-def test_full_remat_needs_less_memory():
-    _, params, _ = build(config(num_layers=8))
+@pytest.mark.parametrize("scan", [True, False])
+def test_full_remat_needs_less_memory(scan):
+    _, params, _ = build(config(num_layers=8, scan=scan))
     x = inputs(256)
     peaks = [
-        jax.jit(jax.grad(loss_of(config(num_layers=8, remat=policy), x)))
+        jax.jit(jax.grad(loss_of(config(num_layers=8, remat=policy, scan=scan), x)))
         .lower(params)
         .compile()
         .memory_analysis()
