@@ -1,7 +1,8 @@
 """Attention by cuDNN's fused kernels, through `jax.nn.dot_product_attention`.
 
 cuDNN masks causally, by a causal window and by valid prefixes itself. Other masks go to it as an array of
-T x S entries, which is done only while that array is small.
+T x S entries, which is done only while that array is small; above that, segments of T = S tokens go to it as
+documents by their places (`cudnn_packed`).
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from pallas_kernels import _compat
 from pallas_kernels._dispatch import Device
+from pallas_kernels.attention import cudnn_packed
 from pallas_kernels.attention.mask import EMPTY_LSE, Mask
 
 LARGEST_MASK = 4096 * 4096
@@ -32,9 +34,12 @@ def why_not(
     if q.shape[-1] % 8 or q.shape[-1] > widest:
         return f"the size of a head must be a multiple of 8 and at most {widest}, not {q.shape[-1]}"
     cells = q.shape[1] * k.shape[1]
-    if not _native(mask, alibi_slopes) and cells > LARGEST_MASK:
-        return f"it has no form of this mask but an array, too large at T * S = {cells} > {LARGEST_MASK}"
-    return None
+    if _native(mask, alibi_slopes) or cells <= LARGEST_MASK:
+        return None
+    reason = cudnn_packed.why_not(device, q, k, mask, alibi_slopes=alibi_slopes)
+    if reason is None:
+        return None
+    return f"as an array this mask is too large at T * S = {cells} > {LARGEST_MASK}, and {reason}"
 
 
 def _native(mask: Mask, alibi_slopes: Any) -> bool:
@@ -53,6 +58,8 @@ def attention(
 ) -> Float[Array, "B T H K"]:
     """The output, in q's dtype; scores and softmax are fp32 in the kernel."""
     queries, keys = q.shape[1], k.shape[1]
+    if not _native(mask, alibi_slopes) and queries * keys > LARGEST_MASK:
+        return cudnn_packed.attention(q, k, v, mask, scale=scale)
     # The backward kernel takes even lengths alone.
     q, k, v = _even(q, 1), _even(k, 1), _even(v, 1)
     if _native(mask, alibi_slopes):
