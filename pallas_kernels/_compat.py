@@ -115,5 +115,6 @@ def cudnn_attention_gradients(
             mask_type=mask,
             layout=cudnn.AttentionLayout.BTNH.value,
             sliding_window_length=window,
+            **({"score_mod": None} if jax.__version_info__ >= (0, 12) else {}),
         )
     )

@@ -61,7 +61,9 @@ def sequence_parallel(
         )
     found: dict[str, Any] = {"layers": [_sequence.layer(*shape, devices, trials) for shape in layers]}
     books = configs.get("books").model
-    stacks = {name: replace(getattr(books, name), remat=remat) for name in ("encoder", "latent", "decoder")}
+    names = ("encoder", "latent", "decoder")
+    # Scanned, as XLA lays out fewer blocks at a time then.
+    stacks = {name: replace(getattr(books, name), remat=remat, scan=True) for name in names}
     stacks["latent"] = replace(stacks["latent"], pattern=pattern)
     config = replace(books, **stacks)
     found |= {"steps": [], "forward": []}

@@ -37,16 +37,16 @@ from pallas_kernels.patch_attention.triton_rows import (
 WINDOW = 16
 """Patches in sight, the least that tensor cores take."""
 
-STEP, STEP_BACK = 32, 16
+STEP, STEP_BACK = 16, 16
 """Bytes that a program looks at at a time, forward and backward."""
 
-STAGES, STAGES_BACK = 2, 2
+STAGES, STAGES_BACK = 2, 3
 """Steps whose bytes are on their way at a time."""
 
 STILL = 3
 """The farthest look back for which a backward program's window stays where it is."""
 
-MOVES = 4
+MOVES = 8
 """How often the window of a backward program moves on otherwise."""
 
 NEVER = 2**30
