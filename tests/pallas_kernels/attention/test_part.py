@@ -11,7 +11,7 @@ from pallas_kernels.attention import EMPTY_LSE, attend_part, attention, cudnn, m
 from pallas_kernels.attention.mask import Mask
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.attention.cases import Call
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, assert_rows_close
 
 SIZES = {"heads": 4, "groups": 2, "head_dim": 64, "dtype": jnp.bfloat16}
 CALLS = (
@@ -110,7 +110,7 @@ def test_a_part_without_a_visible_key_merges_to_nothing(implementation):
 
 def check_prefixes(implementation, dtype, queries):
     """Keys of which only a prefix counts, in one row none, against attention to a document of that prefix."""
-    lengths = jnp.asarray([queries, queries // 2, 0, queries - 1], jnp.int32)
+    lengths = jnp.asarray([queries, 5, 0, queries - 1], jnp.int32)
     q, k, v, do = jax.random.normal(jax.random.key(1), (4, 4, queries, 2, 64)).astype(dtype)
     prefix = jnp.arange(queries)[None] < lengths[:, None]
     k, v = (jnp.where(prefix[..., None, None], x, 0) for x in (k, v))
@@ -133,7 +133,8 @@ def check_prefixes(implementation, dtype, queries):
         np.testing.assert_array_equal(part.lse[2], np.float32(EMPTY_LSE))
         for name, got in zip("qkv", grads, strict=True):
             seen = got if name == "q" else jnp.where(prefix[..., None, None], got, 0)
-            assert_close(seen, want_grads[name], dtype, queries, f"gradient of {name}, causal={causal}")
+            compare = assert_rows_close if implementation == "cudnn" else assert_close
+            compare(seen, want_grads[name], dtype, queries, f"gradient of {name}, causal={causal}")
 
 
 @pytest.mark.parametrize("implementation", ["xla", "reference"])
