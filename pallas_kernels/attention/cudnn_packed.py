@@ -19,8 +19,9 @@ from pallas_kernels.attention import cudnn_ragged, xla
 from pallas_kernels.attention.documents import MULTIPLE, Layout, find_documents, longest_by_class
 from pallas_kernels.attention.mask import EMPTY_LSE, Mask
 
-LARGEST = 2**31
-"""More than the elements of whole rows of queries: the kernel gets the documents' places in int32."""
+LARGEST_SCRATCH = 2**34
+"""Bytes that the backward kernel may ask for besides its arrays; larger calls are left to others. Elements of q are few
+enough then for the documents' places, which the kernel gets in int32."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ def why_not(device: Device, q: Any, k: Any, mask: Mask, *, alibi_slopes: Any = N
     if mask.window is not None and not mask.causal:
         return "documents by their places have no two-sided windows"
     elements = q.size + q.size // q.shape[1] * (-q.shape[1] % MULTIPLE)
-    if elements >= LARGEST:
-        return f"places of documents are int32, too small for {elements} elements"
+    scratch = elements * (32 if q.shape[2] == k.shape[2] else 64)
+    if scratch > LARGEST_SCRATCH:
+        return f"the backward kernel's scratch would be {scratch} > {LARGEST_SCRATCH} bytes"
     return None
 
 
