@@ -1,4 +1,7 @@
-"""What depends on the version of JAX, here alone. Written for jax 0.11; 0.12 keeps these names."""
+"""What depends on the version of JAX, here and in `attention.cudnn_ragged`. Written for jax 0.11.
+
+What is there for 0.12 has been lowered, and has not run.
+"""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
 """Assertions with the one table of tolerances, `jaxblt.testing.tolerances`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,21 @@ def assert_close(actual: Any, expected: Any, dtype: Any = None, n: int = 1, what
     np.testing.assert_allclose(actual, expected, rtol=limit["rtol"], atol=atol, err_msg=what)
 
 
-def assert_rows_close(actual: Any, expected: Any, dtype: Any, n: int = 1, what: str = "") -> None:
-    """The norm of each row's error within `tol`: for gradients that cuDNN makes of bf16 numbers that nearly cancel.
+def assert_norms_close(
+    actual: Any, expected: Any, parts: Iterable[Any], dtype: Any, n: int = 1, what: str = ""
+) -> None:
+    """`assert_close` of norms, of each part: for gradients that cuDNN makes of bf16 numbers that nearly cancel.
 
     Where a query sees few keys its gradient is what is left of large terms, o rounded to bf16 among them, and beside
     many queries with small gradients no single element has to be within the tolerance.
+
+    Args:
+      actual, expected, dtype, n, what: as of `assert_close`.
+      parts: indices, such as the rows, or masks of documents.
     """
-    for i, (got, want) in enumerate(zip(actual, expected, strict=True)):
-        error = relative_error(got, want)
-        assert error <= tol(dtype, n)["rtol"], f"{what}, row {i}: {error:.1e}"
+    actual, expected = np.asarray(actual).astype(np.float64), np.asarray(expected).astype(np.float64)
+    limit, scale = tol(dtype, n), float(np.sqrt(np.mean(expected**2)))
+    for i, part in enumerate(parts):
+        error, size = np.linalg.norm(actual[part] - expected[part]), np.linalg.norm(expected[part])
+        allowed = limit["rtol"] * size + limit["atol"] * scale * expected[part].size ** 0.5
+        assert error <= allowed, f"{what}, part {i}: {error:.3g} of {size:.3g}, allowed {allowed:.3g}"

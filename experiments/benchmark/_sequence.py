@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.benchmark.sequence_parallel import Kind
@@ -127,7 +128,8 @@ def _step_on(
     """The loss of the first step, and unless `trials` is None the time of those that train on."""
     task = Task(config.build(dtype=dtype), patcher=patcher, packed=False)
     with jax.set_mesh(mesh):
-        optimizer, state, batch = _begin(task, patcher, mesh, length)
+        adamw = partial(make_optimizer, AdamWConfig(warmup_steps=0), 1000)
+        optimizer, state, batch = _begin(task, patcher, mesh, length, adamw)
         held, train = [state], make_train_step(task, optimizer)
         compiled: Any = train.lower(held[0], batch).compile()  # pyright: ignore[reportFunctionMemberAccess]
 
@@ -145,7 +147,7 @@ def _forward_on(
     """The loss and its time."""
     task = Task(config.build(dtype=dtype), patcher=patcher, packed=False)
     with jax.set_mesh(mesh):
-        _, state, batch = _begin(task, patcher, mesh, length)
+        _, state, batch = _begin(task, patcher, mesh, length, lambda _: optax.identity())
         evaluate: Any = make_eval_step(task)
         compiled: Any = evaluate.lower(state, batch, 0).compile()
 
@@ -156,11 +158,13 @@ def _forward_on(
         return {"loss": loss} | _timed(compiled, run, trials)
 
 
-def _begin(task: Task, patcher: PatcherConfig, mesh: Mesh, length: int) -> tuple[Any, TrainState, Batch]:
+def _begin(
+    task: Task, patcher: PatcherConfig, mesh: Mesh, length: int, make: Callable[[Any], Any]
+) -> tuple[Any, TrainState, Batch]:
     """Optimiser, first state and batch."""
     batch = jax.device_put(_text(length), batch_sharding(mesh))
     boxed = _parameters(task, patcher, mesh)
-    optimizer = make_optimizer(AdamWConfig(warmup_steps=0), 1000, boxed)
+    optimizer = make(boxed)
     begin = jax.jit(lambda p: start(p, optimizer), out_shardings=replicated(mesh), donate_argnums=0)
     return optimizer, begin(nn.meta.unbox(boxed)), batch
 

@@ -17,7 +17,7 @@ from jaxblt.parallel.pieces import Keys
 from jaxblt.parallel.ring import Ring, ring_attention
 from jaxblt.parallel.sequence import SeqAxis, over_sequence, seq_axis
 from pallas_kernels.attention import attention
-from pallas_kernels.attention.mask import zero_where_not
+from pallas_kernels.attention.mask import Mask, check_arguments, zero_where_not
 
 ContextParallel = Literal["ring", "all_to_all", "all_gather"]
 Implementation = Literal["reference", "xla", "cudnn"] | None
@@ -57,17 +57,19 @@ def context_attention(
       q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`; a token's
         place in the sequence is its position.
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
-        each run of tokens that a kernel takes, for kernels that know lengths but no documents.
+        each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
+        where places count (a window, ALiBi) and in mode "all_gather".
       mode: the exchange.
       layout: of all the arrays, along the sequence; "zigzag" if the host laid them out so, for mode "ring".
 
     Raises:
-      ValueError: before compiling, with the fix: the length or the heads do not divide among the devices, a
-        window is longer than a device's stretch, or the mode does not take this mask or layout.
+      ValueError: before compiling, with the fix: as `attention`, or the length or the heads do not divide among
+        the devices, a window is longer than a device's stretch, or the mode does not take this mask or layout.
     """
     axis = seq_axis()
     if axis is None:
         raise ValueError("no mesh with a 'seq' axis is in force: call pallas_kernels.attention.attention")
+    check_arguments(q, k, v, Mask(causal, window, segment_ids, segment_ids), alibi_slopes)
     window = None if window is not None and window >= q.shape[1] else window
     if mode is None:
         heads_divide = q.shape[2] % axis.size == 0 and k.shape[2] % axis.size == 0

@@ -17,7 +17,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import Device
 from pallas_kernels.attention import cudnn_ragged, xla
 from pallas_kernels.attention.documents import MULTIPLE, Layout, find_documents, longest_by_class
-from pallas_kernels.attention.mask import EMPTY_LSE, Mask
+from pallas_kernels.attention.mask import EMPTY_LSE, Mask, prefix
 
 LARGEST_SCRATCH = 2**34
 """Bytes that the backward kernel may ask for besides its arrays; larger calls are left to others. Elements of q are few
@@ -74,7 +74,7 @@ def _within(lengths: Int[Array, "B"] | None, ids: Int[Array, "B T"] | None) -> I
         raise ValueError("documents are found by segment ids: pass q_segment_ids and kv_segment_ids")
     if lengths is None:
         return ids
-    return jnp.where(jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < lengths[:, None], ids, 0)
+    return jnp.where(prefix(lengths, ids.shape[1]), ids, 0)
 
 
 def _whole(x: Array) -> Array:

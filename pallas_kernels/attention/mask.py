@@ -53,12 +53,12 @@ class Mask:
             here, there = self.q_segment_ids[:, :, None], self.kv_segment_ids[:, None, :]
             seen = seen & (here == there) & (there > 0)
         if self.lengths is not None:
-            limit = self.lengths[:, None, None]
-            seen = seen & (jnp.arange(keys, dtype=jnp.int32)[None, None, :] < limit)
+            content = prefix(self.lengths, keys)
+            seen = seen & content[:, None, :]
             if queries == keys:
-                seen = seen & (jnp.arange(queries, dtype=jnp.int32)[None, :, None] < limit)
+                seen = seen & content[:, :, None]
         if self.kv_lengths is not None:
-            seen = seen & _prefix(self.kv_lengths, keys)[:, None, :]
+            seen = seen & prefix(self.kv_lengths, keys)[:, None, :]
         return seen
 
     def valid(self, queries: int, keys: int) -> tuple[Bool[Array, "B T"] | None, Bool[Array, "B S"] | None]:
@@ -66,17 +66,18 @@ class Mask:
         q_valid = None if self.q_segment_ids is None else self.q_segment_ids > 0
         kv_valid = None if self.kv_segment_ids is None else self.kv_segment_ids > 0
         if self.lengths is not None:
-            prefix = _prefix(self.lengths, keys)
-            kv_valid = prefix if kv_valid is None else kv_valid & prefix
+            content = prefix(self.lengths, keys)
+            kv_valid = content if kv_valid is None else kv_valid & content
             if queries == keys:
-                q_valid = prefix if q_valid is None else q_valid & prefix
+                q_valid = content if q_valid is None else q_valid & content
         if self.kv_lengths is not None:
-            prefix = _prefix(self.kv_lengths, keys)
-            kv_valid = prefix if kv_valid is None else kv_valid & prefix
+            content = prefix(self.kv_lengths, keys)
+            kv_valid = content if kv_valid is None else kv_valid & content
         return q_valid, kv_valid
 
 
-def _prefix(lengths: Int[Array, "B"], size: int) -> Bool[Array, "B S"]:
+def prefix(lengths: Int[Array, "B"], size: int) -> Bool[Array, "B S"]:
+    """True at the first lengths[b] places of row b."""
     return jnp.arange(size, dtype=jnp.int32)[None] < lengths[:, None]
 
 

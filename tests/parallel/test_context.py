@@ -325,6 +325,16 @@ def test_what_cannot_run_is_an_error_before_compiling(case: Case, words: list[st
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+@pytest.mark.parametrize("mode", ["ring", "all_to_all", "all_gather"])
+def test_arrays_that_do_not_fit_are_an_error_in_every_mode(mode: str) -> None:
+    case = Case(devices=2, mode=mode)
+    q, k, v, _ = map(jnp.asarray, case.arrays())
+    with jax.set_mesh(mesh_of(case)):
+        for changed, words in (((k.astype(jnp.bfloat16), v), "one dtype"), ((k, v[..., :4]), "of one shape")):
+            with pytest.raises(ValueError, match=words):
+                context_attention(q, *changed, causal=True, mode=case.mode)
+
+
 def test_without_a_split_sequence_it_says_so() -> None:
     with pytest.raises(ValueError, match="no mesh with a 'seq' axis"):
         context_attention(*map(jnp.asarray, Case(devices=2).arrays()[:3]), causal=True)
