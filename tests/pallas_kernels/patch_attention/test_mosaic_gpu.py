@@ -44,6 +44,7 @@ def test_what_is_not_visible_is_not_read(case: OpCase) -> None:
     op_suite.check_poison(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [SIMULATED[0], SIMULATED[3]], ids=str)
 def test_simulated_under_vmap(case: OpCase) -> None:
     op_suite.check_vmap(case)
