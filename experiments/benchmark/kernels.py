@@ -9,6 +9,10 @@ from pathlib import Path
 from experiments._cli import parse, run
 
 SHAPES = {
+    "attention": (
+        *("blt_1b_latent", "blt_1b_decoder_8k", "blt_1b_decoder_8k_packed"),
+        *("llama3_8b_8k", "llama3_8b_8k_packed"),
+    ),
     "blocked_conv": ("evo2_7b_mr_128k", "d768_8k", "d768_64k"),
     "byte_head": ("d512_8k", "d1024_1m"),
     "hash_embedding": ("d512_8k", "blt_d1024_8k"),
