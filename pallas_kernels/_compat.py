@@ -1,6 +1,6 @@
 """What depends on the version of JAX, here and in `attention.cudnn_ragged`. Written for jax 0.11.
 
-What is there for 0.12 has been lowered, and has not run.
+What is there for 0.12 has been lowered for CUDA under 0.12.0.1, and has not run.
 """
 
 from typing import Any

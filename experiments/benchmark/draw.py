@@ -23,7 +23,7 @@ def draw(sources: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) ->
     Raises:
       FileNotFoundError: a file is not there.
       RuntimeError: matplotlib is missing.
-      ValueError: no file holds a step that ran.
+      ValueError: no file holds a step that ran, or one holds no JSON.
     """
     if missing := [source for source in sources if not Path(source).is_file()]:
         raise FileNotFoundError(
@@ -37,8 +37,14 @@ def draw(sources: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) ->
 
 def _steps(source: Path) -> list[dict[str, Any]]:
     """Those that ran, the shares of single devices as steps of their own."""
+    try:
+        written = json.loads(source.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{source} holds no JSON ({error}): `experiments.benchmark.sequence_parallel --out FILE` writes some"
+        ) from error
     found = []
-    for step in json.loads(source.read_text(encoding="utf-8")).get("steps", []):
+    for step in written.get("steps", []):
         sides = {"all": (step["devices"], step["bytes"])}
         if "check" in step:
             sides["one_on_its_share"] = (1, step["check"]["bytes"])

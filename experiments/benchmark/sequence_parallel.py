@@ -48,7 +48,7 @@ def sequence_parallel(
       trials: of each timing, at least 20.
 
     Raises:
-      ValueError: there is one device alone, or fewer than asked for.
+      ValueError: there is one device alone, or fewer than asked for, or a length does not divide among them.
     """
     import jax
 
@@ -59,6 +59,12 @@ def sequence_parallel(
         raise ValueError(
             f"devices must lie in 2..{jax.device_count()}, the devices that are here, got {devices}"
         )
+    for length in (*step_bytes, *forward_bytes):
+        if length < 1 or length % devices**2:
+            raise ValueError(
+                f"{length} bytes on {devices} devices: a device's share is cut into as many once more, so lengths "
+                f"must be positive multiples of {devices**2}"
+            )
     found: dict[str, Any] = {"layers": [_sequence.layer(*shape, devices, trials) for shape in layers]}
     books = configs.get("books").model
     names = ("encoder", "latent", "decoder")

@@ -59,6 +59,14 @@ def test_more_devices_than_there_are_is_an_error():
         sequence_parallel.sequence_parallel("nowhere.json", devices=9)
 
 
+@pytest.mark.parametrize("name", ["step_bytes", "forward_bytes"])
+@pytest.mark.parametrize("length", [0, 1_000_002])
+def test_lengths_that_do_not_divide_are_an_error_before_anything_runs(name, length):
+    lengths = {"step_bytes": (), "forward_bytes": ()} | {name: (length,)}
+    with pytest.raises(ValueError, match=rf"{length} bytes on 2 devices.*multiples of 4"):
+        sequence_parallel.sequence_parallel("nowhere.json", devices=2, **lengths)
+
+
 def test_the_picture_has_a_line_for_each_number_of_devices(tmp_path):
     timed = {"seconds": {"median": 0.5}, "planned_bytes": 2e9}
     first = {"bytes": 2**20, "devices": 4, "all": timed, "check": {"bytes": 2**18}, "one_on_its_share": timed}
@@ -76,6 +84,13 @@ def test_the_picture_has_a_line_for_each_number_of_devices(tmp_path):
 def test_a_missing_file_is_named_with_what_writes_it(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no file .*none\.json: .*sequence_parallel --out"):
         draw.draw((str(tmp_path / "none.json"),), str(tmp_path / "picture.png"))
+
+
+def test_a_file_without_json_is_named_with_what_writes_it(tmp_path):
+    source = tmp_path / "empty.json"
+    source.touch()
+    with pytest.raises(ValueError, match=r"empty\.json holds no JSON .*sequence_parallel --out"):
+        draw.draw((str(source),), str(tmp_path / "picture.png"))
 
 
 def test_files_without_steps_cannot_be_drawn(tmp_path):
