@@ -13,9 +13,10 @@ Three ways to get one trial's seconds (`Method`):
   (an upper bound: profiling widens the gaps).
   Before each call a large buffer is rewritten, so that inputs come from memory, not from the cache.
 - "slope" (default elsewhere): the function is repeated n and 2n times in one compiled loop;
-  (time(2n) - time(n)) / n is a trial, so that every constant cost cancels. The inputs pass a barrier together
-  with the turn's number and the outputs are carried, so that nothing is hoisted or dropped. Inputs may stay
-  in the cache; on a GPU a turn of the loop itself adds some 20 us.
+  (time(2n) - time(n)) / n is a trial, so that every constant cost cancels. Where the median of the trials is not
+  positive, n was too small for this machine's noise and they are taken again with more. The inputs pass a barrier
+  together with the turn's number and the outputs are carried, so that nothing is hoisted or dropped. Inputs may
+  stay in the cache; on a GPU a turn of the loop itself adds some 20 us.
 - "host": wall clock around the call and its completion, for functions that are not JAX programs.
 """
 
@@ -64,7 +65,7 @@ __all__ = [
 
 Method = Literal["profiler", "slope", "host"]
 MIN_TRIALS = 20
-_MIN_SLOPE_SECONDS = 0.01
+_SLOPE_SECONDS = (0.01, 0.05, 0.25)
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ def measure(
 
     Raises:
       ValueError: fewer than 20 trials; or a slope asked of a function without array arguments.
+      ArithmeticError: no slope could be told from noise.
     """
     case = Case(name or getattr(fn, "__name__", type(fn).__name__), fn, args)
     method = method or default_method()
@@ -165,6 +167,7 @@ def compare(
 
     Raises:
       ValueError: fewer than 20 rounds; or a slope asked of a function without array arguments.
+      ArithmeticError: no slope could be told from noise.
     """
     method = method or default_method()
     samples = _alternate([first, second], rounds, warmup, method)
@@ -198,8 +201,7 @@ def _alternate(cases: Sequence[Case], rounds: int, warmup: int, method: Method) 
     order = [i for turn in range(rounds) for i in (forwards if turn % 2 == 0 else forwards[::-1])]
     turns = [[turn for turn, j in enumerate(order) if j == i] for i in forwards]
     if method == "slope":
-        timers = [_slope_timer(case, warmup) for case in cases]
-        seconds = np.array([timers[i]() for i in order])
+        seconds = _slopes(cases, order, warmup)
         return [_Samples(seconds[own]) for own in turns]
     calls = [_warm_call(case, warmup, jitted=method == "profiler") for case in cases]
     if method == "host":
@@ -227,12 +229,28 @@ def _wall(call: Callable[..., None], *args: Any) -> float:
     return time.perf_counter() - start
 
 
-def _slope_timer(case: Case, warmup: int) -> Callable[[], float]:
-    """A function that takes one trial: (time of 2n turns - time of n turns) / n, with n calibrated once."""
+def _slopes(cases: Sequence[Case], order: Sequence[int], warmup: int) -> Float[np.ndarray, " n"]:
+    """The cases' trials in this order; longer ones where a case's median is lost in what else the machine does."""
+    lost: list[str] = []
+    for least in _SLOPE_SECONDS:
+        timers = [_slope_timer(case, warmup, least) for case in cases]
+        seconds = np.array([timers[i]() for i in order])
+        medians = [np.median(seconds[np.equal(order, i)]) for i in range(len(cases))]
+        lost = [case.name for case, median in zip(cases, medians, strict=True) if not median > 0]
+        if not lost:
+            return seconds
+    raise ArithmeticError(
+        f"{lost}: 2n turns took no longer than n, although n take {least} s: the machine is too busy to time them; "
+        "stop other work, or use method='host'"
+    )
+
+
+def _slope_timer(case: Case, warmup: int, least: float) -> Callable[[], float]:
+    """A function that takes one trial: (time of 2n turns - time of n turns) / n, where n turns take `least` s."""
     run = _repeated(case)
     run(1)
     turns = 1
-    while _wall(run, turns) < _MIN_SLOPE_SECONDS:
+    while _wall(run, turns) < least:
         turns *= 2
     for _ in range(warmup):
         run(turns)

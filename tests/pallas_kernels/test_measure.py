@@ -139,6 +139,27 @@ def test_bad_requests_say_what_to_do() -> None:
         measure(lambda: jnp.ones(3), method="slope")
 
 
+def test_slopes_lost_in_noise_are_taken_again_over_more_turns(monkeypatch) -> None:
+    """A bandwidth from a negative time made a floor of zero seconds."""
+    asked: list[float] = []
+
+    def timer(case: Case, warmup: int, least: float):
+        asked.append(least)
+        return lambda: least - 0.02
+
+    monkeypatch.setattr(_measure, "_slope_timer", timer)
+    x = jnp.ones(3)
+    result = compare(Case("first", jnp.sin, (x,)), Case("second", jnp.cos, (x,)), method="slope")
+    assert result.first.seconds == result.second.seconds == (0.05 - 0.02,) * 20
+    assert asked == [0.01, 0.01, 0.05, 0.05]
+
+
+def test_slopes_that_stay_lost_in_noise_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(_measure, "_slope_timer", lambda case, warmup, least: lambda: -1.0)
+    with pytest.raises(ArithmeticError, match=r"\['busy'\].* 0\.25 s: the machine is too busy"):
+        measure(jnp.sin, jnp.ones(3), name="busy", method="slope")
+
+
 @pytest.mark.gpu
 def test_profiler_and_slope_agree_on_a_gpu() -> None:
     x = jax.random.normal(jax.random.key(0), (4096, 4096), jnp.bfloat16)
