@@ -240,8 +240,8 @@ def _slopes(cases: Sequence[Case], order: Sequence[int], warmup: int) -> Float[n
         if not lost:
             return seconds
     raise ArithmeticError(
-        f"{lost}: 2n turns took no longer than n, although n take {least} s: the machine is too busy to time them; "
-        "stop other work, or use method='host'"
+        f"{lost}: 2n turns took no longer than n, although n take {_SLOPE_SECONDS[-1]} s: the machine is too busy to "
+        "time them; stop other work, or use method='host'"
     )
 
 
