@@ -57,35 +57,35 @@ def cudnn_attention(
     causal: bool,
     window: int | None,
     scale: float,
-    kv_lengths: jax.Array | None,
+    lengths: tuple[jax.Array, jax.Array] | None,
 ) -> tuple[jax.Array, jax.Array]:
     """cuDNN's output [B, T, H, K] in q's dtype and its log-sum-exp [B, H, T] in fp32, without a derivative.
+
+    `lengths`, int32 [B] each, say how many queries and keys of a row count; both outputs are anything beyond.
 
     The residual that `jax.nn.dot_product_attention` returns is cast to q's dtype.
     """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-    mask, q_lengths = _cudnn_mask(q, causal, kv_lengths)
+    q_lengths, kv_lengths = lengths or (None, None)
     result: Any = cudnn.dot_product_attention(
         *(q, k, v),
         q_seqlen=q_lengths,
         kv_seqlen=kv_lengths,
         scale=scale,
-        mask_type=mask,
+        mask_type=_cudnn_mask(causal, lengths),
         sliding_window_length=window,
         return_residual=True,
     )
     return result
 
 
-def _cudnn_mask(q: jax.Array, causal: bool, kv_lengths: jax.Array | None) -> tuple[Any, jax.Array | None]:
-    """The kind of mask, and the lengths of the queries, all of which count, where those of the keys are given."""
+def _cudnn_mask(causal: bool, lengths: tuple[jax.Array, jax.Array] | None) -> Any:
     from jax._src.cudnn.fused_attention_stablehlo import MaskType
 
-    if kv_lengths is None:
-        return MaskType.CAUSAL if causal else MaskType.NO_MASK, None
-    lengths = jnp.full_like(kv_lengths, q.shape[1])
-    return MaskType.PADDING_CAUSAL if causal else MaskType.PADDING, lengths
+    if lengths is None:
+        return MaskType.CAUSAL if causal else MaskType.NO_MASK
+    return MaskType.PADDING_CAUSAL if causal else MaskType.PADDING
 
 
 def cudnn_attention_gradients(
@@ -99,23 +99,21 @@ def cudnn_attention_gradients(
     causal: bool,
     window: int | None,
     scale: float,
-    kv_lengths: jax.Array | None,
+    lengths: tuple[jax.Array, jax.Array] | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """cuDNN's backward kernel: dq, dk, dv in the dtypes of q, k, v from an output and a log-sum-exp given to it."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-    mask, q_lengths = _cudnn_mask(q, causal, kv_lengths)
     # bias, offsets of packed rows, page tables: none
     (unused,) = vary_alike(jnp.zeros(0, q.dtype), q)[:1]
-    lengths = [unused] * 2 if kv_lengths is None else [q_lengths, kv_lengths]
     return tuple(
         cudnn._dot_product_attention_bwd_p_wrapper.bind(
-            *(q, k, v, unused, *lengths, *[unused] * 4, lse, o, do),
+            *(q, k, v, unused, *(lengths or [unused] * 2), *[unused] * 4, lse, o, do),
             scale=scale,
             seed=0,
             dropout_rate=0.0,
             variadic_args=(False, False),
-            mask_type=mask,
+            mask_type=_cudnn_mask(causal, lengths),
             layout=cudnn.AttentionLayout.BTNH.value,
             sliding_window_length=window,
             **({"score_mod": None} if jax.__version_info__ >= (0, 12) else {}),

@@ -5,16 +5,17 @@ T x S entries, which is done only while that array is small; above that, segment
 documents by their places (`cudnn_packed`).
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import _compat
 from pallas_kernels._dispatch import Device
 from pallas_kernels.attention import cudnn_packed
-from pallas_kernels.attention.mask import EMPTY_LSE, Mask
+from pallas_kernels.attention.mask import EMPTY_LSE, Mask, prefix, zero_where_not
 
 LARGEST_MASK = 4096 * 4096
 """Entries T * S of a mask given as an array."""
@@ -116,11 +117,21 @@ def _masked_by_array(
 
 def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
     """None if cuDNN can run a part with its log-sum-exp on `device`, else why not."""
-    if not _native(mask, None) or mask.lengths is not None:
-        return "for parts it has causal masks, causal windows and lengths of keys alone"
-    if k.shape[1] % 2 and not mask.causal and mask.kv_lengths is None:
+    documents = _own_documents(mask)
+    if mask.lengths is not None or not (documents or _native(mask, None)):
+        return "for parts it has causal masks, causal windows, lengths, and one array of segment ids for both"
+    if documents and (reason := cudnn_packed.why_not(device, q, k, mask)) is not None:
+        return reason
+    by_length = mask.q_lengths is not None or mask.kv_lengths is not None
+    if k.shape[1] % 2 and not (mask.causal or by_length or documents):
         return f"it takes even lengths alone, not {k.shape[1]} keys"
-    return why_not(device, q, k, v, mask, scale=scale)
+    return why_not(device, q, k, v, replace(mask, q_segment_ids=None, kv_segment_ids=None), scale=scale)
+
+
+def _own_documents(mask: Mask) -> bool:
+    """Queries and keys are the same tokens, which is known where their ids are one array."""
+    alone = mask.q_positions is None and mask.q_lengths is None and mask.kv_lengths is None
+    return alone and mask.q_segment_ids is not None and mask.q_segment_ids is mask.kv_segment_ids
 
 
 def attention_with_lse(
@@ -132,14 +143,17 @@ def attention_with_lse(
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
     """Output in q's dtype and fp32 log-sum-exp."""
-    queries, options = q.shape[1], _part_options(q, mask, scale)
+    if mask.q_segment_ids is not None:
+        return cudnn_packed.attention_with_lse(q, k, v, mask, scale=scale)
+    queries, lengths = q.shape[1], _lengths(mask, q, k)
+    options = _part_options(q, mask, scale, lengths)
     # One key more comes last: no query before it sees it, as `why_not_part` made sure of.
     o, lse = _compat.cudnn_attention(_even(q, 1), _even(k, 1), _even(v, 1), **options)
     o, lse = o[:, :queries], lse[:, :, :queries]
-    if mask.kv_lengths is None:
+    if lengths is None:
         return o, lse
-    some = mask.kv_lengths > 0
-    return jnp.where(some[:, None, None, None], o, 0), jnp.where(some[:, None, None], lse, EMPTY_LSE)
+    sees, _ = _meeting(lengths, q, k)
+    return zero_where_not(sees, o), jnp.where(sees[:, None], lse, EMPTY_LSE)
 
 
 def gradients_given_lse(
@@ -154,22 +168,51 @@ def gradients_given_lse(
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B S G K"], Float[Array, "B S G K"]]:
     """What these keys add to dq, and dk and dv, in the dtypes of q, k and v."""
-    queries, keys, options = q.shape[1], k.shape[1], _part_options(q, mask, scale)
+    if mask.q_segment_ids is not None:
+        return cudnn_packed.gradients_given_lse(q, k, v, o, lse, do, mask, scale=scale)
+    queries, keys, lengths = q.shape[1], k.shape[1], _lengths(mask, q, k)
+    options = _part_options(q, mask, scale, lengths)
+    sees, seen = (None, None) if lengths is None else _meeting(lengths, q, k)
+    if sees is not None:
+        # exp(score - lse) is 0 for the other queries, also if the kernel looks at them.
+        lse = jnp.where(sees[:, None], lse, -EMPTY_LSE)
     q, k, v, o, do = (_even(x, 1) for x in (q, k, v, o.astype(q.dtype), do.astype(q.dtype)))
     dq, dk, dv = _compat.cudnn_attention_gradients(q, k, v, o, _even(lse, 2), do, **options)
-    dq, dk, dv = dq[:, :queries], dk[:, :keys], dv[:, :keys]
-    if mask.kv_lengths is None:
-        return dq, dk, dv
-    # A query that sees no key at all has a log-sum-exp against which the one key of an empty row is infinite.
-    some = (mask.kv_lengths > 0)[:, None, None, None]
-    return jnp.where(some, dq, 0), jnp.where(some, dk, 0), jnp.where(some, dv, 0)
+    return (
+        zero_where_not(sees, dq[:, :queries]),
+        zero_where_not(seen, dk[:, :keys]),
+        zero_where_not(seen, dv[:, :keys]),
+    )
 
 
-def _part_options(q: Array, mask: Mask, scale: float | None) -> dict[str, Any]:
+def _part_options(
+    q: Array, mask: Mask, scale: float | None, lengths: tuple[Array, Array] | None
+) -> dict[str, Any]:
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    # The kernel is not asked for an empty row either.
-    lengths = None if mask.kv_lengths is None else jnp.maximum(mask.kv_lengths, 1).astype(jnp.int32)
-    return {"causal": mask.causal, "window": mask.window, "scale": scale, "kv_lengths": lengths}
+    if lengths is not None:
+        # The kernel is not asked for an empty row, but for one query and key that `_meeting` hides.
+        lengths = jnp.maximum(lengths[0], 1), jnp.maximum(lengths[1], 1)
+    return {"causal": mask.causal, "window": mask.window, "scale": scale, "lengths": lengths}
+
+
+def _lengths(mask: Mask, q: Array, k: Array) -> tuple[Int[Array, "B"], Int[Array, "B"]] | None:
+    """How many queries and how many keys of each row count; None if all do."""
+    given = mask.q_lengths if mask.kv_lengths is None else mask.kv_lengths
+    if given is None:
+        return None
+
+    def of(lengths: Array | None, size: int) -> Array:
+        return jnp.full_like(given, size, jnp.int32) if lengths is None else lengths.astype(jnp.int32)
+
+    return of(mask.q_lengths, q.shape[1]), of(mask.kv_lengths, k.shape[1])
+
+
+def _meeting(
+    lengths: tuple[Array, Array], q: Array, k: Array
+) -> tuple[Bool[Array, "B T"], Bool[Array, "B S"]]:
+    """Queries that count and have a key that does, and such keys."""
+    both = jnp.minimum(*lengths)[:, None] > 0
+    return both & prefix(lengths[0], q.shape[1]), both & prefix(lengths[1], k.shape[1])
 
 
 def _zero_empty(o: Float[Array, "B T H K"], seen: Bool[Array, "#B T S"]) -> Float[Array, "B T H K"]:

@@ -6,7 +6,7 @@ is no room for them are found out on the device too, and the whole call runs on 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,20 @@ class _Options:
 
     def of_class(self, longest: int) -> dict[str, Any]:
         return {"causal": self.causal, "window": self.window, "scale": self.scale, "longest": longest}
+
+
+class _Saved(NamedTuple):
+    """What the backward pass needs; `by_places` says which kernel ran."""
+
+    q: Array
+    k: Array
+    v: Array
+    q_ids: Array
+    kv_ids: Array
+    o: Array
+    lse: Array
+    layout: Layout
+    by_places: Array
 
 
 def why_not(device: Device, q: Any, k: Any, mask: Mask, *, alibi_slopes: Any = None) -> str | None:
@@ -63,10 +77,50 @@ def attention(
 
     The backward kernel's scratch is 32 bytes an element of q, 64 if G < H.
     """
-    queries = q.shape[1]
-    options = _Options(mask.causal, mask.window, q.shape[-1] ** -0.5 if scale is None else float(scale))
+    return _packed(_options(q, mask, scale), *_operands(mask, q, k, v))[:, : q.shape[1]]
+
+
+def attention_with_lse(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T G K"],
+    mask: Mask,
+    *,
+    scale: float | None = None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
+    """`attention` without a derivative, and its fp32 log-sum-exp, EMPTY_LSE where no token is."""
+    _, saved = _forward(_options(q, mask, scale), *_operands(mask, q, k, v))
+    return saved.o[:, : q.shape[1]], saved.lse[:, :, : q.shape[1]]
+
+
+def gradients_given_lse(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T G K"],
+    o: Float[Array, "B T H K"],
+    lse: Float[Array, "B H T"],
+    do: Float[Array, "B T H K"],
+    mask: Mask,
+    *,
+    scale: float | None = None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
+    """dq, dk and dv, zero where no token is, from an output and a log-sum-exp over these keys and others."""
+    tokens, sums = q.shape[1], lse.swapaxes(1, 2)
+    options, given = _options(q, mask, scale), (o.astype(q.dtype), do.astype(q.dtype), sums)
+    q, k, v, o, do, sums, q_ids, kv_ids = _operands(mask, q, k, v, *given)
+    saved = _Saved(q, k, v, q_ids, kv_ids, o, sums.swapaxes(1, 2), *_find(q_ids, kv_ids))
+    dq, dk, dv = _backward(options, saved, do)[:3]
+    return dq[:, :tokens], dk[:, :tokens], dv[:, :tokens]
+
+
+def _options(q: Array, mask: Mask, scale: float | None) -> _Options:
+    return _Options(mask.causal, mask.window, q.shape[-1] ** -0.5 if scale is None else float(scale))
+
+
+def _operands(mask: Mask, *arrays: Array) -> tuple[Array, ...]:
+    """The arrays and the segment ids of queries and keys, of a length that classes divide."""
     ids = (_within(mask.lengths, x) for x in (mask.q_segment_ids, mask.kv_segment_ids))
-    return _packed(options, *vary_alike(*(_whole(x) for x in (q, k, v, *ids))))[:, :queries]
+    return vary_alike(*(_whole(x) for x in (*arrays, *ids)))
 
 
 def _within(lengths: Int[Array, "B"] | None, ids: Int[Array, "B T"] | None) -> Int[Array, "B T"]:
@@ -86,11 +140,15 @@ def _run(options: _Options, q: Array, k: Array, v: Array, q_ids: Array, kv_ids: 
     return _forward(options, q, k, v, q_ids, kv_ids)[0]
 
 
+def _find(q_ids: Array, kv_ids: Array) -> tuple[Layout, Array]:
+    layout = find_documents(q_ids)
+    return layout, layout.complete & jnp.all(q_ids == kv_ids)
+
+
 def _forward(
     options: _Options, q: Array, k: Array, v: Array, q_ids: Array, kv_ids: Array
-) -> tuple[Array, tuple[Any, ...]]:
-    layout = find_documents(q_ids)
-    by_places = layout.complete & jnp.all(q_ids == kv_ids)
+) -> tuple[Array, _Saved]:
+    layout, by_places = _find(q_ids, kv_ids)
 
     def by_cudnn(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
         o, lse = jnp.zeros_like(q), jnp.full(q.shape[:3], EMPTY_LSE, jnp.float32)
@@ -108,10 +166,10 @@ def _forward(
         return o.astype(q.dtype), lse
 
     o, lse = lax.cond(by_places, by_cudnn, by_xla, q, k, v)
-    return o, (q, k, v, q_ids, kv_ids, o, lse, layout, by_places)
+    return o, _Saved(q, k, v, q_ids, kv_ids, o, lse, layout, by_places)
 
 
-def _backward(options: _Options, saved: tuple[Any, ...], do: Array) -> tuple[Any, ...]:
+def _backward(options: _Options, saved: _Saved, do: Array) -> tuple[Any, ...]:
     q, k, v, q_ids, kv_ids, o, lse, layout, by_places = saved
 
     def by_cudnn(q: Array, k: Array, v: Array, o: Array, lse: Array, do: Array) -> tuple[Array, ...]:

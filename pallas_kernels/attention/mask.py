@@ -22,6 +22,7 @@ class Mask:
       q_segment_ids, kv_segment_ids: equal, and > 0.
       q_positions, kv_positions: what causal, window and ALiBi compare; indices if None.
       lengths: the key's index < lengths[b]; if T == S the query's index too.
+      q_lengths: the query's index < q_lengths[b]; of a part alone.
       kv_lengths: the key's index < kv_lengths[b], whatever the query's; of a part alone.
     """
 
@@ -32,6 +33,7 @@ class Mask:
     q_positions: Int[Array, "B T"] | None = None
     kv_positions: Int[Array, "B S"] | None = None
     lengths: Int[Array, "B"] | None = None
+    q_lengths: Int[Array, "B"] | None = None
     kv_lengths: Int[Array, "B"] | None = None
 
     def distances(self, queries: int, keys: int) -> Int[Array, "B T S"]:
@@ -57,6 +59,8 @@ class Mask:
             seen = seen & content[:, None, :]
             if queries == keys:
                 seen = seen & content[:, :, None]
+        if self.q_lengths is not None:
+            seen = seen & prefix(self.q_lengths, queries)[:, :, None]
         if self.kv_lengths is not None:
             seen = seen & prefix(self.kv_lengths, keys)[:, None, :]
         return seen
@@ -70,6 +74,9 @@ class Mask:
             kv_valid = content if kv_valid is None else kv_valid & content
             if queries == keys:
                 q_valid = content if q_valid is None else q_valid & content
+        if self.q_lengths is not None:
+            content = prefix(self.q_lengths, queries)
+            q_valid = content if q_valid is None else q_valid & content
         if self.kv_lengths is not None:
             content = prefix(self.kv_lengths, keys)
             kv_valid = content if kv_valid is None else kv_valid & content
@@ -111,7 +118,7 @@ def _check_mask(mask: Mask, batch: int, queries: int, keys: int, *, distances: b
         if ours is not None and (ours.shape != (batch, queries) or theirs.shape != (batch, keys)):
             expected = f"{(batch, queries)} and {(batch, keys)}"
             raise ValueError(f"q_{name} and kv_{name} must be {expected}, got {ours.shape}, {theirs.shape}")
-    for name in ("lengths", "kv_lengths"):
+    for name in ("lengths", "q_lengths", "kv_lengths"):
         lengths = getattr(mask, name)
         if lengths is not None and lengths.shape != (batch,):
             raise ValueError(f"{name} must have shape {(batch,)}, got {lengths.shape}")

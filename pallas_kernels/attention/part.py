@@ -50,6 +50,7 @@ def attend_part(
     window: int | None = None,
     q_segment_ids: Int[Array, "B T"] | None = None,
     kv_segment_ids: Int[Array, "B S"] | None = None,
+    q_lengths: Int[Array, "B"] | None = None,
     kv_lengths: Int[Array, "B"] | None = None,
     scale: float | None = None,
     implementation: Choice = None,
@@ -57,13 +58,15 @@ def attend_part(
     """softmax over these keys alone, and its log-sum-exp; causal and window go by index and need T = S.
 
     Args:
-      q, k, v, causal, window, q_segment_ids, kv_segment_ids, scale, implementation: as for `attention`.
+      q, k, v, causal, window, q_segment_ids, kv_segment_ids, scale, implementation: as for `attention`. Pass one array
+        for both kinds of ids where queries and keys are the same tokens: cuDNN takes no others.
+      q_lengths: queries at an index >= q_lengths[b] see no key; they have to be numbers.
       kv_lengths: keys at an index >= kv_lengths[b] are seen by no query; they and their values have to be numbers.
 
     Raises:
       ValueError: as `attention`.
     """
-    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, kv_lengths=kv_lengths)
+    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_lengths=q_lengths, kv_lengths=kv_lengths)
     check_arguments(q, k, v, mask, None)
     entry = _choose(q, k, v, mask, implementation)
     return Part(*entry.run(q, k, v, mask, scale=scale))
@@ -80,6 +83,7 @@ def pull_part(
     window: int | None = None,
     q_segment_ids: Int[Array, "B T"] | None = None,
     kv_segment_ids: Int[Array, "B S"] | None = None,
+    q_lengths: Int[Array, "B"] | None = None,
     kv_lengths: Int[Array, "B"] | None = None,
     scale: float | None = None,
     implementation: Choice = None,
@@ -87,13 +91,13 @@ def pull_part(
     """What these keys add to dq, and their dk and dv.
 
     p = exp(score - lse), dscore = p (do.v - do.o), with o and lse of `merged`, over all the keys that the
-    queries see. fp32, or in the dtypes of q, k, v where the kernel has no other. What it gives for keys that no
-    query sees is nothing to rely on.
+    queries see. fp32, or in the dtypes of q, k, v where the kernel has no other. Where lengths hide a query or a
+    key, it adds 0, whatever numbers `merged` has there.
 
     Raises:
       ValueError: as `attention`.
     """
-    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, kv_lengths=kv_lengths)
+    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_lengths=q_lengths, kv_lengths=kv_lengths)
     check_arguments(q, k, v, mask, None)
     entry = _choose(q, k, v, mask, implementation)
     return BACKWARD[entry.name](q, k, v, merged.o, merged.lse, do, mask, scale=scale)

@@ -124,7 +124,7 @@ def _marks(mask: Mask, blocks: cut.Blocks) -> _Marks:
     q_valid, kv_valid = mask.valid(blocks.queries, blocks.keys)
     # A causal mask over indices hides the padding behind the last key by itself.
     hidden = blocks.pad_k == 0 or (mask.causal and blocks.by_index)
-    if kv_valid is None and hidden:
+    if q_valid is None and kv_valid is None and hidden:
         return _Marks(None, None, mask.q_positions, mask.kv_positions)
     q_tags = _tags(mask.q_segment_ids, q_valid, blocks.queries, 0)
     kv_tags = _tags(mask.kv_segment_ids, kv_valid, blocks.keys, -1)

@@ -9,9 +9,9 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from pallas_kernels._dispatch import Device, compiling_for
-from pallas_kernels.attention import attention, cudnn_packed, documents, reference
+from pallas_kernels.attention import attend_part, attention, cudnn_packed, documents, pull_part, reference
 from pallas_kernels.attention.documents import find_documents, longest_by_class
-from pallas_kernels.attention.mask import Mask, without_padding, zero_where_not
+from pallas_kernels.attention.mask import EMPTY_LSE, Mask, without_padding, zero_where_not
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.attention import ragged_kernel
 from tests.pallas_kernels.op_suite import OpCase
@@ -182,6 +182,27 @@ def test_within_documents(monkeypatch, options):
     op_suite.check_poison(case)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_part_with_its_log_sum_exp(monkeypatch, causal):
+    """And its gradients where other keys are seen too, so that p sums up to less than 1."""
+    emulate(monkeypatch)
+    ids = np.stack([row_of(n, 51, 1) for n in ([30, 9, 3], [20, 15, 5, 5])])
+    a, rng = arrays_of(ids, 4, 2, 8), np.random.default_rng(2)
+    q, k, v, ids = a.values()
+    mask, tokens = Mask(causal, None, ids, ids), (ids > 0)[..., None, None]
+    o, lse = jax.jit(cudnn_packed.attention_with_lse)(q, k, v, mask)
+    want = reference.attention_with_lse(q, k, v, mask)
+    assert_close(o, want[0])
+    heads_last, told = lse.swapaxes(1, 2), want[1].swapaxes(1, 2)
+    assert_close(heads_last[ids > 0], told[ids > 0])
+    assert (heads_last[ids <= 0] == EMPTY_LSE).all()
+    do, o = (jnp.where(tokens, jnp.asarray(rng.standard_normal(q.shape), jnp.float32), 0) for _ in range(2))
+    pulled = jax.jit(cudnn_packed.gradients_given_lse)(q, k, v, o, lse + 0.7, do, mask)
+    expected = reference.gradients_given_lse(q, k, v, o, lse + 0.7, do, mask)
+    for name, got, like in zip("qkv", pulled, expected, strict=True):
+        assert_close(got, like, n=51, what=name)
+
+
 def test_runs_on_xla_where_documents_are_not_complete(monkeypatch):
     class NoOutput:
         @staticmethod
@@ -299,6 +320,30 @@ def test_equals_the_reference(name, groups, window):
     case = case_of(arrays_of(ids, 2, groups, 64, jnp.bfloat16), window=window)
     check_reference_by_documents(case)
     op_suite.check_poison(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_ROWS)
+def test_a_part_equals_the_reference(name):
+    """Values, log-sum-exps, and gradients by documents' norms where other keys are seen too."""
+    length, rows = GPU_ROWS[name]
+    case = case_of(arrays_of(np.stack([row_of(n, length, 1) for n in rows]), 2, 1, 64, jnp.bfloat16))
+    q, k, v, ids = case.arrays.values()
+    do, mask = cotangents_of(case), Mask(True, None, ids, ids)
+
+    @jax.jit
+    def run(q, k, v, do, ids):
+        marks = {"causal": True, "q_segment_ids": ids, "kv_segment_ids": ids, "implementation": "cudnn"}
+        part = attend_part(q, k, v, **marks)
+        return part, pull_part(q, k, v, part._replace(lse=part.lse + 0.7), do, **marks)
+
+    part, pulled = run(q, k, v, do, ids)
+    o, lse = reference.attention_with_lse(q, k, v, mask)
+    assert_close(part.o, o, q.dtype, case.terms)
+    assert_close(part.lse.swapaxes(1, 2)[ids > 0], lse.swapaxes(1, 2)[ids > 0], q.dtype, case.terms)
+    expected = reference.gradients_given_lse(q, k, v, o, lse + 0.7, do, mask)
+    for what, got, like in zip("qkv", pulled, expected, strict=True):
+        assert_norms_close(got, like, documents_of(case), q.dtype, case.terms, what)
 
 
 @pytest.mark.gpu

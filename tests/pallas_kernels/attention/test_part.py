@@ -1,15 +1,19 @@
 """Parts of the keys: what they merge to, and what their gradients add up to."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
-from pallas_kernels._dispatch import Device
+from pallas_kernels import _compat
+from pallas_kernels._dispatch import Device, compiling_for
 from pallas_kernels.attention import EMPTY_LSE, attend_part, attention, cudnn, merge_parts, pull_part
 from pallas_kernels.attention.mask import Mask
 from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.attention import dense_kernel
 from tests.pallas_kernels.attention.cases import Call
 from tests.tolerances import assert_close, assert_norms_close
 
@@ -108,20 +112,25 @@ def test_a_part_without_a_visible_key_merges_to_nothing(implementation):
         assert not gradient.any()
 
 
-def check_prefixes(implementation, dtype, queries):
-    """Keys of which only a prefix counts, in one row none, against attention to a document of that prefix."""
+def check_prefixes(implementation, dtype, queries, *, both=False):
+    """Prefixes of keys, and of queries if `both`, some empty, against attention to a document of those prefixes."""
     lengths = jnp.asarray([queries, 5, 0, queries - 1], jnp.int32)
+    q_lengths = jnp.asarray([queries - 2, queries, 7, 0] if both else [queries] * 4, jnp.int32)
     q, k, v, do = jax.random.normal(jax.random.key(1), (4, 4, queries, 2, 64)).astype(dtype)
-    prefix = jnp.arange(queries)[None] < lengths[:, None]
-    k, v = (jnp.where(prefix[..., None, None], x, 0) for x in (k, v))
-    ids = {"q_segment_ids": jnp.ones((4, queries), jnp.int32), "kv_segment_ids": prefix.astype(jnp.int32)}
+    sees, seen = (jnp.arange(queries)[None] < x[:, None] for x in (q_lengths, lengths))
+    k, v = (jnp.where(seen[..., None, None], x, 0) for x in (k, v))
+    ids = {"q_segment_ids": sees.astype(jnp.int32), "kv_segment_ids": seen.astype(jnp.int32)}
     for causal in (True, False):
 
         @jax.jit
         def run(q, k, v, do, causal=causal):
             given = {"causal": causal, "kv_lengths": lengths, "implementation": implementation}
+            given |= {"q_lengths": q_lengths} if both else {}
             part = attend_part(q, k, v, **given)
-            return part, pull_part(q, k, v, part, do, **given)
+            # The other queries see keys elsewhere.
+            o = jnp.where(sees[..., None, None], part.o, jnp.ones((), part.o.dtype))
+            merged = part._replace(o=o, lse=jnp.where(sees[:, None], part.lse, 0.0))
+            return part, pull_part(q, k, v, merged, do, **given)
 
         def dense(a, causal=causal):
             return attention(**a, **ids, causal=causal, implementation="reference")
@@ -130,25 +139,38 @@ def check_prefixes(implementation, dtype, queries):
         floats = {name: x.astype(jnp.float32) for name, x in zip("qkv", (q, k, v), strict=True)}
         want, want_grads = op_suite.value_and_grads(dense, floats, do.astype(jnp.float32))
         assert_close(part.o, want, dtype, queries, f"values, causal={causal}")
-        np.testing.assert_array_equal(part.lse[2], np.float32(EMPTY_LSE))
+        nothing = np.asarray(~sees | (lengths == 0)[:, None])
+        np.testing.assert_array_equal(np.asarray(part.lse.max(1) == EMPTY_LSE), nothing)
         for name, got in zip("qkv", grads, strict=True):
-            seen = got if name == "q" else jnp.where(prefix[..., None, None], got, 0)
             what = f"gradient of {name}, causal={causal}"
             if implementation == "cudnn":
-                assert_norms_close(seen, want_grads[name], range(4), dtype, queries, what)
+                assert_norms_close(got, want_grads[name], range(4), dtype, queries, what)
+                hidden = nothing if name == "q" else np.asarray(~seen | (q_lengths == 0)[:, None])
+                assert not np.asarray(got)[hidden].any()
             else:
-                assert_close(seen, want_grads[name], dtype, queries, what)
+                assert_close(got, want_grads[name], dtype, queries, what)
 
 
+@pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("implementation", ["xla", "reference"])
-def test_parts_with_lengths(implementation):
-    check_prefixes(implementation, jnp.float32, 21)
+def test_parts_with_lengths(implementation, both):
+    check_prefixes(implementation, jnp.float32, 21, both=both)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("queries", [640, 255])
-def test_parts_with_lengths_by_cudnn(queries):
-    check_prefixes("cudnn", jnp.bfloat16, queries)
+def test_parts_with_lengths_by_cudnn(queries, both):
+    check_prefixes("cudnn", jnp.bfloat16, queries, both=both)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_what_the_kernel_leaves_beyond_lengths_is_not_taken(both, monkeypatch):
+    monkeypatch.setattr(_compat, "cudnn_attention", dense_kernel.attention)
+    monkeypatch.setattr(_compat, "cudnn_attention_gradients", dense_kernel.gradients)
+    absent = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
+    with compiling_for(absent):
+        check_prefixes("cudnn", jnp.bfloat16, 21, both=both)
 
 
 @pytest.mark.parametrize("lengths", [False, True])
@@ -157,7 +179,8 @@ def test_parts_with_lengths_by_cudnn(queries):
 def test_cudnn_parts_lower_for_cuda(queries, window, lengths, monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
     arrays = Call(name="lower", queries=queries, **SIZES).arrays()
-    mask = Mask(True, window, kv_lengths=jnp.full(2, 100) if lengths else None)
+    both = {"q_lengths": jnp.full(2, 50), "kv_lengths": jnp.full(2, 100)} if lengths else {}
+    mask = Mask(True, window, **both)
     assert cudnn.why_not_part(Device("gpu", (9, 0), "NVIDIA H200"), *arrays.values(), mask=mask) is None
 
     def run(q, k, v):
@@ -173,10 +196,11 @@ def test_cudnn_parts_lower_for_cuda(queries, window, lengths, monkeypatch):
     ("mask", "keys", "reason"),
     [
         (
-            Mask(False, None, *(jnp.ones((2, 64), jnp.int32),) * 2),
+            Mask(False, None, jnp.ones((2, 64), jnp.int32), jnp.ones((2, 64), jnp.int32)),
             64,
-            "causal masks, causal windows and lengths of keys alone",
+            "one array of segment ids for both",
         ),
+        (Mask(False, 9, *(jnp.ones((2, 64), jnp.int32),) * 2), 64, "no two-sided windows"),
         (Mask(False), 63, "even lengths alone, not 63 keys"),
     ],
 )
