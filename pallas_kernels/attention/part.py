@@ -5,26 +5,36 @@ log-sum-exp, not those of the part. Source: Liu et al., Ring Attention, 2310.018
 Dao, FlashAttention-2, 2307.08691, algorithm 2, cut along the keys.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import _dispatch
 from pallas_kernels._dispatch import Implementation
-from pallas_kernels.attention import cudnn, reference, xla
+from pallas_kernels.attention import cudnn, hopper, reference, xla
 from pallas_kernels.attention.mask import Mask, check_arguments
 
-Choice = Literal["cudnn", "xla", "reference"] | None
+Choice = Literal["cudnn", "xla", "mosaic_gpu", "reference"] | None
+
+
+def _mosaic_gpu(*args: Any, **options: Any) -> Any:
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.attention.mosaic_gpu_part import attention_with_lse
+
+    return attention_with_lse(*args, **options)
+
 
 FORWARD = (
     Implementation("cudnn", cudnn.attention_with_lse, cudnn.why_not_part),
     Implementation("xla", xla.attention_with_lse),
+    Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not_part),
     Implementation("reference", reference.attention_with_lse),
 )
 BACKWARD = {
     "cudnn": cudnn.gradients_given_lse,
     "xla": xla.gradients_given_lse,
+    "mosaic_gpu": cudnn.gradients_given_lse,
     "reference": reference.gradients_given_lse,
 }
 
@@ -53,6 +63,7 @@ def attend_part(
     q_lengths: Int[Array, "B"] | None = None,
     kv_lengths: Int[Array, "B"] | None = None,
     scale: float | None = None,
+    onto: Part | None = None,
     implementation: Choice = None,
 ) -> Part:
     """softmax over these keys alone, and its log-sum-exp; causal and window go by index and need T = S.
@@ -62,14 +73,20 @@ def attend_part(
         for both kinds of ids where queries and keys are the same tokens: cuDNN takes no others.
       q_lengths: queries at an index >= q_lengths[b] see no key; they have to be numbers.
       kv_lengths: keys at an index >= kv_lengths[b] are seen by no query; they and their values have to be numbers.
+      onto: what other keys gave the same queries; the result is then `merge_parts` of it and this part, in fp32. The
+        kernel "mosaic_gpu" merges before it rounds or writes anything; after others it is a pass of its own.
 
     Raises:
-      ValueError: as `attention`.
+      ValueError: as `attention`; or `onto` is not of these queries.
     """
     mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_lengths=q_lengths, kv_lengths=kv_lengths)
     check_arguments(q, k, v, mask, None)
-    entry = _choose(q, k, v, mask, implementation)
-    return Part(*entry.run(q, k, v, mask, scale=scale))
+    _check_onto(q, onto)
+    entry = _choose(q, k, v, mask, scale, implementation)
+    if entry.name == "mosaic_gpu":
+        return Part(*entry.run(q, k, v, mask, scale=scale, onto=onto))
+    part = Part(*entry.run(q, k, v, mask, scale=scale))
+    return part if onto is None else merge_parts(onto, part)
 
 
 def pull_part(
@@ -99,7 +116,7 @@ def pull_part(
     """
     mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_lengths=q_lengths, kv_lengths=kv_lengths)
     check_arguments(q, k, v, mask, None)
-    entry = _choose(q, k, v, mask, implementation)
+    entry = _choose(q, k, v, mask, scale, implementation)
     return BACKWARD[entry.name](q, k, v, merged.o, merged.lse, do, mask, scale=scale)
 
 
@@ -115,6 +132,16 @@ def merge_parts(a: Part, b: Part) -> Part:
     return Part(weigh(a, keep) + weigh(b, add), top + jnp.log(total))
 
 
-def _choose(q: Array, k: Array, v: Array, mask: Mask, implementation: Choice) -> Implementation:
+def _choose(
+    q: Array, k: Array, v: Array, mask: Mask, scale: float | None, implementation: Choice
+) -> Implementation:
     device = _dispatch.current_device()
-    return _dispatch.choose("attend_part", FORWARD, implementation, device, q, k, v, mask)
+    return _dispatch.choose("attend_part", FORWARD, implementation, device, q, k, v, mask, scale=scale)
+
+
+def _check_onto(q: Array, onto: Part | None) -> None:
+    lse = (q.shape[0], q.shape[2], q.shape[1])
+    if onto is not None and (onto.o.shape != q.shape or onto.lse.shape != lse):
+        raise ValueError(
+            f"onto must be of the same queries, o {q.shape} and lse {lse}, got {onto.o.shape}, {onto.lse.shape}"
+        )

@@ -9,6 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from pallas_kernels.attention import mosaic_gpu_part
+from pallas_kernels.attention import shapes as attention_shapes
+from pallas_kernels.attention.mask import Mask
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.modal_conv import hopper as modal_hopper
@@ -33,6 +36,36 @@ class Program:
     run: Callable[..., Any]
     shapes: tuple[Any, ...]
     devices: int = 1
+
+
+def _attention() -> Iterator[Program]:
+    """Parts of a ring: half a device's queries onto what they have, the first causal one, and lengths of keys."""
+    for shape in attention_shapes.SHAPES:
+        if shape.name in ("llama3_8b_8k", "esm2_650m"):
+            q, k = (
+                jax.ShapeDtypeStruct((shape.batch, shape.tokens, n, shape.head_dim), jnp.bfloat16)
+                for n in (shape.heads, shape.groups)
+            )
+            o = jax.ShapeDtypeStruct(q.shape, jnp.float32)
+            lse = jax.ShapeDtypeStruct((shape.batch, shape.heads, shape.tokens), jnp.float32)
+            lengths = jax.ShapeDtypeStruct((shape.batch,), jnp.int32)
+            width, full = f"attention/part_{shape.head_dim}", {"q": q, "k": k, "v": k}
+            onto = full | {"onto": (o, lse)}
+            yield Program(f"{width}_causal", partial(_part, causal=True), (full,))
+            yield Program(f"{width}_onto", _part, (onto,))
+            yield Program(f"{width}_lengths", partial(_part, causal=True), (onto | {"lengths": lengths},))
+            rows = {
+                name: P(None, AXIS) if name != "onto" else (P(None, AXIS), P(None, None, AXIS))
+                for name in onto
+            }
+            split = jax.shard_map(_part, in_specs=(rows,), out_specs=rows["onto"])
+            yield Program(f"{width}_shard_map", split, (onto,), devices=4)
+
+
+def _part(arrays: Any, causal: bool = False) -> Any:
+    mask = Mask(causal, kv_lengths=arrays.get("lengths"))
+    q, k, v = (arrays[name] for name in "qkv")
+    return mosaic_gpu_part.attention_with_lse(q, k, v, mask, onto=arrays.get("onto"))
 
 
 def _blocked_conv() -> Iterator[Program]:
@@ -141,4 +174,10 @@ def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
     return pull
 
 
-PROGRAMS: tuple[Program, ...] = (*_blocked_conv(), *_modal_conv(), *_patch_attention(), *_short_conv())
+PROGRAMS: tuple[Program, ...] = (
+    *_attention(),
+    *_blocked_conv(),
+    *_modal_conv(),
+    *_patch_attention(),
+    *_short_conv(),
+)

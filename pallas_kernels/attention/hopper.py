@@ -1,0 +1,31 @@
+"""What the Hopper kernels of a part take, known without importing Pallas' GPU dialect, which takes over a second."""
+
+from typing import Any
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels.attention.mask import Mask
+
+ROWS = 64
+"""Queries, or keys, of a warpgroup: the rows of its matrix products."""
+
+TILE = 128
+"""Queries of a program, which has two warpgroups that compute, and keys of a step."""
+
+HEADS = (64, 128)
+"""Sizes of a head."""
+
+
+def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
+    """Why the kernels cannot run such a part, or None."""
+    if device.platform != "gpu" or device.capability != (9, 0):
+        return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
+    if str(q.dtype) not in ("bfloat16", "float16"):
+        return f"it takes bfloat16 and float16 alone, not {q.dtype}"
+    if q.shape[-1] not in HEADS:
+        return f"its heads are of size {HEADS[0]} or {HEADS[1]}, not {q.shape[-1]}"
+    others = (mask.window, mask.q_segment_ids, mask.q_positions, mask.lengths, mask.q_lengths)
+    if any(x is not None for x in others):
+        return "for parts it has causal masks and lengths of keys alone"
+    if scale is not None and scale <= 0:
+        return f"it takes positive scales alone, not {scale}"
+    return None

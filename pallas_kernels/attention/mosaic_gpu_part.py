@@ -1,0 +1,346 @@
+"""Hopper: attention over a part of the keys, merged onto that over other keys before anything is rounded.
+
+A program takes 128 queries of one head. One warpgroup copies tiles of 128 keys and their values to shared memory, two
+compute, 64 queries each:
+
+    s = q k^T,   m' = max(m, max s),   p = exp(s - m'),   l' = exp(m - m') l + sum p,   acc' = exp(m - m') acc + p v
+
+with the scores of the next tile and p v of this one on the tensor cores at a time, and the two warpgroups in turns, so
+that one has its exponentials where the other has its products. Tiles come last to first: the last one alone has keys
+that some query does not see. What `onto` holds is copied meanwhile and joins at the end, in fp32: one read and one
+write of an output where a merge of its own reads two and writes one.
+
+Source: Shah et al., FlashAttention-3, 2407.08608; Liu et al., Ring Attention, 2310.01889.
+"""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Bool, Float
+
+from pallas_kernels._compat import vary_alike
+from pallas_kernels._hopper import varying_like
+from pallas_kernels.attention.hopper import ROWS, TILE
+from pallas_kernels.attention.mask import EMPTY_LSE, Mask
+
+LOG2E = math.log2(math.e)
+
+FLOOR = -1e30
+"""The least maximum of a row of scores, in units of log 2: exp(score - maximum) is 0 where none is visible."""
+
+BY_ROW = plgpu.Layout.WGMMA.reduce(1)
+
+
+def attention_with_lse(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    mask: Mask,
+    *,
+    onto: tuple[Float[Array, "B T H K"], Float[Array, "B H T"]] | None = None,
+    scale: float | None = None,
+    interpret: Any = None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
+    """Output and log-sum-exp over these keys and those of `onto`, both fp32; `hopper.why_not_part` is not asked again.
+
+    Args:
+      onto: output and log-sum-exp over other keys.
+      interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
+    """
+    (batch, queries, heads, width), groups = q.shape, k.shape[2]
+    tiles = -(-queries // TILE)
+    given = [] if mask.kv_lengths is None else [jnp.clip(mask.kv_lengths, 0, k.shape[1]).astype(jnp.int32)]
+    if onto is not None:
+        given.append(_matrix(onto[0].astype(jnp.float32)))
+        given.append(jnp.pad(onto[1], ((0, 0), (0, 0), (0, tiles * TILE - queries))))
+    streams = vary_alike(*(_matrix(x) for x in (q, k, v)), *given)
+    call = Call(
+        causal=mask.causal,
+        keys=k.shape[1],
+        ratio=heads // groups,
+        tiles=tiles,
+        width=width,
+        factor=(width**-0.5 if scale is None else float(scale)) * LOG2E,
+        limited=mask.kv_lengths is not None,
+        simulated=interpret is not None,
+    )
+    o, lse = plgpu.kernel(
+        partial(_program, call=call),
+        out_type=[
+            varying_like(streams[0], streams[0].shape, jnp.float32),
+            varying_like(streams[0], (batch, heads, tiles * TILE), jnp.float32),
+        ],
+        grid=(tiles, batch, heads),
+        grid_names=("tile", "row", "head"),
+        num_threads=3,
+        thread_name="warpgroup",
+        scratch_types=_scratch(q.dtype, width),
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+        ),
+        interpret=interpret,
+        kernel_name="attend_part",
+    )(*streams)
+    return o[:, :queries].reshape(q.shape), lse[..., :queries]
+
+
+class Call(NamedTuple):
+    """What a program knows when it is compiled.
+
+    Attributes:
+      causal: as of the mask.
+      keys: S.
+      ratio: heads of queries to a head of keys.
+      tiles: of queries.
+      width: K.
+      factor: of the scores, in units of log 2.
+      limited: lengths of keys are given.
+      simulated: without products whose left operand is in registers.
+    """
+
+    causal: bool
+    keys: int
+    ratio: int
+    tiles: int
+    width: int
+    factor: float
+    limited: bool
+    simulated: bool
+
+
+class Stages(NamedTuple):
+    """Tiles in shared memory; when each is there, and when its place is free again."""
+
+    tiles: Any
+    there: Any
+    free: Any
+
+
+class Shared(NamedTuple):
+    """Shared memory of a program: queries and outputs of each warpgroup, keys and values, and whose turn it is."""
+
+    queries: Any
+    outputs: Any
+    asked: Any
+    joined: Any
+    keys: Stages
+    values: Stages
+    turns: Any
+
+
+def _matrix(x: Float[Array, "B T H K"]) -> Float[Array, "B padded H*K"]:
+    """Heads side by side, and a multiple of 8 rows, as the copy engine wants it."""
+    return jnp.pad(x.reshape(*x.shape[:2], -1), ((0, 0), (0, -x.shape[1] % 8), (0, 0)))
+
+
+def _scratch(dtype: Any, width: int) -> Any:
+    count = 256 // width
+    free = plgpu.Barrier(num_arrivals=2, num_barriers=count)
+    stages = Stages(_swizzled((count, TILE, width), dtype), plgpu.Barrier(num_barriers=count), free)
+    pair = plgpu.Barrier(num_barriers=2)
+    queries, outputs = (_swizzled((2, ROWS, width), x) for x in (dtype, jnp.float32))
+    return [Shared(queries, outputs, pair, pair, stages, stages, pair)]
+
+
+def _swizzled(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Scratch for matrices, in the order in which tensor cores and the copy engine take them."""
+    tiling: Any = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))  # pyright: ignore[reportAbstractUsage]
+    swizzle: Any = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
+
+
+def _program(*refs: Any, call: Call) -> None:
+    """128 queries of one head; those that see most keys come first."""
+    q, k, v, *given, o, lse, shared = refs
+    row, head, worker = lax.axis_index("row"), lax.axis_index("head"), lax.axis_index("warpgroup")
+    tile = call.tiles - 1 - lax.axis_index("tile")
+    limit = given.pop(0)[row] if call.limited else jnp.int32(call.keys)
+    steps = jnp.maximum(pl.cdiv(limit, jnp.int32(TILE)), 1)
+    if call.causal:
+        steps = jnp.minimum(steps, tile + 1)
+
+    @pl.when(worker == 2)
+    def _() -> None:
+        plgpu.set_max_registers(24, action="decrease")
+        columns = pl.ds(head // call.ratio * call.width, call.width)
+        _copy((k, v), shared, row, columns, steps)
+
+    @pl.when(worker < 2)
+    def _() -> None:
+        plgpu.set_max_registers(240, action="increase")
+        first = tile * TILE + worker * ROWS
+        own, sums = pl.ds(first, ROWS), (row, head, pl.ds(first, ROWS))
+        box = (row, own, pl.ds(head * call.width, call.width))
+        queries, outputs = shared.queries.at[worker], shared.outputs.at[worker]
+        plgpu.copy_gmem_to_smem(q.at[box], queries, shared.asked.at[worker])
+        if given:
+            plgpu.copy_gmem_to_smem(given[0].at[box], outputs, shared.joined.at[worker])
+        plgpu.barrier_wait(shared.asked.at[worker])
+        acc, total, part_lse = _attend(shared, worker, first, limit, steps, call)
+        if given:
+            before = plgpu.load(given[1].at[sums], layout=BY_ROW, optimized=False)
+            plgpu.barrier_wait(shared.joined.at[worker])
+            held = plgpu.load(outputs, layout=plgpu.Layout.WGMMA)
+            keep, add, part_lse = _weights(before, part_lse)
+            acc = held * _across(keep, call.width) + acc * _across(add / total, call.width)
+        else:
+            acc = acc * _across(1 / total, call.width)
+        outputs[...] = acc
+        lse[sums] = part_lse
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(outputs, o.at[box])
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _copy(sources: tuple[Any, Any], shared: Shared, row: Array, columns: Any, steps: Array) -> None:
+    """Tiles of keys and values to shared memory, last to first."""
+    count = shared.keys.tiles.shape[0]
+
+    def advance(step: Array, _: None) -> None:
+        slot = step % count
+        box = (row, pl.ds((steps - 1 - step) * TILE, TILE), columns)
+        for source, stages in zip(sources, (shared.keys, shared.values), strict=True):
+            pl.when(step >= count)(lambda stages=stages: plgpu.barrier_wait(stages.free.at[slot]))
+            plgpu.copy_gmem_to_smem(source.at[box], stages.tiles.at[slot], stages.there.at[slot])
+
+    def drain(step: Array, _: None) -> None:
+        for stages in (shared.keys, shared.values):
+            plgpu.barrier_wait(stages.free.at[step % count])
+
+    lax.fori_loop(0, steps, advance, None)
+    lax.fori_loop(jnp.maximum(steps - count, 0), steps, drain, None)
+
+
+def _attend(
+    shared: Shared, worker: Array, first: Array, limit: Array, steps: Array, call: Call
+) -> tuple[Array, Array, Array]:
+    """sum p v, sum p (1 where it is 0) and log-sum-exp of one warpgroup's queries."""
+    keys, values, queries = shared.keys, shared.values, shared.queries.at[worker]
+    count = keys.tiles.shape[0]
+
+    def soften(scores: Array, top: Array, total: Array) -> tuple[Array, Array, Array, Array]:
+        """What to keep of sums until now, the new maximum and sum, and p."""
+        higher = jnp.maximum(top, scores.max(axis=1) * call.factor)
+        keep, p = jnp.exp2(top - higher), jnp.exp2(scores * call.factor - _across(higher, TILE))
+        return keep, higher, total * keep + p.sum(axis=1), p
+
+    def advance(step: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The scores of the next tile, while the values of this one are added."""
+        acc, top, total, p = carry
+        slot, after = step % count, (step + 1) % count
+        plgpu.barrier_wait(values.there.at[slot])
+        plgpu.barrier_wait(shared.turns.at[worker])
+        operands = (queries, keys.tiles.at[after].T, p, values.tiles.at[slot])
+
+        def scored(scores: Array) -> tuple[Array, ...]:
+            plgpu.barrier_arrive(keys.free.at[after])
+            found = lax.optimization_barrier(soften(scores, top, total))
+            # A branch, or the assembler puts the exponentials after the wait for p v.
+            pl.when(step + 2 < steps)(partial(plgpu.barrier_wait, keys.there.at[(step + 2) % count]))
+            return found
+
+        issued = partial(plgpu.barrier_arrive, shared.turns.at[1 - worker])
+        acc, (keep, top, total, p) = _two_products(acc, operands, issued, scored, call.simulated)
+        plgpu.barrier_arrive(values.free.at[slot])
+        return acc * _across(keep, call.width), top, total, p.astype(queries.dtype)
+
+    pl.when(worker == 1)(partial(plgpu.barrier_arrive, shared.turns.at[0]))
+    plgpu.barrier_wait(keys.there.at[0])
+    scores = _product(queries, keys.tiles.at[0].T)
+    plgpu.barrier_arrive(keys.free.at[0])
+    seen = _visible(first, (steps - 1) * TILE, limit, call.causal)
+    _, top, total, p = soften(jnp.where(seen, scores, -jnp.inf), _rows(FLOOR), _rows(0.0))
+    pl.when(steps > 1)(partial(plgpu.barrier_wait, keys.there.at[1]))
+    carry = (_zeros(call.width), top, total, p.astype(queries.dtype))
+    acc, top, total, p = lax.fori_loop(0, steps - 1, advance, carry)
+    last = (steps - 1) % count
+    plgpu.barrier_wait(values.there.at[last])
+    acc = _add_product(acc, p, values.tiles.at[last], call.simulated)
+    plgpu.barrier_arrive(values.free.at[last])
+    pl.when(worker == 0)(partial(plgpu.barrier_wait, shared.turns.at[0]))
+    some = total > 0
+    total = jnp.where(some, total, 1.0)
+    return acc, total, jnp.where(some, top / LOG2E + jnp.log(total), EMPTY_LSE)
+
+
+def _visible(first: Array, start: Array, limit: Array, causal: bool) -> Bool[Array, "64 128"]:
+    key = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 1, layout=plgpu.Layout.WGMMA) + start
+    if not causal:
+        return key < limit
+    query = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 0, layout=plgpu.Layout.WGMMA) + first
+    return (key < limit) & (key <= query)
+
+
+def _weights(a: Array, b: Array) -> tuple[Array, Array, Array]:
+    """Of two log-sum-exps: the weights of either output, and that of both."""
+    top = jnp.maximum(a, b)
+    keep, add = jnp.exp(a - top), jnp.exp(b - top)
+    return keep / (keep + add), add / (keep + add), top + jnp.log(keep + add)
+
+
+def _across(x: Array, width: int) -> Array:
+    """One number a row in each column."""
+    return lax.broadcast_in_dim(x, (x.shape[0], width), [0])
+
+
+def _rows(value: float) -> Float[Array, "64"]:
+    return plgpu.layout_cast(jnp.full((ROWS,), value, jnp.float32), BY_ROW)
+
+
+def _zeros(width: int) -> Float[Array, "64 K"]:
+    return plgpu.layout_cast(jnp.zeros((ROWS, width), jnp.float32), plgpu.Layout.WGMMA)
+
+
+def _product(left: Any, right: Any) -> Array:
+    """left @ right in fp32, both in shared memory."""
+
+    def multiply(total: Any) -> Array:
+        plgpu.wgmma(total, left, right)
+        return total[...]
+
+    shape = (left.shape[0], right.shape[1])
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+def _add_product(total: Array, left: Array, right: Any, simulated: bool) -> Array:
+    """total + left @ right, of which only `right` is in shared memory."""
+    if simulated:
+        total = total + jnp.dot(left, right[...], preferred_element_type=jnp.float32)
+        plgpu.commit_smem()  # Read by threads here: before the copy engine writes there, it has to be told.
+        return total
+    run: Any = pl.run_state(lambda ref: plgpu.wgmma(ref, left, right))
+    return run(plgpu.WGMMAAccumulatorRef.init(total))
+
+
+def _two_products(
+    acc: Array, operands: tuple[Any, ...], issued: Any, scored: Any, simulated: bool
+) -> tuple[Array, Any]:
+    """acc + p v, and scored(q k^T), which runs while p v may still be under way; `issued` runs before both."""
+    q, k, p, v = operands
+    if simulated:
+        issued()
+        return _add_product(acc, p, v, simulated), scored(_product(q, k))
+
+    def both(refs: Any) -> None:
+        total, *results = refs
+
+        def multiply(scores: Any) -> Array:
+            plgpu.wgmma(scores, q, k)
+            plgpu.wgmma(total, p, v)
+            issued()
+            return plgpu.wgmma_accumulator_load(scores, wait_n=1)
+
+        shape = (q.shape[0], k.shape[1])
+        scores = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+        for ref, result in zip(results, scored(scores), strict=True):
+            ref[...] = result
+
+    run: Any = pl.run_state(both)
+    zero = _rows(0.0)
+    acc, *results = run((plgpu.WGMMAAccumulatorRef.init(acc), zero, zero, zero, _zeros(k.shape[1])))
+    return acc, results

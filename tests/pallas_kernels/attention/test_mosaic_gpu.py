@@ -1,0 +1,160 @@
+"""The Hopper kernels of a part: simulated on the CPU, whole on a GPU, and what they refuse."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxblt.testing.tolerances import typical
+from pallas_kernels._dispatch import Device
+from pallas_kernels.attention import EMPTY_LSE, Part, attend_part, attention, merge_parts, part, reference
+from pallas_kernels.attention.hopper import why_not_part
+from pallas_kernels.attention.mask import Mask
+from pallas_kernels.attention.mosaic_gpu_part import attention_with_lse
+from tests.pallas_kernels.attention.cases import Call
+from tests.tolerances import assert_close
+
+HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+SIMULATED = partial(attention_with_lse, interpret=plgpu.InterpretGPUParams(detect_races=True))
+SMALL = {"heads": 1, "groups": 1, "head_dim": 64, "dtype": jnp.bfloat16}
+# The last has four tiles of keys, so that both of their places are filled again.
+SMALL_CALLS = (
+    (Call(name="odd", queries=333, scale=0.3, **SMALL), False),
+    (Call(name="gqa_onto", queries=192, **SMALL | {"heads": 2}), True),
+    (Call(name="wide_cross_onto", queries=72, keys=401, causal=False, **SMALL | {"head_dim": 128}), True),
+)
+LARGE_CALLS = tuple(
+    (Call(name=f"{queries}_{keys}_{width}_{causal}_{onto}", queries=queries, keys=keys, causal=causal,
+          heads=8, groups=2, head_dim=width, dtype=jnp.bfloat16), onto)
+    for queries, keys, causal in ((2048, 2048, True), (2048, 1024, False), (777, 777, True), (1001, 515, False))
+    for width in (64, 128)
+    for onto in (False, True)
+)  # fmt: skip
+
+
+def before(call: Call, batch: int) -> Part:
+    """What other keys might have given the queries of a call; none of them those of the last of several rows."""
+    keys = jax.random.split(jax.random.key(7))
+    o = jax.random.normal(keys[0], (batch, call.queries, call.heads, call.head_dim))
+    lse = jax.random.normal(keys[1], (batch, call.heads, call.queries)) + 3
+    seen = jnp.arange(batch) < max(1, batch - 1)
+    return Part(jnp.where(seen[:, None, None, None], o, 0), jnp.where(seen[:, None, None], lse, EMPTY_LSE))
+
+
+def check(run: Any, call: Call, joined: bool, lengths: Any = None) -> Part:
+    """`run` against the reference, merged onto the same."""
+    batch = 1 if lengths is None else len(lengths)
+    arrays = call.arrays(batch)
+    mask = Mask(call.causal, kv_lengths=None if lengths is None else jnp.asarray(lengths, jnp.int32))
+    onto = before(call, batch) if joined else None
+    found = Part(*run(**arrays, mask=mask, onto=onto, scale=call.scale))
+    want = Part(*reference.attention_with_lse(**arrays, mask=mask, scale=call.scale))
+    want = want if onto is None else merge_parts(onto, want)
+    assert found.o.dtype == found.lse.dtype == jnp.float32
+    assert_close(found.o, want.o, call.dtype, call.keys or call.queries, "output")
+    assert_close(found.lse, want.lse, jnp.float32, call.keys or call.queries, "log-sum-exp")
+    return found
+
+
+@pytest.mark.parametrize(("call", "joined"), SMALL_CALLS, ids=lambda x: str(x) if isinstance(x, Call) else "")
+def test_simulated(call: Call, joined: bool) -> None:
+    check(SIMULATED, call, joined)
+    assert not gpu_callbacks.get_races().races_found
+
+
+def check_lengths(run: Any, call: Call, lengths: list[int]) -> None:
+    """Of the rows without a visible key the first keeps what it was merged onto, the last has nothing."""
+    found = check(run, call, True, lengths)
+    np.testing.assert_array_equal(found.lse[0], before(call, len(lengths)).lse[0])
+    np.testing.assert_array_equal(found.lse[-1], np.float32(EMPTY_LSE))
+    assert not found.o[-1].any()
+
+
+def test_simulated_lengths() -> None:
+    check_lengths(SIMULATED, Call(name="lengths", queries=140, **SMALL), [0, 130, 0])
+
+
+def test_onto_another_implementation() -> None:
+    call = Call(name="xla", queries=30, head_dim=16)
+    arrays, onto = call.arrays(), before(call, 2)
+    options: dict[str, Any] = {"causal": True, "implementation": "xla"}
+    want = merge_parts(onto, attend_part(*arrays.values(), **options))
+    for found, expected in zip(attend_part(*arrays.values(), onto=onto, **options), want, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match=r"onto must be of the same queries, o \(2, 30, 2, 16\)"):
+        attend_part(*arrays.values(), onto=Part(onto.o[:, :3], onto.lse[..., :3]), **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"device": Device("gpu", (10, 0), "NVIDIA B200")}, "9.0 exactly (H100, H200), this is NVIDIA B200"),
+        ({"device": Device("cpu")}, "this is cpu"),
+        ({"dtype": jnp.float32}, "bfloat16 and float16 alone, not float32"),
+        ({"width": 96}, "of size 64 or 128, not 96"),
+        ({"mask": Mask(True, 8)}, "causal masks and lengths of keys alone"),
+        ({"mask": Mask(True, q_lengths=jnp.ones(1, jnp.int32))}, "causal masks and lengths of keys alone"),
+        ({"scale": -1.0}, "positive scales alone, not -1.0"),
+        ({}, "it can run"),
+    ],
+)
+def test_says_why_not(change: dict[str, Any], reason: str) -> None:
+    call = {"device": HOPPER, "dtype": jnp.bfloat16, "width": 64, "mask": Mask(True), "scale": None} | change
+    q = jax.ShapeDtypeStruct((1, 100, 4, call["width"]), call["dtype"])
+    assert reason in (
+        why_not_part(call["device"], q, q, q, call["mask"], scale=call["scale"]) or "it can run"
+    )
+
+
+def test_runs_when_asked_for_alone() -> None:
+    """It has not been timed, so that xla stands before it."""
+    names = [entry.name for entry in part.FORWARD]
+    assert names.index("xla") < names.index("mosaic_gpu")
+    q = jnp.ones((1, 64, 1, 64), jnp.bfloat16)
+    with pytest.raises(ValueError, match="this is cpu"):
+        attend_part(q, q, q, causal=True, implementation="mosaic_gpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("call", "joined"), LARGE_CALLS, ids=lambda x: str(x) if isinstance(x, Call) else "")
+def test_on_a_gpu(call: Call, joined: bool) -> None:
+    check(attention_with_lse, call, joined)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [64, 128])
+def test_lengths_on_a_gpu(width: int) -> None:
+    call = Call(name="lengths", queries=1000, **SMALL | {"heads": 4, "head_dim": width})
+    check_lengths(attention_with_lse, call, [0, 1, 127, 128, 513, 1000, 0])
+    alone = check(attention_with_lse, call, False, [1000, 0])
+    np.testing.assert_array_equal(alone.lse[1], np.float32(EMPTY_LSE))
+    assert not alone.o[1].any()
+
+
+@pytest.mark.gpu
+def test_parts_are_as_exact_as_one_call() -> None:
+    """Four parts of the keys, each onto those before it: at most 1.05 times the error of one call, cuDNN's too."""
+    call = Call(name="exact", queries=4096, causal=False, heads=4, groups=4, head_dim=128, dtype=jnp.bfloat16)
+    q, k, v = call.arrays(1).values()
+    floats = (np.asarray(x, np.float64)[0].swapaxes(0, 1) for x in (q, k, v))
+    want = dense(*floats).swapaxes(0, 1)[None]
+    merged = None
+    for keys, values in zip(jnp.split(k, 4, 1), jnp.split(v, 4, 1), strict=True):
+        merged = attend_part(q, keys, values, causal=False, onto=merged, implementation="mosaic_gpu")
+    assert merged is not None
+    error = typical(merged.o.astype(q.dtype), want)
+    alone = attend_part(q, k, v, causal=False, implementation="mosaic_gpu").o.astype(q.dtype)
+    assert error <= 1.05 * typical(alone, want)
+    assert error <= 1.05 * typical(attention(q, k, v, causal=False, implementation="cudnn"), want)
+
+
+def dense(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Attention of all heads, in the precision of its arguments."""
+    scores = q @ k.swapaxes(1, 2) * q.shape[-1] ** -0.5
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    return p @ v / p.sum(-1, keepdims=True)
