@@ -31,6 +31,13 @@ def content_first(segment_ids: Int[Array, "B T"]) -> ContentFirst:
     return ContentFirst(order, back, jnp.sum(segment_ids > 0, 1, dtype=jnp.int32))
 
 
+def backwards(x: Shaped[Array, "B T ..."], lengths: Int[Array, "B"]) -> Shaped[Array, "B T ..."]:
+    """x with the first lengths[b] tokens of row b in reverse order: it undoes itself."""
+    place, ends = jnp.arange(x.shape[1], dtype=jnp.int32)[None], lengths[:, None]
+    order = jnp.where(place < ends, ends - 1 - place, place)
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *(1,) * (x.ndim - 2)), 1)
+
+
 def _take_primal(
     x: Shaped[Array, "B T ..."], order: Int[Array, "B T"], back: Int[Array, "B T"]
 ) -> Shaped[Array, "B T ..."]:

@@ -13,6 +13,7 @@ from jaxblt.parallel.band import Band, band_attention
 from jaxblt.parallel.by_heads import attend_by_heads
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contiguous, to_zigzag
+from jaxblt.parallel.packed_ring import goes_to_cudnn, packed_ring_attention
 from jaxblt.parallel.pieces import Keys
 from jaxblt.parallel.ring import Ring, ring_attention
 from jaxblt.parallel.sequence import SeqAxis, over_sequence, seq_axis
@@ -58,7 +59,9 @@ def context_attention(
         place in the sequence is its position.
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
         each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
-        where places count (a window, ALiBi) and in mode "all_gather".
+        where places count (a window, ALiBi) and in mode "all_gather". Several are fast in a causal ring on GPUs where
+        ids rise along every row, as a packer numbers them (see `packed_ring`); where not, which is found out on the
+        devices, and in a ring that is not causal, they run on XLA.
       mode: the exchange.
       layout: of all the arrays, along the sequence; "zigzag" if the host laid them out so, for mode "ring".
 
@@ -94,8 +97,11 @@ def context_attention(
         else:
             swap = causal and layout == CONTIGUOUS
             ring = Ring(axis, causal, ZIGZAG if swap else layout, **options)
-            go = partial(_swapped if swap else ring_attention, ring)
-            o = _sorted(ring.runs, go, q, keys) if by_length else go(q, keys)
+            by_documents = segment_ids is not None and packed and goes_to_cudnn(ring, q, k)
+            go = packed_ring_attention if by_documents else ring_attention
+            go = partial(_swapped, go, ring) if swap else partial(go, ring)
+            sort = by_length or by_documents
+            o = _sorted(ring.runs, go, q, keys, by_length=by_length) if sort else go(q, keys)
         return zero_where_not(valid, o)
 
     if mode == "all_to_all":
@@ -103,8 +109,8 @@ def context_attention(
     return over_sequence(island, (q, Keys(k, v, segment_ids)), (), alibi_slopes)
 
 
-def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys) -> Array:
-    """`go` where the holes of each run come last in it."""
+def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys, *, by_length: bool) -> Array:
+    """`go` where the holes of each run come last in it, and keys have lengths or else ids."""
 
     def cut(x: Array) -> Array:
         return x.reshape(-1, x.shape[1] // runs, *x.shape[2:])
@@ -112,13 +118,17 @@ def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys)
     assert keys.segment_ids is not None
     content = content_first(cut(keys.segment_ids))
     sorted_q, k, v = (content.sort(cut(x)).reshape(x.shape) for x in (q, keys.k, keys.v))
-    o = go(sorted_q, Keys(k, v, None, content.lengths.reshape(-1, runs)))
+    if by_length:
+        sorted_keys = Keys(k, v, None, content.lengths.reshape(-1, runs))
+    else:
+        sorted_keys = Keys(k, v, content.sort(cut(keys.segment_ids)).reshape(keys.segment_ids.shape))
+    o = go(sorted_q, sorted_keys)
     return content.restore(cut(o)).reshape(o.shape)
 
 
-def _swapped(ring: Ring, q: Array, keys: Keys) -> Array:
+def _swapped(go: Callable[[Ring, Array, Keys], Array], ring: Ring, q: Array, keys: Keys) -> Array:
     q, keys = jax.tree.map(lambda x: to_zigzag(x, ring.axis), (q, keys))
-    return to_contiguous(ring_attention(ring, q, keys), ring.axis)
+    return to_contiguous(go(ring, q, keys), ring.axis)
 
 
 def _by_gathering(

@@ -36,6 +36,9 @@ class Piece(NamedTuple):
       live: whether the piece counts at all; None for always. A dead piece costs what a live one does, so that
         all devices do the same.
       each: as many runs follow each other in queries and keys, and each meets its own alone.
+      own: queries and keys are the same tokens.
+      shared: ids say which queries and keys meet, those of the document with which the queries' run begins and the
+        keys' ends. Of queries and keys it comes first all the same, as the ids of keys alone are in order.
     """
 
     q_start: int | Int[Array, ""]
@@ -46,6 +49,8 @@ class Piece(NamedTuple):
     reverse: bool = False
     live: Bool[Array, ""] | None = None
     each: int = 1
+    own: bool = False
+    shared: bool = False
 
 
 def attend(
@@ -97,12 +102,24 @@ def _operands(
     k, v = (_run(piece, x, piece.k_start) for x in keys[:2])
     marks: dict[str, Any] = {"causal": piece.causal, "window": piece.window}
     if q_ids is not None and keys.segment_ids is not None:
-        marks["q_segment_ids"] = _run(piece, q_ids, piece.q_start)
-        marks["kv_segment_ids"] = _run(piece, keys.segment_ids, piece.k_start)
+        here = _run(piece, q_ids, piece.q_start)
+        there = here if piece.own else _run(piece, keys.segment_ids, piece.k_start)
+        if piece.shared:
+            marks["q_lengths"], marks["kv_lengths"] = _shared(here, there)
+        else:
+            marks["q_segment_ids"], marks["kv_segment_ids"] = here, there
     if keys.lengths is not None:
         runs = lax.dynamic_slice_in_dim(keys.lengths, piece.k_start // piece.size, piece.each, 1)
         marks["kv_lengths"] = runs.reshape(-1)
     return (_run(piece, q, piece.q_start), k, v), marks
+
+
+def _shared(here: Int[Array, "B T"], there: Int[Array, "B S"]) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
+    """Tokens in each of two runs of the document with which one begins and the other ends; 0 if there is none."""
+    first, last = here[:, :1], jnp.max(there, 1, keepdims=True)
+    shared = (first > 0) & (first == last)
+    q_lengths, kv_lengths = (jnp.sum(shared & (x == first), 1, dtype=jnp.int32) for x in (here, there))
+    return q_lengths, kv_lengths
 
 
 def _run(piece: Piece, x: Array, start: int | Array) -> Array:

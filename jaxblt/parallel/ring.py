@@ -82,9 +82,9 @@ class Ring:
         return [Piece(half, 0, half, causal=False), Piece(start, start, half, causal=False)]
 
 
-def ring_part(ring: Ring, q: Float[Array, "B T H K"], keys: Keys) -> Part:
-    """`ring_attention` in fp32 and with its log-sum-exp, to be merged with more keys; not differentiable."""
-    kv, marks, merged = jnp.stack((keys.k, keys.v)), keys[2:], None
+def ring_part(ring: Ring, q: Float[Array, "B T H K"], keys: Keys, merged: Part | None = None) -> Part:
+    """`ring_attention` in fp32 and with its log-sum-exp, merged into what is there; not differentiable."""
+    kv, marks = jnp.stack((keys.k, keys.v)), keys[2:]
     for step in range(ring.axis.size):
         coming = ring.shift((kv, marks)) if step + 1 < ring.axis.size else (kv, marks)
         for piece in ring.pieces(step, q.shape[1], lengths=keys.lengths is not None):
@@ -109,10 +109,26 @@ def _forward(ring: Ring, q: Array, keys: Keys) -> tuple[Array, Any]:
 
 
 def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Array, Keys]:
-    """Keys travel a step ahead of their gradients, which wait for this device's share, in one message."""
     q, keys, merged = saved
-    kv, marks, dq = jnp.stack((keys.k, keys.v)), keys[2:], jnp.zeros_like(q, jnp.float32)
-    dkv = jnp.zeros_like(kv, jnp.float32)
+    dq, dk, dv = ring_gradients(ring, q, keys, merged, do)
+    return dq, Keys(dk, dv, None)
+
+
+def ring_gradients(
+    ring: Ring,
+    q: Float[Array, "B T H K"],
+    keys: Keys,
+    merged: Part,
+    do: Float[Array, "B T H K"],
+    start: tuple[Array, Array, Array] | None = None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
+    """dq, dk and dv, summed in fp32 from those of `start` on.
+
+    Keys travel a step ahead of their gradients, which wait for this device's share, in one message.
+    """
+    kv, marks = jnp.stack((keys.k, keys.v)), keys[2:]
+    dq, *start_kv = map(jnp.zeros_like, (q, keys.k, keys.v)) if start is None else start
+    dq, dkv = dq.astype(jnp.float32), jnp.stack(start_kv).astype(jnp.float32)
     for step in range(ring.axis.size):
         sent = [kv] * (step + 1 < ring.axis.size) + [dkv] * (step > 0)
         coming = ring.shift((_pack(sent), marks))
@@ -125,7 +141,7 @@ def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Arra
         for piece, (add_q, *add) in zip(pieces, pulled, strict=True):
             dq, dkv = add_at(dq, add_q, piece.q_start, 1), add_at(dkv, jnp.stack(add), piece.k_start, 2)
     dk, dv = ring.shift(dkv.astype(keys.k.dtype))
-    return dq.astype(q.dtype), Keys(dk, dv, None)
+    return dq.astype(q.dtype), dk, dv
 
 
 def _pack(arrays: list[Array]) -> Array:

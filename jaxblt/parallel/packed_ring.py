@@ -1,0 +1,124 @@
+"""Ring attention to packed rows by lengths alone, which kernels know where they know no documents.
+
+In runs of tokens with their content first and ids that rise along the row, two runs have at most one document in
+common: that of the earlier one's last token and the later one's first. Its queries are a prefix of the later run, and
+its keys a suffix of the earlier one's content, so a prefix of it read backwards; between different runs the order of
+keys does not matter. Every run attends to its own keys as a packed row by itself. Rows whose ids do not rise are found
+out on the devices, and all of them take the ring with segment ids then.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.parallel.content import backwards
+from jaxblt.parallel.pieces import Keys, Piece, attend, pull
+from jaxblt.parallel.ring import SAVED_LSE, SAVED_OUT, Ring, ring_gradients, ring_part
+from pallas_kernels._compat import varying_axes
+from pallas_kernels._dispatch import current_device
+from pallas_kernels.attention import Part, cudnn
+from pallas_kernels.attention.mask import Mask
+
+
+class _Between(Ring):
+    """The pieces of a causal ring in which different runs meet."""
+
+    def pieces(self, step: int, length: int, *, lengths: bool = False) -> list[Piece]:
+        del lengths
+        pieces = super().pieces(step, length, lengths=True)
+        return [piece._replace(shared=True) for piece in pieces if not piece.causal]
+
+
+def goes_to_cudnn(ring: Ring, q: Float[Array, "B T H K"], k: Float[Array, "B T G K"]) -> bool:
+    """Whether cuDNN would run it; what XLA runs has no use for it."""
+    if not ring.causal or ring.implementation not in (None, "cudnn"):
+        return False
+    rows, length = q.shape[0] * ring.runs, q.shape[1] // ring.runs
+    q_run, k_run = (jax.ShapeDtypeStruct((rows, length, *x.shape[2:]), x.dtype) for x in (q, k))
+    ids: Any = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    return cudnn.why_not_part(current_device(), q_run, k_run, k_run, Mask(True, None, ids, ids)) is None
+
+
+def documents_rise(ring: Ring, ids: Int[Array, "B T"]) -> Bool[Array, ""]:
+    """Whether no id is less than one before it, in any row of any device; ids of content come first in every run."""
+    runs = ids.reshape(ids.shape[0], ring.runs, -1)
+    within = jnp.all((runs[..., 1:] <= 0) | (runs[..., 1:] >= runs[..., :-1]))
+    ends = jnp.stack((runs[..., 0], jnp.max(runs, -1)))
+    ends = lax.all_gather(ends, ring.axis.name, axis=2, tiled=True)
+    stretches = ring.axis.size * ring.runs
+    first, last = jnp.maximum(ends[..., np.argsort(ring.layout.order(stretches, ring.axis.size))], 0)
+    between = jnp.all((first[:, 1:] == 0) | (first[:, 1:] >= lax.cummax(last, axis=1)[:, :-1]))
+    return lax.pmin((within & between).astype(jnp.int32), tuple(sorted(varying_axes(ids)))) > 0
+
+
+def _own(ring: Ring, q: Array) -> Piece:
+    return Piece(0, 0, q.shape[1] // ring.runs, causal=True, each=ring.runs, own=True)
+
+
+def _between(ring: Ring) -> Ring:
+    return _Between(**vars(ring))
+
+
+def _turned(ring: Ring, keys: Keys) -> Keys:
+    """Keys and values with the content of every run in reverse order, or back in order; ids stay."""
+    assert keys.segment_ids is not None
+    size = keys.segment_ids.shape[1] // ring.runs
+    lengths = jnp.sum(keys.segment_ids.reshape(-1, size) > 0, 1, dtype=jnp.int32)
+    k, v = (backwards(x.reshape(-1, size, *x.shape[2:]), lengths).reshape(x.shape) for x in keys[:2])
+    return keys._replace(k=k, v=v)
+
+
+def _merged(ring: Ring, q: Array, keys: Keys) -> tuple[Part, Array]:
+    """The output with its log-sum-exp, and whether ids rise."""
+    assert keys.segment_ids is not None
+    rise = documents_rise(ring, keys.segment_ids)
+
+    def by_documents(q: Array, keys: Keys) -> Part:
+        own = attend(_own(ring, q), q, keys.segment_ids, keys, ring.options, None)
+        return ring_part(_between(ring), q, _turned(ring, keys), own)
+
+    def by_ids(q: Array, keys: Keys) -> Part:
+        return ring_part(replace(ring, implementation="xla"), q, keys)
+
+    return lax.cond(rise, by_documents, by_ids, q, keys), rise
+
+
+def _primal(ring: Ring, q: Float[Array, "B T H K"], keys: Keys) -> Float[Array, "B T H K"]:
+    return _merged(ring, q, keys)[0].o.astype(q.dtype)
+
+
+def _forward(ring: Ring, q: Array, keys: Keys) -> tuple[Array, Any]:
+    (o, lse), rise = _merged(ring, q, keys)
+    o = checkpoint_name(o.astype(q.dtype), SAVED_OUT)
+    lse, rise = checkpoint_name((lse, rise), SAVED_LSE)
+    return o, (q, keys, Part(o, lse), rise)
+
+
+def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Array, Keys]:
+    *arrays, rise = saved
+
+    def by_documents(q: Array, keys: Keys, merged: Part, do: Array) -> tuple[Array, Array, Array]:
+        dq, dk, dv = pull(_own(ring, q), q, keys.segment_ids, keys, merged, do, ring.options)
+        start = _turned(ring, keys._replace(k=dk, v=dv))
+        dq, dk, dv = ring_gradients(
+            _between(ring), q, _turned(ring, keys), merged, do, (dq, start.k, start.v)
+        )
+        back = _turned(ring, keys._replace(k=dk, v=dv))
+        return dq, back.k, back.v
+
+    def by_ids(q: Array, keys: Keys, merged: Part, do: Array) -> tuple[Array, Array, Array]:
+        return ring_gradients(replace(ring, implementation="xla"), q, keys, merged, do)
+
+    dq, dk, dv = lax.cond(rise, by_documents, by_ids, *arrays, do)
+    return dq, Keys(dk, dv, None)
+
+
+packed_ring_attention = jax.custom_vjp(_primal, nondiff_argnums=(0,))
+"""`ring_attention` of a causal ring to keys with ids, the content of every run first in q and keys."""
+packed_ring_attention.defvjp(_forward, _backward)

@@ -1,0 +1,231 @@
+"""Packed rows in a ring by lengths equal dense attention, in values and gradients, whichever way the devices take."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo
+
+from jaxblt.models.remat import _policy
+from jaxblt.parallel import context, packed_ring
+from jaxblt.parallel.context import context_attention
+from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG
+from jaxblt.parallel.ring import Ring
+from jaxblt.parallel.sequence import SeqAxis, over_sequence
+from pallas_kernels import _compat
+from pallas_kernels._dispatch import compiling_for
+from pallas_kernels.attention import Part, cudnn
+from tests.pallas_kernels.attention import dense_kernel
+from tests.pallas_kernels.attention.test_packed import emulate, row_of
+from tests.parallel.test_context import Case, check, mesh_of, split
+
+H200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed(Case):
+    """Anything where no token is."""
+
+    documents: tuple[str, str]
+    segments: bool = True
+
+    def __str__(self) -> str:
+        return "_".join((*self.documents, super().__str__()))
+
+    def arrays(self, dtype: Any = np.float32) -> list[np.ndarray]:
+        ids = np.asarray(self.segment_ids())
+        return [np.where((ids > 0)[..., None, None], x, np.nan).astype(dtype) for x in super().arrays()]
+
+    def segment_ids(self) -> jax.Array:
+        rows = [row_by_name(name, self.length, self.length // (2 * self.devices)) for name in self.documents]
+        return jnp.asarray(np.stack(rows), jnp.int32)
+
+
+def row_by_name(name: str, n: int, stretch: int) -> np.ndarray:
+    """Ids of n tokens; a device has two stretches."""
+    rng, place = np.random.default_rng(n), np.arange(n)
+    if name == "padded":
+        # Nothing, some of a document, holes, more of it, nothing.
+        found = np.ones(n, np.int32)
+        found[: stretch + 1] = found[-stretch:] = 0
+        found[n // 2 : n // 2 + stretch] = -1
+        return found
+    if name == "holes":
+        found = row_of([stretch + 1, 2 * stretch, n], n)
+        return np.where(rng.random(n) < 0.4, -found, found)
+    return {
+        # over one edge, three, and as many as are left
+        "crossing": row_of([stretch // 2, stretch, 3 * stretch, n], n),
+        "one": np.ones(n, np.int32),
+        "inside": row_of(rng.integers(1, stretch, n), n),
+        "random": row_of(rng.geometric(2 / n, n), n, 2),
+        "twice": np.where(place // (n // 4) % 2 == 0, 1, 2),
+    }[name]
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if cuDNN were there; what runs is XLA."""
+    monkeypatch.setattr(context, "goes_to_cudnn", lambda *_: True)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, *, between: bool) -> None:
+    """NaN from the ring that sends keys `between` different runs alone, or from the other."""
+    part, gradients = packed_ring.ring_part, packed_ring.ring_gradients
+
+    def poisoned_part(ring: Ring, q: Any, keys: Any, *merged: Any) -> Part:
+        if isinstance(ring, packed_ring._Between) == between:
+            return Part(jnp.nan * q, jnp.nan * q[..., 0].swapaxes(1, 2))
+        return part(ring, q, keys, *merged)
+
+    def poisoned_gradients(ring: Ring, q: Any, keys: Any, *others: Any) -> Any:
+        if isinstance(ring, packed_ring._Between) == between:
+            return tuple(jnp.nan * x for x in (q, keys.k, keys.v))
+        return gradients(ring, q, keys, *others)
+
+    monkeypatch.setattr(packed_ring, "ring_part", poisoned_part)
+    monkeypatch.setattr(packed_ring, "ring_gradients", poisoned_gradients)
+
+
+CASES = (
+    Packed(devices=4, documents=("holes", "one"), layout=ZIGZAG, head_dim=5),
+    Packed(devices=8, documents=("padded", "inside"), heads=2, groups=1, length=80),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rising_ids(case: Packed, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, between=False)
+    check(case)
+
+
+def test_other_ids(chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second row rises: its devices have to go the same way as the others."""
+    poison(monkeypatch, between=True)
+    check(Packed(devices=2, documents=("twice", "crossing")))
+
+
+def matrix() -> list[Packed]:
+    heads, layouts, lengths = ((4, 4, 8), (4, 2, 16), (8, 1, 5)), (CONTIGUOUS, ZIGZAG), (64, 144)
+    rows = (("crossing", "one"), ("inside", "padded"), ("holes", "random"), ("random", "twice"))
+    return [
+        Packed(devices=n, heads=h, groups=g, head_dim=d, layout=layout, length=length, documents=documents)
+        for n, (h, g, d), layout, length, documents in itertools.product(
+            (2, 4, 8), heads, layouts, lengths, rows
+        )
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", matrix(), ids=str)
+def test_in_the_full_matrix(case: Packed, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, between="twice" in case.documents)
+    check(case)
+
+
+@pytest.mark.parametrize("layout", [CONTIGUOUS, ZIGZAG], ids=lambda x: x.kind)
+def test_whether_documents_rise(layout: Any) -> None:
+    """Of runs with their content first, against a loop over the rows."""
+    ring, rng = Ring(SeqAxis("seq", 4), True, layout), np.random.default_rng(0)
+
+    def rise(ids: Any) -> Any:
+        both = lambda ids, *_: jnp.full(ids.shape, packed_ring.documents_rise(ring, ids))  # noqa: E731
+        return over_sequence(both, ids)
+
+    found = []
+    with jax.set_mesh(mesh_of(Case(devices=4))):
+        run = jax.jit(rise)
+        for _ in range(40):
+            counts = rng.integers(0, 5, (2, 4 * ring.runs, 1))
+            ids = np.sort(rng.integers(1, 9, (2, 16 * ring.runs)), 1).reshape(2, -1, 4)
+            ids = np.where(np.arange(4) < counts, ids, 0)
+            ids[rng.random(ids.shape) < 0.02] *= 2
+            rows = [row[row > 0] for row in ids.reshape(2, -1)]
+            got = np.asarray(run(ids.reshape(2, -1)[:, layout.order(16 * ring.runs, 4)]))
+            found.append(all((np.diff(row) >= 0).all() for row in rows))
+            assert (got == found[-1]).all()
+    assert 0 < sum(found) < len(found)
+
+
+def taken(jaxpr: Any) -> Iterator[str]:
+    """Names of the operations where every condition holds."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        inner = eqn.params["branches"][-1:] if eqn.primitive.name == "cond" else eqn.params.values()
+        for x in inner:
+            x = getattr(x, "jaxpr", x)
+            if hasattr(x, "eqns"):
+                yield from taken(x)
+
+
+def test_cudnn_alone_attends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call for a device's own runs, one for its later run to its earlier one, and two for the other's keys."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
+    case = Packed(devices=2, documents=("crossing", "one"), length=256, head_dim=64)
+    run, _ = split(case)
+    with jax.set_mesh(mesh_of(case)), compiling_for(H200):
+        traced = run.trace(*case.arrays(jnp.bfloat16))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    names = list(taken(traced.jaxpr.jaxpr))
+    assert names.count("dot_product_attention_fwd") + names.count("dot_product_attention_fwd_wrapper") == 4
+    assert "dot_general" not in names
+    assert text.count("@__cudnn$fmhaSoftmax(") == text.count("@__cudnn$fmhaSoftmaxBackward(") == 4
+
+
+def test_with_what_cudnn_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its calls, with NaN outside of the documents and beyond the lengths."""
+    emulate(monkeypatch)
+    monkeypatch.setattr(_compat, "cudnn_attention", dense_kernel.attention)
+    monkeypatch.setattr(_compat, "cudnn_attention_gradients", dense_kernel.gradients)
+    monkeypatch.setattr(cudnn, "why_not", lambda *_, **__: None)
+    poison(monkeypatch, between=False)
+    with compiling_for(H200):
+        check(Packed(devices=2, documents=("crossing", "random"), groups=1, length=36))
+
+
+@pytest.mark.parametrize(
+    ("change", "goes"),
+    [
+        ({}, True),
+        ({"implementation": "cudnn"}, True),
+        ({"implementation": "xla"}, False),
+        ({"causal": False}, False),
+        ({"dtype": jnp.float32}, False),
+    ],
+    ids=str,
+)
+def test_what_goes_to_cudnn(change: dict[str, Any], goes: bool) -> None:
+    given = {"causal": True, "implementation": None, "dtype": jnp.bfloat16} | change
+    q = jax.ShapeDtypeStruct((1, 8192, 8, 64), given.pop("dtype"))
+    ring = Ring(SeqAxis("seq", 4), layout=ZIGZAG, **given)
+    with compiling_for(H200):
+        assert packed_ring.goes_to_cudnn(ring, q, q) == goes
+
+
+def test_what_runs_on_a_cpu_is_the_ring_with_ids() -> None:
+    case = Packed(devices=2, documents=("crossing", "one"))
+    run, _ = split(case)
+    with jax.set_mesh(mesh_of(case)):
+        assert "cond[" not in str(run.trace(*case.arrays()).jaxpr)
+
+
+def test_remat_does_not_go_round_again(chosen: None) -> None:
+    case = Packed(devices=2, documents=("crossing", "one"), layout=ZIGZAG)
+    ids = case.segment_ids()
+
+    def layer(*arrays: jax.Array) -> jax.Array:
+        return context_attention(*map(jnp.sin, arrays), ids, **case.split_options())
+
+    def hops(fn: Callable[..., jax.Array]) -> int:
+        jaxpr = str(jax.make_jaxpr(lambda q, k, v, do: jax.vjp(fn, q, k, v)[1](do))(*case.arrays()))
+        return jaxpr.count("ppermute[")
+
+    with jax.set_mesh(mesh_of(case)):
+        saved, thrown = hops(jax.checkpoint(layer, policy=_policy("full"))), hops(jax.checkpoint(layer))
+        assert saved == hops(layer) < thrown
