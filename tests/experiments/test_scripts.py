@@ -1,6 +1,7 @@
-"""The scripts as people run them: in processes of their own, with a wrong argument and with right ones."""
+"""The scripts with wrong arguments and with right ones; in a process of its own, as people run it, what does work."""
 
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments._cli import run
 from experiments.benchmark import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,18 +57,33 @@ def test_kernels_knows_every_benchmark_of_an_op_and_its_shapes():
         assert set(names) <= {case.name for case in getattr(bench, "CASES", bench.SHAPES)}
 
 
+def exit_status(monkeypatch, script: str, *args: str) -> int:
+    """Of `python -m SCRIPT ARGS`, in this process."""
+    module = importlib.import_module(script)
+    assert inspect.getsource(module).endswith('if __name__ == "__main__":\n    run(main)\n')
+    monkeypatch.setattr(sys, "argv", [script, *args])
+    with pytest.raises(SystemExit) as stopped:
+        run(module.main)
+    return stopped.value.code or 0
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_explains(script):
-    done = python("-m", f"experiments.{script}", "--help")
-    assert done.returncode == 0
-    assert len(done.stdout) > 200
+def test_help_explains(script, monkeypatch, capsys):
+    assert exit_status(monkeypatch, f"experiments.{script}", "--help") == 0
+    assert len(capsys.readouterr().out) > 200
+
+
+def test_a_script_in_a_process_of_its_own_reports_its_failure():
+    done = python("-m", "experiments.evaluate", "no/such/run")
+    assert done.returncode == 1
+    assert "holds no run" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (("experiments.train", "no_such_recipe"), "unknown recipe"),
-        (("experiments.evaluate", "no/such/run"), "holds no run"),
         (("experiments.plan", "demo", "--mesh", "rack=2"), "'rack=2' is not AXIS=SIZE"),
         (("experiments.plan", "demo", "--gpu", "h900"), "no GPU 'h900' to compile for"),
         (("experiments.patch", "no_such_file.txt"), "no_such_file.txt"),
@@ -76,11 +93,11 @@ def test_help_explains(script):
         ),
     ],
 )
-def test_failures_are_one_line_and_not_zero(args, says):
-    done = python("-m", *args)
-    assert done.returncode == 1
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+def test_failures_are_one_line_and_not_zero(args, says, monkeypatch, capsys):
+    assert exit_status(monkeypatch, *args) == 1
+    said = capsys.readouterr().err
+    assert says in said
+    assert "Traceback" not in said
 
 
 def test_demo_leaves_everything_it_promises_and_goes_on(tmp_path):
