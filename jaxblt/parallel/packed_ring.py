@@ -4,7 +4,8 @@ In runs of tokens with their content first and ids that rise along the row, two 
 common: that of the earlier one's last token and the later one's first. Its queries are a prefix of the later run, and
 its keys a suffix of the earlier one's content, so a prefix of it read backwards; between different runs the order of
 keys does not matter. Every run attends to its own keys as a packed row by itself. Rows whose ids do not rise are found
-out on the devices, and all of them take the ring with segment ids then.
+out on the devices, and all of them take the ring with segment ids then. A causal ring alone, since queries that see
+later keys would have to be turned instead.
 """
 
 from dataclasses import replace
@@ -54,6 +55,7 @@ def documents_rise(ring: Ring, ids: Int[Array, "B T"]) -> Bool[Array, ""]:
     stretches = ring.axis.size * ring.runs
     first, last = jnp.maximum(ends[..., np.argsort(ring.layout.order(stretches, ring.axis.size))], 0)
     between = jnp.all((first[:, 1:] == 0) | (first[:, 1:] >= lax.cummax(last, axis=1)[:, :-1]))
+    # Over rows too: an exchange in a branch is one operation of all devices, of which no part may be missing.
     return lax.pmin((within & between).astype(jnp.int32), tuple(sorted(varying_axes(ids)))) > 0
 
 
