@@ -23,7 +23,8 @@ from pallas_kernels._dispatch import compiling_for
 from pallas_kernels.attention import Part, cudnn
 from tests.pallas_kernels.attention import dense_kernel
 from tests.pallas_kernels.attention.test_packed import emulate, row_of
-from tests.parallel.test_context import Case, check, mesh_of, split
+from tests.parallel.test_context import Case, check, dense, mesh_of, split
+from tests.tolerances import assert_close, assert_norms_close
 
 H200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
 
@@ -229,3 +230,19 @@ def test_remat_does_not_go_round_again(chosen: None) -> None:
     with jax.set_mesh(mesh_of(case)):
         saved, thrown = hops(jax.checkpoint(layer, policy=_policy("full"))), hops(jax.checkpoint(layer))
         assert saved == hops(layer) < thrown
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("documents", [("crossing", "holes"), ("twice", "crossing")])
+def test_equals_dense_attention_on_gpus(documents: tuple[str, str]) -> None:
+    """Two rows over two GPUs each; gradients of a row by their norm."""
+    if len(jax.devices()) < 4:
+        pytest.skip(f"needs 4 GPUs, there are {len(jax.devices())}")
+    case = Packed(devices=2, documents=documents, length=4096, head_dim=64)
+    arrays, (run, _) = case.arrays(jnp.bfloat16), split(case)
+    with jax.set_mesh(mesh_of(case)):
+        o, *gradients = (np.asarray(x, np.float32) for x in run(*arrays))
+    want, *expected = dense(case, [x.astype(np.float32) for x in arrays])
+    assert_close(o, want, jnp.bfloat16, case.length, "values")
+    for name, got, like in zip("qkv", gradients, expected, strict=True):
+        assert_norms_close(got, like, range(2), jnp.bfloat16, case.length, f"gradient of {name}")
