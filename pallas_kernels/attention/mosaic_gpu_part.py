@@ -13,7 +13,6 @@ write of an output where a merge of its own reads two and writes one.
 Source: Shah et al., FlashAttention-3, 2407.08608; Liu et al., Ring Attention, 2310.01889.
 """
 
-import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,19 +20,34 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
 from pallas_kernels.attention.hopper import ROWS, TILE
 from pallas_kernels.attention.mask import EMPTY_LSE, Mask
-
-LOG2E = math.log2(math.e)
+from pallas_kernels.attention.tiles import (
+    LOG2E,
+    Call,
+    Stages,
+    across,
+    add_products,
+    by_row,
+    call_of,
+    constants,
+    feed,
+    limits,
+    matrix,
+    product,
+    stages,
+    sums,
+    swizzled,
+    visible,
+    zeros,
+)
 
 FLOOR = -1e30
 """The least maximum of a row of scores, in units of log 2: exp(score - maximum) is 0 where none is visible."""
-
-BY_ROW = plgpu.Layout.WGMMA.reduce(1)
 
 
 def attention_with_lse(
@@ -52,30 +66,16 @@ def attention_with_lse(
       onto: output and log-sum-exp over other keys.
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
-    (batch, queries, heads, width), groups = q.shape, k.shape[2]
-    tiles = -(-queries // TILE)
-    given = [] if mask.kv_lengths is None else [jnp.clip(mask.kv_lengths, 0, k.shape[1]).astype(jnp.int32)]
-    if onto is not None:
-        given.append(_matrix(onto[0].astype(jnp.float32)))
-        given.append(jnp.pad(onto[1], ((0, 0), (0, 0), (0, tiles * TILE - queries))))
-    streams = vary_alike(*(_matrix(x) for x in (q, k, v)), *given)
-    call = Call(
-        causal=mask.causal,
-        keys=k.shape[1],
-        ratio=heads // groups,
-        tiles=tiles,
-        width=width,
-        factor=(width**-0.5 if scale is None else float(scale)) * LOG2E,
-        limited=mask.kv_lengths is not None,
-        simulated=interpret is not None,
-    )
+    (batch, queries, heads, width), call = q.shape, call_of(q, k, mask, scale, interpret)
+    before = [] if onto is None else [matrix(onto[0].astype(jnp.float32)), sums(onto[1])]
+    streams = vary_alike(matrix(q), matrix(k), matrix(v), *limits(mask, k.shape[1]), *before)
     o, lse = plgpu.kernel(
         partial(_program, call=call),
         out_type=[
             varying_like(streams[0], streams[0].shape, jnp.float32),
-            varying_like(streams[0], (batch, heads, tiles * TILE), jnp.float32),
+            varying_like(streams[0], (batch, heads, call.tiles * TILE), jnp.float32),
         ],
-        grid=(tiles, batch, heads),
+        grid=(call.tiles, batch, heads),
         grid_names=("tile", "row", "head"),
         num_threads=3,
         thread_name="warpgroup",
@@ -87,38 +87,6 @@ def attention_with_lse(
         kernel_name="attend_part",
     )(*streams)
     return o[:, :queries].reshape(q.shape), lse[..., :queries]
-
-
-class Call(NamedTuple):
-    """What a program knows when it is compiled.
-
-    Attributes:
-      causal: as of the mask.
-      keys: S.
-      ratio: heads of queries to a head of keys.
-      tiles: of queries.
-      width: K.
-      factor: of the scores, in units of log 2.
-      limited: lengths of keys are given.
-      simulated: without products whose left operand is in registers.
-    """
-
-    causal: bool
-    keys: int
-    ratio: int
-    tiles: int
-    width: int
-    factor: float
-    limited: bool
-    simulated: bool
-
-
-class Stages(NamedTuple):
-    """Tiles in shared memory; when each is there, and when its place is free again."""
-
-    tiles: Any
-    there: Any
-    free: Any
 
 
 class Shared(NamedTuple):
@@ -133,25 +101,11 @@ class Shared(NamedTuple):
     turns: Any
 
 
-def _matrix(x: Float[Array, "B T H K"]) -> Float[Array, "B padded H*K"]:
-    """Heads side by side, and a multiple of 8 rows, as the copy engine wants it."""
-    return jnp.pad(x.reshape(*x.shape[:2], -1), ((0, 0), (0, -x.shape[1] % 8), (0, 0)))
-
-
 def _scratch(dtype: Any, width: int) -> Any:
-    count = 256 // width
-    free = plgpu.Barrier(num_arrivals=2, num_barriers=count)
-    stages = Stages(_swizzled((count, TILE, width), dtype), plgpu.Barrier(num_barriers=count), free)
-    pair = plgpu.Barrier(num_barriers=2)
-    queries, outputs = (_swizzled((2, ROWS, width), x) for x in (dtype, jnp.float32))
-    return [Shared(queries, outputs, pair, pair, stages, stages, pair)]
-
-
-def _swizzled(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Scratch for matrices, in the order in which tensor cores and the copy engine take them."""
-    tiling: Any = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))  # pyright: ignore[reportAbstractUsage]
-    swizzle: Any = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
-    return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
+    count, pair = 256 // width, plgpu.Barrier(num_barriers=2)
+    queries, outputs = (swizzled((2, ROWS, width), x) for x in (dtype, jnp.float32))
+    keys, values = (stages(count, swizzled((count, TILE, width), dtype)) for _ in "kv")
+    return [Shared(queries, outputs, pair, pair, keys, values, pair)]
 
 
 def _program(*refs: Any, call: Call) -> None:
@@ -168,13 +122,18 @@ def _program(*refs: Any, call: Call) -> None:
     def _() -> None:
         plgpu.set_max_registers(24, action="decrease")
         columns = pl.ds(head // call.ratio * call.width, call.width)
-        _copy((k, v), shared, row, columns, steps)
+
+        def boxes(step: Array) -> Any:
+            box = (row, pl.ds((steps - 1 - step) * TILE, TILE), columns)
+            return (k.at[box],), (v.at[box],)
+
+        feed((shared.keys, shared.values), boxes, steps)
 
     @pl.when(worker < 2)
     def _() -> None:
         plgpu.set_max_registers(240, action="increase")
         first = tile * TILE + worker * ROWS
-        own, sums = pl.ds(first, ROWS), (row, head, pl.ds(first, ROWS))
+        own, at = pl.ds(first, ROWS), (row, head, pl.ds(first, ROWS))
         box = (row, own, pl.ds(head * call.width, call.width))
         queries, outputs = shared.queries.at[worker], shared.outputs.at[worker]
         plgpu.copy_gmem_to_smem(q.at[box], queries, shared.asked.at[worker])
@@ -183,37 +142,18 @@ def _program(*refs: Any, call: Call) -> None:
         plgpu.barrier_wait(shared.asked.at[worker])
         acc, total, part_lse = _attend(shared, worker, first, limit, steps, call)
         if given:
-            before = plgpu.load(given[1].at[sums], layout=BY_ROW, optimized=False)
+            before = by_row(given[1].at[at])
             plgpu.barrier_wait(shared.joined.at[worker])
             held = plgpu.load(outputs, layout=plgpu.Layout.WGMMA)
             keep, add, part_lse = _weights(before, part_lse)
-            acc = held * _across(keep, call.width) + acc * _across(add / total, call.width)
+            acc = held * across(keep, call.width) + acc * across(add / total, call.width)
         else:
-            acc = acc * _across(1 / total, call.width)
+            acc = acc * across(1 / total, call.width)
         outputs[...] = acc
-        lse[sums] = part_lse
+        lse[at] = part_lse
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(outputs, o.at[box])
         plgpu.wait_smem_to_gmem(0)
-
-
-def _copy(sources: tuple[Any, Any], shared: Shared, row: Array, columns: Any, steps: Array) -> None:
-    """Tiles of keys and values to shared memory, last to first."""
-    count = shared.keys.tiles.shape[0]
-
-    def advance(step: Array, _: None) -> None:
-        slot = step % count
-        box = (row, pl.ds((steps - 1 - step) * TILE, TILE), columns)
-        for source, stages in zip(sources, (shared.keys, shared.values), strict=True):
-            pl.when(step >= count)(lambda stages=stages: plgpu.barrier_wait(stages.free.at[slot]))
-            plgpu.copy_gmem_to_smem(source.at[box], stages.tiles.at[slot], stages.there.at[slot])
-
-    def drain(step: Array, _: None) -> None:
-        for stages in (shared.keys, shared.values):
-            plgpu.barrier_wait(stages.free.at[step % count])
-
-    lax.fori_loop(0, steps, advance, None)
-    lax.fori_loop(jnp.maximum(steps - count, 0), steps, drain, None)
 
 
 def _attend(
@@ -221,12 +161,13 @@ def _attend(
 ) -> tuple[Array, Array, Array]:
     """sum p v, sum p (1 where it is 0) and log-sum-exp of one warpgroup's queries."""
     keys, values, queries = shared.keys, shared.values, shared.queries.at[worker]
-    count = keys.tiles.shape[0]
+    factor = call.scale * LOG2E
+    (tiles,), count = values.tiles, keys.tiles[0].shape[0]
 
     def soften(scores: Array, top: Array, total: Array) -> tuple[Array, Array, Array, Array]:
         """What to keep of sums until now, the new maximum and sum, and p."""
-        higher = jnp.maximum(top, scores.max(axis=1) * call.factor)
-        keep, p = jnp.exp2(top - higher), jnp.exp2(scores * call.factor - _across(higher, TILE))
+        higher = jnp.maximum(top, scores.max(axis=1) * factor)
+        keep, p = jnp.exp2(top - higher), jnp.exp2(scores * factor - across(higher, TILE))
         return keep, higher, total * keep + p.sum(axis=1), p
 
     def advance(step: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -235,7 +176,7 @@ def _attend(
         slot, after = step % count, (step + 1) % count
         plgpu.barrier_wait(values.there.at[slot])
         plgpu.barrier_wait(shared.turns.at[worker])
-        operands = (queries, keys.tiles.at[after].T, p, values.tiles.at[slot])
+        operands = (queries, keys.tiles[0].at[after].T, p, tiles.at[slot])
 
         def scored(scores: Array) -> tuple[Array, ...]:
             plgpu.barrier_arrive(keys.free.at[after])
@@ -247,33 +188,25 @@ def _attend(
         issued = partial(plgpu.barrier_arrive, shared.turns.at[1 - worker])
         acc, (keep, top, total, p) = _two_products(acc, operands, issued, scored, call.simulated)
         plgpu.barrier_arrive(values.free.at[slot])
-        return acc * _across(keep, call.width), top, total, p.astype(queries.dtype)
+        return acc * across(keep, call.width), top, total, p.astype(queries.dtype)
 
     pl.when(worker == 1)(partial(plgpu.barrier_arrive, shared.turns.at[0]))
     plgpu.barrier_wait(keys.there.at[0])
-    scores = _product(queries, keys.tiles.at[0].T)
+    scores = product(queries, keys.tiles[0].at[0].T)
     plgpu.barrier_arrive(keys.free.at[0])
-    seen = _visible(first, (steps - 1) * TILE, limit, call.causal)
-    _, top, total, p = soften(jnp.where(seen, scores, -jnp.inf), _rows(FLOOR), _rows(0.0))
+    seen = visible(first, (steps - 1) * TILE, limit, call.causal)
+    _, top, total, p = soften(jnp.where(seen, scores, -jnp.inf), constants(FLOOR), constants(0.0))
     pl.when(steps > 1)(partial(plgpu.barrier_wait, keys.there.at[1]))
-    carry = (_zeros(call.width), top, total, p.astype(queries.dtype))
+    carry = (zeros(call.width), top, total, p.astype(queries.dtype))
     acc, top, total, p = lax.fori_loop(0, steps - 1, advance, carry)
     last = (steps - 1) % count
     plgpu.barrier_wait(values.there.at[last])
-    acc = _add_product(acc, p, values.tiles.at[last], call.simulated)
+    (acc,) = add_products([acc], [(p, tiles.at[last])], call.simulated)
     plgpu.barrier_arrive(values.free.at[last])
     pl.when(worker == 0)(partial(plgpu.barrier_wait, shared.turns.at[0]))
     some = total > 0
     total = jnp.where(some, total, 1.0)
     return acc, total, jnp.where(some, top / LOG2E + jnp.log(total), EMPTY_LSE)
-
-
-def _visible(first: Array, start: Array, limit: Array, causal: bool) -> Bool[Array, "64 128"]:
-    key = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 1, layout=plgpu.Layout.WGMMA) + start
-    if not causal:
-        return key < limit
-    query = plgpu.broadcasted_iota(jnp.int32, (ROWS, TILE), 0, layout=plgpu.Layout.WGMMA) + first
-    return (key < limit) & (key <= query)
 
 
 def _weights(a: Array, b: Array) -> tuple[Array, Array, Array]:
@@ -283,40 +216,6 @@ def _weights(a: Array, b: Array) -> tuple[Array, Array, Array]:
     return keep / (keep + add), add / (keep + add), top + jnp.log(keep + add)
 
 
-def _across(x: Array, width: int) -> Array:
-    """One number a row in each column."""
-    return lax.broadcast_in_dim(x, (x.shape[0], width), [0])
-
-
-def _rows(value: float) -> Float[Array, "64"]:
-    return plgpu.layout_cast(jnp.full((ROWS,), value, jnp.float32), BY_ROW)
-
-
-def _zeros(width: int) -> Float[Array, "64 K"]:
-    return plgpu.layout_cast(jnp.zeros((ROWS, width), jnp.float32), plgpu.Layout.WGMMA)
-
-
-def _product(left: Any, right: Any) -> Array:
-    """left @ right in fp32, both in shared memory."""
-
-    def multiply(total: Any) -> Array:
-        plgpu.wgmma(total, left, right)
-        return total[...]
-
-    shape = (left.shape[0], right.shape[1])
-    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
-
-
-def _add_product(total: Array, left: Array, right: Any, simulated: bool) -> Array:
-    """total + left @ right, of which only `right` is in shared memory."""
-    if simulated:
-        total = total + jnp.dot(left, right[...], preferred_element_type=jnp.float32)
-        plgpu.commit_smem()  # Read by threads here: before the copy engine writes there, it has to be told.
-        return total
-    run: Any = pl.run_state(lambda ref: plgpu.wgmma(ref, left, right))
-    return run(plgpu.WGMMAAccumulatorRef.init(total))
-
-
 def _two_products(
     acc: Array, operands: tuple[Any, ...], issued: Any, scored: Any, simulated: bool
 ) -> tuple[Array, Any]:
@@ -324,7 +223,8 @@ def _two_products(
     q, k, p, v = operands
     if simulated:
         issued()
-        return _add_product(acc, p, v, simulated), scored(_product(q, k))
+        (acc,) = add_products([acc], [(p, v)], simulated)
+        return acc, scored(product(q, k))
 
     def both(refs: Any) -> None:
         total, *results = refs
@@ -341,6 +241,6 @@ def _two_products(
             ref[...] = result
 
     run: Any = pl.run_state(both)
-    zero = _rows(0.0)
-    acc, *results = run((plgpu.WGMMAAccumulatorRef.init(acc), zero, zero, zero, _zeros(k.shape[1])))
+    zero = constants(0.0)
+    acc, *results = run((plgpu.WGMMAAccumulatorRef.init(acc), zero, zero, zero, zeros(k.shape[1])))
     return acc, results

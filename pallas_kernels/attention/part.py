@@ -25,6 +25,12 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Any:
     return attention_with_lse(*args, **options)
 
 
+def _mosaic_gpu_gradients(*args: Any, **options: Any) -> Any:
+    from pallas_kernels.attention.mosaic_gpu_pull import gradients_given_lse
+
+    return gradients_given_lse(*args, **options)
+
+
 FORWARD = (
     Implementation("cudnn", cudnn.attention_with_lse, cudnn.why_not_part),
     Implementation("xla", xla.attention_with_lse),
@@ -34,7 +40,7 @@ FORWARD = (
 BACKWARD = {
     "cudnn": cudnn.gradients_given_lse,
     "xla": xla.gradients_given_lse,
-    "mosaic_gpu": cudnn.gradients_given_lse,
+    "mosaic_gpu": _mosaic_gpu_gradients,
     "reference": reference.gradients_given_lse,
 }
 

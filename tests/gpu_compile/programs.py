@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.attention import mosaic_gpu_part
+from pallas_kernels.attention import mosaic_gpu_part, mosaic_gpu_pull
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.attention.mask import Mask
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
@@ -60,6 +60,17 @@ def _attention() -> Iterator[Program]:
             }
             split = jax.shard_map(_part, in_specs=(rows,), out_specs=rows["onto"])
             yield Program(f"{width}_shard_map", split, (onto,), devices=4)
+            for causal in (False, True):
+                pulled = partial(_pull, causal=causal)
+                yield Program(
+                    f"{width}_gradients{'_causal' * causal}", pulled, (onto | {"lengths": lengths},)
+                )
+
+
+def _pull(arrays: Any, causal: bool) -> Any:
+    q, k, v = (arrays[name] for name in "qkv")
+    mask = Mask(causal, kv_lengths=arrays["lengths"])
+    return mosaic_gpu_pull.gradients_given_lse(q, k, v, *arrays["onto"], arrays["onto"][0], mask)
 
 
 def _part(arrays: Any, causal: bool = False) -> Any:

@@ -16,11 +16,13 @@ from pallas_kernels.attention import EMPTY_LSE, Part, attend_part, attention, me
 from pallas_kernels.attention.hopper import why_not_part
 from pallas_kernels.attention.mask import Mask
 from pallas_kernels.attention.mosaic_gpu_part import attention_with_lse
+from pallas_kernels.attention.mosaic_gpu_pull import gradients_given_lse
 from tests.pallas_kernels.attention.cases import Call
 from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 SIMULATED = partial(attention_with_lse, interpret=plgpu.InterpretGPUParams(detect_races=True))
+PULLED = partial(gradients_given_lse, interpret=plgpu.InterpretGPUParams(detect_races=True))
 SMALL = {"heads": 1, "groups": 1, "head_dim": 64, "dtype": jnp.bfloat16}
 # The last has four tiles of keys, so that both of their places are filled again.
 SMALL_CALLS = (
@@ -65,6 +67,42 @@ def check(run: Any, call: Call, joined: bool, lengths: Any = None) -> Part:
 def test_simulated(call: Call, joined: bool) -> None:
     check(SIMULATED, call, joined)
     assert not gpu_callbacks.get_races().races_found
+
+
+def check_gradients(run: Any, call: Call, lengths: list[int] | None = None) -> Any:
+    """`run` against the reference, with an output and log-sum-exp that other keys share in."""
+    batch = 1 if lengths is None else len(lengths)
+    arrays = call.arrays(batch)
+    mask = Mask(call.causal, kv_lengths=None if lengths is None else jnp.asarray(lengths, jnp.int32))
+    merged = merge_parts(before(call, batch), Part(*reference.attention_with_lse(**arrays, mask=mask)))
+    do = jax.random.normal(jax.random.key(3), arrays["q"].shape).astype(call.dtype)
+    options = {"mask": mask, "scale": call.scale}
+    found = run(*arrays.values(), *merged, do, **options)
+    want = reference.gradients_given_lse(*arrays.values(), *merged, do, **options)
+    terms = (call.keys or call.queries, *(call.queries * call.heads // call.groups,) * 2)
+    for name, got, expected, n in zip("qkv", found, want, terms, strict=True):
+        assert got.dtype == jnp.float32
+        assert_close(got, expected, call.dtype, n, f"gradient of {name}")
+    return found
+
+
+@pytest.mark.parametrize("call", [call for call, _ in SMALL_CALLS[1:]], ids=str)
+def test_simulated_gradients(call: Call) -> None:
+    check_gradients(PULLED, call)
+    assert not gpu_callbacks.get_races().races_found
+
+
+def check_gradients_with_lengths(run: Any, call: Call, lengths: list[int]) -> None:
+    """What no query sees has gradients of zero."""
+    dq, dk, dv = check_gradients(run, call, lengths)
+    for row, length in enumerate(lengths):
+        assert not dk[row, length:].any()
+        assert not dv[row, length:].any()
+        assert dq[row].any() == (length > 0)
+
+
+def test_simulated_gradients_with_lengths() -> None:
+    check_gradients_with_lengths(PULLED, Call(name="lengths", queries=140, **SMALL), [130, 0])
 
 
 def check_lengths(run: Any, call: Call, lengths: list[int]) -> None:
@@ -134,6 +172,21 @@ def test_lengths_on_a_gpu(width: int) -> None:
     alone = check(attention_with_lse, call, False, [1000, 0])
     np.testing.assert_array_equal(alone.lse[1], np.float32(EMPTY_LSE))
     assert not alone.o[1].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", [call for call, joined in LARGE_CALLS if joined], ids=str)
+def test_gradients_on_a_gpu(call: Call) -> None:
+    """They repeat bit for bit."""
+    found, again = (check_gradients(gradients_given_lse, call) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, found, again)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [64, 128])
+def test_gradients_with_lengths_on_a_gpu(width: int) -> None:
+    call = Call(name="lengths", queries=1000, **SMALL | {"heads": 4, "head_dim": width})
+    check_gradients_with_lengths(gradients_given_lse, call, [513, 1, 127, 128, 1000, 0])
 
 
 @pytest.mark.gpu

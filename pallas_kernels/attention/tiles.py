@@ -1,0 +1,179 @@
+"""What the Hopper kernels of a part are made of: tiles in shared memory, and products of them on tensor cores."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.attention.hopper import ROWS, TILE
+from pallas_kernels.attention.mask import Mask
+
+LOG2E = math.log2(math.e)
+
+BY_ROW, BY_COLUMN = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
+
+
+class Call(NamedTuple):
+    """What a program knows when it is compiled.
+
+    Attributes:
+      causal: as of the mask.
+      keys: S.
+      ratio: heads of queries to a head of keys.
+      tiles: of queries.
+      width: K.
+      scale: of the scores.
+      limited: lengths of keys are given.
+      simulated: without products whose left operand is in registers.
+    """
+
+    causal: bool
+    keys: int
+    ratio: int
+    tiles: int
+    width: int
+    scale: float
+    limited: bool
+    simulated: bool
+
+
+def call_of(q: Any, k: Any, mask: Mask, scale: float | None, interpret: Any) -> Call:
+    """The static side of a call of the kernels."""
+    return Call(
+        causal=mask.causal,
+        keys=k.shape[1],
+        ratio=q.shape[2] // k.shape[2],
+        tiles=-(-q.shape[1] // TILE),
+        width=q.shape[3],
+        scale=q.shape[3] ** -0.5 if scale is None else float(scale),
+        limited=mask.kv_lengths is not None,
+        simulated=interpret is not None,
+    )
+
+
+def limits(mask: Mask, keys: int) -> list[Int[Array, "B"]]:
+    """Lengths of keys where they are given, within bounds."""
+    return [] if mask.kv_lengths is None else [jnp.clip(mask.kv_lengths, 0, keys).astype(jnp.int32)]
+
+
+class Stages(NamedTuple):
+    """Places in shared memory, one tile of each array in a place; when they are there, and when it is free again."""
+
+    tiles: tuple[Any, ...]
+    there: Any
+    free: Any
+
+
+def stages(count: int, *tiles: Any) -> Stages:
+    """Scratch for `count` places that two warpgroups read."""
+    there = plgpu.Barrier(num_arrivals=len(tiles), num_barriers=count)
+    return Stages(tiles, there, plgpu.Barrier(num_arrivals=2, num_barriers=count))
+
+
+def swizzled(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Scratch for matrices, in the order in which tensor cores and the copy engine take them."""
+    tiling: Any = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))  # pyright: ignore[reportAbstractUsage]
+    swizzle: Any = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
+
+
+def matrix(x: Float[Array, "B T H K"]) -> Float[Array, "B padded H*K"]:
+    """Heads side by side, and a multiple of 8 rows, as the copy engine wants it."""
+    return jnp.pad(x.reshape(*x.shape[:2], -1), ((0, 0), (0, -x.shape[1] % 8), (0, 0)))
+
+
+def sums(x: Float[Array, "B H T"]) -> Float[Array, "B H padded"]:
+    """A whole number of tiles of queries."""
+    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % TILE)))
+
+
+def feed(walked: Sequence[Stages], boxes: Callable[[Any], Sequence[Sequence[Any]]], steps: Array) -> None:
+    """Copies what `boxes` names at each step to its place as soon as that is free, and sees all places free again."""
+    count = walked[0].tiles[0].shape[0]
+
+    def advance(step: Array, _: None) -> None:
+        slot = step % count
+        for stage, sources in zip(walked, boxes(step), strict=True):
+            pl.when(step >= count)(lambda stage=stage: plgpu.barrier_wait(stage.free.at[slot]))
+            for source, tile in zip(sources, stage.tiles, strict=True):
+                plgpu.copy_gmem_to_smem(source, tile.at[slot], stage.there.at[slot])
+
+    def drain(step: Array, _: None) -> None:
+        for stage in walked:
+            plgpu.barrier_wait(stage.free.at[step % count])
+
+    lax.fori_loop(0, steps, advance, None)
+    lax.fori_loop(jnp.maximum(steps - count, 0), steps, drain, None)
+
+
+def across(x: Array, width: int) -> Array:
+    """One number a row in each column."""
+    return lax.broadcast_in_dim(x, (x.shape[0], width), [0])
+
+
+def along(x: Any) -> Array:
+    """One number a column, from memory, in each of 64 rows."""
+    column = plgpu.load(x, layout=BY_COLUMN, optimized=False)
+    return lax.broadcast_in_dim(column, (ROWS, column.shape[0]), [1])
+
+
+def by_row(x: Any) -> Array:
+    """A vector from memory, one number for each row of a product."""
+    return plgpu.load(x, layout=BY_ROW, optimized=False)
+
+
+def constants(value: float) -> Float[Array, "64"]:
+    """The same number for each row."""
+    return plgpu.layout_cast(jnp.full((ROWS,), value, jnp.float32), BY_ROW)
+
+
+def zeros(width: int) -> Float[Array, "64 K"]:
+    """An accumulator."""
+    return plgpu.layout_cast(jnp.zeros((ROWS, width), jnp.float32), plgpu.Layout.WGMMA)
+
+
+def indices(width: int, axis: int) -> Int[Array, "64 K"]:
+    """Of the rows (0) or columns (1) of a tile."""
+    return plgpu.broadcasted_iota(jnp.int32, (ROWS, width), axis, layout=plgpu.Layout.WGMMA)
+
+
+def visible(first: Array, start: Array, limit: Array, causal: bool) -> Bool[Array, "64 128"]:
+    """Which of the keys from `start` on the queries from `first` on see."""
+    last = limit - 1 - start
+    if causal:
+        last = jnp.minimum(indices(TILE, 0) + (first - start), last)
+    return indices(TILE, 1) <= last
+
+
+def product(left: Any, right: Any) -> Array:
+    """left @ right in fp32, both in shared memory."""
+
+    def multiply(total: Any) -> Array:
+        plgpu.wgmma(total, left, right)
+        return total[...]
+
+    shape = (left.shape[0], right.shape[1])
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+def add_products(totals: Sequence[Array], pairs: Sequence[tuple[Array, Any]], simulated: bool) -> list[Array]:
+    """Of each total and pair total + left @ right, of which only `right` is in shared memory."""
+    if simulated:
+        found = [
+            total + jnp.dot(left, right[...], preferred_element_type=jnp.float32)
+            for total, (left, right) in zip(totals, pairs, strict=True)
+        ]
+        plgpu.commit_smem()  # Read by threads here: before the copy engine writes there, it has to be told.
+        return found
+
+    def multiply(refs: Any) -> None:
+        for ref, (left, right) in zip(refs, pairs, strict=True):
+            plgpu.wgmma(ref, left, right)
+
+    run: Any = pl.run_state(multiply)
+    return run([plgpu.WGMMAAccumulatorRef.init(total) for total in totals])
