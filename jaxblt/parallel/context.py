@@ -21,7 +21,7 @@ from pallas_kernels.attention import attention
 from pallas_kernels.attention.mask import Mask, check_arguments, zero_where_not
 
 ContextParallel = Literal["ring", "all_to_all", "all_gather"]
-Implementation = Literal["reference", "xla", "cudnn"] | None
+Implementation = Literal["reference", "xla", "cudnn", "mosaic_gpu"] | None
 
 SHORT = 8192
 """Tokens a device up to which heads are scattered where they can be. With 32 query and 8 key heads of 128 on four
@@ -55,7 +55,8 @@ def context_attention(
       divide, tokens are in order, and a device has no more than `SHORT` of them; else "ring".
 
     Args:
-      q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`; a token's
+      q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`, and "mosaic_gpu" for
+        a ring (see `attend_part`); a token's
         place in the sequence is its position.
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
         each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing

@@ -1,5 +1,6 @@
 """Attention in pieces: calls over some of the queries and keys, merged by log-sum-exp, and their gradients."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.attention import EMPTY_LSE, Part, attend_part, merge_parts, pull_part
+from pallas_kernels.attention import EMPTY_LSE, Part, attend_part, pull_part
 
 
 class Keys(NamedTuple):
@@ -58,15 +59,17 @@ def attend(
 ) -> Part:
     """`merged` with the piece merged into it, in fp32; None is nothing yet, and the piece has all queries."""
     arrays, marks = _operands(piece, q, q_ids, keys)
-    part = attend_part(*arrays, **marks, **options)
-    part = Part(_unfold(piece, part.o), _unfold(piece, part.lse.swapaxes(1, 2)).swapaxes(1, 2))
+    old = None if merged is None else _cut_part(piece, merged)
+    onto = None if old is None else _each_part(_fold, piece, old)
+    part = _each_part(_unfold, piece, attend_part(*arrays, **marks, onto=onto, **options))
     if piece.live is not None:
-        part = part._replace(lse=jnp.where(piece.live, part.lse, EMPTY_LSE))
+        if old is None:
+            old = Part(jnp.zeros_like(part.o), jnp.full_like(part.lse, EMPTY_LSE))
+        part = Part(*(jnp.where(piece.live, new, x) for new, x in zip(part, old, strict=True)))
     if merged is None:
         return Part(part.o.astype(jnp.float32), part.lse)
-    new = merge_parts(_cut_part(piece, merged), part)
-    o = lax.dynamic_update_slice_in_dim(merged.o, new.o, piece.q_start, 1)
-    return Part(o, lax.dynamic_update_slice_in_dim(merged.lse, new.lse, piece.q_start, 2))
+    o = lax.dynamic_update_slice_in_dim(merged.o, part.o, piece.q_start, 1)
+    return Part(o, lax.dynamic_update_slice_in_dim(merged.lse, part.lse, piece.q_start, 2))
 
 
 def pull(
@@ -80,8 +83,7 @@ def pull(
 ) -> tuple[Array, Array, Array]:
     """What the piece adds to dq, dk and dv, for its runs of queries and keys alone."""
     arrays, marks = _operands(piece, q, q_ids, keys)
-    part = _cut_part(piece, merged)
-    part = Part(_fold(piece, part.o), _fold(piece, part.lse.swapaxes(1, 2)).swapaxes(1, 2))
+    part = _each_part(_fold, piece, _cut_part(piece, merged))
     gradients = pull_part(*arrays, part, _run(piece, do, piece.q_start), **marks, **options)
     dq, dk, dv = (_unfold(piece, x) for x in gradients)
     if piece.live is None:
@@ -136,6 +138,10 @@ def _fold(piece: Piece, x: Array) -> Array:
 def _unfold(piece: Piece, x: Array) -> Array:
     x = jax.lax.rev(x, (1,)) if piece.reverse else x
     return x.reshape(-1, piece.each * piece.size, *x.shape[2:])
+
+
+def _each_part(change: Callable[[Piece, Array], Array], piece: Piece, part: Part) -> Part:
+    return Part(change(piece, part.o), change(piece, part.lse.swapaxes(1, 2)).swapaxes(1, 2))
 
 
 def _cut_part(piece: Piece, merged: Part) -> Part:
