@@ -55,9 +55,8 @@ def context_attention(
       divide, tokens are in order, and a device has no more than `SHORT` of them; else "ring".
 
     Args:
-      q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`, and "mosaic_gpu" for
-        a ring (see `attend_part`); a token's
-        place in the sequence is its position.
+      q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`, and a ring also
+        takes "mosaic_gpu" (see `attend_part`); a token's place in the sequence is its position.
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
         each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
         where places count (a window, ALiBi) and in mode "all_gather". Several are fast in a causal ring on GPUs where

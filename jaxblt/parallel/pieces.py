@@ -40,6 +40,7 @@ class Piece(NamedTuple):
       own: queries and keys are the same tokens.
       shared: ids say which queries and keys meet, those of the document with which the queries' run begins and the
         keys' ends. Of queries and keys it comes first all the same, as the ids of keys alone are in order.
+      reaches: as many runs of the queries see as many of the keys, and there is no other mask; not to be pulled.
     """
 
     q_start: int | Int[Array, ""]
@@ -52,6 +53,7 @@ class Piece(NamedTuple):
     each: int = 1
     own: bool = False
     shared: bool = False
+    reaches: tuple[Int[Array, ""], ...] | None = None
 
 
 def attend(
@@ -110,6 +112,9 @@ def _operands(
             marks["q_lengths"], marks["kv_lengths"] = _shared(here, there)
         else:
             marks["q_segment_ids"], marks["kv_segment_ids"] = here, there
+    if piece.reaches is not None:
+        reaches = jnp.stack(piece.reaches).astype(jnp.int32)
+        marks["kv_lengths"] = jnp.broadcast_to(reaches, (q.shape[0], len(piece.reaches)))
     if keys.lengths is not None:
         runs = lax.dynamic_slice_in_dim(keys.lengths, piece.k_start // piece.size, piece.each, 1)
         marks["kv_lengths"] = runs.reshape(-1)

@@ -32,6 +32,10 @@ MERGED_AT_ONCE = 2**15
 memory. For longer ones the passes are small beside the kernels, and the outputs of all steps are not."""
 
 
+MERGING = ("mosaic_gpu",)
+"""Kernels that take the results of steps before: a step is one call, or half of these would be cut out and put back."""
+
+
 @dataclass(frozen=True)
 class Ring:
     """What the compiler knows of a ring.
@@ -82,12 +86,24 @@ class Ring:
         return [Piece(half, 0, half, causal=False), Piece(start, start, half, causal=False)]
 
 
+def _at_once(ring: Ring, step: int, length: int) -> list[Piece]:
+    """The pieces of a step as one: each run of queries sees as many of the keys, from their first on."""
+    before = lax.axis_index(ring.axis.name) >= step
+    run = length // ring.runs
+    reaches = tuple(jnp.where(before, run, i * length) for i in range(ring.runs))
+    return [Piece(0, 0, length, causal=False, reaches=reaches)]
+
+
 def ring_part(ring: Ring, q: Float[Array, "B T H K"], keys: Keys, merged: Part | None = None) -> Part:
     """`ring_attention` in fp32 and with its log-sum-exp, merged into what is there; not differentiable."""
     kv, marks = jnp.stack((keys.k, keys.v)), keys[2:]
     for step in range(ring.axis.size):
         coming = ring.shift((kv, marks)) if step + 1 < ring.axis.size else (kv, marks)
-        for piece in ring.pieces(step, q.shape[1], lengths=keys.lengths is not None):
+        pieces = ring.pieces(step, q.shape[1], lengths=keys.lengths is not None)
+        alike = keys.segment_ids is None and keys.lengths is None
+        if step and alike and ring.causal and ring.implementation in MERGING:
+            pieces = _at_once(ring, step, q.shape[1])
+        for piece in pieces:
             merged = attend(piece, q, keys.segment_ids, Keys(kv[0], kv[1], *marks), ring.options, merged)
         assert merged is not None
         # Or the compiler sends all keys round before the first kernel, and waits for each.

@@ -51,18 +51,19 @@ FLOOR = -1e30
 
 
 def attention_with_lse(
-    q: Float[Array, "B T H K"],
+    q: Float[Array, "R T H K"],
     k: Float[Array, "B S G K"],
     v: Float[Array, "B S G K"],
     mask: Mask,
     *,
-    onto: tuple[Float[Array, "B T H K"], Float[Array, "B H T"]] | None = None,
+    onto: tuple[Float[Array, "R T H K"], Float[Array, "R H T"]] | None = None,
     scale: float | None = None,
     interpret: Any = None,
-) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
+) -> tuple[Float[Array, "R T H K"], Float[Array, "R H T"]]:
     """Output and log-sum-exp over these keys and those of `onto`, both fp32; `hopper.why_not_part` is not asked again.
 
     Args:
+      q: R / B rows in a row for each row of keys.
       onto: output and log-sum-exp over other keys.
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
@@ -124,7 +125,7 @@ def _program(*refs: Any, call: Call) -> None:
         columns = pl.ds(head // call.ratio * call.width, call.width)
 
         def boxes(step: Array) -> Any:
-            box = (row, pl.ds((steps - 1 - step) * TILE, TILE), columns)
+            box = (row // call.runs, pl.ds((steps - 1 - step) * TILE, TILE), columns)
             return (k.at[box],), (v.at[box],)
 
         feed((shared.keys, shared.values), boxes, steps)

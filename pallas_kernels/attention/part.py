@@ -67,7 +67,7 @@ def attend_part(
     q_segment_ids: Int[Array, "B T"] | None = None,
     kv_segment_ids: Int[Array, "B S"] | None = None,
     q_lengths: Int[Array, "B"] | None = None,
-    kv_lengths: Int[Array, "B"] | None = None,
+    kv_lengths: Int[Array, "B *R"] | None = None,
     scale: float | None = None,
     onto: Part | None = None,
     implementation: Choice = None,
@@ -79,20 +79,23 @@ def attend_part(
         for both kinds of ids where queries and keys are the same tokens: cuDNN takes no others.
       q_lengths: queries at an index >= q_lengths[b] see no key; they have to be numbers.
       kv_lengths: keys at an index >= kv_lengths[b] are seen by no query; they and their values have to be numbers.
+        Where they are [B, R], each of R equal runs of the queries has its own, and there is no other mask; kernels but
+        "mosaic_gpu" are given the keys once for each run.
       onto: what other keys gave the same queries; the result is then `merge_parts` of it and this part, in fp32. The
         kernel "mosaic_gpu" merges before it rounds or writes anything; after others it is a pass of its own.
 
     Raises:
-      ValueError: as `attention`; or `onto` is not of these queries.
+      ValueError: as `attention`; `onto` is not of these queries; or kv_lengths [B, R] do not fit.
     """
-    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_lengths=q_lengths, kv_lengths=kv_lengths)
+    reaches = None if kv_lengths is None or kv_lengths.ndim == 1 else kv_lengths
+    lengths = kv_lengths if reaches is None else None
+    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_lengths=q_lengths, kv_lengths=lengths)
     check_arguments(q, k, v, mask, None)
     _check_onto(q, onto)
-    entry = _choose(q, k, v, mask, scale, implementation)
-    if entry.name == "mosaic_gpu":
-        return Part(*entry.run(q, k, v, mask, scale=scale, onto=onto))
-    part = Part(*entry.run(q, k, v, mask, scale=scale))
-    return part if onto is None else merge_parts(onto, part)
+    if reaches is not None:
+        _check_runs(q, reaches, mask)
+        return _attend_runs(q, k, v, reaches, scale, onto, implementation)
+    return _attend(_choose(q, k, v, mask, scale, implementation), q, k, v, mask, scale, onto)
 
 
 def pull_part(
@@ -138,6 +141,43 @@ def merge_parts(a: Part, b: Part) -> Part:
     return Part(weigh(a, keep) + weigh(b, add), top + jnp.log(total))
 
 
+def _attend(
+    entry: Implementation, q: Array, k: Array, v: Array, mask: Mask, scale: float | None, onto: Part | None
+) -> Part:
+    if entry.name == "mosaic_gpu":
+        return Part(*entry.run(q, k, v, mask, scale=scale, onto=onto))
+    part = Part(*entry.run(q, k, v, mask, scale=scale))
+    return part if onto is None else merge_parts(onto, part)
+
+
+def _attend_runs(
+    q: Array,
+    k: Array,
+    v: Array,
+    lengths: Int[Array, "B R"],
+    scale: float | None,
+    onto: Part | None,
+    implementation: Choice,
+) -> Part:
+    """Runs of queries as rows, of which "mosaic_gpu" takes several to a row of keys."""
+    runs, mask = lengths.shape[1], Mask(False, kv_lengths=lengths.reshape(-1))
+
+    def fold(x: Array) -> Array:
+        return x.reshape(x.shape[0] * runs, -1, *x.shape[2:])
+
+    def unfold(x: Array) -> Array:
+        return x.reshape(x.shape[0] // runs, -1, *x.shape[2:])
+
+    q = fold(q)
+    if onto is not None:
+        onto = Part(fold(onto.o), fold(onto.lse.swapaxes(1, 2)).swapaxes(1, 2))
+    entry = _choose(q, k, v, mask, scale, implementation)
+    if entry.name != "mosaic_gpu":
+        k, v = (jnp.repeat(x, runs, 0) for x in (k, v))
+    part = _attend(entry, q, k, v, mask, scale, onto)
+    return Part(unfold(part.o), unfold(part.lse.swapaxes(1, 2)).swapaxes(1, 2))
+
+
 def _choose(
     q: Array, k: Array, v: Array, mask: Mask, scale: float | None, implementation: Choice
 ) -> Implementation:
@@ -150,4 +190,14 @@ def _check_onto(q: Array, onto: Part | None) -> None:
     if onto is not None and (onto.o.shape != q.shape or onto.lse.shape != lse):
         raise ValueError(
             f"onto must be of the same queries, o {q.shape} and lse {lse}, got {onto.o.shape}, {onto.lse.shape}"
+        )
+
+
+def _check_runs(q: Array, lengths: Array, mask: Mask) -> None:
+    others = (mask.causal or None, mask.window, mask.q_segment_ids, mask.q_lengths)
+    rows, runs = lengths.shape
+    if rows != q.shape[0] or q.shape[1] % runs or any(x is not None for x in others):
+        raise ValueError(
+            f"kv_lengths {lengths.shape} are of {rows} rows and {runs} equal runs of their queries and go with no "
+            f"other mask, got q {q.shape} and {mask}: pass one length a row, or runs apart"
         )

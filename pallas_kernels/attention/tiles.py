@@ -24,6 +24,7 @@ class Call(NamedTuple):
     Attributes:
       causal: as of the mask.
       keys: S.
+      runs: rows of queries to a row of keys.
       ratio: heads of queries to a head of keys.
       tiles: of queries.
       width: K.
@@ -34,6 +35,7 @@ class Call(NamedTuple):
 
     causal: bool
     keys: int
+    runs: int
     ratio: int
     tiles: int
     width: int
@@ -47,6 +49,7 @@ def call_of(q: Any, k: Any, mask: Mask, scale: float | None, interpret: Any) -> 
     return Call(
         causal=mask.causal,
         keys=k.shape[1],
+        runs=q.shape[0] // k.shape[0],
         ratio=q.shape[2] // k.shape[2],
         tiles=-(-q.shape[1] // TILE),
         width=q.shape[3],

@@ -39,35 +39,34 @@ class Program:
 
 
 def _attention() -> Iterator[Program]:
-    """Parts of a ring: half a device's queries onto what they have, the first causal one, and lengths of keys."""
+    """Parts of a ring, with heads of either size."""
     for shape in attention_shapes.SHAPES:
         if shape.name in ("llama3_8b_8k", "esm2_650m"):
-            q, k = (
-                jax.ShapeDtypeStruct((shape.batch, shape.tokens, n, shape.head_dim), jnp.bfloat16)
-                for n in (shape.heads, shape.groups)
-            )
-            o = jax.ShapeDtypeStruct(q.shape, jnp.float32)
-            lse = jax.ShapeDtypeStruct((shape.batch, shape.heads, shape.tokens), jnp.float32)
-            lengths = jax.ShapeDtypeStruct((shape.batch,), jnp.int32)
-            width, full = f"attention/part_{shape.head_dim}", {"q": q, "k": k, "v": k}
-            onto = full | {"onto": (o, lse)}
-            yield Program(f"{width}_causal", partial(_part, causal=True), (full,))
-            yield Program(f"{width}_onto", _part, (onto,))
-            yield Program(f"{width}_lengths", partial(_part, causal=True), (onto | {"lengths": lengths},))
-            rows = {
-                name: P(None, AXIS) if name != "onto" else (P(None, AXIS), P(None, None, AXIS))
-                for name in onto
-            }
-            split = jax.shard_map(_part, in_specs=(rows,), out_specs=rows["onto"])
-            yield Program(f"{width}_shard_map", split, (onto,), devices=4)
-            for causal in (False, True):
-                pulled = partial(_pull, causal=causal)
-                yield Program(
-                    f"{width}_gradients{'_causal' * causal}", pulled, (onto | {"lengths": lengths},)
-                )
+            yield from _parts(f"attention/part_{shape.head_dim}", shape)
 
 
-def _pull(arrays: Any, causal: bool) -> Any:
+def _parts(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:
+    """The first part, one onto others, whole and in runs, with lengths of keys, on four devices; and gradients."""
+    batch, tokens, heads, groups, width = shape.batch, shape.tokens, shape.heads, shape.groups, shape.head_dim
+    q, k = (jax.ShapeDtypeStruct((batch, tokens, n, width), jnp.bfloat16) for n in (heads, groups))
+    lse = jax.ShapeDtypeStruct((batch, heads, tokens), jnp.float32)
+    first = {"q": q, "k": k, "v": k}
+    onto = first | {"onto": (jax.ShapeDtypeStruct(q.shape, jnp.float32), lse)}
+    lengths = onto | {"lengths": jax.ShapeDtypeStruct((batch,), jnp.int32)}
+    half = jax.ShapeDtypeStruct((batch // 2, tokens, groups, width), k.dtype)
+    yield Program(f"{op}_causal", partial(_part, causal=True), (first,))
+    yield Program(f"{op}_onto", _part, (onto,))
+    yield Program(f"{op}_lengths", partial(_part, causal=True), (lengths,))
+    yield Program(f"{op}_runs", _part, (lengths | {"k": half, "v": half},))
+    merged = (P(None, AXIS), P(None, None, AXIS))
+    specs = {name: P(None, AXIS) for name in first} | {"onto": merged}
+    split = jax.shard_map(_part, in_specs=(specs,), out_specs=merged)
+    yield Program(f"{op}_shard_map", split, (onto,), devices=4)
+    yield Program(f"{op}_gradients", _pull, (lengths,))
+    yield Program(f"{op}_gradients_causal", partial(_pull, causal=True), (lengths,))
+
+
+def _pull(arrays: Any, causal: bool = False) -> Any:
     q, k, v = (arrays[name] for name in "qkv")
     mask = Mask(causal, kv_lengths=arrays["lengths"])
     return mosaic_gpu_pull.gradients_given_lse(q, k, v, *arrays["onto"], arrays["onto"][0], mask)

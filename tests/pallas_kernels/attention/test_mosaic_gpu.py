@@ -117,6 +117,16 @@ def test_simulated_lengths() -> None:
     check_lengths(SIMULATED, Call(name="lengths", queries=140, **SMALL), [0, 130, 0])
 
 
+def test_simulated_rows_that_share_keys() -> None:
+    call = Call(name="shared", queries=40, keys=136, causal=False, **SMALL)
+    arrays, lengths = call.arrays(4), jnp.asarray([7, 0, 136, 130], jnp.int32)
+    mask, twice = Mask(False, kv_lengths=lengths), [jnp.repeat(arrays[name][:2], 2, 0) for name in "kv"]
+    found = SIMULATED(arrays["q"], arrays["k"][:2], arrays["v"][:2], mask)
+    want = reference.attention_with_lse(arrays["q"], *twice, mask)
+    assert_close(found[0], want[0], call.dtype, 136)
+    assert_close(found[1], want[1], jnp.float32, 136)
+
+
 def test_onto_another_implementation() -> None:
     call = Call(name="xla", queries=30, head_dim=16)
     arrays, onto = call.arrays(), before(call, 2)
@@ -126,6 +136,22 @@ def test_onto_another_implementation() -> None:
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(ValueError, match=r"onto must be of the same queries, o \(2, 30, 2, 16\)"):
         attend_part(*arrays.values(), onto=Part(onto.o[:, :3], onto.lse[..., :3]), **options)
+
+
+def test_runs_of_queries_with_lengths_of_their_own() -> None:
+    call = Call(name="runs", queries=60, keys=30, causal=False, heads=2, groups=1, head_dim=16)
+    arrays, onto = call.arrays(), before(call, 2)
+    reaches = jnp.asarray([[0, 13, 30], [30, 1, 2]], jnp.int32)
+    found = attend_part(*arrays.values(), causal=False, kv_lengths=reaches, onto=onto)
+    for run, at in enumerate((slice(0, 20), slice(20, 40), slice(40, 60))):
+        q, k, v = arrays.values()
+        mask = Mask(False, kv_lengths=reaches[:, run])
+        want = Part(*reference.attention_with_lse(q[:, at], k, v, mask))
+        want = merge_parts(Part(onto.o[:, at], onto.lse[..., at]), want)
+        assert_close(found.o[:, at], want.o, jnp.float32, 30)
+        assert_close(found.lse[..., at], want.lse, jnp.float32, 30)
+    with pytest.raises(ValueError, match=r"\(2, 7\) are of 2 rows and 7 equal runs"):
+        attend_part(*arrays.values(), causal=False, kv_lengths=jnp.zeros((2, 7), jnp.int32))
 
 
 @pytest.mark.parametrize(
