@@ -68,8 +68,9 @@ def _parts(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]
 
 def _pull(arrays: Any, causal: bool = False) -> Any:
     q, k, v = (arrays[name] for name in "qkv")
+    o, lse = arrays["onto"]
     mask = Mask(causal, kv_lengths=arrays["lengths"])
-    return mosaic_gpu_pull.gradients_given_lse(q, k, v, *arrays["onto"], arrays["onto"][0], mask)
+    return mosaic_gpu_pull.gradients_given_lse(q, k, v, o, lse, o, mask)
 
 
 def _part(arrays: Any, causal: bool = False) -> Any:
