@@ -67,7 +67,7 @@ def attend_part(
     q_segment_ids: Int[Array, "B T"] | None = None,
     kv_segment_ids: Int[Array, "B S"] | None = None,
     q_lengths: Int[Array, "B"] | None = None,
-    kv_lengths: Int[Array, "B *R"] | None = None,
+    kv_lengths: Int[Array, "B"] | Int[Array, "B R"] | None = None,
     scale: float | None = None,
     onto: Part | None = None,
     implementation: Choice = None,
@@ -194,10 +194,13 @@ def _check_onto(q: Array, onto: Part | None) -> None:
 
 
 def _check_runs(q: Array, lengths: Array, mask: Mask) -> None:
-    others = (mask.causal or None, mask.window, mask.q_segment_ids, mask.q_lengths)
     rows, runs = lengths.shape
-    if rows != q.shape[0] or q.shape[1] % runs or any(x is not None for x in others):
+    if rows != q.shape[0] or q.shape[1] % runs:
         raise ValueError(
-            f"kv_lengths {lengths.shape} are of {rows} rows and {runs} equal runs of their queries and go with no "
-            f"other mask, got q {q.shape} and {mask}: pass one length a row, or runs apart"
+            f"kv_lengths {lengths.shape} are of {rows} rows and {runs} equal runs of their queries, got q {q.shape}: "
+            "pass one length a row, or runs apart"
         )
+    others = ("window", "q_segment_ids", "q_lengths")
+    masks = ["causal"] * mask.causal + [name for name in others if getattr(mask, name) is not None]
+    if masks:
+        raise ValueError(f"kv_lengths {lengths.shape} of runs go with no other mask, got {', '.join(masks)}")

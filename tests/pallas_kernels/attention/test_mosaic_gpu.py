@@ -152,6 +152,8 @@ def test_runs_of_queries_with_lengths_of_their_own() -> None:
         assert_close(found.lse[..., at], want.lse, jnp.float32, 30)
     with pytest.raises(ValueError, match=r"\(2, 7\) are of 2 rows and 7 equal runs"):
         attend_part(*arrays.values(), causal=False, kv_lengths=jnp.zeros((2, 7), jnp.int32))
+    with pytest.raises(ValueError, match="go with no other mask, got causal, window"):
+        attend_part(arrays["q"][:, :30], arrays["k"], arrays["v"], causal=True, window=3, kv_lengths=reaches)
 
 
 @pytest.mark.parametrize(
