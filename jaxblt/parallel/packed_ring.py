@@ -37,8 +37,11 @@ class _Between(Ring):
 
 
 def goes_to_cudnn(ring: Ring, q: Float[Array, "B T H K"], k: Float[Array, "B T G K"]) -> bool:
-    """Whether cuDNN would run it; what XLA runs has no use for it."""
-    if not ring.causal or ring.implementation not in (None, "cudnn"):
+    """Whether cuDNN is asked for and would run it; what XLA runs has no use for it.
+
+    Nobody's default: it has not run on GPUs yet.
+    """
+    if not ring.causal or ring.implementation != "cudnn":
         return False
     rows, length = q.shape[0] * ring.runs, q.shape[1] // ring.runs
     q_run, k_run = (jax.ShapeDtypeStruct((rows, length, *x.shape[2:]), x.dtype) for x in (q, k))

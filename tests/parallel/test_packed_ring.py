@@ -35,9 +35,13 @@ class Packed(Case):
 
     documents: tuple[str, str]
     segments: bool = True
+    implementation: Any = None
 
     def __str__(self) -> str:
         return "_".join((*self.documents, super().__str__()))
+
+    def split_options(self) -> dict[str, Any]:
+        return super().split_options() | {"implementation": self.implementation}
 
     def arrays(self, dtype: Any = np.float32) -> list[np.ndarray]:
         ids = np.asarray(self.segment_ids())
@@ -168,7 +172,7 @@ def taken(jaxpr: Any) -> Iterator[str]:
 def test_cudnn_alone_attends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call for a device's own runs, one for its later run to its earlier one, and two for the other's keys."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
-    case = Packed(devices=2, documents=("crossing", "one"), length=256, head_dim=64)
+    case = Packed(devices=2, documents=("crossing", "one"), length=256, head_dim=64, implementation="cudnn")
     run, _ = split(case)
     with jax.set_mesh(mesh_of(case)), compiling_for(H200):
         traced = run.trace(*case.arrays(jnp.bfloat16))
@@ -187,14 +191,15 @@ def test_with_what_cudnn_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn, "why_not", lambda *_, **__: None)
     poison(monkeypatch, between=False)
     with compiling_for(H200):
-        check(Packed(devices=2, documents=("crossing", "random"), groups=1, length=36))
+        documents = ("crossing", "random")
+        check(Packed(devices=2, documents=documents, groups=1, length=36, implementation="cudnn"))
 
 
 @pytest.mark.parametrize(
     ("change", "goes"),
     [
         ({}, True),
-        ({"implementation": "cudnn"}, True),
+        ({"implementation": None}, False),
         ({"implementation": "xla"}, False),
         ({"causal": False}, False),
         ({"dtype": jnp.float32}, False),
@@ -202,7 +207,7 @@ def test_with_what_cudnn_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_what_goes_to_cudnn(change: dict[str, Any], goes: bool) -> None:
-    given = {"causal": True, "implementation": None, "dtype": jnp.bfloat16} | change
+    given = {"causal": True, "implementation": "cudnn", "dtype": jnp.bfloat16} | change
     q = jnp.zeros((1, 128, 2, 64), given.pop("dtype"))
     ring = Ring(SeqAxis("seq", 4), layout=ZIGZAG, **given)
     with compiling_for(H200):
@@ -238,7 +243,7 @@ def test_equals_dense_attention_on_gpus(documents: tuple[str, str]) -> None:
     """Two rows over two GPUs each; gradients of a row by their norm."""
     if len(jax.devices()) < 4:
         pytest.skip(f"needs 4 GPUs, there are {len(jax.devices())}")
-    case = Packed(devices=2, documents=documents, length=4096, head_dim=64)
+    case = Packed(devices=2, documents=documents, length=4096, head_dim=64, implementation="cudnn")
     arrays, (run, _) = case.arrays(jnp.bfloat16), split(case)
     with jax.set_mesh(mesh_of(case)):
         o, *gradients = (np.asarray(x, np.float32) for x in run(*arrays))
