@@ -43,8 +43,8 @@ EXECUTE = (
 )
 
 
-def python(*args: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+def python(*args: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", **changes}
     return subprocess.run(
         [sys.executable, *args], cwd=ROOT, env=env, capture_output=True, text=True, timeout=800
     )
@@ -103,7 +103,8 @@ def test_failures_are_one_line_and_not_zero(args, says, monkeypatch, capsys):
 def test_demo_leaves_everything_it_promises_and_goes_on(tmp_path):
     run = tmp_path / "demo"
     args = ("-m", "experiments.demo", "--run-dir", str(run), "--steps", "4", "--entropy-steps", "4")
-    done = python(*args)
+    # it runs long enough for code that takes longer to compile
+    done = python(*args, XLA_FLAGS="--xla_backend_optimization_level=0")
     assert done.returncode == 0, done.stderr[-2000:]
     for name in ("order-5 byte model", "gzip", "bzip2", "xz", "BLT-Hyena", "bytes a patch"):
         assert name in done.stdout

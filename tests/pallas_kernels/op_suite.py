@@ -8,7 +8,7 @@ def test_op(case, check):
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -68,19 +68,24 @@ def _cotangents(out: Any, seed: int = 0) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), out)
 
 
-def value_and_grads(run: Run, arrays: Mapping[str, Any], cotangents: Any = None) -> tuple[Any, Any]:
-    """Outputs, and the gradients of every float array under fixed random cotangents (or those given)."""
+def value_and_grads(
+    run: Run, arrays: Mapping[str, Any], cotangents: Any = None, *, optimised: bool = False
+) -> tuple[Any, Any]:
+    """Outputs, and the gradients of every float array under fixed random cotangents (or those given).
+
+    `optimised` compiles for a long run, which on a CPU the suite's flags (conftest) do not.
+    """
     floats, others = _split(arrays)
     if cotangents is None:
         cotangents = _cotangents(jax.eval_shape(lambda f, o: run({**f, **o}), floats, others))
-    return _pull(run)(floats, others, cotangents)
+    return _pull(run, optimised and jax.default_backend() == "cpu")(floats, others, cotangents)
 
 
 @lru_cache(maxsize=64)
-def _pull(run: Run) -> Callable[..., tuple[Any, Any]]:
+def _pull(run: Run, optimised: bool) -> Callable[..., tuple[Any, Any]]:
     """Jitted once for each function, so that the checks of one case share it."""
 
-    @jax.jit
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 1} if optimised else None)
     def pull(floats: Arrays, others: Arrays, cotangents: Any) -> tuple[Any, Any]:
         out, vjp = jax.vjp(lambda f: run({**f, **others}), floats)
         cotangents = jax.tree.map(lambda c, o: jnp.asarray(c, o.dtype), cotangents, out)
@@ -110,7 +115,7 @@ def check_reference(case: OpCase) -> None:
     """Values and gradients, jitted, against the reference."""
     actual = value_and_grads(case.run, case.arrays)
     cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), _cotangents(actual[0]))
-    expected = value_and_grads(case.reference, _in_fp32(case.arrays), cotangents)
+    expected = value_and_grads(case.reference, _in_fp32(case.arrays), cotangents, optimised=True)
     _compare(case, actual, expected)
 
 
