@@ -231,9 +231,9 @@ def _wall(call: Callable[..., None], *args: Any) -> float:
 
 def _slopes(cases: Sequence[Case], order: Sequence[int], warmup: int) -> Float[np.ndarray, " n"]:
     """The cases' trials in this order; longer ones where a case's median is lost in what else the machine does."""
-    lost: list[str] = []
+    lost, loops = [], [_repeated(case) for case in cases]
     for least in _SLOPE_SECONDS:
-        timers = [_slope_timer(case, warmup, least) for case in cases]
+        timers = [_slope_timer(run, warmup, least) for run in loops]
         seconds = np.array([timers[i]() for i in order])
         medians = [np.median(seconds[np.equal(order, i)]) for i in range(len(cases))]
         lost = [case.name for case, median in zip(cases, medians, strict=True) if not median > 0]
@@ -245,9 +245,8 @@ def _slopes(cases: Sequence[Case], order: Sequence[int], warmup: int) -> Float[n
     )
 
 
-def _slope_timer(case: Case, warmup: int, least: float) -> Callable[[], float]:
+def _slope_timer(run: Callable[[int], None], warmup: int, least: float) -> Callable[[], float]:
     """A function that takes one trial: (time of 2n turns - time of n turns) / n, where n turns take `least` s."""
-    run = _repeated(case)
     run(1)
     turns = 1
     while _wall(run, turns) < least:

@@ -28,13 +28,14 @@ WITHIN = 1.25
 
 
 class Shape(NamedTuple):
-    """One row of attention."""
+    """One row of attention, and the kernel that rings of it run; None for the fastest that runs."""
 
     length: int
     heads: int
     groups: int
     head_dim: int
     dtype: str
+    implementation: Any = None
 
     def flops(self, *, backward: bool) -> float:
         """Of the visible half of the scores: 2 matmuls forward, 5 backward."""
@@ -52,6 +53,7 @@ def benchmark(
     peers_up_to: int = 2**18,
     one_device_up_to: int = 2**20,
     message_mib: tuple[float, ...] = (0.25, 1, 4, 16, 64, 256),
+    implementation: Literal["cudnn", "mosaic_gpu", "xla"] | None = None,
 ) -> dict[str, Any]:
     """Gate, scaling and exchange of ring attention over all devices of this process.
 
@@ -66,6 +68,7 @@ def benchmark(
       peers_up_to: longest length at which the other modes are timed.
       one_device_up_to: longest length at which one device is timed.
       message_mib: sizes of the exchanged messages, MiB a device.
+      implementation: the rings' kernel; the fastest that runs if None.
     """
     import jax
 
@@ -73,11 +76,12 @@ def benchmark(
     if devices < 2:
         raise ValueError(f"a ring needs at least 2 devices, there is {devices}: use a machine with more")
     lengths = lengths or (8192 * devices, 2048 * devices, 2**18, 2**20)
-    shapes = [Shape(length, heads, groups, head_dim, dtype) for length in lengths]
+    shapes = [Shape(length, heads, groups, head_dim, dtype, implementation) for length in lengths]
     figures: dict[str, Any] = {
         "devices_in_ring": devices,
         "shape": {"batch": 1, "heads": heads, "groups": groups, "head_dim": head_dim, "dtype": dtype},
-        "errors_against_f64": gate(Shape(exact_length, 4, min(groups, 2), head_dim, dtype)),
+        "implementation": implementation,
+        "errors_against_f64": gate(Shape(exact_length, 4, min(groups, 2), head_dim, dtype, implementation)),
         "against_one_device": compare_with_one(shapes[0]),
         "exchange": [exchange(mib) for mib in message_mib],
         "scaling": [],
@@ -124,8 +128,12 @@ def split(
     mode: Any = "ring" if variant == "ring_swapped" else variant
     layout = ZIGZAG if variant == "ring" else CONTIGUOUS
 
+    implementation = shape.implementation if mode == "ring" else None
+
     def attend(q: Any, k: Any, v: Any) -> Any:
-        return context_attention(q, k, v, causal=True, mode=mode, layout=layout)
+        return context_attention(
+            q, k, v, causal=True, mode=mode, layout=layout, implementation=implementation
+        )
 
     with jax.set_mesh(mesh):
         return compiled(attend, inputs(shape, batch_sharding(mesh)), backward=backward)

@@ -35,7 +35,7 @@ def backwards(x: Shaped[Array, "B T ..."], lengths: Int[Array, "B"]) -> Shaped[A
     """x with the first lengths[b] tokens of row b in reverse order: it undoes itself."""
     place, ends = jnp.arange(x.shape[1], dtype=jnp.int32)[None], lengths[:, None]
     order = jnp.where(place < ends, ends - 1 - place, place)
-    return jnp.take_along_axis(x, order.reshape(*order.shape, *(1,) * (x.ndim - 2)), 1)
+    return _take(x, order, order)
 
 
 def _take_primal(

@@ -21,7 +21,7 @@ from pallas_kernels.attention import attention
 from pallas_kernels.attention.mask import Mask, check_arguments, zero_where_not
 
 ContextParallel = Literal["ring", "all_to_all", "all_gather"]
-Implementation = Literal["reference", "xla", "cudnn", "mosaic_gpu"] | None
+Implementation = Literal["reference", "xla", "cudnn"] | None
 
 SHORT = 8192
 """Tokens a device up to which heads are scattered where they can be. With 32 query and 8 key heads of 128 on four
@@ -41,7 +41,7 @@ def context_attention(
     packed: bool = True,
     mode: ContextParallel | None = None,
     layout: SequenceLayout = CONTIGUOUS,
-    implementation: Implementation = None,
+    implementation: Implementation | Literal["mosaic_gpu"] = None,
 ) -> Float[Array, "B T H K"]:
     """`pallas_kernels.attention` of whole rows whose tokens are split along the mesh axis `seq`.
 
@@ -55,13 +55,13 @@ def context_attention(
       divide, tokens are in order, and a device has no more than `SHORT` of them; else "ring".
 
     Args:
-      q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`, and a ring also
-        takes "mosaic_gpu" (see `attend_part`); a token's place in the sequence is its position.
+      q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`, and a ring without
+        a window also takes "mosaic_gpu" (see `attend_part`); a token's place in the sequence is its position.
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
         each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
-        where places count (a window, ALiBi) and in mode "all_gather". Several run on XLA in a ring, or on cuDNN if
-        `implementation` is "cudnn", the ring is causal, and ids rise along every row, as a packer numbers them (see
-        `packed_ring`); where they do not, which is found out on the devices, all rows go to XLA.
+        where places count (a window, ALiBi) and in mode "all_gather". Rows of several run on XLA in a ring, or on
+        cuDNN if `implementation` is "cudnn", the ring is causal, and ids rise along every row, as a packer numbers them
+        (see `packed_ring`); where they do not, which is found out on the devices, all rows go to XLA.
       mode: the exchange.
       layout: of all the arrays, along the sequence; "zigzag" if the host laid them out so, for mode "ring".
 
@@ -77,8 +77,9 @@ def context_attention(
     if mode is None:
         heads_divide = q.shape[2] % axis.size == 0 and k.shape[2] % axis.size == 0
         short = q.shape[1] <= SHORT * axis.size and window is None and layout == CONTIGUOUS
-        mode = "all_to_all" if alibi_slopes is not None or (heads_divide and short) else "ring"
-    _check(axis, mode, q.shape[1], causal, window, alibi_slopes, layout)
+        by_heads = heads_divide and short and implementation != "mosaic_gpu"
+        mode = "all_to_all" if alibi_slopes is not None or by_heads else "ring"
+    _check(axis, mode, q.shape[1], causal, window, alibi_slopes, layout, implementation)
     options = {"scale": scale, "implementation": implementation}
     mask = {"causal": causal, "window": window}
     by_length = segment_ids is not None and not packed and window is None and alibi_slopes is None
@@ -159,6 +160,7 @@ def _check(
     window: int | None,
     slopes: Array | None,
     layout: SequenceLayout,
+    implementation: str | None,
 ) -> None:
     if mode not in get_args(ContextParallel):
         raise ValueError(f"mode {mode!r} is not one of {get_args(ContextParallel)} or None")
@@ -166,6 +168,11 @@ def _check(
         raise ValueError(
             f"the {layout.kind} layout goes with mode='ring' without a window, not with mode={mode!r}, "
             f"window={window}: leave the tokens in order"
+        )
+    if implementation == "mosaic_gpu" and (mode != "ring" or window is not None):
+        raise ValueError(
+            f"implementation 'mosaic_gpu' runs rings without a window, not mode={mode!r}, window={window}: "
+            "use implementation=None"
         )
     if mode == "ring" and slopes is not None:
         raise ValueError("a ring knows no ALiBi distances: use mode='all_to_all', 'all_gather' or None")

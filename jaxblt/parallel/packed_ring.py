@@ -5,7 +5,7 @@ common: that of the earlier one's last token and the later one's first. Its quer
 its keys a suffix of the earlier one's content, so a prefix of it read backwards; between different runs the order of
 keys does not matter. Every run attends to its own keys as a packed row by itself. Rows whose ids do not rise are found
 out on the devices, and all of them take the ring with segment ids then. A causal ring alone, since queries that see
-later keys would have to be turned instead.
+later keys would have to be turned instead. What kernels leave beyond the lengths is hidden after each call.
 """
 
 from dataclasses import replace
@@ -36,17 +36,26 @@ class _Between(Ring):
         return [piece._replace(shared=True) for piece in pieces if not piece.causal]
 
 
-def goes_to_cudnn(ring: Ring, q: Float[Array, "B T H K"], k: Float[Array, "B T G K"]) -> bool:
-    """Whether cuDNN is asked for and would run it; what XLA runs has no use for it.
+def goes_to_cudnn(ring: Ring, q: Any, k: Any) -> bool:
+    """Whether cuDNN is asked for, of arrays or shapes of one device; nobody's default, as it has not run on GPUs yet.
 
-    Nobody's default: it has not run on GPUs yet.
+    Raises:
+      ValueError: it is asked for and cannot run this, and why.
     """
-    if not ring.causal or ring.implementation != "cudnn":
+    if ring.implementation != "cudnn":
         return False
     rows, length = q.shape[0] * ring.runs, q.shape[1] // ring.runs
     q_run, k_run = (jax.ShapeDtypeStruct((rows, length, *x.shape[2:]), x.dtype) for x in (q, k))
     ids: Any = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    return cudnn.why_not_part(current_device(), q_run, k_run, k_run, Mask(True, None, ids, ids)) is None
+    mask = Mask(True, None, ids, ids, same_tokens=True)
+    reason = cudnn.why_not_part(current_device(), q_run, k_run, k_run, mask)
+    reason = reason if ring.causal else "queries that see later documents' keys have no such form"
+    if reason is not None:
+        raise ValueError(
+            f"'cudnn' cannot run packed rows in this ring: {reason}; use implementation=None, or packed=False if each "
+            "row is of one document"
+        )
+    return True
 
 
 def documents_rise(ring: Ring, ids: Int[Array, "B T"]) -> Bool[Array, ""]:

@@ -38,9 +38,9 @@ class Piece(NamedTuple):
         all devices do the same.
       each: as many runs follow each other in queries and keys, and each meets its own alone.
       own: queries and keys are the same tokens.
-      shared: ids say which queries and keys meet, those of the document with which the queries' run begins and the
-        keys' ends. Of queries and keys it comes first all the same, as the ids of keys alone are in order.
-      reaches: as many runs of the queries see as many of the keys, and there is no other mask; not to be pulled.
+      shared: those meet alone that are of the document with which the queries' run begins and the keys' ends. Keys come
+        in reverse order while their ids stay, so that in both runs its tokens come first.
+      reaches: each of as many runs of the queries sees so many of the keys, the first ones; of `attend` alone.
     """
 
     q_start: int | Int[Array, ""]
@@ -107,11 +107,12 @@ def _operands(
     marks: dict[str, Any] = {"causal": piece.causal, "window": piece.window}
     if q_ids is not None and keys.segment_ids is not None:
         here = _run(piece, q_ids, piece.q_start)
-        there = here if piece.own else _run(piece, keys.segment_ids, piece.k_start)
+        there = _run(piece, keys.segment_ids, piece.k_start)
         if piece.shared:
             marks["q_lengths"], marks["kv_lengths"] = _shared(here, there)
         else:
             marks["q_segment_ids"], marks["kv_segment_ids"] = here, there
+            marks["same_tokens"] = piece.own
     if piece.reaches is not None:
         reaches = jnp.stack(piece.reaches).astype(jnp.int32)
         marks["kv_lengths"] = jnp.broadcast_to(reaches, (q.shape[0], len(piece.reaches)))

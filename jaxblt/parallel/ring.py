@@ -23,6 +23,7 @@ from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.pieces import Keys, Piece, add_at, attend, pull
 from jaxblt.parallel.sequence import SeqAxis
 from pallas_kernels.attention import Part
+from pallas_kernels.attention.part import MERGING
 
 SAVED_OUT, SAVED_LSE = "ring_out", "ring_lse"
 """`checkpoint_name`s of what the backward pass needs: recomputing them would go round the ring again."""
@@ -30,10 +31,6 @@ SAVED_OUT, SAVED_LSE = "ring_out", "ring_lse"
 MERGED_AT_ONCE = 2**15
 """Tokens a device up to which the compiler may keep the outputs of all steps and merge them in one pass over
 memory. For longer ones the passes are small beside the kernels, and the outputs of all steps are not."""
-
-
-MERGING = ("mosaic_gpu",)
-"""Kernels that take the results of steps before: a step is one call, or half of these would be cut out and put back."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +99,7 @@ def ring_part(ring: Ring, q: Float[Array, "B T H K"], keys: Keys, merged: Part |
         pieces = ring.pieces(step, q.shape[1], lengths=keys.lengths is not None)
         alike = keys.segment_ids is None and keys.lengths is None
         if step and alike and ring.causal and ring.implementation in MERGING:
+            # Or half of what was merged would be cut out and put back.
             pieces = _at_once(ring, step, q.shape[1])
         for piece in pieces:
             merged = attend(piece, q, keys.segment_ids, Keys(kv[0], kv[1], *marks), ring.options, merged)

@@ -119,7 +119,7 @@ def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: A
     """None if cuDNN can run a part with its log-sum-exp on `device`, else why not."""
     documents = _own_documents(mask)
     if mask.lengths is not None or not (documents or _native(mask, None)):
-        return "for parts it has causal masks, causal windows, lengths, and one array of segment ids for both"
+        return "for parts it has causal masks, causal windows and lengths, and segment ids of the same tokens alone"
     if documents and (reason := cudnn_packed.why_not(device, q, k, mask)) is not None:
         return reason
     by_length = mask.q_lengths is not None or mask.kv_lengths is not None
@@ -129,9 +129,8 @@ def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: A
 
 
 def _own_documents(mask: Mask) -> bool:
-    """Queries and keys are the same tokens, which is known where their ids are one array."""
     alone = mask.q_positions is None and mask.q_lengths is None and mask.kv_lengths is None
-    return alone and mask.q_segment_ids is not None and mask.q_segment_ids is mask.kv_segment_ids
+    return alone and mask.same_tokens and mask.q_segment_ids is not None
 
 
 def attention_with_lse(
@@ -202,7 +201,11 @@ def _lengths(mask: Mask, q: Array, k: Array) -> tuple[Int[Array, "B"], Int[Array
         return None
 
     def of(lengths: Array | None, size: int) -> Array:
-        return jnp.full_like(given, size, jnp.int32) if lengths is None else lengths.astype(jnp.int32)
+        return (
+            jnp.full_like(given, size, jnp.int32)
+            if lengths is None
+            else jnp.clip(lengths, 0, size).astype(jnp.int32)
+        )
 
     return of(mask.q_lengths, q.shape[1]), of(mask.kv_lengths, k.shape[1])
 

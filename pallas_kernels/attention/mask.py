@@ -24,6 +24,7 @@ class Mask:
       lengths: the key's index < lengths[b]; if T == S the query's index too.
       q_lengths: the query's index < q_lengths[b]; of a part alone.
       kv_lengths: the key's index < kv_lengths[b], whatever the query's; of a part alone.
+      same_tokens: the promise that queries and keys are the same tokens, so that both segment ids are alike.
     """
 
     causal: bool = field(metadata={"static": True})
@@ -35,6 +36,7 @@ class Mask:
     lengths: Int[Array, "B"] | None = None
     q_lengths: Int[Array, "B"] | None = None
     kv_lengths: Int[Array, "B"] | None = None
+    same_tokens: bool = field(default=False, metadata={"static": True})
 
     def distances(self, queries: int, keys: int) -> Int[Array, "B T S"]:
         """Position of the query less position of the key; B is 1 if they are indices."""

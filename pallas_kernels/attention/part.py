@@ -45,6 +45,10 @@ BACKWARD = {
 }
 
 
+MERGING = ("mosaic_gpu",)
+"""Those that merge onto an earlier part themselves, and take several rows of queries to a row of keys."""
+
+
 class Part(NamedTuple):
     """Attention over some of the keys.
 
@@ -68,6 +72,7 @@ def attend_part(
     kv_segment_ids: Int[Array, "B S"] | None = None,
     q_lengths: Int[Array, "B"] | None = None,
     kv_lengths: Int[Array, "B"] | Int[Array, "B R"] | None = None,
+    same_tokens: bool = False,
     scale: float | None = None,
     onto: Part | None = None,
     implementation: Choice = None,
@@ -75,8 +80,8 @@ def attend_part(
     """softmax over these keys alone, and its log-sum-exp; causal and window go by index and need T = S.
 
     Args:
-      q, k, v, causal, window, q_segment_ids, kv_segment_ids, scale, implementation: as for `attention`. Pass one array
-        for both kinds of ids where queries and keys are the same tokens: cuDNN takes no others.
+      q, k, v, causal, window, q_segment_ids, kv_segment_ids, scale, implementation: as for `attention`.
+      same_tokens: the promise that queries and keys are the same tokens and both ids alike: cuDNN takes no others.
       q_lengths: queries at an index >= q_lengths[b] see no key; they have to be numbers.
       kv_lengths: keys at an index >= kv_lengths[b] are seen by no query; they and their values have to be numbers.
         Where they are [B, R], each of R equal runs of the queries has its own, and there is no other mask; kernels but
@@ -87,9 +92,10 @@ def attend_part(
     Raises:
       ValueError: as `attention`; `onto` is not of these queries; or kv_lengths [B, R] do not fit.
     """
-    reaches = None if kv_lengths is None or kv_lengths.ndim == 1 else kv_lengths
+    reaches = kv_lengths if kv_lengths is not None and kv_lengths.ndim == 2 else None
     lengths = kv_lengths if reaches is None else None
-    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_lengths=q_lengths, kv_lengths=lengths)
+    ids, marks = (q_segment_ids, kv_segment_ids), {"q_lengths": q_lengths, "kv_lengths": lengths}
+    mask = Mask(causal, window, *ids, **marks, same_tokens=same_tokens)
     check_arguments(q, k, v, mask, None)
     _check_onto(q, onto)
     if reaches is not None:
@@ -111,6 +117,7 @@ def pull_part(
     kv_segment_ids: Int[Array, "B S"] | None = None,
     q_lengths: Int[Array, "B"] | None = None,
     kv_lengths: Int[Array, "B"] | None = None,
+    same_tokens: bool = False,
     scale: float | None = None,
     implementation: Choice = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B S G K"], Float[Array, "B S G K"]]:
@@ -123,7 +130,8 @@ def pull_part(
     Raises:
       ValueError: as `attention`.
     """
-    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_lengths=q_lengths, kv_lengths=kv_lengths)
+    ids, marks = (q_segment_ids, kv_segment_ids), {"q_lengths": q_lengths, "kv_lengths": kv_lengths}
+    mask = Mask(causal, window, *ids, **marks, same_tokens=same_tokens)
     check_arguments(q, k, v, mask, None)
     entry = _choose(q, k, v, mask, scale, implementation)
     return BACKWARD[entry.name](q, k, v, merged.o, merged.lse, do, mask, scale=scale)
@@ -144,7 +152,7 @@ def merge_parts(a: Part, b: Part) -> Part:
 def _attend(
     entry: Implementation, q: Array, k: Array, v: Array, mask: Mask, scale: float | None, onto: Part | None
 ) -> Part:
-    if entry.name == "mosaic_gpu":
+    if entry.name in MERGING:
         return Part(*entry.run(q, k, v, mask, scale=scale, onto=onto))
     part = Part(*entry.run(q, k, v, mask, scale=scale))
     return part if onto is None else merge_parts(onto, part)
@@ -159,7 +167,7 @@ def _attend_runs(
     onto: Part | None,
     implementation: Choice,
 ) -> Part:
-    """Runs of queries as rows, of which "mosaic_gpu" takes several to a row of keys."""
+    """Runs of queries as rows, of which a merging kernel takes several to a row of keys."""
     runs, mask = lengths.shape[1], Mask(False, kv_lengths=lengths.reshape(-1))
 
     def fold(x: Array) -> Array:
@@ -172,7 +180,7 @@ def _attend_runs(
     if onto is not None:
         onto = Part(fold(onto.o), fold(onto.lse.swapaxes(1, 2)).swapaxes(1, 2))
     entry = _choose(q, k, v, mask, scale, implementation)
-    if entry.name != "mosaic_gpu":
+    if entry.name not in MERGING:
         k, v = (jnp.repeat(x, runs, 0) for x in (k, v))
     part = _attend(entry, q, k, v, mask, scale, onto)
     return Part(unfold(part.o), unfold(part.lse.swapaxes(1, 2)).swapaxes(1, 2))
@@ -195,7 +203,7 @@ def _check_onto(q: Array, onto: Part | None) -> None:
 
 def _check_runs(q: Array, lengths: Array, mask: Mask) -> None:
     rows, runs = lengths.shape
-    if rows != q.shape[0] or q.shape[1] % runs:
+    if rows != q.shape[0] or not runs or q.shape[1] % runs:
         raise ValueError(
             f"kv_lengths {lengths.shape} are of {rows} rows and {runs} equal runs of their queries, got q {q.shape}: "
             "pass one length a row, or runs apart"

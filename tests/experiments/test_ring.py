@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmark import ring
+from pallas_kernels._dispatch import record_choices
 from pallas_kernels.attention import attention
 from tests.tolerances import assert_close
 
@@ -56,8 +57,11 @@ def test_it_leaves_its_figures(tmp_path) -> None:
     assert saved["versions"]["jax"]
 
 
-def test_the_gate_is_before_the_timing(monkeypatch) -> None:
+def test_the_gate_is_before_the_timing_and_of_the_kernel_asked_for(monkeypatch) -> None:
     monkeypatch.setattr(ring, "WITHIN", 0.0)
     monkeypatch.setattr(ring, "seconds", None)
-    with pytest.raises(RuntimeError, match="times those of one device"):
-        ring.benchmark(**TINY)
+    with record_choices() as chosen, pytest.raises(RuntimeError, match="times those of one device"):
+        ring.benchmark(**TINY, implementation="xla")
+    assert any(line.startswith("attend_part: xla") and line.endswith("(asked for)") for line in chosen), (
+        chosen
+    )

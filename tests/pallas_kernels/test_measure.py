@@ -143,7 +143,7 @@ def test_slopes_lost_in_noise_are_taken_again_over_more_turns(monkeypatch) -> No
     """A bandwidth from a negative time made a floor of zero seconds."""
     asked: list[float] = []
 
-    def timer(case: Case, warmup: int, least: float):
+    def timer(run, warmup: int, least: float):
         asked.append(least)
         return lambda: least - 0.02
 
@@ -155,7 +155,7 @@ def test_slopes_lost_in_noise_are_taken_again_over_more_turns(monkeypatch) -> No
 
 
 def test_slopes_that_stay_lost_in_noise_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr(_measure, "_slope_timer", lambda case, warmup, least: lambda: -1.0)
+    monkeypatch.setattr(_measure, "_slope_timer", lambda run, warmup, least: lambda: -1.0)
     with pytest.raises(ArithmeticError, match=r"\['busy'\].* 0\.25 s: the machine is too busy"):
         measure(jnp.sin, jnp.ones(3), name="busy", method="slope")
 

@@ -22,6 +22,13 @@ def test_equals_dense_attention(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     assert [step for _, step, _ in calls] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("change", [{"window": 8}, {"mode": "all_gather"}], ids=str)
+def test_other_modes_refuse_the_kernel(change: dict) -> None:
+    q = jnp.zeros((2, 64, 4, 64), jnp.bfloat16)
+    with jax.set_mesh(mesh_of(Case(devices=2))), pytest.raises(ValueError, match="'mosaic_gpu' runs rings"):
+        context_attention(q, q, q, causal=True, implementation="mosaic_gpu", **change)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("head_dim", [64, 128])

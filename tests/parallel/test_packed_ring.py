@@ -19,7 +19,7 @@ from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG
 from jaxblt.parallel.ring import Ring
 from jaxblt.parallel.sequence import SeqAxis, over_sequence
 from pallas_kernels import _compat
-from pallas_kernels._dispatch import compiling_for
+from pallas_kernels._dispatch import compiling_for, record_choices
 from pallas_kernels.attention import Part, cudnn
 from tests.pallas_kernels.attention import dense_kernel
 from tests.pallas_kernels.attention.test_packed import emulate, row_of
@@ -195,30 +195,42 @@ def test_with_what_cudnn_promises(monkeypatch: pytest.MonkeyPatch) -> None:
         check(Packed(devices=2, documents=documents, groups=1, length=36, implementation="cudnn"))
 
 
+def asked(change: dict[str, Any]) -> bool:
+    given = {"causal": True, "implementation": "cudnn", "dtype": jnp.bfloat16, "length": 128} | change
+    q = jax.ShapeDtypeStruct((1, given.pop("length"), 2, 64), given.pop("dtype"))
+    with compiling_for(given.pop("device", H200)):
+        return packed_ring.goes_to_cudnn(Ring(SeqAxis("seq", 4), layout=ZIGZAG, **given), q, q)
+
+
+@pytest.mark.parametrize("implementation", ["cudnn", "xla", None])
+def test_what_goes_to_cudnn(implementation: Any) -> None:
+    assert asked({"implementation": implementation}) == (implementation == "cudnn")
+
+
 @pytest.mark.parametrize(
-    ("change", "goes"),
+    ("change", "reason"),
     [
-        ({}, True),
-        ({"implementation": None}, False),
-        ({"implementation": "xla"}, False),
-        ({"causal": False}, False),
-        ({"dtype": jnp.float32}, False),
+        ({"causal": False}, "later documents"),
+        ({"dtype": jnp.float32}, "bfloat16 and float16 alone"),
+        ({"length": 2**24}, "scratch would be"),
+        ({"device": jax.devices("cpu")[0]}, "NVIDIA GPU|compute capability"),
     ],
     ids=str,
 )
-def test_what_goes_to_cudnn(change: dict[str, Any], goes: bool) -> None:
-    given = {"causal": True, "implementation": "cudnn", "dtype": jnp.bfloat16} | change
-    q = jnp.zeros((1, 128, 2, 64), given.pop("dtype"))
-    ring = Ring(SeqAxis("seq", 4), layout=ZIGZAG, **given)
-    with compiling_for(H200):
-        assert packed_ring.goes_to_cudnn(ring, q, q) == goes
+def test_what_cannot_go_to_cudnn(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=f"({reason}).*; use implementation=None, or packed=False"):
+        asked(change)
 
 
-def test_what_runs_on_a_cpu_is_the_ring_with_ids() -> None:
-    case = Packed(devices=2, documents=("crossing", "one"))
+@pytest.mark.parametrize("change", [{}, {"causal": False}, {"window": 16}], ids=str)
+def test_what_is_not_asked_for_runs_on_xla(change: dict[str, Any]) -> None:
+    case = Packed(devices=2, documents=("crossing", "one"), length=256, head_dim=64, **change)
     run, _ = split(case)
-    with jax.set_mesh(mesh_of(case)):
-        assert "cond[" not in str(run.trace(*case.arrays()).jaxpr)
+    with jax.set_mesh(mesh_of(case)), compiling_for(H200), record_choices() as chosen:
+        traced = run.trace(*case.arrays(jnp.bfloat16))
+    assert "cond[" not in str(traced.jaxpr)
+    assert chosen
+    assert all(line.startswith("attend_part: xla") for line in chosen), chosen
 
 
 def test_remat_does_not_go_round_again(chosen: None) -> None:

@@ -333,7 +333,8 @@ def test_a_part_equals_the_reference(name):
 
     @jax.jit
     def run(q, k, v, do, ids):
-        marks = {"causal": True, "q_segment_ids": ids, "kv_segment_ids": ids, "implementation": "cudnn"}
+        marks = {"causal": True, "q_segment_ids": ids, "kv_segment_ids": ids, "same_tokens": True}
+        marks["implementation"] = "cudnn"
         part = attend_part(q, k, v, **marks)
         return part, pull_part(q, k, v, part._replace(lse=part.lse + 0.7), do, **marks)
 

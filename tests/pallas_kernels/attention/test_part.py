@@ -173,6 +173,22 @@ def test_what_the_kernel_leaves_beyond_lengths_is_not_taken(both, monkeypatch):
         check_prefixes("cudnn", jnp.bfloat16, 21, both=both)
 
 
+@pytest.mark.parametrize(
+    ("shape", "says"), [((), "must have shape"), ((2, 0), "0 equal runs"), ((2, 1, 1), "must have shape")]
+)
+def test_lengths_of_no_such_shape_are_refused(shape, says):
+    q = jnp.zeros((2, 8, 1, 4))
+    with pytest.raises(ValueError, match=says):
+        attend_part(q, q, q, causal=False, kv_lengths=jnp.zeros(shape, jnp.int32))
+
+
+def test_cudnn_is_never_told_of_lengths_beyond_the_tokens():
+    q, k = jnp.zeros((3, 8, 1, 4)), jnp.zeros((3, 6, 1, 4))
+    mask = Mask(False, q_lengths=jnp.asarray([-3, 5, 99]), kv_lengths=jnp.asarray([99, 0, 6]))
+    found = cudnn._lengths(mask, q, k)
+    np.testing.assert_array_equal(found, [[0, 5, 8], [6, 0, 6]])
+
+
 @pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize("queries", [256, 255])
 @pytest.mark.parametrize("window", [None, 64])
@@ -195,12 +211,12 @@ def test_cudnn_parts_lower_for_cuda(queries, window, lengths, monkeypatch):
 @pytest.mark.parametrize(
     ("mask", "keys", "reason"),
     [
+        (Mask(False, None, *(jnp.ones((2, 64), jnp.int32),) * 2), 64, "segment ids of the same tokens alone"),
         (
-            Mask(False, None, jnp.ones((2, 64), jnp.int32), jnp.ones((2, 64), jnp.int32)),
+            Mask(False, 9, *(jnp.ones((2, 64), jnp.int32),) * 2, same_tokens=True),
             64,
-            "one array of segment ids for both",
+            "no two-sided windows",
         ),
-        (Mask(False, 9, *(jnp.ones((2, 64), jnp.int32),) * 2), 64, "no two-sided windows"),
         (Mask(False), 63, "even lengths alone, not 63 keys"),
     ],
 )
