@@ -1,4 +1,4 @@
-"""What the convolutions' Hopper kernels share: rows as matrices [chunk, step], and how many of them a program takes.
+"""What Hopper kernels share: where they run; convolutions: rows as matrices [chunk, step], and rows of a program.
 
 Imports no GPU dialect.
 """
@@ -18,10 +18,17 @@ PROGRAMS = 1056
 """Enough programs for four waves of two on each of an H200's 132 multiprocessors; rows beyond share a program."""
 
 
-def why_not_streams(device: Device, *streams: Any) -> str | None:
-    """Why no kernel for Hopper takes these streams (None for one that is not given) on this device, or None."""
+def why_not_on(device: Device) -> str | None:
+    """Why no kernel for Hopper runs on this device, or None."""
     if device.platform != "gpu" or device.capability != (9, 0):
         return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
+    return None
+
+
+def why_not_streams(device: Device, *streams: Any) -> str | None:
+    """Why no kernel for Hopper takes these streams (None for one that is not given) on this device, or None."""
+    if (reason := why_not_on(device)) is not None:
+        return reason
     dtypes = {str(z.dtype) for z in streams if z is not None}
     if dtypes != {"bfloat16"}:
         return f"it takes bf16 streams, these are {', '.join(sorted(dtypes))}"

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pallas_kernels._dispatch import Device
+from pallas_kernels._hopper import why_not_on
 from pallas_kernels.attention.mask import Mask
 
 ROWS = 64
@@ -17,12 +18,14 @@ HEADS = (64, 128)
 
 def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
     """Why the kernels cannot run such a part, or None."""
-    if device.platform != "gpu" or device.capability != (9, 0):
-        return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
+    if (reason := why_not_on(device)) is not None:
+        return reason
     if str(q.dtype) not in ("bfloat16", "float16"):
         return f"it takes bfloat16 and float16 alone, not {q.dtype}"
     if q.shape[-1] not in HEADS:
         return f"its heads are of size {HEADS[0]} or {HEADS[1]}, not {q.shape[-1]}"
+    if 0 in (q.shape[1], k.shape[1]):
+        return f"it takes one query and one key at least, these are {q.shape[1]} and {k.shape[1]}"
     others = (mask.window, mask.q_segment_ids, mask.q_positions, mask.lengths, mask.q_lengths)
     if any(x is not None for x in others):
         return "for parts it has causal masks and lengths of keys alone"

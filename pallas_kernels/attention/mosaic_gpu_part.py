@@ -38,9 +38,9 @@ from pallas_kernels.attention.tiles import (
     feed,
     limits,
     matrix,
+    per_query,
     product,
     stages,
-    sums,
     swizzled,
     visible,
     zeros,
@@ -68,7 +68,7 @@ def attention_with_lse(
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     (batch, queries, heads, width), call = q.shape, call_of(q, k, mask, scale, interpret)
-    before = [] if onto is None else [matrix(onto[0].astype(jnp.float32)), sums(onto[1])]
+    before = [] if onto is None else [matrix(onto[0].astype(jnp.float32)), per_query(onto[1])]
     streams = vary_alike(matrix(q), matrix(k), matrix(v), *limits(mask, k.shape[1]), *before)
     o, lse = plgpu.kernel(
         partial(_program, call=call),

@@ -36,8 +36,8 @@ from pallas_kernels.attention.tiles import (
     indices,
     limits,
     matrix,
+    per_query,
     stages,
-    sums,
     swizzled,
     visible,
     zeros,
@@ -66,7 +66,7 @@ def gradients_given_lse(
     # exp(s - lse) is 0 for a query that sees no key anywhere.
     lse = jnp.where(lse > EMPTY_LSE / 2, lse * LOG2E, -EMPTY_LSE)
     arrays = [matrix(x) for x in (q, do.astype(q.dtype), k, v)]
-    streams = vary_alike(*arrays, sums(lse), sums(delta), *limits(mask, k.shape[1]))
+    streams = vary_alike(*arrays, per_query(lse), per_query(delta), *limits(mask, k.shape[1]))
     options = {
         "num_threads": 3,
         "thread_name": "warpgroup",
@@ -109,12 +109,12 @@ class Shared(NamedTuple):
     walked: Stages
 
 
-def _scratch(dtype: Any, width: int, rows: int, sums: tuple[Any, ...]) -> Any:
-    """Scratch where `rows` rows are a step, and their sums of these types."""
+def _scratch(dtype: Any, width: int, rows: int, vectors: tuple[Any, ...]) -> Any:
+    """Scratch where `rows` rows are a step, with numbers for each row of these types."""
     own = tuple(swizzled((2, ROWS, width), dtype) for _ in range(2))
     count = 256 * TILE // (width * rows)
     tiles = [swizzled((count, rows, width), dtype) for _ in range(2)]
-    walked = stages(count, *tiles, *(plgpu.SMEM((count, rows), x) for x in sums))
+    walked = stages(count, *tiles, *(plgpu.SMEM((count, rows), x) for x in vectors))
     return [Shared(own, plgpu.Barrier(num_arrivals=2, num_barriers=2), walked)]
 
 
@@ -149,7 +149,7 @@ def _queries_program(*refs: Any, call: Call) -> None:
 
         def advance(step: Array, acc: Array, masked: bool) -> Array:
             (keys, values), free = _next(shared.walked, step)
-            p, dp = _weights((queries, keys.T), (cotangents, values.T), top, call)
+            p, dp = _p_and_dp((queries, keys.T), (cotangents, values.T), top, call)
             ds = p * (dp - less)
             if masked:
                 ds = jnp.where(visible(first, step * TILE, limit, call.causal), ds, 0.0)
@@ -189,27 +189,28 @@ def _keys_program(*refs: Any, call: Call) -> None:
         box = (row, pl.ds(first, ROWS), pl.ds(group * call.width, call.width))
         keys, values = _fetch((k.at[box], v.at[box]), shared, worker)
 
-        def advance(step: Array, sums: Any, masked: bool, before: Array) -> Any:
+        def advance(step: Array, totals: Any, masked: bool, before: Array) -> Any:
             (queries, cotangents, top, less), free = _next(shared.walked, before + step)
-            p, dp = _weights((keys, queries.T), (values, cotangents.T), along(top), call)
+            p, dp = _p_and_dp((keys, queries.T), (values, cotangents.T), along(top), call)
             if masked:
                 ahead = (start + step) * ROWS - first
                 p = jnp.where(indices(ROWS, 1) + ahead >= indices(ROWS, 0), p, 0.0)
             ds = p * (dp - along(less))
             pairs = [(x.astype(q.dtype), y) for x, y in ((ds, queries), (p, cotangents))]
-            sums = tuple(add_products(sums, pairs, call.simulated))
+            totals = tuple(add_products(totals, pairs, call.simulated))
+            plgpu.commit_smem()  # Threads have read `top` and `less`, where the copy engine writes next.
             plgpu.barrier_arrive(free)
-            return sums
+            return totals
 
-        def add_head(head: Array, sums: Any) -> Any:
+        def add_head(head: Array, totals: Any) -> Any:
             if call.causal:
-                sums = lax.fori_loop(0, near, partial(advance, masked=True, before=head * count), sums)
-            return lax.fori_loop(near, count, partial(advance, masked=False, before=head * count), sums)
+                totals = lax.fori_loop(0, near, partial(advance, masked=True, before=head * count), totals)
+            return lax.fori_loop(near, count, partial(advance, masked=False, before=head * count), totals)
 
         near = jnp.minimum(TILE // ROWS, count) if call.causal else 0
-        sums = lax.fori_loop(0, call.ratio, add_head, (zeros(call.width), zeros(call.width)))
+        totals = lax.fori_loop(0, call.ratio, add_head, (zeros(call.width), zeros(call.width)))
         seen = indices(call.width, 0) < limit - first
-        for out, x, factor in zip((dk, dv), sums, (call.scale, 1.0), strict=True):
+        for out, x, factor in zip((dk, dv), totals, (call.scale, 1.0), strict=True):
             out[box] = jnp.where(seen, x * factor, 0.0)
 
 
@@ -229,7 +230,9 @@ def _next(walked: Stages, step: Array) -> tuple[tuple[Any, ...], Any]:
     return tuple(tiles.at[slot] for tiles in walked.tiles), walked.free.at[slot]
 
 
-def _weights(scored: tuple[Any, Any], pulled: tuple[Any, Any], top: Array, call: Call) -> tuple[Array, Array]:
+def _p_and_dp(
+    scored: tuple[Any, Any], pulled: tuple[Any, Any], top: Array, call: Call
+) -> tuple[Array, Array]:
     """p and do v, or either's transpose."""
 
     def multiply(scores: Any, pull: Any) -> tuple[Array, Array]:

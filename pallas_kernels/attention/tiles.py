@@ -90,8 +90,8 @@ def matrix(x: Float[Array, "B T H K"]) -> Float[Array, "B padded H*K"]:
     return jnp.pad(x.reshape(*x.shape[:2], -1), ((0, 0), (0, -x.shape[1] % 8), (0, 0)))
 
 
-def sums(x: Float[Array, "B H T"]) -> Float[Array, "B H padded"]:
-    """A whole number of tiles of queries."""
+def per_query(x: Float[Array, "B H T"]) -> Float[Array, "B H padded"]:
+    """One number for each query of a whole number of tiles."""
     return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % TILE)))
 
 

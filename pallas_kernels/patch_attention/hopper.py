@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from pallas_kernels._dispatch import Device
+from pallas_kernels._hopper import why_not_on
 
 HEAD = 64
 """Size of a head: 128 bytes of bf16, the width of a swizzled tile."""
@@ -20,8 +21,8 @@ FARTHEST = 8
 
 def why_not(device: Device, q: Any = None, *_: Any, look_back: int = 1) -> str | None:
     """Why the kernels cannot run such a call, or None; without arrays, why not on the device."""
-    if device.platform != "gpu" or device.capability != (9, 0):
-        return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
+    if (reason := why_not_on(device)) is not None:
+        return reason
     if q is None:
         return None
     if str(q.dtype) != "bfloat16":

@@ -46,7 +46,7 @@ def _attention() -> Iterator[Program]:
 
 
 def _parts(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:
-    """The first part, one onto others, whole and in runs, with lengths of keys, on four devices; and gradients."""
+    """The first part, one onto others, whole and in runs, and gradients: with lengths of keys, and on four devices."""
     batch, tokens, heads, groups, width = shape.batch, shape.tokens, shape.heads, shape.groups, shape.head_dim
     q, k = (jax.ShapeDtypeStruct((batch, tokens, n, width), jnp.bfloat16) for n in (heads, groups))
     lse = jax.ShapeDtypeStruct((batch, heads, tokens), jnp.float32)
@@ -54,22 +54,29 @@ def _parts(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]
     onto = first | {"onto": (jax.ShapeDtypeStruct(q.shape, jnp.float32), lse)}
     lengths = onto | {"lengths": jax.ShapeDtypeStruct((batch,), jnp.int32)}
     half = jax.ShapeDtypeStruct((batch // 2, tokens, groups, width), k.dtype)
+    yield Program(f"{op}_first", _part, (first,))
     yield Program(f"{op}_causal", partial(_part, causal=True), (first,))
     yield Program(f"{op}_onto", _part, (onto,))
     yield Program(f"{op}_lengths", partial(_part, causal=True), (lengths,))
-    yield Program(f"{op}_runs", _part, (lengths | {"k": half, "v": half},))
+    runs = lengths | {"k": half, "v": half}
+    yield Program(f"{op}_runs", _part, (runs,))
     merged = (P(None, AXIS), P(None, None, AXIS))
     specs = {name: P(None, AXIS) for name in first} | {"onto": merged}
     split = jax.shard_map(_part, in_specs=(specs,), out_specs=merged)
     yield Program(f"{op}_shard_map", split, (onto,), devices=4)
-    yield Program(f"{op}_gradients", _pull, (lengths,))
-    yield Program(f"{op}_gradients_causal", partial(_pull, causal=True), (lengths,))
+    split = jax.shard_map(_part, in_specs=(specs | {"lengths": P()},), out_specs=merged)
+    yield Program(f"{op}_runs_shard_map", split, (runs,), devices=4)
+    for suffix, arrays in (("", onto), ("_lengths", lengths)):
+        yield Program(f"{op}_gradients{suffix}", _pull, (arrays,))
+        yield Program(f"{op}_gradients{suffix}_causal", partial(_pull, causal=True), (arrays,))
+    split = jax.shard_map(_pull, in_specs=(specs,), out_specs=P(None, AXIS))
+    yield Program(f"{op}_gradients_shard_map", split, (onto,), devices=4)
 
 
 def _pull(arrays: Any, causal: bool = False) -> Any:
     q, k, v = (arrays[name] for name in "qkv")
     o, lse = arrays["onto"]
-    mask = Mask(causal, kv_lengths=arrays["lengths"])
+    mask = Mask(causal, kv_lengths=arrays.get("lengths"))
     return mosaic_gpu_pull.gradients_given_lse(q, k, v, o, lse, o, mask)
 
 

@@ -1,18 +1,33 @@
 """The Hopper kernels of a part: simulated on the CPU, whole on a GPU, and what they refuse."""
 
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.core import subjaxprs
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jaxblt.parallel import make_mesh
+from jaxblt.parallel.context import context_attention
 from jaxblt.testing.tolerances import typical
-from pallas_kernels._dispatch import Device
-from pallas_kernels.attention import EMPTY_LSE, Part, attend_part, attention, merge_parts, part, reference
+from pallas_kernels._dispatch import Device, compiling_for
+from pallas_kernels.attention import (
+    EMPTY_LSE,
+    Part,
+    attend_part,
+    attention,
+    merge_parts,
+    part,
+    pull_part,
+    reference,
+)
 from pallas_kernels.attention.hopper import why_not_part
 from pallas_kernels.attention.mask import Mask
 from pallas_kernels.attention.mosaic_gpu_part import attention_with_lse
@@ -21,14 +36,14 @@ from tests.pallas_kernels.attention.cases import Call
 from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
-SIMULATED = partial(attention_with_lse, interpret=plgpu.InterpretGPUParams(detect_races=True))
-PULLED = partial(gradients_given_lse, interpret=plgpu.InterpretGPUParams(detect_races=True))
+H200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind=HOPPER.kind)
 SMALL = {"heads": 1, "groups": 1, "head_dim": 64, "dtype": jnp.bfloat16}
-# The last has four tiles of keys, so that both of their places are filled again.
+WIDE = SMALL | {"heads": 3, "head_dim": 128}
+# The last fills places again: two with four tiles of keys, four with six of queries, those of three heads.
 SMALL_CALLS = (
     (Call(name="odd", queries=333, scale=0.3, **SMALL), False),
     (Call(name="gqa_onto", queries=192, **SMALL | {"heads": 2}), True),
-    (Call(name="wide_cross_onto", queries=72, keys=401, causal=False, **SMALL | {"head_dim": 128}), True),
+    (Call(name="wide_cross_onto", queries=72, keys=401, causal=False, **WIDE), True),
 )
 LARGE_CALLS = tuple(
     (Call(name=f"{queries}_{keys}_{width}_{causal}_{onto}", queries=queries, keys=keys, causal=causal,
@@ -37,6 +52,21 @@ LARGE_CALLS = tuple(
     for width in (64, 128)
     for onto in (False, True)
 )  # fmt: skip
+
+
+@pytest.fixture
+def simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[plgpu.InterpretGPUParams]:
+    """How to simulate kernels: each is watched for races (`get_races` knows of the last one alone)."""
+    watched, watch = [], gpu_callbacks.GPURaceDetectionState
+
+    def recorded(**options: Any) -> Any:
+        watched.append(watch(**options))
+        return watched[-1]
+
+    monkeypatch.setattr(gpu_callbacks, "GPURaceDetectionState", recorded)
+    yield plgpu.InterpretGPUParams(detect_races=True)
+    assert watched, "nothing was simulated"
+    assert not any(kernel.races_found for kernel in watched)
 
 
 def before(call: Call, batch: int) -> Part:
@@ -64,9 +94,8 @@ def check(run: Any, call: Call, joined: bool, lengths: Any = None) -> Part:
 
 
 @pytest.mark.parametrize(("call", "joined"), SMALL_CALLS, ids=lambda x: str(x) if isinstance(x, Call) else "")
-def test_simulated(call: Call, joined: bool) -> None:
-    check(SIMULATED, call, joined)
-    assert not gpu_callbacks.get_races().races_found
+def test_simulated(call: Call, joined: bool, simulation: Any) -> None:
+    check(partial(attention_with_lse, interpret=simulation), call, joined)
 
 
 def check_gradients(run: Any, call: Call, lengths: list[int] | None = None) -> Any:
@@ -87,9 +116,8 @@ def check_gradients(run: Any, call: Call, lengths: list[int] | None = None) -> A
 
 
 @pytest.mark.parametrize("call", [call for call, _ in SMALL_CALLS[1:]], ids=str)
-def test_simulated_gradients(call: Call) -> None:
-    check_gradients(PULLED, call)
-    assert not gpu_callbacks.get_races().races_found
+def test_simulated_gradients(call: Call, simulation: Any) -> None:
+    check_gradients(partial(gradients_given_lse, interpret=simulation), call)
 
 
 def check_gradients_with_lengths(run: Any, call: Call, lengths: list[int]) -> None:
@@ -101,8 +129,9 @@ def check_gradients_with_lengths(run: Any, call: Call, lengths: list[int]) -> No
         assert dq[row].any() == (length > 0)
 
 
-def test_simulated_gradients_with_lengths() -> None:
-    check_gradients_with_lengths(PULLED, Call(name="lengths", queries=140, **SMALL), [130, 0])
+def test_simulated_gradients_with_lengths(simulation: Any) -> None:
+    pulled = partial(gradients_given_lse, interpret=simulation)
+    check_gradients_with_lengths(pulled, Call(name="lengths", queries=140, **SMALL), [130, 0])
 
 
 def check_lengths(run: Any, call: Call, lengths: list[int]) -> None:
@@ -113,15 +142,17 @@ def check_lengths(run: Any, call: Call, lengths: list[int]) -> None:
     assert not found.o[-1].any()
 
 
-def test_simulated_lengths() -> None:
-    check_lengths(SIMULATED, Call(name="lengths", queries=140, **SMALL), [0, 130, 0])
+def test_simulated_lengths(simulation: Any) -> None:
+    run = partial(attention_with_lse, interpret=simulation)
+    check_lengths(run, Call(name="lengths", queries=140, **SMALL), [0, 130, 0])
 
 
-def test_simulated_rows_that_share_keys() -> None:
+def test_simulated_rows_that_share_keys(simulation: Any) -> None:
     call = Call(name="shared", queries=40, keys=136, causal=False, **SMALL)
     arrays, lengths = call.arrays(4), jnp.asarray([7, 0, 136, 130], jnp.int32)
     mask, twice = Mask(False, kv_lengths=lengths), [jnp.repeat(arrays[name][:2], 2, 0) for name in "kv"]
-    found = SIMULATED(arrays["q"], arrays["k"][:2], arrays["v"][:2], mask)
+    k, v = arrays["k"][:2], arrays["v"][:2]
+    found = attention_with_lse(arrays["q"], k, v, mask, interpret=simulation)
     want = reference.attention_with_lse(arrays["q"], *twice, mask)
     assert_close(found[0], want[0], call.dtype, 136)
     assert_close(found[1], want[1], jnp.float32, 136)
@@ -166,14 +197,17 @@ def test_runs_of_queries_with_lengths_of_their_own() -> None:
         ({"mask": Mask(True, 8)}, "causal masks and lengths of keys alone"),
         ({"mask": Mask(True, q_lengths=jnp.ones(1, jnp.int32))}, "causal masks and lengths of keys alone"),
         ({"scale": -1.0}, "positive scales alone, not -1.0"),
+        ({"keys": 0}, "one query and one key at least, these are 100 and 0"),
+        ({"queries": 0}, "one query and one key at least, these are 0 and 80"),
         ({}, "it can run"),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
-    call = {"device": HOPPER, "dtype": jnp.bfloat16, "width": 64, "mask": Mask(True), "scale": None} | change
-    q = jax.ShapeDtypeStruct((1, 100, 4, call["width"]), call["dtype"])
+    call = {"device": HOPPER, "dtype": jnp.bfloat16, "width": 64, "mask": Mask(True), "scale": None}
+    call |= {"queries": 100, "keys": 80} | change
+    q, k = (jax.ShapeDtypeStruct((1, call[n], 4, call["width"]), call["dtype"]) for n in ("queries", "keys"))
     assert reason in (
-        why_not_part(call["device"], q, q, q, call["mask"], scale=call["scale"]) or "it can run"
+        why_not_part(call["device"], q, k, k, call["mask"], scale=call["scale"]) or "it can run"
     )
 
 
@@ -184,6 +218,70 @@ def test_runs_when_asked_for_alone() -> None:
     q = jnp.ones((1, 64, 1, 64), jnp.bfloat16)
     with pytest.raises(ValueError, match="this is cpu"):
         attend_part(q, q, q, causal=True, implementation="mosaic_gpu")
+
+
+def traced(run: Callable[..., Any], *shapes: Any) -> tuple[Any, Counter[str]]:
+    """Shapes and dtypes of the result on an H200, and how often each kernel is called for it."""
+
+    def kernels(jaxpr: Any) -> Iterator[str]:
+        yield from (eqn.params["name"] for eqn in jaxpr.eqns if eqn.primitive.name == "mpmd_map")
+        for inner in subjaxprs(jaxpr):
+            yield from kernels(inner)
+
+    with compiling_for(H200):
+        jaxpr, result = jax.make_jaxpr(run, return_shape=True)(*shapes)
+    return jax.tree.map(lambda x: (x.shape, str(x.dtype)), result), Counter(kernels(jaxpr.jaxpr))
+
+
+def like(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+Q, K = like(2, 256, 4, 64, dtype=jnp.bfloat16), like(2, 256, 2, 64, dtype=jnp.bfloat16)
+MERGED = Part(like(*Q.shape), like(2, 4, 256))
+PART = Part((Q.shape, "float32"), ((2, 4, 256), "float32"))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"onto": MERGED}, {"onto": MERGED, "kv_lengths": like(2, 2, dtype=jnp.int32)}], ids=sorted
+)
+def test_a_part_is_one_kernel(given: dict[str, Any]) -> None:
+    def run(q: Any, k: Any, v: Any, given: Any) -> Part:
+        return attend_part(q, k, v, causal="kv_lengths" not in given, implementation="mosaic_gpu", **given)
+
+    assert traced(run, Q, K, K, given) == (PART, {"attend_part": 1})
+
+
+def test_gradients_of_a_part_are_two_kernels() -> None:
+    run = partial(pull_part, causal=True, implementation="mosaic_gpu")
+    shapes, kernels = traced(run, Q, K, K, MERGED, Q)
+    assert shapes == tuple((x.shape, "float32") for x in (Q, K, K))
+    assert kernels == {"pull_part_dq": 1, "pull_part_dkv": 1}
+
+
+@pytest.mark.parametrize(
+    ("causal", "holes", "forward", "backward"),
+    [
+        (False, False, 2, 2),
+        # Of the other device's keys half of the queries see all, or all see half: one call, or two for gradients.
+        (True, False, 2, 3),
+        # Each half has a length of its own, and the later one sees the earlier one too.
+        (True, True, 4, 4),
+    ],
+)
+def test_a_ring_of_two(causal: bool, holes: bool, forward: int, backward: int) -> None:
+    def run(q: Any, k: Any, v: Any, ids: Any, do: Any) -> Any:
+        options: dict[str, Any] = {"causal": causal, "packed": not holes, "mode": "ring"}
+        o, back = jax.vjp(
+            lambda *x: context_attention(*x, ids, implementation="mosaic_gpu", **options), q, k, v
+        )
+        return o, *back(do)
+
+    ids = like(2, 256, dtype=jnp.int32) if holes else None
+    with jax.set_mesh(make_mesh(seq=2, devices=jax.devices()[:2])):
+        shapes, kernels = traced(run, Q, K, K, ids, Q)
+    assert shapes == tuple((x.shape, "bfloat16") for x in (Q, Q, K, K))
+    assert kernels == {"attend_part": forward, "pull_part_dq": backward, "pull_part_dkv": backward}
 
 
 @pytest.mark.gpu
