@@ -55,7 +55,7 @@ def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
     """Calls `main` with the command line; an error that names its own fix becomes one line and exit status 1."""
     try:
         main(sys.argv[1:])
-    except (ValueError, ArithmeticError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from error
     raise SystemExit(0)

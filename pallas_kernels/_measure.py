@@ -152,7 +152,7 @@ def measure(
 
     Raises:
       ValueError: fewer than 20 trials; or a slope asked of a function without array arguments.
-      ArithmeticError: no slope could be told from noise.
+      RuntimeError: no slope could be told from noise.
     """
     case = Case(name or getattr(fn, "__name__", type(fn).__name__), fn, args)
     method = method or default_method()
@@ -167,7 +167,7 @@ def compare(
 
     Raises:
       ValueError: fewer than 20 rounds; or a slope asked of a function without array arguments.
-      ArithmeticError: no slope could be told from noise.
+      RuntimeError: no slope could be told from noise.
     """
     method = method or default_method()
     samples = _alternate([first, second], rounds, warmup, method)
@@ -239,7 +239,7 @@ def _slopes(cases: Sequence[Case], order: Sequence[int], warmup: int) -> Float[n
         lost = [case.name for case, median in zip(cases, medians, strict=True) if not median > 0]
         if not lost:
             return seconds
-    raise ArithmeticError(
+    raise RuntimeError(
         f"{lost}: 2n turns took no longer than n, although n take {_SLOPE_SECONDS[-1]} s: the machine is too busy to "
         "time them; stop other work, or use method='host'"
     )

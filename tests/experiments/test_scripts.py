@@ -74,6 +74,15 @@ def test_help_explains(script, monkeypatch, capsys):
     assert len(capsys.readouterr().out) > 200
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_explains_in_a_process_of_its_own(script):
+    """Where nothing else has been imported before."""
+    done = python("-m", f"experiments.{script}", "--help")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout) > 200
+
+
 def test_a_script_in_a_process_of_its_own_reports_its_failure():
     done = python("-m", "experiments.evaluate", "no/such/run")
     assert done.returncode == 1
