@@ -26,11 +26,19 @@ class Implementation:
       name: "reference", "xla", "cudnn", "mosaic_gpu" or "triton".
       run: the function, with the op's own signature less `implementation`.
       why_not: given the device and the call's arguments (or their ShapeDtypeStructs), None if it can run.
+      rather_not: given the same, None unless it can run and is measured to be slower than an entry after it: then it
+        runs only when asked for by name.
     """
 
     name: str
     run: Callable[..., Any]
     why_not: Callable[..., str | None] = lambda device, *args, **options: None
+    rather_not: Callable[..., str | None] = lambda device, *args, **options: None
+
+    def passed_over(self, device: Device, *args: Any, **options: Any) -> str | None:
+        """Why the table is read on where nothing is asked for by name, or None."""
+        reason = self.why_not(device, *args, **options)
+        return self.rather_not(device, *args, **options) if reason is None else reason
 
 
 _RECORDERS: ContextVar[tuple[list[str], ...]] = ContextVar("recorders", default=())
@@ -71,7 +79,7 @@ def choose(
     *args: Any,
     **options: Any,
 ) -> Implementation:
-    """The named implementation, or the first of the table that can run; `record_choices` hears of it.
+    """The named implementation, or the first of the table that is not passed over; `record_choices` hears of it.
 
     Raises:
       ValueError: the name is unknown, or the named implementation cannot run; the message says why.
@@ -111,7 +119,7 @@ def _find(
 ) -> Implementation:
     if implementation is None:
         for entry in table:
-            if entry.why_not(device, *args, **options) is None:
+            if entry.passed_over(device, *args, **options) is None:
                 return entry
         raise ValueError(
             f"{op}: no implementation can run here\n{explain(op, table, device, *args, **options)}"
@@ -130,7 +138,7 @@ def explain(op: str, table: Sequence[Implementation], device: Device, *args: Any
     """One line on what would run for these arguments on `device`, and why not the entries before it."""
     passed = []
     for entry in table:
-        reason = entry.why_not(device, *args, **options)
+        reason = entry.passed_over(device, *args, **options)
         if reason is None:
             because = f" ({'; '.join(passed)})" if passed else ""
             return f"{op}: {entry.name} on {device.kind}{because}"

@@ -23,7 +23,7 @@ from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.pieces import Keys, Piece, add_at, attend, pull
 from jaxblt.parallel.sequence import SeqAxis
 from pallas_kernels.attention import Part
-from pallas_kernels.attention.part import MERGING
+from pallas_kernels.attention.part import merges
 
 SAVED_OUT, SAVED_LSE = "ring_out", "ring_lse"
 """`checkpoint_name`s of what the backward pass needs: recomputing them would go round the ring again."""
@@ -98,7 +98,7 @@ def ring_part(ring: Ring, q: Float[Array, "B T H K"], keys: Keys, merged: Part |
         coming = ring.shift((kv, marks)) if step + 1 < ring.axis.size else (kv, marks)
         pieces = ring.pieces(step, q.shape[1], lengths=keys.lengths is not None)
         alike = keys.segment_ids is None and keys.lengths is None
-        if step and alike and ring.causal and ring.implementation in MERGING:
+        if step and alike and ring.causal and merges(q, keys.k, keys.v, **ring.options):
             # Or half of what was merged would be cut out and put back.
             pieces = _at_once(ring, step, q.shape[1])
         for piece in pieces:

@@ -32,3 +32,10 @@ def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: A
     if scale is not None and scale <= 0:
         return f"it takes positive scales alone, not {scale}"
     return None
+
+
+def rather_not(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
+    """Where cuDNN's forward kernel with a merge of its own was measured to be faster, or None."""
+    if q.shape[-1] != HEADS[1]:
+        return f"with heads of {q.shape[-1]} cuDNN's kernel is faster"
+    return None

@@ -32,19 +32,17 @@ def _mosaic_gpu_gradients(*args: Any, **options: Any) -> Any:
 
 
 FORWARD = (
+    Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not_part, hopper.rather_not),
     Implementation("cudnn", cudnn.attention_with_lse, cudnn.why_not_part),
     Implementation("xla", xla.attention_with_lse),
-    Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not_part),
     Implementation("reference", reference.attention_with_lse),
 )
-BACKWARD = {
-    "cudnn": cudnn.gradients_given_lse,
-    "xla": xla.gradients_given_lse,
-    "mosaic_gpu": _mosaic_gpu_gradients,
-    "reference": reference.gradients_given_lse,
-}
-
-
+BACKWARD = (
+    Implementation("cudnn", cudnn.gradients_given_lse, cudnn.why_not_part),
+    Implementation("xla", xla.gradients_given_lse),
+    Implementation("mosaic_gpu", _mosaic_gpu_gradients, hopper.why_not_part),
+    Implementation("reference", reference.gradients_given_lse),
+)
 MERGING = ("mosaic_gpu",)
 """Those that merge onto an earlier part themselves, and take several rows of queries to a row of keys."""
 
@@ -101,7 +99,7 @@ def attend_part(
     if reaches is not None:
         _check_runs(q, reaches, mask)
         return _attend_runs(q, k, v, reaches, scale, onto, implementation)
-    return _attend(_choose(q, k, v, mask, scale, implementation), q, k, v, mask, scale, onto)
+    return _attend(_choose("attend_part", q, k, v, mask, scale, implementation), q, k, v, mask, scale, onto)
 
 
 def pull_part(
@@ -133,8 +131,13 @@ def pull_part(
     ids, marks = (q_segment_ids, kv_segment_ids), {"q_lengths": q_lengths, "kv_lengths": kv_lengths}
     mask = Mask(causal, window, *ids, **marks, same_tokens=same_tokens)
     check_arguments(q, k, v, mask, None)
-    entry = _choose(q, k, v, mask, scale, implementation)
-    return BACKWARD[entry.name](q, k, v, merged.o, merged.lse, do, mask, scale=scale)
+    entry = _choose("pull_part", q, k, v, mask, scale, implementation)
+    return entry.run(q, k, v, merged.o, merged.lse, do, mask, scale=scale)
+
+
+def merges(q: Any, k: Any, v: Any, *, scale: float | None = None, implementation: Choice = None) -> bool:
+    """Whether the kernel of `attend_part`, for all of these keys, merges onto an earlier part itself."""
+    return _choose("attend_part", q, k, v, Mask(False), scale, implementation).name in MERGING
 
 
 def merge_parts(a: Part, b: Part) -> Part:
@@ -179,7 +182,7 @@ def _attend_runs(
     q = fold(q)
     if onto is not None:
         onto = Part(fold(onto.o), fold(onto.lse.swapaxes(1, 2)).swapaxes(1, 2))
-    entry = _choose(q, k, v, mask, scale, implementation)
+    entry = _choose("attend_part", q, k, v, mask, scale, implementation)
     if entry.name not in MERGING:
         k, v = (jnp.repeat(x, runs, 0) for x in (k, v))
     part = _attend(entry, q, k, v, mask, scale, onto)
@@ -187,10 +190,12 @@ def _attend_runs(
 
 
 def _choose(
-    q: Array, k: Array, v: Array, mask: Mask, scale: float | None, implementation: Choice
+    op: str, q: Any, k: Any, v: Any, mask: Mask, scale: float | None, implementation: Choice
 ) -> Implementation:
-    device = _dispatch.current_device()
-    return _dispatch.choose("attend_part", FORWARD, implementation, device, q, k, v, mask, scale=scale)
+    table = FORWARD if op == "attend_part" else BACKWARD
+    return _dispatch.choose(
+        op, table, implementation, _dispatch.current_device(), q, k, v, mask, scale=scale
+    )
 
 
 def _check_onto(q: Array, onto: Part | None) -> None:

@@ -64,6 +64,14 @@ def test_explains(device, size, text):
     assert explain("double", TABLE, device, size) == text
 
 
+def test_what_would_rather_not_run_does_when_asked_for() -> None:
+    slow = Implementation("triton", lambda size: size * 2, rather_not=lambda device, size: f"{size} is slow")
+    table = (slow, *TABLE)
+    assert choose("double", table, None, GPU, 4).name == "cudnn"
+    assert choose("double", table, "triton", GPU, 4).name == "triton"
+    assert explain("double", table, GPU, 4) == "double: cudnn on NVIDIA H200 (not triton: 4 is slow)"
+
+
 def test_current_device_is_the_one_jax_compiles_for():
     device = jax.devices()[0]
     assert current_device().platform == device.platform

@@ -104,7 +104,7 @@ def dense(case: Case, arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def mesh_of(case: Case) -> jax.sharding.Mesh:
-    rows = 2 if case.devices <= 4 else 1
+    rows = 2 if 2 * case.devices <= jax.device_count() else 1
     return make_mesh(data=rows, seq=case.devices, devices=jax.devices()[: rows * case.devices])
 
 

@@ -16,7 +16,7 @@ from tests.tolerances import relative_error
 @pytest.mark.parametrize("case", [Case(devices=4, layout=ZIGZAG), Case(devices=4, groups=1)], ids=str)
 def test_equals_dense_attention(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, at_once = [], ring._at_once
-    monkeypatch.setattr(ring, "MERGING", (None,))
+    monkeypatch.setattr(ring, "merges", lambda *args, **options: True)
     monkeypatch.setattr(ring, "_at_once", lambda *args: calls.append(args) or at_once(*args))
     check(case)
     assert [step for _, step, _ in calls] == [1, 2, 3]
@@ -33,9 +33,9 @@ def test_other_modes_refuse_the_kernel(change: dict) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_is_as_exact_as_one_call(head_dim: int, causal: bool) -> None:
-    """Two rows over two GPUs each: at most 1.05 times the error of cuDNN's one call, and the same bits again."""
-    if len(jax.devices()) < 4:
-        pytest.skip(f"needs 4 GPUs, there are {len(jax.devices())}")
+    """Over two GPUs: at most 1.05 times the error of cuDNN's one call, and the same bits again."""
+    if jax.device_count() < 2:
+        pytest.skip("needs 2 GPUs, there is 1")
     case = Case(devices=2, length=4096, head_dim=head_dim, causal=causal)
     arrays = case.arrays(jnp.bfloat16)
     exact = dense(case, [x.astype(np.float32) for x in arrays])

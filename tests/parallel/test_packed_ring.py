@@ -233,7 +233,7 @@ def test_what_is_not_asked_for_runs_on_xla(change: dict[str, Any]) -> None:
         traced = run.trace(*case.arrays(jnp.bfloat16))
     assert "cond[" not in str(traced.jaxpr)
     assert chosen
-    assert all(line.startswith("attend_part: xla") for line in chosen), chosen
+    assert all(line.startswith(("attend_part: xla", "pull_part: xla")) for line in chosen), chosen
 
 
 def test_remat_does_not_go_round_again(chosen: None) -> None:
@@ -255,9 +255,9 @@ def test_remat_does_not_go_round_again(chosen: None) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("documents", [("crossing", "holes"), ("twice", "crossing")])
 def test_equals_dense_attention_on_gpus(documents: tuple[str, str]) -> None:
-    """Two rows over two GPUs each; gradients of a row by their norm."""
-    if len(jax.devices()) < 4:
-        pytest.skip(f"needs 4 GPUs, there are {len(jax.devices())}")
+    """Two rows over two GPUs; gradients of a row by their norm."""
+    if jax.device_count() < 2:
+        pytest.skip("needs 2 GPUs, there is 1")
     case = Packed(devices=2, documents=documents, length=4096, head_dim=64, implementation="cudnn")
     arrays, (run, _) = case.arrays(jnp.bfloat16), split(case)
     with jax.set_mesh(mesh_of(case)):

@@ -211,10 +211,17 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
     )
 
 
-def test_runs_when_asked_for_alone() -> None:
-    """It has not been timed, so that xla stands before it."""
-    names = [entry.name for entry in part.FORWARD]
-    assert names.index("xla") < names.index("mosaic_gpu")
+@pytest.mark.parametrize(("width", "forward"), [(64, "cudnn"), (128, "mosaic_gpu")])
+def test_goes_first_where_it_was_faster(width: int, forward: str) -> None:
+    q = jax.ShapeDtypeStruct((1, 4096, 4, width), jnp.bfloat16)
+    with compiling_for(H200):
+        assert part._choose("attend_part", q, q, q, Mask(True), None, None).name == forward
+        assert part._choose("pull_part", q, q, q, Mask(True), None, None).name == "cudnn"
+        assert part.merges(q, q, q) == (width == 128)
+    assert not part.merges(q, q, q)
+
+
+def test_is_refused_where_it_cannot_run() -> None:
     q = jnp.ones((1, 64, 1, 64), jnp.bfloat16)
     with pytest.raises(ValueError, match="this is cpu"):
         attend_part(q, q, q, causal=True, implementation="mosaic_gpu")
