@@ -59,9 +59,9 @@ def context_attention(
         a window also takes "mosaic_gpu" (see `attend_part`); a token's place in the sequence is its position.
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
         each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
-        where places count (a window, ALiBi) and in mode "all_gather". Rows of several run on XLA in a ring, or on
-        cuDNN if `implementation` is "cudnn", the ring is causal, and ids rise along every row, as a packer numbers them
-        (see `packed_ring`); where they do not, which is found out on the devices, all rows go to XLA.
+        where places count (a window, ALiBi) and in mode "all_gather". Rows of several run on cuDNN in a causal ring
+        if ids rise along every row, as a packer numbers them (see `packed_ring`); where they do not, which is found
+        out on the devices, and in other rings, all rows go to XLA.
       mode: the exchange.
       layout: of all the arrays, along the sequence; "zigzag" if the host laid them out so, for mode "ring".
 

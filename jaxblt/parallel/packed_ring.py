@@ -37,12 +37,12 @@ class _Between(Ring):
 
 
 def goes_to_cudnn(ring: Ring, q: Any, k: Any) -> bool:
-    """Whether cuDNN is asked for, of arrays or shapes of one device; nobody's default, as it has not run on GPUs yet.
+    """Whether packed rows go by lengths, for arrays or shapes of one device: where cuDNN can, unless another is named.
 
     Raises:
-      ValueError: it is asked for and cannot run this, and why.
+      ValueError: cuDNN is asked for by name and cannot run this, and why.
     """
-    if ring.implementation != "cudnn":
+    if ring.implementation not in (None, "cudnn"):
         return False
     rows, length = q.shape[0] * ring.runs, q.shape[1] // ring.runs
     q_run, k_run = (jax.ShapeDtypeStruct((rows, length, *x.shape[2:]), x.dtype) for x in (q, k))
@@ -50,12 +50,12 @@ def goes_to_cudnn(ring: Ring, q: Any, k: Any) -> bool:
     mask = Mask(True, None, ids, ids, same_tokens=True)
     reason = cudnn.why_not_part(current_device(), q_run, k_run, k_run, mask)
     reason = reason if ring.causal else "queries that see later documents' keys have no such form"
-    if reason is not None:
+    if reason is not None and ring.implementation is not None:
         raise ValueError(
             f"'cudnn' cannot run packed rows in this ring: {reason}; use implementation=None, or packed=False if each "
             "row is of one document"
         )
-    return True
+    return reason is None
 
 
 def documents_rise(ring: Ring, ids: Int[Array, "B T"]) -> Bool[Array, ""]:

@@ -193,9 +193,7 @@ def _choose(
     op: str, q: Any, k: Any, v: Any, mask: Mask, scale: float | None, implementation: Choice
 ) -> Implementation:
     table = FORWARD if op == "attend_part" else BACKWARD
-    return _dispatch.choose(
-        op, table, implementation, _dispatch.current_device(), q, k, v, mask, scale=scale
-    )
+    return _dispatch.choose(op, table, implementation, _dispatch.current_device(), q, k, v, mask, scale=scale)
 
 
 def _check_onto(q: Array, onto: Part | None) -> None:

@@ -24,6 +24,7 @@ BENCHMARKS = (
         "patching_share",
         "kernels",
         "ring",
+        "packed_ring",
         "sequence_parallel",
     ),
     *("draw", "entropy", "stack", "flex_attention"),

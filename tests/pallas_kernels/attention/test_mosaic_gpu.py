@@ -98,8 +98,8 @@ def test_simulated(call: Call, joined: bool, simulation: Any) -> None:
     check(partial(attention_with_lse, interpret=simulation), call, joined)
 
 
-def check_gradients(run: Any, call: Call, lengths: list[int] | None = None) -> Any:
-    """`run` against the reference, with an output and log-sum-exp that other keys share in."""
+def check_gradients(run: Any, call: Call, lengths: list[int] | None = None, *, norms: bool = False) -> Any:
+    """`run` against the reference, with an output and log-sum-exp that other keys share in; or `norms` of rows."""
     batch = 1 if lengths is None else len(lengths)
     arrays = call.arrays(batch)
     mask = Mask(call.causal, kv_lengths=None if lengths is None else jnp.asarray(lengths, jnp.int32))
@@ -111,7 +111,10 @@ def check_gradients(run: Any, call: Call, lengths: list[int] | None = None) -> A
     terms = (call.keys or call.queries, *(call.queries * call.heads // call.groups,) * 2)
     for name, got, expected, n in zip("qkv", found, want, terms, strict=True):
         assert got.dtype == jnp.float32
-        assert_close(got, expected, call.dtype, n, f"gradient of {name}")
+        if norms:
+            assert_norms_close(got, expected, range(batch), call.dtype, n, f"gradient of {name}")
+        else:
+            assert_close(got, expected, call.dtype, n, f"gradient of {name}")
     return found
 
 
@@ -120,9 +123,9 @@ def test_simulated_gradients(call: Call, simulation: Any) -> None:
     check_gradients(partial(gradients_given_lse, interpret=simulation), call)
 
 
-def check_gradients_with_lengths(run: Any, call: Call, lengths: list[int]) -> None:
+def check_gradients_with_lengths(run: Any, call: Call, lengths: list[int], *, norms: bool = False) -> None:
     """What no query sees has gradients of zero."""
-    dq, dk, dv = check_gradients(run, call, lengths)
+    dq, dk, dv = check_gradients(run, call, lengths, norms=norms)
     for row, length in enumerate(lengths):
         assert not dk[row, length:].any()
         assert not dv[row, length:].any()
@@ -319,7 +322,7 @@ def test_gradients_on_a_gpu(call: Call) -> None:
 @pytest.mark.parametrize("width", [64, 128])
 def test_gradients_with_lengths_on_a_gpu(width: int) -> None:
     call = Call(name="lengths", queries=1000, **SMALL | {"heads": 4, "head_dim": width})
-    check_gradients_with_lengths(gradients_given_lse, call, [513, 1, 127, 128, 1000, 0])
+    check_gradients_with_lengths(gradients_given_lse, call, [513, 1, 127, 128, 1000, 0], norms=True)
 
 
 @pytest.mark.gpu

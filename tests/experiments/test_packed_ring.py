@@ -1,0 +1,32 @@
+"""The benchmark of packed rows in a ring, tiny, on virtual devices: its figures, its gate, what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.benchmark import packed_ring
+
+TINY: Any = {"length": 128, "heads": 2, "groups": 1, "head_dim": 8, "implementations": ("xla", "reference")}
+
+
+def test_it_leaves_its_figures(tmp_path: Path) -> None:
+    out = tmp_path / "packed.json"
+    (row,) = packed_ring.benchmark(out=str(out), documents=(3,), **TINY)["rows"]
+    assert json.loads(out.read_text(encoding="utf-8"))["rows"] == [row]
+    for name in TINY["implementations"]:
+        assert all(1e-4 < error < 1e-2 for error in row[name]["errors"].values())
+        assert row[name]["forward"]["trials"] == row[name]["forward_backward"]["trials"]
+
+
+def test_errors_are_held_to_the_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(packed_ring, "WITHIN", 0.1)
+    monkeypatch.setattr(packed_ring, "seconds", lambda *_: {})
+    with pytest.raises(RuntimeError, match=r"0\.1 times those are allowed"):
+        packed_ring.benchmark(out=str(tmp_path / "packed.json"), documents=(3,), **TINY)
+
+
+def test_rows_without_room_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"1\.\.128, the tokens of the row, got \[0, 129\]"):
+        packed_ring.benchmark(documents=(0, 3, 129), **TINY)
