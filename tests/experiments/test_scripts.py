@@ -25,6 +25,7 @@ BENCHMARKS = (
         "kernels",
         "ring",
         "packed_ring",
+        "attention_parts",
         "sequence_parallel",
     ),
     *("draw", "entropy", "stack", "flex_attention"),

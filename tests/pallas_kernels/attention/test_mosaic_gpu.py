@@ -33,7 +33,7 @@ from pallas_kernels.attention.mask import Mask
 from pallas_kernels.attention.mosaic_gpu_part import attention_with_lse
 from pallas_kernels.attention.mosaic_gpu_pull import gradients_given_lse
 from tests.pallas_kernels.attention.cases import Call
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, assert_norms_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 H200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind=HOPPER.kind)

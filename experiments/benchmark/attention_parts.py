@@ -1,0 +1,161 @@
+"""Kernels of a ring's step on one GPU, one against the other: python -m experiments.benchmark.attention_parts --out F.
+
+A part is attention to some of the keys with fp32 results: forward alone or merged onto an earlier part, and gradients
+from the merged output and log-sum-exp. Errors are relative norms against the reference in fp32; rounds alternate.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from experiments._cli import parse, run
+from experiments.benchmark._results import save
+from experiments.benchmark.ring import errors
+
+Name = Literal["mosaic_gpu", "cudnn", "xla", "reference"]
+
+
+class PartShape(NamedTuple):
+    """One row: T queries of H heads and S keys of G, K wide; merged onto an earlier part, or the first."""
+
+    tokens: int
+    keys: int
+    heads: int
+    groups: int
+    head_dim: int
+    causal: bool
+    onto: bool
+
+    @property
+    def flops(self) -> float:
+        """Of the visible scores, forward: 2 matmuls."""
+        return (2.0 if self.causal else 4.0) * self.tokens * self.keys * self.heads * self.head_dim
+
+
+SHAPES = tuple(
+    PartShape(tokens, tokens, heads, 8, head_dim, causal, not causal)
+    for heads, head_dim in ((32, 128), (64, 64))
+    for tokens, causal in ((2048, True), (8192, True), (1024, False), (4096, False), (8192, False))
+)
+CHECKED = 1024
+"""Tokens up to which errors against the reference are taken, which holds all scores: other lengths are cut to it."""
+
+WITHIN = 1.25
+"""Errors of the first that pass, in units of the second's."""
+
+
+def benchmark(
+    out: str = "runs/benchmark/attention_parts.json",
+    first: Name = "mosaic_gpu",
+    second: Name = "cudnn",
+    shapes: tuple[PartShape, ...] = SHAPES,
+) -> dict[str, Any]:
+    """Errors, milliseconds and TFLOP/s of both, forward and gradients, in bf16.
+
+    Args:
+      out: JSON file to write.
+      first, second: implementations of `attend_part` and `pull_part`.
+      shapes: each as tokens, keys, heads, groups, head size, causal, onto.
+
+    Raises:
+      RuntimeError: an error of the first is more than WITHIN times the second's.
+    """
+    figures: dict[str, Any] = {"first": first, "second": second, "parts": []}
+    for shape in shapes:
+        figures["parts"].append(shape._asdict() | _part(shape, first, second))
+        save(out, figures)
+    return figures
+
+
+def _part(shape: PartShape, first: Name, second: Name) -> dict[str, Any]:
+    cut = shape._replace(tokens=min(shape.tokens, CHECKED), keys=min(shape.keys, CHECKED))
+    found = {name: _errors(cut, name) for name in (first, second)}
+    if wrong := {x: e for x, e in found[first].items() if e > WITHIN * found[second][x]}:
+        raise RuntimeError(
+            f"{first} errs by {wrong}, {second} by {found[second]}: {WITHIN} times that is allowed"
+        )
+    args = _arguments(shape)
+    timed = {
+        "forward": _time(
+            shape.flops, *(partial(_forward, shape, name) for name in (first, second)), args[:5]
+        ),
+        "gradients": _time(
+            2.5 * shape.flops, *(partial(_gradients, shape, name) for name in (first, second)), args
+        ),
+    }
+    return {"errors": found} | timed
+
+
+def _arguments(shape: PartShape) -> tuple[Any, ...]:
+    """q, k, v, an earlier part's output and log-sum-exp, and a cotangent."""
+    import jax
+    import jax.numpy as jnp
+
+    keys = jax.random.split(jax.random.key(0), 6)
+    of_queries, of_keys = (
+        (1, shape.tokens, shape.heads, shape.head_dim),
+        (1, shape.keys, shape.groups, shape.head_dim),
+    )
+    sizes = (of_queries, of_keys, of_keys, of_queries)
+    q, k, v, do = (jax.random.normal(key, size, jnp.bfloat16) for key, size in zip(keys, sizes, strict=False))
+    lse = jax.random.normal(keys[4], (1, shape.heads, shape.tokens)) + np.log(shape.keys)
+    return q, k, v, 0.02 * jax.random.normal(keys[5], of_queries), lse, do
+
+
+def _forward(shape: PartShape, name: Name, q: Any, k: Any, v: Any, o: Any, lse: Any) -> tuple[Any, Any]:
+    """In fp32, as whoever merges parts needs it."""
+    from pallas_kernels.attention import Part, attend_part
+
+    onto = Part(o, lse) if shape.onto else None
+    part = attend_part(q, k, v, causal=shape.causal, onto=onto, implementation=name)
+    return part.o.astype("float32"), part.lse
+
+
+def _gradients(
+    shape: PartShape, name: Name, q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any
+) -> tuple[Any, ...]:
+    from pallas_kernels.attention import Part, pull_part
+
+    found = pull_part(q, k, v, Part(o, lse), do, causal=shape.causal, implementation=name)
+    return tuple(x.astype("float32") for x in found)
+
+
+def _errors(shape: PartShape, name: Name) -> dict[str, float]:
+    """Of o, dq, dk and dv."""
+    import jax
+
+    *args, do = _arguments(shape)
+    wanted = jax.jit(partial(_forward, shape, "reference"))(*args)
+
+    def passes(name: Name) -> list[np.ndarray]:
+        o, _ = jax.jit(partial(_forward, shape, name))(*args)
+        found = o, *jax.jit(partial(_gradients, shape, name))(*args[:3], *wanted, do)
+        return [np.asarray(x, np.float64) for x in found]
+
+    return errors(passes(name), passes("reference"))
+
+
+def _time(
+    flops: float, first: Callable[..., Any], second: Callable[..., Any], args: tuple[Any, ...]
+) -> dict[str, Any]:
+    """Milliseconds and TFLOP/s of both, and the first's time over the second's with its 95 % interval."""
+    from pallas_kernels._measure import Case, compare
+
+    found = compare(Case("first", first, args), Case("second", second, args))
+    sides = {side.name: side.summary.median for side in (found.first, found.second)}
+    return {
+        "ms": {name: 1e3 * taken for name, taken in sides.items()},
+        "tflops": {name: flops / taken / 1e12 for name, taken in sides.items()},
+        "ratio": {"value": found.ratio, "low": found.low, "high": found.high},
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and runs."""
+    parse(benchmark, argv, script="experiments.benchmark.attention_parts")
+
+
+if __name__ == "__main__":
+    run(main)
