@@ -26,8 +26,8 @@ class Implementation:
       name: "reference", "xla", "cudnn", "mosaic_gpu" or "triton".
       run: the function, with the op's own signature less `implementation`.
       why_not: given the device and the call's arguments (or their ShapeDtypeStructs), None if it can run.
-      rather_not: given the same, None unless it can run and is measured to be slower than an entry after it: then it
-        runs only when asked for by name.
+      rather_not: given the same, of a call that it can run: why an entry after it is to be taken all the same, which it
+        is unless this one is asked for by name; None if none is.
     """
 
     name: str

@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments._cli import parse, run
 from experiments.benchmark._results import save
-from experiments.benchmark.ring import errors
+from experiments.benchmark.ring import errors, hold
 
 Name = Literal["mosaic_gpu", "cudnn", "xla", "reference"]
 
@@ -61,7 +61,12 @@ def benchmark(
 
     Raises:
       RuntimeError: an error of the first is more than WITHIN times the second's.
+      ValueError: no shape is given, or one of no size.
     """
+    if wrong := [shape for shape in shapes if min(shape) < 0 or 0 in shape[:5]] or not shapes:
+        raise ValueError(
+            f"shapes must be positive tokens, keys, heads, groups and head sizes, got {wrong or shapes}"
+        )
     figures: dict[str, Any] = {"first": first, "second": second, "parts": []}
     for shape in shapes:
         figures["parts"].append(shape._asdict() | _part(shape, first, second))
@@ -72,18 +77,14 @@ def benchmark(
 def _part(shape: PartShape, first: Name, second: Name) -> dict[str, Any]:
     cut = shape._replace(tokens=min(shape.tokens, CHECKED), keys=min(shape.keys, CHECKED))
     found = {name: _errors(cut, name) for name in (first, second)}
-    if wrong := {x: e for x, e in found[first].items() if e > WITHIN * found[second][x]}:
-        raise RuntimeError(
-            f"{first} errs by {wrong}, {second} by {found[second]}: {WITHIN} times that is allowed"
-        )
+    hold(first, found[first], second, found[second], WITHIN)
     args = _arguments(shape)
+    forward, gradients = (
+        [partial(run, shape, name) for name in (first, second)] for run in (_forward, _gradients)
+    )
     timed = {
-        "forward": _time(
-            shape.flops, *(partial(_forward, shape, name) for name in (first, second)), args[:5]
-        ),
-        "gradients": _time(
-            2.5 * shape.flops, *(partial(_gradients, shape, name) for name in (first, second)), args
-        ),
+        "forward": _time(shape.flops, forward, args[:5]),
+        "gradients": _time(2.5 * shape.flops, gradients, args),
     }
     return {"errors": found} | timed
 
@@ -137,17 +138,15 @@ def _errors(shape: PartShape, name: Name) -> dict[str, float]:
     return errors(passes(name), passes("reference"))
 
 
-def _time(
-    flops: float, first: Callable[..., Any], second: Callable[..., Any], args: tuple[Any, ...]
-) -> dict[str, Any]:
+def _time(flops: float, sides: list[Callable[..., Any]], args: tuple[Any, ...]) -> dict[str, Any]:
     """Milliseconds and TFLOP/s of both, and the first's time over the second's with its 95 % interval."""
     from pallas_kernels._measure import Case, compare
 
-    found = compare(Case("first", first, args), Case("second", second, args))
-    sides = {side.name: side.summary.median for side in (found.first, found.second)}
+    found = compare(*(Case(name, side, args) for name, side in zip(("first", "second"), sides, strict=True)))
+    seconds = {side.name: side.summary.median for side in (found.first, found.second)}
     return {
-        "ms": {name: 1e3 * taken for name, taken in sides.items()},
-        "tflops": {name: flops / taken / 1e12 for name, taken in sides.items()},
+        "ms": {name: 1e3 * taken for name, taken in seconds.items()},
+        "tflops": {name: flops / taken / 1e12 for name, taken in seconds.items()},
         "ratio": {"value": found.ratio, "low": found.low, "high": found.high},
     }
 

@@ -1,4 +1,4 @@
-"""Draws the figures of a split sequence: python -m experiments.benchmark.draw STEPS.json... --out FILE.png."""
+"""Draws the figures of a split sequence: python -m experiments.benchmark.draw FILES.json... --out FILE.png."""
 
 import json
 from collections.abc import Sequence
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 def draw(sources: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) -> None:
-    """Bytes a second and planned memory of a device against the context, of train steps that `sequence_parallel` timed.
+    """Bytes a second and planned memory of a device against the context: points that `sequence_parallel` timed.
+
+    Lines of memory are what `sequence_plan` compiled without the GPUs.
 
     Args:
-      sources: JSON files of `experiments.benchmark.sequence_parallel`.
+      sources: JSON files of `experiments.benchmark.sequence_parallel` and `.sequence_plan`.
       out: picture to write, its format by its ending.
 
     Raises:
@@ -30,20 +32,23 @@ def draw(sources: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) ->
             f"no file {', '.join(missing)}: `experiments.benchmark.sequence_parallel --out FILE` writes one"
         )
     steps = [step for source in sources for step in _steps(Path(source))]
-    if not steps:
+    if not any("seconds" in step for step in steps):
         raise ValueError(f"no step that ran in {', '.join(sources) or 'no file'}: give files with 'steps'")
     figure(steps).savefig(out, dpi=150)
 
 
 def _steps(source: Path) -> list[dict[str, Any]]:
-    """Those that ran, the shares of single devices as steps of their own."""
+    """Those that ran, the shares of single devices as steps of their own, and those that were planned alone."""
     try:
         written = json.loads(source.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{source} holds no JSON ({error}): `experiments.benchmark.sequence_parallel --out FILE` writes some"
         ) from error
-    found = []
+    found = [
+        {"devices": plan["devices"], "bytes": plan["bytes"], "planned": plan["planned_bytes"]}
+        for plan in written.get("plans", [])
+    ]
     for step in written.get("steps", []):
         sides = {"all": (step["devices"], step["bytes"])}
         if "check" in step:
@@ -63,13 +68,21 @@ def figure(steps: list[dict[str, Any]]) -> "Figure":
         raise RuntimeError('matplotlib is missing: pip install -e ".[plot]"') from error
     drawn = Figure(figsize=(9, 3.6), layout="constrained")
     speed, memory = drawn.subplots(1, 2)
-    for devices in sorted({step["devices"] for step in steps}):
+    for i, devices in enumerate(sorted({step["devices"] for step in steps})):
         chosen = sorted((s for s in steps if s["devices"] == devices), key=lambda s: s["bytes"])
-        context = [s["bytes"] for s in chosen]
-        label = f"{devices} GPU{'s' * (devices > 1)}"
-        speed.plot(context, [s["bytes"] / s["seconds"] / 1e3 for s in chosen], "o-", label=label)
-        memory.plot(context, [s["planned"] / 1e9 for s in chosen], "o-", label=label)
-    for axes, title in ((speed, "thousand bytes a second, all GPUs"), (memory, "planned GB a GPU")):
+        ran = [s for s in chosen if "seconds" in s]
+        planned = [s for s in chosen if "seconds" not in s]
+        style = {"color": f"C{i}", "label": f"{devices} GPU{'s' * (devices > 1)}"}
+        if ran:
+            speed.plot(
+                [s["bytes"] for s in ran], [s["bytes"] / s["seconds"] / 1e3 for s in ran], "o-", **style
+            )
+        memory.plot([s["bytes"] for s in planned], [s["planned"] / 1e9 for s in planned], "-", **style)
+        memory.plot([s["bytes"] for s in ran], [s["planned"] / 1e9 for s in ran], "o", color=f"C{i}")
+    for axes, title in (
+        (speed, "thousand bytes a second, all GPUs"),
+        (memory, "GB a GPU, as planned: without GPUs (lines), where it ran (points)"),
+    ):
         axes.set(yscale="log", xlabel="bytes of context", title=title)
         axes.set_xscale("log", base=2)
         axes.grid(which="both", alpha=0.3)

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments._cli import parse, run
 from experiments.benchmark._results import save
-from experiments.benchmark.ring import Shape, errors, inputs, seconds
+from experiments.benchmark.ring import Shape, errors, hold, inputs, seconds
 from pallas_kernels.attention.bench import segment_ids
 from pallas_kernels.attention.shapes import AttentionShape
 
@@ -42,14 +42,16 @@ def benchmark(
 
     Raises:
       RuntimeError: an error of the first is more than WITHIN times the last's.
-      ValueError: there is one device alone, or the row has no room for so many documents.
+      ValueError: there is one device alone, or one implementation, or the row has no room for so many documents.
     """
     import jax
 
     if (devices := jax.device_count()) < 2:
         raise ValueError(f"a ring needs at least 2 devices, there is {devices}: use a machine with more")
-    if wrong := [count for count in documents if not 0 < count <= length]:
-        raise ValueError(f"documents must lie in 1..{length}, the tokens of the row, got {wrong}")
+    if not documents or any(not 0 < count <= length for count in documents):
+        raise ValueError(f"documents must lie in 1..{length}, the tokens of the row, got {documents}")
+    if len(implementations) < 2:
+        raise ValueError(f"one implementation is held to another: give two, got {implementations}")
     found: dict[str, Any] = {
         "devices_in_ring": devices,
         "shape": [1, length, heads, groups, head_dim],
@@ -84,11 +86,8 @@ def _row(shape: AttentionShape, implementations: Sequence[Implementation]) -> di
                 "forward": seconds(forward, (ids, *given[:3])),
                 "forward_backward": seconds(both, (ids, *given)),
             }
-    first, last = (row[name]["errors"] for name in (implementations[0], implementations[-1]))
-    if any(first[x] > WITHIN * last[x] for x in first):
-        raise RuntimeError(
-            f"errors are {first}, {implementations[-1]}'s {last}: {WITHIN} times those are allowed"
-        )
+    first, last = implementations[0], implementations[-1]
+    hold(first, row[first]["errors"], last, row[last]["errors"], WITHIN)
     return row
 
 

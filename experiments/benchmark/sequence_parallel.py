@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import configs
 from experiments._cli import parse, run
 from experiments.benchmark._results import save
+
+if TYPE_CHECKING:
+    from jaxblt.models import BLTConfig
 
 Remat = Literal["none", "full", "dots"]
 Kind = Literal["modal", "explicit", "implicit"]
@@ -66,12 +69,7 @@ def sequence_parallel(
                 f"must be positive multiples of {devices**2}"
             )
     found: dict[str, Any] = {"layers": [_sequence.layer(*shape, devices, trials) for shape in layers]}
-    books = configs.get("books").model
-    names = ("encoder", "latent", "decoder")
-    # Scanned, as XLA lays out fewer blocks at a time then.
-    stacks = {name: replace(getattr(books, name), remat=remat, scan=True) for name in names}
-    stacks["latent"] = replace(stacks["latent"], pattern=pattern)
-    config = replace(books, **stacks)
+    config = split_model(pattern, remat)
     found |= {"steps": [], "forward": []}
     save(out, found)
     for i, length in enumerate(step_bytes):
@@ -84,6 +82,15 @@ def sequence_parallel(
         found["forward"].append(_sequence.forward(config, length, devices, trials))
         save(out, found)
     return found
+
+
+def split_model(pattern: str, remat: Remat) -> "BLTConfig":
+    """The model of `books` with this latent pattern; scanned, as XLA lays out fewer blocks at a time then."""
+    books = configs.get("books").model
+    names = ("encoder", "latent", "decoder")
+    stacks = {name: replace(getattr(books, name), remat=remat, scan=True) for name in names}
+    stacks["latent"] = replace(stacks["latent"], pattern=pattern)
+    return replace(books, **stacks)
 
 
 def main(argv: Sequence[str]) -> None:

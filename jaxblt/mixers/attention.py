@@ -35,7 +35,7 @@ class AttentionConfig:
       rope_scale: slows the rotary frequencies, to read contexts this much longer than those trained on.
       packed: rows may hold several documents. False promises one a row (holes and tail padding allowed),
         which lets the fastest kernels run; for causal rows without holes pass no segment ids at all then.
-      implementation: of the attention op; None for the fastest that runs (see also `packed` of `context_attention`).
+      implementation: of the attention op; None for the fastest that runs.
       context_parallel: how tokens that a mesh splits along `seq` reach each other, as the modes of
         `jaxblt.parallel.context_attention`; None for what is stated there.
     """

@@ -59,15 +59,15 @@ def context_attention(
         a window also takes "mosaic_gpu" (see `attend_part`); a token's place in the sequence is its position.
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
         each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
-        where places count (a window, ALiBi) and in mode "all_gather". Rows of several run on cuDNN in a causal ring
-        if ids rise along every row, as a packer numbers them (see `packed_ring`); where they do not, which is found
-        out on the devices, and in other rings, all rows go to XLA.
+        where places count (a window, ALiBi) and in mode "all_gather". Rows of several go to XLA in a ring; on Hopper
+        GPUs to cuDNN in causal rings if ids rise along every row (see `packed_ring`), which is found out there.
+        cuDNN's kernels have no batching rule: under `jax.vmap` pass implementation="xla".
       mode: the exchange.
       layout: of all the arrays, along the sequence; "zigzag" if the host laid them out so, for mode "ring".
 
     Raises:
       ValueError: before compiling, with the fix: as `attention`, or the length or the heads do not divide among
-        the devices, a window is longer than a device's stretch, or the mode does not take this mask or layout.
+        the devices, a window is longer than a device's stretch, or the mode or the named kernel does not take this.
     """
     axis = seq_axis()
     if axis is None:

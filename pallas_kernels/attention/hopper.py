@@ -4,6 +4,7 @@ from typing import Any
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels._hopper import why_not_on
+from pallas_kernels.attention import cudnn
 from pallas_kernels.attention.mask import Mask
 
 ROWS = 64
@@ -24,8 +25,8 @@ def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: A
         return f"it takes bfloat16 and float16 alone, not {q.dtype}"
     if q.shape[-1] not in HEADS:
         return f"its heads are of size {HEADS[0]} or {HEADS[1]}, not {q.shape[-1]}"
-    if 0 in (q.shape[1], k.shape[1]):
-        return f"it takes one query and one key at least, these are {q.shape[1]} and {k.shape[1]}"
+    if 0 in (*q.shape, *k.shape):
+        return f"it takes one query and one key at least, these are {q.shape} and {k.shape}"
     others = (mask.window, mask.q_segment_ids, mask.q_positions, mask.lengths, mask.q_lengths)
     if any(x is not None for x in others):
         return "for parts it has causal masks and lengths of keys alone"
@@ -35,7 +36,13 @@ def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: A
 
 
 def rather_not(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
-    """Where cuDNN's forward kernel with a merge of its own was measured to be faster, or None."""
+    """Where cuDNN can run the forward pass, and was measured to be faster or this kernel was not measured; or None."""
+    if cudnn.why_not_part(device, q, k, v, mask, scale=scale) is not None:
+        return None
     if q.shape[-1] != HEADS[1]:
         return f"with heads of {q.shape[-1]} cuDNN's kernel is faster"
+    if str(q.dtype) != "bfloat16":
+        return f"it was timed with bfloat16 alone, not {q.dtype}"
+    if mask.kv_lengths is not None and q.shape[0] == k.shape[0]:
+        return "with lengths of keys it was not timed"
     return None

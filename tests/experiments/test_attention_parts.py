@@ -24,3 +24,9 @@ def test_it_leaves_its_figures(tmp_path: Path) -> None:
 def test_errors_are_held_to_the_second(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"xla errs by .*, reference by .*: 1\.25 times that is allowed"):
         benchmark(out=str(tmp_path / "parts.json"), first="xla", second="reference", shapes=TINY[:1])
+
+
+@pytest.mark.parametrize("shapes", [(), (TINY[0], TINY[1]._replace(keys=0))], ids=["none", "empty"])
+def test_shapes_of_no_size_are_refused(shapes: tuple[PartShape, ...]) -> None:
+    with pytest.raises(ValueError, match="shapes must be positive tokens, keys, heads"):
+        benchmark(shapes=shapes)

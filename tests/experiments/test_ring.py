@@ -1,6 +1,7 @@
 """The ring benchmark on 8 virtual devices: its f64 yardstick, its gate, its figures."""
 
 import json
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,16 @@ def test_the_yardstick_is_causal_attention() -> None:
         assert_close(got.astype(np.float32), want, n=12)
 
 
+@pytest.mark.parametrize(("error", "passes"), [(2.0, True), (2.1, False), (np.nan, False)])
+def test_errors_are_held_to_others(error: float, passes: bool) -> None:
+    with (
+        nullcontext()
+        if passes
+        else pytest.raises(RuntimeError, match=r"new errs by .*'dq'.*, old by .*: 2\.0 times")
+    ):
+        ring.hold("new", {"o": 1.0, "dq": error}, "old", {"o": 1.0, "dq": 1.0}, 2.0)
+
+
 @pytest.mark.slow
 def test_it_leaves_its_figures(tmp_path) -> None:
     out = tmp_path / "ring.json"
@@ -60,7 +71,10 @@ def test_it_leaves_its_figures(tmp_path) -> None:
 def test_the_gate_is_before_the_timing_and_of_the_kernel_asked_for(monkeypatch) -> None:
     monkeypatch.setattr(ring, "WITHIN", 0.0)
     monkeypatch.setattr(ring, "seconds", None)
-    with record_choices() as chosen, pytest.raises(RuntimeError, match="times those of one device"):
+    with (
+        record_choices() as chosen,
+        pytest.raises(RuntimeError, match=r"a ring of .* errs by .*, one device by"),
+    ):
         ring.benchmark(**TINY, implementation="xla")
     assert any(line.startswith("attend_part: xla") and line.endswith("(asked for)") for line in chosen), (
         chosen

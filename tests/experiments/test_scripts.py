@@ -27,6 +27,7 @@ BENCHMARKS = (
         "packed_ring",
         "attention_parts",
         "sequence_parallel",
+        "sequence_plan",
     ),
     *("draw", "entropy", "stack", "flex_attention"),
 )

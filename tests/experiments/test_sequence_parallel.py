@@ -77,8 +77,21 @@ def test_the_picture_has_a_line_for_each_number_of_devices(tmp_path):
     assert (tmp_path / "picture.png").stat().st_size > 1000
     speed, memory = draw.figure(draw._steps(source)).axes
     assert [list(line.get_xdata()) for line in speed.lines] == [[2**18], [2**16, 2**20]]
-    assert [list(line.get_ydata()) for line in memory.lines] == [[2.0], [2.0, 2.0]]
+    assert [list(line.get_ydata()) for line in memory.lines] == [[], [2.0], [], [2.0, 2.0]]
     assert list(speed.lines[1].get_ydata()) == [2**16 / 500, 2**20 / 500]
+
+
+def test_plans_are_lines_of_memory(tmp_path):
+    source = tmp_path / "plans.json"
+    plans = [{"devices": n, "bytes": 2**k, "planned_bytes": n * 2**k} for n in (8, 2) for k in (16, 20)]
+    ran = {"devices": 2, "bytes": 2**20, "seconds": 1.0, "planned": 3e9}
+    source.write_text(json.dumps({"plans": plans}))
+    speed, memory = draw.figure([*draw._steps(source), ran]).axes
+    assert [list(line.get_xdata()) for line in speed.lines] == [[2**20]]
+    assert [list(line.get_xdata()) for line in memory.lines] == [[2**16, 2**20], [2**20], [2**16, 2**20], []]
+    assert list(memory.lines[2].get_ydata()) == [8 * 2**16 / 1e9, 8 * 2**20 / 1e9]
+    with pytest.raises(ValueError, match="no step that ran"):
+        draw.draw((str(source),), str(tmp_path / "picture.png"))
 
 
 def test_a_missing_file_is_named_with_what_writes_it(tmp_path):

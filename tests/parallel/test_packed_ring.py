@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,11 +171,12 @@ def taken(jaxpr: Any) -> Iterator[str]:
                 yield from taken(x)
 
 
-def test_cudnn_alone_attends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("implementation", ["cudnn", None])
+def test_cudnn_alone_attends(implementation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call for a device's own runs, one for its later run to its earlier one, and two for the other's keys."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
     case = Packed(devices=2, documents=("crossing", "one"), length=256, head_dim=64)
-    run, _ = split(case)
+    run, _ = split(replace(case, implementation=implementation))
     with jax.set_mesh(mesh_of(case)), compiling_for(H200):
         traced = run.trace(*case.arrays(jnp.bfloat16))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
