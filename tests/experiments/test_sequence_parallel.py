@@ -1,13 +1,17 @@
 """The benchmark of a split sequence leaves figures, tiny, on virtual devices."""
 
 import json
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark import _sequence, draw, sequence_parallel
+from experiments.benchmark import _sequence, draw, sequence_parallel, sequence_plan
 from jaxblt.mixers import HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, StackConfig
+from jaxblt.profiling import targets
+from jaxblt.training import ahead
 
 
 def tiny(pattern: str) -> StackConfig:
@@ -79,6 +83,33 @@ def test_the_picture_has_a_line_for_each_number_of_devices(tmp_path):
     assert [list(line.get_xdata()) for line in speed.lines] == [[2**18], [2**16, 2**20]]
     assert [list(line.get_ydata()) for line in memory.lines] == [[], [2.0], [], [2.0, 2.0]]
     assert list(speed.lines[1].get_ydata()) == [2**16 / 500, 2**20 / 500]
+
+
+def test_plans_are_of_the_model_that_is_timed(tmp_path, monkeypatch):
+    planned, out = [], tmp_path / "plans.json"
+
+    def plan_step(recipe, mesh):
+        planned.append((recipe, mesh.shape["seq"]))
+        return SimpleNamespace(total=1000 * len(planned))
+
+    monkeypatch.setattr(ahead, "plan_step", plan_step)
+    monkeypatch.setattr(targets, "devices_of", lambda _, count: jax.devices()[:count])
+    found = sequence_plan.plan(str(out), devices=(1, 4), lengths=(4096, 65_536), gpu="h200")
+    entries = [(x["devices"], x["bytes"], x["planned_bytes"]) for x in json.loads(out.read_text())["plans"]]
+    assert entries == [(1, 4096, 1000), (1, 65_536, 2000), (4, 4096, 3000), (4, 65_536, 4000)]
+    assert [(n, r.data.seq_len, r.patcher.block_size) for r, n in planned] == [
+        (1, 4096, 4096),
+        (1, 65_536, 4096),
+        (4, 4096, 1024),
+        (4, 65_536, 4096),
+    ]
+    model = sequence_parallel.split_model(found["pattern"], found["remat"])
+    assert all(r.model == model and r.data.batch_size == 1 for r, _ in planned)
+
+
+def test_plans_name_what_nobody_knows(tmp_path):
+    with pytest.raises(ValueError, match="no GPU 'h900' to compile for"):
+        sequence_plan.plan(str(tmp_path / "plans.json"), gpu="h900")
 
 
 def test_plans_are_lines_of_memory(tmp_path):
