@@ -100,7 +100,9 @@ def _arguments(shape: PartShape) -> tuple[Any, ...]:
         (1, shape.keys, shape.groups, shape.head_dim),
     )
     sizes = (of_queries, of_keys, of_keys, of_queries)
-    q, k, v, do = (jax.random.normal(key, size, jnp.bfloat16) for key, size in zip(keys, sizes, strict=False))
+    q, k, v, do = (
+        jax.random.normal(key, size, jnp.bfloat16) for key, size in zip(keys[:4], sizes, strict=True)
+    )
     lse = jax.random.normal(keys[4], (1, shape.heads, shape.tokens)) + np.log(shape.keys)
     return q, k, v, 0.02 * jax.random.normal(keys[5], of_queries), lse, do
 
