@@ -67,7 +67,7 @@ def figure(steps: list[dict[str, Any]]) -> "Figure":
     except ImportError as error:
         raise RuntimeError('matplotlib is missing: pip install -e ".[plot]"') from error
     drawn = Figure(figsize=(9, 3.6), layout="constrained")
-    speed, memory = drawn.subplots(1, 2)
+    speed, memory = drawn.subplots(1, 2, sharex=True)
     for i, devices in enumerate(sorted({step["devices"] for step in steps})):
         chosen = sorted((s for s in steps if s["devices"] == devices), key=lambda s: s["bytes"])
         ran = [s for s in chosen if "seconds" in s]
@@ -81,10 +81,12 @@ def figure(steps: list[dict[str, Any]]) -> "Figure":
         memory.plot([s["bytes"] for s in ran], [s["planned"] / 1e9 for s in ran], "o", color=f"C{i}")
     for axes, title in (
         (speed, "thousand bytes a second, all GPUs"),
-        (memory, "GB a GPU, as planned: without GPUs (lines), where it ran (points)"),
+        (memory, "planned GB a GPU (points: where it ran)"),
     ):
-        axes.set(yscale="log", xlabel="bytes of context", title=title)
+        axes.set(xlabel="bytes of context", title=title)
         axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(which="both", alpha=0.3)
         axes.legend()
     return drawn
