@@ -22,6 +22,7 @@ def test_it_leaves_its_figures(tmp_path: Path) -> None:
             assert taken["median"] > 0
 
 
+@pytest.mark.slow
 def test_errors_are_held_to_the_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(packed_ring, "WITHIN", 0.1)
     monkeypatch.setattr(packed_ring, "seconds", lambda *_: {})
