@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from experiments._cli import parse, run
+from experiments.benchmark._errors import errors, hold
 from experiments.benchmark._results import save
-from experiments.benchmark.ring import errors, hold
 
 Name = Literal["mosaic_gpu", "cudnn", "xla", "reference"]
 

@@ -7,8 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments._cli import parse, run
+from experiments.benchmark._errors import errors, hold
 from experiments.benchmark._results import save
-from experiments.benchmark.ring import Shape, errors, hold, inputs, seconds
+from experiments.benchmark.ring import Shape, inputs, seconds
 from pallas_kernels.attention.bench import segment_ids
 from pallas_kernels.attention.shapes import AttentionShape
 

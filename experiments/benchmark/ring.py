@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from experiments._cli import parse, run
+from experiments.benchmark._errors import errors, hold
 from experiments.benchmark._results import save
 
 LONG = 0.3
@@ -208,22 +209,6 @@ def gate(shape: Shape) -> dict[str, dict[str, float]]:
     for name, of_ring in found.items():
         hold(f"a ring of {name}", of_ring, "one device", found["1"], WITHIN)
     return found
-
-
-def hold(name: str, found: dict[str, float], other: str, base: dict[str, float], within: float) -> None:
-    """Lets errors pass that are at most `within` times those of `base`; NaN is not.
-
-    Raises:
-      RuntimeError: one does not pass.
-    """
-    if wrong := {x: error for x, error in found.items() if not error <= within * base[x]}:
-        raise RuntimeError(f"{name} errs by {wrong}, {other} by {base}: {within} times that is allowed")
-
-
-def errors(got: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> dict[str, float]:
-    """|got - exact| / |exact| of o, dq, dk, dv."""
-    pairs = zip(("o", "dq", "dk", "dv"), got, exact, strict=True)
-    return {name: float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b)) for name, a, b in pairs}
 
 
 def exact_passes(q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray) -> list[np.ndarray]:

@@ -1,7 +1,7 @@
 """The Hopper kernels of a part: simulated on the CPU, whole on a GPU, and what they refuse."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,7 @@ from pallas_kernels.attention.mask import Mask
 from pallas_kernels.attention.mosaic_gpu_part import attention_with_lse
 from pallas_kernels.attention.mosaic_gpu_pull import gradients_given_lse
 from tests.pallas_kernels.attention.cases import Call
-from tests.tolerances import assert_close, assert_norms_close
+from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 H200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind=HOPPER.kind)
@@ -98,10 +98,8 @@ def test_simulated(call: Call, joined: bool, simulation: Any) -> None:
     check(partial(attention_with_lse, interpret=simulation), call, joined)
 
 
-def check_gradients(
-    run: Any, call: Call, lengths: list[int] | None = None, *, by_norm: Sequence[int] = ()
-) -> Any:
-    """`run` against the reference, with an output and log-sum-exp that other keys share in; some rows `by_norm`."""
+def check_gradients(run: Any, call: Call, lengths: list[int] | None = None) -> Any:
+    """`run` against the reference, with an output and log-sum-exp that other keys share in."""
     batch = 1 if lengths is None else len(lengths)
     arrays = call.arrays(batch)
     mask = Mask(call.causal, kv_lengths=None if lengths is None else jnp.asarray(lengths, jnp.int32))
@@ -113,9 +111,7 @@ def check_gradients(
     terms = (call.keys or call.queries, *(call.queries * call.heads // call.groups,) * 2)
     for name, got, expected, n in zip("qkv", found, want, terms, strict=True):
         assert got.dtype == jnp.float32
-        other = np.delete(np.arange(batch), by_norm)
-        assert_norms_close(got, expected, by_norm, call.dtype, n, f"gradient of {name}")
-        assert_close(got[other], expected[other], call.dtype, n, f"gradient of {name}")
+        assert_close(got, expected, call.dtype, n, f"gradient of {name}")
     return found
 
 
@@ -124,9 +120,9 @@ def test_simulated_gradients(call: Call, simulation: Any) -> None:
     check_gradients(partial(gradients_given_lse, interpret=simulation), call)
 
 
-def check_gradients_with_lengths(run: Any, call: Call, lengths: list[int], **options: Any) -> None:
+def check_gradients_with_lengths(run: Any, call: Call, lengths: list[int]) -> None:
     """What no query sees has gradients of zero."""
-    dq, dk, dv = check_gradients(run, call, lengths, **options)
+    dq, dk, dv = check_gradients(run, call, lengths)
     for row, length in enumerate(lengths):
         assert not dk[row, length:].any()
         assert not dv[row, length:].any()
@@ -342,7 +338,7 @@ def test_gradients_on_a_gpu(call: Call) -> None:
 @pytest.mark.parametrize("width", [64, 128])
 def test_gradients_with_lengths_on_a_gpu(width: int) -> None:
     call = Call(name="lengths", queries=1000, **SMALL | {"heads": 4, "head_dim": width})
-    check_gradients_with_lengths(gradients_given_lse, call, [513, 1, 127, 128, 1000, 0], by_norm=[1])
+    check_gradients_with_lengths(gradients_given_lse, call, [513, 1, 127, 128, 1000, 0])
 
 
 @pytest.mark.gpu
