@@ -31,7 +31,7 @@ SHORTEST_TRIAL = 0.02
 
 
 def meshes(devices: int) -> list[Mesh]:
-    """One device alone, and the sequence over all."""
+    """One device alone, and the sequence over all, which may be one too."""
     return [make_mesh(data=1, seq=n, devices=jax.devices()[:n]) for n in (1, devices)]
 
 

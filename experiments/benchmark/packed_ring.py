@@ -9,7 +9,8 @@ import numpy as np
 from experiments._cli import parse, run
 from experiments.benchmark._errors import errors, hold
 from experiments.benchmark._results import save
-from experiments.benchmark.ring import Shape, inputs, seconds
+from experiments.benchmark._seconds import seconds
+from experiments.benchmark.ring import Shape, inputs
 from pallas_kernels.attention.bench import segment_ids
 from pallas_kernels.attention.shapes import AttentionShape
 

@@ -5,11 +5,8 @@
 2. Seconds of one causal layer at each total length on n devices and on one: efficiency = T1 / (n Tn); and of the
    one-GPU kernel on every device at once, each with a row of its own of length / sqrt(n), which is as much work.
 3. Bytes per second that one exchange with the next device of the ring moves, by size of the message.
-
-A short call's seconds are the slope between m and 2m calls in a row, waited for once; a long one's are the wall clock.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -18,12 +15,9 @@ import numpy as np
 from experiments._cli import parse, run
 from experiments.benchmark._errors import errors, hold
 from experiments.benchmark._results import save
+from experiments.benchmark._seconds import seconds
+from experiments.benchmark.exchange import exchange
 
-LONG = 0.3
-"""Seconds from which a call is timed by itself."""
-
-SLOPE_SECONDS = 0.05
-TRIALS = 10
 WITHIN = 1.25
 """Error of a ring that passes, in units of the one-GPU kernel's; what it is, is reported."""
 
@@ -281,54 +275,6 @@ def attempt(make: Callable[..., Any], *args: Any, **options: Any) -> dict[str, A
         return seconds(*make(*args, **options))
     except jax.errors.JaxRuntimeError as error:
         return {"failed": str(error).splitlines()[0]}
-
-
-def seconds(step: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
-    """Median, extremes, number and method of the trials."""
-    import jax
-
-    # Virtual CPU devices share a few threads: exchanges of two calls at once can wait for each other for ever.
-    one_by_one = jax.default_backend() == "cpu"
-
-    def calls(count: int) -> float:
-        start = time.perf_counter()
-        for turn in range(count):
-            result = step(*args)
-            if one_by_one or turn == count - 1:
-                jax.block_until_ready(result)
-        return time.perf_counter() - start
-
-    taken = calls(1)
-    if taken < LONG:
-        taken = calls(1)
-        count = max(1, round(SLOPE_SECONDS / taken))
-        trials = [(calls(2 * count) - calls(count)) / count for _ in range(TRIALS)]
-    else:
-        trials = [taken] if taken > 20 * LONG else [calls(1) for _ in range(3)]
-    return {
-        "median": float(np.median(trials)),
-        "least": min(trials),
-        "most": max(trials),
-        "trials": len(trials),
-        "method": "slope" if taken < LONG else "wall",
-    }
-
-
-def exchange(mib: float) -> dict[str, float]:
-    """Bytes per second out of each device (as many come in) while all send `mib` MiB to the next."""
-    import jax
-    from jax import lax
-
-    from jaxblt.parallel import batch_sharding, make_mesh, over_sequence
-
-    mesh = make_mesh(data=1, seq=-1)
-    n, count = mesh.shape["seq"], int(mib * 2**20) // 4
-    route = [(i, (i + 1) % n) for i in range(n)]
-    with jax.set_mesh(mesh):
-        x = jax.device_put(np.ones((1, n * count), np.float32), batch_sharding(mesh))
-        hop = jax.jit(lambda x: over_sequence(lambda x, *_: lax.ppermute(x, "seq", route), x))
-        taken = seconds(hop.lower(x).compile(), (x,))
-    return {"mib": mib, "seconds": taken["median"], "gib_per_second": mib / 1024 / taken["median"]}
 
 
 def main(argv: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ def sequence_parallel(
     """Speed-up and memory of Hyena layers with their MLP, and the `books` model on one sequence, trained and read.
 
     Layers run on one device and, split along the sequence, on all; what does not fit says so. The step runs on all,
-    and at the first length on one device with its share of the bytes as well.
+    and at the first length on one device with its share of the bytes as well. One device is compared with none.
 
     Args:
       out: JSON file to write.
@@ -51,16 +51,20 @@ def sequence_parallel(
       trials: of each timing, at least 20.
 
     Raises:
-      ValueError: there is one device alone, or fewer than asked for, or a length does not divide among them.
+      ValueError: there are fewer devices than asked for, or one for layers, or a length does not divide among them.
     """
     import jax
 
     from experiments.benchmark import _sequence
 
     devices = jax.device_count() if devices is None else devices
-    if not 1 < devices <= jax.device_count():
+    if not 1 <= devices <= jax.device_count():
         raise ValueError(
-            f"devices must lie in 2..{jax.device_count()}, the devices that are here, got {devices}"
+            f"devices must lie in 1..{jax.device_count()}, the devices that are here, got {devices}"
+        )
+    if layers and devices == 1:
+        raise ValueError(
+            "layers are split over 2 devices or more, there is 1: pass --layers and nothing behind it"
         )
     for length in (*step_bytes, *forward_bytes):
         if length < 1 or length % devices**2:
@@ -75,7 +79,7 @@ def sequence_parallel(
     for i, length in enumerate(step_bytes):
         found["steps"].append(_sequence.step(config, length, devices, trials))
         save(out, found)
-        if i == 0:
+        if i == 0 and devices > 1:
             found["steps"][0] = _sequence.compared(config, found["steps"][0], trials)
             save(out, found)
     for length in forward_bytes:

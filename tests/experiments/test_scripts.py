@@ -25,6 +25,7 @@ BENCHMARKS = (
         "kernels",
         "ring",
         "packed_ring",
+        "exchange",
         "attention_parts",
         "sequence_parallel",
         "sequence_plan",

@@ -58,9 +58,28 @@ def test_the_loss_without_gradients_is_that_of_a_step():
     assert found["bytes_per_second"] == 128 / found["all"]["seconds"]["median"]
 
 
-def test_more_devices_than_there_are_is_an_error():
-    with pytest.raises(ValueError, match=r"devices must lie in 2\.\.8.*got 9"):
-        sequence_parallel.sequence_parallel("nowhere.json", devices=9)
+@pytest.mark.slow
+def test_one_device_is_timed_and_compared_with_none(tmp_path, monkeypatch):
+    config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
+    monkeypatch.setattr(sequence_parallel, "split_model", lambda *_: config)
+    lengths = {"step_bytes": (64, 128), "forward_bytes": (128,)}
+    found = sequence_parallel.sequence_parallel(str(tmp_path / "one.json"), devices=1, layers=(), **lengths)
+    assert [set(x) for x in found["steps"]] == [{"bytes", "devices", "all", "bytes_per_second"}] * 2
+    (read,) = found["forward"]
+    assert read["all"]["loss"] == pytest.approx(found["steps"][1]["all"]["first_loss"], rel=1e-2)
+    speed, _ = draw.figure(draw._steps(tmp_path / "one.json")).axes
+    assert [list(line.get_xdata()) for line in speed.lines] == [[64, 128]]
+
+
+def test_layers_are_not_timed_on_one_device():
+    with pytest.raises(ValueError, match="layers are split over 2 devices or more, there is 1"):
+        sequence_parallel.sequence_parallel("nowhere.json", devices=1)
+
+
+@pytest.mark.parametrize("devices", [0, 9])
+def test_devices_that_are_not_there_are_an_error(devices):
+    with pytest.raises(ValueError, match=rf"devices must lie in 1\.\.8.*got {devices}"):
+        sequence_parallel.sequence_parallel("nowhere.json", devices=devices)
 
 
 @pytest.mark.parametrize("name", ["step_bytes", "forward_bytes"])

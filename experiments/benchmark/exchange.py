@@ -1,0 +1,94 @@
+"""Settings for exchanges between GPUs of one host: python -m experiments.benchmark.exchange --out FILE.
+
+Each setting is a set of options of one compilation, which `XLA_FLAGS` has too (`--xla_gpu_collective_permute_mode=peer`
+for COLLECTIVES_PEER_MEMORY). What is decided when the channels between GPUs are made, as their number, holds for a
+process: run this once more with such a flag in `XLA_FLAGS`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from experiments._cli import parse, run
+from experiments.benchmark._results import save
+from experiments.benchmark._seconds import seconds
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "copies": {"xla_gpu_use_memcpy_local_p2p": True},
+    "peer": {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"},
+}
+
+Setting = Literal["default", "copies", "peer"]
+
+
+def benchmark(
+    out: str = "runs/benchmark/exchange.json",
+    settings: tuple[Setting, ...] = ("default", "copies", "peer"),
+    mib: tuple[float, ...] = (1, 16, 256),
+) -> dict[str, Any]:
+    """Bytes per second out of each device, as many come in, while all send to the next one of a ring.
+
+    Args:
+      out: JSON file to write.
+      settings: of the compilation.
+      mib: sizes of the messages, MiB a device.
+
+    Raises:
+      RuntimeError: a device did not get what the one before it sent.
+      ValueError: there is one device alone.
+    """
+    import jax
+
+    if (devices := jax.device_count()) < 2:
+        raise ValueError(f"an exchange needs at least 2 devices, there is {devices}: use a machine with more")
+    found: dict[str, Any] = {"devices_in_ring": devices, "exchanges": []}
+    for setting in settings:
+        for size in mib:
+            found["exchanges"].append({"setting": setting} | _attempt(size, SETTINGS[setting]))
+            save(out, found)
+    return found
+
+
+def _attempt(mib: float, options: dict[str, Any]) -> dict[str, Any]:
+    import jax
+
+    try:
+        return exchange(mib, options)
+    except jax.errors.JaxRuntimeError as error:
+        return {"mib": mib, "failed": str(error).splitlines()[0]}
+
+
+def exchange(mib: float, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One message of `mib` MiB from each device to the next, compiled with these options.
+
+    Raises:
+      RuntimeError: a device did not get what the one before it sent.
+    """
+    import jax
+    from jax import lax
+
+    from jaxblt.parallel import batch_sharding, make_mesh, over_sequence
+
+    mesh = make_mesh(data=1, seq=-1)
+    n, count = mesh.shape["seq"], int(mib * 2**20) // 4
+    route = [(i, (i + 1) % n) for i in range(n)]
+    sent = np.arange(n * count, dtype=np.int32)[None]
+    with jax.set_mesh(mesh):
+        x = jax.device_put(sent, batch_sharding(mesh))
+        hop = jax.jit(lambda x: over_sequence(lambda x, *_: lax.ppermute(x, "seq", route), x))
+        compiled = hop.lower(x).compile(compiler_options=options)
+        if np.asarray(compiled(x)).tobytes() != np.roll(sent, count, 1).tobytes():
+            raise RuntimeError(f"{mib} MiB did not arrive as they were sent, with {options or 'no option'}")
+        taken = seconds(compiled, (x,))
+    return {"mib": mib, "seconds": taken, "gib_per_second": mib / 1024 / taken["median"]}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and runs."""
+    parse(benchmark, argv, script="experiments.benchmark.exchange")
+
+
+if __name__ == "__main__":
+    run(main)

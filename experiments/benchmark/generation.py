@@ -1,0 +1,126 @@
+"""Long prompts and the bytes after them: python -m experiments.benchmark.generation --out FILE."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from experiments._cli import parse, run
+from experiments.benchmark._results import save
+from experiments.benchmark.sequence_parallel import split_model
+
+
+def benchmark(
+    out: str = "runs/benchmark/generation.json",
+    lengths: tuple[int, ...] = (8192, 65_536, 1_048_576),
+    new_bytes: int = 64,
+    devices: int = 1,
+    pattern: str = "HHAH",
+    trials: int = 20,
+) -> dict[str, Any]:
+    """Seconds of reading a prompt and of each byte after it, by the `books` model in bf16 with drawn parameters.
+
+    Patches are static, four bytes each. Before anything is timed, the logits behind the prompt are compared with those
+    that feeding its last `new_bytes` bytes one by one leaves.
+
+    Args:
+      out: JSON file to write.
+      lengths: of the prompts, bytes.
+      new_bytes: how many follow.
+      devices: over which prompts and caches are split.
+      pattern: of the latent stack.
+      trials: of each timing, at least 20.
+
+    Raises:
+      ValueError: there are fewer devices than asked for, or a prompt is no longer than what follows.
+    """
+    import jax
+
+    if not 1 <= devices <= jax.device_count():
+        raise ValueError(
+            f"devices must lie in 1..{jax.device_count()}, the devices that are here, got {devices}"
+        )
+    if new_bytes < 1 or any(length <= new_bytes for length in lengths):
+        raise ValueError(
+            f"prompts must be longer than the {new_bytes} bytes that follow, at least 1: {lengths}"
+        )
+    found: dict[str, Any] = {"devices": devices, "new_bytes": new_bytes, "pattern": pattern, "prompts": []}
+    for length in lengths:
+        found["prompts"].append(_prompt(split_model(pattern, "none"), length, new_bytes, devices, trials))
+        save(out, found)
+    return found
+
+
+def _prompt(config: Any, length: int, new_bytes: int, devices: int, trials: int) -> dict[str, Any]:
+    import jax
+    import jax.numpy as jnp
+
+    from jaxblt.data import load_sample, vocab
+    from jaxblt.inference import Decoder, decode_step, prefill
+    from jaxblt.parallel import make_mesh, replicated
+    from jaxblt.patching import PatcherConfig, make_patches
+    from jaxblt.profiling import measure
+    from jaxblt.training.meter import peak_memory
+
+    patcher = PatcherConfig(mode="static", patch_size=4)
+    decoder = Decoder(config, patcher, dtype=jnp.bfloat16)
+    text = np.resize(vocab.encode(load_sample("book")), length).astype(np.int32)
+
+    @jax.jit
+    def read(params: Any, ids: Any, segments: Any) -> Any:
+        return prefill(decoder, params, ids, segments, num_bytes=length + new_bytes)
+
+    @jax.jit
+    def write(params: Any, ids: Any, state: Any) -> Any:
+        def body(state: Any, column: Any) -> Any:
+            logits, _, state = decode_step(decoder, params, column, state, jnp.ones_like(column))
+            return state, logits
+
+        return jax.lax.scan(body, state, ids.T)[1][-1]
+
+    mesh = make_mesh(data=1, seq=devices, devices=jax.devices()[:devices])
+    with jax.set_mesh(mesh):
+        ids = jnp.zeros((1, patcher.block_size * devices), jnp.int32)
+        begin = partial(config.build(dtype=jnp.bfloat16).init, jax.random.key(0), ids)
+        drawn = jax.jit(begin, out_shardings=replicated(mesh))(make_patches(patcher, ids))
+        params = {"model": _unboxed(drawn)["params"]}
+        ids, ones = jnp.asarray(text)[None], jnp.ones((1, length), jnp.int32)
+        last = ids[:, -new_bytes:]
+        cut = jnp.arange(length)[None] < length - new_bytes
+        whole, _ = read(params, ids, ones)
+        _, state = read(params, jnp.where(cut, ids, 0), cut.astype(jnp.int32))
+        fed = write(params, last, state)
+        times = {}
+        for name, call in (
+            ("read", lambda: read(params, ids, ones)),
+            ("write", lambda: write(params, last, state)),
+        ):
+            taken = measure(
+                lambda call=call: jax.block_until_ready(call()), trials=trials, method="host"
+            ).summary
+            times[name] = {key: getattr(taken, key) for key in ("median", "low", "high")}
+    return {
+        "bytes": length,
+        "difference_of_logits": float(jnp.linalg.norm(fed - whole) / jnp.linalg.norm(whole)),
+        "read_seconds": times["read"],
+        "bytes_read_per_second": length / times["read"]["median"],
+        "write_seconds": times["write"],
+        "seconds_a_byte_written": times["write"]["median"] / new_bytes,
+        **peak_memory(),
+    }
+
+
+def _unboxed(tree: Any) -> Any:
+    import flax.linen as nn
+
+    return nn.meta.unbox(tree)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and runs."""
+    parse(benchmark, argv, script="experiments.benchmark.generation")
+
+
+if __name__ == "__main__":
+    run(main)
