@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def draw(sources: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) -> None:
     """Bytes a second and planned memory of a device against the context: points that `sequence_parallel` timed.
 
-    Lines of memory are what `sequence_plan` compiled without the GPUs.
+    Lines of memory are what `sequence_plan` compiled without the GPUs, crosses the loss without gradients.
 
     Args:
       sources: JSON files of `experiments.benchmark.sequence_parallel` and `.sequence_plan`.
@@ -38,7 +38,7 @@ def draw(sources: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) ->
 
 
 def _steps(source: Path) -> list[dict[str, Any]]:
-    """Those that ran, the shares of single devices as steps of their own, and those that were planned alone."""
+    """Those that ran, with the shares of single devices, those planned alone, and losses without gradients."""
     try:
         written = json.loads(source.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -57,6 +57,10 @@ def _steps(source: Path) -> list[dict[str, Any]]:
             if "seconds" in step[side]:
                 seconds, planned = step[side]["seconds"]["median"], step[side]["planned_bytes"]
                 found.append({"devices": devices, "bytes": length, "seconds": seconds, "planned": planned})
+    for read in written.get("forward", []):
+        if "seconds" in read["all"]:
+            seconds = read["all"]["seconds"]["median"]
+            found.append({"devices": read["devices"], "bytes": read["bytes"], "forward": seconds})
     return found
 
 
@@ -71,11 +75,17 @@ def figure(steps: list[dict[str, Any]]) -> "Figure":
     for i, devices in enumerate(sorted({step["devices"] for step in steps})):
         chosen = sorted((s for s in steps if s["devices"] == devices), key=lambda s: s["bytes"])
         ran = [s for s in chosen if "seconds" in s]
-        planned = [s for s in chosen if "seconds" not in s]
+        read = [s for s in chosen if "forward" in s]
+        planned = [s for s in chosen if "seconds" not in s and "forward" not in s]
         style = {"color": f"C{i}", "label": f"{devices} GPU{'s' * (devices > 1)}"}
         if ran:
             speed.plot(
                 [s["bytes"] for s in ran], [s["bytes"] / s["seconds"] / 1e3 for s in ran], "o-", **style
+            )
+        if read:
+            forward = {"color": f"C{i}", "label": f"{style['label']}, loss alone"}
+            speed.plot(
+                [s["bytes"] for s in read], [s["bytes"] / s["forward"] / 1e3 for s in read], "x", **forward
             )
         memory.plot([s["bytes"] for s in planned], [s["planned"] / 1e9 for s in planned], "-", **style)
         memory.plot([s["bytes"] for s in ran], [s["planned"] / 1e9 for s in ran], "o", color=f"C{i}")
@@ -88,7 +98,7 @@ def figure(steps: list[dict[str, Any]]) -> "Figure":
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(which="both", alpha=0.3)
-        axes.legend()
+        axes.legend(loc="upper left")
     return drawn
 
 

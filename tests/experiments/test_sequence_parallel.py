@@ -104,6 +104,16 @@ def test_the_picture_has_a_line_for_each_number_of_devices(tmp_path):
     assert list(speed.lines[1].get_ydata()) == [2**16 / 500, 2**20 / 500]
 
 
+def test_a_loss_without_gradients_is_a_cross(tmp_path):
+    source, timed = tmp_path / "steps.json", {"seconds": {"median": 0.5}, "planned_bytes": 2e9}
+    failed = {"bytes": 2**24, "devices": 2, "all": {"out_of_memory": "too large"}}
+    step, read = ({"bytes": 2**k, "devices": 2, "all": timed} for k in (20, 22))
+    source.write_text(json.dumps({"steps": [step], "forward": [read, failed]}))
+    speed, memory = draw.figure(draw._steps(source)).axes
+    assert [(list(x.get_xdata()), x.get_marker()) for x in speed.lines] == [([2**20], "o"), ([2**22], "x")]
+    assert [list(line.get_xdata()) for line in memory.lines] == [[], [2**20]]
+
+
 def test_plans_are_of_the_model_that_is_timed(tmp_path, monkeypatch):
     planned, out = [], tmp_path / "plans.json"
 
