@@ -60,7 +60,7 @@ def stream_entropies(
       ids: byte + 4.
       init_state: the model's state before the first byte.
       segment_ids: documents, 0 for padding; None is one document a row.
-      chunk: bytes in a call; a windowed model scores every pair of them, so the time of a byte grows with it.
+      chunk: bytes in a call.
 
     Raises:
       ValueError: chunk is not positive.

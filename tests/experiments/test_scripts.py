@@ -26,6 +26,7 @@ BENCHMARKS = (
         "ring",
         "packed_ring",
         "exchange",
+        "generation",
         "attention_parts",
         "sequence_parallel",
         "sequence_plan",

@@ -1,0 +1,54 @@
+"""The benchmark of long prompts, tiny, on virtual devices: its figures, its gate, what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.benchmark import generation
+from jaxblt.mixers import HyenaConfig, ModalFilter
+from jaxblt.models import BLTConfig, StackConfig
+
+TINY: Any = {"lengths": (4200,), "new_bytes": 6}
+
+
+@pytest.fixture(autouse=True)
+def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    hyena = HyenaConfig(dim=8, filter=ModalFilter(modes=2), packed=False)
+    stacks = {
+        name: StackConfig(dim=8, num_layers=1, pattern=pattern, mlp_dim=0, hyena=hyena, scan=False)
+        for name, pattern in (("encoder", "R"), ("latent", "H"), ("decoder", "R"))
+    }
+    monkeypatch.setattr(generation, "split_model", lambda *_: BLTConfig(**stacks, hash=None, bridge_heads=2))
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_it_leaves_its_figures(devices: int, tmp_path: Path) -> None:
+    out = tmp_path / "generation.json"
+    (found,) = generation.benchmark(str(out), devices=devices, **TINY)["prompts"]
+    assert json.loads(out.read_text(encoding="utf-8"))["prompts"] == [found]
+    assert 0 < found["difference_of_logits"] < generation.WITHIN
+    assert found["bytes_read_per_second"] == 4200 / found["read_seconds"]["median"]
+    assert found["seconds_a_byte_written"] == found["write_seconds"]["median"] / 6
+
+
+@pytest.mark.slow
+def test_logits_that_differ_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(generation, "WITHIN", 0.0)
+    with pytest.raises(
+        RuntimeError, match=r"behind a prompt of 4200 bytes logits differ by .*: 0\.0 is allowed"
+    ):
+        generation.benchmark(str(tmp_path / "generation.json"), **TINY)
+
+
+@pytest.mark.parametrize("changes", [{"new_bytes": 0}, {"lengths": (6,)}])
+def test_prompts_that_are_too_short_are_refused(changes: Any) -> None:
+    with pytest.raises(ValueError, match="prompts must be longer than the"):
+        generation.benchmark("nowhere.json", **TINY | changes)
+
+
+@pytest.mark.parametrize("devices", [0, 9])
+def test_devices_that_are_not_there_are_an_error(devices: int) -> None:
+    with pytest.raises(ValueError, match=rf"devices must lie in 1\.\.8.*got {devices}"):
+        generation.benchmark("nowhere.json", devices=devices, **TINY)
