@@ -14,18 +14,17 @@ from experiments._cli import parse, run
 from experiments.benchmark._results import save
 from experiments.benchmark._seconds import seconds
 
-SETTINGS: dict[str, dict[str, Any]] = {
+Setting = Literal["default", "memcpy", "peer"]
+SETTINGS: dict[Setting, dict[str, Any]] = {
     "default": {},
-    "copies": {"xla_gpu_use_memcpy_local_p2p": True},
+    "memcpy": {"xla_gpu_use_memcpy_local_p2p": True},
     "peer": {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"},
 }
-
-Setting = Literal["default", "copies", "peer"]
 
 
 def benchmark(
     out: str = "runs/benchmark/exchange.json",
-    settings: tuple[Setting, ...] = ("default", "copies", "peer"),
+    settings: tuple[Setting, ...] = ("default", "memcpy", "peer"),
     mib: tuple[float, ...] = (1, 16, 256),
 ) -> dict[str, Any]:
     """Bytes per second out of each device, as many come in, while all send to the next one of a ring.
@@ -37,10 +36,14 @@ def benchmark(
 
     Raises:
       RuntimeError: a device did not get what the one before it sent.
-      ValueError: there is one device alone.
+      ValueError: there is one device alone, or no setting or size, or a size without a number.
     """
     import jax
 
+    if not settings or not mib or min(mib) * 2**20 < 4:
+        raise ValueError(
+            f"give settings, and sizes of at least {4 / 2**20:.1e} MiB, got {settings} and {mib}"
+        )
     if (devices := jax.device_count()) < 2:
         raise ValueError(f"an exchange needs at least 2 devices, there is {devices}: use a machine with more")
     found: dict[str, Any] = {"devices_in_ring": devices, "exchanges": []}

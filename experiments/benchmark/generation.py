@@ -49,7 +49,8 @@ def benchmark(
         raise ValueError(
             f"prompts must be longer than the {new_bytes} bytes that follow, at least 1: {lengths}"
         )
-    found: dict[str, Any] = {"devices": devices, "new_bytes": new_bytes, "pattern": pattern, "prompts": []}
+    options = {"devices_of_sequence": devices, "new_bytes": new_bytes, "pattern": pattern}
+    found: dict[str, Any] = options | {"prompts": []}
     for length in lengths:
         found["prompts"].append(_prompt(split_model(pattern, "none"), length, new_bytes, devices, trials))
         save(out, found)

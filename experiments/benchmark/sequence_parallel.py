@@ -38,7 +38,7 @@ def sequence_parallel(
     """Speed-up and memory of Hyena layers with their MLP, and the `books` model on one sequence, trained and read.
 
     Layers run on one device and, split along the sequence, on all; what does not fit says so. The step runs on all,
-    and at the first length on one device with its share of the bytes as well. One device is compared with none.
+    and at the first length on one device with its share of the bytes as well. With one device nothing is compared.
 
     Args:
       out: JSON file to write.
@@ -64,7 +64,7 @@ def sequence_parallel(
         )
     if layers and devices == 1:
         raise ValueError(
-            "layers are split over 2 devices or more, there is 1: pass --layers and nothing behind it"
+            "layers are split over 2 devices or more, got devices=1: pass --layers with nothing behind it"
         )
     for length in (*step_bytes, *forward_bytes):
         if length < 1 or length % devices**2:

@@ -1,11 +1,11 @@
 """Attention of a call's tokens to a cache and to each other: on one device, or with tokens or cache split over `seq`.
 
 A cache that bounds its documents lies in equal runs of slots on the devices of the sequence; the ring of a window is
-whole on all of them. More tokens than it has slots, not split, are put behind what it holds, in the order of time, so
-that a call costs what the window does and not its own length squared. A few tokens are whole on all devices too: each
-device attends to its own slots, and the results merge by log-sum-exp. The stretches of many tokens attend to each other
-as in training (keys go round, or a halo if there is a window) and then to what the cache held before, which is skipped
-as long as it held nothing.
+whole on all of them. Many more tokens than it has slots, not split, are put behind what it holds, in the order of
+time, so that blocks of scores out of the window are not visited. A few tokens are whole on all devices too: each device
+attends to its own slots, and the results merge by log-sum-exp. The stretches of many tokens attend to each other as in
+training (keys go round, or a halo if there is a window) and then to what the cache held before, which is skipped as
+long as it held nothing.
 """
 
 import dataclasses
@@ -27,6 +27,10 @@ from jaxblt.parallel.ring import Ring
 from jaxblt.parallel.sequence import SEQ_AXIS, SeqAxis, over_sequence, seq_axis
 from pallas_kernels.attention import Part, attention, attention_with_lse, merge_parts
 from pallas_kernels.attention.mask import zero_where_not
+
+MANY_WINDOWS = 4
+"""Windows of tokens in a call from which they are put behind the ring. Its slots are queries too then: where a kernel
+takes the mask as an array and visits all of it, a call has at most 1.25 times the scores."""
 
 Heads = tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]
 
@@ -89,8 +93,10 @@ def attend_cached(
             outputs=(False, True),
         )
     else:
-        visit = _alone if bounded or q.shape[1] <= state.times.shape[1] else _behind
-        rows = (cache, q, new, fresh, state.clock.time)
+        rows: Any = (cache, q, new, fresh)
+        visit = _alone
+        if not bounded and q.shape[1] >= MANY_WINDOWS * state.times.shape[1]:
+            rows, visit = (*rows, state.clock.time), _behind
         o, cache = over_batch(lambda rows, slopes: visit(op, rows, slopes), rows, slopes)
     return o, dataclasses.replace(state, **cache._asdict())
 
@@ -106,7 +112,7 @@ def _check_fits(tokens: Tokens, state: AttentionState) -> None:
 
 def _alone(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     """Rows whose cache is whole."""
-    cache, q, new, fresh, _ = rows
+    cache, q, new, fresh = rows
     after = put(emptied(cache, fresh), new)
     seen = _near(q, cache, after, new, new.ids)
     options = {"alibi_slopes": slopes, "implementation": op.implementation}
@@ -116,27 +122,25 @@ def _alone(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
 def _behind(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     """Rows whose tokens follow a ring of `window` slots, in the order of time: indices are as far apart as times."""
     ring, q, new, fresh, now = rows
+    held, own = _in_order(_held(q, ring), now), (new.k, new.v, new.ids)
+    k, v, ids = (jnp.concatenate(both, 1) for both in zip(held, own, strict=True))
     slots = ring.times.shape[1]
-    held = _in_order(_held(q, ring), now)
-    k, v, ids = (
-        jnp.concatenate([old, own], 1) for old, own in zip(held[:3], (new.k, new.v, new.ids), strict=True)
-    )
     q = jnp.pad(q, ((0, 0), (slots, 0), (0, 0), (0, 0)))
     mask = {"causal": True, "window": op.window, "q_segment_ids": ids, "kv_segment_ids": ids}
     o = attention(q, k, v, **mask, alibi_slopes=slopes, implementation=op.implementation)
     return o[:, slots:], put(emptied(ring, fresh), new)
 
 
-def _in_order(held: Seen, now: Int[Array, "B"]) -> Seen:
-    """The slots of a ring by the times that they stand for, `now` - C to `now` - 1; one that holds another is empty."""
-    slots = held.times.shape[1]
+def _in_order(ring: Seen, now: Int[Array, "B"]) -> tuple[Array, Array, Int[Array, "B C"]]:
+    """k, v and ids by the times that C slots stand for, `now` - C to `now` - 1; a slot that holds another is empty."""
+    slots = ring.times.shape[1]
     times = now[:, None] - slots + jnp.arange(slots, dtype=jnp.int32)[None]
 
     def sort(x: Array) -> Array:
         return jnp.take_along_axis(x, (times % slots).reshape(*times.shape, *(1,) * (x.ndim - 2)), 1)
 
-    k, v, ids, found = (sort(x) for x in held)
-    return Seen(k, v, jnp.where(found == times, ids, 0), times)
+    k, v, ids, found = (sort(x) for x in ring)
+    return k, v, jnp.where(found == times, ids, 0)
 
 
 def _few(op: Op, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -9,15 +10,25 @@ import pytest
 from experiments.benchmark import exchange
 
 
-def test_it_leaves_its_figures(tmp_path: Path) -> None:
-    out = tmp_path / "exchange.json"
+def test_it_leaves_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, asked, plain = tmp_path / "exchange.json", [], exchange.exchange
+    monkeypatch.setattr(
+        exchange, "exchange", lambda mib, options: asked.append(options) or plain(mib, options)
+    )
     found = exchange.benchmark(str(out), settings=("default", "peer"), mib=(0.01,))["exchanges"]
-    assert json.loads(out.read_text(encoding="utf-8"))["exchanges"] == found
+    assert asked == [{}, {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"}]
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert (written["devices_in_ring"], written["exchanges"]) == (8, found)
     assert [x["setting"] for x in found] == ["default", "peer"]
     for entry in found:
         taken = entry["seconds"]
         assert taken["least"] <= taken["median"] <= taken["most"]
-        assert entry["gib_per_second"] == pytest.approx(0.01 / 1024 / taken["median"])
+
+
+@pytest.mark.parametrize("changes", [{"settings": ()}, {"mib": ()}, {"mib": (1.0, 0.0)}, {"mib": (-1.0,)}])
+def test_nothing_to_send_is_refused(changes: Any) -> None:
+    with pytest.raises(ValueError, match=r"give settings, and sizes of at least 3\.8e-06 MiB, got"):
+        exchange.benchmark("nowhere.json", **changes)
 
 
 def test_a_message_that_does_not_arrive_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

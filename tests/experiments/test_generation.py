@@ -1,33 +1,39 @@
 """The benchmark of long prompts, tiny, on virtual devices: its figures, its gate, what it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.benchmark import generation
-from jaxblt.mixers import HyenaConfig, ModalFilter
+from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, StackConfig
 
-TINY: Any = {"lengths": (4200,), "new_bytes": 6}
+TINY: Any = {"lengths": (4200,), "new_bytes": 6, "pattern": "A"}
 
 
 @pytest.fixture(autouse=True)
 def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    hyena = HyenaConfig(dim=8, filter=ModalFilter(modes=2), packed=False)
-    stacks = {
-        name: StackConfig(dim=8, num_layers=1, pattern=pattern, mlp_dim=0, hyena=hyena, scan=False)
-        for name, pattern in (("encoder", "R"), ("latent", "H"), ("decoder", "R"))
-    }
-    monkeypatch.setattr(generation, "split_model", lambda *_: BLTConfig(**stacks, hash=None, bridge_heads=2))
+    attention = AttentionConfig(dim=8, num_heads=2)
+    local = StackConfig(
+        dim=8, num_layers=1, pattern="W", window=8, mlp_dim=0, attention=attention, scan=False
+    )
+
+    def model(pattern: str, remat: str) -> BLTConfig:
+        assert (pattern, remat) == ("A", "none")
+        return BLTConfig(local, replace(local, pattern=pattern), local, hash=None, bridge_heads=2)
+
+    monkeypatch.setattr(generation, "split_model", model)
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_it_leaves_its_figures(devices: int, tmp_path: Path) -> None:
     out = tmp_path / "generation.json"
     (found,) = generation.benchmark(str(out), devices=devices, **TINY)["prompts"]
-    assert json.loads(out.read_text(encoding="utf-8"))["prompts"] == [found]
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert (written["devices_of_sequence"], written["prompts"]) == (devices, [found])
     assert 0 < found["difference_of_logits"] < generation.WITHIN
     assert found["bytes_read_per_second"] == 4200 / found["read_seconds"]["median"]
     assert found["seconds_a_byte_written"] == found["write_seconds"]["median"] / 6

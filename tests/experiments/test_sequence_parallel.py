@@ -68,11 +68,11 @@ def test_one_device_is_timed_and_compared_with_none(tmp_path, monkeypatch):
     (read,) = found["forward"]
     assert read["all"]["loss"] == pytest.approx(found["steps"][1]["all"]["first_loss"], rel=1e-2)
     speed, _ = draw.figure(draw._steps(tmp_path / "one.json")).axes
-    assert [list(line.get_xdata()) for line in speed.lines] == [[64, 128]]
+    assert [list(line.get_xdata()) for line in speed.lines] == [[64, 128], [128]]
 
 
 def test_layers_are_not_timed_on_one_device():
-    with pytest.raises(ValueError, match="layers are split over 2 devices or more, there is 1"):
+    with pytest.raises(ValueError, match="layers are split over 2 devices or more, got devices=1"):
         sequence_parallel.sequence_parallel("nowhere.json", devices=1)
 
 

@@ -1,5 +1,6 @@
-"""A call of more tokens than a window's ring has slots: what its tokens see, and how many scores that takes."""
+"""A call of many more tokens than a window's ring has slots: what they see, and how many scores that takes."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 
 from jaxblt.mixers import AttentionConfig, init_state
+from jaxblt.parallel import make_mesh
 from pallas_kernels.attention import blocks, xla
 from tests.tolerances import assert_close
 
 WINDOW = 5
-FIRST, MANY, LAST = 7, 19, 6
+FIRST, MANY, LAST = 7, 21, 6
 LENGTH = FIRST + MANY + LAST
 
 
@@ -22,22 +24,27 @@ def ids(seed: int) -> np.ndarray:
     There the last row has a hole, whose slot holds what is out of the window.
     """
     rng = np.random.default_rng(seed)
-    documents = np.cumsum(rng.random((3, LENGTH)) < 0.15, 1) + 1
+    documents = np.cumsum(rng.random((4, LENGTH)) < 0.15, 1) + 1
     documents[1, FIRST - 3 : FIRST + 4] = documents[1, FIRST]
-    kind = rng.choice([1, -1, 0], (3, LENGTH), p=(0.7, 0.15, 0.15))
+    kind = rng.choice([1, -1, 0], (4, LENGTH), p=(0.7, 0.15, 0.15))
     documents[2, : FIRST + 4], kind[2, : FIRST + 4] = documents[2, 0], [1, 1, 1, 1, 1, -1, 1, 1, 0, 1, -1]
     return (documents * kind).astype(np.int32)
 
 
-@pytest.mark.parametrize("position", ["rope", "alibi"])
-def test_many_tokens_see_what_they_would_one_by_one(position: str) -> None:
-    module = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, window=WINDOW, position=position).build()
-    x = np.random.default_rng(0).standard_normal((3, LENGTH, 8)).astype(np.float32)
+@pytest.mark.parametrize(
+    ("position", "dtype", "split"),
+    [("rope", jnp.float32, False), ("alibi", jnp.float32, False), ("rope", jnp.bfloat16, True)],
+)
+def test_many_tokens_see_what_they_would_one_by_one(position: Any, dtype: Any, split: bool) -> None:
+    """Also where a mesh splits rows, and would split longer calls along the sequence."""
+    config = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, window=WINDOW, position=position)
+    module = config.build(dtype=dtype)
+    x = np.random.default_rng(0).standard_normal((4, LENGTH, 8)).astype(np.float32)
     params = jax.jit(module.init)(jax.random.key(0), x)
     call = jax.jit(module.apply)
 
     def fed(seed: int, ends: list[int]) -> np.ndarray:
-        state, outputs = init_state(module.config, 3, capacity=64), []
+        state, outputs = init_state(module.config, 4, capacity=64, dtype=dtype), []
         for begin, end in zip([0, *ends], ends, strict=False):
             here = slice(begin, end)
             y, state = call(params, x[:, here], segment_ids=ids(seed)[:, here], state=state)
@@ -45,9 +52,12 @@ def test_many_tokens_see_what_they_would_one_by_one(position: str) -> None:
         return np.concatenate(outputs, 1)
 
     one_by_one = list(range(FIRST + 1, LENGTH + 1))
+    mesh = make_mesh(data=2, seq=2, devices=jax.devices()[:4])
     for seed in range(4):
-        y = fed(seed, [WINDOW, FIRST, FIRST + MANY, *one_by_one[MANY:]])
-        assert_close(y, fed(seed, [WINDOW, FIRST, *one_by_one]), n=LENGTH)
+        expected = fed(seed, [WINDOW, FIRST, *one_by_one])
+        with jax.set_mesh(mesh) if split else nullcontext():
+            y = fed(seed, [WINDOW, FIRST, FIRST + MANY, *one_by_one[MANY:]])
+        assert_close(y, expected, dtype, n=LENGTH)
 
 
 def test_scores_grow_with_the_call_and_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
