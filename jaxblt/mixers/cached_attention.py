@@ -2,10 +2,11 @@
 
 A cache that bounds its documents lies in equal runs of slots on the devices of the sequence; the ring of a window is
 whole on all of them. Many more tokens than it has slots, not split, are put behind what it holds, in the order of
-time, so that blocks of scores out of the window are not visited. A few tokens are whole on all devices too: each device
-attends to its own slots, and the results merge by log-sum-exp. The stretches of many tokens attend to each other as in
-training (keys go round, or a halo if there is a window) and then to what the cache held before, which is skipped as
-long as it held nothing.
+time, so that blocks of scores out of the window are not visited. Where a mask would be too large for an array, the
+call's own tokens and the cache are two parts, by lengths instead of positions. A few tokens are whole on all devices
+too: each device attends to its own slots, and the results merge by log-sum-exp. The stretches of many tokens attend to
+each other as in training (keys go round, or a halo if there is a window) and then to what the cache held before, which
+is skipped as long as it held nothing.
 """
 
 import dataclasses
@@ -19,13 +20,15 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.mixers.base import Tokens
 from jaxblt.mixers.kv_cache import AttentionState, Cache, Entries, check_slots, emptied, entries, put
 from jaxblt.parallel.band import Band, band_part
+from jaxblt.parallel.content import content_first
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.parallel.parts import balanced_part, go_round, merge_devices
 from jaxblt.parallel.pieces import Keys
 from jaxblt.parallel.ring import Ring
 from jaxblt.parallel.sequence import SEQ_AXIS, SeqAxis, over_sequence, seq_axis
-from pallas_kernels.attention import Part, attention, attention_with_lse, merge_parts
+from pallas_kernels.attention import Part, attend_part, attention, attention_with_lse, merge_parts
+from pallas_kernels.attention.cudnn import LARGEST_MASK
 from pallas_kernels.attention.mask import zero_where_not
 
 MANY_WINDOWS = 4
@@ -94,9 +97,16 @@ def attend_cached(
         )
     else:
         rows: Any = (cache, q, new, fresh)
-        visit = _alone
-        if not bounded and q.shape[1] >= MANY_WINDOWS * state.times.shape[1]:
+        tokens_here, slots, visit = q.shape[1], state.times.shape[1], _alone
+        if not bounded and tokens_here >= MANY_WINDOWS * slots:
             rows, visit = (*rows, state.clock.time), _behind
+        elif (
+            bounded
+            and slopes is None
+            and tokens_here > 1
+            and tokens_here * (slots + tokens_here) > LARGEST_MASK
+        ):
+            visit = _in_parts
         o, cache = over_batch(lambda rows, slopes: visit(op, rows, slopes), rows, slopes)
     return o, dataclasses.replace(state, **cache._asdict())
 
@@ -129,6 +139,26 @@ def _behind(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     mask = {"causal": True, "window": op.window, "q_segment_ids": ids, "kv_segment_ids": ids}
     o = attention(q, k, v, **mask, alibi_slopes=slopes, implementation=op.implementation)
     return o[:, slots:], put(emptied(ring, fresh), new)
+
+
+def _in_parts(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
+    """Rows with too many scores for a mask as an array: first the call's own tokens, then the cache by its content.
+
+    What the cache holds is behind all tokens of the call, so that lengths are mask enough. Documents are shorter than
+    any window of such a cache.
+    """
+    cache, q, new, fresh = rows
+    q, k, v = (zero_where_not(new.ids > 0, x) for x in (q, new.k, new.v))
+    ids = {"q_segment_ids": new.ids, "kv_segment_ids": new.ids, "same_tokens": True}
+    own = attend_part(q, k, v, causal=True, **ids, implementation=op.implementation)
+    held = _held(q, cache)
+    content = content_first(held.ids)
+    k, v = (content.sort(zero_where_not(held.ids > 0, x)) for x in held[:2])
+    place = jnp.arange(1, q.shape[1] + 1, dtype=jnp.int32)[None]
+    going_on = jnp.max(jnp.where(new.ids == 1, place, 0), 1)
+    lengths = {"q_lengths": going_on, "kv_lengths": content.lengths}
+    part = attend_part(q, k, v, causal=False, **lengths, onto=own, implementation=op.implementation)
+    return part.o.astype(q.dtype), put(emptied(cache, fresh), new)
 
 
 def _in_order(ring: Seen, now: Int[Array, "B"]) -> tuple[Array, Array, Int[Array, "B C"]]:

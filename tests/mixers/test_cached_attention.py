@@ -1,21 +1,25 @@
-"""A call of many more tokens than a window's ring has slots: what they see, and how many scores that takes."""
+"""Calls of many tokens, more than a window's ring has slots or with a long cache: what they see, and what runs it."""
 
-from contextlib import nullcontext
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxblt.mixers import AttentionConfig, init_state
 from jaxblt.parallel import make_mesh
+from pallas_kernels._dispatch import compiling_for
 from pallas_kernels.attention import blocks, xla
 from tests.tolerances import assert_close
 
 WINDOW = 5
 FIRST, MANY, LAST = 7, 21, 6
 LENGTH = FIRST + MANY + LAST
+CAPACITY = 64
 
 
 def ids(seed: int) -> np.ndarray:
@@ -32,19 +36,28 @@ def ids(seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("position", "dtype", "split"),
-    [("rope", jnp.float32, False), ("alibi", jnp.float32, False), ("rope", jnp.bfloat16, True)],
+    ("window", "position", "dtype", "axes"),
+    [
+        (WINDOW, "rope", jnp.float32, ()),
+        (WINDOW, "alibi", jnp.float32, ()),
+        (WINDOW, "rope", jnp.bfloat16, ("data", "seq")),
+        (None, "rope", jnp.float32, ()),
+        (2 * CAPACITY, "none", jnp.bfloat16, ("data",)),
+    ],
 )
-def test_many_tokens_see_what_they_would_one_by_one(position: Any, dtype: Any, split: bool) -> None:
+def test_many_tokens_see_what_they_would_one_by_one(
+    window: int | None, position: Any, dtype: Any, axes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where a mesh splits rows, and would split longer calls along the sequence."""
-    config = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, window=WINDOW, position=position)
+    monkeypatch.setattr("jaxblt.mixers.cached_attention.LARGEST_MASK", 0)
+    config = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, window=window, position=position)
     module = config.build(dtype=dtype)
     x = np.random.default_rng(0).standard_normal((4, LENGTH, 8)).astype(np.float32)
     params = jax.jit(module.init)(jax.random.key(0), x)
     call = jax.jit(module.apply)
 
     def fed(seed: int, ends: list[int]) -> np.ndarray:
-        state, outputs = init_state(module.config, 4, capacity=64, dtype=dtype), []
+        state, outputs = init_state(module.config, 4, capacity=CAPACITY, dtype=dtype), []
         for begin, end in zip([0, *ends], ends, strict=False):
             here = slice(begin, end)
             y, state = call(params, x[:, here], segment_ids=ids(seed)[:, here], state=state)
@@ -52,10 +65,10 @@ def test_many_tokens_see_what_they_would_one_by_one(position: Any, dtype: Any, s
         return np.concatenate(outputs, 1)
 
     one_by_one = list(range(FIRST + 1, LENGTH + 1))
-    mesh = make_mesh(data=2, seq=2, devices=jax.devices()[:4])
+    mesh = make_mesh(**{"data": 1} | dict.fromkeys(axes, 2), devices=jax.devices()[: 2 ** len(axes)])
     for seed in range(4):
         expected = fed(seed, [WINDOW, FIRST, *one_by_one])
-        with jax.set_mesh(mesh) if split else nullcontext():
+        with jax.set_mesh(mesh):
             y = fed(seed, [WINDOW, FIRST, FIRST + MANY, *one_by_one[MANY:]])
         assert_close(y, expected, dtype, n=LENGTH)
 
@@ -80,3 +93,20 @@ def test_scores_grow_with_the_call_and_not_with_its_square(monkeypatch: pytest.M
         scores.append(sum(b.count() * b.block_q * b.block_k for b in chosen))
     assert 0 < scores[1] < 5 * scores[0]
     assert scores[1] < 4096 * 128 * 3
+
+
+@pytest.mark.parametrize(("slots", "calls"), [(1 << 10, 1), (1 << 18, 2)])
+def test_a_long_cache_leaves_attention_to_cudnn(
+    slots: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call with the mask as an array, or one for the call's own tokens and one for the cache."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
+    h200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
+    module = AttentionConfig(dim=128, num_heads=2).build(dtype=jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((1, 512, 128), jnp.bfloat16)
+    params = jax.eval_shape(module.init, jax.random.key(0), x)
+    state = jax.eval_shape(lambda: init_state(module.config, 1, capacity=slots, dtype=jnp.bfloat16))
+    call = jax.jit(lambda params, x, state: module.apply(params, x, state=state))
+    with compiling_for(h200):
+        text = call.trace(params, x, state).lower(lowering_platforms=("cuda",)).as_text()
+    assert len(re.findall(r"@__cudnn\$fmha\w*Softmax\(", text)) == calls
