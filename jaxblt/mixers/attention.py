@@ -106,7 +106,8 @@ class Attention(nn.Module):
     """o = softmax(q k^T / sqrt(K) + mask) v, per head; see `AttentionConfig`.
 
     In training the cost is that of the op; a row with holes is sorted to put them last unless the mask goes
-    by time (window, ALiBi). With a state the call's tokens see the cache and each other, and there need not be a derivative.
+    by time (window, ALiBi). With a state the call's tokens see the cache and each other, and on a GPU there may be no
+    derivative.
     """
 
     config: AttentionConfig

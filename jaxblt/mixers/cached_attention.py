@@ -149,14 +149,14 @@ def _in_parts(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     """
     cache, q, new, fresh = rows
     q, k, v = (zero_where_not(new.ids > 0, x) for x in (q, new.k, new.v))
-    ids = {"q_segment_ids": new.ids, "kv_segment_ids": new.ids, "same_tokens": True}
+    ids: dict[str, Any] = {"q_segment_ids": new.ids, "kv_segment_ids": new.ids, "same_tokens": True}
     own = attend_part(q, k, v, causal=True, **ids, implementation=op.implementation)
     held = _held(q, cache)
     content = content_first(held.ids)
     k, v = (content.sort(zero_where_not(held.ids > 0, x)) for x in held[:2])
     place = jnp.arange(1, q.shape[1] + 1, dtype=jnp.int32)[None]
     going_on = jnp.max(jnp.where(new.ids == 1, place, 0), 1)
-    lengths = {"q_lengths": going_on, "kv_lengths": content.lengths}
+    lengths: dict[str, Any] = {"q_lengths": going_on, "kv_lengths": content.lengths}
     part = attend_part(q, k, v, causal=False, **lengths, onto=own, implementation=op.implementation)
     return part.o.astype(q.dtype), put(emptied(cache, fresh), new)
 
