@@ -58,6 +58,7 @@ def benchmark(
 
 
 def _prompt(config: Any, length: int, new_bytes: int, devices: int, trials: int) -> dict[str, Any]:
+    import flax.linen as nn
     import jax
     import jax.numpy as jnp
 
@@ -89,7 +90,7 @@ def _prompt(config: Any, length: int, new_bytes: int, devices: int, trials: int)
         ids = jnp.zeros((1, patcher.block_size * devices), jnp.int32)
         begin = partial(config.build(dtype=jnp.bfloat16).init, jax.random.key(0), ids)
         drawn = jax.jit(begin, out_shardings=replicated(mesh))(make_patches(patcher, ids))
-        params = {"model": _unboxed(drawn)["params"]}
+        params = {"model": nn.meta.unbox(drawn)["params"]}
         ids, ones = jnp.asarray(text)[None], jnp.ones((1, length), jnp.int32)
         last = ids[:, -new_bytes:]
         cut = jnp.arange(length)[None] < length - new_bytes
@@ -120,12 +121,6 @@ def _prompt(config: Any, length: int, new_bytes: int, devices: int, trials: int)
         "seconds_a_byte_written": times["write"]["median"] / new_bytes,
         **peak_memory(),
     }
-
-
-def _unboxed(tree: Any) -> Any:
-    import flax.linen as nn
-
-    return nn.meta.unbox(tree)
 
 
 def main(argv: Sequence[str]) -> None:
