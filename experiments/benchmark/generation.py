@@ -37,7 +37,7 @@ def benchmark(
 
     Raises:
       RuntimeError: those logits differ by more than WITHIN.
-      ValueError: there are fewer devices than asked for, or a prompt is no longer than what follows.
+      ValueError: there are fewer devices than asked for, or no prompt, or one no longer than what follows.
     """
     import jax
 
@@ -45,7 +45,7 @@ def benchmark(
         raise ValueError(
             f"devices must lie in 1..{jax.device_count()}, the devices that are here, got {devices}"
         )
-    if new_bytes < 1 or any(length <= new_bytes for length in lengths):
+    if new_bytes < 1 or not lengths or min(lengths) <= new_bytes:
         raise ValueError(
             f"prompts must be longer than the {new_bytes} bytes that follow, at least 1: {lengths}"
         )

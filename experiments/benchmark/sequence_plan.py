@@ -33,13 +33,16 @@ def plan(
       gpu: the type to compile for.
 
     Raises:
-      ValueError: a length does not divide as the step needs it, or nobody knows the type of GPU.
+      ValueError: there is no length or no number of GPUs, a length does not divide as the step needs it, or nobody
+        knows the type of GPU.
     """
     from jaxblt.parallel.mesh import MeshConfig
     from jaxblt.patching import PatcherConfig
     from jaxblt.profiling.targets import devices_of
     from jaxblt.training.ahead import plan_step, settle
 
+    if not lengths or not devices or min(*lengths, *devices) < 1:
+        raise ValueError(f"give positive lengths and numbers of GPUs, got {lengths} and {devices}")
     books, model = configs.get("books"), split_model(pattern, remat)
     found: dict[str, Any] = {"gpu": gpu, "pattern": pattern, "remat": remat, "plans": []}
     for count in devices:

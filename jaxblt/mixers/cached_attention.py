@@ -10,6 +10,7 @@ is skipped as long as it held nothing.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -96,17 +97,8 @@ def attend_cached(
             outputs=(False, True),
         )
     else:
-        rows: Any = (cache, q, new, fresh)
-        tokens_here, slots, visit = q.shape[1], state.times.shape[1], _alone
-        if not bounded and tokens_here >= MANY_WINDOWS * slots:
-            rows, visit = (*rows, state.clock.time), _behind
-        elif (
-            bounded
-            and slopes is None
-            and tokens_here > 1
-            and tokens_here * (slots + tokens_here) > LARGEST_MASK
-        ):
-            visit = _in_parts
+        visit = _form(q.shape[1], state, slopes)
+        rows = (cache, q, new, fresh, state.clock.time)
         o, cache = over_batch(lambda rows, slopes: visit(op, rows, slopes), rows, slopes)
     return o, dataclasses.replace(state, **cache._asdict())
 
@@ -120,9 +112,18 @@ def _check_fits(tokens: Tokens, state: AttentionState) -> None:
         )
 
 
+def _form(length: int, state: AttentionState, slopes: Any) -> Callable[..., tuple[Array, Cache]]:
+    """What runs a call of `length` tokens, where tokens and cache are whole."""
+    slots = state.times.shape[1]
+    if state.capacity is None:
+        return _behind if length >= MANY_WINDOWS * slots else _alone
+    too_many = length > 1 and length * (slots + length) > LARGEST_MASK
+    return _in_parts if too_many and slopes is None else _alone
+
+
 def _alone(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
-    """Rows whose cache is whole."""
-    cache, q, new, fresh = rows
+    """Rows whose tokens read the cache and each other in one call, by positions."""
+    cache, q, new, fresh, _ = rows
     after = put(emptied(cache, fresh), new)
     seen = _near(q, cache, after, new, new.ids)
     options = {"alibi_slopes": slopes, "implementation": op.implementation}
@@ -147,7 +148,7 @@ def _in_parts(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     What the cache holds is behind all tokens of the call, so that lengths are mask enough. Documents are shorter than
     any window of such a cache.
     """
-    cache, q, new, fresh = rows
+    cache, q, new, fresh, _ = rows
     q, k, v = (zero_where_not(new.ids > 0, x) for x in (q, new.k, new.v))
     ids: dict[str, Any] = {"q_segment_ids": new.ids, "kv_segment_ids": new.ids, "same_tokens": True}
     own = attend_part(q, k, v, causal=True, **ids, implementation=op.implementation)

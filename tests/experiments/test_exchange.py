@@ -25,9 +25,17 @@ def test_it_leaves_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert taken["least"] <= taken["median"] <= taken["most"]
 
 
-@pytest.mark.parametrize("changes", [{"settings": ()}, {"mib": ()}, {"mib": (1.0, 0.0)}, {"mib": (-1.0,)}])
-def test_nothing_to_send_is_refused(changes: Any) -> None:
-    with pytest.raises(ValueError, match=r"give settings, and sizes of at least 3\.8e-06 MiB, got"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"settings": ()}, "at least one setting and one size"),
+        ({"mib": ()}, "at least one setting and one size"),
+        ({"mib": (0.0,)}, r"at least 3\.8e-06 MiB, got 0"),
+        ({"mib": (-1.0,)}, r"at least 3\.8e-06 MiB, got -1"),
+    ],
+)
+def test_nothing_to_send_is_refused(changes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         exchange.benchmark("nowhere.json", **changes)
 
 

@@ -48,7 +48,7 @@ def test_logits_that_differ_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
         generation.benchmark(str(tmp_path / "generation.json"), **TINY)
 
 
-@pytest.mark.parametrize("changes", [{"new_bytes": 0}, {"lengths": (6,)}])
+@pytest.mark.parametrize("changes", [{"new_bytes": 0}, {"lengths": (6,)}, {"lengths": ()}])
 def test_prompts_that_are_too_short_are_refused(changes: Any) -> None:
     with pytest.raises(ValueError, match="prompts must be longer than the"):
         generation.benchmark("nowhere.json", **TINY | changes)

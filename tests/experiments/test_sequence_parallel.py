@@ -141,6 +141,14 @@ def test_plans_name_what_nobody_knows(tmp_path):
         sequence_plan.plan(str(tmp_path / "plans.json"), gpu="h900")
 
 
+@pytest.mark.parametrize(
+    "changes", [{"lengths": ()}, {"devices": ()}, {"lengths": (0,)}, {"devices": (2, 0)}]
+)
+def test_plans_of_nothing_are_refused(tmp_path, changes):
+    with pytest.raises(ValueError, match="give positive lengths and numbers of GPUs, got"):
+        sequence_plan.plan(str(tmp_path / "plans.json"), **changes)
+
+
 def test_plans_are_lines_of_memory(tmp_path):
     source = tmp_path / "plans.json"
     plans = [{"devices": n, "bytes": 2**k, "planned_bytes": n * 2**k} for n in (8, 2) for k in (16, 20)]
