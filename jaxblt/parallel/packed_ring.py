@@ -30,9 +30,9 @@ from pallas_kernels.attention.mask import Mask
 class _Between(Ring):
     """The pieces of a causal ring in which different runs meet."""
 
-    def pieces(self, step: int, length: int, *, lengths: bool = False) -> list[Piece]:
-        del lengths
-        pieces = super().pieces(step, length, lengths=True)
+    def pieces(self, step: int, length: int, device: Int[Array, ""], *, apart: bool = False) -> list[Piece]:
+        del apart
+        pieces = super().pieces(step, length, device, apart=True)
         return [piece._replace(shared=True) for piece in pieces if not piece.causal]
 
 

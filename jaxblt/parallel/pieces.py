@@ -59,7 +59,10 @@ class Piece(NamedTuple):
 def attend(
     piece: Piece, q: Array, q_ids: Array | None, keys: Keys, options: dict[str, Any], merged: Part | None
 ) -> Part:
-    """`merged` with the piece merged into it, in fp32; None is nothing yet, and the piece has all queries."""
+    """`merged` with the piece merged into it, in fp32; None is nothing yet, and the piece has all queries.
+
+    With the option `rounded`, which takes a piece that has them all, in q's dtype.
+    """
     arrays, marks = _operands(piece, q, q_ids, keys)
     old = None if merged is None else _cut_part(piece, merged)
     onto = None if old is None else _each_part(_fold, piece, old)
@@ -68,6 +71,8 @@ def attend(
         if old is None:
             old = Part(jnp.zeros_like(part.o), jnp.full_like(part.lse, EMPTY_LSE))
         part = Part(*(jnp.where(piece.live, new, x) for new, x in zip(part, old, strict=True)))
+    if options.get("rounded"):
+        return part
     if merged is None:
         return Part(part.o.astype(jnp.float32), part.lse)
     o = lax.dynamic_update_slice_in_dim(merged.o, part.o, piece.q_start, 1)

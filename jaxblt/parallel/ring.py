@@ -1,10 +1,11 @@
 """Ring attention: keys and values go round the devices of the sequence while each attends with its own queries.
 
 Device i starts with the keys of its own queries and passes on what it holds, so that at step s it meets those
-of device i - s. Partial results merge by log-sum-exp in fp32. The backward pass goes round once more, makes
-the scores again from the merged log-sum-exp, and the gradients of keys travel with their keys, back home in n
-hops. All devices run one program without branches: a causal mask costs nothing in the zig-zag layout, where
-two of the four half-by-half squares of a step are visible on every device, and which two is an index.
+of device i - s. Partial results merge by log-sum-exp in fp32. The backward pass goes round once more and makes
+the scores again from the merged log-sum-exp; the gradients of keys travel with their keys from the second device
+on, and a device adds its own share when they are back. All devices run one program without branches: a causal
+mask costs nothing in the zig-zag layout, where two of the four half-by-half squares of a step are visible on
+every device, and which two is an index.
 Source: Liu, Zaharia, Abbeel, Ring Attention, 2310.01889; Brandon et al., Striped Attention, 2311.09431, for
 balancing the causal mask.
 """
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.pieces import Keys, Piece, add_at, attend, pull
@@ -29,8 +30,8 @@ SAVED_OUT, SAVED_LSE = "ring_out", "ring_lse"
 """`checkpoint_name`s of what the backward pass needs: recomputing them would go round the ring again."""
 
 MERGED_AT_ONCE = 2**15
-"""Tokens a device up to which the compiler may keep the outputs of all steps and merge them in one pass over
-memory. For longer ones the passes are small beside the kernels, and the outputs of all steps are not."""
+"""Tokens a device up to which the compiler may keep the outputs of all steps, or what they add to dq, and merge
+them in one pass over memory. For longer ones the passes are small beside the kernels, and what is kept is not."""
 
 
 @dataclass(frozen=True)
@@ -66,47 +67,55 @@ class Ring:
         """Of the tokens of a device: calls of the kernel take whole ones."""
         return 2 if self.layout.kind == "zigzag" and self.causal else 1
 
-    def pieces(self, step: int, length: int, *, lengths: bool = False) -> list[Piece]:
-        """The tokens of a device are in order, so that its own keys are one causal call in either layout.
+    def pieces(self, step: int, length: int, device: Int[Array, ""], *, apart: bool = False) -> list[Piece]:
+        """What a device, given by its index, has to do at a step; at step 0 it meets its own keys.
 
-        Not where each half has a length of its own (`lengths`): then that call is two of half the tokens.
+        Its tokens are in order, so that these are one causal call in either layout. Or, `apart`, two in the zig-zag
+        layout, where each half may have a length of its own: both halves by themselves, and the later one with the keys
+        of the earlier one.
         """
         whole, half = Piece(0, 0, length, causal=False), length // 2
-        if step == 0 and lengths and self.runs == 2:
+        if step == 0 and apart and self.runs == 2:
             return [Piece(0, 0, half, causal=True, each=2), Piece(half, 0, half, causal=False)]
         if step == 0 or not self.causal:
             return [whole._replace(causal=self.causal)]
-        before = lax.axis_index(self.axis.name) >= step
+        before = device >= step
         if self.runs == 1:
             return [whole._replace(live=before)]
         start = jnp.where(before, 0, half)
         return [Piece(half, 0, half, causal=False), Piece(start, start, half, causal=False)]
 
 
-def _at_once(ring: Ring, step: int, length: int) -> list[Piece]:
+def _at_once(ring: Ring, step: int, length: int, device: Int[Array, ""]) -> list[Piece]:
     """The pieces of a step as one: each run of queries sees as many of the keys, from their first on."""
-    before = lax.axis_index(ring.axis.name) >= step
+    before = device >= step
     run = length // ring.runs
     reaches = tuple(jnp.where(before, run, i * length) for i in range(ring.runs))
     return [Piece(0, 0, length, causal=False, reaches=reaches)]
 
 
 def ring_part(ring: Ring, q: Float[Array, "B T H K"], keys: Keys, merged: Part | None = None) -> Part:
-    """`ring_attention` in fp32 and with its log-sum-exp, merged into what is there; not differentiable."""
-    kv, marks = jnp.stack((keys.k, keys.v)), keys[2:]
+    """`ring_attention` with its log-sum-exp, merged into what is there; not differentiable.
+
+    The output is in fp32, or in q's dtype where the kernel of the last step merges and rounds.
+    """
+    kv, marks, device = jnp.stack((keys.k, keys.v)), keys[2:], lax.axis_index(ring.axis.name)
     for step in range(ring.axis.size):
         coming = ring.shift((kv, marks)) if step + 1 < ring.axis.size else (kv, marks)
-        pieces = ring.pieces(step, q.shape[1], lengths=keys.lengths is not None)
+        pieces = ring.pieces(step, q.shape[1], device, apart=keys.lengths is not None)
+        options = ring.options
         alike = keys.segment_ids is None and keys.lengths is None
         if step and alike and ring.causal and merges(q, keys.k, keys.v, **ring.options):
             # Or half of what was merged would be cut out and put back.
-            pieces = _at_once(ring, step, q.shape[1])
+            pieces = _at_once(ring, step, q.shape[1], device)
+            options = options | {"rounded": step + 1 == ring.axis.size}
         for piece in pieces:
-            merged = attend(piece, q, keys.segment_ids, Keys(kv[0], kv[1], *marks), ring.options, merged)
+            merged = attend(piece, q, keys.segment_ids, Keys(kv[0], kv[1], *marks), options, merged)
         assert merged is not None
-        # Or the compiler sends all keys round before the first kernel, and waits for each.
+        # Or the compiler sends all keys round before the first kernel, and waits for each; without the device's index
+        # it cuts out the queries of all steps at once.
         o = merged.o if q.shape[1] > MERGED_AT_ONCE else None
-        (kv, marks), lse, o = lax.optimization_barrier((coming, merged.lse, o))
+        (kv, marks), lse, o, device = lax.optimization_barrier((coming, merged.lse, o, device))
         merged = Part(merged.o if o is None else o, lse)
     assert merged is not None
     return merged
@@ -138,42 +147,58 @@ def ring_gradients(
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
     """dq, dk and dv, summed in fp32 from those of `start` on.
 
-    Keys travel a step ahead of their gradients, which wait for this device's share, in one message.
+    Keys travel a step ahead of their gradients, in one message. Of its own keys a device has the last piece at the end,
+    beside which the gradients that others have summed come home.
     """
-    kv, marks = jnp.stack((keys.k, keys.v)), keys[2:]
-    dq, *start_kv = map(jnp.zeros_like, (q, keys.k, keys.v)) if start is None else start
-    dq, dkv = dq.astype(jnp.float32), jnp.stack(start_kv).astype(jnp.float32)
-    for step in range(ring.axis.size):
-        sent = [kv] * (step + 1 < ring.axis.size) + [dkv] * (step > 0)
-        coming = ring.shift((_pack(sent), marks))
-        pieces = ring.pieces(step, q.shape[1], lengths=keys.lengths is not None)
-        held = Keys(kv[0], kv[1], *marks)
+    # Or the compiler sends the first keys during the forward pass, where it may have nothing to hide that behind.
+    k, v, lse, do = lax.optimization_barrier((keys.k, keys.v, merged.lse, do))
+    merged = merged._replace(lse=lse)
+    own, n = keys._replace(k=k, v=v), ring.axis.size
+    kv, marks, device = jnp.stack((k, v)), keys[2:], lax.axis_index(ring.axis.name)
+    *at_first, at_last = ring.pieces(0, q.shape[1], device, apart=True)
+    dq, dkv = (jnp.zeros_like(x, jnp.float32) for x in (q, kv))
+    kept: list[tuple[Any, Any]] = []
+    if start is not None:
+        dq, kept = start[0].astype(jnp.float32), [(0, jnp.stack(start[1:]))]
+    for step in range(n + 1):
+        if at_home := step in (0, n):
+            held, pieces = own, [at_last] if step else at_first
+        else:
+            held, pieces = Keys(kv[0], kv[1], *marks), ring.pieces(step, q.shape[1], device)
+        sent = [kv] * (step + 1 < n) + [dkv] * (step > 1)
+        coming = ring.shift((_pack(sent), marks)) if sent else None
         pulled = [pull(piece, q, keys.segment_ids, held, merged, do, ring.options) for piece in pieces]
-        (packed, marks), pulled = lax.optimization_barrier((coming, pulled))
-        came = _unpack(packed, sent)
-        kv, dkv = came[0], came[-1] if step else dkv
+        summed = dq if q.shape[1] > MERGED_AT_ONCE else None
+        coming, pulled, device, summed = lax.optimization_barrier((coming, pulled, device, summed))
+        dq = dq if summed is None else summed
+        if coming is not None:
+            came, marks = _unpack(coming[0], sent), coming[1]
+            kv, dkv = came[0] if step + 1 < n else kv, came[-1] if step > 1 else dkv
         for piece, (add_q, *add) in zip(pieces, pulled, strict=True):
-            dq, dkv = add_at(dq, add_q, piece.q_start, 1), add_at(dkv, jnp.stack(add), piece.k_start, 2)
-    dk, dv = ring.shift(dkv.astype(keys.k.dtype))
+            dq, add = add_at(dq, add_q, piece.q_start, 1), jnp.stack(add)
+            if at_home:
+                kept.append((piece.k_start, add))
+            else:
+                dkv = add_at(dkv, add, piece.k_start, 2)
+    for at, add in kept:
+        dkv = add_at(dkv, add, at, 2)
+    dk, dv = dkv.astype(k.dtype)
     return dq.astype(q.dtype), dk, dv
 
 
 def _pack(arrays: list[Array]) -> Array:
-    """One array with the bits of all, side by side on the last axis: the compiler overlaps one exchange at a time.
+    """One array with the bits of all, one after the other: the compiler overlaps one exchange at a time.
 
     As integers: a backend may send narrow floats as wide ones, and half of an fp32 number can look like a NaN.
     """
     dtype = jnp.dtype(f"uint{8 * min(x.dtype.itemsize for x in arrays)}")
-    return jnp.concatenate([_as_bits(x, dtype) for x in arrays], -1)
-
-
-def _as_bits(x: Array, dtype: Any) -> Array:
-    return lax.bitcast_convert_type(x, dtype).reshape(*x.shape[:-1], -1)
+    row = arrays[0].shape[1:]
+    return jnp.concatenate([lax.bitcast_convert_type(x, dtype).reshape(-1, *row) for x in arrays])
 
 
 def _unpack(packed: Array, like: list[Array]) -> list[Array]:
-    widths = [x.shape[-1] * x.dtype.itemsize // packed.dtype.itemsize for x in like]
-    parts = jnp.split(packed, np.cumsum(widths)[:-1], axis=-1)
+    rows = [len(x) * x.dtype.itemsize // packed.dtype.itemsize for x in like]
+    parts = jnp.split(packed, np.cumsum(rows)[:-1])
     return [_from_bits(part, x) for part, x in zip(parts, like, strict=True)]
 
 

@@ -8,7 +8,7 @@ compute, 64 queries each:
 with the scores of the next tile and p v of this one on the tensor cores at a time, and the two warpgroups in turns, so
 that one has its exponentials where the other has its products. Tiles come last to first: the last one alone has keys
 that some query does not see. What `onto` holds is copied meanwhile and joins at the end, in fp32: one read and one
-write of an output where a merge of its own reads two and writes one.
+write of an output where a merge of its own reads two and writes one. A rounded output leaves from the queries' place.
 
 Source: Shah et al., FlashAttention-3, 2407.08608; Liu et al., Ring Attention, 2310.01889.
 """
@@ -57,6 +57,7 @@ def attention_with_lse(
     mask: Mask,
     *,
     onto: tuple[Float[Array, "R T H K"], Float[Array, "R H T"]] | None = None,
+    rounded: bool = False,
     scale: float | None = None,
     interpret: Any = None,
 ) -> tuple[Float[Array, "R T H K"], Float[Array, "R H T"]]:
@@ -65,6 +66,7 @@ def attention_with_lse(
     Args:
       q: R / B rows in a row for each row of keys.
       onto: output and log-sum-exp over other keys.
+      rounded: the output in q's dtype.
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     (batch, queries, heads, width), call = q.shape, call_of(q, k, mask, scale, interpret)
@@ -73,7 +75,7 @@ def attention_with_lse(
     o, lse = plgpu.kernel(
         partial(_program, call=call),
         out_type=[
-            varying_like(streams[0], streams[0].shape, jnp.float32),
+            varying_like(streams[0], streams[0].shape, q.dtype if rounded else jnp.float32),
             varying_like(streams[0], (batch, heads, call.tiles * TILE), jnp.float32),
         ],
         grid=(call.tiles, batch, heads),
@@ -150,10 +152,11 @@ def _program(*refs: Any, call: Call) -> None:
             acc = held * across(keep, call.width) + acc * across(add / total, call.width)
         else:
             acc = acc * across(1 / total, call.width)
-        outputs[...] = acc
+        result = outputs if o.dtype == jnp.float32 else queries
+        result[...] = acc.astype(o.dtype)
         lse[at] = part_lse
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(outputs, o.at[box])
+        plgpu.copy_smem_to_gmem(result, o.at[box])
         plgpu.wait_smem_to_gmem(0)
 
 

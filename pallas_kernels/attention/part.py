@@ -51,7 +51,7 @@ class Part(NamedTuple):
     """Attention over some of the keys.
 
     Attributes:
-      o: output; fp32, or in q's dtype where the kernel has no other (cuDNN).
+      o: output; fp32, or in q's dtype where the kernel has no other (cuDNN) or that is asked for.
       lse: log-sum-exp of the scores, fp32; EMPTY_LSE, with o = 0, where no key is visible.
     """
 
@@ -73,6 +73,7 @@ def attend_part(
     same_tokens: bool = False,
     scale: float | None = None,
     onto: Part | None = None,
+    rounded: bool = False,
     implementation: Choice = None,
 ) -> Part:
     """softmax over these keys alone, and its log-sum-exp; causal and window go by index and need T = S.
@@ -86,6 +87,7 @@ def attend_part(
         "mosaic_gpu" are given the keys once for each run.
       onto: what other keys gave the same queries; the result is then `merge_parts` of it and this part, in fp32. The
         kernel "mosaic_gpu" merges before it rounds or writes anything; after others it is a pass of its own.
+      rounded: o is to be in q's dtype, as nothing else is merged: "mosaic_gpu" writes half the bytes then.
 
     Raises:
       ValueError: as `attention`; `onto` is not of these queries; or kv_lengths [B, R] do not fit.
@@ -98,8 +100,9 @@ def attend_part(
     _check_onto(q, onto)
     if reaches is not None:
         _check_runs(q, reaches, mask)
-        return _attend_runs(q, k, v, reaches, scale, onto, implementation)
-    return _attend(_choose("attend_part", q, k, v, mask, scale, implementation), q, k, v, mask, scale, onto)
+        return _attend_runs(q, k, v, reaches, scale, onto, rounded, implementation)
+    entry = _choose("attend_part", q, k, v, mask, scale, implementation)
+    return _attend(entry, q, k, v, mask, scale, onto, rounded)
 
 
 def pull_part(
@@ -153,12 +156,20 @@ def merge_parts(a: Part, b: Part) -> Part:
 
 
 def _attend(
-    entry: Implementation, q: Array, k: Array, v: Array, mask: Mask, scale: float | None, onto: Part | None
+    entry: Implementation,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Mask,
+    scale: float | None,
+    onto: Part | None,
+    rounded: bool,
 ) -> Part:
     if entry.name in MERGING:
-        return Part(*entry.run(q, k, v, mask, scale=scale, onto=onto))
+        return Part(*entry.run(q, k, v, mask, scale=scale, onto=onto, rounded=rounded))
     part = Part(*entry.run(q, k, v, mask, scale=scale))
-    return part if onto is None else merge_parts(onto, part)
+    part = part if onto is None else merge_parts(onto, part)
+    return part._replace(o=part.o.astype(q.dtype)) if rounded else part
 
 
 def _attend_runs(
@@ -168,6 +179,7 @@ def _attend_runs(
     lengths: Int[Array, "B R"],
     scale: float | None,
     onto: Part | None,
+    rounded: bool,
     implementation: Choice,
 ) -> Part:
     """Runs of queries as rows, of which a merging kernel takes several to a row of keys."""
@@ -185,7 +197,7 @@ def _attend_runs(
     entry = _choose("attend_part", q, k, v, mask, scale, implementation)
     if entry.name not in MERGING:
         k, v = (jnp.repeat(x, runs, 0) for x in (k, v))
-    part = _attend(entry, q, k, v, mask, scale, onto)
+    part = _attend(entry, q, k, v, mask, scale, onto, rounded)
     return Part(unfold(part.o), unfold(part.lse.swapaxes(1, 2)).swapaxes(1, 2))
 
 

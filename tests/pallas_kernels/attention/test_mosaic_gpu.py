@@ -98,6 +98,19 @@ def test_simulated(call: Call, joined: bool, simulation: Any) -> None:
     check(partial(attention_with_lse, interpret=simulation), call, joined)
 
 
+def check_rounded(run: Any, call: Call) -> None:
+    """Rounding changes nothing but the dtype."""
+    arrays, options = call.arrays(1), {"mask": Mask(call.causal), "onto": before(call, 1)}
+    (o, lse), (rounded, same) = (run(**arrays, **options, rounded=rounded) for rounded in (False, True))
+    np.testing.assert_array_equal(rounded, o.astype(call.dtype))
+    assert rounded.dtype == call.dtype
+    np.testing.assert_array_equal(same, lse)
+
+
+def test_simulated_rounded(simulation: Any) -> None:
+    check_rounded(partial(attention_with_lse, interpret=simulation), SMALL_CALLS[0][0])
+
+
 def check_gradients(run: Any, call: Call, lengths: list[int] | None = None) -> Any:
     """`run` against the reference, with an output and log-sum-exp that other keys share in."""
     batch = 1 if lengths is None else len(lengths)
@@ -165,6 +178,12 @@ def test_onto_another_implementation() -> None:
     want = merge_parts(onto, attend_part(*arrays.values(), **options))
     for found, expected in zip(attend_part(*arrays.values(), onto=onto, **options), want, strict=True):
         np.testing.assert_array_equal(found, expected)
+    narrow = {name: x.astype(jnp.bfloat16) for name, x in arrays.items()}
+    wide, rounded = (
+        attend_part(**narrow, onto=onto, rounded=rounded, **options) for rounded in (False, True)
+    )
+    assert (wide.o.dtype, rounded.o.dtype) == (jnp.float32, jnp.bfloat16)
+    np.testing.assert_array_equal(rounded.o, wide.o.astype(jnp.bfloat16))
     with pytest.raises(ValueError, match=r"onto must be of the same queries, o \(2, 30, 2, 16\)"):
         attend_part(*arrays.values(), onto=Part(onto.o[:, :3], onto.lse[..., :3]), **options)
 
@@ -289,8 +308,9 @@ def test_gradients_of_a_part_are_two_kernels() -> None:
     ("causal", "holes", "forward", "backward"),
     [
         (False, False, 2, 2),
-        # Of the other device's keys half of the queries see all, or all see half: one call, or two for gradients.
-        (True, False, 2, 3),
+        # Of the other device's keys half of the queries see all, or all see half: one call, or two for gradients, which
+        # have their own keys in two calls as well.
+        (True, False, 2, 4),
         # Each half has a length of its own, and the later one sees the earlier one too.
         (True, True, 4, 4),
     ],
@@ -314,6 +334,12 @@ def test_a_ring_of_two(causal: bool, holes: bool, forward: int, backward: int) -
 @pytest.mark.parametrize(("call", "joined"), LARGE_CALLS, ids=lambda x: str(x) if isinstance(x, Call) else "")
 def test_on_a_gpu(call: Call, joined: bool) -> None:
     check(attention_with_lse, call, joined)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", [call for call, joined in LARGE_CALLS if joined], ids=str)
+def test_rounded_on_a_gpu(call: Call) -> None:
+    check_rounded(attention_with_lse, call)
 
 
 @pytest.mark.gpu
