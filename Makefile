@@ -80,6 +80,7 @@ $(GPU_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 gpu-compile: $(GPU_STAMP)
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile $(GPU_COMPILE_ARGS)
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile.plan
+	@$(GPU_VENV)/bin/python -m tests.gpu_compile.ring
 
 # Attention in bfloat16 is cuDNN's, whose library the compiler asks.
 $(PLAN_STAMP): $(GPU_STAMP)

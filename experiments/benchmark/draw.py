@@ -98,7 +98,7 @@ def figure(steps: list[dict[str, Any]]) -> "Figure":
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(which="both", alpha=0.3)
-        axes.legend(loc="upper left")
+        axes.legend(fontsize="small")
     return drawn
 
 

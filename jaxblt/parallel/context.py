@@ -25,7 +25,7 @@ Implementation = Literal["reference", "xla", "cudnn"] | None
 
 SHORT = 8192
 """Tokens a device up to which heads are scattered where they can be. With 32 query and 8 key heads of 128 on four
-H200s, forward and backward: all-to-all 1.5 ms, a ring with its swaps 2.7 ms at 2,048; 15.5 and 19.0 ms at 8,192."""
+H200s, forward and backward: all-to-all 1.5 ms, a ring with its swaps 2.6 ms at 2,048; 15.2 and 18.7 ms at 8,192."""
 
 
 def context_attention(

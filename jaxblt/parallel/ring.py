@@ -167,19 +167,23 @@ def ring_gradients(
             held, pieces = Keys(kv[0], kv[1], *marks), ring.pieces(step, q.shape[1], device)
         sent = [kv] * (step + 1 < n) + [dkv] * (step > 1)
         coming = ring.shift((_pack(sent), marks)) if sent else None
-        pulled = [pull(piece, q, keys.segment_ids, held, merged, do, ring.options) for piece in pieces]
-        summed = dq if q.shape[1] > MERGED_AT_ONCE else None
-        coming, pulled, device, summed = lax.optimization_barrier((coming, pulled, device, summed))
-        dq = dq if summed is None else summed
+        pulled = []
+        for piece in pieces:
+            found = pull(piece, q, keys.segment_ids, held, merged, do, ring.options)
+            if q.shape[1] > MERGED_AT_ONCE:
+                # One after the other, or what is cut out for all of them is there at once.
+                found, q, merged, do, dq = lax.optimization_barrier((found, q, merged, do, dq))
+            dq = add_at(dq, found[0], piece.q_start, 1)
+            pulled.append(found[1:])
+        coming, pulled, device = lax.optimization_barrier((coming, pulled, device))
         if coming is not None:
             came, marks = _unpack(coming[0], sent), coming[1]
             kv, dkv = came[0] if step + 1 < n else kv, came[-1] if step > 1 else dkv
-        for piece, (add_q, *add) in zip(pieces, pulled, strict=True):
-            dq, add = add_at(dq, add_q, piece.q_start, 1), jnp.stack(add)
+        for piece, add in zip(pieces, pulled, strict=True):
             if at_home:
-                kept.append((piece.k_start, add))
+                kept.append((piece.k_start, jnp.stack(add)))
             else:
-                dkv = add_at(dkv, add, piece.k_start, 2)
+                dkv = add_at(dkv, jnp.stack(add), piece.k_start, 2)
     for at, add in kept:
         dkv = add_at(dkv, add, at, 2)
     dk, dv = dkv.astype(k.dtype)

@@ -9,6 +9,7 @@ import pytest
 import pallas_kernels
 from tests.gpu_compile.figures import complaints, read_report
 from tests.gpu_compile.programs import PROGRAMS
+from tests.gpu_compile.schedule import Exchange, exchanges
 
 HERE = Path(__file__).parent
 PTXAS = """
@@ -20,6 +21,25 @@ ptxas info    : Compiling entry function 'two_mosaic_gpu_kernel' for 'sm_90a'
 ptxas info    : Function properties for two_mosaic_gpu_kernel
     16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
 ptxas info    : Used 255 registers, used 2 barriers, 1 bytes smem
+"""
+SCHEDULE = """
+%wrapped (p: bf16[8]) -> f32[8] {
+  %p = bf16[8]{0} parameter(0)
+  ROOT %call = f32[8]{0} custom-call(%p), custom_call_target="mosaic_gpu_v2"
+}
+
+ENTRY %main (a: bf16[8]) -> bf16[8] {
+  %a = bf16[8]{0} parameter(0)
+  %start = ((bf16[8]{0}), bf16[8]{0}) collective-permute-start(%a), channel_id=1
+  %one = f32[8]{0} custom-call(%a), custom_call_target="__cudnn$fmhaSoftmax"
+  %two = f32[8]{0} fusion(%a), kind=kCustom, calls=%wrapped
+  %done = bf16[8]{0} collective-permute-done(%start)
+  %start.1 = ((bf16[8]{0}), bf16[8]{0}) collective-permute-start(%done), channel_id=2
+  %copy = bf16[8]{0} fusion(%a), kind=kLoop, calls=%fused_copy
+  %done.1 = bf16[8]{0} collective-permute-done(%start.1)
+  %at_once = bf16[8]{0} collective-permute(%done.1), channel_id=3
+  ROOT %three = bf16[8]{0} custom-call(%at_once), custom_call_target="mosaic_gpu_v2"
+}
 """
 ONE, TWO = {"registers": 110, "spilled": 0}, {"registers": 255, "spilled": 20}
 
@@ -53,6 +73,16 @@ def test_complains(now: dict[str, dict[str, int]], message: str) -> None:
 
 def test_accepts_the_same_and_less() -> None:
     assert not complaints({"op/a": {"two": TWO | {"spilled": 0}}}, {"op/a": {"two": TWO}})
+
+
+def test_reads_what_runs_beside_an_exchange() -> None:
+    assert exchanges(SCHEDULE) == [Exchange("start", 2), Exchange("start.1", 0), Exchange("at_once", 0)]
+
+
+@pytest.mark.parametrize("lost", ["collective-permute-done(%start.1)", "collective-permute"])
+def test_refuses_what_is_no_schedule(lost: str) -> None:
+    with pytest.raises(ValueError, match="not a schedule"):
+        exchanges(SCHEDULE.replace(lost, "negate(%a"))
 
 
 def test_every_kernel_is_compiled_with_its_gradient() -> None:

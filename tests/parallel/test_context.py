@@ -15,7 +15,7 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxblt.models.remat import ALWAYS_SAVED, _policy
-from jaxblt.parallel import make_mesh
+from jaxblt.parallel import make_mesh, ring
 from jaxblt.parallel.context import SHORT, context_attention
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout
 from jaxblt.parallel.ring import SAVED_LSE, SAVED_OUT, _pack, _unpack
@@ -210,6 +210,12 @@ def test_heads_are_exchanged_in_one_message_each_way() -> None:
     with jax.set_mesh(mesh_of(case)):
         jaxpr = str(jax.make_jaxpr(run)(*case.arrays()))
     assert jaxpr.count("all_to_all[") == 2 + 2
+
+
+@pytest.mark.parametrize("case", [Case(devices=4, layout=ZIGZAG), Case(devices=2, causal=False)], ids=str)
+def test_long_stretches_are_merged_step_by_step(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "MERGED_AT_ONCE", 0)
+    check(case)
 
 
 def test_a_ring_repeats_bit_for_bit() -> None:
