@@ -70,7 +70,7 @@ def figure(steps: list[dict[str, Any]]) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise RuntimeError('matplotlib is missing: pip install -e ".[plot]"') from error
-    drawn = Figure(figsize=(9, 3.6), layout="constrained")
+    drawn = Figure(figsize=(11, 3.6), layout="constrained")
     speed, memory = drawn.subplots(1, 2, sharex=True)
     for i, devices in enumerate(sorted({step["devices"] for step in steps})):
         chosen = sorted((s for s in steps if s["devices"] == devices), key=lambda s: s["bytes"])
@@ -98,7 +98,10 @@ def figure(steps: list[dict[str, Any]]) -> "Figure":
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(which="both", alpha=0.3)
-        axes.legend(fontsize="small")
+    shown = {
+        line.get_label(): line for axes in (memory, speed) for line in axes.get_legend_handles_labels()[0]
+    }
+    drawn.legend(handles=[shown[label] for label in sorted(shown)], loc="outside right")
     return drawn
 
 

@@ -94,39 +94,58 @@ def _at_once(ring: Ring, step: int, length: int, device: Int[Array, ""]) -> list
     return [Piece(0, 0, length, causal=False, reaches=reaches)]
 
 
-def ring_part(ring: Ring, q: Float[Array, "B T H K"], keys: Keys, merged: Part | None = None) -> Part:
+def ring_part(
+    ring: Ring,
+    q: Float[Array, "B T H K"],
+    keys: Keys,
+    merged: Part | None = None,
+    *,
+    rounded: bool = False,
+) -> Part:
     """`ring_attention` with its log-sum-exp, merged into what is there; not differentiable.
 
-    The output is in fp32, or in q's dtype where the kernel of the last step merges and rounds.
+    The output is in fp32, or, where nothing is to be merged into it (`rounded`), in q's dtype if the kernel of the last
+    step merges and rounds in one.
     """
-    kv, marks, device = jnp.stack((keys.k, keys.v)), keys[2:], lax.axis_index(ring.axis.name)
-    for step in range(ring.axis.size):
-        coming = ring.shift((kv, marks)) if step + 1 < ring.axis.size else (kv, marks)
+    kv, ids, device = jnp.stack((keys.k, keys.v)), keys.segment_ids, lax.axis_index(ring.axis.name)
+    lengths, n = _lengths(ring, keys), ring.axis.size
+    for step in range(n):
+        coming = ring.shift((kv, ids)) if step + 1 < n else (kv, ids)
         pieces = ring.pieces(step, q.shape[1], device, apart=keys.lengths is not None)
         options = ring.options
         alike = keys.segment_ids is None and keys.lengths is None
         if step and alike and ring.causal and merges(q, keys.k, keys.v, **ring.options):
             # Or half of what was merged would be cut out and put back.
             pieces = _at_once(ring, step, q.shape[1], device)
-            options = options | {"rounded": step + 1 == ring.axis.size}
+            options = options | {"rounded": rounded and step + 1 == n}
+        held = _held(kv, ids, lengths, (device - step) % n)
         for piece in pieces:
-            merged = attend(piece, q, keys.segment_ids, Keys(kv[0], kv[1], *marks), options, merged)
+            merged = attend(piece, q, keys.segment_ids, held, options, merged)
         assert merged is not None
         # Or the compiler sends all keys round before the first kernel, and waits for each; without the device's index
         # it cuts out the queries of all steps at once.
         o = merged.o if q.shape[1] > MERGED_AT_ONCE else None
-        (kv, marks), lse, o, device = lax.optimization_barrier((coming, merged.lse, o, device))
+        (kv, ids), lse, o, device = lax.optimization_barrier((coming, merged.lse, o, device))
         merged = Part(merged.o if o is None else o, lse)
     assert merged is not None
     return merged
 
 
+def _lengths(ring: Ring, keys: Keys) -> Int[Array, "P B R"] | None:
+    """Those of every device's runs: a few numbers, for which no step has to wait then."""
+    return None if keys.lengths is None else lax.all_gather(keys.lengths, ring.axis.name)
+
+
+def _held(kv: Array, ids: Array | None, lengths: Array | None, owner: Int[Array, ""]) -> Keys:
+    return Keys(kv[0], kv[1], ids, None if lengths is None else lengths[owner])
+
+
 def _primal(ring: Ring, q: Float[Array, "B T H K"], keys: Keys) -> Float[Array, "B T H K"]:
-    return ring_part(ring, q, keys).o.astype(q.dtype)
+    return ring_part(ring, q, keys, rounded=True).o.astype(q.dtype)
 
 
 def _forward(ring: Ring, q: Array, keys: Keys) -> tuple[Array, Any]:
-    o, lse = ring_part(ring, q, keys)
+    o, lse = ring_part(ring, q, keys, rounded=True)
     o = checkpoint_name(o.astype(q.dtype), SAVED_OUT)
     return o, (q, keys, Part(o, checkpoint_name(lse, SAVED_LSE)))
 
@@ -145,7 +164,7 @@ def ring_gradients(
     do: Float[Array, "B T H K"],
     start: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
-    """dq, dk and dv, summed in fp32 from those of `start` on.
+    """dq, dk and dv, summed in fp32, with those of `start`.
 
     Keys travel a step ahead of their gradients, in one message. Of its own keys a device has the last piece at the end,
     beside which the gradients that others have summed come home.
@@ -153,38 +172,41 @@ def ring_gradients(
     # Or the compiler sends the first keys during the forward pass, where it may have nothing to hide that behind.
     k, v, lse, do = lax.optimization_barrier((keys.k, keys.v, merged.lse, do))
     merged = merged._replace(lse=lse)
-    own, n = keys._replace(k=k, v=v), ring.axis.size
-    kv, marks, device = jnp.stack((k, v)), keys[2:], lax.axis_index(ring.axis.name)
-    *at_first, at_last = ring.pieces(0, q.shape[1], device, apart=True)
+    own, lengths, n = keys._replace(k=k, v=v), _lengths(ring, keys), ring.axis.size
+    kv, ids, device = jnp.stack((k, v)), keys.segment_ids, lax.axis_index(ring.axis.name)
+    length, own_pieces = q.shape[1], ring.pieces(0, q.shape[1], device, apart=True)
     dq, dkv = (jnp.zeros_like(x, jnp.float32) for x in (q, kv))
+    dq = dq if start is None else start[0].astype(jnp.float32)
     kept: list[tuple[Any, Any]] = []
-    if start is not None:
-        dq, kept = start[0].astype(jnp.float32), [(0, jnp.stack(start[1:]))]
     for step in range(n + 1):
         if at_home := step in (0, n):
-            held, pieces = own, [at_last] if step else at_first
+            held, pieces = own, own_pieces[-1:] if step else own_pieces[:-1]
         else:
-            held, pieces = Keys(kv[0], kv[1], *marks), ring.pieces(step, q.shape[1], device)
+            held, pieces = _held(kv, ids, lengths, (device - step) % n), ring.pieces(step, length, device)
         sent = [kv] * (step + 1 < n) + [dkv] * (step > 1)
-        coming = ring.shift((_pack(sent), marks)) if sent else None
+        # No kernel before the message is ready, or the compiler may have nothing left to send it beside.
+        message, lse = lax.optimization_barrier((_pack(sent) if sent else None, merged.lse))
+        merged = merged._replace(lse=lse)
+        coming = ring.shift((message, ids if step + 1 < n else None)) if sent else None
         pulled = []
         for piece in pieces:
             found = pull(piece, q, keys.segment_ids, held, merged, do, ring.options)
-            if q.shape[1] > MERGED_AT_ONCE:
+            if length > MERGED_AT_ONCE:
                 # One after the other, or what is cut out for all of them is there at once.
                 found, q, merged, do, dq = lax.optimization_barrier((found, q, merged, do, dq))
             dq = add_at(dq, found[0], piece.q_start, 1)
             pulled.append(found[1:])
-        coming, pulled, device = lax.optimization_barrier((coming, pulled, device))
+        # What `start` is made of may run beside the first exchange too.
+        coming, pulled, device, start = lax.optimization_barrier((coming, pulled, device, start))
         if coming is not None:
-            came, marks = _unpack(coming[0], sent), coming[1]
+            came, ids = _unpack(coming[0], sent), coming[1]
             kv, dkv = came[0] if step + 1 < n else kv, came[-1] if step > 1 else dkv
         for piece, add in zip(pieces, pulled, strict=True):
             if at_home:
                 kept.append((piece.k_start, jnp.stack(add)))
             else:
                 dkv = add_at(dkv, jnp.stack(add), piece.k_start, 2)
-    for at, add in kept:
+    for at, add in kept if start is None else [(0, jnp.stack(start[1:])), *kept]:
         dkv = add_at(dkv, add, at, 2)
     dk, dv = dkv.astype(k.dtype)
     return dq.astype(q.dtype), dk, dv

@@ -61,12 +61,12 @@ def attention_with_lse(
     scale: float | None = None,
     interpret: Any = None,
 ) -> tuple[Float[Array, "R T H K"], Float[Array, "R H T"]]:
-    """Output and log-sum-exp over these keys and those of `onto`, both fp32; `hopper.why_not_part` is not asked again.
+    """Output and log-sum-exp over these keys and those of `onto`, in fp32; `hopper.why_not_part` is not asked again.
 
     Args:
       q: R / B rows in a row for each row of keys.
       onto: output and log-sum-exp over other keys.
-      rounded: the output in q's dtype.
+      rounded: give the output in q's dtype.
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     (batch, queries, heads, width), call = q.shape, call_of(q, k, mask, scale, interpret)

@@ -85,8 +85,9 @@ def attend_part(
       kv_lengths: keys at an index >= kv_lengths[b] are seen by no query; they and their values have to be numbers.
         Where they are [B, R], each of R equal runs of the queries has its own, and there is no other mask; kernels but
         "mosaic_gpu" are given the keys once for each run.
-      onto: what other keys gave the same queries; the result is then `merge_parts` of it and this part, in fp32. The
-        kernel "mosaic_gpu" merges before it rounds or writes anything; after others it is a pass of its own.
+      onto: what other keys gave the same queries; the result is then `merge_parts` of it and this part, in fp32 if
+        not `rounded`. The kernel "mosaic_gpu" merges before it rounds or writes anything; after others it is a pass of
+        its own.
       rounded: o is to be in q's dtype, as nothing else is merged: "mosaic_gpu" writes half the bytes then.
 
     Raises:

@@ -60,6 +60,7 @@ def _parts(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]
     yield Program(f"{op}_lengths", partial(_part, causal=True), (lengths,))
     runs = lengths | {"k": half, "v": half}
     yield Program(f"{op}_runs", _part, (runs,))
+    yield Program(f"{op}_runs_rounded", partial(_part, rounded=True), (runs,))
     merged = (P(None, AXIS), P(None, None, AXIS))
     specs = {name: P(None, AXIS) for name in first} | {"onto": merged}
     split = jax.shard_map(_part, in_specs=(specs,), out_specs=merged)
@@ -80,10 +81,10 @@ def _pull(arrays: Any, causal: bool = False) -> Any:
     return mosaic_gpu_pull.gradients_given_lse(q, k, v, o, lse, o, mask)
 
 
-def _part(arrays: Any, causal: bool = False) -> Any:
+def _part(arrays: Any, causal: bool = False, rounded: bool = False) -> Any:
     mask = Mask(causal, kv_lengths=arrays.get("lengths"))
     q, k, v = (arrays[name] for name in "qkv")
-    return mosaic_gpu_part.attention_with_lse(q, k, v, mask, onto=arrays.get("onto"))
+    return mosaic_gpu_part.attention_with_lse(q, k, v, mask, onto=arrays.get("onto"), rounded=rounded)
 
 
 def _blocked_conv() -> Iterator[Program]:
