@@ -196,8 +196,7 @@ def ring_gradients(
                 found, q, merged, do, dq = lax.optimization_barrier((found, q, merged, do, dq))
             dq = add_at(dq, found[0], piece.q_start, 1)
             pulled.append(found[1:])
-        # What `start` is made of may run beside the first exchange too.
-        coming, pulled, device, start = lax.optimization_barrier((coming, pulled, device, start))
+        coming, pulled, device = lax.optimization_barrier((coming, pulled, device))
         if coming is not None:
             came, ids = _unpack(coming[0], sent), coming[1]
             kv, dkv = came[0] if step + 1 < n else kv, came[-1] if step > 1 else dkv
