@@ -109,12 +109,13 @@ def ring_part(
     """
     kv, ids, device = jnp.stack((keys.k, keys.v)), keys.segment_ids, lax.axis_index(ring.axis.name)
     lengths, n = _lengths(ring, keys), ring.axis.size
+    alike = keys.segment_ids is None and keys.lengths is None
+    merging = alike and ring.causal and merges(q, keys.k, keys.v, **ring.options)
     for step in range(n):
         coming = ring.shift((kv, ids)) if step + 1 < n else (kv, ids)
         pieces = ring.pieces(step, q.shape[1], device, apart=keys.lengths is not None)
         options = ring.options
-        alike = keys.segment_ids is None and keys.lengths is None
-        if step and alike and ring.causal and merges(q, keys.k, keys.v, **ring.options):
+        if step and merging:
             # Or half of what was merged would be cut out and put back.
             pieces = _at_once(ring, step, q.shape[1], device)
             options = options | {"rounded": rounded and step + 1 == n}
@@ -123,10 +124,11 @@ def ring_part(
             merged = attend(piece, q, keys.segment_ids, held, options, merged)
         assert merged is not None
         # Or the compiler sends all keys round before the first kernel, and waits for each; without the device's index
-        # it cuts out the queries of all steps at once.
-        o = merged.o if q.shape[1] > MERGED_AT_ONCE else None
-        (kv, ids), lse, o, device = lax.optimization_barrier((coming, merged.lse, o, device))
-        merged = Part(merged.o if o is None else o, lse)
+        # it cuts out the queries of all steps at once. The log-sum-exp of a kernel that merges is better left out: its
+        # runs would be put in a row and taken apart again.
+        tied = "o" if merging or q.shape[1] > MERGED_AT_ONCE else "lse"
+        (kv, ids), value, device = lax.optimization_barrier((coming, getattr(merged, tied), device))
+        merged = merged._replace(**{tied: value})
     assert merged is not None
     return merged
 
