@@ -1,6 +1,7 @@
 """Attention as a sequence mixer: grouped queries, rotary or ALiBi positions, full or sliding window, KV cache."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import flax.linen as nn
@@ -148,12 +149,12 @@ class Attention(nn.Module):
             return out(self._split(q, k, v, segment_ids)), None
         if segment_ids is None or config.packed or self._by_time:
             q, k, v = self._turn([layer(x) for layer in project], positions)
-            return out(over_batch(self._segmented, (q, k, v, segment_ids))), None
+            return out(self._over_heads(self._segmented, (q, k, v, segment_ids))), None
         content = content_first(segment_ids)
         positions = jnp.take_along_axis(positions, content.order, 1)
         x = content.sort(x)
         q, k, v = self._turn([layer(x) for layer in project], positions)
-        o = over_batch(self._prefix, (q, k, v, content.lengths))
+        o = self._over_heads(self._prefix, (q, k, v, content.lengths))
         return content.restore(out(o)), None
 
     def _dense(self, features: Any, axes: tuple[str, ...], axis: Any, name: str) -> nn.DenseGeneral:
@@ -183,22 +184,24 @@ class Attention(nn.Module):
         return {
             "causal": config.causal,
             "window": config.window,
-            "alibi_slopes": self._slopes,
             "implementation": config.implementation,
         }
 
-    def _segmented(self, batched: Any, _: Any) -> Float[Array, "B T H K"]:
+    def _over_heads(self, fn: Callable[[Any, Any], Array], batched: Any) -> Float[Array, "B T H K"]:
+        return over_batch(fn, batched, self._slopes, heads=(True, True, True, False))
+
+    def _segmented(self, batched: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
         q, k, v, segment_ids = batched
         ids = None if segment_ids is None else jnp.maximum(segment_ids, 0)
-        return attention(q, k, v, q_segment_ids=ids, kv_segment_ids=ids, **self._options())
+        return attention(
+            q, k, v, q_segment_ids=ids, kv_segment_ids=ids, alibi_slopes=slopes, **self._options()
+        )
 
     def _split(self, q: Array, k: Array, v: Array, segment_ids: Array | None) -> Float[Array, "B T H K"]:
         ids = None if segment_ids is None else jnp.maximum(segment_ids, 0)
-        config = self.config
-        return context_attention(
-            q, k, v, ids, packed=config.packed, mode=config.context_parallel, **self._options()
-        )
+        config, options = self.config, {"alibi_slopes": self._slopes, **self._options()}
+        return context_attention(q, k, v, ids, packed=config.packed, mode=config.context_parallel, **options)
 
-    def _prefix(self, batched: Any, _: Any) -> Float[Array, "B T H K"]:
+    def _prefix(self, batched: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
         q, k, v, lengths = batched
-        return attention(q, k, v, lengths=lengths, **self._options())
+        return attention(q, k, v, lengths=lengths, alibi_slopes=slopes, **self._options())

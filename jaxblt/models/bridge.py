@@ -27,14 +27,15 @@ def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S
     return x.reshape(x.shape[0], -1, patches.block_size, x.shape[-1])
 
 
-def _over_blocks(fn: Callable[[Any, Any], Array], blocked: Any, shared: Any = ()) -> Array:
-    """`fn(blocked, shared)`, each device on its own rows and, under a `seq` axis, its own blocks of them.
+def _over_blocks(fn: Callable[[Any, Any], Array], heads: Any, blocked: Any, shared: Any = ()) -> Array:
+    """`fn((heads, blocked), shared)`, each device on its own rows, heads and, under a `seq` axis, blocks of its rows.
 
     A single block, which a step of decoding has, is whole on all devices of the sequence.
     """
-    if seq_axis() is None or jax.tree.leaves(blocked)[0].shape[1] == 1:
-        return over_batch(fn, blocked, shared)
-    return over_sequence(lambda own, _, shared: fn(own, shared), blocked, (), shared)
+    arrays, by_head = (heads, blocked), (True, False)
+    if seq_axis() is None or jax.tree.leaves(heads)[0].shape[1] == 1:
+        return over_batch(fn, arrays, shared, heads=by_head)
+    return over_sequence(lambda own, _, shared: fn(own, shared), arrays, (), shared, heads=by_head)
 
 
 def split_heads(x: Float[Array, "... D"], heads: int) -> Float[Array, "... H K"]:
@@ -89,7 +90,7 @@ class BytesToPatches(nn.Module):
           real: False for holes, whose vector is zero.
         """
         q, k, v = (split_heads(x, self.heads) for x in (self.query(self.norm(last)), *keys))
-        pooled = _over_blocks(lambda args, _: pool(*args), (q, k, v, patch_ids))
+        pooled = _over_blocks(lambda args, _: pool(*args[0], *args[1]), (q, k, v), (patch_ids,))
         patches = self.up(last + self.out(pooled.reshape(*pooled.shape[:-2], self.width)))
         return patches * real[..., None].astype(patches.dtype)
 
@@ -143,10 +144,10 @@ class PatchesToBytes(nn.Module):
         q, k, v = (split_heads(x, self.heads) for x in (q, k, v))
 
         def read(batched: Any, bias: Any) -> Float[Array, "B N S H K"]:
-            q, k, v, latest, valid = batched
+            (q, k, v), (latest, valid) = batched
             return lookup(q, k, v, latest, valid, bias, look_back=self.look_back)
 
-        found = _over_blocks(read, (q, k, v, latest, valid), bias)
+        found = _over_blocks(read, (q, k, v), (latest, valid), bias)
         return dense(width, axes=("heads", "embed"), dtype=self.dtype, name="out")(found.reshape(*h.shape))
 
 

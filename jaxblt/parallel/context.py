@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.parallel.band import Band, band_attention
 from jaxblt.parallel.by_heads import attend_by_heads
 from jaxblt.parallel.content import content_first
+from jaxblt.parallel.islands import head_devices
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contiguous, to_zigzag
 from jaxblt.parallel.packed_ring import goes_to_cudnn, packed_ring_attention
 from jaxblt.parallel.pieces import Keys
@@ -25,7 +26,7 @@ Implementation = Literal["reference", "xla", "cudnn"] | None
 
 SHORT = 8192
 """Tokens a device up to which heads are scattered where they can be. With 32 query and 8 key heads of 128 on four
-H200s, forward and backward: all-to-all 1.5 ms, a ring with its swaps 2.6 ms at 2,048; 15.2 and 18.7 ms at 8,192."""
+H200s, forward and backward: all-to-all 1.5 ms, a ring with its swaps 2.5 ms at 2,048; 15.4 and 19.0 ms at 8,192."""
 
 
 def context_attention(
@@ -74,8 +75,10 @@ def context_attention(
         raise ValueError("no mesh with a 'seq' axis is in force: call pallas_kernels.attention.attention")
     check_arguments(q, k, v, Mask(causal, window, segment_ids, segment_ids), alibi_slopes)
     window = None if window is not None and window >= q.shape[1] else window
+    by_tensor = head_devices(q.shape[2], k.shape[2])
+    counts = q.shape[2] // by_tensor, k.shape[2] // by_tensor
     if mode is None:
-        heads_divide = q.shape[2] % axis.size == 0 and k.shape[2] % axis.size == 0
+        heads_divide = not any(count % axis.size for count in counts)
         short = q.shape[1] <= SHORT * axis.size and window is None and layout == CONTIGUOUS
         by_heads = heads_divide and short and implementation != "mosaic_gpu"
         mode = "all_to_all" if alibi_slopes is not None or by_heads else "ring"
@@ -85,7 +88,8 @@ def context_attention(
     by_length = segment_ids is not None and not packed and window is None and alibi_slopes is None
 
     def island(sequenced: Any, _: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
-        q, keys = sequenced
+        (q, k, v), ids = sequenced
+        keys = Keys(k, v, ids)
         if mode == "all_to_all":
             return attend_by_heads(axis, q, keys, slopes, mask | options, by_length=by_length)
         if mode == "all_gather":
@@ -106,8 +110,8 @@ def context_attention(
         return zero_where_not(valid, o)
 
     if mode == "all_to_all":
-        _check_heads(axis, q.shape[2], k.shape[2])
-    return over_sequence(island, (q, Keys(k, v, segment_ids)), (), alibi_slopes)
+        _check_heads(axis, *counts)
+    return over_sequence(island, ((q, k, v), segment_ids), (), alibi_slopes, heads=(True, False))
 
 
 def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys, *, by_length: bool) -> Array:
@@ -191,5 +195,6 @@ def _check_heads(axis: SeqAxis, heads: int, groups: int) -> None:
     if heads % axis.size or groups % axis.size:
         raise ValueError(
             f"mode 'all_to_all' splits heads among the {axis.size} devices of {axis.name!r}: {heads} query heads "
-            f"and {groups} key heads must both be multiples of it; use mode='ring' or 'all_gather'"
+            f"and {groups} key heads (of each device of 'tensor') must both be multiples of it; use mode='ring' or "
+            "'all_gather'"
         )

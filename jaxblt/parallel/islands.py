@@ -1,45 +1,94 @@
 """Islands: parts of a jitted program that run on each device's own rows."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec
+from jaxtyping import Array
 
 BATCH_AXES = ("data", "fsdp")
+SEQ_AXIS = "seq"
+TENSOR_AXIS = "tensor"
 
 
 def batch_axes() -> tuple[str, ...]:
     """The axes of the mesh in force that split the batch; empty without a mesh, or inside an island."""
-    mesh = jax.sharding.get_abstract_mesh()
-    manual = set(mesh.manual_axes)
-    return tuple(axis for axis in BATCH_AXES if mesh.shape.get(axis, 1) > 1 and axis not in manual)
+    return tuple(axis for axis in BATCH_AXES if axis in open_axes())
 
 
-def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = ()) -> T:
+def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = (), *, heads: Any = False) -> T:
     """`fn(batched, shared)`, each device on its own rows of `batched`.
 
     FFTs, custom calls and kernels know nothing of meshes, and the partitioner may gather the whole batch for them.
-    Inside an island they see local arrays only.
+    Inside an island they see local arrays only. It leaves no axis of the mesh to the partitioner, as cuDNN's calls and
+    Pallas' kernels do not compile where one is; but for `seq`, over whose devices rows are whole here.
 
     Args:
       fn: returns arrays whose leading axis is the batch.
       batched: pytree of arrays with a leading batch axis.
       shared: pytree of arrays every device has whole (filters, parameters).
+      heads: pytree prefix of `batched`, True for arrays [..., H, K]. If there are any, the result is one as well,
+        `shared` are arrays [H, ...], and all are split over `tensor` where it divides every H.
 
     Raises:
       ValueError: the batch does not divide among the devices.
     """
-    axes = batch_axes()
-    if not axes:
+    whole = (SEQ_AXIS,) if SEQ_AXIS in open_axes() else ()
+    if set(open_axes()) == set(whole):
         return fn(batched, shared)
-    mesh = jax.sharding.get_abstract_mesh()
+    axes = batch_axes()
     check_rows(batched, axes)
-    split, whole = PartitionSpec(axes), PartitionSpec()
+    specs = placed((axes or None,), batched, heads)
+    return island(fn, (specs.arrays, specs.shared), specs.result, apart=whole)(batched, shared)
+
+
+def island[**P, T](
+    fn: Callable[P, T], in_specs: Any, out_specs: Any, *, apart: tuple[str, ...] = ()
+) -> Callable[P, T]:
+    """`fn` on each device's share, manual in every axis of the mesh in force that is not yet, but for those `apart`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    names = set(mesh.axis_names).difference(mesh.manual_axes, apart)
     return jax.shard_map(
-        fn, mesh=mesh, in_specs=(split, whole), out_specs=split, axis_names=manual_axes(axes), check_vma=True
-    )(batched, shared)
+        fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=True
+    )
+
+
+class Placed(NamedTuple):
+    """Specs of an island's arrays, of what goes with their heads, and of a result with the axes of `arrays`."""
+
+    arrays: Any
+    shared: PartitionSpec
+    result: PartitionSpec
+
+
+def placed(lead: tuple[Any, ...], arrays: Any, heads: Any) -> Placed:
+    """Specs of arrays that begin with the mesh axes `lead`; those that `heads`, a prefix, calls [..., H, K] by head."""
+    by_head: list[Array] = []
+    jax.tree.map(lambda yes, x: by_head.extend(jax.tree.leaves(x)) if yes else None, heads, arrays)
+    whole = PartitionSpec(*lead)
+    if head_devices(*(x.shape[-2] for x in by_head)) == 1:
+        return Placed(whole, PartitionSpec(), whole)
+
+    def spec(x: Array) -> PartitionSpec:
+        return PartitionSpec(*lead, *(None,) * (x.ndim - len(lead) - 2), TENSOR_AXIS, None)
+
+    specs = jax.tree.map(lambda yes, x: jax.tree.map(spec, x) if yes else whole, heads, arrays)
+    return Placed(specs, PartitionSpec(TENSOR_AXIS), spec(by_head[0]))
+
+
+def head_devices(*counts: int) -> int:
+    """Among how many devices an island splits heads: those of `tensor` if they divide every count, else 1."""
+    size = jax.sharding.get_abstract_mesh().shape.get(TENSOR_AXIS, 1)
+    divides = bool(counts) and all(count % size == 0 for count in counts)
+    return size if divides and TENSOR_AXIS in open_axes() else 1
+
+
+def open_axes() -> tuple[str, ...]:
+    """The axes of the mesh in force that have several devices, but for those of an island around this."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return tuple(axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in mesh.manual_axes)
 
 
 def check_rows(batched: Any, axes: tuple[str, ...]) -> None:
@@ -52,10 +101,3 @@ def check_rows(batched: Any, axes: tuple[str, ...]) -> None:
             f"{sorted(rows)} rows do not divide among {count} devices (mesh axes {axes}): "
             "use a batch that is a multiple, or a smaller mesh"
         )
-
-
-def manual_axes(axes: Sequence[str]) -> set[str]:
-    """`axes` and the mesh's axes of one device: cuDNN's calls only compile where no axis is left to the partitioner."""
-    mesh = jax.sharding.get_abstract_mesh()
-    idle = {axis for axis in mesh.axis_names if mesh.shape[axis] == 1}
-    return {*axes, *idle} - set(mesh.manual_axes)

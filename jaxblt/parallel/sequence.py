@@ -7,9 +7,7 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Shaped
 
-from jaxblt.parallel.islands import batch_axes, check_rows, manual_axes
-
-SEQ_AXIS = "seq"
+from jaxblt.parallel.islands import SEQ_AXIS, batch_axes, check_rows, island, open_axes, placed
 
 
 class SeqAxis(NamedTuple):
@@ -21,9 +19,9 @@ class SeqAxis(NamedTuple):
 
 def seq_axis() -> SeqAxis | None:
     """The `seq` axis of the mesh in force; None if there is none, if it has size 1, or inside an island over it."""
-    mesh = jax.sharding.get_abstract_mesh()
-    size = mesh.shape.get(SEQ_AXIS, 1)
-    return None if size == 1 or SEQ_AXIS in mesh.manual_axes else SeqAxis(SEQ_AXIS, size)
+    if SEQ_AXIS not in open_axes():
+        return None
+    return SeqAxis(SEQ_AXIS, jax.sharding.get_abstract_mesh().shape[SEQ_AXIS])
 
 
 def over_sequence[T](
@@ -34,6 +32,7 @@ def over_sequence[T](
     *,
     time_axis: int = 1,
     outputs: Any = True,
+    heads: Any = False,
 ) -> T:
     """`fn(sequenced, batched, shared)`, each device on its own rows and its own stretch of the sequence.
 
@@ -47,6 +46,7 @@ def over_sequence[T](
       time_axis: 1 for [B, T, ...], 2 for [B, D, T].
       outputs: pytree prefix of what `fn` returns: True where it is split in time like `sequenced`, False where
         it is the same on all devices of the sequence (a final state; `fn` makes it so with a `psum` or alike).
+      heads: as for `over_batch`, a prefix of `sequenced`.
 
     Raises:
       ValueError: the mesh splits no sequence, or the tokens or the rows do not divide among the devices.
@@ -59,16 +59,10 @@ def over_sequence[T](
         )
     check_divides(sequenced, axis, time_axis)
     check_rows((sequenced, batched), rows)
-    whole, by_row = PartitionSpec(), PartitionSpec(rows or None)
-    split = PartitionSpec(rows or None, *(None,) * (time_axis - 1), axis.name)
-    return jax.shard_map(
-        fn,
-        mesh=jax.sharding.get_abstract_mesh(),
-        in_specs=(split, by_row, whole),
-        out_specs=jax.tree.map(lambda timed: split if timed else by_row, outputs),
-        axis_names=manual_axes((axis.name, *rows)),
-        check_vma=True,
-    )(sequenced, batched, shared)
+    by_row = PartitionSpec(rows or None)
+    specs = placed((rows or None, *(None,) * (time_axis - 1), axis.name), sequenced, heads)
+    results = jax.tree.map(lambda timed: specs.result if timed else by_row, outputs)
+    return island(fn, (specs.arrays, by_row, specs.shared), results)(sequenced, batched, shared)
 
 
 def made_split[T](make: Callable[[], T]) -> T:

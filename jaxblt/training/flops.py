@@ -57,8 +57,9 @@ def _count_equation(equation: core.JaxprEqn) -> float:
     if name == "scan":
         times = equation.params["length"]
     elif name == "shard_map":
-        # the body is one device's share; releases of jax differ in what they call the axes it is split over
-        axes = next(value for name, value in equation.params.items() if name.endswith("manual_axes"))
+        # the body is one device's share; devices along an axis that splits nothing do the same work
+        entries = [entry for spec in equation.params["in_specs"] for entry in spec if entry is not None]
+        axes = {axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry)}
         times = math.prod(equation.params["mesh"].shape[axis] for axis in axes)
     return times * sum(inner)
 

@@ -23,7 +23,7 @@ from jaxblt.parallel import (
 from jaxblt.parallel.distributed import first_exchange
 from jaxblt.training.checkpoint import Checkpointer, restore
 from tests.parallel.processes import ROOT, free_port, run_processes, worker_env
-from tests.parallel.worker import BATCH, LENGTH, whole_batch
+from tests.parallel.worker import BATCH, LENGTH, through_mixers, whole_batch
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
@@ -51,6 +51,13 @@ def test_each_process_brings_its_rows_and_all_sum_alike(reports: Any, layout: st
             covered[where] = True
             np.testing.assert_array_equal(whole_batch()[where], data)
     assert covered.all()
+
+
+def test_a_sequence_over_all_processes_is_mixed_as_on_one_device(reports: Any) -> None:
+    expected = through_mixers(None)
+    for report in reports[0]:
+        for name, values in expected.items():
+            np.testing.assert_allclose(report["mixers"][name], values, rtol=1e-5, err_msg=name)
 
 
 def test_the_table_names_every_process(reports: Any) -> None:

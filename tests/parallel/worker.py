@@ -5,12 +5,15 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
 from jaxblt.parallel import (
     batch_sharding,
     init_distributed,
@@ -18,11 +21,12 @@ from jaxblt.parallel import (
     make_global,
     make_mesh,
     process_table,
+    replicated,
 )
 from jaxblt.training.checkpoint import Checkpointer, abstract_like
 from jaxblt.training.preemption import StopRequest
 
-BATCH, LENGTH = 8, 6
+BATCH, LENGTH = 8, 12
 
 
 def whole_batch() -> np.ndarray:
@@ -36,6 +40,32 @@ def sums(mesh: jax.sharding.Mesh) -> dict[str, object]:
     total = jax.jit(lambda x: jnp.sum(x * x))(x)
     shards = {str(shard.index): np.asarray(shard.data).tolist() for shard in x.addressable_shards}
     return {"rows": [start, stop], "shape": x.shape, "total": int(total), "shards": shards}
+
+
+def through_mixers(mesh: jax.sharding.Mesh | None) -> dict[str, list[float]]:
+    """Sum of squares and norms of its gradients, of a ring and of Hyena; over `seq`, which spans the processes."""
+    hyena = HyenaConfig(dim=8, filter=ModalFilter(modes=4, max_timescale=64.0))
+    configs = {"ring": AttentionConfig(dim=8, num_heads=2, context_parallel="ring"), "hyena": hyena}
+    x = np.sin(np.arange(32 * 8, dtype=np.float32)).reshape(1, 32, 8)
+    found = {}
+    for name, config in configs.items():
+        mixer = config.build()
+        params = jax.device_get(jax.jit(mixer.init)(jax.random.key(0), x))
+
+        def loss(params: Any, x: jax.Array, mixer: Any = mixer) -> jax.Array:
+            return jnp.sum(mixer.apply(params, x)[0] ** 2)
+
+        def run(params: Any, x: jax.Array, loss: Any = loss) -> list[jax.Array]:
+            value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(params, x)
+            return [value, *map(optax.tree.norm, gradients)]
+
+        if mesh is None:
+            found[name] = [float(y) for y in jax.jit(run)(params, x)]
+            continue
+        placed = jax.device_put(params, replicated(mesh)), make_global(x, batch_sharding(mesh), batch_size=1)
+        with jax.set_mesh(mesh):
+            found[name] = [float(y) for y in jax.jit(run, out_shardings=replicated(mesh))(*placed)]
+    return found
 
 
 def stops(process: int) -> list[int]:
@@ -75,9 +105,8 @@ def main(folder: Path) -> None:
     report = {
         "table": table,
         "by_rows": sums(wide),
-        "by_sequence": sums(make_mesh(data=1, fsdp=4, seq=-1))
-        if jax.device_count() > 4
-        else sums(make_mesh(data=2, seq=2)),
+        "by_sequence": sums(make_mesh(data=2, seq=-1)),
+        "mixers": through_mixers(make_mesh(data=1, seq=-1)),
         "checkpoints": checkpoints(folder, wide),
         "stops": stops(launch.process_id),
     }
