@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -149,6 +149,14 @@ CASES = (
     Case(devices=4, packed=False, window=9),
     Case(devices=2, packed=False, mode=None, alibi=True),
     Case(devices=2, mode="all_to_all", alibi=True, heads=8, groups=4),
+    Case(devices=2, mode="all_gather", causal=False, window=8, groups=4, head_dim=5, packed=False),
+    Case(devices=8, mode="all_gather", causal=False, window=8, heads=8, groups=1, head_dim=16),
+    Case(devices=4, mode="all_to_all", causal=False, groups=4, head_dim=16),
+    Case(devices=2, layout=ZIGZAG, heads=8, groups=1, head_dim=5, segments=True),
+    Case(devices=4, mode="all_gather", causal=False, heads=8, groups=1, head_dim=5, packed=False),
+    Case(devices=2, mode="all_to_all", window=1, groups=4, head_dim=5),
+    Case(devices=8, mode="all_to_all", causal=False, window=8, heads=8, groups=8),
+    Case(devices=2, window=1, heads=8, groups=1),
 )
 
 
@@ -158,7 +166,8 @@ def test_equals_dense_attention(case: Case) -> None:
 
 
 def matrix() -> list[Case]:
-    heads = ((4, 4, 8), (4, 2, 16), (8, 1, 5))
+    heads = [(h, g, d) for (h, g), d in itertools.product(((4, 4), (4, 2), (8, 1)), (8, 16, 5))]
+    heads.append((8, 8, 8))
     masks = ((True, None), (False, None), (True, 1), (True, 5), (False, 8))
     cases = []
     kinds = ({}, {"segments": True}, {"packed": False})
@@ -169,6 +178,22 @@ def matrix() -> list[Case]:
         if g % n == 0:
             cases.append(replace(case, mode="all_to_all"))
     return cases
+
+
+def pairs(cases: Iterable[Case]) -> set[Any]:
+    """Every two values of two properties that some case has together."""
+    found = set()
+    for case in cases:
+        rows = "segments" if case.segments else "whole" if case.packed else "holes"
+        mask = (case.causal, case.window is not None)
+        ratio = min(case.heads // case.groups, 3)
+        values = (case.devices, case.mode, case.layout, mask, ratio, case.head_dim, rows)
+        found |= set(itertools.combinations(enumerate(values), 2))
+    return found
+
+
+def test_the_cases_have_every_pair_of_the_matrix() -> None:
+    assert not pairs(matrix()) - pairs(CASES)
 
 
 @pytest.mark.slow
