@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 import tyro
 
 import configs
+from jaxblt.parallel.mesh import AXES, MeshConfig
 from jaxblt.training.recipe import Recipe
 
 
@@ -49,6 +50,21 @@ def parse_recipe_and[T](argv: Sequence[str], options: T, *, script: str, about: 
     command.__annotations__["own"] = Annotated[type(options), tyro.conf.arg(name="")]
     flags = (tyro.conf.AvoidSubcommands,)
     return tyro.cli(command, args=rest, prog=f"python -m {script} {name}", description=about, config=flags)
+
+
+def parse_mesh(text: str) -> MeshConfig:
+    """ "data=2,seq=4" as a mesh; axes that are not named have size 1.
+
+    Raises:
+      ValueError: an axis is unknown, or a size no positive number.
+    """
+    sizes = dict.fromkeys(AXES, 1)
+    for part in filter(None, text.split(",")):
+        axis, _, size = part.partition("=")
+        if axis not in AXES or not size.isdigit() or int(size) < 1:
+            raise ValueError(f"--mesh {text!r}: {part!r} is not AXIS=SIZE with an axis of {', '.join(AXES)}")
+        sizes[axis] = int(size)
+    return MeshConfig(**sizes)
 
 
 def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:

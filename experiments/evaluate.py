@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from experiments._cli import parse, run
+from experiments._cli import parse, parse_mesh, run
 
 
 def evaluate(
@@ -18,6 +18,7 @@ def evaluate(
     seq_len: int | None = None,
     targets: str | None = None,
     max_batches: int | None = None,
+    mesh: str | None = None,
     out: str | None = None,
 ) -> dict[str, float]:
     """Bits per byte of a run's newest checkpoint: Σ log-loss / Σ bytes, every byte of the split scored once.
@@ -29,16 +30,19 @@ def evaluate(
       seq_len: bytes of a row; the recipe's by default.
       targets: characters, such as ACGT, to score apart as well; the log-loss is still over the whole vocabulary.
       max_batches: stop after so many.
+      mesh: sizes of the mesh axes, such as "data=2,seq=4"; by default the devices share the rows.
       out: file for the figures as JSON.
     """
     import jaxblt
+    from jaxblt.parallel import MeshConfig
 
     loaded = jaxblt.load(run_dir)
     length = loaded.recipe.data.seq_len if seq_len is None else seq_len
     data = loaded.recipe.data
     if data.packing == "windows":
         data = replace(data, seq_len=length, stride=None, context=length // 2 if context is None else context)
-    found = loaded.evaluate(split, data=data, targets=targets, max_batches=max_batches)
+    spread = MeshConfig() if mesh is None else parse_mesh(mesh)
+    found = loaded.evaluate(split, data=data, targets=targets, max_batches=max_batches, mesh=spread)
     figures = {"run": loaded.recipe.name, "step": loaded.step, "split": split, "seq_len": length, **found}
     print(json.dumps(figures, indent=2))
     if out is not None:

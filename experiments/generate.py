@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._cli import parse, run
+from experiments._cli import parse, parse_mesh, run
 
 
 def generate(
@@ -17,6 +17,7 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
+    mesh: str = "",
 ) -> list[bytes]:
     """Writes each prompt and its continuation to standard output, as raw bytes.
 
@@ -28,17 +29,24 @@ def generate(
       top_k: keep the k most probable bytes; 0 keeps all.
       top_p: keep the fewest bytes whose probabilities sum to this.
       seed: of the draws.
+      mesh: sizes of the mesh axes, such as "seq=8", for prompts and caches split over devices; one device by default.
     """
+    import jax
+
     import jaxblt
     from jaxblt.inference import SamplingConfig
     from jaxblt.inference import generate as continue_bytes
+    from jaxblt.parallel import replicated
 
     loaded = jaxblt.load(run_dir)
     sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     data = [prompt.encode() for prompt in prompts]
-    found = continue_bytes(
-        loaded.decoder, loaded.decoder_params, data, max_new_bytes=max_new_bytes, sampling=sampling, seed=seed
-    )
+    devices = parse_mesh(mesh).build(jax.devices() if mesh else jax.devices()[:1])
+    params = jax.device_put(loaded.decoder_params, replicated(devices))
+    with jax.set_mesh(devices):
+        found = continue_bytes(
+            loaded.decoder, params, data, max_new_bytes=max_new_bytes, sampling=sampling, seed=seed
+        )
     for prompt, continuation in zip(data, found, strict=True):
         sys.stdout.buffer.write(prompt + continuation + b"\n")
     return found

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments._cli import parse_recipe_and, run
-from jaxblt.parallel.mesh import AXES, MeshConfig
+from experiments._cli import parse_mesh, parse_recipe_and, run
+from jaxblt.parallel.mesh import AXES
 from jaxblt.training.recipe import Recipe
 
 ABOUT = (
@@ -37,21 +37,6 @@ class PlanConfig:
     gpu: str = "h200"
     memory_gb: float = 141.0
     longest: bool = True
-
-
-def parse_mesh(text: str) -> MeshConfig:
-    """ "data=2,seq=4" as a mesh; axes that are not named have size 1.
-
-    Raises:
-      ValueError: an axis is unknown, or a size no positive number.
-    """
-    sizes = dict.fromkeys(AXES, 1)
-    for part in filter(None, text.split(",")):
-        axis, _, size = part.partition("=")
-        if axis not in AXES or not size.isdigit() or int(size) < 1:
-            raise ValueError(f"--mesh {text!r}: {part!r} is not AXIS=SIZE with an axis of {', '.join(AXES)}")
-        sizes[axis] = int(size)
-    return MeshConfig(**sizes)
 
 
 def complete(recipe: Recipe, run_dir: str) -> tuple[Recipe, list[str]]:

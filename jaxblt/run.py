@@ -102,6 +102,7 @@ class Run:
         source: DocumentSource | None = None,
         targets: str | None = None,
         max_batches: int | None = None,
+        mesh: MeshConfig = MeshConfig(),
     ) -> dict[str, float]:
         """Loss over a split: Σ nats / Σ bytes, and the same over chosen target characters; log-loss over all ids.
 
@@ -111,20 +112,22 @@ class Run:
           source: documents to use instead of those that the config names.
           targets: characters such as "ACGT" for the figures that begin with "target_".
           max_batches: stop after so many.
+          mesh: how the devices share rows and, along `seq`, the bytes of a row.
 
         Raises:
-          ValueError: the batch does not divide among the devices, or no byte is scored.
+          ValueError: the mesh has not as many devices as there are, the batch or the rows do not divide among them, or
+            no byte is scored.
         """
-        mesh = MeshConfig().build()
+        devices = mesh.build()
         dataset = make_dataset(
             self.recipe.data if data is None else data, split=split, mode="eval", source=source
         )
         share = {"process_index": jax.process_index(), "process_count": jax.process_count()}
         task = replace(self.task, packed=True)
-        with jax.set_mesh(mesh):
+        with jax.set_mesh(devices):
             step = make_eval_step(task, targets=target_ids(targets), seed=self.recipe.train.seed)
-            state = jax.device_put(self.state, replicated(mesh))
-            return evaluate(step, state, replace(dataset, **share), mesh, max_batches=max_batches)
+            state = jax.device_put(self.state, replicated(devices))
+            return evaluate(step, state, replace(dataset, **share), devices, max_batches=max_batches)
 
 
 def load(run_dir: str | os.PathLike[str], *, step: int | None = None, dtype: str | None = None) -> Run:

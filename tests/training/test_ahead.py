@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.plan import PlanConfig, complete, parse_mesh, report
+from experiments._cli import parse_mesh
+from experiments.plan import PlanConfig, complete, report
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.parallel import MeshConfig
 from jaxblt.patching import PatcherConfig

@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+import jaxblt
+from experiments.generate import generate
 from jaxblt.models import ByteLMConfig, HashConfig
 from jaxblt.parallel import MeshConfig
 from jaxblt.training.loop import fit
@@ -35,11 +37,32 @@ def entropy_run(tmp_path_factory) -> str:
     return str(folder)
 
 
-def test_rows_and_sequence_split_over_eight_devices_give_the_losses_of_one(entropy_run, tmp_path):
+@pytest.fixture(scope="module")
+def one_run(entropy_run, tmp_path_factory) -> tuple[Recipe, str, list[float]]:
+    """A recipe, and its run on one device."""
     model = replace(blt(), hash=HashConfig(sizes=(3, 4), table_size=11))
     recipe = patched_recipe(entropy_run, model=model, optimizer=ADAMW, **SHORT)
     recipe = replace(recipe, data=replace(recipe.data, seq_len=64))
-    one = run(recipe, tmp_path / "one", ONE)
+    folder = tmp_path_factory.mktemp("one")
+    return recipe, str(folder), run(recipe, folder, ONE)
+
+
+def test_rows_and_sequence_split_over_eight_devices_give_the_losses_of_one(one_run, tmp_path):
+    recipe, _, one = one_run
     split = run(replace(recipe, mesh=MeshConfig(data=2, fsdp=2, seq=2)), tmp_path / "split")
     assert len(one) == 2
     np.testing.assert_allclose(split, one, rtol=1e-5)
+
+
+def test_a_run_is_scored_over_split_rows(one_run):
+    loaded = jaxblt.load(one_run[1])
+    options = {"source": Letters(), "max_batches": 1}
+    split = loaded.evaluate("validation", mesh=MeshConfig(data=2, seq=4), **options)
+    whole = loaded.evaluate("validation", **options)
+    assert split["bytes"] == whole["bytes"] > 0
+    assert split["bits_per_byte"] == pytest.approx(whole["bits_per_byte"], rel=1e-5)
+
+
+def test_a_run_goes_on_over_a_split_sequence(one_run):
+    options = {"prompts": ("ACGT" * 40,), "max_new_bytes": 4, "temperature": 0.0}
+    assert generate(one_run[1], mesh="seq=8", **options) == generate(one_run[1], **options)
