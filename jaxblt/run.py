@@ -21,7 +21,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.frozen import load_frozen, param_shapes
-from jaxblt.training.recipe import Recipe
+from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
 from jaxblt.training.setup import init_params, make_task
 from jaxblt.training.state import Frozen, TrainState, widen
@@ -127,7 +127,8 @@ class Run:
         with jax.set_mesh(devices):
             step = make_eval_step(task, targets=target_ids(targets), seed=self.recipe.train.seed)
             state = jax.device_put(self.state, replicated(devices))
-            return evaluate(step, state, replace(dataset, **share), devices, max_batches=max_batches)
+            dataset, layout = replace(dataset, **share), layout_of(self.recipe.model)
+            return evaluate(step, state, dataset, devices, max_batches=max_batches, layout=layout)
 
 
 def load(run_dir: str | os.PathLike[str], *, step: int | None = None, dtype: str | None = None) -> Run:

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxblt.mixers.base import arrange, named, restore
@@ -16,6 +17,7 @@ from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.context import ContextParallel, Implementation, context_attention
 from jaxblt.parallel.islands import over_batch
+from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.sequence import seq_axis
 from pallas_kernels.attention import attention
 
@@ -39,6 +41,8 @@ class AttentionConfig:
       implementation: of the attention op; None for the fastest that runs.
       context_parallel: how tokens that a mesh splits along `seq` reach each other, as the modes of
         `jaxblt.parallel.context_attention`; None for what is stated there.
+      layout: in which order they come then (see `jaxblt.parallel.SequenceLayout`), where there is no state. "zigzag"
+        spares a causal ring its swaps; the host lays out whole rows, so that no layer may care for the order.
     """
 
     dim: int
@@ -53,6 +57,7 @@ class AttentionConfig:
     packed: bool = True
     implementation: Implementation = None
     context_parallel: ContextParallel | None = None
+    layout: Literal["contiguous", "zigzag"] = "contiguous"
 
     def __post_init__(self) -> None:
         if self.head_dim is None and self.dim % self.num_heads:
@@ -64,6 +69,12 @@ class AttentionConfig:
         if self.context_parallel not in (None, *get_args(ContextParallel)):
             modes = get_args(ContextParallel)
             raise ValueError(f"context_parallel {self.context_parallel!r} is not one of {modes} or None")
+        by_ring = self.window is None and self.position != "alibi" and self.context_parallel in (None, "ring")
+        if SequenceLayout(self.layout) != CONTIGUOUS and not by_ring:
+            raise ValueError(
+                f"the {self.layout} layout is for rings, without window and ALiBi: got window={self.window}, "
+                f"position={self.position!r}, context_parallel={self.context_parallel!r}; use layout='contiguous'"
+            )
         if self.position not in ("rope", "alibi", "none"):
             raise ValueError(f"position {self.position!r} is not one of 'rope', 'alibi', 'none'")
         if self.position == "rope" and self.width % 2:
@@ -142,9 +153,11 @@ class Attention(nn.Module):
             op = Op(config.window, config.implementation)
             o, state = attend_cached(op, heads, tokens, state, self._slopes, split=split)
             return restore(out(o), tokens), dataclasses.replace(state, clock=clock)
+        axis = seq_axis()
         if positions is None:
-            positions = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
-        if seq_axis() is not None:
+            places = np.arange(x.shape[1]) if axis is None else self._layout.order(x.shape[1], axis.size)
+            positions = jnp.asarray(places, jnp.int32)[None]
+        if axis is not None:
             q, k, v = self._turn([layer(x) for layer in project], positions)
             return out(self._split(q, k, v, segment_ids)), None
         if segment_ids is None or config.packed or self._by_time:
@@ -170,6 +183,10 @@ class Attention(nn.Module):
         frequencies = rotary_frequencies(config.width, theta=config.rope_theta, scale=config.rope_scale)
         angles = rotary_angles(positions, frequencies)
         return rotate(q, angles), rotate(k, angles), v
+
+    @property
+    def _layout(self) -> SequenceLayout:
+        return SequenceLayout(self.config.layout)
 
     @property
     def _by_time(self) -> bool:
@@ -200,7 +217,8 @@ class Attention(nn.Module):
     def _split(self, q: Array, k: Array, v: Array, segment_ids: Array | None) -> Float[Array, "B T H K"]:
         ids = None if segment_ids is None else jnp.maximum(segment_ids, 0)
         config, options = self.config, {"alibi_slopes": self._slopes, **self._options()}
-        return context_attention(q, k, v, ids, packed=config.packed, mode=config.context_parallel, **options)
+        options |= {"packed": config.packed, "mode": config.context_parallel, "layout": self._layout}
+        return context_attention(q, k, v, ids, **options)
 
     def _prefix(self, batched: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
         q, k, v, lengths = batched

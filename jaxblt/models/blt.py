@@ -22,6 +22,7 @@ from jaxblt.models.byte_lm import Head
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig, SegmentAwarePosition, document_positions, places
 from jaxblt.models.stack import Stack, StackConfig
+from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.parallel.sequence import seq_axis
 from jaxblt.patching.patches import Patches
 
@@ -59,6 +60,10 @@ class BLTConfig:
             )
         if len({self.encoder.causal, self.latent.causal, self.decoder.causal}) > 1:
             raise ValueError("encoder, latent and decoder must be causal together, or bidirectional together")
+        if any(x.layout != CONTIGUOUS for x in (self.encoder, self.latent, self.decoder)):
+            raise ValueError(
+                "patches are made of bytes in order: use attention.layout='contiguous' in all stacks"
+            )
         if self.look_back < 2:
             raise ValueError(
                 f"look_back must be at least 2 (over one patch a softmax is constant), got {self.look_back}"

@@ -13,6 +13,7 @@ from jaxblt.mixers.base import named
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, init_embedding_state
 from jaxblt.models.layers import RMSNorm
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
+from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,18 @@ class ByteLMConfig:
     hash: HashConfig | None = None
     tie_head: bool = True
     vocab_size: int = VOCAB_SIZE
+
+    def __post_init__(self) -> None:
+        if self.layout != CONTIGUOUS and self.hash is not None:
+            raise ValueError(
+                f"n-grams need bytes in order, and stack.attention.layout is {self.layout.kind!r}: set hash=None, or "
+                "layout='contiguous'"
+            )
+
+    @property
+    def layout(self) -> SequenceLayout:
+        """The order in which bytes come where a mesh splits the sequence."""
+        return self.stack.layout
 
     @property
     def causal(self) -> bool:

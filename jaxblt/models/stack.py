@@ -20,6 +20,7 @@ from jaxblt.mixers import (
 )
 from jaxblt.models.layers import MLP, RMSNorm
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
+from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 
 LETTERS = {
     "H": "Hyena with the filter of `hyena`",
@@ -72,6 +73,16 @@ class StackConfig:
             raise ValueError(f"pattern {self.pattern!r} holds {unknown}, expected letters of {sorted(known)}")
         if self.num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
+        if self.layout != CONTIGUOUS and set(self.pattern) != {"A"}:
+            raise ValueError(
+                f"attention.layout={self.attention.layout!r} goes with pattern 'A' alone, as other mixers need their "
+                f"tokens in order; got pattern {self.pattern!r}: use layout='contiguous'"
+            )
+
+    @property
+    def layout(self) -> SequenceLayout:
+        """The order in which tokens come where a mesh splits the sequence."""
+        return SequenceLayout(self.attention.layout)
 
     @property
     def hidden(self) -> int:

@@ -13,6 +13,7 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.pipeline import Dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.vocab import encode
+from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.training.metrics import Metrics, bits, cross_entropy, patch_counts
 from jaxblt.training.setup import Setup, open_data, to_devices
 from jaxblt.training.state import TrainState
@@ -75,11 +76,18 @@ class Validation:
 
     def __call__(self, state: TrainState) -> dict[str, float]:
         most = self.setup.recipe.train.eval_batches
-        return evaluate(self._step, state, self.data, self.setup.mesh, max_batches=most)
+        setup = self.setup
+        return evaluate(self._step, state, self.data, setup.mesh, max_batches=most, layout=setup.layout)
 
 
 def evaluate(
-    step: EvalStep, state: TrainState, data: Dataset, mesh: Any, *, max_batches: int | None = None
+    step: EvalStep,
+    state: TrainState,
+    data: Dataset,
+    mesh: Any,
+    *,
+    max_batches: int | None = None,
+    layout: SequenceLayout = CONTIGUOUS,
 ) -> dict[str, float]:
     """Scores a split.
 
@@ -89,6 +97,7 @@ def evaluate(
       data: in mode "eval", where every target is scored once.
       mesh: of all devices.
       max_batches: stop after so many.
+      layout: in which the model wants the bytes of a row.
 
     Returns:
       loss (nats per byte), bits_per_byte and bytes; the same with "target_" in front if the step has targets;
@@ -102,7 +111,7 @@ def evaluate(
     waiting: list[Metrics] = []
     batches = data.iterator()
     for index, batch in enumerate(itertools.islice(batches, count)):
-        on_devices = to_devices(batch, mesh, data.config.batch_size)
+        on_devices = to_devices(batch, mesh, data.config.batch_size, layout)
         waiting.append(step(state, on_devices, np.int32(index)))
         if len(waiting) >= IN_FLIGHT:
             _add(totals, waiting.pop(0))

@@ -111,7 +111,7 @@ def fit(
 
         train_step = recipe_step(setup)
         cost = model_cost(setup.task, setup.abstract.params, recipe.data.seq_len)
-        example = to_devices(data.batch(first), mesh, recipe.data.batch_size)
+        example = to_devices(data.batch(first), mesh, recipe.data.batch_size, setup.layout)
         report = describe(setup, data, op_choices(train_step, state, example), cost)
         log.text(first, "report", f"```\n{report}\n```")
 
@@ -207,7 +207,7 @@ class Trainer:
         asked = time.perf_counter()
         local = next(batches)
         waited = time.perf_counter() - asked
-        batch = to_devices(local, self.setup.mesh, self.data.config.batch_size)
+        batch = to_devices(local, self.setup.mesh, self.data.config.batch_size, self.setup.layout)
         guard = "disallow" if compiled else "allow"
         with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard(guard):
             state, metrics = self.train_step(state, batch)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from jaxblt.data.config import DataConfig
+from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.training.objectives import NextByte, Objective
@@ -121,6 +122,7 @@ class Recipe:
         _check_direction(self)
         make_schedule(self.optimizer, self.train.steps)
         _check_patcher(self)
+        _check_layout(self)
 
     def to_json(self) -> str:
         """As JSON, from which `from_json` makes an equal recipe."""
@@ -172,6 +174,23 @@ def _check_patcher(recipe: Recipe) -> None:
         raise ValueError(
             "the patcher has no threshold: set bytes_per_patch, the mean length to calibrate it for, or "
             "patcher.threshold in nats"
+        )
+
+
+def layout_of(model: Any) -> SequenceLayout:
+    """The order in which the model of a config wants its bytes where a mesh splits the sequence."""
+    return getattr(model, "layout", CONTIGUOUS)
+
+
+def _check_layout(recipe: Recipe) -> None:
+    """Objectives but the next byte go by the order of the batch, and patches are cut by it."""
+    if layout_of(recipe.entropy_model) != CONTIGUOUS:
+        raise ValueError("an entropy model needs bytes in order: train one with layout='contiguous'")
+    if layout_of(recipe.model) != CONTIGUOUS and not isinstance(recipe.objective, NextByte):
+        kind = type(recipe.objective).__name__
+        raise ValueError(
+            f"objective {kind} needs bytes in order, and the model's layout is {layout_of(recipe.model).kind!r}: use "
+            "NextByte, or layout='contiguous'"
         )
 
 

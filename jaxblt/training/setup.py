@@ -14,11 +14,13 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.config import DataConfig
 from jaxblt.data.pipeline import Dataset, make_dataset
 from jaxblt.parallel.distributed import local_rows, make_global
+from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
+from jaxblt.parallel.sequence import SEQ_AXIS
 from jaxblt.patching import make_patches
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.optimizer import make_optimizer, make_schedule
-from jaxblt.training.recipe import Recipe
+from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.state import Frozen, TrainState, start
 from jaxblt.training.step import Task, make_train_step
 
@@ -48,6 +50,11 @@ class Setup:
     def eval_task(self) -> Task:
         """The task on evaluation rows, which may end in padding."""
         return replace(self.task, packed=True)
+
+    @property
+    def layout(self) -> SequenceLayout:
+        """Of the bytes of a row."""
+        return layout_of(self.recipe.model)
 
     @property
     def shardings(self) -> Any:
@@ -154,6 +161,9 @@ def open_data(
     return replace(data, process_index=start // share, process_count=rows // share)
 
 
-def to_devices(batch: Batch, mesh: Mesh, batch_size: int) -> Batch:
-    """This process's rows as its part of global arrays."""
+def to_devices(batch: Batch, mesh: Mesh, batch_size: int, layout: SequenceLayout = CONTIGUOUS) -> Batch:
+    """This process's rows as its part of global arrays, with the bytes of each laid out for the mesh."""
+    if layout != CONTIGUOUS:
+        order = layout.order(batch.inputs.shape[1], mesh.shape[SEQ_AXIS])
+        batch = jax.tree.map(lambda x: x[:, order], batch)
     return make_global(batch, batch_sharding(mesh), batch_size=batch_size)
