@@ -316,7 +316,7 @@ def test_holes_leave_attention_to_cudnn(mode: str, calls: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("policy", ["full", "dots"])
+@pytest.mark.parametrize("policy", ["full", "dots", "offload"])
 def test_remat_policies_keep_what_crossed_devices(policy: Any, window: int | None) -> None:
     """The backward pass of a rematerialised layer does not go round the ring to get the outputs again."""
     assert {SAVED_OUT, SAVED_LSE} == set(ALWAYS_SAVED)

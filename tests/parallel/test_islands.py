@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,3 +57,31 @@ def test_rows_that_do_not_divide_are_an_error() -> None:
         pytest.raises(ValueError, match=r"6.* rows do not divide among 8 devices"),
     ):
         jax.jit(lambda x: over_batch(lambda a, _: a, x))(jnp.ones((6, 2)))
+
+
+@pytest.mark.parametrize(("heads", "held"), [(4, 2), (3, 3)])
+def test_heads_are_split_over_tensor_where_it_divides_them(heads: int, held: int) -> None:
+    rng = np.random.default_rng(2)
+    x, ids = (
+        rng.standard_normal((4, 6, heads, 5)).astype(np.float32),
+        np.arange(24, dtype=np.float32).reshape(4, 6),
+    )
+    scale, seen = np.arange(1.0, heads + 1, dtype=np.float32), []
+
+    def fn(batched: Any, scale: jax.Array) -> jax.Array:
+        x, ids = batched
+        seen.append((x.shape, ids.shape, scale.shape))
+        return x * scale[None, None, :, None] + ids[..., None, None]
+
+    def split(x: jax.Array, ids: jax.Array, scale: jax.Array) -> jax.Array:
+        return over_batch(fn, (x, ids), scale, heads=(True, False))
+
+    mesh = make_mesh(data=2, tensor=2, devices=jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        out, gradient = jax.jit(lambda *a: (split(*a), jax.grad(lambda *a: jnp.sum(split(*a) ** 2), 2)(*a)))(
+            x, ids, scale
+        )
+    assert set(seen) == {((2, 6, held, 5), (2, 6), (held,))}
+    expected = x * scale[:, None] + ids[..., None, None]
+    assert_close(out, expected, n=1)
+    assert_close(gradient, np.sum(2 * expected * x, (0, 1, 3)), n=x[:, :, 0].size)

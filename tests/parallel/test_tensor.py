@@ -30,6 +30,8 @@ MESHES = {
     "data": MeshConfig(data=4, tensor=2),
     "fsdp": MeshConfig(data=2, fsdp=2, tensor=2),
     "seq": MeshConfig(data=2, seq=2, tensor=2),
+    "four": MeshConfig(data=2, tensor=4),
+    "eight": MeshConfig(data=1, tensor=8),
 }
 
 
@@ -94,7 +96,9 @@ CASES = pytest.mark.parametrize(
     ("name", "layout"),
     [
         ("blt", "fsdp"),
-        ("byte_lm", "fsdp"),
+        ("byte_lm", "four"),
+        pytest.param("byte_lm", "fsdp", marks=pytest.mark.slow),
+        pytest.param("blt", "four", marks=pytest.mark.slow),
         pytest.param("blt", "data", marks=pytest.mark.slow),
         pytest.param("byte_lm", "data", marks=pytest.mark.slow),
         pytest.param("blt", "seq", marks=pytest.mark.slow),
@@ -114,6 +118,20 @@ def test_loss_and_gradients_are_those_of_one_device(name: str, layout: str) -> N
 def sizes(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape however its axes are turned; a loop over layers sees one of them."""
     return tuple(sorted(d for d in shape if d > 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_four_heads_stay_whole_on_eight_devices(name: str) -> None:
+    expected, loss = one_device(name)
+    found, same, _, mesh = on_mesh(name, "eight")
+    assert same == pytest.approx(loss, rel=1e-5)
+    assert max(jax.tree.leaves(jax.tree.map(relative_error, jax.device_get(found), expected))) < 1e-5
+    places = placements(job(name)[1], mesh)
+    assert all(
+        "tensor" not in place.spec for where, place in places.items() if where.endswith("mixer/q/kernel")
+    )
+    assert any("tensor" in place.spec for place in places.values())
 
 
 @CASES

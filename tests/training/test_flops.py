@@ -58,6 +58,15 @@ def test_islands_count_for_all_devices():
         assert matmul_flops(lambda x, w: over_batch(lambda x, w: x @ w, x, w), X, W) == ONE
 
 
+def test_devices_that_repeat_the_work_count_once():
+    axes = ("data", "tensor")
+    mesh = jax.make_mesh(
+        (2, 2), axes, axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4]
+    )
+    with jax.set_mesh(mesh):
+        assert matmul_flops(lambda x, w: over_batch(lambda x, w: x @ w, x, w), X, W) == ONE
+
+
 def test_gradient_is_three_times_the_forward_pass():
     """Both operands of a product in the middle of a network need a gradient."""
 
