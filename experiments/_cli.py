@@ -56,15 +56,17 @@ def parse_mesh(text: str) -> MeshConfig:
     """ "data=2,seq=4" as a mesh; axes that are not named have size 1.
 
     Raises:
-      ValueError: an axis is unknown, or a size no positive number.
+      ValueError: an axis is unknown or comes twice, or a size is no positive number.
     """
-    sizes = dict.fromkeys(AXES, 1)
+    sizes: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         axis, _, size = part.partition("=")
         if axis not in AXES or not size.isdigit() or int(size) < 1:
             raise ValueError(f"--mesh {text!r}: {part!r} is not AXIS=SIZE with an axis of {', '.join(AXES)}")
+        if axis in sizes:
+            raise ValueError(f"--mesh {text!r}: {axis} comes twice")
         sizes[axis] = int(size)
-    return MeshConfig(**sizes)
+    return MeshConfig(**(dict.fromkeys(AXES, 1) | sizes))
 
 
 def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from jaxblt.data import vocab
 from jaxblt.data.config import DataConfig
-from jaxblt.data.pipeline import make_dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.splits import SplitName
 from jaxblt.inference.decode import Decoder
@@ -23,7 +22,7 @@ from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.frozen import load_frozen, param_shapes
 from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
-from jaxblt.training.setup import init_params, make_task
+from jaxblt.training.setup import init_params, make_task, open_data
 from jaxblt.training.state import Frozen, TrainState, widen
 from jaxblt.training.step import Task
 
@@ -119,15 +118,13 @@ class Run:
             no byte is scored.
         """
         devices = mesh.build()
-        dataset = make_dataset(
-            self.recipe.data if data is None else data, split=split, mode="eval", source=source
-        )
-        share = {"process_index": jax.process_index(), "process_count": jax.process_count()}
+        recipe = self.recipe if data is None else replace(self.recipe, data=data)
+        dataset = open_data(recipe, devices, split=split, mode="eval", source=source)
         task = replace(self.task, packed=True)
         with jax.set_mesh(devices):
             step = make_eval_step(task, targets=target_ids(targets), seed=self.recipe.train.seed)
             state = jax.device_put(self.state, replicated(devices))
-            dataset, layout = replace(dataset, **share), layout_of(self.recipe.model)
+            layout = layout_of(recipe.model)
             return evaluate(step, state, dataset, devices, max_batches=max_batches, layout=layout)
 
 

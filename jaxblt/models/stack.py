@@ -73,7 +73,12 @@ class StackConfig:
             raise ValueError(f"pattern {self.pattern!r} holds {unknown}, expected letters of {sorted(known)}")
         if self.num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
-        if self.layout != CONTIGUOUS and set(self.pattern) != {"A"}:
+        own = dict(self.extra)
+        if any(getattr(mixer, "layout", "contiguous") != "contiguous" for mixer in own.values()):
+            raise ValueError(
+                "mixers of `extra` need their tokens in order: set the layout in `attention`, of letter A"
+            )
+        if self.layout != CONTIGUOUS and (set(self.pattern) != {"A"} or "A" in own):
             raise ValueError(
                 f"attention.layout={self.attention.layout!r} goes with pattern 'A' alone, as other mixers need their "
                 f"tokens in order; got pattern {self.pattern!r}: use layout='contiguous'"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxblt.parallel.islands import batch_axes, check_rows
+from jaxblt.parallel.islands import batch_axes, check_rows, island
 from jaxblt.parallel.sequence import SEQ_AXIS, check_divides, seq_axis
 
 GROUPS = 4
@@ -53,7 +53,7 @@ def over_channels(
         )
     groups = math.gcd(groups, channels // axis.size)
 
-    def island(u: Array, per_channel: Any, shared: Any, ids: Array | None) -> Array:
+    def exchange(u: Array, per_channel: Any, shared: Any, ids: Array | None) -> Array:
         if ids is not None:
             ids = jax.lax.all_gather(ids, SEQ_AXIS, axis=1, tiled=True)
         batch, _, length = u.shape
@@ -66,14 +66,8 @@ def over_channels(
         return jnp.stack(done, 2).reshape(u.shape)
 
     time = PartitionSpec(rows, None, axis.name)
-    return jax.shard_map(
-        island,
-        mesh=jax.sharding.get_abstract_mesh(),
-        in_specs=(time, PartitionSpec(axis.name), PartitionSpec(), PartitionSpec(rows, axis.name)),
-        out_specs=time,
-        axis_names={axis.name, *(rows or ())},
-        check_vma=True,
-    )(u, per_channel, shared, segment_ids)
+    specs = (time, PartitionSpec(axis.name), PartitionSpec(), PartitionSpec(rows, axis.name))
+    return island(exchange, specs, time)(u, per_channel, shared, segment_ids)
 
 
 def _swap(

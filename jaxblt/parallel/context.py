@@ -1,6 +1,7 @@
 """Context parallelism: exact attention over a sequence that is split among devices, in three modes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -75,10 +76,9 @@ def context_attention(
         raise ValueError("no mesh with a 'seq' axis is in force: call pallas_kernels.attention.attention")
     check_arguments(q, k, v, Mask(causal, window, segment_ids, segment_ids), alibi_slopes)
     window = None if window is not None and window >= q.shape[1] else window
-    by_tensor = head_devices(q.shape[2], k.shape[2])
-    counts = q.shape[2] // by_tensor, k.shape[2] // by_tensor
+    counts = q.shape[2], k.shape[2]
+    heads_divide = not any(count // head_devices(*counts) % axis.size for count in counts)
     if mode is None:
-        heads_divide = not any(count % axis.size for count in counts)
         short = q.shape[1] <= SHORT * axis.size and window is None and layout == CONTIGUOUS
         by_heads = heads_divide and short and implementation != "mosaic_gpu"
         mode = "all_to_all" if alibi_slopes is not None or by_heads else "ring"
@@ -94,24 +94,32 @@ def context_attention(
             return attend_by_heads(axis, q, keys, slopes, mask | options, by_length=by_length)
         if mode == "all_gather":
             return _by_gathering(axis, q, keys, slopes, mask | options)
-        valid = None if keys.segment_ids is None else keys.segment_ids > 0
-        q, k, v = (zero_where_not(valid, x) for x in (q, keys.k, keys.v))
-        keys = Keys(k, v, keys.segment_ids)
+        valid = None if ids is None else ids > 0
+        q, k, v = (zero_where_not(valid, x) for x in (q, k, v))
+        keys = Keys(k, v, ids)
         if window is not None:
             o = band_attention(Band(axis, causal, window, **options), q, keys)
         else:
-            swap = causal and layout == CONTIGUOUS
-            ring = Ring(axis, causal, ZIGZAG if swap else layout, **options)
-            by_documents = segment_ids is not None and packed and goes_to_cudnn(ring, q, k)
-            go = packed_ring_attention if by_documents else ring_attention
-            go = partial(_swapped, go, ring) if swap else partial(go, ring)
-            sort = by_length or by_documents
-            o = _sorted(ring.runs, go, q, keys, by_length=by_length) if sort else go(q, keys)
+            ring = Ring(axis, causal, layout, **options)
+            o = _go_round(ring, q, keys, packed=packed, by_length=by_length)
         return zero_where_not(valid, o)
 
     if mode == "all_to_all":
-        _check_heads(axis, *counts)
-    return over_sequence(island, ((q, k, v), segment_ids), (), alibi_slopes, heads=(True, False))
+        _check_heads(axis, *counts, alibi_slopes)
+    # Over `tensor` too, unless what is left to a device there is too little to exchange.
+    by_head = mode != "all_to_all" or heads_divide
+    return over_sequence(island, ((q, k, v), segment_ids), (), alibi_slopes, heads=(by_head, False))
+
+
+def _go_round(ring: Ring, q: Array, keys: Keys, *, packed: bool, by_length: bool) -> Array:
+    """A ring, by documents or lengths where kernels know them; tokens in order are swapped under a causal mask."""
+    swap = ring.causal and ring.layout == CONTIGUOUS
+    ring = replace(ring, layout=ZIGZAG) if swap else ring
+    by_documents = keys.segment_ids is not None and packed and goes_to_cudnn(ring, q, keys.k)
+    go = packed_ring_attention if by_documents else ring_attention
+    go = partial(_swapped, go, ring) if swap else partial(go, ring)
+    sort = by_length or by_documents
+    return _sorted(ring.runs, go, q, keys, by_length=by_length) if sort else go(q, keys)
 
 
 def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys, *, by_length: bool) -> Array:
@@ -191,10 +199,10 @@ def _check(
         )
 
 
-def _check_heads(axis: SeqAxis, heads: int, groups: int) -> None:
+def _check_heads(axis: SeqAxis, heads: int, groups: int, slopes: Array | None) -> None:
+    others = "'ring' or 'all_gather'" if slopes is None else "'all_gather'"
     if heads % axis.size or groups % axis.size:
         raise ValueError(
             f"mode 'all_to_all' splits heads among the {axis.size} devices of {axis.name!r}: {heads} query heads "
-            f"and {groups} key heads (of each device of 'tensor') must both be multiples of it; use mode='ring' or "
-            "'all_gather'"
+            f"and {groups} key heads must both be multiples of it; use mode={others}"
         )

@@ -23,7 +23,8 @@ def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = (), *
 
     FFTs, custom calls and kernels know nothing of meshes, and the partitioner may gather the whole batch for them.
     Inside an island they see local arrays only. It leaves no axis of the mesh to the partitioner, as cuDNN's calls and
-    Pallas' kernels do not compile where one is; but for `seq`, over whose devices rows are whole here.
+    Pallas' kernels do not compile where one is; but for `seq`, over whose devices rows are whole here: decoding over a
+    mesh that splits both batch and sequence does not compile for GPUs.
 
     Args:
       fn: returns arrays whose leading axis is the batch.
@@ -35,10 +36,9 @@ def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = (), *
     Raises:
       ValueError: the batch does not divide among the devices.
     """
-    whole = (SEQ_AXIS,) if SEQ_AXIS in open_axes() else ()
-    if set(open_axes()) == set(whole):
+    axes, whole = batch_axes(), (SEQ_AXIS,) if SEQ_AXIS in open_axes() else ()
+    if not axes and (whole or not open_axes()):
         return fn(batched, shared)
-    axes = batch_axes()
     check_rows(batched, axes)
     specs = placed((axes or None,), batched, heads)
     return island(fn, (specs.arrays, specs.shared), specs.result, apart=whole)(batched, shared)

@@ -163,7 +163,7 @@ def open_data(
 
 def to_devices(batch: Batch, mesh: Mesh, batch_size: int, layout: SequenceLayout = CONTIGUOUS) -> Batch:
     """This process's rows as its part of global arrays, with the bytes of each laid out for the mesh."""
-    if layout != CONTIGUOUS:
+    if layout != CONTIGUOUS and mesh.shape[SEQ_AXIS] > 1:
         order = layout.order(batch.inputs.shape[1], mesh.shape[SEQ_AXIS])
         batch = jax.tree.map(lambda x: x[:, order], batch)
     return make_global(batch, batch_sharding(mesh), batch_size=batch_size)

@@ -23,7 +23,7 @@ def planned(recipe: Recipe) -> StepMemory:
 
 
 def blt(**mesh: int) -> Recipe:
-    """Windows and a ring between patches: calls of Mosaic, Triton and cuDNN, none of which GSPMD can split."""
+    """Windows and a ring between patches: calls of cuDNN and Triton, which GSPMD cannot split."""
 
     def stack(dim: int, pattern: str) -> StackConfig:
         attention = AttentionConfig(dim=dim, num_heads=dim // 64, context_parallel="ring")
@@ -50,8 +50,7 @@ def main() -> int:
         "each has half of the batch": one.arguments["batch"] == 2 * two.arguments["batch"] > 0,
         "and fewer activations": two.temporaries < one.temporaries,
         "gradients are summed over two": "all-reduce" in two.exchanged and not one.exchanged,
-        "a split sequence and split heads exchange": {"collective-permute", "all-reduce"}
-        <= set(four.exchanged),
+        "a split sequence exchanges": "collective-permute" in four.exchanged,
     }
     for what in (what for what, holds in right.items() if not holds):
         print(f"plan of a small step: not so: {what}\n{one}\n{two}\n{four}", file=sys.stderr)

@@ -43,21 +43,26 @@ def sums(mesh: jax.sharding.Mesh) -> dict[str, object]:
 
 
 def through_mixers(mesh: jax.sharding.Mesh | None) -> dict[str, list[float]]:
-    """Sum of squares and norms of its gradients, of a ring and of Hyena; over `seq`, which spans the processes."""
+    """A weighted sum of outputs and of its gradients, of a ring and of Hyena; over `seq`, which spans the processes."""
     hyena = HyenaConfig(dim=8, filter=ModalFilter(modes=4, max_timescale=64.0))
     configs = {"ring": AttentionConfig(dim=8, num_heads=2, context_parallel="ring"), "hyena": hyena}
     x = np.sin(np.arange(32 * 8, dtype=np.float32)).reshape(1, 32, 8)
     found = {}
+
+    def weigh(y: jax.Array) -> jax.Array:
+        """No two places alike."""
+        return jnp.sum(y * jnp.cos(jnp.arange(y.size, dtype=jnp.float32) ** 2).reshape(y.shape))
+
     for name, config in configs.items():
         mixer = config.build()
         params = jax.device_get(jax.jit(mixer.init)(jax.random.key(0), x))
 
         def loss(params: Any, x: jax.Array, mixer: Any = mixer) -> jax.Array:
-            return jnp.sum(mixer.apply(params, x)[0] ** 2)
+            return weigh(mixer.apply(params, x)[0] ** 2)
 
         def run(params: Any, x: jax.Array, loss: Any = loss) -> list[jax.Array]:
             value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(params, x)
-            return [value, *map(optax.tree.norm, gradients)]
+            return [value, optax.tree.norm(gradients[0]), weigh(gradients[1])]
 
         if mesh is None:
             found[name] = [float(y) for y in jax.jit(run)(params, x)]

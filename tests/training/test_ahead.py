@@ -111,6 +111,8 @@ def test_meshes_are_parsed():
     for text in ("rack=2", "seq", "seq=0", "seq=-1"):
         with pytest.raises(ValueError, match=f"{text}' is not AXIS=SIZE"):
             parse_mesh(text)
+    with pytest.raises(ValueError, match="seq comes twice"):
+        parse_mesh("seq=4,seq=2")
 
 
 @pytest.mark.slow

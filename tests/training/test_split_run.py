@@ -63,11 +63,15 @@ def test_a_run_is_scored_over_split_rows(one_run):
     whole = loaded.evaluate("validation", **options)
     assert split["bytes"] == whole["bytes"] > 0
     assert split["bits_per_byte"] == pytest.approx(whole["bits_per_byte"], rel=1e-5)
+    with pytest.raises(ValueError, match="multiply to 3, there are 8 devices"):
+        loaded.evaluate("validation", mesh=MeshConfig(data=1, seq=3), **options)
 
 
 def test_a_run_goes_on_over_a_split_sequence(one_run):
-    options = {"prompts": ("ACGT" * 40,), "max_new_bytes": 4, "temperature": 0.0}
+    options = {"prompts": ("ACGT" * 160,), "max_new_bytes": 4, "temperature": 0.0}
     assert generate(one_run[1], mesh="seq=8", **options) == generate(one_run[1], **options)
+    with pytest.raises(ValueError, match="multiply to 3, there are 8 devices"):
+        generate(one_run[1], mesh="seq=3", **options)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +103,8 @@ def test_what_zigzag_order_does_not_go_with_is_named():
         replace(zigzag, window=4)
     with pytest.raises(ValueError, match=r"pattern 'A' alone.*got pattern 'AH'"):
         StackConfig(dim=16, pattern="AH", attention=zigzag)
+    with pytest.raises(ValueError, match="mixers of `extra` need their tokens in order"):
+        StackConfig(dim=16, pattern="X", extra=(("X", zigzag),))
     alone = StackConfig(dim=16, pattern="A", attention=zigzag)
     with pytest.raises(ValueError, match=r"n-grams need bytes in order.*hash=None"):
         ByteLMConfig(stack=alone, hash=HashConfig())
