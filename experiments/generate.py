@@ -30,6 +30,9 @@ def generate(
       top_p: keep the fewest bytes whose probabilities sum to this.
       seed: of the draws.
       mesh: sizes of the mesh axes, such as "seq=8", for prompts and caches split over devices; one device by default.
+
+    Raises:
+      ValueError: the mesh has not as many devices as there are, or splits both the batch and the sequence.
     """
     import jax
 
@@ -42,6 +45,10 @@ def generate(
     sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     data = [prompt.encode() for prompt in prompts]
     devices = parse_mesh(mesh).build(jax.devices() if mesh else jax.devices()[:1])
+    if devices.shape["seq"] > 1 and devices.shape["data"] * devices.shape["fsdp"] > 1:
+        raise ValueError(
+            f"--mesh {mesh!r}: a decoder splits the batch or the sequence, not both: use seq alone"
+        )
     params = jax.device_put(loaded.decoder_params, replicated(devices))
     with jax.set_mesh(devices):
         found = continue_bytes(

@@ -140,8 +140,7 @@ def main(argv: Sequence[str]) -> None:
     report(recipe, config, functools.cache(lambda recipe: plan_step(recipe, devices)))
     print(
         "not counted: the CUDA context, NCCL's buffers, cuDNN's scratch for packed rows, and what the allocator loses "
-        "between blocks; JAX takes 75 % of a GPU unless "
-        "XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
+        "between blocks; JAX takes 75 % of a GPU unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"
     )
 
 

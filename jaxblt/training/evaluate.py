@@ -75,8 +75,8 @@ class Validation:
         )
 
     def __call__(self, state: TrainState) -> dict[str, float]:
-        most = self.setup.recipe.train.eval_batches
         setup = self.setup
+        most = setup.recipe.train.eval_batches
         return evaluate(self._step, state, self.data, setup.mesh, max_batches=most, layout=setup.layout)
 
 
