@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxblt.mixers.base import arrange, named, restore
+from jaxblt.mixers.base import named
 from jaxblt.mixers.cached_attention import Heads, Op, attend_cached
 from jaxblt.mixers.kv_cache import AttentionState, init_attention_state
-from jaxblt.mixers.prefill import splits_call
 from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
+from jaxblt.mixers.sequence import read
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.context import ContextParallel, Implementation, context_attention
 from jaxblt.parallel.islands import over_batch
@@ -147,12 +147,12 @@ class Attention(nn.Module):
         out = self._dense(config.dim, ("heads", "head_dim", "embed"), (-2, -1), "out")
         x = x.astype(self.dtype)
         if state is not None:
-            split = splits_call(x.shape[1])
-            tokens, clock = arrange(x, segment_ids, positions, state.clock, split=split)
-            heads = self._turn([layer(tokens.x) for layer in project], tokens.positions)
+            rows = read(x, segment_ids, positions, state.clock)
+            tokens = rows.arranged
+            heads = self._turn([layer(rows.x) for layer in project], tokens.positions)
             op = Op(config.window, config.implementation)
-            o, state = attend_cached(op, heads, tokens, state, self._slopes, split=split)
-            return restore(out(o), tokens), dataclasses.replace(state, clock=clock)
+            o, state = attend_cached(op, heads, tokens, state, self._slopes, split=rows.split)
+            return rows.restore(out(o)), dataclasses.replace(state, clock=rows.clock)
         axis = seq_axis()
         if positions is None:
             places = np.arange(x.shape[1]) if axis is None else self._layout.order(x.shape[1], axis.size)

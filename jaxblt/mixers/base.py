@@ -139,7 +139,8 @@ def arrange(
     elif split:
         order, segments = index, whole_rows(segment_ids)
         behind = jnp.all((segments[:, 1:] == 0) | (segments[:, :-1] != 0), 1)
-        x = jnp.where(rows(behind, x), x, jnp.asarray(jnp.nan, x.dtype))
+        wrong = jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0
+        x = jnp.where(rows(behind, x), x, jnp.asarray(wrong, x.dtype))
     else:
         order = jnp.argsort(segment_ids == 0, axis=1, stable=True).astype(jnp.int32)
         segments = jnp.take_along_axis(segment_ids, order, 1)

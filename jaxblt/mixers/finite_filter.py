@@ -1,23 +1,18 @@
-"""Convolution with a filter of finitely many taps: implicit or explicit parameters, parallel pass, streaming."""
+"""Convolution with a finite filter, explicit or implicit: parameters, and its core along the sequence."""
 
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
-import jax
+import flax.struct
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from jaxblt.mixers.base import Tokens, named
-from jaxblt.mixers.conv_state import op_segments, push_history, with_history
+from jaxblt.mixers.base import named
 from jaxblt.mixers.filters import FiniteFilter, ImplicitFilter
+from jaxblt.mixers.history import ShortHistory, joined, next_output, recent
 from jaxblt.mixers.implicit_taps import ImplicitTaps, evaluate
-from jaxblt.mixers.split_history import after_history
-from jaxblt.mixers.streams import from_outside, local_alignment, over_streams
-from jaxblt.parallel.channels import over_channels
-from jaxblt.parallel.halo import splits_sequence
-from jaxblt.parallel.islands import over_batch
-from jaxblt.parallel.sequence import seq_axis
+from jaxblt.mixers.marks import Marks
+from jaxblt.mixers.sequence import Rows
 from pallas_kernels.blocked_conv import blocked_conv
 from pallas_kernels.long_conv import long_conv
 
@@ -26,12 +21,14 @@ MAX_BLOCKED = 512
 
 
 class FiniteConv(nn.Module):
-    """y = post_gate * (h * u + b u), u = pre_gate * v, with h of `filter.taps` taps (on either side if not causal)."""
+    """y = post_gate * (h * u + b u), u = pre_gate * v, with h of `filter.taps` taps (on either side if not causal).
+
+    Up to `MAX_BLOCKED` taps a stretch is joined to the next by its last inputs; more are convolved over whole rows.
+    """
 
     filter: FiniteFilter
     dim: int
     causal: bool = True
-    segment_alignment: int = 1
     implementation: Any = None
 
     def setup(self) -> None:
@@ -44,6 +41,45 @@ class FiniteConv(nn.Module):
         normal = named(nn.initializers.normal(1.0), "channels")
         self.bias = self.param("bias", normal, (self.dim,))
 
+    def __call__(
+        self, rows: Rows, streams: Any, carry: Float[Array, "B D S"] | None
+    ) -> tuple[Float[Array, "B D T"], Float[Array, "B D S"] | None]:
+        """Outputs, and the inputs that later ones need. Streams are v, pre_gate and post_gate (or None), [B, D, T]."""
+        length = streams[0].shape[-1] if carry is None else carry.shape[-1] + 1
+        if self.filter.taps > MAX_BLOCKED:
+            v, pre_gate, post_gate = streams
+            y, after = rows.run(self._whole_rows(length), pre_gate * v, carry, time_axis=2)
+            return y if post_gate is None else post_gate * y, after
+        core = self._stretches(length, carry)
+        y, after = rows.run(core, streams, carry, time_axis=2)
+        if self.causal:
+            return y, after
+        other, _ = rows.run(core.replace(outside=True), streams, time_axis=2, reverse=True)
+        return y + other, after
+
+    def _stretches(self, length: int, carry: Any) -> ShortHistory:
+        taps = _taps(self.filter, self.causal, *self._made_of(length))
+        size = (taps.shape[1] if self.causal else taps.shape[1] // 2 + 1) - 1
+        return ShortHistory(
+            blocked_conv,
+            taps,
+            self.bias,
+            size=size if carry is None else carry.shape[-1],
+            causal=self.causal,
+            options=(("implementation", self.implementation),),
+        )
+
+    def _whole_rows(self, length: int) -> "LongHistory":
+        shared, per_channel = self._made_of(length)
+        return LongHistory(
+            shared,
+            per_channel,
+            self.bias,
+            self.filter,
+            causal=self.causal,
+            implementation=self.implementation,
+        )
+
     def _made_of(self, length: int) -> tuple[Any, Any]:
         """What the first min(length, taps) taps of each side are made of: shared by all channels, and by channel."""
         length = min(length, self.filter.taps)
@@ -53,128 +89,57 @@ class FiniteConv(nn.Module):
         first = 0 if self.causal else zero - length + 1
         return (), self.taps[:, first : zero + length]
 
-    def _made(self, shared: Any, per_channel: Any) -> Float[Array, "D L"]:
-        """The taps; not causal: [D, 2L - 1] with lag 0 in the middle."""
-        if not isinstance(self.filter, ImplicitFilter):
-            return per_channel
-        sides = evaluate(self.filter, shared, per_channel)
-        if self.causal:
-            return sides[0]
-        return jnp.concatenate([jnp.flip(sides[1, :, 1:], -1), sides[0]], axis=-1)
 
-    def __call__(
-        self,
-        v: Float[Array, "B D T"],
-        pre_gate: Float[Array, "B D T"],
-        post_gate: Float[Array, "B D T"] | None,
-        segment_ids: Int[Array, "B T"] | None,
-    ) -> Float[Array, "B D T"]:
-        """The parallel pass; inputs are zero at holes and padding."""
-        return self._parallel((v, pre_gate, post_gate), segment_ids, self.segment_alignment)
-
-    def _parallel(self, streams: Any, segment_ids: Any, alignment: int) -> Float[Array, "B D T"]:
-        v, pre_gate, post_gate = streams
-        shared, per_channel = self._made_of(v.shape[-1])
-        if seq_axis() is not None and self._op is long_conv:
-            channels = partial(self._channels, alignment=alignment)
-            y = over_channels(channels, pre_gate * v, (per_channel, self.bias), shared, segment_ids)
-            return y if post_gate is None else post_gate * y
-        filter = (self._made(shared, per_channel), self.bias)
-        return over_streams(partial(self._stretch, alignment=alignment), streams, segment_ids, filter)
-
-    def _channels(
-        self, u: Any, per_channel: Any, shared: Any, segment_ids: Any, *, alignment: int
-    ) -> Float[Array, "B d T"]:
-        """Whole rows of some channels, whose taps are made here."""
-        made_of, bias = per_channel
-        return self._rows(u, (self._made(shared, made_of), bias), segment_ids, alignment=alignment)
-
-    def _rows(
-        self, u: Any, filter: Any, segment_ids: Any, *, alignment: int, **gates: Any
-    ) -> Float[Array, "B D T"]:
-        taps, bias = filter
-        return self._op(
-            u,
-            taps,
-            bias=bias,
-            segment_ids=segment_ids,
-            segment_alignment=alignment,
-            causal=self.causal,
-            implementation=self.implementation,
-            **gates,
-        )
-
-    def _stretch(
-        self, streams: Any, segment_ids: Any, filter: Any, *, alignment: int
-    ) -> Float[Array, "B D T"]:
-        """A device's own steps, and what its neighbours' inputs add to them."""
-        v, pre_gate, post_gate = streams
-        alignment = local_alignment(alignment, v.shape[-1])
-        y = self._rows(v, filter, segment_ids, alignment=alignment, pre_gate=pre_gate, post_gate=post_gate)
-        if not splits_sequence():
-            return y
-        taps, centre = filter[0], 0 if self.causal else filter[0].shape[1] // 2
-        added = self._from_outside(pre_gate * v, segment_ids, taps[:, centre:])
-        if not self.causal:
-            added += self._from_outside(pre_gate * v, segment_ids, taps[:, centre::-1], reverse=True)
-        return y + (added if post_gate is None else post_gate * added)
-
-    def _from_outside(self, u: Array, segment_ids: Any, taps: Array, *, reverse: bool = False) -> Array:
-        conv = partial(self._op, filter=taps, implementation=self.implementation)
-        return from_outside(conv, u, segment_ids, taps.shape[1] - 1, reverse=reverse)
-
-    @property
-    def _op(self) -> Any:
-        return blocked_conv if self.filter.taps <= MAX_BLOCKED else long_conv
-
-    def stream(
-        self,
-        v: Float[Array, "B D T"],
-        pre_gate: Float[Array, "B D T"],
-        post_gate: Float[Array, "B D T"] | None,
-        tokens: Tokens,
-        state: Float[Array, "B D S"],
-    ) -> tuple[Float[Array, "B D T"], Float[Array, "B D S"]]:
-        """Outputs of the call's tokens, and the inputs that later ones need."""
-
-        def conv(batched: Any, shared: Any) -> Any:
-            u, tokens, history = batched
-            joined, ids = with_history(history, u, tokens)
-            new = u.shape[-1]
-            if new == 1:
-                y = _one_token(joined, u, *shared)
-            else:
-                taps, bias = shared
-                y = self._op(joined, taps, bias=bias, segment_ids=ids, implementation=self.implementation)[
-                    ..., -new:
-                ]
-            return y, push_history(history, u, tokens)
-
-        shared = (self._made(*self._made_of(state.shape[-1] + 1)), self.bias)
-        y, state = over_batch(conv, (pre_gate * v, tokens, state), shared)
-        return y if post_gate is None else post_gate * y, state
-
-    def prefill(
-        self,
-        v: Float[Array, "B D T"],
-        pre_gate: Float[Array, "B D T"],
-        post_gate: Float[Array, "B D T"] | None,
-        tokens: Tokens,
-        state: Float[Array, "B D S"],
-    ) -> tuple[Float[Array, "B D T"], Float[Array, "B D S"]]:
-        """`stream` for tokens that a mesh splits along the sequence: the parallel pass, and what the state adds."""
-        y = self._parallel((v, pre_gate, None), op_segments(tokens), 1)
-        taps = self._made(*self._made_of(state.shape[-1] + 1))
-        conv = lambda u, taps: self._op(u, taps, implementation=self.implementation)  # noqa: E731
-        y, state = after_history(conv, y, pre_gate * v, tokens, state, taps)
-        return y if post_gate is None else post_gate * y, state
+def _taps(filter: FiniteFilter, causal: bool, shared: Any, per_channel: Any) -> Float[Array, "D L"]:
+    """The taps; not causal: [D, 2L - 1] with lag 0 in the middle."""
+    if not isinstance(filter, ImplicitFilter):
+        return per_channel
+    sides = evaluate(filter, shared, per_channel)
+    if causal:
+        return sides[0]
+    return jnp.concatenate([jnp.flip(sides[1, :, 1:], -1), sides[0]], axis=-1)
 
 
-def _one_token(
-    joined: Array, u: Array, taps: Float[Array, "D L"], bias: Float[Array, "D"]
-) -> Float[Array, "B D 1"]:
-    """y_t = sum_j h[j] u_{t-j} + b u_t, straight from the history."""
-    y = jnp.einsum(
-        "bdl,dl->bd", joined.astype(jnp.float32), jnp.flip(taps, -1), precision=jax.lax.Precision.HIGHEST
-    )
-    return (y[..., None] + bias[None, :, None] * u.astype(jnp.float32)).astype(u.dtype)
+@flax.struct.dataclass
+class LongHistory:
+    """Core of a convolution with taps as long as the row, y = h * u + b u in [B, D, T]: whole rows of some channels.
+
+    The taps are made where they are used. The carry is the last S inputs.
+    """
+
+    shared: Any
+    per_channel: Any
+    bias: Float[Array, "D"]
+    filter: FiniteFilter = flax.struct.field(pytree_node=False)
+    causal: bool = flax.struct.field(pytree_node=False)
+    implementation: Any = flax.struct.field(pytree_node=False)
+    groups: int = flax.struct.field(pytree_node=False, default=4)
+    per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("per_channel", "bias"))
+
+    def zero(self, u: Float[Array, "B D T"]) -> Float[Array, "B D S"]:
+        """No inputs, as many as the taps reach back to."""
+        taps = _taps(self.filter, self.causal, self.shared, self.per_channel)
+        return jnp.zeros((*u.shape[:2], taps.shape[1] - 1), u.dtype)
+
+    def run(
+        self, u: Float[Array, "B D T"], marks: Marks, carry: Float[Array, "B D S"] | None
+    ) -> tuple[Float[Array, "B D T"], Float[Array, "B D S"] | None]:
+        """Outputs, and the last inputs."""
+        taps = _taps(self.filter, self.causal, self.shared, self.per_channel)
+        if carry is None:
+            options = {"segment_ids": marks.segment_ids, "segment_alignment": marks.alignment}
+            return self._conv(u, taps, causal=self.causal, **options), None
+        after = joined(carry, recent(u, marks, carry.shape[-1]))
+        if u.shape[-1] == 1:
+            own = (taps[None, :, :1] + self.bias[None, :, None]) * u.astype(jnp.float32)
+            y = next_output(carry, taps) + own
+            return y.astype(u.dtype), after
+        ids = marks.segment_ids
+        if ids is not None:
+            edge = jnp.broadcast_to(jnp.abs(ids[:, :1]), (ids.shape[0], carry.shape[-1]))
+            ids = jnp.concatenate([edge, ids], 1)
+        y = self._conv(jnp.concatenate([carry.astype(u.dtype), u], -1), taps, segment_ids=ids)
+        return y[..., carry.shape[-1] :], after
+
+    def _conv(self, u: Array, taps: Array, **options: Any) -> Float[Array, "B D T"]:
+        return long_conv(u, taps, bias=self.bias, implementation=self.implementation, **options)

@@ -1,24 +1,19 @@
 """Hyena: gated long convolutions as a sequence mixer."""
 
 import dataclasses
-from functools import partial
 from typing import Any, Literal
 
 import flax.linen as nn
-import jax
+import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.mixers.base import Tokens, arrange, named, restore, start_clock
-from jaxblt.mixers.conv_state import HyenaState, empty_history, op_segments, push_history, with_history
+from jaxblt.mixers.base import Clock, named, start_clock
 from jaxblt.mixers.filters import Filter, ModalFilter, history_size
 from jaxblt.mixers.finite_filter import FiniteConv
+from jaxblt.mixers.history import ShortHistory
 from jaxblt.mixers.modal_filter import ModalConv
-from jaxblt.mixers.prefill import splits_call
-from jaxblt.mixers.split_history import after_history
-from jaxblt.mixers.streams import from_outside, over_streams
-from jaxblt.parallel.halo import splits_sequence
-from jaxblt.parallel.islands import over_batch
+from jaxblt.mixers.sequence import Rows, read
 from pallas_kernels.short_conv import short_conv
 
 
@@ -57,7 +52,7 @@ class HyenaConfig:
         """The module; parameters are fp32, computation in `dtype`, filters, FFTs and modal states in fp32."""
         return Hyena(self, dtype, name=name)
 
-    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> HyenaState:
+    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "HyenaState":
         """Zero inputs and modal states.
 
         Raises:
@@ -70,13 +65,26 @@ class HyenaConfig:
         else:
             limit = capacity if capacity < filter.taps else None
             size = history_size(filter, capacity)
-            filters = [empty_history(batch_size, self.dim, size, dtype) for _ in range(count)]
-        return HyenaState(
-            clock=start_clock(batch_size),
-            short=empty_history(batch_size, (self.order + 1) * self.dim, self.short_taps - 1, dtype),
-            filters=tuple(filters),
-            capacity=limit,
-        )
+            filters = [jnp.zeros((batch_size, self.dim, size), dtype) for _ in range(count)]
+        short = jnp.zeros((batch_size, (self.order + 1) * self.dim, self.short_taps - 1), dtype)
+        return HyenaState(start_clock(batch_size), short, tuple(filters), capacity=limit)
+
+
+@flax.struct.dataclass
+class HyenaState:
+    """State of a Hyena mixer.
+
+    Attributes:
+      clock: where each row stands.
+      short: the last short_taps - 1 projected inputs of the row's document, oldest first; zero before its start.
+      filters: one for each long convolution: modal states [B, D, M] in fp32, or past inputs [B, D, taps - 1].
+      capacity: the most tokens of a document if an implicit filter was cut to fewer taps than it has; else None.
+    """
+
+    clock: Clock
+    short: Float[Array, "B E S"]
+    filters: tuple[Array, ...]
+    capacity: int | None = flax.struct.field(pytree_node=False)
 
 
 class Hyena(nn.Module):
@@ -110,7 +118,7 @@ class Hyena(nn.Module):
 
     def _long_conv(self) -> ModalConv | FiniteConv:
         config = self.config
-        options = (config.dim, config.causal, config.segment_alignment, config.implementation)
+        options = (config.dim, config.causal, config.implementation)
         if isinstance(config.filter, ModalFilter):
             return ModalConv(config.filter, *options)
         return FiniteConv(config.filter, *options)
@@ -124,78 +132,33 @@ class Hyena(nn.Module):
         state: HyenaState | None = None,
     ) -> tuple[Float[Array, "B T D"], HyenaState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
-        x = x.astype(self.dtype)
+        config = self.config
+        clock = None if state is None else state.clock
+        options = {"alignment": config.segment_alignment, "packed": config.packed}
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
+        z, short = self._short(rows, self._project_in(rows.x), None if state is None else state.short)
+        v, *gates = jnp.split(rows.clear(z, time_axis=2), config.order + 1, axis=1)
+        filters = []
+        for i, conv in enumerate(self.long):
+            post_gate = gates[-1] if i == len(self.long) - 1 else None  # x_N, fused into the last op
+            v, after = conv(rows, (v, gates[i], post_gate), None if state is None else state.filters[i])
+            filters.append(after)
+        y = rows.restore(self._project_out(v))
         if state is None:
-            return self._project_out(self._parallel(x, segment_ids)), None
-        split = splits_call(x.shape[1])
-        tokens, clock = arrange(x, segment_ids, positions, state.clock, split=split)
-        y, state = self._prefill(tokens, state) if split else self._stream(tokens, state)
-        return restore(self._project_out(y), tokens), dataclasses.replace(state, clock=clock)
+            return y, None
+        return y, dataclasses.replace(state, clock=rows.clock, short=short, filters=tuple(filters))
 
-    def _parallel(
-        self, x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None
-    ) -> Float[Array, "B D T"]:
-        if segment_ids is None or self.config.packed:
-            v, *gates = self._split(over_streams(self._short, self._project_in(x), segment_ids, self.short))
-        else:
-            # with one document a row the ops need no segments, so what they would do for holes is done here
-            content, segment_ids = (segment_ids > 0).astype(self.dtype), None
-            z = self._project_in(x * content[..., None])
-            v, *gates = self._split(over_streams(self._short, z, None, self.short) * content[:, None])
-        for i, conv in enumerate(self.long):
-            v = conv(v, gates[i], self._post_gate(gates, i), segment_ids)
-        return v
-
-    def _stream(self, tokens: Tokens, state: HyenaState) -> tuple[Float[Array, "B D T"], HyenaState]:
-        z, short = over_batch(
-            self._short_stream, (self._project_in(tokens.x), tokens, state.short), self.short
-        )
-        v, *gates = self._split(z)
-        filters = []
-        for i, conv in enumerate(self.long):
-            v, after = conv.stream(v, gates[i], self._post_gate(gates, i), tokens, state.filters[i])
-            filters.append(after)
-        return v, dataclasses.replace(state, short=short, filters=tuple(filters))
-
-    def _prefill(self, tokens: Tokens, state: HyenaState) -> tuple[Float[Array, "B D T"], HyenaState]:
-        """`_stream` for tokens that a mesh splits along the sequence."""
-        z = self._project_in(tokens.x)
-        y = over_streams(self._short, z, op_segments(tokens), self.short)
-        z, short = after_history(short_conv, y, z, tokens, state.short, self.short[0])
-        v, *gates = self._split(z)
-        filters = []
-        for i, conv in enumerate(self.long):
-            v, after = conv.prefill(v, gates[i], self._post_gate(gates, i), tokens, state.filters[i])
-            filters.append(after)
-        return v, dataclasses.replace(state, short=short, filters=tuple(filters))
-
-    def _short(self, z: Any, ids: Any, taps: Float[Array, "S E K"]) -> Float[Array, "B E T"]:
-        """The short convolution; if not causal, another one over the reversed row is added."""
-        y = short_conv(z, taps[0], segment_ids=ids)
-        if not self.config.causal:
-            back, back_ids = jax.tree.map(lambda a: jnp.flip(a, -1), (z, ids))
-            y = y + jnp.flip(short_conv(back, taps[1], segment_ids=back_ids), -1)
-        if splits_sequence():
-            for side in range(len(taps)):
-                conv = partial(short_conv, taps=taps[side])
-                y = y + from_outside(conv, z, ids, self.config.short_taps - 1, reverse=side == 1)
-        return y
-
-    def _short_stream(self, batched: Any, taps: Float[Array, "S E K"]) -> Any:
-        z, tokens, history = batched
-        joined, ids = with_history(history, z, tokens)
-        y = short_conv(joined, taps[0], segment_ids=ids)[..., history.shape[-1] :]
-        return y, push_history(history, z, tokens)
+    def _short(self, rows: Rows, z: Float[Array, "B E T"], carry: Float[Array, "B E S"] | None) -> Any:
+        """The short convolution, and its past inputs; if not causal, another one over the reversed row is added."""
+        size = self.config.short_taps - 1
+        cores = [ShortHistory(short_conv, taps, None, size=size) for taps in self.short]
+        y, after = rows.run(cores[0], (z, None, None), carry, time_axis=2)
+        if self.config.causal:
+            return y, after
+        return y + rows.run(cores[1], (z, None, None), time_axis=2, reverse=True)[0], after
 
     def _project_in(self, x: Float[Array, "B T D"]) -> Float[Array, "B E T"]:
         return jnp.einsum("btd,de->bet", x, self.w_in.astype(self.dtype))
 
     def _project_out(self, y: Float[Array, "B D T"]) -> Float[Array, "B T D"]:
         return jnp.einsum("bct,cd->btd", y.astype(self.dtype), self.w_out.astype(self.dtype))
-
-    def _split(self, z: Float[Array, "B E T"]) -> list[Float[Array, "B D T"]]:
-        return jnp.split(z, self.config.order + 1, axis=1)
-
-    def _post_gate(self, gates: list[Float[Array, "B D T"]], i: int) -> Float[Array, "B D T"] | None:
-        """x_N for the last convolution, fused into its op."""
-        return gates[-1] if i == len(self.long) - 1 else None

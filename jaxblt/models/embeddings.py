@@ -5,14 +5,17 @@ from functools import partial
 from typing import Any
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 from jaxblt.data.vocab import VOCAB_SIZE
-from jaxblt.mixers.base import Clock, arrange, last_run, named, start_clock
-from jaxblt.parallel.halo import before, by_stretch, splits_sequence
+from jaxblt.mixers.base import Clock, named, start_clock
+from jaxblt.mixers.history import Recent, joined, recent
+from jaxblt.mixers.marks import Marks
+from jaxblt.mixers.sequence import read
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from pallas_kernels.hash_embedding import hash_embedding, ngram_rows
@@ -46,7 +49,7 @@ class HashConfig:
         """Bytes before the current one that the longest n-gram holds."""
         return max(self.sizes) - 1
 
-    def rows(self, ids: Any, history: Any, run: Any, history_run: Any = None) -> Int[Array, "B T G"]:
+    def rows(self, ids: Any, history: Any, run: Any) -> Int[Array, "B T G"]:
         """The row of each table: `pallas_kernels.hash_embedding.ngram_rows` with these sizes."""
         return ngram_rows(
             ids,
@@ -55,7 +58,6 @@ class HashConfig:
             sizes=self.sizes,
             table_size=self.table_size,
             functions=self.functions,
-            history_run=history_run,
         )
 
 
@@ -116,26 +118,18 @@ class ByteEmbedding(nn.Module):
         x = embed(self.table, ids).astype(self.dtype)
         if self.config.hash is None:
             return x, state
+        clock, history = (None, None) if state is None else state
+        tokens = read((ids + 1)[..., None], segment_ids, None, clock)
+        hashed, history = tokens.run(Grams(self.config.hash), tokens.x[..., 0], history)
         split = state is None and seq_axis() is not None
-        rows, state = self._rows(ids, segment_ids, state)
         island = over_sequence if split else over_batch
-        grams = island(partial(_sums, self.dtype), rows, shared=self.hash_table)
-        return x + grams / jnp.asarray(self.config.hash.num_tables**0.5, self.dtype), state
+        grams = island(partial(_sums, self.dtype), tokens.restore(hashed), shared=self.hash_table)
+        x = x + grams / jnp.asarray(self.config.hash.num_tables**0.5, self.dtype)
+        return x, None if state is None else (tokens.clock, history)
 
     def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Logits in fp32 with the byte table as the head (tied)."""
         return jnp.einsum("btd,vd->btv", x, self.table.astype(x.dtype), preferred_element_type=jnp.float32)
-
-    def _rows(self, ids: Any, segment_ids: Any, state: Any) -> tuple[Any, Any]:
-        config = self.config.hash
-        assert config is not None
-        if state is None:
-            return by_stretch(partial(_own_rows, config), (ids, segment_ids)), None
-        clock, history = state
-        tokens, clock = arrange((ids + 1)[..., None], segment_ids, None, clock)
-        rows = config.rows(tokens.x[..., 0] - 1, history, tokens.run)
-        back = jnp.argsort(tokens.order, axis=1)
-        return jnp.take_along_axis(rows, back[..., None], 1), (clock, _recent(tokens, history))
 
 
 def _sums(dtype: Any, rows: Int[Array, "B T G"], *others: Any) -> Float[Array, "B T D"]:
@@ -143,27 +137,36 @@ def _sums(dtype: Any, rows: Int[Array, "B T G"], *others: Any) -> Float[Array, "
     return hash_embedding(others[-1], rows, dtype=dtype)
 
 
-def _own_rows(config: HashConfig, own: Any) -> Int[Array, "B T G"]:
-    """The n-gram rows of whole rows, or of a stretch of them whose first bytes reach into the one before."""
-    ids, segment_ids = own
-    history = jnp.zeros((ids.shape[0], config.reach), jnp.uint32)
-    if not splits_sequence():
-        return config.rows(ids, history, segment_ids)
-    history = before((ids + 1).astype(jnp.uint32), config.reach, axis=1)
-    documents = None if segment_ids is None else before(segment_ids, config.reach, axis=1)
-    return config.rows(ids, history, segment_ids, documents)
+@flax.struct.dataclass
+class Grams:
+    """Core of n-grams: the row of each table from id + 1 of each byte. The carry is that of the R bytes before."""
 
+    config: HashConfig = flax.struct.field(pytree_node=False)
 
-def _recent(tokens: Any, history: UInt32[Array, "B R"]) -> UInt32[Array, "B R"]:
-    """The last R bytes of each row's document, after this call's tokens."""
-    reach = history.shape[1]
-    final = last_run(tokens)[:, None]
-    seen = jnp.concatenate([history, tokens.x[..., 0].astype(jnp.uint32)], 1)
-    runs = jnp.concatenate([jnp.zeros_like(history, jnp.int32), tokens.run], 1)
-    count = jnp.sum(tokens.live, 1, keepdims=True, dtype=jnp.int32)
-    index = count + jnp.arange(reach, dtype=jnp.int32)[None]
-    kept = jnp.take_along_axis(runs, index, 1) == final
-    return jnp.where(kept, jnp.take_along_axis(seen, index, 1), jnp.uint32(0))
+    @property
+    def reach(self) -> int:
+        """Bytes back that the longest n-gram holds."""
+        return self.config.reach
+
+    def zero(self, ids: Int[Array, "B T"]) -> UInt32[Array, "B R"]:
+        """No bytes yet."""
+        return jnp.zeros((ids.shape[0], self.reach), jnp.uint32)
+
+    def run(
+        self, ids: Int[Array, "B T"], marks: Marks, carry: UInt32[Array, "B R"] | None
+    ) -> tuple[Int[Array, "B T G"], Recent]:
+        """Rows of the tables, and the last bytes."""
+        history = self.zero(ids) if carry is None else carry
+        document = None if marks.new is None else jnp.cumsum(marks.new, axis=1, dtype=jnp.int32)
+        return self.config.rows(ids - 1, history, document), self.summarise(ids, marks)
+
+    def summarise(self, ids: Int[Array, "B T"], marks: Marks) -> Recent:
+        """The last bytes of the stretch."""
+        return recent(ids.astype(jnp.uint32), marks, self.reach)
+
+    def join(self, carry: UInt32[Array, "B R"], summary: Recent) -> UInt32[Array, "B R"]:
+        """The last bytes behind the stretch."""
+        return joined(carry, summary)
 
 
 def init_embedding_state(

@@ -4,15 +4,16 @@ import dataclasses
 from typing import Any
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.mixers.marks import Marks
+from jaxblt.mixers.sequence import read
 from jaxblt.models.layers import dense
-from jaxblt.parallel.carry import fold_before
 from jaxblt.parallel.halo import before, by_stretch, splits_sequence
-from jaxblt.parallel.sequence import SEQ_AXIS
 from jaxblt.patching.patches import Patches
 
 
@@ -45,21 +46,34 @@ class Places:
 
 def document_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
     """Each byte's offset in its document, for rows whose documents are contiguous."""
-    return by_stretch(_own_positions, segment_ids)
+    rows = read(segment_ids[..., None], segment_ids, None, None)
+    return rows.run(Counted(), segment_ids)[0]
 
 
-def _own_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None], segment_ids.shape)
-    past = segment_ids[:, :1]
-    if splits_sequence():
-        past = before(segment_ids, 1, axis=1)
-        index = index + segment_ids.shape[1] * jax.lax.axis_index(SEQ_AXIS)
-    first = jnp.diff(segment_ids, axis=1, prepend=past) != 0
-    start = jax.lax.cummax(jnp.where(first, index, 0), axis=1)
-    if splits_sequence():
-        earlier = fold_before(jnp.maximum, jnp.zeros_like(start[:, -1]), start[:, -1])
-        start = jnp.maximum(start, earlier[:, None])
-    return index - start
+@flax.struct.dataclass
+class Counted:
+    """Core of positions: each byte's offset in its document. The carry is the number of its bytes so far."""
+
+    def zero(self, ids: Int[Array, "B T"]) -> Int[Array, "B"]:
+        """None yet."""
+        return jnp.zeros(ids.shape[:1], jnp.int32)
+
+    def run(
+        self, ids: Int[Array, "B T"], marks: Marks, carry: Int[Array, "B"] | None
+    ) -> tuple[Int[Array, "B T"], tuple[Int[Array, "B"], Bool[Array, "B"]]]:
+        """Offsets; and what the stretch adds to the count, or that it begins another."""
+        assert marks.new is not None
+        index = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32)[None], ids.shape)
+        start = jax.lax.cummax(jnp.where(marks.new, index, -1), axis=1)
+        offset = jnp.where(start < 0, index, index - start)
+        if carry is not None:
+            offset = jnp.where(start < 0, offset + carry[:, None], offset)
+        return offset, (index[:, -1] - jnp.maximum(start[:, -1], 0) + 1, start[:, -1] < 0)
+
+    def join(self, carry: Int[Array, "B"], summary: tuple[Any, Any]) -> Int[Array, "B"]:
+        """The count behind the stretch."""
+        count, stays = summary
+        return jnp.where(stays, carry, 0) + count
 
 
 def places(patches: Patches, positions: Int[Array, "B T"], *, causal: bool) -> Places:

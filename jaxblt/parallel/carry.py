@@ -5,11 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
 from jaxblt.parallel.sequence import SEQ_AXIS
 
 
-def fold_before[C](join: Callable[[C, Any], C], start: C, summary: Any, *, reverse: bool = False) -> C:
+def fold_before[C](
+    join: Callable[[C, Any], C], start: C, summary: Any, *, reverse: bool = False, hops: int | None = None
+) -> C:
     """What the devices before this one carry into its stretch: join(...join(join(start, s_0), s_1)..., s_{i-1}).
 
     Only inside an island over the sequence. The summaries are gathered by all, a single exchange, and each device
@@ -21,21 +24,55 @@ def fold_before[C](join: Callable[[C, Any], C], start: C, summary: Any, *, rever
       start: the carry before the first position.
       summary: pytree, what this device's stretch does to a carry: of one size whatever the stretch.
       reverse: the last device comes first.
+      hops: devices back that a carry can tell of, if not all: their summaries alone are sent, by neighbours.
     """
-    everyone = jax.tree.map(lambda x: jax.lax.all_gather(x, SEQ_AXIS), summary)
     count, index = jax.lax.axis_size(SEQ_AXIS), jax.lax.axis_index(SEQ_AXIS)
     place = count - 1 - index if reverse else index
+    near = hops is not None and hops < count - 1
+    if near:
+        came = [_from_behind(summary, hop, reverse=reverse) for hop in range(hops, 0, -1)]
+        first = place - hops
+    else:
+        everyone = jax.tree.map(lambda x: jax.lax.all_gather(x, SEQ_AXIS), summary)
+        order = range(count - 1, 0, -1) if reverse else range(count - 1)
+        came = [jax.tree.map(lambda x, i=i: x[i], everyone) for i in order]
+        first = jnp.zeros_like(place)
     carry = start
-    for i in range(count - 1):
-        device = count - 1 - i if reverse else i
-        after = join(carry, jax.tree.map(lambda x, device=device: x[device], everyone))
-        carry = jax.tree.map(lambda new, old, i=i: jnp.where(i < place, new, old), after, carry)
+    for i, effect in enumerate(came):
+        sender = first + i
+        there = (sender >= 0) & (sender < place)
+        after = join(carry, effect)
+        carry = jax.tree.map(lambda new, old, there=there: jnp.where(there, new, old), after, carry)
     return carry
 
 
-def from_last[C](x: C) -> C:
-    """The last device's x, on all devices of the sequence."""
-    mine = jax.lax.axis_index(SEQ_AXIS) == jax.lax.axis_size(SEQ_AXIS) - 1
-    return jax.tree.map(
-        lambda leaf: jax.lax.psum(jnp.where(mine, leaf, jnp.zeros((), leaf.dtype)), SEQ_AXIS), x
-    )
+def _from_behind(x: Any, hop: int, *, reverse: bool) -> Any:
+    """x of the device `hop` places before this one in reading order; zeros where there is none."""
+    count, step = jax.lax.axis_size(SEQ_AXIS), -hop if reverse else hop
+    pairs = [(i, i + step) for i in range(count) if 0 <= i + step < count]
+    return jax.tree.map(lambda leaf: jax.lax.ppermute(leaf, SEQ_AXIS, pairs), x)
+
+
+def at_end[C](carry: C, takes: Bool[Array, "B"] | None, otherwise: C) -> C:
+    """Each row's carry behind the device that holds its last token, on all devices; `otherwise` for rows without any.
+
+    Args:
+      carry: behind this device's stretch.
+      takes: rows of which this device holds a token; None for all.
+      otherwise: what every device has.
+    """
+    index = jax.lax.axis_index(SEQ_AXIS)
+    if takes is None:
+        mine = jnp.reshape(index == jax.lax.axis_size(SEQ_AXIS) - 1, (1,))
+        last = None
+    else:
+        here = jnp.where(takes, index, -1)
+        last = jax.lax.pmax(here, SEQ_AXIS)
+        mine = (here == last) & takes
+
+    def shared(own: Array, old: Array) -> Array:
+        axes = (-1,) + (1,) * (own.ndim - 1)
+        sent = jax.lax.psum(jnp.where(mine.reshape(axes), own, jnp.zeros((), own.dtype)), SEQ_AXIS)
+        return sent if last is None else jnp.where((last >= 0).reshape(axes), sent, old)
+
+    return jax.tree.map(shared, carry, otherwise)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Shaped
 
 from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence, seq_axis
 
@@ -57,30 +57,3 @@ def _halo(x: Array, size: int, axis: int, step: int) -> Array:
         # a device that nobody sends to receives zeros
         pieces.append(jax.lax.ppermute(piece, SEQ_AXIS, pairs) if pairs else jnp.zeros_like(piece))
     return jnp.concatenate(pieces[::-step], axis)
-
-
-def history(
-    u: Float[Array, "B D T"], segment_ids: Int[Array, "B T"] | None, size: int, *, reverse: bool = False
-) -> Float[Array, "B D size"] | None:
-    """The `size` inputs before this device's that its first document needs: zero at holes and other documents.
-
-    Documents are contiguous, so no other document reaches over the edge. None if `size` is 0, and outside of an
-    island over the sequence, where rows are whole.
-
-    Args:
-      u: this device's inputs.
-      segment_ids: documents, or None for one.
-      size: of the history.
-      reverse: the history of the row read from its end.
-    """
-    if not size or not splits_sequence():
-        return None
-
-    def outside(x: Array, axis: int) -> Array:
-        return jnp.flip(behind(x, size, axis=axis), axis) if reverse else before(x, size, axis=axis)
-
-    past = outside(u, 2)
-    if segment_ids is None:
-        return past
-    edge = segment_ids[:, -1:] if reverse else segment_ids[:, :1]
-    return jnp.where((outside(segment_ids, 1) == jnp.abs(edge))[:, None], past, jnp.zeros((), past.dtype))

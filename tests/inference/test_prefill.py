@@ -11,7 +11,7 @@ import pytest
 from jaxblt.data.vocab import encode
 from jaxblt.inference import Decoder, SamplingConfig, decode_step, generate, init_decoder, prefill, sample
 from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
-from jaxblt.mixers.prefill import splits_call
+from jaxblt.mixers.sequence import splits_call
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, init_patcher, make_patches, prefill_patcher, scan_patcher

@@ -19,7 +19,7 @@ from jaxblt.mixers import (
     ModalFilter,
     init_state,
 )
-from jaxblt.mixers.prefill import SHORTEST, splits_call
+from jaxblt.mixers.sequence import SHORTEST, splits_call
 from jaxblt.parallel import make_mesh
 from tests.parallel.hlo import collectives
 from tests.tolerances import assert_close, relative_error

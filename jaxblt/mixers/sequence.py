@@ -1,0 +1,264 @@
+"""The sequence driver: runs the core of a linear mixer over rows that are whole, streamed, prefilled or split.
+
+A mixer's core is a pytree of its weights with three pure functions, and nothing else knows how rows lie:
+
+    zero(streams) -> carry                          before the first token of a document
+    run(streams, marks, carry) -> (y, summary)      a stretch of tokens; carry None: every row starts a document
+    join(carry, summary) -> carry                   behind a stretch, from the carry before it
+
+`Rows` marks where documents begin, folds carries across the devices of a mesh axis `seq`, keeps the state of rows that
+take no token, and zeroes outputs at holes. Two methods are optional. `summarise(streams, marks) -> summary` where that
+is cheaper than a run; `run`'s own summary then need only hold for the carry that `run` was given. A core without `join`
+returns the carry behind the stretch in place of a summary, and takes whole rows: along `seq` its heads are scattered.
+"""
+
+import dataclasses
+import math
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from jaxblt.mixers.base import Clock, Tokens, arrange, restore, rows
+from jaxblt.mixers.marks import Marks, mark
+from jaxblt.parallel.carry import at_end, fold_before
+from jaxblt.parallel.halo import before, behind
+from jaxblt.parallel.islands import over_batch
+from jaxblt.parallel.scatter import over_heads
+from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence, seq_axis
+
+Carry = Any
+Summary = Any
+SHORTEST = 64
+"""Tokens a device from which a call with a state is split. All devices of the sequence do the whole of shorter ones."""
+
+
+@runtime_checkable
+class Core(Protocol):
+    """What a mixer computes along the sequence; see the module's first lines."""
+
+    def zero(self, streams: Any) -> Carry: ...
+
+    def run(self, streams: Any, marks: Marks, carry: Carry | None) -> tuple[Any, Summary]: ...
+
+
+@runtime_checkable
+class Joined(Core, Protocol):
+    """A core whose stretches can be joined. `reach`, if it has one, is how many steps back a carry can tell of."""
+
+    def join(self, carry: Carry, summary: Summary) -> Carry: ...
+
+
+@runtime_checkable
+class Summarised(Joined, Protocol):
+    """A core with a shorter way to what a stretch does to a carry than running it."""
+
+    def summarise(self, streams: Any, marks: Marks) -> Summary: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A call's tokens as a mixer's cores take them.
+
+    Attributes:
+      x: inputs; holes may hold anything in a call without a state, else they are zero.
+      segment_ids: documents as an op wants them: s > 0 a token, -s a hole, 0 nothing; None for one document a row.
+      content: True for tokens; None if everything is one.
+      alignment: documents start at multiples of it.
+      split: whether the mesh splits these tokens along the sequence.
+      tokens: of a call with a state.
+      clock: behind the call; None without a state.
+    """
+
+    x: Shaped[Array, "B T D"]
+    segment_ids: Int[Array, "B T"] | None
+    content: Bool[Array, "B T"] | None
+    alignment: int
+    split: bool
+    tokens: Tokens | None = None
+    clock: Clock | None = None
+
+    def run(
+        self,
+        core: Core,
+        streams: Any,
+        carry: Carry | None = None,
+        *,
+        time_axis: int = 1,
+        reverse: bool = False,
+    ) -> tuple[Any, Carry | None]:
+        """A core's outputs, and the carry behind the call (None where none was given).
+
+        Args:
+          core: with its weights.
+          streams: pytree of arrays [B, T, ...], or [B, D, T] with `time_axis` 2.
+          carry: of the state; None in a call without one.
+          time_axis: of streams and outputs.
+          reverse: rows are read from the end.
+        """
+        stretch = _Stretch(time_axis, reverse, self.alignment, entered=int(carry is not None))
+        if not self.split:
+            work = lambda given, core: _whole(stretch, core, *given)  # noqa: E731
+            return over_batch(work, (streams, self.segment_ids, carry), core)
+        if isinstance(core, Joined):
+            return _folded(stretch, core, streams, self.segment_ids, carry)
+        work = lambda *given: _whole(stretch, *given)  # noqa: E731
+        return over_heads(work, core, streams, self.segment_ids, carry, time_axis=time_axis)
+
+    @property
+    def arranged(self) -> Tokens:
+        """The tokens of a call with a state."""
+        assert self.tokens is not None
+        return self.tokens
+
+    def clear(self, x: Float[Array, "B ..."], *, time_axis: int = 1) -> Float[Array, "B ..."]:
+        """x with zeros at holes and padding, where ops are told of no documents and cannot see to it."""
+        if self.content is None or self.segment_ids is not None:
+            return x
+        content = self.content[:, None] if time_axis == 2 else self.content[..., None]
+        return x * content.astype(x.dtype)
+
+    def restore(self, y: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """The mixer's output in the order of the call, zero at holes and padding."""
+        if self.tokens is not None:
+            return restore(y, self.tokens)
+        return y if self.content is None else jnp.where(self.content[..., None], y, jnp.zeros((), y.dtype))
+
+
+def read(
+    x: Shaped[Array, "B T D"],
+    segment_ids: Int[Array, "B T"] | None,
+    positions: Int[Array, "B T"] | None,
+    clock: Clock | None,
+    *,
+    alignment: int = 1,
+    packed: bool = True,
+) -> Rows:
+    """The tokens of a mixer's call.
+
+    Args:
+      x: inputs.
+      segment_ids, positions: as the mixer was given them.
+      clock: of its state, or None in training.
+      alignment: in training documents start at multiples of it.
+      packed: False promises one document a row, of which no op is told then; holes and padding become zero instead.
+    """
+    if clock is not None:
+        split = splits_call(x.shape[1])
+        tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
+        return Rows(tokens.x, _documents(tokens), tokens.content, 1, split, tokens, clock)
+    content = None if segment_ids is None else segment_ids > 0
+    told = Rows(x, segment_ids if packed else None, content, alignment, seq_axis() is not None)
+    return dataclasses.replace(told, x=told.clear(x))
+
+
+def splits_call(length: int) -> bool:
+    """Whether a call of `length` tokens with a state is split along the sequence; the result is the same either way."""
+    axis = seq_axis()
+    return axis is not None and length >= SHORTEST * axis.size
+
+
+def _documents(tokens: Tokens) -> Int[Array, "B T"] | None:
+    """Segment ids of a call's tokens: ±1 is the state's document; None if all is of one."""
+    if tokens.whole:
+        return None
+    document = jnp.where(tokens.live, tokens.run + 1, 0)
+    return jnp.where(tokens.content, document, -document)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stretch:
+    """How the arrays of a run are to be read; `entered` is the id of the document that the first carry is of."""
+
+    time_axis: int
+    reverse: bool
+    alignment: int
+    entered: int
+
+    def turn(self, tree: Any, axis: int) -> Any:
+        """Arrays in reading order, or back."""
+        return jax.tree.map(lambda x: jnp.flip(x, axis), tree) if self.reverse else tree
+
+
+def _whole(
+    how: _Stretch, core: Core, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
+) -> tuple[Any, Carry | None]:
+    """Rows that this device has whole."""
+    streams, ids = how.turn(streams, how.time_axis), how.turn(segment_ids, 1)
+    marks = mark(ids, how.entered, alignment=1 if how.reverse else how.alignment)
+    enters = None if carry is None else _begun(core, streams, marks.begins, carry)
+    y, after = core.run(streams, marks, enters)
+    y = how.turn(y, how.time_axis)
+    if carry is None:
+        return y, None
+    if isinstance(core, Joined):
+        after = core.join(enters, after)
+    return y, _kept(marks.takes, after, carry)
+
+
+def _folded(
+    how: _Stretch, core: Joined, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
+) -> tuple[Any, Carry | None]:
+    """Rows split along the sequence: each device runs its stretch from what those before it carry in."""
+    flat = segment_ids is None or how.time_axis == 1
+    ids = segment_ids if flat else segment_ids[:, None]
+
+    def island(sequenced: Any, carry: Carry | None, core: Joined) -> tuple[Any, Carry | None]:
+        streams, ids = sequenced
+        return _stretch(how, core, streams, ids if flat else ids[:, 0], carry)
+
+    outputs = (True, False)
+    return over_sequence(island, (streams, ids), carry, core, time_axis=how.time_axis, outputs=outputs)
+
+
+def _stretch(
+    how: _Stretch, core: Joined, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
+) -> tuple[Any, Carry | None]:
+    """One device's stretch, inside an island over the sequence."""
+    length = jax.tree.leaves(streams)[0].shape[how.time_axis]
+    marks = _own_marks(how, segment_ids, length)
+    streams = how.turn(streams, how.time_axis)
+    summary = (
+        core.summarise(streams, marks) if isinstance(core, Summarised) else core.run(streams, marks, None)[1]
+    )
+    effect = (summary, marks.begins, marks.takes)
+
+    def step(carry: Carry, effect: Any) -> Carry:
+        summary, begins, takes = effect
+        return _kept(takes, core.join(_begun(core, streams, begins, carry), summary), carry)
+
+    start = core.zero(streams) if carry is None else carry
+    reach = getattr(core, "reach", None)
+    hops = None if reach is None else -(-reach // length)
+    entering = fold_before(step, start, effect, reverse=how.reverse, hops=hops)
+    y, _ = core.run(streams, marks, _begun(core, streams, marks.begins, entering))
+    y = how.turn(y, how.time_axis)
+    return y, None if carry is None else at_end(step(entering, effect), marks.takes, carry)
+
+
+def _own_marks(how: _Stretch, segment_ids: Int[Array, "B T"] | None, length: int) -> Marks:
+    """Marks of a device's stretch in reading order, whose first document may have begun on another device."""
+    alignment = 1 if how.reverse else math.gcd(how.alignment, length)
+    if segment_ids is None:
+        return mark(None, alignment=alignment)
+    neighbour = behind if how.reverse else before
+    past = neighbour(jnp.abs(segment_ids), 1, axis=1)[:, 0]
+    if how.entered:
+        past = jnp.where(jax.lax.axis_index(SEQ_AXIS) == 0, how.entered, past)
+    return mark(how.turn(segment_ids, 1), past, alignment=alignment)
+
+
+def _begun(core: Core, streams: Any, begins: Bool[Array, "B"] | None, carry: Carry) -> Carry:
+    """The carry, back at zero in rows whose next token begins a document."""
+    return carry if begins is None else _select(begins, core.zero(streams), carry)
+
+
+def _kept(takes: Bool[Array, "B"] | None, after: Carry, carry: Carry) -> Carry:
+    """The carry after a stretch; the one before it, bit by bit, in rows that took no token."""
+    like = jax.tree.map(lambda new, old: new.astype(old.dtype), after, carry)
+    return like if takes is None else _select(takes, like, carry)
+
+
+def _select(chosen: Bool[Array, "B"], new: Carry, old: Carry) -> Carry:
+    return jax.tree.map(lambda a, b: jnp.where(rows(chosen, b), a.astype(b.dtype), b), new, old)
