@@ -119,6 +119,9 @@ def _sample_calls() -> dict[str, Callable[[Any], str]]:
         "blocked_conv": lambda op: op.explain(x, array(1024, 128, dtype=fp32)),
         "byte_head": lambda op: f"{op.explain('cross_entropy')}\n{op.explain('entropy')}",
         "hash_embedding": lambda op: op.explain(tables, rows),
+        "linear_scan": lambda op: op.explain(
+            array(1, 8192, 1024, dtype=fp32), array(1, 8192, 1024, dtype=fp32)
+        ),
         "long_conv": lambda op: op.explain(x, array(1024, 8192, dtype=fp32)),
         "modal_conv": lambda op: op.explain(x, poles, poles),
         "patch_attention": lambda op: f"{op.explain('pool')}\n{op.explain('lookup')}",

@@ -16,6 +16,7 @@ SHAPES = {
     "blocked_conv": ("evo2_7b_mr_128k", "d768_8k", "d768_64k"),
     "byte_head": ("d512_8k", "d1024_1m"),
     "hash_embedding": ("d512_8k", "blt_d1024_8k"),
+    "linear_scan": ("recurrentgemma_2b_8k", "books", "modal_d768_64k", "modal_d768_1m"),
     "modal_conv": ("d768_8k", "d768_64k", "d768_1m", "d256_4m"),
     "patch_attention": (
         *("pool_blt_1b_64k", "lookup_blt_1b_64k", "lookup_blt_8b_64k"),

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels.blocked_conv.packed import keep, same_document
-from pallas_kernels.modal_conv.carry import carry_states
+from pallas_kernels.linear_scan import linear_scan
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.short_conv.gates import accumulator
 
@@ -46,7 +46,7 @@ def entering_states(
         stays = edges[:, 1:] == edges[:, :-1]
         decays = keep(stays[:, None], decays)
     decays = jnp.pad(decays, ((0, 0), (0, 0), (1, 0), (0, 0)))
-    return carry_states(decays, jnp.concatenate([first, written], 2))
+    return linear_scan(decays, jnp.concatenate([first, written], 2))
 
 
 def read_states(

@@ -10,7 +10,6 @@ import pytest
 from jax import lax
 
 from pallas_kernels.long_conv import long_conv
-from pallas_kernels.modal_conv import carry as carry_module
 from pallas_kernels.modal_conv import explain, modal_conv, modal_filter, row_state
 from pallas_kernels.modal_conv.shapes import SHAPES
 from tests.pallas_kernels import op_suite
@@ -237,43 +236,6 @@ def test_a_million_steps_away_the_decay_is_still_exact() -> None:
     h = jax.jit(modal_filter, static_argnums=2)(poles, residues, 2**20)
     exact = np.exp(float(poles[0, 0]) * (2**20 - 1))
     assert_close(h[0, -1], np.asarray(exact), n=1)
-
-
-def test_carry_by_steps_and_by_parallel_scan_agree() -> None:
-    decays, written = jnp.exp(-jnp.abs(normal(0, (1, 2, 30, 3)))), normal(1, (2, 2, 30, 3))
-    expected = np.zeros((2, 2, 30, 3))
-    for n in range(30):
-        before = expected[:, :, n - 1] if n else 0
-        expected[:, :, n] = np.asarray(decays)[:, :, n] * before + np.asarray(written)[:, :, n]
-    short = carry_module.SEQUENTIAL
-    carry = jax.jit(carry_module.carry_states)
-    assert_close(carry(decays, written), expected, np.float32, 30)
-    few = carry(decays[:, :, :short], written[:, :, :short])
-    assert_close(few, expected[:, :, :short], np.float32, 30)
-
-
-@pytest.mark.parametrize(
-    ("count", "rows_of_decays"), [(1, 1), (carry_module.SEQUENTIAL, 2), (30, 1), (30, 2)]
-)
-def test_the_gradient_of_the_carry_is_that_of_a_scan(count: int, rows_of_decays: int) -> None:
-    decays = jnp.exp(-jnp.abs(normal(0, (rows_of_decays, 2, count, 3))))
-    written, cotangent = normal(1, (2, 2, count, 3)), normal(2, (2, 2, count, 3))
-
-    def by_scan(decays: Any, written: Any) -> Any:
-        def step(state: Any, now: Any) -> Any:
-            state = now[0] * state + now[1]
-            return state, state
-
-        inputs = (jnp.moveaxis(jnp.broadcast_to(decays, written.shape), 2, 0), jnp.moveaxis(written, 2, 0))
-        return jnp.moveaxis(lax.scan(step, jnp.zeros_like(written[:, :, 0]), inputs)[1], 0, 2)
-
-    found, expected = (
-        jax.jit(lambda *a, run=run: jax.vjp(run, *a)[1](cotangent))(decays, written)
-        for run in (carry_module.carry_states, by_scan)
-    )
-    for got, want in zip(found, expected, strict=True):
-        assert got.shape == want.shape
-        assert_close(got, want, np.float32, 2 * count)
 
 
 def test_backward_keeps_inputs_and_little_more() -> None:

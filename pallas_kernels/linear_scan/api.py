@@ -1,0 +1,69 @@
+"""The public function and its implementation table."""
+
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device
+from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels.linear_scan.reference import linear_scan_reference
+from pallas_kernels.linear_scan.xla import linear_scan_xla
+
+TABLE = (
+    Implementation("xla", linear_scan_xla),
+    Implementation("reference", linear_scan_reference),
+)
+
+
+def linear_scan(
+    a: Float[Array, "*#S T D"],
+    b: Float[Array, "*S T D"],
+    *,
+    initial: Float[Array, "*S D"] | None = None,
+    reverse: bool = False,
+    implementation: Literal["xla", "reference"] | None = None,
+) -> Float[Array, "*S T D"]:
+    """Run h_t = a_t h_{t-1} + b_t along the last axis but one, elementwise, and return every h_t.
+
+    Args:
+      a: factors. Leading axes of size 1 are shared by the rows of b and are not copied.
+      b: inputs.
+      initial: h before the first step (after the last one with `reverse`); zero if None.
+      reverse: run from the end, h_t = a_t h_{t+1} + b_t.
+      implementation: a name of the table; None takes the first that runs here.
+
+    Returns:
+      h, in fp32 (f64 if a or b is), whatever the inputs' dtype.
+
+    Raises:
+      ValueError: shapes or dtypes that do not fit, or an implementation that is unknown.
+    """
+    _check(a, b, initial)
+    dtype = jnp.float64 if jnp.float64 in (a.dtype, b.dtype) else jnp.float32
+    a, b = a.astype(dtype), b.astype(dtype)
+    options = {"initial": None if initial is None else initial.astype(dtype), "reverse": reverse}
+    chosen = choose("linear_scan", TABLE, implementation, current_device(), a, b, **options)
+    return chosen.run(a, b, **options)
+
+
+def explain(a: Any, b: Any, *, device: Device | None = None, **options: Any) -> str:
+    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    return explain_table("linear_scan", TABLE, device or current_device(), a, b, **options)
+
+
+def _check(a: Any, b: Any, initial: Any) -> None:
+    for name, array in (("a", a), ("b", b), ("initial", initial)):
+        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"linear_scan: {name} must be floating point, got {array.dtype}: cast it first")
+    if b.ndim < 2 or 0 in b.shape:
+        raise ValueError(f"linear_scan: b must be [..., time, width], each at least 1, got shape {b.shape}")
+    shared = a.ndim == b.ndim and all(x in (1, y) for x, y in zip(a.shape[:-2], b.shape[:-2], strict=True))
+    if not shared or a.shape[-2:] != b.shape[-2:]:
+        raise ValueError(
+            f"linear_scan: a must have b's shape {b.shape}, or 1 in place of leading axes, got {a.shape}"
+        )
+    if initial is not None and initial.shape != (*b.shape[:-2], b.shape[-1]):
+        raise ValueError(
+            f"linear_scan: initial must be b without time, {(*b.shape[:-2], b.shape[-1])}, got {initial.shape}"
+        )

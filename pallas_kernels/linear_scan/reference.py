@@ -1,0 +1,26 @@
+"""The definition: one step after another."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from pallas_kernels._compat import vary_alike
+
+
+def linear_scan_reference(
+    a: Float[Array, "*#S T D"],
+    b: Float[Array, "*S T D"],
+    *,
+    initial: Float[Array, "*S D"] | None = None,
+    reverse: bool = False,
+) -> Float[Array, "*S T D"]:
+    """See `linear_scan`. It has derivatives of any order, forward mode too."""
+
+    def step(h: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        h = now[0] * h + now[1]
+        return h, h
+
+    start = jnp.zeros_like(b[..., 0, :]) if initial is None else initial
+    start, a, b = vary_alike(start, a, b)
+    _, h = lax.scan(step, start, (jnp.moveaxis(a, -2, 0), jnp.moveaxis(b, -2, 0)), reverse=reverse)
+    return jnp.moveaxis(h, 0, -2)

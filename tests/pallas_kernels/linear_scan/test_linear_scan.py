@@ -1,0 +1,129 @@
+"""The scan and its gradient against one step after another, at lengths on every side of the chunks."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels._bench import check
+from pallas_kernels.linear_scan import bench, explain, linear_scan
+from pallas_kernels.linear_scan.reference import linear_scan_reference
+from pallas_kernels.linear_scan.shapes import SHAPES, LinearScanShape
+from tests.pallas_kernels import op_suite
+from tests.tolerances import assert_close
+
+
+def arrays(
+    *shape: int, dtype: Any = jnp.float32, shared: bool = False, initial: bool = False
+) -> dict[str, Any]:
+    """Factors between 0 and 1, some of them zero as where a document begins."""
+    rng = np.random.default_rng(0)
+    rows = (1, *shape[1:]) if shared else shape
+    a = rng.uniform(0.2, 1.0, rows) * (rng.uniform(size=rows) > 0.1)
+    found = {"a": jnp.asarray(a, dtype), "b": jnp.asarray(rng.standard_normal(shape), dtype)}
+    if initial:
+        found["initial"] = jnp.asarray(rng.standard_normal((*shape[:-2], shape[-1])), jnp.float32)
+    return found
+
+
+def _case(name: str, given: dict[str, Any], *, shared: bool = False, **options: Any) -> op_suite.OpCase:
+    length = given["b"].shape[-2]
+    return op_suite.OpCase(
+        name=name,
+        run=lambda x: linear_scan(**x, **options),
+        reference=lambda x: linear_scan_reference(**x, **options),
+        arrays=given,
+        shared=frozenset({"a"} if shared else ()),
+        terms=length,
+        grad_terms=2 * length * (given["b"].shape[0] if shared else 1),
+    )
+
+
+CASES = [
+    _case("initial", arrays(8, 21, 5, initial=True)),
+    _case("reverse", arrays(8, 21, 5, initial=True), reverse=True),
+    _case("channel_major_shared", arrays(8, 2, 70, 3, shared=True), shared=True),
+    _case("bfloat16", arrays(8, 16, 4, dtype=jnp.bfloat16)),
+]
+
+
+@pytest.mark.parametrize("check", [name for name in op_suite.CHECKS if name != "poison"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_properties(case: op_suite.OpCase, check: str) -> None:
+    op_suite.CHECKS[check](case)
+
+
+@pytest.mark.parametrize("length", [1, 2, 8, 9, 64, 65])
+def test_any_length(length: int) -> None:
+    op_suite.check_reference(_case(str(length), arrays(2, length, 3, initial=True)))
+
+
+def test_pieces_are_one_stream() -> None:
+    x = arrays(2, 21, 3)
+    whole, state, found = linear_scan(**x), jnp.zeros((2, 3)), []
+    for start, stop in ((0, 1), (1, 8), (8, 21)):
+        found.append(linear_scan(x["a"][:, start:stop], x["b"][:, start:stop], initial=state))
+        state = found[-1][:, -1]
+    assert_close(jnp.concatenate(found, 1), whole, n=21)
+
+
+def test_sums_are_wide() -> None:
+    """In bf16 a sum of ones stands still at 256."""
+    ones = jnp.ones((1, 1024, 1), jnp.bfloat16)
+    h = linear_scan(ones, ones)
+    assert h.dtype == jnp.float32
+    np.testing.assert_array_equal(h[0, :, 0], np.arange(1, 1025))
+
+
+def test_nothing_is_kept_but_the_factors_and_the_states() -> None:
+    x = arrays(2, 512, 4)
+    _, pull = jax.vjp(jax.jit(linear_scan), x["a"], x["b"])
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(pull)) <= 2 * x["b"].nbytes
+
+
+def test_a_gradient_has_a_gradient() -> None:
+    x = arrays(1, 9, 2)
+
+    def norm(implementation: Any, a: Any, b: Any) -> Any:
+        run = partial(linear_scan, implementation=implementation)
+        grads = jax.grad(lambda a, b: (run(a, b) ** 2).sum(), (0, 1))(a, b)
+        return sum((g**2).sum() for g in grads)
+
+    found, expected = (jax.grad(partial(norm, name), (0, 1))(x["a"], x["b"]) for name in (None, "reference"))
+    for got, want in zip(found, expected, strict=True):
+        assert_close(got, want, n=4 * 9)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": jnp.ones((2, 4, 2))}, r"a must have b's shape \(2, 4, 3\)"),
+        ({"a": jnp.ones((4, 3))}, "a must have b's shape"),
+        ({"b": jnp.ones((2, 4, 3), jnp.int32)}, "b must be floating point, got int32"),
+        ({"b": jnp.ones((2, 0, 3))}, "each at least 1"),
+        ({"initial": jnp.ones((2, 4))}, r"initial must be b without time, \(2, 3\)"),
+        ({"implementation": "triton"}, "unknown implementation 'triton'"),
+    ],
+)
+def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        linear_scan(**{"a": jnp.ones((2, 4, 3)), "b": jnp.ones((2, 4, 3)), **change})
+
+
+def test_explain_names_the_choice() -> None:
+    assert explain(jnp.ones((1, 2, 3)), jnp.ones((1, 2, 3))).startswith("linear_scan: xla on ")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_shapes_of_real_models_are_accepted(shape: LinearScanShape) -> None:
+    x = jax.ShapeDtypeStruct((shape.batch, shape.length, shape.width), jnp.bfloat16)
+    found = jax.eval_shape(linear_scan, x, x)
+    assert (found.shape, found.dtype) == (x.shape, jnp.float32)
+
+
+def test_the_benchmark_passes_its_gate() -> None:
+    errors = check(bench.plan(LinearScanShape("tiny", 2, 20, 4)), jax.random.key(0))
+    assert set(errors) == {"plain", "xla"}
