@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxblt.mixers.base import named
+from jaxblt.layers import Linear
 from jaxblt.mixers.cached_attention import Heads, Op, attend_cached
 from jaxblt.mixers.kv_cache import AttentionState, init_attention_state
 from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
@@ -136,15 +136,10 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], AttentionState | None]:
         """Output and the state after the tokens (None in training)."""
         config = self.config
-        heads = (
-            ("q", "heads", config.num_heads),
-            ("k", "kv_heads", config.groups),
-            ("v", "kv_heads", config.groups),
-        )
-        project = [
-            self._dense((n, config.width), ("embed", axis, "head_dim"), -1, name) for name, axis, n in heads
-        ]
-        out = self._dense(config.dim, ("heads", "head_dim", "embed"), (-2, -1), "out")
+        sizes = {"q": config.num_heads, "k": config.groups, "v": config.groups}
+        project = [self._project(name, heads) for name, heads in sizes.items()]
+        names = ("heads", "head_dim", "embed")
+        out = Linear("bthk,hkd->btd", {"d": config.dim}, names, self.dtype, name="out")
         x = x.astype(self.dtype)
         if state is not None:
             rows = read(x, segment_ids, positions, state.clock)
@@ -170,11 +165,10 @@ class Attention(nn.Module):
         o = self._over_heads(self._prefix, (q, k, v, content.lengths))
         return content.restore(out(o)), None
 
-    def _dense(self, features: Any, axes: tuple[str, ...], axis: Any, name: str) -> nn.DenseGeneral:
-        init = named(nn.initializers.lecun_normal(), *axes)
-        return nn.DenseGeneral(
-            features, axis=axis, use_bias=False, dtype=self.dtype, kernel_init=init, name=name
-        )
+    def _project(self, name: str, heads: int) -> Linear:
+        axis = "heads" if name == "q" else "kv_heads"
+        sizes = {"h": heads, "k": self.config.width}
+        return Linear("btd,dhk->bthk", sizes, ("embed", axis, "head_dim"), self.dtype, name=name)
 
     def _turn(self, heads: list[Array], positions: Int[Array, "#B T"]) -> Heads:
         config, (q, k, v) = self.config, heads

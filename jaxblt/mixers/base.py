@@ -15,7 +15,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxblt.parallel.sequence import whole_rows
 
@@ -44,11 +44,6 @@ class MixerConfig(Protocol):
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> State:
         """The state before the first token, for documents of at most `capacity` tokens."""
         ...
-
-
-def named(init: nn.initializers.Initializer, *axes: str | None) -> Any:
-    """`init` for a parameter whose axes carry logical names, which `jaxblt.parallel.rules` maps to the mesh."""
-    return nn.with_logical_partitioning(init, axes)
 
 
 def init_state(config: MixerConfig, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> State:
@@ -189,7 +184,7 @@ def _advance(clock: Clock, tokens: Tokens, document: Int[Array, "B T"]) -> Clock
     )
 
 
-def restore(y: Float[Array, "B T D"], tokens: Tokens) -> Float[Array, "B T D"]:
+def restore(y: Shaped[Array, "B T D"], tokens: Tokens) -> Shaped[Array, "B T D"]:
     """Outputs back in the order of the call; holes and non-tokens are zero."""
     if tokens.whole:
         return y

@@ -7,7 +7,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblt.mixers.base import named
+from jaxblt.layers import named
 from jaxblt.mixers.filters import FiniteFilter, ImplicitFilter
 from jaxblt.mixers.history import ShortHistory, joined, next_output, recent
 from jaxblt.mixers.implicit_taps import ImplicitTaps, evaluate

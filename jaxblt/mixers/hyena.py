@@ -8,7 +8,8 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.mixers.base import Clock, named, start_clock
+from jaxblt.layers import Linear, named
+from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.filters import Filter, ModalFilter, history_size
 from jaxblt.mixers.finite_filter import FiniteConv
 from jaxblt.mixers.history import ShortHistory
@@ -97,32 +98,7 @@ class Hyena(nn.Module):
     config: HyenaConfig
     dtype: Any = jnp.float32
 
-    def setup(self) -> None:
-        config = self.config
-        dim, streams = config.dim, config.order + 1
-        lecun, taps = nn.initializers.lecun_normal(), nn.initializers.normal(config.short_taps**-0.5)
-        self.w_in = self.param(
-            "in",
-            named(lecun, "embed", "channels"),
-            (dim, streams * dim),
-            jnp.float32,
-        )
-        self.w_out = self.param("out", named(lecun, "channels", "embed"), (dim, dim))
-        sides = 1 if config.causal else 2
-        self.short = self.param(
-            "short",
-            named(taps, None, "channels", "taps"),
-            (sides, streams * dim, config.short_taps),
-        )
-        self.long = [self._long_conv() for _ in range(config.order - 1)]
-
-    def _long_conv(self) -> ModalConv | FiniteConv:
-        config = self.config
-        options = (config.dim, config.causal, config.implementation)
-        if isinstance(config.filter, ModalFilter):
-            return ModalConv(config.filter, *options)
-        return FiniteConv(config.filter, *options)
-
+    @nn.compact
     def __call__(
         self,
         x: Float[Array, "B T D"],
@@ -132,33 +108,37 @@ class Hyena(nn.Module):
         state: HyenaState | None = None,
     ) -> tuple[Float[Array, "B T D"], HyenaState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
-        config = self.config
+        config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
+        project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, name="in")
+        project_out = Linear("bct,cd->btd", {"d": config.dim}, ("channels", "embed"), self.dtype, name="out")
         clock = None if state is None else state.clock
         options = {"alignment": config.segment_alignment, "packed": config.packed}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
-        z, short = self._short(rows, self._project_in(rows.x), None if state is None else state.short)
+        z, short = self._short(rows, project_in(rows.x), None if state is None else state.short)
         v, *gates = jnp.split(rows.clear(z, time_axis=2), config.order + 1, axis=1)
         filters = []
-        for i, conv in enumerate(self.long):
-            post_gate = gates[-1] if i == len(self.long) - 1 else None  # x_N, fused into the last op
-            v, after = conv(rows, (v, gates[i], post_gate), None if state is None else state.filters[i])
+        for i in range(config.order - 1):
+            post_gate = gates[-1] if i == config.order - 2 else None  # x_N, fused into the last op
+            v, after = self._long_conv(i)(
+                rows, (v, gates[i], post_gate), None if state is None else state.filters[i]
+            )
             filters.append(after)
-        y = rows.restore(self._project_out(v))
+        y = rows.restore(project_out(v))
         if state is None:
             return y, None
         return y, dataclasses.replace(state, clock=rows.clock, short=short, filters=tuple(filters))
 
     def _short(self, rows: Rows, z: Float[Array, "B E T"], carry: Float[Array, "B E S"] | None) -> Any:
         """The short convolution, and its past inputs; if not causal, another one over the reversed row is added."""
-        size = self.config.short_taps - 1
-        cores = [ShortHistory(short_conv, taps, None, size=size) for taps in self.short]
+        sides, size = 1 if self.config.causal else 2, self.config.short_taps - 1
+        init = named(nn.initializers.normal((size + 1) ** -0.5), None, "channels", "taps")
+        taps = self.param("short", init, (sides, z.shape[1], size + 1), jnp.float32)
+        cores = [ShortHistory(short_conv, side, None, size=size) for side in taps]
         y, after = rows.run(cores[0], (z, None, None), carry, time_axis=2)
         if self.config.causal:
             return y, after
         return y + rows.run(cores[1], (z, None, None), time_axis=2, reverse=True)[0], after
 
-    def _project_in(self, x: Float[Array, "B T D"]) -> Float[Array, "B E T"]:
-        return jnp.einsum("btd,de->bet", x, self.w_in.astype(self.dtype))
-
-    def _project_out(self, y: Float[Array, "B D T"]) -> Float[Array, "B T D"]:
-        return jnp.einsum("bct,cd->btd", y.astype(self.dtype), self.w_out.astype(self.dtype))
+    def _long_conv(self, index: int) -> ModalConv | FiniteConv:
+        config, kind = self.config, ModalConv if isinstance(self.config.filter, ModalFilter) else FiniteConv
+        return kind(config.filter, config.dim, config.causal, config.implementation, name=f"long_{index}")

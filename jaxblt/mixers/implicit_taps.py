@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblt.mixers.base import named
+from jaxblt.layers import Linear, named
 from jaxblt.mixers.filters import ImplicitFilter
 
 
@@ -39,11 +39,13 @@ class ImplicitTaps(nn.Module):
         decay = jnp.linspace(*filter.decay_range(), self.dim, dtype=jnp.float32)
         return hidden, (jnp.transpose(weights, (2, 1, 0)), decay)
 
-    def _layer(self, features: int, index: int) -> nn.Dense:
-        return nn.Dense(
-            features,
-            kernel_init=named(_uniform, None, None),
-            bias_init=named(nn.initializers.zeros, None),
+    def _layer(self, features: int, index: int) -> Linear:
+        return Linear(
+            "lf,fw->lw",
+            {"w": features},
+            (None, None),
+            bias=nn.initializers.zeros,
+            init=_uniform,
             precision=jax.lax.Precision.HIGHEST,
             name=f"layer_{index}",
         )

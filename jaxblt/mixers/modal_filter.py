@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.mixers.base import named, rows
+from jaxblt.layers import named
+from jaxblt.mixers.base import rows
 from jaxblt.mixers.filters import ModalFilter
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import Rows

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.mixers.base import Clock, named, start_clock
+from jaxblt.layers import Linear
+from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import read
 from pallas_kernels.linear_scan import linear_scan
@@ -70,22 +71,15 @@ class GatedRecurrence(nn.Module):
     ) -> tuple[Float[Array, "B T D"], RecurrenceState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
-        into = self._dense("in", ("embed", "channels"))
-        gate = self._dense("gate", ("embed", "channels"), bias=True)
-        out = self._dense("out", ("channels", "embed"))
+        into = self._linear("in", ("embed", "channels"))
+        gate = self._linear("gate", ("embed", "channels"), bias=nn.initializers.constant(2.0))
+        out = self._linear("out", ("channels", "embed"))
         h, after = rows.run(Recurrence(), (gate(rows.x), into(rows.x)), None if state is None else state.h)
         y = rows.restore(out(h.astype(self.dtype)))
         return y, None if state is None else RecurrenceState(clock=rows.clock, h=after)
 
-    def _dense(self, name: str, axes: tuple[str, str], *, bias: bool = False) -> nn.Dense:
-        return nn.Dense(
-            self.config.dim,
-            use_bias=bias,
-            dtype=self.dtype,
-            kernel_init=named(nn.initializers.lecun_normal(), *axes),
-            bias_init=named(nn.initializers.constant(2.0), axes[1]),
-            name=name,
-        )
+    def _linear(self, name: str, axes: tuple[str, str], *, bias: Any = None) -> Linear:
+        return Linear("btd,de->bte", {"e": self.config.dim}, axes, self.dtype, bias=bias, name=name)
 
 
 @flax.struct.dataclass

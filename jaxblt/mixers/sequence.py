@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxblt.mixers.base import Clock, Tokens, arrange, restore, rows
 from jaxblt.mixers.marks import Marks, mark
@@ -112,14 +112,14 @@ class Rows:
         assert self.tokens is not None
         return self.tokens
 
-    def clear(self, x: Float[Array, "B ..."], *, time_axis: int = 1) -> Float[Array, "B ..."]:
+    def clear(self, x: Shaped[Array, "B ..."], *, time_axis: int = 1) -> Shaped[Array, "B ..."]:
         """x with zeros at holes and padding, where ops are told of no documents and cannot see to it."""
         if self.content is None or self.segment_ids is not None:
             return x
         content = self.content[:, None] if time_axis == 2 else self.content[..., None]
         return x * content.astype(x.dtype)
 
-    def restore(self, y: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def restore(self, y: Shaped[Array, "B T D"]) -> Shaped[Array, "B T D"]:
         """The mixer's output in the order of the call, zero at holes and padding."""
         if self.tokens is not None:
             return restore(y, self.tokens)

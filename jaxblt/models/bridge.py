@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.mixers.base import named
-from jaxblt.models.layers import RMSNorm, dense
+from jaxblt.layers import RMSNorm, dense, named
 from jaxblt.parallel.carry import fold_before
 from jaxblt.parallel.halo import by_stretch, splits_sequence
 from jaxblt.parallel.islands import over_batch

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.data.vocab import VOCAB_SIZE
-from jaxblt.mixers.base import named
+from jaxblt.layers import Linear, RMSNorm
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, init_embedding_state
-from jaxblt.models.layers import RMSNorm
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 
@@ -89,9 +88,8 @@ class Head(nn.Module):
         x = RMSNorm(dtype=self.dtype, name="norm")(x)
         if self.tied:
             return embedding.attend(x)
-        init = named(nn.initializers.lecun_normal(), "embed", "vocab")
-        kernel = self.param("kernel", init, (x.shape[-1], self.vocab_size), jnp.float32)
-        return jnp.einsum("btd,dv->btv", x, kernel.astype(self.dtype), preferred_element_type=jnp.float32)
+        sizes, names = {"v": self.vocab_size}, ("embed", "vocab")
+        return Linear("btd,dv->btv", sizes, names, self.dtype, accumulate=jnp.float32, name="logits")(x)
 
 
 class ByteLM(nn.Module):

@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 from jaxblt.data.vocab import VOCAB_SIZE
-from jaxblt.mixers.base import Clock, named, start_clock
+from jaxblt.layers import multiply, named
+from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.history import Recent, joined, recent
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import read
@@ -129,7 +130,8 @@ class ByteEmbedding(nn.Module):
 
     def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Logits in fp32 with the byte table as the head (tied)."""
-        return jnp.einsum("btd,vd->btv", x, self.table.astype(x.dtype), preferred_element_type=jnp.float32)
+        table = self.table.astype(x.dtype)
+        return multiply("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
 
 
 def _sums(dtype: Any, rows: Int[Array, "B T G"], *others: Any) -> Float[Array, "B T D"]:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.layers import dense
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import read
-from jaxblt.models.layers import dense
 from jaxblt.parallel.halo import before, by_stretch, splits_sequence
 from jaxblt.patching.patches import Patches
 

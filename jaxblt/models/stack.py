@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from jaxblt.layers import MLP, RMSNorm
 from jaxblt.mixers import (
     AttentionConfig,
     ExplicitFilter,
@@ -18,7 +19,6 @@ from jaxblt.mixers import (
     MixerConfig,
     init_state,
 )
-from jaxblt.models.layers import MLP, RMSNorm
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 

@@ -55,7 +55,7 @@ def convolve(u: np.ndarray, ids: np.ndarray, taps: dict[int, np.ndarray]) -> np.
 def naive_row(config: HyenaConfig, params: dict, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
     p = params["params"]
     content = (ids > 0)[:, None]
-    z = (x.astype(np.float64) * content) @ np.asarray(p["in"], np.float64)
+    z = (x.astype(np.float64) * content) @ np.asarray(p["in"]["kernel"], np.float64)
     short = np.asarray(p["short"], np.float64)
     taps = {k: short[0, :, k] for k in range(config.short_taps)}
     if not config.causal:
@@ -68,7 +68,7 @@ def naive_row(config: HyenaConfig, params: dict, x: np.ndarray, ids: np.ndarray)
         u = gates[i] * v
         v = convolve(u, ids, {lag: filter_at(config, q, lag) for lag in lags}) + np.asarray(q["bias"]) * u
         v = v * content
-    return (gates[-1] * v) @ np.asarray(p["out"], np.float64)
+    return (gates[-1] * v) @ np.asarray(p["out"]["kernel"], np.float64)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -87,15 +87,15 @@ def test_order_is_the_number_of_gates(order: int) -> None:
     params = nn.meta.unbox(jax.eval_shape(config.build().init, jax.random.key(0), jnp.zeros((1, 3, 4))))[
         "params"
     ]
-    assert params["in"].shape == (4, (order + 1) * 4)
+    assert params["in"]["kernel"].shape == (4, (order + 1) * 4)
     assert sum(name.startswith("long_") for name in params) == order - 1
 
 
 def test_parameters_are_named() -> None:
     init = HyenaConfig(dim=4, filter=MODAL).build().init
     params = jax.eval_shape(init, jax.random.key(0), jnp.zeros((1, 3, 4)))["params"]
-    assert params["in"].names == ("embed", "channels")
-    assert params["out"].names == ("channels", "embed")
+    assert params["in"]["kernel"].names == ("embed", "channels")
+    assert params["out"]["kernel"].names == ("channels", "embed")
     assert params["long_0"]["log_rate"].names == (None, "channels", "modes")
 
 

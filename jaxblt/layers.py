@@ -1,0 +1,138 @@
+"""Layers that everything above is built of: the one linear layer, the norm, the MLP, and names of axes.
+
+Every product with a weight in mixers, models and heads is a `Linear`, so that low precision, quantised weights and
+low-rank adapters have one place to go. This room holds nothing that mixes along the sequence.
+"""
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Product = Callable[..., Array]
+"""`(equation, x, kernel, *, precision, preferred_element_type) -> y`, as `multiply` computes it."""
+
+
+def named(init: nn.initializers.Initializer, *axes: str | None) -> Any:
+    """`init` for a parameter whose axes carry logical names, which `jaxblt.parallel.rules` maps to the mesh."""
+    return nn.with_logical_partitioning(init, axes)
+
+
+def multiply(
+    equation: str,
+    x: Float[Array, "..."],
+    kernel: Float[Array, "..."],
+    *,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: Any = None,
+) -> Float[Array, "..."]:
+    """The product of x and a kernel: `jnp.einsum`."""
+    kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
+    return jnp.einsum(equation, x, kernel, **kinds)
+
+
+class Linear(nn.Module):
+    """y = x W (+ b) over any axes, written as an einsum of x and the kernel, such as "btd,dhk->bthk".
+
+    The kernel's axes are the letters behind the comma. Letters that x has as well come first and are summed over; an
+    ellipsis stands for x's leading axes. The kernel is fp32 and is cast to `dtype`.
+
+    Attributes:
+      equation: of x and the kernel.
+      sizes: of the kernel's letters that x does not have.
+      names: logical names of the kernel's axes; those of the new letters are the bias's.
+      dtype: of the product.
+      bias: initialiser of a bias that the new axes share, or None for no bias.
+      init: of the kernel, given its shape as (product of the axes summed over, product of the others).
+      precision: of the product.
+      accumulate: dtype of sums and result; None for the product's own.
+      product: what multiplies.
+    """
+
+    equation: str
+    sizes: Mapping[str, int]
+    names: tuple[str | None, ...]
+    dtype: Any = jnp.float32
+    bias: nn.initializers.Initializer | None = None
+    init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    precision: jax.lax.PrecisionLike = None
+    accumulate: Any = None
+    product: Product = multiply
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        given, _, rest = self.equation.partition(",")
+        letters, _, result = rest.partition("->")
+        summed = [c for c in letters if c in given and c not in result]
+        shape = self._shape(given, letters, x)
+        inner, outer = prod(shape[: len(summed)]), prod(shape[len(summed) :])
+
+        def draw(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+            return self.init(key, (inner, outer), dtype).reshape(shape)
+
+        kernel = self.param("kernel", named(draw, *self.names), shape, jnp.float32)
+        kinds = {"precision": self.precision, "preferred_element_type": self.accumulate}
+        y = self.product(self.equation, x.astype(self.dtype), kernel.astype(self.dtype), **kinds)
+        if self.bias is None:
+            return y
+        bias = self.param(
+            "bias", named(self.bias, *self.names[len(summed) :]), shape[len(summed) :], jnp.float32
+        )
+        return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+
+    def _shape(self, given: str, letters: str, x: Array) -> tuple[int, ...]:
+        """The kernel's shape. Raises ValueError for a width that a kernel from elsewhere does not have."""
+        own = given.replace("...", "")
+        sizes = dict(zip(reversed(own), reversed(x.shape), strict=False)) | dict(self.sizes)
+        unknown = [c for c in letters if c not in sizes]
+        if unknown or len(letters) != len(self.names):
+            raise ValueError(
+                f"Linear {self.equation!r} needs a size for each of {letters!r} and as many names: got sizes "
+                f"{dict(self.sizes)} and names {self.names}"
+            )
+        return tuple(sizes[c] for c in letters)
+
+
+def dense(features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale: float = 1.0) -> Linear:
+    """A `Linear` over the last axis without bias; LeCun-normal kernel times `scale`."""
+    init = nn.initializers.variance_scaling(scale**2, "fan_in", "truncated_normal")
+    return Linear("...d,de->...e", {"e": features}, axes, dtype, init=init, name=name)
+
+
+class RMSNorm(nn.Module):
+    """y = x / sqrt(mean(x^2) + eps) * scale, computed in fp32, returned in `dtype` (Zhang and Sennrich, 1910.07467)."""
+
+    dtype: Any = jnp.float32
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        scale = self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
+        wide = x.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.epsilon)
+        return (wide * inverse * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(self.dtype)
+
+
+class MLP(nn.Module):
+    """SwiGLU: (silu(x W_g) * x W_u) W_d (Shazeer, 2002.05202).
+
+    Attributes:
+      hidden: width of the hidden layer.
+      dtype: compute dtype.
+      out_scale: scale of the output kernel's initial standard deviation.
+    """
+
+    hidden: int
+    dtype: Any = jnp.float32
+    out_scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        gate = dense(self.hidden, axes=("embed", "mlp"), dtype=self.dtype, name="gate")(x)
+        up = dense(self.hidden, axes=("embed", "mlp"), dtype=self.dtype, name="up")(x)
+        down = dense(x.shape[-1], axes=("mlp", "embed"), dtype=self.dtype, name="down", scale=self.out_scale)
+        return down(jax.nn.silu(gate) * up)
