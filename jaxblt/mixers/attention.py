@@ -14,8 +14,8 @@ from jaxblt.mixers.cached_attention import Heads, Op, attend_cached
 from jaxblt.mixers.kv_cache import AttentionState, init_attention_state
 from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
 from jaxblt.mixers.sequence import read
+from jaxblt.parallel.attention.context import ContextParallel, Implementation, context_attention
 from jaxblt.parallel.content import content_first
-from jaxblt.parallel.context import ContextParallel, Implementation, context_attention
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.sequence import seq_axis

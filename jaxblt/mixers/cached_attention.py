@@ -20,13 +20,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.base import Tokens
 from jaxblt.mixers.kv_cache import AttentionState, Cache, Entries, check_slots, emptied, entries, put
-from jaxblt.parallel.band import Band, band_part
+from jaxblt.parallel.attention.merge import balanced_part, merge_devices, ring_pass
+from jaxblt.parallel.attention.ring import Ring
+from jaxblt.parallel.attention.tiles import Keys
+from jaxblt.parallel.attention.window import Band, band_part
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.layout import CONTIGUOUS
-from jaxblt.parallel.parts import balanced_part, go_round, merge_devices
-from jaxblt.parallel.pieces import Keys
-from jaxblt.parallel.ring import Ring
 from jaxblt.parallel.sequence import SEQ_AXIS, SeqAxis, over_sequence, seq_axis
 from pallas_kernels.attention import Part, attend_part, attention, attention_with_lse, merge_parts
 from pallas_kernels.attention.cudnn import LARGEST_MASK
@@ -238,10 +238,10 @@ def _many(
 
         if not bounded:
             return visit(part, ring).o.astype(q.dtype), _put_last(emptied(ring, fresh), new)
-        part = lax.cond(started, lambda: go_round(visit, visit(part, cache), cache), lambda: part)
+        part = lax.cond(started, lambda: ring_pass(visit, visit(part, cache), cache), lambda: part)
         first = lax.axis_index(axis.name) * cache.times.shape[1]
         store = lambda cache, new: put(cache, new, first)  # noqa: E731
-        return part.o.astype(q.dtype), go_round(store, store(emptied(cache, fresh), new), new)
+        return part.o.astype(q.dtype), ring_pass(store, store(emptied(cache, fresh), new), new)
 
     sequenced, rows = (q, new, cache if bounded else None), (fresh, None if bounded else cache)
     return over_sequence(island, sequenced, rows, (slopes, started), outputs=(True, bounded))
@@ -254,7 +254,7 @@ def _among(op: Op, axis: SeqAxis, q: Array, new: Entries, slopes: Any) -> Part:
     if slopes is not None or (window is not None and window > stretch):
         visit = lambda part, held: merge_parts(part, _part(op, q, new, held, slopes))  # noqa: E731
         own = Seen(new.k, new.v, new.ids, new.times)
-        return go_round(visit, _part(op, q, new, own, slopes), own)
+        return ring_pass(visit, _part(op, q, new, own, slopes), own)
     keys = Keys(zero_where_not(valid, new.k), zero_where_not(valid, new.v), new.ids)
     if window is not None:
         return band_part(Band(axis, True, window, implementation=op.implementation), q, keys)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxblt.mixers.base import Clock, Tokens, arrange, restore, rows
 from jaxblt.mixers.marks import Marks, mark
-from jaxblt.parallel.carry import at_end, fold_before
+from jaxblt.parallel.carry import at_end, exclusive_scan
 from jaxblt.parallel.halo import before, behind
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.scatter import over_heads
@@ -231,7 +231,7 @@ def _stretch(
     start = core.zero(streams) if carry is None else carry
     reach = getattr(core, "reach", None)
     hops = None if reach is None else -(-reach // length)
-    entering = fold_before(step, start, effect, reverse=how.reverse, hops=hops)
+    entering = exclusive_scan(step, start, effect, reverse=how.reverse, hops=hops)
     y, _ = core.run(streams, marks, _begun(core, streams, marks.begins, entering))
     y = how.turn(y, how.time_axis)
     return y, None if carry is None else at_end(step(entering, effect), marks.takes, carry)

@@ -132,7 +132,7 @@ class BLT(nn.Module):
             raise ValueError(f"patches of {patches.num_bytes} bytes do not fit rows of {ids.shape[1]}")
         _check_split(patches)
         h = self.encode(ids, patches, segment_ids=segment_ids, positions=positions)
-        z = self.think(h, patches)
+        z = self.latent_forward(h, patches)
         return self.predict(h, z, patches, segment_ids=segment_ids)
 
     def encode(
@@ -146,15 +146,15 @@ class BLT(nn.Module):
         h, _ = self.encoder(x + self.position(place), segment_ids=segment_ids)
         return h
 
-    def think(self, h: Float[Array, "B T C"], patches: Patches) -> Float[Array, "B N P D"]:
+    def latent_forward(self, h: Float[Array, "B T C"], patches: Patches) -> Float[Array, "B N P D"]:
         """Patch vectors after the latent stack; the slots of a row, block after block, are its sequence."""
         blocks = to_blocks(h, patches)
-        return self._think(blocks, self.up.keys(blocks), patches, patches.segment_ids)[0]
+        return self._latent_forward(blocks, self.up.keys(blocks), patches, patches.segment_ids)[0]
 
-    def _think(
+    def _latent_forward(
         self, blocks: Any, keys: Any, patches: Patches, slots: Int[Array, "B N P"], state: Any = None
     ) -> tuple[Float[Array, "B N P D"], Any]:
-        """`think` of bytes in blocks, given their keys and the segment ids of the slots."""
+        """`latent_forward` of bytes in blocks, given their keys and the segment ids of the slots."""
         p = self.up.read(last_bytes(blocks, patches), keys, patches.patch_ids, slots > 0)
         z, state = self.latent(
             p.reshape(len(p), -1, p.shape[-1]), segment_ids=slots.reshape(len(p), -1), state=state
@@ -212,7 +212,7 @@ class BLT(nn.Module):
         h, encoder = self.encoder(x + self.position(place), segment_ids=segment_ids, state=state.encoder)
         blocks = to_blocks(h, patches)
         keys = self.up.keys(blocks)
-        z, latent = self._think(blocks, keys, patches, fed_slots(patches), state.latent)
+        z, latent = self._latent_forward(blocks, keys, patches, fed_slots(patches), state.latent)
         x = self._read_patches(h, z, patches, earlier_patches(state, document))
         x, decoder = self.decoder(x, segment_ids=segment_ids, state=state.decoder)
         last = last_index(segment_ids)

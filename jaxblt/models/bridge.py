@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.layers import RMSNorm, dense, named
-from jaxblt.parallel.carry import fold_before
+from jaxblt.parallel.carry import exclusive_scan
 from jaxblt.parallel.halo import by_stretch, splits_sequence
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
@@ -181,7 +181,7 @@ def _patches_before(own: Any, *, look_back: int) -> tuple[Float[Array, "B N W D"
     earlier = nothing
     if splits_sequence():
         counts = jnp.sum(patches.lengths > 0, (1, 2), dtype=jnp.int32)
-        earlier = fold_before(_later, nothing, take_ranks(z, patches, nothing, counts[:, None], look_back))
+        earlier = exclusive_scan(_later, nothing, take_ranks(z, patches, nothing, counts[:, None], look_back))
     return _tails(z, patches, earlier, look_back)
 
 

@@ -1,6 +1,6 @@
 """Meshes, rules that say what is split over them, several processes, and per-device islands."""
 
-from jaxblt.parallel.context import ContextParallel, context_attention
+from jaxblt.parallel.attention import ContextParallel, context_attention
 from jaxblt.parallel.distributed import (
     DistributedError,
     init_distributed,

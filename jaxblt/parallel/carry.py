@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool
 from jaxblt.parallel.sequence import SEQ_AXIS
 
 
-def fold_before[C](
+def exclusive_scan[C](
     join: Callable[[C, Any], C], start: C, summary: Any, *, reverse: bool = False, hops: int | None = None
 ) -> C:
     """What the devices before this one carry into its stretch: join(...join(join(start, s_0), s_1)..., s_{i-1}).

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxblt.mixers.base import MixerConfig
-from jaxblt.testing import numerics, parallel, streaming
+from jaxblt.testing import numerics, parallel, split, streaming
 from jaxblt.testing.subject import Subject
 
 
@@ -31,11 +31,13 @@ PROPERTIES: tuple[Property, ...] = (
     Property("batch", parallel.check_batch),
     Property("positions", parallel.check_positions),
     Property("sequence", parallel.check_sequence),
+    Property("gathers", split.check_gathers),
     Property("chunked", streaming.check_chunked, _causal),
     Property("continued", streaming.check_continued, _causal),
     Property("documents_streamed", streaming.check_documents_streamed, _causal),
     Property("holes_streamed", streaming.check_holes_streamed, _causal),
     Property("rows_advance_alone", streaming.check_rows_advance_alone, _causal),
+    Property("split_call", split.check_split_call, _causal),
     Property("state", streaming.check_state, _causal),
     Property("gradients", numerics.check_gradients),
     Property("finite_gradients", numerics.check_finite_gradients),

@@ -24,7 +24,7 @@ from jaxblt.mixers.sequence import splits_call
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init_byte_lm_state
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, byte_entropies, decided, make_patches
-from tests.parallel.hlo import collectives
+from jaxblt.testing.collectives import collectives
 from tests.tolerances import tol
 
 HEADS = AttentionConfig(dim=16, num_heads=2)

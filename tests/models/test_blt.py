@@ -93,8 +93,8 @@ def test_every_byte_reaches_the_last_patch(model):
     patches = group(closed, jnp.ones_like(ids))
     last = int(jnp.sum(patches.lengths[0, -1] > 0)) - 1
     h = jax.random.normal(jax.random.key(2), (1, 40, 16))
-    think = lambda h: module.apply({"params": params}, h, patches, method="think")  # noqa: E731
-    grads = jax.jit(jax.grad(lambda h: jnp.sum(think(h)[0, -1, last] ** 2)))(h)
+    latent = lambda h: module.apply({"params": params}, h, patches, method="latent_forward")  # noqa: E731
+    grads = jax.jit(jax.grad(lambda h: jnp.sum(latent(h)[0, -1, last] ** 2)))(h)
     assert (np.abs(np.asarray(grads)[0]).max(-1) > 0).all()
 
 

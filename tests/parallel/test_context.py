@@ -15,10 +15,11 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxblt.models.remat import ALWAYS_SAVED, _policy
-from jaxblt.parallel import make_mesh, ring
-from jaxblt.parallel.context import SHORT, context_attention
+from jaxblt.parallel import make_mesh
+from jaxblt.parallel.attention import ring
+from jaxblt.parallel.attention.context import SHORT, context_attention
+from jaxblt.parallel.attention.ring import SAVED_LSE, SAVED_OUT, _pack, _unpack
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout
-from jaxblt.parallel.ring import SAVED_LSE, SAVED_OUT, _pack, _unpack
 from pallas_kernels._dispatch import compiling_for
 from pallas_kernels.attention import attention
 from tests.tolerances import relative_error

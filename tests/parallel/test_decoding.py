@@ -21,7 +21,7 @@ from jaxblt.mixers import (
 )
 from jaxblt.mixers.sequence import SHORTEST, splits_call
 from jaxblt.parallel import make_mesh
-from tests.parallel.hlo import collectives
+from jaxblt.testing.collectives import collectives
 from tests.tolerances import assert_close, relative_error
 
 SEQ = 4

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.parallel import ring
-from jaxblt.parallel.context import context_attention
+from jaxblt.parallel.attention import ring
+from jaxblt.parallel.attention.context import context_attention
 from jaxblt.parallel.layout import ZIGZAG
 from pallas_kernels.attention import attention
 from tests.parallel.test_context import Case, check, dense, mesh_of, passes

@@ -14,9 +14,9 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxblt.models.remat import _policy
 from jaxblt.parallel import context, packed_ring
-from jaxblt.parallel.context import context_attention
+from jaxblt.parallel.attention.context import context_attention
+from jaxblt.parallel.attention.ring import Ring
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG
-from jaxblt.parallel.ring import Ring
 from jaxblt.parallel.sequence import SeqAxis, over_sequence
 from pallas_kernels import _compat
 from pallas_kernels._dispatch import compiling_for, record_choices

@@ -17,8 +17,8 @@ from jaxblt.mixers import (
     ModalFilter,
 )
 from jaxblt.parallel import make_mesh
+from jaxblt.testing.collectives import collectives, spanning
 from tests.parallel.along import alone, along, expect_same, passes
-from tests.parallel.hlo import collectives, spanning
 
 LENGTH = 8 * 11
 MODAL = ModalFilter(modes=4, max_timescale=64.0)

@@ -19,10 +19,10 @@ from jaxblt.models.positions import document_positions
 from jaxblt.parallel import batch_sharding, make_mesh
 from jaxblt.patching import PatcherConfig, make_patches
 from jaxblt.patching.patches import from_closed
+from jaxblt.testing.collectives import collectives, spanning
 from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
 from tests.parallel.along import along
-from tests.parallel.hlo import collectives, spanning
 from tests.tolerances import assert_close
 
 ROWS, BLOCKS, BLOCK = 2, 56, 11

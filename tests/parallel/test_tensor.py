@@ -17,9 +17,9 @@ from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.parallel import MeshConfig, batch_sharding, sharding_table, state_shardings
 from jaxblt.parallel.rules import bytes_per_device, placements
 from jaxblt.patching import PatcherConfig, make_patches
+from jaxblt.testing.collectives import collectives
 from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
-from tests.parallel.hlo import collectives
 from tests.tolerances import relative_error
 
 ROWS, LENGTH = 8, 48

@@ -15,7 +15,7 @@ from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxblt.parallel import make_mesh
-from jaxblt.parallel.context import context_attention
+from jaxblt.parallel.attention.context import context_attention
 from jaxblt.testing.tolerances import typical
 from pallas_kernels._dispatch import Device, compiling_for
 from pallas_kernels.attention import (

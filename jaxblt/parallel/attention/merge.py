@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxblt.parallel.attention.ring import Ring, ring_part
+from jaxblt.parallel.attention.tiles import Keys
 from jaxblt.parallel.layout import ZIGZAG, to_contiguous, to_zigzag
-from jaxblt.parallel.pieces import Keys
-from jaxblt.parallel.ring import Ring, ring_part
 from jaxblt.parallel.sequence import SEQ_AXIS
 from pallas_kernels.attention import Part
 
@@ -28,7 +28,7 @@ def merge_devices(part: Part) -> Float[Array, "B T H K"]:
     return o / total.swapaxes(1, 2)[..., None]
 
 
-def go_round[C, H](visit: Callable[[C, H], C], carry: C, held: H) -> C:
+def ring_pass[C, H](visit: Callable[[C, H], C], carry: C, held: H) -> C:
     """`carry` of each device after `visit(carry, held)` with what every other device holds, nearest before it first."""
     n = lax.axis_size(SEQ_AXIS)
 

@@ -20,8 +20,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from jaxblt.parallel.attention.tiles import Keys, Tile, add_at, attend, tile_gradients
 from jaxblt.parallel.layout import SequenceLayout
-from jaxblt.parallel.pieces import Keys, Piece, add_at, attend, pull
 from jaxblt.parallel.sequence import SeqAxis
 from pallas_kernels.attention import Part
 from pallas_kernels.attention.part import merges
@@ -67,31 +67,31 @@ class Ring:
         """Of the tokens of a device: calls of the kernel take whole ones."""
         return 2 if self.layout.kind == "zigzag" and self.causal else 1
 
-    def pieces(self, step: int, length: int, device: Int[Array, ""], *, apart: bool = False) -> list[Piece]:
+    def tiles(self, step: int, length: int, device: Int[Array, ""], *, apart: bool = False) -> list[Tile]:
         """What a device, given by its index, has to do at a step; at step 0 it meets its own keys.
 
         Its tokens are in order, so that these are one causal call in either layout. Or, `apart`, two in the zig-zag
         layout, where each half may have a length of its own: both halves by themselves, and the later one with the keys
         of the earlier one.
         """
-        whole, half = Piece(0, 0, length, causal=False), length // 2
+        whole, half = Tile(0, 0, length, causal=False), length // 2
         if step == 0 and apart and self.runs == 2:
-            return [Piece(0, 0, half, causal=True, each=2), Piece(half, 0, half, causal=False)]
+            return [Tile(0, 0, half, causal=True, each=2), Tile(half, 0, half, causal=False)]
         if step == 0 or not self.causal:
             return [whole._replace(causal=self.causal)]
         before = device >= step
         if self.runs == 1:
             return [whole._replace(live=before)]
         start = jnp.where(before, 0, half)
-        return [Piece(half, 0, half, causal=False), Piece(start, start, half, causal=False)]
+        return [Tile(half, 0, half, causal=False), Tile(start, start, half, causal=False)]
 
 
-def _at_once(ring: Ring, step: int, length: int, device: Int[Array, ""]) -> list[Piece]:
-    """The pieces of a step as one: each run of queries sees as many of the keys, from their first on."""
+def _at_once(ring: Ring, step: int, length: int, device: Int[Array, ""]) -> list[Tile]:
+    """The tiles of a step as one: each run of queries sees as many of the keys, from their first on."""
     before = device >= step
     run = length // ring.runs
     reaches = tuple(jnp.where(before, run, i * length) for i in range(ring.runs))
-    return [Piece(0, 0, length, causal=False, reaches=reaches)]
+    return [Tile(0, 0, length, causal=False, reaches=reaches)]
 
 
 def ring_part(
@@ -113,15 +113,15 @@ def ring_part(
     merging = alike and ring.causal and merges(q, keys.k, keys.v, **ring.options)
     for step in range(n):
         coming = ring.shift((kv, ids)) if step + 1 < n else (kv, ids)
-        pieces = ring.pieces(step, q.shape[1], device, apart=keys.lengths is not None)
+        tiles = ring.tiles(step, q.shape[1], device, apart=keys.lengths is not None)
         options = ring.options
         if step and merging:
             # Or half of what was merged would be cut out and put back.
-            pieces = _at_once(ring, step, q.shape[1], device)
+            tiles = _at_once(ring, step, q.shape[1], device)
             options = options | {"rounded": rounded and step + 1 == n}
         held = _held(kv, ids, lengths, (device - step) % n)
-        for piece in pieces:
-            merged = attend(piece, q, keys.segment_ids, held, options, merged)
+        for tile in tiles:
+            merged = attend(tile, q, keys.segment_ids, held, options, merged)
         assert merged is not None
         # Or the compiler sends all keys round before the first kernel, and waits for each; without the device's index
         # it cuts out the queries of all steps at once. The log-sum-exp of a kernel that merges is better left out: its
@@ -168,7 +168,7 @@ def ring_gradients(
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
     """dq, dk and dv, summed in fp32, with those of `start`.
 
-    Keys travel a step ahead of their gradients, in one message. Of its own keys a device has the last piece at the end,
+    Keys travel a step ahead of their gradients, in one message. Of its own keys a device has the last tile at the end,
     beside which the gradients that others have summed come home.
     """
     # Or the compiler sends the first keys during the forward pass, where it may have nothing to hide that behind.
@@ -176,37 +176,37 @@ def ring_gradients(
     merged = merged._replace(lse=lse)
     own, lengths, n = keys._replace(k=k, v=v), _lengths(ring, keys), ring.axis.size
     kv, ids, device = _pair(k, v), keys.segment_ids, lax.axis_index(ring.axis.name)
-    length, own_pieces = q.shape[1], ring.pieces(0, q.shape[1], device, apart=True)
+    length, own_tiles = q.shape[1], ring.tiles(0, q.shape[1], device, apart=True)
     dq, dkv = (jnp.zeros_like(x, jnp.float32) for x in (q, kv))
     dq = dq if start is None else start[0].astype(jnp.float32)
     kept: list[tuple[Any, Any]] = []
     for step in range(n + 1):
-        if at_home := step in (0, n):
-            held, pieces = own, own_pieces[-1:] if step else own_pieces[:-1]
+        if own_keys := step in (0, n):
+            held, tiles = own, own_tiles[-1:] if step else own_tiles[:-1]
         else:
-            held, pieces = _held(kv, ids, lengths, (device - step) % n), ring.pieces(step, length, device)
+            held, tiles = _held(kv, ids, lengths, (device - step) % n), ring.tiles(step, length, device)
         sent = [kv] * (step + 1 < n) + [dkv] * (step > 1)
         # No kernel before the message is ready, or the compiler may have nothing left to send it beside.
         message, lse = lax.optimization_barrier((_pack(sent) if sent else None, merged.lse))
         merged = merged._replace(lse=lse)
         coming = ring.shift((message, ids if step + 1 < n else None)) if sent else None
-        pulled = []
-        for piece in pieces:
-            found = pull(piece, q, keys.segment_ids, held, merged, do, ring.options)
+        gradients = []
+        for tile in tiles:
+            found = tile_gradients(tile, q, keys.segment_ids, held, merged, do, ring.options)
             if length > MERGED_AT_ONCE:
                 # One after the other, or what is cut out for all of them is there at once.
                 found, q, merged, do, dq = lax.optimization_barrier((found, q, merged, do, dq))
-            dq = add_at(dq, found[0], piece.q_start, 1)
-            pulled.append(found[1:])
-        coming, pulled, device = lax.optimization_barrier((coming, pulled, device))
+            dq = add_at(dq, found[0], tile.q_start, 1)
+            gradients.append(found[1:])
+        coming, gradients, device = lax.optimization_barrier((coming, gradients, device))
         if coming is not None:
             came, ids = _unpack(coming[0], sent), coming[1]
             kv, dkv = came[0] if step + 1 < n else kv, came[-1] if step > 1 else dkv
-        for piece, add in zip(pieces, pulled, strict=True):
-            if at_home:
-                kept.append((piece.k_start, jnp.stack(add)))
+        for tile, add in zip(tiles, gradients, strict=True):
+            if own_keys:
+                kept.append((tile.k_start, jnp.stack(add)))
             else:
-                dkv = add_at(dkv, jnp.stack(add), piece.k_start, 2)
+                dkv = add_at(dkv, jnp.stack(add), tile.k_start, 2)
     for at, add in kept if start is None else [(0, jnp.stack(start[1:])), *kept]:
         dkv = add_at(dkv, add, at, 2)
     dk, dv = dkv.astype(k.dtype)

@@ -1,6 +1,6 @@
 """Windowed attention over a split sequence: a halo of keys from the neighbours instead of a ring.
 
-A window of w positions reaches w - 1 keys beyond a device's own. In the piece of the first w - 1 queries and the
+A window of w positions reaches w - 1 keys beyond a device's own. In the tile of the first w - 1 queries and the
 last w - 1 keys of the device before, query t sees key s iff s >= t: a causal mask with both read backwards,
 which kernels have natively.
 """
@@ -14,8 +14,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jaxblt.parallel.pieces import Keys, Piece, add_at, attend, pull
-from jaxblt.parallel.ring import SAVED_LSE, SAVED_OUT
+from jaxblt.parallel.attention.ring import SAVED_LSE, SAVED_OUT
+from jaxblt.parallel.attention.tiles import Keys, Tile, add_at, attend, tile_gradients
 from jaxblt.parallel.sequence import SeqAxis
 from pallas_kernels.attention import Part
 
@@ -59,19 +59,19 @@ def _sources(band: Band, keys: Keys) -> tuple[Keys, ...]:
     return tuple(sources)
 
 
-def _pieces(band: Band, length: int) -> list[Piece]:
+def _pieces(band: Band, length: int) -> list[Tile]:
     """One for each source: own keys, those from before, those from after."""
     reach, index = band.window - 1, lax.axis_index(band.axis.name)
-    own = Piece(0, 0, length, band.causal, band.window)
-    before = Piece(0, 0, reach, causal=True, reverse=True, live=index > 0)
-    after = Piece(length - reach, 0, reach, causal=True, live=index < band.axis.size - 1)
+    own = Tile(0, 0, length, band.causal, band.window)
+    before = Tile(0, 0, reach, causal=True, reverse=True, live=index > 0)
+    after = Tile(length - reach, 0, reach, causal=True, live=index < band.axis.size - 1)
     return [own, before, after]
 
 
 def _merged(band: Band, q: Array, sources: tuple[Keys, ...]) -> Part:
     merged = None
-    for held, piece in zip(sources, _pieces(band, q.shape[1]), strict=False):
-        merged = attend(piece, q, sources[0].segment_ids, held, band.options, merged)
+    for held, tile in zip(sources, _pieces(band, q.shape[1]), strict=False):
+        merged = attend(tile, q, sources[0].segment_ids, held, band.options, merged)
     assert merged is not None
     return merged
 
@@ -89,9 +89,9 @@ def _forward(band: Band, q: Array, sources: tuple[Keys, ...]) -> tuple[Array, An
 def _backward(band: Band, saved: Any, do: Array) -> tuple[Array, tuple[Keys, ...]]:
     q, sources, merged = saved
     dq, gradients = jnp.zeros_like(q, jnp.float32), []
-    for held, piece in zip(sources, _pieces(band, q.shape[1]), strict=False):
-        add_q, dk, dv = pull(piece, q, sources[0].segment_ids, held, merged, do, band.options)
-        dq = add_at(dq, add_q, piece.q_start, 1)
+    for held, tile in zip(sources, _pieces(band, q.shape[1]), strict=False):
+        add_q, dk, dv = tile_gradients(tile, q, sources[0].segment_ids, held, merged, do, band.options)
+        dq = add_at(dq, add_q, tile.q_start, 1)
         gradients.append(Keys(dk.astype(held.k.dtype), dv.astype(held.v.dtype), None))
     return dq.astype(q.dtype), tuple(gradients)
 

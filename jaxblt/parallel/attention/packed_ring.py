@@ -18,9 +18,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.parallel.attention.ring import SAVED_LSE, SAVED_OUT, Ring, ring_gradients, ring_part
+from jaxblt.parallel.attention.tiles import Keys, Tile, attend, tile_gradients
 from jaxblt.parallel.content import backwards
-from jaxblt.parallel.pieces import Keys, Piece, attend, pull
-from jaxblt.parallel.ring import SAVED_LSE, SAVED_OUT, Ring, ring_gradients, ring_part
 from pallas_kernels._compat import varying_axes
 from pallas_kernels._dispatch import current_device
 from pallas_kernels.attention import Part, cudnn
@@ -28,12 +28,12 @@ from pallas_kernels.attention.mask import Mask
 
 
 class _Between(Ring):
-    """The pieces of a causal ring in which different runs meet."""
+    """The tiles of a causal ring in which different runs meet."""
 
-    def pieces(self, step: int, length: int, device: Int[Array, ""], *, apart: bool = False) -> list[Piece]:
+    def tiles(self, step: int, length: int, device: Int[Array, ""], *, apart: bool = False) -> list[Tile]:
         del apart
-        pieces = super().pieces(step, length, device, apart=True)
-        return [piece._replace(shared=True) for piece in pieces if not piece.causal]
+        tiles = super().tiles(step, length, device, apart=True)
+        return [tile._replace(shared=True) for tile in tiles if not tile.causal]
 
 
 def goes_to_cudnn(ring: Ring, q: Any, k: Any) -> bool:
@@ -71,8 +71,8 @@ def documents_rise(ring: Ring, ids: Int[Array, "B T"]) -> Bool[Array, ""]:
     return lax.pmin((within & between).astype(jnp.int32), tuple(sorted(varying_axes(ids)))) > 0
 
 
-def _own(ring: Ring, q: Array) -> Piece:
-    return Piece(0, 0, q.shape[1] // ring.runs, causal=True, each=ring.runs, own=True)
+def _own(ring: Ring, q: Array) -> Tile:
+    return Tile(0, 0, q.shape[1] // ring.runs, causal=True, each=ring.runs, own=True)
 
 
 def _between(ring: Ring) -> Ring:
@@ -118,7 +118,7 @@ def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Arra
     *arrays, rise = saved
 
     def by_documents(q: Array, keys: Keys, merged: Part, do: Array) -> tuple[Array, Array, Array]:
-        dq, dk, dv = pull(_own(ring, q), q, keys.segment_ids, keys, merged, do, ring.options)
+        dq, dk, dv = tile_gradients(_own(ring, q), q, keys.segment_ids, keys, merged, do, ring.options)
         start = _turned(ring, keys._replace(k=dk, v=dv))
         dq, dk, dv = ring_gradients(
             _between(ring), q, _turned(ring, keys), merged, do, (dq, start.k, start.v)

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxblt.parallel.band import Band, band_attention
-from jaxblt.parallel.by_heads import attend_by_heads
+from jaxblt.parallel.attention.all_to_all import attend_by_heads
+from jaxblt.parallel.attention.packed_ring import goes_to_cudnn, packed_ring_attention
+from jaxblt.parallel.attention.ring import Ring, ring_attention
+from jaxblt.parallel.attention.tiles import Keys
+from jaxblt.parallel.attention.window import Band, band_attention
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.islands import head_devices
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contiguous, to_zigzag
-from jaxblt.parallel.packed_ring import goes_to_cudnn, packed_ring_attention
-from jaxblt.parallel.pieces import Keys
-from jaxblt.parallel.ring import Ring, ring_attention
 from jaxblt.parallel.sequence import SeqAxis, over_sequence, seq_axis
 from pallas_kernels.attention import attention
 from pallas_kernels.attention.mask import Mask, check_arguments, zero_where_not
@@ -53,7 +53,7 @@ def context_attention(
     - "all_to_all": every device gets all tokens of its share of the heads, and back (DeepSpeed-Ulysses,
       2309.14509; see `by_heads`). The kernel takes any mask; heads must divide among the devices.
     - "all_gather": every device gets all keys and values. Any mask and any heads; memory O(T).
-    - None: "all_to_all" with ALiBi, whose distances the pieces of a ring do not know, and without a window where heads
+    - None: "all_to_all" with ALiBi, whose distances the tiles of a ring do not know, and without a window where heads
       divide, tokens are in order, and a device has no more than `SHORT` of them; else "ring".
 
     Args:
@@ -101,7 +101,7 @@ def context_attention(
             o = band_attention(Band(axis, causal, window, **options), q, keys)
         else:
             ring = Ring(axis, causal, layout, **options)
-            o = _go_round(ring, q, keys, packed=packed, by_length=by_length)
+            o = _ring_pass(ring, q, keys, packed=packed, by_length=by_length)
         return zero_where_not(valid, o)
 
     if mode == "all_to_all":
@@ -111,7 +111,7 @@ def context_attention(
     return over_sequence(island, ((q, k, v), segment_ids), (), alibi_slopes, heads=(by_head, False))
 
 
-def _go_round(ring: Ring, q: Array, keys: Keys, *, packed: bool, by_length: bool) -> Array:
+def _ring_pass(ring: Ring, q: Array, keys: Keys, *, packed: bool, by_length: bool) -> Array:
     """A ring, by documents or lengths where kernels know them; tokens in order are swapped under a causal mask."""
     swap = ring.causal and ring.layout == CONTIGUOUS
     ring = replace(ring, layout=ZIGZAG) if swap else ring

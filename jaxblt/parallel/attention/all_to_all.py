@@ -7,8 +7,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxblt.parallel.attention.tiles import Keys
 from jaxblt.parallel.content import content_first
-from jaxblt.parallel.pieces import Keys
 from jaxblt.parallel.sequence import SeqAxis
 from pallas_kernels.attention import attention
 

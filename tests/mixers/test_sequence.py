@@ -1,0 +1,112 @@
+"""The sequence driver: cores whose steps must come one after another, and the mixer of the guide."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxblt.layers import Linear
+from jaxblt.mixers.base import Clock, start_clock
+from jaxblt.mixers.marks import Marks
+from jaxblt.mixers.sequence import Joined, read
+from jaxblt.parallel import make_mesh
+from jaxblt.testing import Subject, check_mixer
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "write-a-mixer.md"
+HEADS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedConfig:
+    """h_t = tanh(w h_{t-1} + u_t) per head: no linear recurrence, so no stretch can be joined to another."""
+
+    dim: int = 8
+    causal: bool = True
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> nn.Module:
+        return Gated(self, dtype, name=name)
+
+    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> Any:
+        return GatedState(start_clock(batch_size), jnp.zeros((batch_size, HEADS, self.dim // HEADS)))
+
+
+@flax.struct.dataclass
+class GatedState:
+    clock: Clock
+    h: jax.Array
+
+
+@flax.struct.dataclass
+class Steps:
+    weight: jax.Array
+    per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("weight",))
+
+    def zero(self, u: jax.Array) -> jax.Array:
+        return jnp.zeros_like(u[:, 0], jnp.float32)
+
+    def run(self, u: jax.Array, marks: Marks, carry: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        content = jnp.ones(u.shape[:2], bool) if marks.content is None else marks.content
+        new = jnp.zeros(u.shape[:2], bool) if marks.new is None else marks.new
+
+        def step(h: jax.Array, token: Any) -> tuple[jax.Array, jax.Array]:
+            u, content, new = token
+            h = jnp.where(new[:, None, None], 0.0, h)
+            moved = jnp.tanh(self.weight[None] * h + u.astype(jnp.float32))
+            h = jnp.where(content[:, None, None], moved, h)
+            return h, h
+
+        start = self.zero(u) if carry is None else carry
+        h, y = jax.lax.scan(step, start, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (u, content, new)))
+        return jnp.moveaxis(y, 0, 1), h
+
+
+class Gated(nn.Module):
+    config: GatedConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Any, *, segment_ids: Any = None, positions: Any = None, state: Any = None) -> Any:
+        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
+        sizes = {"h": HEADS, "k": self.config.dim // HEADS}
+        names = ("embed", "heads", "head_dim")
+        u = Linear("btd,dhk->bthk", sizes, names, self.dtype, name="in")(rows.x)
+        weight = self.param("weight", nn.initializers.constant(0.5), (HEADS, self.config.dim // HEADS))
+        h, after = rows.run(Steps(weight), u, None if state is None else state.h)
+        out = Linear(
+            "bthk,hkd->btd", {"d": self.config.dim}, ("heads", "head_dim", "embed"), self.dtype, name="out"
+        )
+        y = rows.restore(out(h.astype(self.dtype)))
+        return y, None if state is None else GatedState(rows.clock, after)
+
+
+def test_steps_in_order_have_no_join() -> None:
+    assert not isinstance(Steps(jnp.ones(1)), Joined)
+
+
+@pytest.mark.parametrize("name", ["packed", "holes", "sequence", "split_call", "gathers", "chunked"])
+def test_a_core_without_join_passes(name: str) -> None:
+    check_mixer(GatedConfig(), only=[name])
+
+
+def test_heads_that_do_not_divide_are_named_before_compiling() -> None:
+    subject = Subject(GatedConfig(), length=24)
+    with jax.set_mesh(make_mesh(data=1, seq=8)), pytest.raises(ValueError, match="4 heads do not divide"):
+        jax.eval_shape(subject.parallel, subject.params, jnp.asarray(subject.x), None)
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
+    """Every block of the guide runs, `check_mixer` among them."""
+    assert len(blocks()[0].splitlines()) <= 80
+    names: dict[str, Any] = {"__name__": "guide"}
+    for block in blocks():
+        exec(compile(block, str(GUIDE), "exec"), names)
