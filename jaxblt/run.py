@@ -24,7 +24,7 @@ from jaxblt.training.fitting import check_recipe, fitting_shapes
 from jaxblt.training.frozen import load_frozen
 from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
-from jaxblt.training.safe_files import check_inside
+from jaxblt.training.safe_files import check_inside, sizes_below
 from jaxblt.training.setup import blank_inputs, init_params, make_task, open_data
 from jaxblt.training.state import Frozen, TrainState, widen
 from jaxblt.training.step import Task
@@ -151,6 +151,7 @@ def load(run_dir: str | os.PathLike[str], *, step: int | None = None, dtype: str
     recipe, content_hash = read_resolved(run_dir)
     check_recipe(recipe, frozen=content_hash is not None)
     check_inside(checkpoint_dir(run_dir), run_dir)
+    sum(sizes_below(checkpoint_dir(run_dir)))  # before Orbax looks for steps, which opens files
     if dtype is not None:
         recipe = replace(recipe, train=replace(recipe.train, dtype=dtype))
     task = make_task(recipe)

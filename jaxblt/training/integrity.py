@@ -4,7 +4,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jaxblt.training.safe_files import check_inside, size_of
+from jaxblt.training.safe_files import sizes_below
 
 FILE_LIST = "files.json"
 CHECKSUM_BELOW = 1 << 20
-
-MAX_DESCRIPTION = 1 << 25
-"""The most bytes that a file of a step may have if it describes the arrays; Orbax reads such files whole."""
 
 EXPANDED = 16
 """How many times larger than its files the arrays of a step may be; random fp32 numbers take their own size."""
@@ -154,24 +151,11 @@ def _is_local(folder: epath.Path) -> bool:
     return "://" not in str(folder)
 
 
-def _is_description(file: Path) -> bool:
-    return file.suffix == ".json" or file.name.startswith("_") or file.parent.name == "array_metadatas"
-
-
-def _local_sizes(folder: Path) -> Iterator[int]:
-    """Sizes of all files below a local folder; raises UnsafeFile at one that is not to be opened."""
-    for parent, folders, files in os.walk(folder):
-        for name in folders:
-            check_inside(Path(parent, name), folder)
-        for file in (Path(parent, name) for name in files):
-            yield size_of(file, folder, most=MAX_DESCRIPTION if _is_description(file) else None)
-
-
 def check_room(stored: Any, folder: epath.Path) -> None:
     """Raises CheckpointCorrupt if the arrays of `stored` would take far more memory than the files of their step."""
     arrays, most = named_leaves(stored), EXPANDED_FREELY
     if _is_local(folder):
-        most += EXPANDED * sum(_local_sizes(Path(folder)))
+        most += EXPANDED * sum(sizes_below(folder))
     total = 0
     for name, leaf in arrays.items():
         shape, dtype = _as_stored(leaf)
@@ -189,7 +173,7 @@ def _listing(folder: epath.Path) -> dict[str, list[int]]:
     try:
         listing = json.loads((folder / FILE_LIST).read_text())
     except (ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{folder / FILE_LIST} is not JSON: {error}") from error
+        raise CheckpointCorrupt(f"{folder / FILE_LIST} is not JSON: {error}") from None
     entries = listing.items() if isinstance(listing, dict) else [("", listing)]
     for name, expected in entries:
         if not name or not isinstance(expected, list) or not expected:
@@ -207,7 +191,7 @@ def check_files(folder: epath.Path) -> None:
       UnsafeFile: what a local folder holds leads out of it, is no regular file, or is a description too large to read.
     """
     if _is_local(folder):
-        list(_local_sizes(Path(folder)))
+        sum(sizes_below(folder))
     if not (folder / FILE_LIST).exists():
         return
     for name, expected in _listing(folder).items():

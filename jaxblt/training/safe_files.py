@@ -1,12 +1,17 @@
 """Files of a folder that nobody vouches for: judged by name and `stat` before a byte of them is read."""
 
+import contextlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 MAX_LINE = 500
+
+MAX_DESCRIPTION = 1 << 25
+"""The most bytes of a file that describes a checkpoint's arrays; Orbax reads such files whole."""
 
 
 class UnsafeFile(ValueError):
@@ -42,6 +47,26 @@ def size_of(file: str | os.PathLike[str], folder: str | os.PathLike[str], *, mos
     if most is not None and found.st_size > most:
         raise UnsafeFile(f"{file} has {found.st_size} bytes, expected at most {most}: it is no such file")
     return found.st_size
+
+
+def _is_description(file: Path) -> bool:
+    return file.suffix == ".json" or file.name.startswith("_") or file.parent.name == "array_metadatas"
+
+
+def sizes_below(folder: str | os.PathLike[str]) -> Iterator[int]:
+    """Sizes of all files in a folder of checkpoints and in the folders below it.
+
+    Files that vanish meanwhile are left out: a run may be writing.
+
+    Raises:
+      UnsafeFile: one leads out of the folder, is no regular file, or is a description too large to read.
+    """
+    for parent, folders, files in os.walk(folder):
+        for name in folders:
+            check_inside(Path(parent, name), folder)
+        for file in (Path(parent, name) for name in files):
+            with contextlib.suppress(FileNotFoundError):
+                yield size_of(file, folder, most=MAX_DESCRIPTION if _is_description(file) else None)
 
 
 def read_json(file: str | os.PathLike[str], folder: str | os.PathLike[str], *, most: int) -> Any:
