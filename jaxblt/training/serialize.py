@@ -76,6 +76,8 @@ def _decode(value: Any, where: str) -> Any:
         return value
     if CLASS not in value:
         raise ValueError(f'{where} has no "{CLASS}": expected a dataclass as written by to_json')
+    if not isinstance(value[CLASS], str):
+        raise ValueError(f"{where}.{CLASS} is {value[CLASS]!r:.80}, expected 'module:Name'")
     kind = _find(value[CLASS], where)
     known = {field.name for field in dataclasses.fields(kind) if field.init}
     unknown = sorted(set(value) - known - {CLASS})
