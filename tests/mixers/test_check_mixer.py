@@ -166,7 +166,7 @@ def from_token_128(change: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def forgets_128_tokens(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
-    if state is None:
+    if state is None and ids is not None:
         ids = ids * 8 + jnp.sign(ids) * (jnp.arange(ids.shape[1], dtype=ids.dtype)[None] // 128)
     return run(x, ids, state)
 
