@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -19,10 +20,12 @@ from jaxblt.parallel.rules import replicated
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
-from jaxblt.training.frozen import load_frozen, param_shapes
+from jaxblt.training.fitting import check_recipe, fitting_shapes
+from jaxblt.training.frozen import load_frozen
 from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
-from jaxblt.training.setup import init_params, make_task, open_data
+from jaxblt.training.safe_files import check_inside, sizes_below
+from jaxblt.training.setup import blank_inputs, init_params, make_task, open_data
 from jaxblt.training.state import Frozen, TrainState, widen
 from jaxblt.training.step import Task
 
@@ -136,19 +139,37 @@ def load(run_dir: str | os.PathLike[str], *, step: int | None = None, dtype: str
       step: of the checkpoint; None for the newest that can be read.
       dtype: to compute in, "bfloat16" or "float32"; None for the recipe's.
 
+    The folder need not be trusted: no code of it runs, nothing outside it is read, and nothing larger than its files
+    is built.
+
     Raises:
       FileNotFoundError: the folder holds no run, or no checkpoint of that step.
-      ValueError: the run was made by another version of the configs.
+      ValueError: the run was made by another version of the configs, its config does not fit its checkpoints, or its
+        checkpoints lie elsewhere.
       CheckpointCorrupt: no checkpoint can be read.
     """
     recipe, content_hash = read_resolved(run_dir)
+    check_recipe(recipe, frozen=content_hash is not None)
+    check_inside(checkpoint_dir(run_dir), run_dir)
+    sum(sizes_below(checkpoint_dir(run_dir)))  # before Orbax looks for steps, which opens files
     if dtype is not None:
         recipe = replace(recipe, train=replace(recipe.train, dtype=dtype))
     task = make_task(recipe)
-    boxed = jax.eval_shape(lambda: init_params(task, recipe.data, recipe.train.seed))
-    restored = restore(checkpoint_dir(run_dir), nn.meta.unbox(boxed), step=step, subtree="params")
+    restored = restore(
+        checkpoint_dir(run_dir), partial(_param_shapes, task, recipe), step=step, subtree="params"
+    )
     frozen = None
     if content_hash is not None:
-        shapes = param_shapes(recipe.entropy_model)
-        frozen = load_frozen(run_dir, shapes, recipe.patcher, content_hash, step=restored.step)
+        config, patcher = recipe.entropy_model, recipe.patcher
+        frozen = load_frozen(run_dir, config, patcher, content_hash, step=restored.step)
     return Run(recipe, restored.step, task, restored.state, frozen)
+
+
+def _param_shapes(task: Task, recipe: Recipe, stored: Any) -> Any:
+    """Shapes of the model's parameters, if those stored fit them."""
+    data = recipe.data
+    return fitting_shapes(
+        lambda: init_params(task, data, recipe.train.seed),
+        lambda params: task.model.apply({"params": params}, *blank_inputs(task, data)),
+        stored,
+    )

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxblt.mixers.base import MixerConfig
-from jaxblt.testing import numerics, parallel, split, streaming
+from jaxblt.testing import long_rows, numerics, parallel, split, streaming
 from jaxblt.testing.subject import Subject
 
 
@@ -32,6 +32,7 @@ PROPERTIES: tuple[Property, ...] = (
     Property("positions", parallel.check_positions),
     Property("sequence", parallel.check_sequence),
     Property("gathers", split.check_gathers),
+    Property("long", long_rows.check_long),
     Property("chunked", streaming.check_chunked, _causal),
     Property("continued", streaming.check_continued, _causal),
     Property("documents_streamed", streaming.check_documents_streamed, _causal),
@@ -53,11 +54,9 @@ def check_mixer(
 ) -> list[str]:
     """Runs the property suite on a mixer of your own; returns the names of the properties that were checked.
 
-    The config is a frozen dataclass as `jaxblt.mixers.MixerConfig` describes. Two optional fields say what it
-    asks of
-    its input: `packed=False` for one document a row, `segment_alignment` for where documents may start. Keep
-      it tiny
-    (dim 8 to 16): the suite compares many passes.
+    The config is a frozen dataclass as `jaxblt.mixers.MixerConfig` describes. Two optional fields say what it asks of
+    its input: `packed=False` for one document a row, `segment_alignment` for where documents may start. Keep it tiny
+    (dim 8 to 16): the suite compares many passes. The property "long" uses rows of 300 tokens.
 
     Args:
       config: the mixer's frozen config.

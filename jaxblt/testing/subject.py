@@ -14,6 +14,9 @@ from jaxblt.testing.tolerances import bound, worst
 
 ROWS = 3
 
+LONG = 300
+"""Tokens of a long row: more than two blocks of 128, as kernels cut rows, and no multiple of one."""
+
 
 class Subject:
     """What the properties share, so that each pass compiles once.
@@ -25,12 +28,21 @@ class Subject:
       params: parameters, unboxed.
     """
 
-    def __init__(self, config: MixerConfig, *, length: int = 24, seed: int = 0) -> None:
+    def __init__(self, config: MixerConfig, *, length: int = 24, seed: int = 0, params: Any = None) -> None:
         self.config, self.seed, self.rows = config, seed, ROWS
         self.length = max(length, 3 * self.alignment)
         self.x = self.noise(1, (self.rows, self.length, config.dim))
         self.module = config.build()
-        self.params = nn.meta.unbox(jax.jit(self.module.init)(jax.random.key(seed), self.x))
+        if params is None:
+            params = nn.meta.unbox(jax.jit(self.module.init)(jax.random.key(seed), self.x))
+        self.params = params
+
+    @functools.cached_property
+    def long(self) -> "Subject":
+        """The same mixer and parameters with rows of at least `LONG` tokens."""
+        if self.length >= LONG:
+            return self
+        return Subject(self.config, length=LONG, seed=self.seed, params=self.params)
 
     @property
     def alignment(self) -> int:

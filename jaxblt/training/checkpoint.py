@@ -138,12 +138,15 @@ def _stored(where: epath.Path, subtree: str) -> Any:
     stored = ocp.checkpointables_metadata(where).metadata["state"]
     if stored is None:
         raise CheckpointCorrupt(f"{where}: the description of the arrays cannot be read")
-    return _inside(stored, subtree, where)
+    stored = _inside(stored, subtree, where)
+    integrity.check_room(stored, where)
+    return stored
 
 
 def _read_step(where: epath.Path, abstract: Any, subtree: str) -> Restored:
     with _context(partial=True):
         stored = _together(lambda: _stored(where, subtree))
+        abstract = abstract(stored) if callable(abstract) else abstract
         recast = integrity.check_leaves(stored, abstract, where=str(where), cast=bool(subtree))
         note = _together(lambda: ocp.load_checkpointables(where, {"meta": None}))["meta"]
         asked = {"state": _nested(subtree, _place(abstract))}
@@ -162,7 +165,8 @@ def restore(
 
     Args:
       directory: holds one folder a step.
-      abstract: pytree of `jax.ShapeDtypeStruct` with shardings (of any mesh), see `abstract_like`.
+      abstract: pytree of `jax.ShapeDtypeStruct` with shardings (of any mesh), see `abstract_like`; or a function that
+        makes one from the names, shapes and dtypes of what is stored.
       step: this step and no other; None for the newest.
       subtree: read this part alone, e.g. `"params"`; then dtypes are cast to those of `abstract`.
 

@@ -23,6 +23,7 @@ from jaxblt.patching import (
 )
 from jaxblt.patching.calibrate import patches_per_block
 from jaxblt.training.checkpoint import restore
+from jaxblt.training.fitting import fitting_shapes
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
 from jaxblt.training.state import Frozen, freeze
@@ -43,22 +44,41 @@ def load_params(run_dir: str, shapes: Any, *, step: int | None = None) -> Any:
 
 
 def load_frozen(
-    run_dir: Any, shapes: Any, patcher: Any, content_hash: str, *, step: int | None = None
+    run_dir: Any, config: Any, patcher: Any, content_hash: str, *, step: int | None = None
 ) -> Frozen:
-    """The entropy model that a run's checkpoint carries, whose parameters have these `shapes`."""
-    rounded = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=x.sharding), shapes)
-    params = restore(checkpoint_dir(run_dir), rounded, step=step, subtree="frozen/params").state
+    """The entropy model that a run's checkpoint carries, described by `config`.
+
+    Raises:
+      StateMismatch: the checkpoint holds another entropy model.
+      ValueError: `config` describes no model that can be built.
+    """
+
+    def shapes(stored: Any) -> Any:
+        found = fitting_shapes(lambda: _boxed(config), lambda params: _pass(config, params), stored)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), found)
+
+    params = restore(checkpoint_dir(run_dir), shapes, step=step, subtree="frozen/params").state
     return Frozen(params=params, threshold=jnp.float32(patcher.known_threshold()), content_hash=content_hash)
+
+
+def _row() -> jax.Array:
+    return jnp.zeros((1, 16), jnp.int32)
+
+
+def _boxed(config: Any) -> Any:
+    with off_mesh():  # one short row divides among no devices
+        return config.build().init(jax.random.key(0), _row())["params"]
+
+
+def _pass(config: Any, params: Any) -> Any:
+    with off_mesh():
+        return config.build().apply({"params": params}, _row())
 
 
 def param_shapes(config: Any, sharding: Any = None) -> Any:
     """Shapes of a byte model's fp32 parameters, without logical axis names."""
-    ids = jax.ShapeDtypeStruct((1, 16), jnp.int32)
-    with off_mesh():  # one short row divides among no devices
-        boxed = jax.eval_shape(config.build().init, jax.random.key(0), ids)["params"]
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), nn.meta.unbox(boxed)
-    )
+    found = nn.meta.unbox(jax.eval_shape(lambda: _boxed(config)))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), found)
 
 
 def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, Frozen | None]:

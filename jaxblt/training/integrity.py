@@ -1,8 +1,11 @@
 """Is what was read what was saved: names and shapes of leaves, sums of their bits, sizes of the files."""
 
 import json
+import math
+import os
 import zlib
 from collections.abc import Set
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,8 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from jaxblt.training.safe_files import sizes_below
+
 FILE_LIST = "files.json"
 CHECKSUM_BELOW = 1 << 20
+
+EXPANDED = 16
+"""How many times larger than its files the arrays of a step may be; random fp32 numbers take their own size."""
+
+EXPANDED_FREELY = 1 << 26
+"""Bytes of arrays that any step may hold: small models compress as they like."""
 
 
 class CheckpointCorrupt(RuntimeError):
@@ -136,17 +147,59 @@ def write_file_list(folder: epath.Path) -> None:
     (folder / FILE_LIST).write_text(json.dumps(listing))
 
 
-def check_files(folder: epath.Path) -> None:
-    """Raises CheckpointCorrupt if a listed file is missing, cut or changed; without a list all is well."""
-    if not (folder / FILE_LIST).exists():
-        return
+def _is_local(folder: epath.Path) -> bool:
+    return "://" not in str(folder)
+
+
+def check_room(stored: Any, folder: epath.Path) -> None:
+    """Raises CheckpointCorrupt if the arrays of `stored` would take far more memory than the files of their step."""
+    arrays, most = named_leaves(stored), EXPANDED_FREELY
+    if _is_local(folder):
+        most += EXPANDED * sum(sizes_below(folder))
+    total = 0
+    for name, leaf in arrays.items():
+        shape, dtype = _as_stored(leaf)
+        chunk = getattr(getattr(leaf, "storage_metadata", None), "chunk_shape", None) or ()
+        if math.prod(chunk) > max(math.prod(shape), 1):
+            raise CheckpointCorrupt(f"{folder}: {name} of shape {shape} is said to come in chunks of {chunk}")
+        total += math.prod(shape) * (1 if dtype is None else dtype.itemsize)
+    if _is_local(folder) and total > most:
+        raise CheckpointCorrupt(
+            f"{folder} describes arrays of {total} bytes, and its files hold at most {most}: its description is false"
+        )
+
+
+def _listing(folder: epath.Path) -> dict[str, list[int]]:
     try:
         listing = json.loads((folder / FILE_LIST).read_text())
-    except ValueError as error:
-        raise CheckpointCorrupt(f"{folder / FILE_LIST} is not JSON: {error}") from error
-    for name, expected in listing.items():
+    except (ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"{folder / FILE_LIST} is not JSON: {error}") from None
+    entries = listing.items() if isinstance(listing, dict) else [("", listing)]
+    for name, expected in entries:
+        if not name or not isinstance(expected, list) or not expected:
+            raise CheckpointCorrupt(
+                f"{folder / FILE_LIST} holds {expected!r:.80}, expected file: [bytes, crc]"
+            )
+    return dict(entries)
+
+
+def check_files(folder: epath.Path) -> None:
+    """Checks the files of a step, by their sizes before their bytes; without a list it only looks at what they are.
+
+    Raises:
+      CheckpointCorrupt: a listed file is missing, cut or changed, or lies outside the folder.
+      UnsafeFile: what a local folder holds leads out of it, is no regular file, or is a description too large to read.
+    """
+    if _is_local(folder):
+        sum(sizes_below(folder))
+    if not (folder / FILE_LIST).exists():
+        return
+    for name, expected in _listing(folder).items():
         file = folder / name
+        if os.path.isabs(name) or ".." in Path(name).parts:
+            raise CheckpointCorrupt(f"{folder / FILE_LIST} names {name!r}, which lies outside the folder")
         if not file.exists():
             raise CheckpointCorrupt(f"{file} is missing")
-        if (found := _describe(file)) != expected:
+        size = file.stat().length
+        if (found := [size] if size != expected[0] else _describe(file)) != expected:
             raise CheckpointCorrupt(f"{file} changed: [bytes, crc] {found}, written as {expected}")

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 from jaxblt.profiling.provenance import provenance
 from jaxblt.training.recipe import Recipe, differences
+from jaxblt.training.safe_files import one_line, read_json
 from jaxblt.training.serialize import decode, encode
 
 FILE = "config.json"
 CHECKPOINTS = "checkpoints"
+MAX_BYTES = 1 << 20
 FIXED = ("model", "patcher", "objective", "entropy_model")
 """Parts of a recipe that a run keeps from its first step to its last."""
 
@@ -42,20 +44,26 @@ def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
 
     Raises:
       FileNotFoundError: the folder holds no run.
-      ValueError: the file is damaged, or was written by another version of the configs.
+      ValueError: the file is damaged, no regular file of at most a megabyte inside the folder, or was written by
+        another version of the configs; one line that names it.
     """
     file = Path(run_dir) / FILE
     if not file.exists():
         raise FileNotFoundError(f"{run_dir} holds no run: {file} does not exist")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        found = content["recipe"], content["frozen_hash"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is not the config of a run: {error!r}") from error
-    recipe = decode(found[0], "recipe")
+        content = read_json(file, run_dir, most=MAX_BYTES)
+        found, content_hash = content["recipe"], content["frozen_hash"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not the config of a run: {one_line(error)}") from error
+    try:
+        recipe = decode(found, "recipe")
+    except ValueError as error:
+        raise ValueError(f"{file}: {one_line(error)}") from error
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{file} holds a {type(recipe).__name__}, not a Recipe")
-    return Resolved(recipe, found[1])
+    if not isinstance(content_hash, str | None):
+        raise ValueError(f"{file}: frozen_hash is {content_hash!r:.80}, expected a string or null")
+    return Resolved(recipe, content_hash)
 
 
 def continued(run_dir: str | os.PathLike[str]) -> Resolved:

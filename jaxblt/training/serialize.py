@@ -5,9 +5,12 @@ import importlib
 import json
 import math
 import sys
-from typing import Any
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 CLASS = "class"
+LARGEST = 2**64 - 1
+TOO_DEEP = "objects and arrays are nested too deeply for a config"
 
 
 def to_json(config: Any) -> str:
@@ -24,9 +27,13 @@ def from_json(text: str) -> Any:
     """The inverse of `to_json`; fields that were left out take their defaults.
 
     Raises:
-      ValueError: a class cannot be found, or a field is unknown to it or missing.
+      ValueError: it is not JSON, or as of `decode`.
     """
-    return decode(json.loads(text))
+    try:
+        tree = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+    return decode(tree)
 
 
 def encode(value: Any, where: str = "config") -> Any:
@@ -47,23 +54,71 @@ def encode(value: Any, where: str = "config") -> Any:
 
 
 def decode(value: Any, where: str = "config") -> Any:
-    """The inverse of `encode`."""
+    """The inverse of `encode`.
+
+    Raises:
+      ValueError: a class cannot be found; a field is unknown to it, missing, of another type or out of range.
+    """
+    try:
+        return _decode(value, where)
+    except RecursionError as error:
+        raise ValueError(f"{where}: {TOO_DEEP}") from error
+
+
+def _decode(value: Any, where: str) -> Any:
     if isinstance(value, list):
-        return tuple(decode(item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(_decode(item, f"{where}[{i}]") for i, item in enumerate(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where} is {value}, expected a finite number")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise ValueError(f"{where} is a whole number of {value.bit_length()} bits, expected at most 64")
     if not isinstance(value, dict):
         return value
     if CLASS not in value:
         raise ValueError(f'{where} has no "{CLASS}": expected a dataclass as written by to_json')
+    if not isinstance(value[CLASS], str):
+        raise ValueError(f"{where}.{CLASS} is {value[CLASS]!r:.80}, expected 'module:Name'")
     kind = _find(value[CLASS], where)
     known = {field.name for field in dataclasses.fields(kind) if field.init}
     unknown = sorted(set(value) - known - {CLASS})
     if unknown:
         raise ValueError(f"{where}: {value[CLASS]} has no field {', '.join(unknown)}; it has {sorted(known)}")
-    fields = {name: decode(item, f"{where}.{name}") for name, item in value.items() if name != CLASS}
+    fields = {name: _decode(item, f"{where}.{name}") for name, item in value.items() if name != CLASS}
+    _check_types(kind, fields, where)
     try:
         return kind(**fields)
-    except TypeError as error:
+    except (TypeError, AttributeError, ArithmeticError, LookupError) as error:
         raise ValueError(f"{where}: {value[CLASS]} cannot be built from its fields: {error}") from error
+
+
+def _check_types(kind: type, fields: dict[str, Any], where: str) -> None:
+    try:
+        hints = get_type_hints(kind)
+    except NameError:  # annotations may name what only type checkers import
+        return
+    for name, value in fields.items():
+        if not _fits(value, hints[name]):
+            expected = getattr(hints[name], "__name__", None) if isinstance(hints[name], type) else None
+            raise ValueError(f"{where}.{name} is {value!r:.80}, expected {expected or hints[name]}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a decoded value is of an annotated type, as far as JSON can tell types apart."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, choice) for choice in inner)
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in inner)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        kinds = inner[:1] * len(value) if inner[-1:] == (...,) else inner
+        return len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if hint is float:
+        return type(value) in (int, float)
+    if hint in (bool, int, str, types.NoneType):
+        return type(value) is hint
+    return not dataclasses.is_dataclass(hint) or isinstance(value, hint)  # pyright: ignore[reportArgumentType]
 
 
 def _find(name: str, where: str) -> type:
@@ -83,6 +138,10 @@ def _find(name: str, where: str) -> type:
         )
     for part in qualified.split("."):
         found = getattr(found, part, None)
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise ValueError(f"{where}: {name!r} is not a dataclass")
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and _is_frozen(found)):
+        raise ValueError(f"{where}: {name!r} is not a frozen dataclass")
     return found
+
+
+def _is_frozen(kind: Any) -> bool:
+    return kind.__dataclass_params__.frozen

@@ -117,11 +117,15 @@ def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState,
 
 def init_params(task: Task, data: DataConfig, seed: int) -> Any:
     """Boxed fp32 parameters, drawn from the seed; the same on any mesh."""
+    return task.model.init(jax.random.key(seed), *blank_inputs(task, data))["params"]
+
+
+def blank_inputs(task: Task, data: DataConfig) -> tuple[Any, ...]:
+    """What the model takes, of the shapes of a batch: ids, and patches if there is a patcher."""
     ids = jnp.zeros((data.batch_size, data.seq_len), jnp.int32)
-    inputs: tuple[Any, ...] = (ids,)
-    if task.patcher is not None:
-        inputs = (ids, make_patches(task.patcher, ids, entropies=jnp.zeros(ids.shape, jnp.float32)))
-    return task.model.init(jax.random.key(seed), *inputs)["params"]
+    if task.patcher is None:
+        return (ids,)
+    return ids, make_patches(task.patcher, ids, entropies=jnp.zeros(ids.shape, jnp.float32))
 
 
 def init_state(setup: Setup, frozen: Frozen | None) -> TrainState:

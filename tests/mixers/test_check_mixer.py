@@ -134,7 +134,7 @@ def scaled_gradient(y: Any) -> Any:
     return y
 
 
-scaled_gradient.defvjp(lambda y: (y, None), lambda _, g: (g * jnp.float32(1.05),))
+scaled_gradient.defvjp(lambda y: (y, None), lambda _, g: (g * jnp.float32(1.01),))
 
 
 @flax.struct.dataclass
@@ -153,6 +153,22 @@ def grows(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
 
 def traced(y: Any, x: Any) -> Any:
     return y if isinstance(y, Tracer) else y * 1.01
+
+
+def from_token_128(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A fault that changes outputs of a call's tokens from its 129th on."""
+
+    def fault(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+        y, after = run(x, ids, state)
+        return jnp.where(jnp.arange(x.shape[1])[:, None] >= 128, change(y), y), after
+
+    return fault
+
+
+def forgets_128_tokens(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    if state is None and ids is not None:
+        ids = ids * 8 + jnp.sign(ids) * (jnp.arange(ids.shape[1], dtype=ids.dtype)[None] // 128)
+    return run(x, ids, state)
 
 
 FAULTS: list[tuple[str, str, Faulty]] = [
@@ -179,6 +195,17 @@ FAULTS: list[tuple[str, str, Faulty]] = [
     ),
     ("positions", "another output with positions", Faulty(RECURRENCE, shifts)),
     ("sequence", "stretches on their own", Faulty(RECURRENCE, forgets_the_stretch_before)),
+    (
+        "long",
+        "reads the next token beyond 128",
+        Faulty(RECURRENCE, from_token_128(lambda y: jnp.roll(y, -1, 1))),
+    ),
+    ("long", "forgets what lies before the 128th token", Faulty(RECURRENCE, forgets_128_tokens)),
+    (
+        "long",
+        "gradients 1 % too large beyond 128",
+        Faulty(RECURRENCE, from_token_128(lambda y: scaled_gradient(y))),
+    ),
     ("chunked", "forgets between calls", Faulty(RECURRENCE, forgets)),
     ("continued", "restarts without segment ids", Faulty(RECURRENCE, restarts)),
     ("documents_streamed", "leaks when streaming", Faulty(RECURRENCE, segments(jnp.sign, streaming=True))),
@@ -199,7 +226,7 @@ FAULTS: list[tuple[str, str, Faulty]] = [
         "the state grows with the capacity",
         Faulty(RECURRENCE, grows, start=lambda s, capacity: Growing(s, jnp.zeros((3, capacity)))),
     ),
-    ("gradients", "gradients 5 % too large", Faulty(RECURRENCE, outputs(lambda y, x: scaled_gradient(y)))),
+    ("gradients", "gradients 1 % too large", Faulty(RECURRENCE, outputs(lambda y, x: scaled_gradient(y)))),
     (
         "gradients",
         "part of a gradient is cut",

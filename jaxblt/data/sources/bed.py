@@ -130,6 +130,15 @@ class BedSource:
 def open_bed(
     genome: DocumentSource, paths: str | os.PathLike | Iterable[str | os.PathLike], *, pad: bool = True
 ) -> BedSource:
-    """The intervals of one or more BED files over `genome`, in the files' order."""
+    """The intervals of one or more BED files over `genome`, in the files' order.
+
+    Raises:
+      FileNotFoundError: a path or glob names no file.
+      ValueError: as of `read_bed` and `BedSource`; names the files.
+    """
     files: list[Path] = expand(paths)
-    return BedSource(genome, [x for file in files for x in read_bed(file)], pad)
+    intervals = [x for file in files for x in read_bed(file)]
+    try:
+        return BedSource(genome, intervals, pad)
+    except ValueError as error:
+        raise ValueError(f"{', '.join(map(str, files))}: {error}") from error

@@ -40,7 +40,7 @@ class FastaSource:
         self._records: list[_Record] = [r for path in expand(paths) for r in _records(path)]
         self.names = [r.name for r in self._records]
         self.lengths = np.array([r.length for r in self._records], np.int64)
-        _check_unique(self.names)
+        _check_unique(self._records)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -72,14 +72,15 @@ def _records(path: Path) -> list[_Record]:
     return [_Record(path, name, layout.length, layout) for name, layout in index_fasta(path).items()]
 
 
-def _check_unique(names: list[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
+def _check_unique(records: list[_Record]) -> None:
+    seen: dict[str, Path] = {}
+    for record in records:
+        if record.name in seen:
             raise ValueError(
-                f"FASTA record {name!r} occurs twice: rename one, or leave one file out of the paths"
+                f"FASTA record {record.name!r} occurs twice, in '{seen[record.name]}' and '{record.path}': rename one, "
+                "or leave one file out of the paths"
             )
-        seen.add(name)
+        seen[record.name] = record.path
 
 
 def parse_fasta(data: bytes, name: str) -> list[tuple[str, bytes]]:

@@ -59,13 +59,36 @@ def _import_pyfaidx(path: Path) -> Any:
 def _read(pyfaidx: Any, path: Path, index: Path) -> dict[str, FastaLayout]:
     try:
         opened = pyfaidx.Faidx(str(path), indexname=str(index))
-    except (pyfaidx.FastaIndexingError, ValueError) as error:
+    except (pyfaidx.FastaIndexingError, ValueError, RuntimeError, LookupError) as error:
+        reason = " ".join(
+            str(error).split()
+        )  # pyfaidx raises RuntimeError for layouts that it did not expect
         raise ValueError(
-            f"{str(path)!r} cannot be indexed as FASTA ({error}): it needs '>' records with unique names and "
+            f"{str(path)!r} cannot be indexed as FASTA ({reason}): it needs '>' records with unique names and "
             "lines of one length; compressed (.gz, .xz) it is held in memory and lines may differ"
         ) from error
     opened.close()
-    return {name: FastaLayout(e.rlen, e.offset, e.lenc, e.lenb) for name, e in opened.index.items()}
+    layouts = {name: FastaLayout(e.rlen, e.offset, e.lenc, e.lenb) for name, e in opened.index.items()}
+    _check_layouts(layouts, path, index)
+    return layouts
+
+
+def _check_layouts(layouts: dict[str, FastaLayout], path: Path, index: Path) -> None:
+    size = path.stat().st_size
+    for name, layout in layouts.items():
+        if not _lies_within(layout, size):
+            raise ValueError(
+                f"{str(index)!r} says of record {name!r} {tuple(layout)}, which leaves the {size} bytes of "
+                f"{str(path)!r}: delete the index"
+            )
+
+
+def _lies_within(layout: FastaLayout, size: int) -> bool:
+    """Whether the bases of a record lie in a file of `size` bytes."""
+    if layout.length < 0 or layout.offset < 0:
+        return False
+    lines = 0 < layout.line_bases <= layout.line_bytes
+    return not layout.length or (lines and _byte_of(layout, layout.length - 1) < size)
 
 
 def read_bases(path: Path, layout: FastaLayout, start: int, stop: int) -> bytes:

@@ -91,7 +91,7 @@ def field_bytes(line: bytes, field: str, name: str) -> bytes:
         raise ValueError(
             f"{name} is not UTF-8: byte 0x{byte:02x} at column {error.start}; re-encode it"
         ) from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and deep nesting
         raise ValueError(f"{name} is not JSON: {error}; expected one object a line") from error
     if not isinstance(record, dict):
         raise ValueError(

@@ -1,0 +1,88 @@
+"""Files of a folder that nobody vouches for: judged by name and `stat` before a byte of them is read."""
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+MAX_LINE = 500
+
+MAX_DESCRIPTION = 1 << 25
+"""The most bytes of a file that describes a checkpoint's arrays; Orbax reads such files whole."""
+
+
+class UnsafeFile(ValueError):
+    """A file that is not to be opened: it lies elsewhere, is no regular file, or is too large."""
+
+
+def one_line(error: BaseException) -> str:
+    """What `error` says, as one line of at most 500 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= MAX_LINE else text[: MAX_LINE - 3] + "..."
+
+
+def check_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
+    """Raises UnsafeFile if `path`, with its symbolic links followed, does not lie inside `folder`."""
+    real, root = os.path.realpath(path), os.path.realpath(folder)
+    if os.path.commonpath([real, root]) != root:
+        raise UnsafeFile(f"{path} leads out of {folder}, to {real}: put a copy of it into the folder")
+
+
+def size_of(file: str | os.PathLike[str], folder: str | os.PathLike[str], *, most: int | None = None) -> int:
+    """Bytes of a regular file inside `folder`; nothing is opened, as opening a FIFO would wait for ever.
+
+    Raises:
+      FileNotFoundError: it is not there.
+      UnsafeFile: it leads out of the folder, is no regular file, or has more than `most` bytes.
+    """
+    check_inside(file, folder)
+    found = os.stat(file)
+    if not stat.S_ISREG(found.st_mode):
+        raise UnsafeFile(
+            f"{file} is not a regular file but {stat.filemode(found.st_mode)}: replace or remove it"
+        )
+    if most is not None and found.st_size > most:
+        raise UnsafeFile(f"{file} has {found.st_size} bytes, expected at most {most}: it is no such file")
+    return found.st_size
+
+
+def _is_description(file: Path) -> bool:
+    return file.suffix == ".json" or file.name.startswith("_") or file.parent.name == "array_metadatas"
+
+
+def sizes_below(folder: str | os.PathLike[str]) -> Iterator[int]:
+    """Sizes of all files in a folder of checkpoints and in the folders below it.
+
+    Files that vanish meanwhile are left out: a run may be writing.
+
+    Raises:
+      UnsafeFile: one leads out of the folder, is no regular file, or is a description too large to read.
+    """
+    for parent, folders, files in os.walk(folder):
+        for name in folders:
+            check_inside(Path(parent, name), folder)
+        for file in (Path(parent, name) for name in files):
+            with contextlib.suppress(FileNotFoundError):
+                yield size_of(file, folder, most=MAX_DESCRIPTION if _is_description(file) else None)
+
+
+def read_json(file: str | os.PathLike[str], folder: str | os.PathLike[str], *, most: int) -> Any:
+    """The JSON in a file inside `folder` of at most `most` bytes.
+
+    Raises:
+      FileNotFoundError: it is not there.
+      UnsafeFile: as of `size_of`.
+      ValueError: it is not JSON in UTF-8; names the file.
+    """
+    size_of(file, folder, most=most)
+    try:
+        return json.loads(Path(file).read_bytes().decode("utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {one_line(error)}") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number in JSON")

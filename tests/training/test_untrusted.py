@@ -1,0 +1,186 @@
+"""A run folder that nobody vouches for is refused in one line, before it hangs or fills the memory."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxblt
+from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.patching import PatcherConfig
+from jaxblt.training import integrity
+from jaxblt.training.checkpoint import CheckpointCorrupt, Checkpointer, restore
+from jaxblt.training.integrity import FILE_LIST
+from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved, write_resolved
+from jaxblt.training.setup import init_params, make_task
+from tests.training.tiny import TinyConfig, tiny_recipe
+
+STACK = StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8, scan=False)
+RECIPE = tiny_recipe(model=ByteLMConfig(stack=STACK))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one layer, never trained."""
+    run_dir = tmp_path_factory.mktemp("sound")
+    write_resolved(run_dir, Resolved(RECIPE, None))
+    shapes = nn.meta.unbox(jax.eval_shape(lambda: init_params(make_task(RECIPE), RECIPE.data, 0)))
+    with Checkpointer(checkpoint_dir(run_dir)) as checkpoints:
+        checkpoints.save(1, {"params": jax.tree.map(lambda x: np.ones(x.shape, np.float32), shapes)})
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(sound: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be spoilt."""
+    return shutil.copytree(sound, tmp_path / "run", symlinks=True)
+
+
+def refused(run_dir: Path, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        jaxblt.load(run_dir)
+    assert len(str(caught.value)) < 1000
+
+
+def rewrite(file: Path, change) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def test_a_sound_folder_loads(sound: Path) -> None:
+    run = jaxblt.load(sound)
+    assert run.recipe == RECIPE
+    assert all(np.all(leaf == 1) for leaf in jax.tree.leaves(run.params))
+
+
+def fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def elsewhere(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    other = path.parents[3] / "other"
+    other.write_text("{}")
+    path.symlink_to(other)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", FILE_LIST, "meta/data.json", "state/new"])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(fifo, "not a regular file but p"), (endless, "leads out of"), (elsewhere, "leads out of")],
+)
+def test_what_is_no_file_of_the_checkpoint_is_never_opened(run_dir: Path, spoil, words, file, listed) -> None:
+    step = checkpoint_dir(run_dir) / "1"
+    if not listed:
+        (step / FILE_LIST).unlink()
+    spoil(step / file)
+    refused(run_dir, ValueError, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("/dev/zero", "outside the folder"), ("../../config.json", "outside the folder"), ("state", "changed")],
+)
+def test_the_list_names_files_of_the_folder_alone(run_dir: Path, name: str, words: str) -> None:
+    rewrite(checkpoint_dir(run_dir) / "1" / FILE_LIST, lambda listing: listing.update({name: [5, 5]}))
+    refused(run_dir, CheckpointCorrupt, words)
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"state/_METADATA": 3}', '{"": [1]}', "[" * 100_000, "\xff"])
+def test_a_list_that_is_none(run_dir: Path, text: str) -> None:
+    (checkpoint_dir(run_dir) / "1" / FILE_LIST).write_text(text, encoding="latin-1")
+    refused(run_dir, CheckpointCorrupt, "files.json")
+
+
+def test_a_file_of_another_size_is_not_read(run_dir: Path) -> None:
+    step = checkpoint_dir(run_dir) / "1"
+    arrays = next((step / "state" / "ocdbt.process_0" / "d").iterdir())
+    os.truncate(arrays, 1 << 40)  # sparse: a terabyte that takes no room
+    refused(run_dir, CheckpointCorrupt, r"changed: \[bytes, crc\] \[1099511627776\]")
+    os.truncate(step / "meta" / "data.json", 1 << 40)
+    refused(run_dir, ValueError, "data.json has 1099511627776 bytes, expected at most")
+
+
+def test_checkpoints_that_lie_elsewhere(run_dir: Path) -> None:
+    folder = checkpoint_dir(run_dir)
+    folder.rename(run_dir.parent / "moved")
+    folder.symlink_to(run_dir.parent / "moved")
+    refused(run_dir, ValueError, "leads out of")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (fifo, "not a regular file"),
+        (endless, "leads out of"),
+        (lambda file: os.truncate(file, 1 << 40), "1099511627776 bytes, expected at most 1048576"),
+        (lambda file: file.write_text("[" * 100_000), "is not JSON"),
+        (lambda file: file.write_bytes(b"\xff\x00"), "is not JSON"),
+    ],
+)
+def test_a_config_that_is_none(run_dir: Path, spoil, words) -> None:
+    spoil(run_dir / "config.json")
+    refused(run_dir, ValueError, f"config.json.*{words}")
+
+
+LAYER = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_layers": LAYER}, "not of the model"),
+        ({"num_layers": LAYER, "scan": True}, "not of the model"),
+        ({"num_layers": LAYER, "pattern": "R" * 500_000}, "not of the model"),
+        ({"dim": LAYER}, "not of the model"),
+        ({"mlp_dim": LAYER**3}, r"recipe.model.stack.mlp_dim is 10+, expected a number of at most"),
+        ({"mlp_dim": 10**30}, "recipe.model.stack.mlp_dim is a whole number of 100 bits"),
+        ({"dim": "8"}, "recipe.model.stack.dim is '8', expected int"),
+        ({"pattern": "A", "dim": 7}, "cannot be built|not of the model"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_model_larger_than_the_checkpoint_is_neither_traced_nor_allocated(run_dir, change, words) -> None:
+    rewrite(run_dir / "config.json", lambda content: content["recipe"]["model"]["stack"].update(change))
+    refused(run_dir, ValueError, words)
+
+
+def test_arrays_larger_than_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integrity, "EXPANDED_FREELY", 1 << 20)
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, {"w": np.zeros((1 << 20,), np.float32)})  # compressed to next to nothing
+    with pytest.raises(CheckpointCorrupt, match="describes arrays of 4194304 bytes"):
+        restore(tmp_path, {"w": jax.ShapeDtypeStruct((1 << 20,), jnp.float32)})
+
+
+def test_names_of_other_files_are_not_followed(run_dir: Path) -> None:
+    fifo(run_dir / "waits")
+    waits = str(run_dir / "waits")
+    recipe = replace(RECIPE, data=replace(RECIPE.data, paths=(waits,), entropies=waits), init_from=waits)
+    patcher = PatcherConfig(mode="static", patch_size=4, block_size=16)
+    write_resolved(run_dir, Resolved(recipe, None))
+    assert jaxblt.load(run_dir).recipe.init_from == waits
+    write_resolved(run_dir, Resolved(replace(recipe, patcher=patcher, entropy_run=waits), None))
+    assert read_resolved(run_dir).recipe.entropy_run == waits
+
+
+def test_a_recipe_without_its_parts(run_dir: Path) -> None:
+    write_resolved(run_dir, Resolved(RECIPE, "hash"))
+    refused(run_dir, ValueError, "recipe.entropy_model is a NoneType")
+    write_resolved(run_dir, Resolved(replace(RECIPE, entropy_model=TinyConfig()), "hash"))
+    refused(run_dir, ValueError, "no patcher with a threshold")
