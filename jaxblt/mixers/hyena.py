@@ -99,12 +99,13 @@ class Hyena(nn.Module):
             (dim, streams * dim),
             jnp.float32,
         )
-        self.w_out = self.param("out", named(lecun, "channels", "embed"), (dim, dim))
+        self.w_out = self.param("out", named(lecun, "channels", "embed"), (dim, dim), jnp.float32)
         sides = 1 if config.causal else 2
         self.short = self.param(
             "short",
             named(taps, None, "channels", "taps"),
             (sides, streams * dim, config.short_taps),
+            jnp.float32,
         )
         self.long = [self._long_conv() for _ in range(config.order - 1)]
 
