@@ -176,7 +176,9 @@ def test_boe_bos_and_pad_are_never_drawn(config):
 
 @pytest.fixture(scope="module")
 def byte_model():
-    return Decoder(ENTROPY), {"model": unboxed(ENTROPY, jnp.ones((1, 8), jnp.int32))}
+    """With a head of its own, so that NaN in the embedding of a byte reaches only the rows that hold the byte."""
+    config = dataclasses.replace(ENTROPY, tie_head=False)
+    return Decoder(config), {"model": unboxed(config, jnp.ones((1, 8), jnp.int32))}
 
 
 def test_a_request_is_drawn_alike_in_any_company(byte_model):
@@ -213,9 +215,11 @@ def test_logits_that_are_not_finite_name_prompt_byte_and_parameters(byte_model):
     names = "parameters model/embedding/bytes hold NaN or inf"
     with pytest.raises(ValueError, match=f"prompt 1, byte 0 after its 15 bytes; {names}"):
         write(with_nan(params, *where, row=ord("p") + 4), prompts)
-    byte = write(params, prompts)[2][3]
-    with pytest.raises(ValueError, match=f"prompt 2, byte [0-4] after its 2 bytes; {names}"):
-        write(with_nan(params, *where, row=byte + 4), prompts)
+    text = write(params, prompts)[0]
+    assert text[3] not in b"ab"
+    read = text.index(text[3]) + 1
+    with pytest.raises(ValueError, match=f"prompt 0, byte {read} after its 2 bytes; {names}"):
+        write(with_nan(params, *where, row=text[3] + 4), prompts)
 
 
 def test_entropies_that_are_not_finite_are_an_error_too(trained):
@@ -223,7 +227,7 @@ def test_entropies_that_are_not_finite_are_an_error_too(trained):
     params, _ = trained
     decoder = Decoder(MODEL, PATCHER, ENTROPY)
     broken = with_nan(params, "entropy", "embedding", "bytes", row=ord("p") + 4)
-    with pytest.raises(ValueError, match=r"prompt 1, byte 0 .* parameters entropy/embedding/bytes hold"):
+    with pytest.raises(ValueError, match=r"prompt 0, byte 0 .* parameters entropy/embedding/bytes hold"):
         generate(decoder, broken, [b"abc", b"a longer prompt"], max_new_bytes=12, sampling=GREEDY)
 
 
