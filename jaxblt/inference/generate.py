@@ -1,6 +1,5 @@
 """Continues prompts a batch at a time: one pass over the prompts, then byte by byte in one compiled loop."""
 
-import numbers
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -52,7 +51,7 @@ def generate(
         not finite; the message names the prompt and the position.
     """
     rows = [encode(prompt, bos=True) for prompt in _checked_prompts(prompts)]
-    if not isinstance(max_new_bytes, numbers.Integral) or max_new_bytes < 1:
+    if not isinstance(max_new_bytes, int | np.integer) or max_new_bytes < 1:
         raise ValueError(f"max_new_bytes must be an integer of at least 1, got {max_new_bytes!r}")
     seeds, indices = _requests(seed, len(rows))
     lengths = np.array([len(row) for row in rows], np.int32)
@@ -79,16 +78,16 @@ def _checked_prompts(prompts: Sequence[bytes]) -> Sequence[bytes]:
 
 def _requests(seed: int | Sequence[int], count: int) -> tuple[np.ndarray, np.ndarray]:
     """Each prompt's seed, and its index: 0 for prompts that have their own seed."""
-    shared = isinstance(seed, numbers.Integral)
-    seeds = [seed] * count if shared else list(seed)
+    own = isinstance(seed, Sequence | np.ndarray)
+    seeds = list(seed) if own else [seed] * count
     if len(seeds) != count:
         raise ValueError(
             f"seed must be one integer, or one for each of the {count} prompts, got {len(seeds)}"
         )
     for each in seeds:
-        if not isinstance(each, numbers.Integral) or not 0 <= each < SEEDS:
+        if not isinstance(each, int | np.integer) or not 0 <= each < SEEDS:
             raise ValueError(f"seed must be an integer from 0 to {SEEDS - 1}, got {each!r}")
-    return np.array(seeds, np.uint32), np.arange(count, dtype=np.uint32) * np.uint32(shared)
+    return np.array(seeds, np.uint32), np.arange(count, dtype=np.uint32) * np.uint32(not own)
 
 
 def _check_finite(finite: np.ndarray, lengths: np.ndarray, params: dict[str, Any]) -> None:

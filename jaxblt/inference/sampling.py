@@ -1,7 +1,7 @@
 """From logits to the next byte."""
 
 import dataclasses
-import numbers
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class SamplingConfig:
                 f"temperature must be 0 (the most probable byte) or lie in [{SMALLEST:g}, {LARGEST:g}], "
                 f"got {self.temperature!r}"
             )
-        if not isinstance(self.top_k, numbers.Integral) or self.top_k < 0:
+        if not isinstance(self.top_k, int | np.integer) or self.top_k < 0:
             raise ValueError(
                 f"top_k must be an integer from 1 on, or 0 to keep all bytes, got {self.top_k!r}"
             )
@@ -45,8 +45,8 @@ class SamplingConfig:
             raise ValueError(f"top_p must lie in [{SMALLEST:g}, 1], got {self.top_p!r}")
 
 
-def _lies_in(value: object, low: float, high: float) -> bool:
-    return isinstance(value, numbers.Real) and low <= value <= high
+def _lies_in(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, int | float | np.number) and bool(low <= value <= high)
 
 
 def sample(config: SamplingConfig, keys: Key[Array, "B"], logits: Float[Array, "B V"]) -> Int[Array, "B"]:

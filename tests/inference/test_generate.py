@@ -253,6 +253,7 @@ def test_errors():
         ({"seed": -1}, "seed must be an integer from 0 to 4294967295, got -1"),
         ({"seed": 2**32}, "seed must be an integer from 0 to 4294967295, got 4294967296"),
         ({"seed": [1, 2]}, "one for each of the 1 prompts, got 2"),
+        ({"seed": None}, "seed must be an integer from 0 to 4294967295, got None"),
         ({"seed": [0.5]}, "seed must be an integer from 0 to 4294967295, got 0.5"),
     ],
 )
