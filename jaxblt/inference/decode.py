@@ -87,7 +87,8 @@ def decode_step(
       segment_ids: document of each byte; 0 leaves the row as it was.
 
     Returns:
-      Logits in fp32, whether the byte closed its patch, and the state after it.
+      Logits in fp32 (NaN where the byte's entropy is not finite), whether the byte closed its patch, and the state
+      after it.
     """
     model = decoder.model.build(dtype=decoder.dtype)
     variables = {"params": params["model"]}
@@ -100,6 +101,7 @@ def decode_step(
     entropies, entropy_state = _entropies(decoder, params, ids, state, segment_ids)
     patcher, closed = step_patcher(decoder.patcher, state.patcher, ids, entropies, segment_ids)
     logits, moved = model.apply(variables, ids, closed, state.model, segment_ids=segment_ids, method="step")
+    logits = spoil(logits, entropies[:, None], segment_ids[:, None])
     return logits, closed, DecoderState(model=moved, entropy=entropy_state, patcher=patcher)
 
 
@@ -119,6 +121,14 @@ def _entropies(
         method="stream",
     )
     return entropies_from_logits(logits)[:, 0], moved
+
+
+def spoil(
+    logits: Float[Array, "B V"], entropies: Float[Array, "B T"], segment_ids: Int[Array, "B T"]
+) -> Float[Array, "B V"]:
+    """NaN for rows with an entropy that is not finite: it cuts no patch, so the model's logits would hide it."""
+    sound = jnp.all(jnp.isfinite(entropies) | (segment_ids == 0), 1, keepdims=True)
+    return jnp.where(sound, logits, jnp.nan)
 
 
 def teacher_force(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.inference.decode import Decoder, DecoderState, init_decoder
+from jaxblt.inference.decode import Decoder, DecoderState, init_decoder, spoil
 from jaxblt.models import ByteLMConfig
 from jaxblt.models.blt_prefill import last_index
 from jaxblt.parallel.sequence import seq_axis
@@ -58,6 +58,7 @@ def prefill(
         return _latest(carry, moved, latest, segments), None
 
     (moved, logits), _ = _in_pieces(take, start, (ids, closed, segment_ids), size)
+    logits = spoil(logits, entropies, segment_ids)
     return logits, DecoderState(model=moved, entropy=entropy, patcher=patcher)
 
 

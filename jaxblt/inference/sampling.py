@@ -1,12 +1,17 @@
 """From logits to the next byte."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
 
 from jaxblt.data.vocab import BOE, BOS, PAD
+
+SMALLEST, LARGEST = 1e-6, 1e6
+"""Bounds of temperature and top_p within which fp32 neither rounds them to 0 nor overflows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,9 +19,12 @@ class SamplingConfig:
     """How a byte is drawn.
 
     Attributes:
-      temperature: logits are divided by it; 0 takes the most probable byte.
+      temperature: logits are divided by it, from 1e-6 to 1e6; 0 takes the most probable byte.
       top_k: keep the k most probable bytes; 0 keeps all.
-      top_p: keep the fewest bytes whose probabilities sum to p (Holtzman et al., 1904.09751).
+      top_p: keep the fewest bytes whose probabilities sum to p (Holtzman et al., 1904.09751), from 1e-6 to 1.
+
+    Raises:
+      ValueError: a value lies outside its range.
     """
 
     temperature: float = 1.0
@@ -24,27 +32,47 @@ class SamplingConfig:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature must not be negative, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must not be negative, got {self.top_k}")
+        if self.temperature != 0 and not _lies_in(self.temperature, SMALLEST, LARGEST):
+            raise ValueError(
+                f"temperature must be 0 (the most probable byte) or lie in [{SMALLEST:g}, {LARGEST:g}], "
+                f"got {self.temperature!r}"
+            )
+        if not isinstance(self.top_k, int | np.integer) or self.top_k < 0:
+            raise ValueError(
+                f"top_k must be an integer from 1 on, or 0 to keep all bytes, got {self.top_k!r}"
+            )
+        if not _lies_in(self.top_p, SMALLEST, 1.0):
+            raise ValueError(f"top_p must lie in [{SMALLEST:g}, 1], got {self.top_p!r}")
 
 
-def sample(config: SamplingConfig, key: Array, logits: Float[Array, "B V"]) -> Int[Array, "B"]:
-    """One id a row; never BOE, BOS or PAD, which no document holds after its first byte."""
-    banned = jnp.zeros(logits.shape[-1], bool).at[jnp.array([BOE, BOS, PAD])].set(True)
-    logits = jnp.where(banned[None], -jnp.inf, logits)
+def _lies_in(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, int | float | np.number) and bool(low <= value <= high)
+
+
+def sample(config: SamplingConfig, keys: Key[Array, "B"], logits: Float[Array, "B V"]) -> Int[Array, "B"]:
+    """Draw one id a row, never BOE, BOS or PAD, which no document holds after its first byte.
+
+    Args:
+      config: how.
+      keys: one a row; an id depends on its own row's key and logits only.
+      logits: of all ids. A row whose logits are not finite draws an id without meaning, but none of the three.
+    """
+    # Draw among the other ids only: a logit of -inf would still be drawn where all logits are -inf or NaN.
+    allowed = np.setdiff1d(np.arange(logits.shape[-1]), (BOE, BOS, PAD)).astype(np.int32)
+    return jnp.asarray(allowed)[_draw(config, keys, logits[:, allowed])]
+
+
+def _draw(config: SamplingConfig, keys: Key[Array, "B"], logits: Float[Array, "B V"]) -> Int[Array, "B"]:
     if config.temperature == 0:
-        return jnp.argmax(logits, -1).astype(jnp.int32)
-    logits = logits / config.temperature
+        return jnp.argmax(logits, -1)
+    # Subtract the maximum first: dividing by a small temperature could overflow to inf.
+    logits = (logits - jnp.max(logits, -1, keepdims=True)) / config.temperature
     if config.top_k:
         floor = jax.lax.top_k(logits, min(config.top_k, logits.shape[-1]))[0][:, -1:]
         logits = jnp.where(logits < floor, -jnp.inf, logits)
     if config.top_p < 1:
         logits = _nucleus(logits, config.top_p)
-    return jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+    return jax.vmap(jax.random.categorical)(keys, logits)
 
 
 def _nucleus(logits: Float[Array, "B V"], top_p: float) -> Float[Array, "B V"]:

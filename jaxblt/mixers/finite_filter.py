@@ -37,9 +37,9 @@ class FiniteConv(nn.Module):
         else:
             taps = self.filter.taps if self.causal else 2 * self.filter.taps - 1
             init = named(nn.initializers.normal(taps**-0.5), "channels", "taps")
-            self.taps = self.param("taps", init, (self.dim, taps))
+            self.taps = self.param("taps", init, (self.dim, taps), jnp.float32)
         normal = named(nn.initializers.normal(1.0), "channels")
-        self.bias = self.param("bias", normal, (self.dim,))
+        self.bias = self.param("bias", normal, (self.dim,), jnp.float32)
 
     def __call__(
         self, rows: Rows, streams: Any, carry: Float[Array, "B D S"] | None

@@ -31,6 +31,7 @@ class ImplicitTaps(nn.Module):
             "frequency",
             named(nn.initializers.constant(filter.sine_freq), None),
             (filter.width,),
+            jnp.float32,
         )
         hidden = _features(_lags(filter, length), filter.emb_dim)
         for i in range(filter.inner_layers + 1):

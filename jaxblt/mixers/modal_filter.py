@@ -35,7 +35,7 @@ class ModalConv(nn.Module):
         self.log_rate = self.param("log_rate", named(self._init_rates, *axes), shape)
         self.residues = self.param("residues", named(self._init_residues, *axes), shape)
         normal = named(nn.initializers.normal(1.0), "channels")
-        self.bias = self.param("bias", normal, (self.dim,))
+        self.bias = self.param("bias", normal, (self.dim,), jnp.float32)
 
     def _rates(self) -> np.ndarray:
         """1 / tau of each mode before training, fastest first."""

@@ -1,7 +1,9 @@
 """Loss over a whole split: Σ nats / Σ bytes, not a mean of means."""
 
 import itertools
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,11 +15,12 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.pipeline import Dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.vocab import encode
+from jaxblt.models.finite import explain_nonfinite
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.training.metrics import Metrics, bits, cross_entropy, patch_counts
 from jaxblt.training.setup import Setup, open_data, to_devices
 from jaxblt.training.state import TrainState
-from jaxblt.training.step import Task, predict
+from jaxblt.training.step import Task, find_entropies, predict
 
 IN_FLIGHT = 8
 """Batches handed to the devices before the oldest result is fetched."""
@@ -43,10 +46,15 @@ def make_eval_step(
 
     def eval_step(state: TrainState, batch: Batch, index: Any) -> Metrics:
         batch = task.objective(jax.random.fold_in(jax.random.key(seed), index), batch)
+        entropies = find_entropies(task, state.frozen, batch)
+        batch = replace(batch, entropies=entropies)
         logits, patches, _ = predict(task, state.params, state.frozen, batch, {})
         weights = batch.loss_mask.astype(jnp.float32)
         losses = cross_entropy(logits, batch.targets) * weights
         sums = {"nll": jnp.sum(losses), "bytes": jnp.sum(weights)}
+        if entropies is not None and patches is not None:
+            # An entropy of NaN cuts no patch, and the losses would hide it: add entropies up, so that NaN shows.
+            sums["entropies"] = jnp.sum(jnp.where(batch.segment_ids > 0, entropies, 0.0))
         if targets is not None:
             chosen = jnp.isin(batch.targets, jnp.asarray(targets, jnp.int32)).astype(jnp.float32)
             sums |= {"target_nll": jnp.sum(losses * chosen), "target_bytes": jnp.sum(weights * chosen)}
@@ -104,26 +112,32 @@ def evaluate(
       bytes_per_patch and overflow if it has patches.
 
     Raises:
-      ValueError: no byte was scored.
+      ValueError: no byte was scored, or a batch's sums are not finite; the message names the batch and the parameters
+        that hold NaN or inf.
     """
     count = data.num_batches if max_batches is None else min(max_batches, data.num_batches or max_batches)
     totals: dict[str, float] = {}
-    waiting: list[Metrics] = []
+    waiting: list[tuple[int, Metrics]] = []
     batches = data.iterator()
     for index, batch in enumerate(itertools.islice(batches, count)):
         on_devices = to_devices(batch, mesh, data.config.batch_size, layout)
-        waiting.append(step(state, on_devices, np.int32(index)))
+        waiting.append((index, step(state, on_devices, np.int32(index))))
         if len(waiting) >= IN_FLIGHT:
-            _add(totals, waiting.pop(0))
+            _add(totals, *waiting.pop(0), state)
     batches.close()
-    for sums in waiting:
-        _add(totals, sums)
+    for index, sums in waiting:
+        _add(totals, index, sums, state)
     return summarise(totals)
 
 
-def _add(totals: dict[str, float], sums: Metrics) -> None:
+def _add(totals: dict[str, float], index: int, sums: Metrics, state: TrainState) -> None:
     """Adds up in Python's floats: fp32 would lose single bytes beyond 16 million."""
     for name, value in jax.device_get(sums).items():
+        if not math.isfinite(value):
+            params = {"model": state.params, "entropy": state.frozen and state.frozen.params}
+            raise ValueError(
+                f"batch {index} of the split: the sum of {name} is {value}; {explain_nonfinite(params)}"
+            )
         totals[name] = totals.get(name, 0.0) + float(value)
 
 

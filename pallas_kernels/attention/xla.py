@@ -145,7 +145,11 @@ def _run(
         sums = jax.tree.map(lambda a: a[None], _softmax(_scores(plan, x, 0, 0)[0], x.v[0]))
     else:
         rows = x.q.shape[:-1]
-        zeros = _Partial(jnp.zeros(x.q.shape, jnp.float32), jnp.zeros(rows), jnp.full(rows, _FLOOR))
+        zeros = _Partial(
+            jnp.zeros(x.q.shape, jnp.float32),
+            jnp.zeros(rows, jnp.float32),
+            jnp.full(rows, _FLOOR, jnp.float32),
+        )
 
         def step(sums: _Partial, pair: Array) -> tuple[_Partial, None]:
             i, j = pair[0], pair[1]

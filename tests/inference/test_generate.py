@@ -1,6 +1,7 @@
 """Decoding from caches equals the parallel pass; sampling; independent rows."""
 
 import dataclasses
+import re
 from functools import partial
 
 import flax.linen as nn
@@ -37,6 +38,7 @@ MODEL = BLTConfig(
     hash=HashConfig(sizes=(3,), table_size=64),
     bridge_heads=2,
 )
+GREEDY = SamplingConfig(temperature=0)
 PATCHER = PatcherConfig(mode="entropy", threshold=5.2, block_size=32, capacity=24)
 
 
@@ -71,9 +73,8 @@ def test_bytes_one_by_one_equal_the_parallel_pass(trained):
 def test_a_row_does_not_depend_on_its_neighbours(trained):
     params, _ = trained
     decoder = Decoder(MODEL, PATCHER, ENTROPY)
-    greedy = SamplingConfig(temperature=0)
-    together = generate(decoder, params, [b"abc", b"a longer prompt"], max_new_bytes=12, sampling=greedy)
-    alone = generate(decoder, params, [b"a longer prompt"], max_new_bytes=12, sampling=greedy)
+    together = generate(decoder, params, [b"abc", b"a longer prompt"], max_new_bytes=12, sampling=GREEDY)
+    alone = generate(decoder, params, [b"a longer prompt"], max_new_bytes=12, sampling=GREEDY)
     assert together[1] == alone[0]
     assert len(together[0]) == 12
 
@@ -82,9 +83,7 @@ def test_a_byte_model_generates_the_argmax_of_its_parallel_pass():
     prompt = b"0123"
     ids = jnp.asarray([[1, *(b + 4 for b in prompt)]], jnp.int32)
     params = unboxed(ENTROPY, ids)
-    [text] = generate(
-        Decoder(ENTROPY), {"model": params}, [prompt], max_new_bytes=6, sampling=SamplingConfig(temperature=0)
-    )
+    [text] = generate(Decoder(ENTROPY), {"model": params}, [prompt], max_new_bytes=6, sampling=GREEDY)
     for _ in range(len(text)):
         logits = ENTROPY.build().apply({"params": params}, ids)[0, -1]
         best = int(jnp.argmax(jnp.where(jnp.isin(jnp.arange(260), jnp.array([0, 1, 3])), -jnp.inf, logits)))
@@ -95,7 +94,7 @@ def test_a_byte_model_generates_the_argmax_of_its_parallel_pass():
 
 def expect_the_bytes_of_one_device(decoder, params, prompts):
     """Greedy bytes on a mesh that splits the sequence; a step exchanges partial results alone, and keeps its parts."""
-    greedy = partial(generate, decoder, params, max_new_bytes=30, sampling=SamplingConfig(temperature=0))
+    greedy = partial(generate, decoder, params, max_new_bytes=30, sampling=GREEDY)
     expected, ids = greedy(prompts), jnp.ones(len(prompts), jnp.int32)
     with jax.set_mesh(make_mesh(data=1, seq=4, devices=jax.devices()[:4])):
         assert greedy(prompts) == expected
@@ -139,10 +138,97 @@ def test_a_byte_model_takes_a_prompt_split_over_the_sequence():
 
 def test_sampling_keeps_to_top_k_and_top_p():
     logits = jnp.log(jnp.asarray([0.0, 0.0, 0.0, 0.0, 0.5, 0.3, 0.15, 0.05]) + 1e-9)[None].repeat(400, 0)
-    keys = jax.random.split(jax.random.key(0), 3)
-    assert set(np.asarray(sample(SamplingConfig(top_k=2), keys[0], logits)).tolist()) == {4, 5}
-    assert set(np.asarray(sample(SamplingConfig(top_p=0.9), keys[1], logits)).tolist()) == {4, 5, 6}
-    assert set(np.asarray(sample(SamplingConfig(temperature=0), keys[2], logits)).tolist()) == {4}
+    keys = jax.random.split(jax.random.key(0), 400)
+    configs = {SamplingConfig(top_k=2): {4, 5}, SamplingConfig(top_p=0.9): {4, 5, 6}, GREEDY: {4}}
+    for config, kept in configs.items():
+        assert set(np.asarray(sample(config, keys, logits)).tolist()) == kept
+
+
+NEVER_DRAWN = (0, 1, 3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GREEDY,
+        SamplingConfig(),
+        SamplingConfig(temperature=1e-6),
+        SamplingConfig(temperature=1e6),
+        SamplingConfig(top_k=7),
+        SamplingConfig(top_k=400),
+        SamplingConfig(top_p=1e-6),
+        SamplingConfig(top_p=0.5, top_k=3),
+    ],
+    ids=str,
+)
+def test_boe_bos_and_pad_are_never_drawn(config):
+    """Whatever the other ids' logits; a number that is finite in fp32 stays so, and the rare is not drawn."""
+    huge = float(np.finfo(np.float32).max)
+    others = np.array([-np.inf, np.nan, np.inf, -huge, -1e30, 0.0, huge], np.float32)
+    logits = np.repeat(others[:, None], 8, 1).repeat(30, 0)
+    logits[:, NEVER_DRAWN] = huge
+    logits[-30:, 5] = -huge
+    drawn = np.asarray(sample(config, jax.random.split(jax.random.key(0), len(logits)), jnp.asarray(logits)))
+    assert not np.isin(drawn, NEVER_DRAWN).any()
+    assert ((drawn >= 0) & (drawn < 8)).all()
+    assert (drawn[-30:] != 5).all()
+
+
+@pytest.fixture(scope="module")
+def byte_model():
+    """With a head of its own, so that NaN in the embedding of a byte reaches only the rows that hold the byte."""
+    config = dataclasses.replace(ENTROPY, tie_head=False)
+    return Decoder(config), {"model": unboxed(config, jnp.ones((1, 8), jnp.int32))}
+
+
+def test_a_request_is_drawn_alike_in_any_company(byte_model):
+    write = partial(generate, *byte_model, max_new_bytes=9)
+    first, second, third = write([b"ab", b"a longer prompt", b"ab"], seed=[7, 8, 9])
+    assert len({first, third}) == 2
+    assert write([b"ab", b"ab", b"a longer prompt"], seed=[9, 7, 8]) == [third, first, second]
+    [alone] = write([b"ab"], seed=7)
+    assert alone == first
+    [going_on] = write([b"ab" + first[:4]], seed=7)
+    assert going_on[:5] == first[4:9]
+    one_seed = write([b"ab", b"ab", b"ab"], seed=7)
+    assert one_seed[0] == first
+    assert len(set(one_seed)) == 3
+
+
+def with_nan(params, *path, row=None):
+    """The parameters with NaN in one leaf, or in one row of it."""
+    params = jax.tree.map(lambda leaf: leaf, params)
+    inner = params
+    for name in path[:-1]:
+        inner = inner[name]
+    leaf = np.array(inner[path[-1]])
+    leaf[slice(None) if row is None else row] = np.nan
+    inner[path[-1]] = jnp.asarray(leaf)
+    return params
+
+
+def test_logits_that_are_not_finite_name_prompt_byte_and_parameters(byte_model):
+    decoder, params = byte_model
+    where = ("model", "embedding", "bytes")
+    write = partial(generate, decoder, max_new_bytes=9, seed=[7, 8, 9])
+    prompts = [b"ab", b"a longer prompt", b"ab"]
+    names = "parameters model/embedding/bytes hold NaN or inf"
+    with pytest.raises(ValueError, match=f"prompt 1, byte 0 after its 15 bytes; {names}"):
+        write(with_nan(params, *where, row=ord("p") + 4), prompts)
+    text = write(params, prompts)[0]
+    assert text[3] not in b"ab"
+    read = text.index(text[3]) + 1
+    with pytest.raises(ValueError, match=f"prompt 0, byte {read} after its 2 bytes; {names}"):
+        write(with_nan(params, *where, row=text[3] + 4), prompts)
+
+
+def test_entropies_that_are_not_finite_are_an_error_too(trained):
+    """They cut no patch, and the model's own logits stay finite."""
+    params, _ = trained
+    decoder = Decoder(MODEL, PATCHER, ENTROPY)
+    broken = with_nan(params, "entropy", "embedding", "bytes", row=ord("p") + 4)
+    with pytest.raises(ValueError, match=r"prompt 0, byte 0 .* parameters entropy/embedding/bytes hold"):
+        generate(decoder, broken, [b"abc", b"a longer prompt"], max_new_bytes=12, sampling=GREEDY)
 
 
 def test_errors():
@@ -152,7 +238,42 @@ def test_errors():
         Decoder(MODEL, dataclasses.replace(PATCHER, mode="optimal"), ENTROPY)
     with pytest.raises(ValueError, match="needs an entropy model"):
         Decoder(MODEL, PATCHER)
-    with pytest.raises(ValueError, match="at least one prompt"):
-        generate(Decoder(ENTROPY), {}, [], max_new_bytes=3)
-    with pytest.raises(ValueError, match="top_p"):
-        SamplingConfig(top_p=0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prompts": []}, "at least one prompt"),
+        ({"prompts": ["abc"]}, r"prompt 0 must be bytes, got 'abc': call its encode\(\)"),
+        ({"prompts": [b"a", 7]}, "prompt 1 must be bytes, got 7: make it bytes"),
+        ({"prompts": b"abc"}, "prompts must be a list of bytes, got b'abc': put it in a list"),
+        ({"prompts": "abc"}, "prompts must be a list of bytes, got 'abc'"),
+        ({"max_new_bytes": 0}, "max_new_bytes must be an integer of at least 1, got 0"),
+        ({"max_new_bytes": 2.5}, "max_new_bytes must be an integer of at least 1, got 2.5"),
+        ({"seed": -1}, "seed must be an integer from 0 to 4294967295, got -1"),
+        ({"seed": 2**32}, "seed must be an integer from 0 to 4294967295, got 4294967296"),
+        ({"seed": [1, 2]}, "one for each of the 1 prompts, got 2"),
+        ({"seed": None}, "seed must be an integer from 0 to 4294967295, got None"),
+        ({"seed": [0.5]}, "seed must be an integer from 0 to 4294967295, got 0.5"),
+    ],
+)
+def test_requests_that_cannot_be_met(changes, words):
+    with pytest.raises(ValueError, match=words):
+        generate(Decoder(ENTROPY), {}, **({"prompts": [b"abc"], "max_new_bytes": 3} | changes))
+
+
+@pytest.mark.parametrize("temperature", [float("nan"), float("inf"), 1e-40, 9e-7, 1.1e6, -1.0, "hot"])
+def test_temperatures_out_of_range(temperature):
+    words = r"temperature must be 0 \(the most probable byte\) or lie in \[1e-06, 1e\+06\], got "
+    with pytest.raises(ValueError, match=words + re.escape(repr(temperature))):
+        SamplingConfig(temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [("top_p", value, r"lie in \[1e-06, 1\]") for value in (0.0, 1e-40, -0.1, 1.01, float("nan"), None)]
+    + [("top_k", value, "be an integer from 1 on, or 0") for value in (-1, 2.5, float("nan"), None)],
+)
+def test_top_k_and_top_p_out_of_range(field, value, expected):
+    with pytest.raises(ValueError, match=f"{field} must {expected}.*got {re.escape(repr(value))}"):
+        SamplingConfig(**{field: value})

@@ -165,7 +165,9 @@ def test_generated_bytes_are_the_best_after_all_bytes_fed_one_by_one():
     state = init_decoder(decoder, len(rows), num_bytes=table.shape[1])
     logits, _, _ = feed(decoder, params, state, ids, jnp.ones_like(ids))
     for line, row, new in zip(logits, rows, found, strict=True):
-        best = sample(GREEDY, jax.random.key(0), line[len(row) - 1 : len(row) - 1 + STEPS])
+        best = sample(
+            GREEDY, jax.random.split(jax.random.key(0), STEPS), line[len(row) - 1 : len(row) - 1 + STEPS]
+        )
         assert new == bytes((np.asarray(best) - 4).tolist())
 
 

@@ -56,6 +56,14 @@ def test_entropy_is_that_of_the_softmax():
     np.testing.assert_allclose(found, expected, **tol(jnp.float32, n=V))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_without_a_softmax_have_no_entropy(bad):
+    logits = jnp.asarray([[0.0, bad, 1.0], [0.0, -np.inf, 0.0]], jnp.float32)
+    found = np.asarray(entropies_from_logits(logits))
+    assert np.isnan(found[0])
+    np.testing.assert_allclose(found[1], np.log(2), **tol(jnp.float32, n=3))
+
+
 @pytest.mark.parametrize("shift", [0.0, 1e4, -1e4])
 def test_known_and_extreme_logits(shift):
     uniform = jnp.full((V,), shift)

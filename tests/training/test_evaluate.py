@@ -8,12 +8,13 @@ import pytest
 
 from jaxblt.data import make_dataset
 from jaxblt.parallel import make_mesh
+from jaxblt.patching import PatcherConfig
 from jaxblt.training.evaluate import Validation, evaluate, make_eval_step, summarise, target_ids
 from jaxblt.training.objectives import Masked
 from jaxblt.training.setup import init_state, make_setup
-from jaxblt.training.state import TrainState
+from jaxblt.training.state import TrainState, freeze
 from jaxblt.training.step import Task
-from tests.training.tiny import Letters, TinyConfig, tiny_recipe
+from tests.training.tiny import Letters, TinyConfig, random_batch, tiny_recipe
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,48 @@ def test_every_target_of_a_split_counts_once(setup):
     np.testing.assert_allclose(found["loss"], nll / count, rtol=1e-5)
     np.testing.assert_allclose(found["bits_per_byte"], nll / count / math.log(2), rtol=1e-5)
     np.testing.assert_allclose(found["target_loss"], chosen_nll / chosen, rtol=1e-5)
+
+
+def test_sums_that_are_not_finite_name_batch_and_parameters(setup):
+    setup, state = setup
+    data = make_dataset(setup.recipe.data, split="test", mode="eval", source=Letters())
+
+    def score(params):
+        def step(state, batch, index):
+            return {"nll": np.float32(np.nan if index == 1 else 1), "bytes": 1.0}
+
+        return evaluate(step, state.replace(params=params), data, setup.mesh)
+
+    with jax.set_mesh(setup.mesh):
+        with pytest.raises(
+            ValueError, match="batch 1 of the split: the sum of nll is nan; all parameters are"
+        ):
+            score(state.params)
+        broken = dict(state.params)
+        broken |= {"up": {**broken["up"], "bias": broken["up"]["bias"].at[3].set(np.inf)}}
+        with pytest.raises(
+            ValueError, match="the sum of nll is nan; parameters model/up/bias hold NaN or inf"
+        ):
+            score(broken)
+        everywhere = jax.tree.map(lambda p: p * np.nan, state.params)
+        named = "parameters model/embedding, model/head/kernel, model/positions and 2 more hold"
+        with pytest.raises(ValueError, match=named):
+            score(everywhere)
+
+
+def test_entropies_that_are_not_finite_show_in_the_sums():
+    """They cut no patch, and the losses stay finite."""
+    model, batch = TinyConfig().build(), random_batch(0)
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), batch.inputs))["params"]
+    patcher = PatcherConfig(mode="entropy", threshold=1.0, block_size=16, capacity=8)
+    step = make_eval_step(Task(model, patcher=patcher, entropy_model=model))
+    zero = jnp.zeros((), jnp.int32)
+    state = TrainState(zero, params, (), zero, zero, freeze(params, 1.0))
+    assert step(state, batch, 0)["entropies"] > 0
+    broken = {**params, "embedding": params["embedding"].at[ord("A") + 4].set(np.nan)}
+    sums = step(state.replace(frozen=state.frozen.replace(params=freeze(broken, 1.0).params)), batch, 0)
+    assert np.isnan(sums["entropies"])
+    assert np.isfinite(sums["nll"])
 
 
 def test_validation_stops_where_the_recipe_says(setup):
