@@ -23,9 +23,9 @@ for the curvature and large enough for fp32. A wrong gradient agrees with none."
 def check_gradients(subject: Subject) -> None:
     """The gradient by the inputs and by each parameter is what central differences give.
 
-    <dy, y> is differenced along the gradient itself, which shows a wrong size, and along a random direction,
-    which shows what is missing. Sums are in f64, and two steps make a difference of fourth order, so that an error of
-    1 % shows although passes are in fp32.
+    <dy, y> is differenced along the gradient, which shows a wrong size, and along a random direction, which shows
+    what is missing. Sums are in f64, and two steps make a difference of fourth order, so that an error of 1 % shows
+    although passes are in fp32. Hard choices that a mixer passes through `jaxblt.mixers.choices.held` stay.
     """
     for leaf in range(len(jax.tree.leaves(subject.params)) + 1):
         _expect_derivative(subject, [leaf])
@@ -39,7 +39,7 @@ def check_whole_gradient(subject: Subject) -> None:
 def _expect_derivative(subject: Subject, moved: Sequence[int]) -> None:
     """Compares gradients by some leaves, counted with the inputs as the last, with differences along two directions."""
     ids, dy = jnp.asarray(subject.with_holes(subject.documents())), subject.noise(4, subject.x.shape)
-    dy = dy * (np.asarray(ids) > 0)[..., None]
+    dy, choices = dy * (np.asarray(ids) > 0)[..., None], subject.choices(ids)
     paths = jax.tree.leaves_with_path(subject.params)
     names = [*("params" + jax.tree_util.keystr(path) for path, _ in paths), "x"]
     point = [*(np.asarray(leaf) for _, leaf in paths), subject.x]
@@ -51,7 +51,8 @@ def _expect_derivative(subject: Subject, moved: Sequence[int]) -> None:
             jnp.asarray((leaf + h * directions[i]).astype(leaf.dtype) if i in directions else leaf)
             for i, leaf in enumerate(point)
         ]
-        y = subject.parallel(jax.tree.unflatten(jax.tree.structure(subject.params), at[:-1]), at[-1], ids)
+        params = jax.tree.unflatten(jax.tree.structure(subject.params), at[:-1]) | choices
+        y = subject.parallel(params, at[-1], ids)
         return float(np.sum(np.asarray(y, np.float64) * dy))
 
     sizes = {i: float(np.sqrt(np.mean(point[i].astype(np.float64) ** 2))) or 1.0 for i in moved}

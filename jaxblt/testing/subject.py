@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.mixers.base import MixerConfig, State, init_state
+from jaxblt.mixers.choices import COLLECTION
 from jaxblt.testing.tolerances import bound, worst
 
 ROWS = 3
@@ -83,6 +84,15 @@ class Subject:
             return back(dy)
 
         return jax.jit(pull)
+
+    def choices(self, ids: jax.Array) -> dict[str, Any]:
+        """The hard choices for the inputs, to be given beside the parameters; see `jaxblt.mixers.choices`."""
+
+        def decide(params: Any, x: jax.Array) -> Any:
+            return self.module.apply(params, x, segment_ids=ids, mutable=[COLLECTION])[1]
+
+        x = jnp.asarray(self.x)
+        return dict(jax.jit(decide)(self.params, x)) if jax.eval_shape(decide, self.params, x) else {}
 
     @functools.cached_property
     def step(self) -> Callable[..., tuple[jax.Array, State]]:

@@ -1,6 +1,7 @@
 """The property suite finds what is wrong with mixers that are wrong on purpose."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxblt.mixers import ExplicitFilter, GatedRecurrenceConfig, HyenaConfig, MixerConfig
+from jaxblt.mixers.choices import held
 from jaxblt.parallel import seq_axis
 from jaxblt.testing import PROPERTIES, check_mixer
 
@@ -51,6 +53,7 @@ class FaultyMixer(nn.Module):
         def run(x: Any, ids: Any, state: Any) -> Any:
             return inner(x, segment_ids=ids, positions=None, state=state)
 
+        run.hold = functools.partial(held, self)
         return self.config.fault(run, x.astype(self.dtype), segment_ids, positions, state)
 
 
@@ -127,6 +130,20 @@ def forgets_the_stretch_before(run: Any, x: Any, ids: Any, positions: Any, state
         stretch = jnp.arange(x.shape[1], dtype=ids.dtype)[None] // (x.shape[1] // axis.size)
         ids = ids + jnp.sign(ids) * 100 * stretch
     return run(x, ids, state)
+
+
+def restarts_where_split(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    if seq_axis() is not None and state is not None:
+        state = jax.tree.map(jnp.zeros_like, state)
+    return run(x, ids, state)
+
+
+def switches(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    """A sound mixer with a hard gate and a straight-through gradient."""
+    y, state = run(x, ids, state)
+    soft = jax.nn.sigmoid(y)
+    hard = (soft > 0.5).astype(y.dtype)
+    return y * (soft + run.hold("gate", jax.lax.stop_gradient(hard - soft))), state
 
 
 @jax.custom_vjp
@@ -250,6 +267,8 @@ FAULTS: list[tuple[str, str, Faulty]] = [
         Faulty(RECURRENCE, outputs(lambda y, x: y if y.dtype == jnp.float32 else y * 1.1)),
     ),
     ("sharded", "gathers the batch", Faulty(RECURRENCE, gathers)),
+    ("gathers", "gathers the sequence", Faulty(RECURRENCE, gathers)),
+    ("split_call", "forgets where a call is split", Faulty(RECURRENCE, restarts_where_split)),
 ]
 
 
@@ -268,6 +287,10 @@ def test_the_failure_names_size_and_tolerance() -> None:
         AssertionError, match=r"calls of 1 differ .*: error \d\.\d+e[-+]\d+ is beyond the tolerance \d"
     ):
         check_mixer(Faulty(RECURRENCE, forgets), only=["chunked"], length=14)
+
+
+def test_hard_choices_are_held_while_gradients_are_compared() -> None:
+    assert check_mixer(Faulty(RECURRENCE, switches), only=["gradients"], length=14)
 
 
 def test_a_sound_mixer_passes_what_was_asked() -> None:

@@ -61,11 +61,7 @@ def test_remat_keeps_loss_and_gradients(policy):
     value, grads = jax.jit(jax.value_and_grad(loss_of(config(), x)))(params)
     again, rematted = jax.jit(jax.value_and_grad(loss_of(config(remat=policy), x)))(params)
     np.testing.assert_allclose(float(value), float(again), rtol=1e-6)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), **tol(jnp.float32, 512)),
-        grads,
-        rematted,
-    )
+    jax.tree.map(lambda a, b: assert_close(a, b, n=512), rematted, grads)
 
 
 @pytest.mark.parametrize("scan", [True, False])
