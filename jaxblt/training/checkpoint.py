@@ -16,6 +16,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxblt.training import integrity
 from jaxblt.training.integrity import CheckpointCorrupt, StateMismatch
+from jaxblt.training.renamed import as_stored
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,7 @@ def _read_step(where: epath.Path, abstract: Any, subtree: str) -> Restored:
     with _context(partial=True):
         stored = _together(lambda: _stored(where, subtree))
         abstract = abstract(stored) if callable(abstract) else abstract
+        abstract, renamed = as_stored(stored, abstract)
         recast = integrity.check_leaves(stored, abstract, where=str(where), cast=bool(subtree))
         note = _together(lambda: ocp.load_checkpointables(where, {"meta": None}))["meta"]
         asked = {"state": _nested(subtree, _place(abstract))}
@@ -155,7 +157,7 @@ def _read_step(where: epath.Path, abstract: Any, subtree: str) -> Restored:
     state = _inside(loaded["state"], subtree, where)
     _together(lambda: integrity.check_types(state, abstract))
     _together(lambda: integrity.check_fingerprint(loaded["state"], note["fingerprint"], skip=skip))
-    return Restored(state, note["meta"], int(where.name))
+    return Restored(renamed(state), note["meta"], int(where.name))
 
 
 def restore(

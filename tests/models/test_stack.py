@@ -10,7 +10,7 @@ import pytest
 
 from jaxblt.mixers import AttentionConfig, HyenaConfig
 from jaxblt.models import Stack, StackConfig, init_stack_state, stack_periods, unstack_periods
-from tests.tolerances import tol
+from tests.tolerances import assert_close, tol
 
 ATTENTION = AttentionConfig(dim=16, num_heads=2)
 
