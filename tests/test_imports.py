@@ -89,6 +89,20 @@ def test_kernels_in_tritons_language_are_imported_lazily() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_op_reaches_into_another() -> None:
+    """What ops share stands beside them, in `_conv` and the like; an op may call another's public function."""
+    wrong = [
+        str(i)
+        for i in _imports("pallas_kernels")
+        if len(i.path.parts) > 2
+        and len(inside := i.module.split(".")) > 2
+        and inside[0] == "pallas_kernels"
+        and not inside[1].startswith("_")
+        and inside[1] != i.path.parts[1]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_room_imports_one_that_is_built_on_it(room: str) -> None:
     later = set(ROOMS[ROOMS.index(room) + 1 :])
