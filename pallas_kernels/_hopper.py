@@ -14,6 +14,9 @@ from pallas_kernels._dispatch import Device
 CHUNK = 64
 """Steps of a chunk: 128 bytes of bf16, the width of a swizzled tile."""
 
+ROWS = 64
+"""Chunks per tile: the rows of a warpgroup's matrix product."""
+
 PROGRAMS = 1056
 """Enough programs for four waves of two on each of an H200's 132 multiprocessors; rows beyond share a program."""
 

@@ -24,6 +24,7 @@ def test_all_is_well_here(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_op_is_forgotten() -> None:
     folders = {module.name for module in pkgutil.iter_modules(pallas_kernels.__path__) if module.ispkg}
+    folders = {name for name in folders if not name.startswith("_")}
     assert set(doctor._sample_calls()) == folders
 
 

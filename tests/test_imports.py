@@ -30,12 +30,13 @@ HEAVY = (
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module; `lazy` when a function's body holds the import."""
+    """One imported module and the names taken from it; `lazy` when a function's body holds the import."""
 
     path: Path
     line: int
     module: str
     lazy: bool
+    names: tuple[str, ...] = ()
 
     @property
     def top(self) -> str:
@@ -62,7 +63,7 @@ def _walk(node: ast.AST, path: Path, *, lazy: bool) -> Iterator[Import]:
             if child.level:
                 package = path.parts[: len(path.parts) - child.level]
                 base = ".".join([*package, *filter(None, [base])])
-            yield Import(path, child.lineno, base, lazy)
+            yield Import(path, child.lineno, base, lazy, tuple(alias.name for alias in child.names))
         else:
             inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             yield from _walk(child, path, lazy=inside)
@@ -86,6 +87,32 @@ def test_pallas_kernels_need_jax_numpy_and_jaxtyping_alone() -> None:
 
 def test_kernels_in_tritons_language_are_imported_lazily() -> None:
     wrong = [str(i) for i in _imports("pallas_kernels") if i.module.endswith(TRITON_KERNEL) and not i.lazy]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_op_reaches_into_another() -> None:
+    """What ops share stands beside them, in `_conv` and the like; an op may call another's public function."""
+    wrong = [
+        str(i)
+        for i in _imports("pallas_kernels")
+        if len(i.path.parts) > 2
+        and len(inside := i.module.split(".")) > 2
+        and inside[0] == "pallas_kernels"
+        and not inside[1].startswith("_")
+        and inside[1] != i.path.parts[1]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("room", ROOMS[1:])
+def test_what_pallas_kernels_keeps_private_is_used_there_alone(room: str) -> None:
+    """`pallas_kernels.runtime` has what a library needs beside the ops."""
+    wrong = [
+        f"{i} ({', '.join(i.names)})"
+        for i in _imports(room)
+        if i.top == "pallas_kernels"
+        and any(part.startswith("_") for part in (*i.module.split("."), *i.names))
+    ]
     assert not wrong, "\n".join(wrong)
 
 

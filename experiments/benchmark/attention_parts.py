@@ -142,7 +142,7 @@ def _errors(shape: PartShape, name: Name) -> dict[str, float]:
 
 def _time(flops: float, sides: list[Callable[..., Any]], args: tuple[Any, ...]) -> dict[str, Any]:
     """Milliseconds and TFLOP/s of both, and the first's time over the second's with its 95 % interval."""
-    from pallas_kernels._measure import Case, compare
+    from pallas_kernels.runtime import Case, compare
 
     found = compare(*(Case(name, side, args) for name, side in zip(("first", "second"), sides, strict=True)))
     seconds = {side.name: side.summary.median for side in (found.first, found.second)}

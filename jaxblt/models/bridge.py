@@ -15,8 +15,8 @@ from jaxblt.parallel.halo import by_stretch, splits_sequence
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from jaxblt.patching.patches import Patches
-from pallas_kernels._compat import count_below
 from pallas_kernels.patch_attention import lookup, pool
+from pallas_kernels.runtime import count_below
 
 
 def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S D"]:

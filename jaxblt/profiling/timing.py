@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pallas_kernels._measure import (
+from pallas_kernels.runtime import (
     Case,
     Ceilings,
     Comparison,

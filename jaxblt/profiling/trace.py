@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from pallas_kernels._trace import device_events, read_trace
+from pallas_kernels.runtime import device_events, read_trace
 
 
 @dataclass(frozen=True)

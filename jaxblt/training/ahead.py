@@ -18,7 +18,7 @@ from jaxblt.profiling.plan import StepMemory, step_memory
 from jaxblt.training.frozen import param_shapes
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.setup import Setup, abstract_frozen, make_setup, recipe_step
-from pallas_kernels._dispatch import compiling_for
+from pallas_kernels.runtime import compiling_for
 
 HEADROOM = 1.25
 """Slots of a block for each patch that a mean block has; the demo's run calibrated 160 for 128."""

@@ -16,7 +16,7 @@ from jaxblt.training.flops import count_params, matmul_flops, peak_flops
 from jaxblt.training.meter import Cost
 from jaxblt.training.setup import Setup
 from jaxblt.training.step import Task
-from pallas_kernels._dispatch import record_choices
+from pallas_kernels.runtime import record_choices
 
 
 def model_cost(task: Task, params: Any, length: int) -> Cost:

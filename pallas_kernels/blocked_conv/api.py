@@ -4,12 +4,12 @@ from typing import Any, Literal
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels.blocked_conv.hopper import why_not
-from pallas_kernels.blocked_conv.reference import conv_reference
+from pallas_kernels.blocked_conv.reference import blocked_conv_reference
 from pallas_kernels.blocked_conv.xla import blocked_conv_xla
-from pallas_kernels.short_conv.gates import check_alignment, check_streams
 
 LONGEST = 512
 
@@ -24,7 +24,7 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Array:
 TABLE = (
     Implementation("mosaic_gpu", _mosaic_gpu, why_not),
     Implementation("xla", blocked_conv_xla),
-    Implementation("reference", conv_reference),
+    Implementation("reference", blocked_conv_reference),
 )
 
 
@@ -81,16 +81,6 @@ def blocked_conv(
     }
     chosen = choose("blocked_conv", TABLE, implementation, current_device(), x, filter, **options)
     return chosen.run(x, filter, **options)
-
-
-def check_filter(op: str, x: Any, filter: Any, causal: bool) -> None:
-    """Raises ValueError for a filter that is not [D, L] (causal) or [D, 2L - 1] (bidirectional)."""
-    if filter.ndim != 2 or filter.shape[0] != x.shape[1] or filter.shape[1] < 1:
-        raise ValueError(f"{op}: filter must be [{x.shape[1]} channels, taps], got shape {filter.shape}")
-    if not causal and filter.shape[1] % 2 == 0:
-        raise ValueError(
-            f"{op}: a bidirectional filter has 2L - 1 taps, lag 0 in the middle; got {filter.shape[1]}, an even number"
-        )
 
 
 def explain(x: Any, filter: Any, *, device: Device | None = None, **options: Any) -> str:

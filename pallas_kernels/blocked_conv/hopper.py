@@ -3,10 +3,7 @@
 from typing import Any
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels._hopper import CHUNK, why_not_streams
-
-ROWS = 64
-"""Chunks per tile: the rows of a warpgroup's matrix product."""
+from pallas_kernels._hopper import CHUNK, ROWS, why_not_streams
 
 REACH = 2
 """Chunks back that a filter may look."""

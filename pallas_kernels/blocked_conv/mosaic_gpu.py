@@ -22,20 +22,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._conv.gates import accumulator, add_skip
+from pallas_kernels._conv.tiles import STAGES, read, tile_ref
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
 from pallas_kernels.blocked_conv.mosaic_gpu_vjp import gradients
-from pallas_kernels.blocked_conv.tiles import (
-    PITCH,
-    STAGES,
-    block_of,
-    matrices,
-    read,
-    read_shifted,
-    sum_of_products,
-    tile_ref,
-)
-from pallas_kernels.short_conv.gates import accumulator, add_skip
+from pallas_kernels.blocked_conv.tiles import PITCH, block_of, matrices, read_shifted, sum_of_products
 
 
 def blocked_conv_mosaic_gpu(

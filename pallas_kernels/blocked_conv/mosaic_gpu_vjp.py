@@ -22,20 +22,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels._conv.tiles import STAGES, add_products, read, tile_ref, zeros
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program, varying_like
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
-from pallas_kernels.blocked_conv.tiles import (
-    PITCH,
-    STAGES,
-    add_products,
-    block_of,
-    matrices,
-    read,
-    read_shifted,
-    sum_of_products,
-    tile_ref,
-    zeros,
-)
+from pallas_kernels.blocked_conv.tiles import PITCH, block_of, matrices, read_shifted, sum_of_products
 
 DY, POST, X, PRE = range(4)
 """Places of the streams in a stage. That of a gate which is not there is not loaded."""

@@ -1,4 +1,4 @@
-"""What both Hopper kernels are made of: tiles of 64 chunks of 64 steps, and products of them on tensor cores."""
+"""What both Hopper kernels share: matrices of the filter, and tiles that start at any chunk of a buffer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,20 +8,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
+from pallas_kernels._conv.toeplitz import toeplitz
 from pallas_kernels.blocked_conv.hopper import CHUNK, REACH, ROWS
-from pallas_kernels.blocked_conv.toeplitz import toeplitz
-
-STAGES = 2
-"""Tiles whose loads are under way or in use at a time; three were 1 to 2 % slower on an H200."""
 
 PITCH = CHUNK + 8
 """Elements per chunk in a shifted buffer: 8 rows of 144 bytes lie in 8 different groups of banks."""
-
-SWIZZLED = (
-    plgpu.TilingTransform((8, CHUNK)),  # pyright: ignore[reportAbstractUsage]
-    plgpu.SwizzleTransform(2 * CHUNK),  # pyright: ignore[reportAbstractUsage]
-)
-"""How tensor cores and the copy engine want a tile in shared memory."""
 
 
 def matrices(h: Array) -> Array:
@@ -32,16 +23,6 @@ def matrices(h: Array) -> Array:
 def block_of(lag: int) -> slice:
     """Where M_lag is among the columns of `matrices`."""
     return slice((REACH - lag) * CHUNK, (REACH - lag + 1) * CHUNK)
-
-
-def tile_ref(*shape: int, dtype: Any) -> Any:
-    """Scratch for tiles that tensor cores read or the copy engine moves."""
-    return plgpu.SMEM(shape, dtype, transforms=SWIZZLED)
-
-
-def read(ref: Any) -> Array:
-    """A tile from shared memory, in registers as tensor cores take their left operand."""
-    return plgpu.load(ref, layout=plgpu.Layout.WGMMA)
 
 
 def read_shifted(buffer: Any, start: int) -> Array:
@@ -63,24 +44,3 @@ def sum_of_products(left: Sequence[Array], right: Sequence[Any], interpret: bool
         return total[...]
 
     return pl.run_scoped(accumulate, plgpu.WGMMAAccumulatorRef((ROWS, CHUNK), jnp.float32))
-
-
-def add_products(
-    totals: Sequence[Array], left: Sequence[Any], right: Any, interpret: bool
-) -> tuple[Array, ...]:
-    """total_l + left_l^T @ right, all in shared memory but for the fp32 totals, which stay in registers."""
-    if interpret:  # The simulation knows no accumulator that starts from a value.
-        products = (jnp.dot(a[...].T, right[...], preferred_element_type=jnp.float32) for a in left)
-        return tuple(total + product for total, product in zip(totals, products, strict=True))
-
-    def accumulate(refs: Sequence[Any]) -> None:
-        for ref, a in zip(refs, left, strict=True):
-            plgpu.wgmma(ref, a.T, right)
-
-    run: Any = pl.run_state(accumulate)
-    return run(tuple(plgpu.WGMMAAccumulatorRef.init(total) for total in totals))
-
-
-def zeros() -> Array:
-    """A tile of fp32 zeros, laid out as an accumulator."""
-    return plgpu.layout_cast(jnp.zeros((ROWS, CHUNK), jnp.float32), plgpu.Layout.WGMMA)

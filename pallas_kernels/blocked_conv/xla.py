@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.blocked_conv.packed import fit, keep, packed_within_blocks, same_document
-from pallas_kernels.blocked_conv.toeplitz import toeplitz_product
-from pallas_kernels.short_conv.gates import accumulator, add_skip, enter, leave
+from pallas_kernels._conv.gates import accumulator, add_skip, enter, leave
+from pallas_kernels._conv.packed import fit, keep, packed_within_blocks, same_document
+from pallas_kernels._conv.toeplitz import toeplitz_product
 
 STEP = 64
 SMALLEST = 128

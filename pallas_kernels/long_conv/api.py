@@ -4,12 +4,11 @@ from typing import Any, Literal
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
-from pallas_kernels.blocked_conv.api import check_filter
 from pallas_kernels.long_conv.reference import long_conv_reference
 from pallas_kernels.long_conv.xla import long_conv_xla
-from pallas_kernels.short_conv.gates import check_alignment, check_streams
 
 TABLE = (
     Implementation("xla", long_conv_xla),

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Complex, Float
 
-from pallas_kernels.blocked_conv.packed import fit
-from pallas_kernels.blocked_conv.toeplitz import window
-from pallas_kernels.short_conv.gates import accumulator
+from pallas_kernels._conv.gates import accumulator
+from pallas_kernels._conv.packed import fit
+from pallas_kernels._conv.toeplitz import window
 
 SPECTRUM_BYTES = 2**31
 """Above this size of the inputs' spectrum, channels are convolved group after group."""

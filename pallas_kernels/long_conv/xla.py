@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.blocked_conv.packed import LEAF, Product, fit, join_leaves, packed_causal
-from pallas_kernels.blocked_conv.toeplitz import toeplitz_product
+from pallas_kernels._conv.gates import accumulator, add_skip, enter, leave
+from pallas_kernels._conv.packed import LEAF, Product, fit, join_leaves, packed_causal
+from pallas_kernels._conv.toeplitz import toeplitz_product
 from pallas_kernels.long_conv.fft import fft_product
-from pallas_kernels.short_conv.gates import accumulator, add_skip, enter, leave
 
 LARGEST_MATRIX = 128
 """Blocks up to this size are multiplied by a Toeplitz matrix, longer ones transformed."""

@@ -4,12 +4,12 @@ from typing import Any, Literal
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels._conv.gates import check_alignment, check_shape, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels.modal_conv.hopper import why_not
 from pallas_kernels.modal_conv.reference import modal_conv_reference
 from pallas_kernels.modal_conv.xla import modal_conv_xla
-from pallas_kernels.short_conv.gates import check_alignment, check_shape, check_streams
 
 
 def _mosaic_gpu(*args: Any, **options: Any) -> Any:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.short_conv.gates import accumulator
+from pallas_kernels._conv.gates import accumulator
 
 BLOCK = 128
 

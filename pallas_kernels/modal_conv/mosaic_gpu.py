@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._conv.gates import enter
 from pallas_kernels.modal_conv.mosaic_gpu_pass import Modes, convolve
 from pallas_kernels.modal_conv.mosaic_gpu_vjp import gradient_of_modes
 from pallas_kernels.modal_conv.states import row_state
-from pallas_kernels.short_conv.gates import enter
 
 
 def modal_conv_mosaic_gpu(

@@ -27,12 +27,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels._conv.gates import add_skip
+from pallas_kernels._conv.tiles import STAGES, read, tile_ref
+from pallas_kernels._conv.toeplitz import toeplitz
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
-from pallas_kernels.blocked_conv.tiles import STAGES, read, tile_ref
-from pallas_kernels.blocked_conv.toeplitz import toeplitz
 from pallas_kernels.modal_conv.filter import modal_filter, powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS
-from pallas_kernels.short_conv.gates import add_skip
 
 FAN = 4
 """Neighbours that a round of the sum over chunks joins: three rounds for 64 chunks."""

@@ -23,8 +23,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels._conv.tiles import STAGES, add_products, read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, as_chunks, rows_per_program, varying_like
-from pallas_kernels.blocked_conv.tiles import STAGES, add_products, read, tile_ref, zeros
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS
 from pallas_kernels.modal_conv.mosaic_gpu_pass import (

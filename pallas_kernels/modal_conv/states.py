@@ -5,10 +5,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels.blocked_conv.packed import keep, same_document
+from pallas_kernels._conv.gates import accumulator
+from pallas_kernels._conv.packed import keep, same_document
 from pallas_kernels.linear_scan import linear_scan
 from pallas_kernels.modal_conv.filter import powers
-from pallas_kernels.short_conv.gates import accumulator
 
 
 def _mix(equation: str, weights: Array, x: Array) -> Array:

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels.blocked_conv.packed import LEAF, fit, packed_within_blocks
-from pallas_kernels.blocked_conv.toeplitz import toeplitz_product
+from pallas_kernels._conv.gates import accumulator, add_skip, enter, leave
+from pallas_kernels._conv.packed import LEAF, fit, packed_within_blocks
+from pallas_kernels._conv.shifted import shifted_products
+from pallas_kernels._conv.toeplitz import toeplitz_product
 from pallas_kernels.modal_conv.filter import modal_filter
 from pallas_kernels.modal_conv.states import entering_states, final_state, read_states
-from pallas_kernels.short_conv.gates import accumulator, add_skip, enter, leave
-from pallas_kernels.short_conv.shifted import shifted_products
 
 
 def modal_conv_xla(

@@ -8,11 +8,11 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels import _dispatch
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels.patch_attention import lookup_xla, pool_xla, reference
-from pallas_kernels.patch_attention.hopper import why_not, why_not_triton
+from pallas_kernels.patch_attention.triton_why import why_not
 
 
 def _pool_triton(*args: Any) -> Array:
-    """Imported where it runs, as Pallas' GPU dialects take over a second to import."""
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.patch_attention import triton_gpu
 
     return triton_gpu.pool(*args)
@@ -24,31 +24,17 @@ def _lookup_triton(*args: Any, look_back: int) -> Array:
     return triton_gpu.lookup(*args, look_back=look_back)
 
 
-def _pool_mosaic(*args: Any) -> Array:
-    from pallas_kernels.patch_attention import mosaic_gpu
-
-    return mosaic_gpu.pool(*args)
-
-
-def _lookup_mosaic(*args: Any, look_back: int) -> Array:
-    from pallas_kernels.patch_attention import mosaic_gpu
-
-    return mosaic_gpu.lookup(*args, look_back=look_back)
-
-
 POOL_TABLE = (
-    Implementation("triton", _pool_triton, why_not_triton),
+    Implementation("triton", _pool_triton, why_not),
     Implementation("xla", pool_xla.pool),
-    Implementation("mosaic_gpu", _pool_mosaic, why_not),
     Implementation("reference", reference.pool),
 )
 LOOKUP_TABLE = (
-    Implementation("triton", _lookup_triton, why_not_triton),
+    Implementation("triton", _lookup_triton, why_not),
     Implementation("xla", lookup_xla.lookup),
-    Implementation("mosaic_gpu", _lookup_mosaic, why_not),
     Implementation("reference", reference.lookup),
 )
-"""The fastest on an H200 first; `mosaic_gpu` beats `xla` only in some calls."""
+"""Fastest first."""
 
 
 def pool(
@@ -57,7 +43,7 @@ def pool(
     v: Float[Array, "B N S H K"],
     patch_ids: Int[Array, "B N S"],
     *,
-    implementation: Literal["triton", "xla", "mosaic_gpu", "reference"] | None = None,
+    implementation: Literal["triton", "xla", "reference"] | None = None,
 ) -> Float[Array, "B N P H K"]:
     """Each patch attends to its own bytes: o_p = sum_{s: id_s = p} softmax_s(q_p.k_s / sqrt(K)) v_s.
 
@@ -93,7 +79,7 @@ def lookup(
     bias: Float[Array, "H W"],
     *,
     look_back: int,
-    implementation: Literal["triton", "xla", "mosaic_gpu", "reference"] | None = None,
+    implementation: Literal["triton", "xla", "reference"] | None = None,
 ) -> Float[Array, "B N S H K"]:
     """Each byte attends to the W latest patches: keys m = latest - i, i < W, score q.k_m / sqrt(K) + bias_i.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
-from pallas_kernels.patch_attention import lookup_xla, mosaic_gpu, pool_xla, reference, triton_gpu
+from pallas_kernels.patch_attention import lookup_xla, pool_xla, reference, triton_gpu
 from pallas_kernels.patch_attention.shapes import SHAPES, PatchShape
 
 LONGEST = 12
@@ -40,17 +40,14 @@ CASES = tuple(Direction(f"{way}_{shape.name}", way, shape) for shape in SHAPES f
 
 
 def plan(case: Direction, *, interpret: bool = False) -> Plan:
-    """Kernels, gathers alone, and dense masks where they fit, against `plain_pool` and `plain_lookup`, in bf16."""
+    """The kernels, gathers alone, and dense masks where they fit, against `plain_pool` and `plain_lookup`, in bf16."""
     shape, pool = case.shape, case.direction == "pool"
     args = pool_arguments(shape) if pool else lookup_arguments(shape)
     options = {} if pool else {"look_back": shape.look_back}
     dense = partial(reference.pool if pool else reference.lookup, **options)
-    kernels = {
-        name: partial(module.pool if pool else module.lookup, interpret=interpret)
-        for name, module in (("triton", triton_gpu), ("mosaic_gpu", mosaic_gpu))
-    }
-    unrolled = {"xla": pool_xla.pool if pool else lookup_xla.lookup}
-    versions = {name: partial(run, **options) for name, run in (kernels | unrolled).items()}
+    triton = partial(triton_gpu.pool if pool else triton_gpu.lookup, interpret=interpret, **options)
+    unrolled = partial(pool_xla.pool if pool else lookup_xla.lookup, **options)
+    versions = {"triton": triton, "xla": unrolled}
     if 4 * shape.heads * shape.capacity * args[1 if pool else 0][..., 0, 0].size <= DENSE_BYTES:
         versions["dense"] = dense
     read = float(sum(x.nbytes for x in args[:3]))

@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels._conv.gates import check_shape, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
-from pallas_kernels.short_conv.gates import check_shape, check_streams
 from pallas_kernels.short_conv.hopper import why_not
 from pallas_kernels.short_conv.reference import short_conv_reference
 from pallas_kernels.short_conv.triton_why import why_not as why_not_triton

@@ -17,8 +17,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._conv.gates import accumulator, add_skip
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
-from pallas_kernels.short_conv.gates import accumulator, add_skip
 from pallas_kernels.short_conv.hopper import STEPS
 from pallas_kernels.short_conv.xla import short_conv_xla
 

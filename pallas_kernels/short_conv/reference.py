@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.short_conv.gates import accumulator
+from pallas_kernels._conv.gates import accumulator
 
 
 def short_conv_reference(

@@ -11,7 +11,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels.short_conv.gates import accumulator, add_skip
+from pallas_kernels._conv.gates import accumulator, add_skip
 from pallas_kernels.short_conv.triton_call import call_over_rows, join_groups, pairs_of, split_groups
 from pallas_kernels.short_conv.triton_vjp import gradients
 

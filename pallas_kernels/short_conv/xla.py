@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.short_conv.gates import accumulator, add_skip, enter, leave
-from pallas_kernels.short_conv.shifted import shifted_products
+from pallas_kernels._conv.gates import accumulator, add_skip, enter, leave
+from pallas_kernels._conv.shifted import shifted_products
 
 
 def short_conv_xla(

@@ -17,7 +17,6 @@ from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.modal_conv import hopper as modal_hopper
 from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
-from pallas_kernels.patch_attention import mosaic_gpu as patch_mosaic
 from pallas_kernels.patch_attention import shapes as patch_shapes
 from pallas_kernels.patch_attention import triton_gpu as patch_triton
 from pallas_kernels.short_conv import shapes as short_shapes
@@ -146,22 +145,21 @@ def _patch_attention() -> Iterator[Program]:
         )
         bias = jax.ShapeDtypeStruct((shape.heads, shape.look_back), jnp.float32)
         arrays = {"q": bytes_, "k": seen, "v": seen, "bias": bias}
-        for prefix, kernels in (("", patch_mosaic), ("triton_", patch_triton)):
-            op = f"patch_attention/{prefix}"
-            yield from _transformed(f"{op}lookup_{shape.look_back}", partial(_lookup, kernels), arrays)
-            if shape.look_back == 2:
-                pooled = {"q": patches, "k": bytes_, "v": bytes_}
-                yield from _transformed(f"{op}pool", partial(_pool, kernels), pooled)
+        op = "patch_attention/triton"
+        yield from _transformed(f"{op}_lookup_{shape.look_back}", _lookup, arrays)
+        if shape.look_back == 2:
+            pooled = {"q": patches, "k": bytes_, "v": bytes_}
+            yield from _transformed(f"{op}_pool", _pool, pooled)
 
 
-def _pool(kernels: Any, q: Any, k: Any, v: Any) -> Any:
-    return kernels.pool(q, k, v, jnp.minimum(_fifths(k), q.shape[2]))
+def _pool(q: Any, k: Any, v: Any) -> Any:
+    return patch_triton.pool(q, k, v, jnp.minimum(_fifths(k), q.shape[2]))
 
 
-def _lookup(kernels: Any, q: Any, k: Any, v: Any, bias: Any) -> Any:
+def _lookup(q: Any, k: Any, v: Any, bias: Any) -> Any:
     latest = jnp.minimum(_fifths(q), k.shape[2] - 1)
     valid = jnp.ones(k.shape[:3], bool)
-    return kernels.lookup(q, k, v, latest, valid, bias, look_back=bias.shape[1])
+    return patch_triton.lookup(q, k, v, latest, valid, bias, look_back=bias.shape[1])
 
 
 def _fifths(x: Any) -> Any:

@@ -21,10 +21,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.parallel.attention.ring import SAVED_LSE, SAVED_OUT, Ring, ring_gradients, ring_part
 from jaxblt.parallel.attention.tiles import Keys, Tile, attend, tile_gradients
 from jaxblt.parallel.content import backwards
-from pallas_kernels._compat import varying_axes
-from pallas_kernels._dispatch import current_device
 from pallas_kernels.attention import Part, cudnn
 from pallas_kernels.attention.mask import Mask
+from pallas_kernels.runtime import current_device, varying_axes
 
 
 class _Between(Ring):

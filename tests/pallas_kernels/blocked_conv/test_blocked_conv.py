@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels._conv.toeplitz import toeplitz, toeplitz_product
 from pallas_kernels.blocked_conv import blocked_conv, explain
 from pallas_kernels.blocked_conv.shapes import SHAPES
-from pallas_kernels.blocked_conv.toeplitz import toeplitz, toeplitz_product
 from pallas_kernels.blocked_conv.xla import block_size
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads

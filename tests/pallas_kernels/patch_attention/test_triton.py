@@ -3,11 +3,15 @@
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.patch_attention import hopper, lookup, pool, triton_gpu
+from pallas_kernels.patch_attention import bench, lookup, pool, triton_gpu, triton_why
+from pallas_kernels.patch_attention.shapes import SHAPES, PatchShape
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.patch_attention.cases import (
@@ -15,6 +19,7 @@ from tests.pallas_kernels.patch_attention.cases import (
     kernel_pools,
     lookup_arrays,
     lookup_case,
+    pool_arrays,
 )
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
@@ -60,5 +65,46 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
 
 
 def test_stands_back_where_jax_has_no_triton(monkeypatch: Any) -> None:
-    monkeypatch.setattr(hopper, "find_spec", lambda name: None)
-    assert "this JAX has no Pallas backend for Triton" in (hopper.why_not_triton(HOPPER) or "it can run")
+    monkeypatch.setattr(triton_why, "find_spec", lambda name: None)
+    assert "this JAX has no Pallas backend for Triton" in (triton_why.why_not(HOPPER) or "it can run")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"device": Device("gpu", (10, 0), "NVIDIA B200")}, "9.0 exactly (H100, H200), this is NVIDIA B200"),
+        ({"device": Device("cpu")}, "this is cpu"),
+        ({"dtype": jnp.float32}, "q, k and v are float32"),
+        ({"width": 128}, "heads are of size 64, not 128"),
+        ({"look_back": 9}, "8 patches at most, not 9"),
+    ],
+)
+def test_says_why_not(change: dict[str, Any], reason: str) -> None:
+    call = {"device": HOPPER, "dtype": jnp.bfloat16, "width": 64, "look_back": 8} | change
+    q = jax.ShapeDtypeStruct((1, 2, 100, 4, call["width"]), call["dtype"])
+    assert reason in (triton_why.why_not(call["device"], q, look_back=call["look_back"]) or "it can run")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_takes_the_shapes_of_real_models(shape: PatchShape) -> None:
+    full = (shape.batch, shape.blocks, shape.block_size, shape.heads, shape.head_dim)
+    assert (
+        triton_why.why_not(HOPPER, jax.ShapeDtypeStruct(full, jnp.bfloat16), look_back=shape.look_back)
+        is None
+    )
+
+
+def test_cannot_be_asked_for_on_a_cpu() -> None:
+    with pytest.raises(ValueError, match="this is cpu"):
+        pool(**pool_arrays(), implementation="triton")
+    assert triton_why.why_not(HOPPER) is None
+
+
+@pytest.mark.parametrize("direction", ["pool", "lookup"])
+def test_the_benchmark_passes_its_gate(direction: Any) -> None:
+    shape = PatchShape("tiny", 1, 2, 96, 24, 2, 64, 3)
+    ids = bench.patch_ids(shape)
+    assert set(np.diff(ids, axis=-1).flat) == {0, 1}
+    assert (ids[..., -1] < shape.capacity - 1).any()
+    plan = bench.plan(bench.Direction("tiny", direction, shape), interpret=True)
+    assert set(check(plan, jax.random.key(0))) == {"plain", "triton", "xla", "dense"}

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels.short_conv.gates import accumulator
+from pallas_kernels._conv.gates import accumulator
 
 
 def shift(x: Array, steps: int, fill: int = 0) -> Array:

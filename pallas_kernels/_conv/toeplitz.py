@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels.short_conv.gates import accumulator
+from pallas_kernels._conv.gates import accumulator
 
 
 def window(filter: Float[Array, "D F"], start: int, length: int) -> Float[Array, "D length"]:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.blocked_conv.toeplitz import toeplitz_product
-from pallas_kernels.short_conv.shifted import shifted_products
+from pallas_kernels._conv.shifted import shifted_products
+from pallas_kernels._conv.toeplitz import toeplitz_product
 
 LEAF = 16
 """Blocks this long or shorter are summed tap by tap, with a mask on each tap."""

@@ -105,6 +105,16 @@ def check_shape(op: str, name: str, array: Any, shape: tuple[int, ...]) -> None:
         )
 
 
+def check_filter(op: str, x: Any, filter: Any, causal: bool) -> None:
+    """Raises ValueError for a filter that is not [D, L] (causal) or [D, 2L - 1] (bidirectional)."""
+    if filter.ndim != 2 or filter.shape[0] != x.shape[1] or filter.shape[1] < 1:
+        raise ValueError(f"{op}: filter must be [{x.shape[1]} channels, taps], got shape {filter.shape}")
+    if not causal and filter.shape[1] % 2 == 0:
+        raise ValueError(
+            f"{op}: a bidirectional filter has 2L - 1 taps, lag 0 in the middle; got {filter.shape[1]}, an even number"
+        )
+
+
 def check_alignment(op: str, segment_alignment: int) -> None:
     """Raises ValueError for an alignment that is no grid."""
     if segment_alignment < 1:

@@ -1,0 +1,51 @@
+"""What Hopper kernels of convolutions are made of: tiles of 64 chunks of 64 steps, and products of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array
+
+from pallas_kernels._hopper import CHUNK, ROWS
+
+STAGES = 2
+"""Tiles whose loads are under way or in use at a time; three were 1 to 2 % slower on an H200."""
+
+SWIZZLED = (
+    plgpu.TilingTransform((8, CHUNK)),  # pyright: ignore[reportAbstractUsage]
+    plgpu.SwizzleTransform(2 * CHUNK),  # pyright: ignore[reportAbstractUsage]
+)
+"""How tensor cores and the copy engine want a tile in shared memory."""
+
+
+def tile_ref(*shape: int, dtype: Any) -> Any:
+    """Scratch for tiles that tensor cores read or the copy engine moves."""
+    return plgpu.SMEM(shape, dtype, transforms=SWIZZLED)
+
+
+def read(ref: Any) -> Array:
+    """A tile from shared memory, in registers as tensor cores take their left operand."""
+    return plgpu.load(ref, layout=plgpu.Layout.WGMMA)
+
+
+def add_products(
+    totals: Sequence[Array], left: Sequence[Any], right: Any, interpret: bool
+) -> tuple[Array, ...]:
+    """total_l + left_l^T @ right, all in shared memory but for the fp32 totals, which stay in registers."""
+    if interpret:  # The simulation knows no accumulator that starts from a value.
+        products = (jnp.dot(a[...].T, right[...], preferred_element_type=jnp.float32) for a in left)
+        return tuple(total + product for total, product in zip(totals, products, strict=True))
+
+    def accumulate(refs: Sequence[Any]) -> None:
+        for ref, a in zip(refs, left, strict=True):
+            plgpu.wgmma(ref, a.T, right)
+
+    run: Any = pl.run_state(accumulate)
+    return run(tuple(plgpu.WGMMAAccumulatorRef.init(total) for total in totals))
+
+
+def zeros() -> Array:
+    """A tile of fp32 zeros, laid out as an accumulator."""
+    return plgpu.layout_cast(jnp.zeros((ROWS, CHUNK), jnp.float32), plgpu.Layout.WGMMA)

@@ -1,0 +1,28 @@
+"""What the Triton kernels take, known without importing Pallas' GPU dialect, which takes over a second."""
+
+from importlib.util import find_spec
+from typing import Any
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels._hopper import why_not_on
+
+HEAD = 64
+"""Size of a head."""
+
+FARTHEST = 8
+"""Patches to look back at; each adds a comparison to every score."""
+
+
+def why_not(device: Device, q: Any = None, *_: Any, look_back: int = 1) -> str | None:
+    """Why the kernels cannot run such a call, or None; without arrays, why not on the device."""
+    if (reason := why_not_on(device)) is not None:
+        return reason
+    if q is not None and str(q.dtype) != "bfloat16":
+        return f"its products are bf16, q, k and v are {q.dtype}"
+    if q is not None and q.shape[-1] != HEAD:
+        return f"its heads are of size {HEAD}, not {q.shape[-1]}"
+    if look_back > FARTHEST:
+        return f"it looks back at {FARTHEST} patches at most, not {look_back}"
+    if find_spec("jax.experimental.pallas.triton") is None:
+        return "this JAX has no Pallas backend for Triton any more (0.11 announces that it goes)"
+    return None

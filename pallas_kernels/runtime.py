@@ -1,0 +1,66 @@
+"""What a library built on these ops uses beside them: choosing, explaining, measuring.
+
+- Choose: `compiling_for` names the device that ops choose for, `record_choices` collects what they chose and why.
+- Explain: `explain` says what a table picks on a `Device`; each op has an `explain` of its own.
+- Measure: `measure` and `compare` time a `Case`, `measure_ceilings` says what the machine can do at best; traces.
+- `varying_axes`, `vary_alike` and `count_below` hide what depends on the version of JAX.
+"""
+
+from pallas_kernels._compat import count_below, vary_alike, varying_axes
+from pallas_kernels._dispatch import (
+    Device,
+    Implementation,
+    choose,
+    compiling_for,
+    current_device,
+    explain,
+    record_choices,
+)
+from pallas_kernels._measure import (
+    Case,
+    Ceilings,
+    Comparison,
+    Machine,
+    Measurement,
+    Method,
+    compare,
+    default_method,
+    forward_backward,
+    measure,
+    measure_ceilings,
+    this_machine,
+)
+from pallas_kernels._statistics import Summary, median_interval, ratio_interval, summarize, tukey_inliers
+from pallas_kernels._trace import device_events, read_trace
+
+__all__ = [
+    "Case",
+    "Ceilings",
+    "Comparison",
+    "Device",
+    "Implementation",
+    "Machine",
+    "Measurement",
+    "Method",
+    "Summary",
+    "choose",
+    "compare",
+    "compiling_for",
+    "count_below",
+    "current_device",
+    "default_method",
+    "device_events",
+    "explain",
+    "forward_backward",
+    "measure",
+    "measure_ceilings",
+    "median_interval",
+    "ratio_interval",
+    "read_trace",
+    "record_choices",
+    "summarize",
+    "this_machine",
+    "tukey_inliers",
+    "vary_alike",
+    "varying_axes",
+]
