@@ -12,6 +12,7 @@ from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.mixers.base import named
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, init_embedding_state
 from jaxblt.models.layers import RMSNorm
+from jaxblt.models.rows import Rows, promise
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 
@@ -53,6 +54,10 @@ class ByteLMConfig:
     def embedding(self) -> EmbeddingConfig:
         """The config of the embedding."""
         return EmbeddingConfig(dim=self.stack.dim, hash=self.hash, vocab_size=self.vocab_size)
+
+    def in_rows(self, of_bytes: Rows, of_slots: Rows) -> "ByteLMConfig":
+        """The config for rows of bytes in which documents lie as `of_bytes` says; there are no slots."""
+        return promise(self, of_bytes)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "ByteLM":
         """The module; parameters are fp32, computation in `dtype`, logits in fp32."""

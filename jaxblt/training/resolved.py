@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxblt.profiling.provenance import provenance
+from jaxblt.training.packing import forget_promises
 from jaxblt.training.recipe import Recipe, differences
 from jaxblt.training.serialize import decode, encode
 
@@ -52,7 +53,7 @@ def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
         found = content["recipe"], content["frozen_hash"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not the config of a run: {error!r}") from error
-    recipe = decode(found[0], "recipe")
+    recipe = decode(forget_promises(found[0]), "recipe")
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{file} holds a {type(recipe).__name__}, not a Recipe")
     return Resolved(recipe, found[1])
