@@ -1,8 +1,8 @@
 """How documents lie in a recipe's rows: derived from its data, for the packer, the model and the step alike.
 
 Rows of "windows" and "buckets" hold one document each. Mixers are promised as much, which lets their fastest kernels
-run. Rows of "first_fit" and "sequential" hold several documents, which start at multiples of `data.alignment`; a patcher
-raises that to a multiple of its block, so that no block holds two documents.
+run. Rows of "first_fit" and "sequential" hold several documents, which start at multiples of `data.alignment`. A
+patcher raises that to a multiple of its block, so that no block holds two documents.
 """
 
 import math
