@@ -50,6 +50,7 @@ def stack(pattern: str, *, causal: bool = True) -> StackConfig:
         hyena=HyenaConfig(dim=8, filter=ModalFilter(modes=2), packed=False),
         attention=AttentionConfig(dim=8, num_heads=2, packed=False),
         extra=(("I", IMPLICIT),),
+        scan=False,
     )
 
 
@@ -68,12 +69,12 @@ MODELS = {
     "bytes": recipe_of(ByteLMConfig(stack=stack("HIMAWR"), hash=HashConfig(sizes=(2, 3), table_size=16))),
     "bytes_aligned": recipe_of(ByteLMConfig(stack=stack("HIM")), seq_len=256, data={"alignment": 128}),
     "patches": recipe_of(
-        blt("W", "HAR", "M"),
+        blt("W", "HA", "M"),
         patcher=PatcherConfig(mode="entropy", threshold=4.0, block_size=16, capacity=12),
-        entropy_model=ByteLMConfig(stack=stack("HA")),
+        entropy_model=ByteLMConfig(stack=stack("A")),
     ),
     "patches_both_ways": recipe_of(
-        blt("W", "IHA", "S", causal=False),
+        blt("W", "IA", "S", causal=False),
         # documents start at multiples of 256 bytes and of 128 slots
         patcher=PatcherConfig(mode="static", patch_size=2, block_size=256),
         objective=Masked(),
