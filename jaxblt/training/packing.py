@@ -35,9 +35,10 @@ def check_alignment(data: DataConfig, patcher: PatcherConfig | None) -> None:
     """Raises ValueError if packed rows are not a whole number of the units in which documents start."""
     if not has_several_documents(data) or data.seq_len % data.alignment == 0:
         return
-    if patcher is None:
+    if patcher is None or data.seq_len % patcher.block_size == 0:
         raise ValueError(
-            f"data.seq_len = {data.seq_len} is no multiple of data.alignment = {data.alignment}: change one of them"
+            f"data.seq_len = {data.seq_len} is no multiple of data.alignment = {data.alignment}, at multiples of which "
+            "documents start: change one of them"
         )
     raise ValueError(
         f"data.packing={data.packing!r} starts documents at multiples of {data.alignment} bytes, where a block begins "

@@ -137,6 +137,11 @@ def test_promises_that_packed_rows_keep_are_taken():
             r"seq_len = 48 is no multiple of that: set patcher\.block_size to 16 or a divisor",
         ),
         (
+            {"seq_len": 64, "alignment": 24},
+            32,
+            r"data\.seq_len = 64 is no multiple of data\.alignment = 96, at multiples of which documents start",
+        ),
+        (
             {"seq_len": 48, "alignment": 32},
             None,
             r"data\.seq_len = 48 is no multiple of data\.alignment = 32",
