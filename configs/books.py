@@ -46,11 +46,11 @@ def _train(steps: int, minutes: float, evaluations: int = 0) -> TrainConfig:
 
 
 def _attention(dim: int) -> AttentionConfig:
-    return AttentionConfig(dim=dim, num_heads=dim // 64, packed=False)
+    return AttentionConfig(dim=dim, num_heads=dim // 64)
 
 
 def _hyena(dim: int) -> HyenaConfig:
-    return HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=8192.0), packed=False)
+    return HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=8192.0))
 
 
 def _adamw(decay_tables: bool = False) -> AdamWConfig:

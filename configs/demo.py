@@ -20,7 +20,7 @@ def _data(batch_size: int) -> DataConfig:
 
 
 def _window(dim: int, layers: int, heads: int) -> StackConfig:
-    attention = AttentionConfig(dim=dim, num_heads=heads, packed=False)
+    attention = AttentionConfig(dim=dim, num_heads=heads)
     return StackConfig(dim=dim, num_layers=layers, pattern="W", window=64, attention=attention, dropout=0.1)
 
 
@@ -41,8 +41,8 @@ def blt() -> Recipe:
         dim=96,
         num_layers=4,
         pattern="HHAH",
-        hyena=HyenaConfig(dim=96, filter=ModalFilter(modes=8, max_timescale=2048.0), packed=False),
-        attention=AttentionConfig(dim=96, num_heads=4, packed=False),
+        hyena=HyenaConfig(dim=96, filter=ModalFilter(modes=8, max_timescale=2048.0)),
+        attention=AttentionConfig(dim=96, num_heads=4),
         dropout=0.15,
     )
     return Recipe(

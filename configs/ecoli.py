@@ -17,8 +17,8 @@ def hyena() -> Recipe:
         dim=384,
         num_layers=8,
         pattern="SMHA",
-        hyena=HyenaConfig(dim=384, filter=ModalFilter(max_timescale=4096.0), packed=False),
-        attention=AttentionConfig(dim=384, num_heads=6, packed=False),
+        hyena=HyenaConfig(dim=384, filter=ModalFilter(max_timescale=4096.0)),
+        attention=AttentionConfig(dim=384, num_heads=6),
         dropout=0.2,
     )
     return Recipe(

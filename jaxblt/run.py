@@ -37,7 +37,7 @@ class Run:
     Attributes:
       recipe: with nothing left open; `recipe.model` and `recipe.entropy_model` are the models' configs.
       step: training steps that the parameters have seen.
-      task: model, entropy model, objective and patcher, built.
+      task: model, entropy model, objective and patcher, built for the rows of the recipe's data.
       params: of the model, fp32.
       frozen: parameters of the entropy model and the threshold; None for a model without.
       vocabulary: the module that turns bytes into ids and back.
@@ -52,8 +52,11 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The model, a Linen module: `run.model.apply({"params": run.params}, ids, ...)`."""
-        return self.task.model
+        """The model, a Linen module: `run.model.apply({"params": run.params}, ids, ...)`.
+
+        It takes any segment ids. The one of `task` may rely on rows in which documents lie as in the recipe's data.
+        """
+        return self.recipe.model.build(dtype=self.recipe.train.compute_dtype)
 
     @property
     def patcher(self) -> PatcherConfig | None:
@@ -67,8 +70,9 @@ class Run:
 
     @property
     def entropy_model(self) -> nn.Module | None:
-        """The model whose entropies cut the patches."""
-        return self.task.entropy_model
+        """The model whose entropies cut the patches; it takes any segment ids."""
+        config = self.recipe.entropy_model
+        return None if config is None else config.build(dtype=self.recipe.train.compute_dtype)
 
     @property
     def entropy_params(self) -> Any:
@@ -110,20 +114,20 @@ class Run:
 
         Args:
           split: of the data.
-          data: other data than the recipe's, or the same in longer rows.
+          data: other data than the recipe's, packed in another way or not, or the same in longer rows.
           source: documents to use instead of those that the config names.
           targets: characters such as "ACGT" for the figures that begin with "target_".
           max_batches: stop after so many.
           mesh: how the devices share rows and, along `seq`, the bytes of a row.
 
         Raises:
-          ValueError: the mesh has not as many devices as there are, the batch or the rows do not divide among them, or
-            no byte is scored.
+          ValueError: the mesh has not as many devices as there are, the batch or the rows do not divide among them,
+            packed documents cannot start where the patcher's blocks do, or no byte is scored.
         """
         devices = mesh.build()
         recipe = self.recipe if data is None else replace(self.recipe, data=data)
         dataset = open_data(recipe, devices, split=split, mode="eval", source=source)
-        task = replace(self.task, packed=True)
+        task = replace(make_task(recipe), packed=True)
         with jax.set_mesh(devices):
             step = make_eval_step(task, targets=target_ids(targets), seed=self.recipe.train.seed)
             state = jax.device_put(self.state, replicated(devices))

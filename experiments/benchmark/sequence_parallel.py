@@ -89,8 +89,13 @@ def sequence_parallel(
 
 
 def split_model(pattern: str, remat: Remat) -> "BLTConfig":
-    """The model of `books` with this latent pattern; scanned, as XLA lays out fewer blocks at a time then."""
-    books = configs.get("books").model
+    """The model of `books` with this latent pattern; scanned, as XLA lays out fewer blocks at a time then.
+
+    Its mixers are promised one document a row.
+    """
+    from jaxblt.models.row_layout import RowLayout, promise
+
+    books = promise(configs.get("books").model, RowLayout(packed=False))
     names = ("encoder", "latent", "decoder")
     stacks = {name: replace(getattr(books, name), remat=remat, scan=True) for name in names}
     stacks["latent"] = replace(stacks["latent"], pattern=pattern)

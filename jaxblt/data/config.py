@@ -27,7 +27,7 @@ class DataConfig:
       stride: for windows, pairs from one to the next; None is seq_len.
       partial: for windows, "keep" or "drop" the last one of a document when it is not full.
       context: for windows, in evaluation: pairs that precede the scored ones wherever there are as many.
-      alignment: packed documents start at multiples of it (the least common multiple of the grids in use).
+      alignment: packed documents start at multiples of it; a recipe raises it to a multiple of its patcher's block.
       buckets: row lengths of the buckets below `seq_len`, which takes the overflow.
       long_documents: packed or bucketed documents longer than a row are "split" into pieces, or an "error".
       eos: whether EOS is the last target of a document that really ends; None is True but for FASTA.
@@ -80,6 +80,8 @@ class DataConfig:
             raise ValueError(
                 f"seq_len and batch_size must be positive, got {self.seq_len} and {self.batch_size}"
             )
+        if self.alignment < 1:
+            raise ValueError(f"alignment must be at least 1 byte, got {self.alignment}")
         if not 0 <= self.context < self.seq_len:
             raise ValueError(f"context must lie in 0..seq_len-1 = 0..{self.seq_len - 1}, got {self.context}")
         self._check_pairs_of_options()

@@ -6,6 +6,7 @@ from jaxblt.models.byte_lm import ByteLM, ByteLMConfig, ByteLMState, init_byte_l
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig, SegmentAwarePosition
 from jaxblt.models.remat import Remat
+from jaxblt.models.row_layout import RowLayout
 from jaxblt.models.stack import (
     Stack,
     StackConfig,
@@ -30,6 +31,7 @@ __all__ = [
     "ModelConfig",
     "PositionConfig",
     "Remat",
+    "RowLayout",
     "SegmentAwarePosition",
     "Stack",
     "StackConfig",

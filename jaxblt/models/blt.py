@@ -21,6 +21,7 @@ from jaxblt.models.bridge import BytesToPatches, PatchesToBytes, last_bytes, to_
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig, SegmentAwarePosition, document_positions, places
+from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.parallel.sequence import seq_axis
@@ -82,6 +83,10 @@ class BLTConfig:
     def embedding(self) -> EmbeddingConfig:
         """The config of the byte embedding."""
         return EmbeddingConfig(dim=self.encoder.dim, hash=self.hash, vocab_size=self.vocab_size)
+
+    def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "BLTConfig":
+        """The config for rows in which documents lie as said: in bytes, and in slots for the latent stack."""
+        return dataclasses.replace(promise(self, of_bytes), latent=promise(self.latent, of_slots))
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "BLT":
         """The module; parameters are fp32, computation in `dtype`, logits in fp32."""

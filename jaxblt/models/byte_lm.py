@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.layers import Linear, RMSNorm
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, init_embedding_state
+from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 
@@ -52,6 +53,10 @@ class ByteLMConfig:
     def embedding(self) -> EmbeddingConfig:
         """The config of the embedding."""
         return EmbeddingConfig(dim=self.stack.dim, hash=self.hash, vocab_size=self.vocab_size)
+
+    def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "ByteLMConfig":
+        """The config for rows of bytes in which documents lie as `of_bytes` says; there are no slots."""
+        return promise(self, of_bytes)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "ByteLM":
         """The module; parameters are fp32, computation in `dtype`, logits in fp32."""

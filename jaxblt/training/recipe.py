@@ -12,6 +12,7 @@ from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.training.objectives import NextByte, Objective
 from jaxblt.training.optimizer import AdamWConfig, make_schedule
+from jaxblt.training.packing import align, take_back_promises
 from jaxblt.training.serialize import from_json, to_json
 
 
@@ -88,6 +89,10 @@ class TrainConfig:
 class Recipe:
     """A training run.
 
+    The data says how documents lie in rows, and models are built accordingly. What the config of a mixer promises
+    (`packed`, `segment_alignment`) is checked against the data and then taken back, so that the recipe can be given
+    other data. `data.alignment` of packed documents becomes a multiple of the patcher's block.
+
     Attributes:
       name: of the run.
       model: config of the model, e.g. `BLTConfig` or `ByteLMConfig`.
@@ -123,6 +128,7 @@ class Recipe:
         make_schedule(self.optimizer, self.train.steps)
         _check_patcher(self)
         _check_layout(self)
+        _settle_rows(self)
 
     def to_json(self) -> str:
         """As JSON, from which `from_json` makes an equal recipe."""
@@ -175,6 +181,15 @@ def _check_patcher(recipe: Recipe) -> None:
             "the patcher has no threshold: set bytes_per_patch, the mean length to calibrate it for, or "
             "patcher.threshold in nats"
         )
+
+
+def _settle_rows(recipe: Recipe) -> None:
+    """Aligns packed documents for the patcher, and leaves to the data what mixers may take for granted of rows."""
+    data, patcher = align(recipe.data, recipe.patcher), recipe.patcher
+    object.__setattr__(recipe, "data", data)
+    for name in ("model", "entropy_model"):
+        model = take_back_promises(getattr(recipe, name), name, data, patcher)
+        object.__setattr__(recipe, name, model)
 
 
 def layout_of(model: Any) -> SequenceLayout:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxblt.profiling.provenance import provenance
+from jaxblt.training.packing import forget_promises
 from jaxblt.training.recipe import Recipe, differences
 from jaxblt.training.safe_files import one_line, read_json
 from jaxblt.training.serialize import decode, encode
@@ -56,7 +57,7 @@ def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not the config of a run: {one_line(error)}") from error
     try:
-        recipe = decode(found, "recipe")
+        recipe = decode(forget_promises(found), "recipe")
     except ValueError as error:
         raise ValueError(f"{file}: {one_line(error)}") from error
     if not isinstance(recipe, Recipe):

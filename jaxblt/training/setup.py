@@ -20,6 +20,7 @@ from jaxblt.parallel.sequence import SEQ_AXIS
 from jaxblt.patching import make_patches
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.optimizer import make_optimizer, make_schedule
+from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
 from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.state import Frozen, TrainState, start
 from jaxblt.training.step import Task, make_train_step
@@ -63,20 +64,18 @@ class Setup:
 
 
 def make_task(recipe: Recipe) -> Task:
-    """What the recipe's steps compute."""
+    """What the recipe's steps compute, by models that know how documents lie in the rows of its data."""
     dtype = recipe.train.compute_dtype
+    model, entropy_model = (
+        promise_rows(config, recipe.data, recipe.patcher) for config in (recipe.model, recipe.entropy_model)
+    )
     return Task(
-        model=recipe.model.build(dtype=dtype),
+        model=model.build(dtype=dtype),
         objective=recipe.objective,
         patcher=recipe.patcher,
-        entropy_model=None if recipe.entropy_model is None else recipe.entropy_model.build(dtype=dtype),
-        packed=not rows_are_full(recipe.data),
+        entropy_model=None if entropy_model is None else entropy_model.build(dtype=dtype),
+        packed=not has_full_rows(recipe.data),
     )
-
-
-def rows_are_full(config: DataConfig) -> bool:
-    """Whether every training row is one document from end to end, so that the model needs no segment ids."""
-    return config.packing == "windows" and config.partial == "drop"
 
 
 def make_setup(recipe: Recipe, mesh: Mesh, frozen: Any = None) -> Setup:
@@ -153,8 +152,10 @@ def open_data(
     """The rows of a split that this process's devices hold.
 
     Raises:
-      ValueError: the batch does not divide into micro-batches, or those among the mesh's devices.
+      ValueError: the batch does not divide into micro-batches, or those among the mesh's devices; packed documents
+        cannot start where the patcher's blocks do.
     """
+    check_alignment(recipe.data, recipe.patcher)
     rows, parts = recipe.data.batch_size, recipe.train.accumulate if mode == "train" else 1
     if rows % parts:
         raise ValueError(f"batch_size = {rows} does not divide into train.accumulate = {parts} micro-batches")

@@ -1,0 +1,50 @@
+"""What mixers may take for granted about the documents in the rows that they read."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+PROMISES = ("packed", "segment_alignment")
+"""Fields of mixer configs that say how documents lie in rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+    """How documents lie in rows; the defaults promise nothing.
+
+    Attributes:
+      packed: a row may hold several documents. False promises one a row, with holes and tail padding allowed.
+      segment_alignment: documents start at multiples of it.
+    """
+
+    packed: bool = True
+    segment_alignment: int = 1
+
+
+def promise[C](config: C, rows: RowLayout) -> C:
+    """`config` with the promises of `rows` in every mixer inside it that takes them."""
+    if isinstance(config, tuple):
+        return type(config)(promise(item, rows) for item in config)
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return config
+    changes = {}
+    for name, old in _members(config):
+        new = getattr(rows, name) if name in PROMISES else promise(old, rows)
+        if new != old:
+            changes[name] = new
+    return dataclasses.replace(config, **changes) if changes else config
+
+
+def promises(config: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """The path and value of every promise inside `config`, a config found at the path `where`."""
+    if isinstance(config, tuple):
+        for i, item in enumerate(config):
+            yield from promises(item, f"{where}[{i}]")
+    elif dataclasses.is_dataclass(config) and not isinstance(config, type):
+        for name, value in _members(config):
+            path = f"{where}.{name}"
+            yield from [(path, value)] if name in PROMISES else promises(value, path)
+
+
+def _members(config: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config) if field.init]

@@ -1,0 +1,103 @@
+"""How documents lie in a recipe's rows: derived from its data, for the packer, the model and the step alike.
+
+Rows of "windows" and "buckets" hold one document each. Mixers are promised as much, which lets their fastest kernels
+run. Rows of "first_fit" and "sequential" hold several documents, which start at multiples of `data.alignment`. A
+patcher raises that to a multiple of its block, so that no block holds two documents.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from jaxblt.data.config import DataConfig
+from jaxblt.models.row_layout import PROMISES, RowLayout, promise, promises
+from jaxblt.patching.config import PatcherConfig
+
+
+def has_several_documents(data: DataConfig) -> bool:
+    """Whether a row may hold more than one document."""
+    return data.packing not in ("windows", "buckets")
+
+
+def has_full_rows(data: DataConfig) -> bool:
+    """Whether every training row is one document from end to end, so that the model needs no segment ids."""
+    return data.packing == "windows" and data.partial == "drop"
+
+
+def align(data: DataConfig, patcher: PatcherConfig | None) -> DataConfig:
+    """`data` whose packed documents start where a block of the patcher does."""
+    if patcher is None or not has_several_documents(data):
+        return data
+    return replace(data, alignment=math.lcm(data.alignment, patcher.block_size))
+
+
+def check_alignment(data: DataConfig, patcher: PatcherConfig | None) -> None:
+    """Raises ValueError if packed rows are not a whole number of the units in which documents start."""
+    if not has_several_documents(data) or data.seq_len % data.alignment == 0:
+        return
+    if patcher is None or data.seq_len % patcher.block_size == 0:
+        raise ValueError(
+            f"data.seq_len = {data.seq_len} is no multiple of data.alignment = {data.alignment}, at multiples of which "
+            "documents start: change one of them"
+        )
+    raise ValueError(
+        f"data.packing={data.packing!r} starts documents at multiples of {data.alignment} bytes, where a block begins "
+        f"(patcher.block_size = {patcher.block_size}), and data.seq_len = {data.seq_len} is no multiple of that: set "
+        f"patcher.block_size to {math.gcd(data.seq_len, patcher.block_size)} or a divisor of it, or use "
+        "data.packing='buckets'"
+    )
+
+
+def promise_rows(model: Any, data: DataConfig, patcher: PatcherConfig | None) -> Any:
+    """A model's config whose mixers know how documents lie in the rows of `data`, aligned for the patcher.
+
+    A model config may have `in_rows(of_bytes, of_slots)`, two `RowLayout`s: mixers over patches count slots, not
+    bytes. Mixers of other models are told how many documents a row has, and nothing of where they start.
+    """
+    several = has_several_documents(data)
+    if not several or not hasattr(model, "in_rows"):
+        return promise(model, RowLayout(packed=several))
+    slots = 1 if patcher is None else data.alignment // patcher.block_size * patcher.slots
+    return model.in_rows(RowLayout(segment_alignment=data.alignment), RowLayout(segment_alignment=slots))
+
+
+def take_back_promises(model: Any, where: str, data: DataConfig, patcher: PatcherConfig | None) -> Any:
+    """`model` without what its mixers were promised by hand, once that is found to be true of `data`.
+
+    Args:
+      model: config of a model.
+      where: its path, to be named in the error.
+      data: aligned for the patcher.
+      patcher: of the recipe.
+
+    Raises:
+      ValueError: a mixer is promised one document a row or an alignment, and the data does not keep it.
+    """
+    if has_several_documents(data):
+        kept = dict(promises(promise_rows(model, data, patcher), where))
+        for path, value in promises(model, where):
+            _check_promise(path, value, kept[path], data)
+    return promise(model, RowLayout())
+
+
+def forget_promises(stored: Any) -> Any:
+    """A recipe's JSON without what its mixers were promised, which older versions stored without checking it."""
+    if isinstance(stored, list):
+        return [forget_promises(item) for item in stored]
+    if not isinstance(stored, dict):
+        return stored
+    return {name: forget_promises(item) for name, item in stored.items() if name not in PROMISES}
+
+
+def _check_promise(path: str, value: Any, kept: Any, data: DataConfig) -> None:
+    if value is False and kept is True:
+        raise ValueError(
+            f"{path}=False promises one document a row, but data.packing={data.packing!r} puts several in a row: leave "
+            "`packed` out, as the data decides it, or use data.packing='buckets' or 'windows'"
+        )
+    if kept % value:
+        raise ValueError(
+            f"{path}={value} promises that documents start at multiples of {value}, but with "
+            f"data.packing={data.packing!r} and data.alignment={data.alignment} they do at multiples of {kept}: leave "
+            "`segment_alignment` out, as it follows data.alignment, or change data.alignment"
+        )

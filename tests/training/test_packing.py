@@ -1,0 +1,172 @@
+"""What is derived from a recipe's data about documents in rows, what contradicts it, and what old runs stored of it."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import configs
+from jaxblt.data import BytesSource
+from jaxblt.models import ByteLMConfig
+from jaxblt.models.row_layout import promises
+from jaxblt.parallel import make_mesh
+from jaxblt.patching import PatcherConfig
+from jaxblt.run import Run
+from jaxblt.training.recipe import Recipe, differences
+from jaxblt.training.resolved import Resolved, adopt, read_resolved, write_resolved
+from jaxblt.training.setup import make_task, open_data
+from tests.training.test_leakage import ALONE, MODELS, PACKED, packed_as, stack
+from tests.training.tiny import tiny_recipe
+
+
+def built(recipe):
+    """What the mixers of the recipe's model are told once it is built, by path."""
+    return dict(promises(make_task(recipe).model.config, "model"))
+
+
+@pytest.mark.parametrize("name", configs.RECIPES)
+def test_recipes_build_for_one_full_document_a_row(name):
+    recipe = configs.get(name)
+    assert not make_task(recipe).packed
+    told = built(recipe)
+    assert told
+    assert not any(value for path, value in told.items() if path.endswith(".packed"))
+
+
+@pytest.mark.parametrize("data", [*ALONE, {"packing": "windows", "partial": "keep"}])
+def test_a_tail_of_padding_leaves_one_document_a_row(data):
+    recipe = packed_as("patches", data)
+    assert make_task(recipe).packed
+    assert not any(value for path, value in built(recipe).items() if path.endswith(".packed"))
+
+
+@pytest.mark.parametrize("data", PACKED)
+def test_packed_documents_start_where_blocks_do_in_bytes_and_in_slots(data):
+    recipe = packed_as("patches", data | {"alignment": 24})
+    assert recipe.data.alignment == 48
+    assert replace(recipe, name="again") == replace(recipe, name="again")
+    told = built(recipe)
+    assert all(value for path, value in told.items() if path.endswith(".packed"))
+    assert told["model.encoder.hyena.segment_alignment"] == 48
+    assert told["model.latent.hyena.segment_alignment"] == 3 * recipe.patcher.slots == 36
+    assert told["model.latent.extra[0][1].segment_alignment"] == 36
+    entropy = make_task(recipe).entropy_model.config
+    assert entropy.stack.hyena.segment_alignment == 48
+    assert entropy.stack.attention.packed
+
+
+def test_the_demo_takes_packed_rows():
+    """--data.sample udhr --data.packing first_fit --data.stride None --data.split documents"""
+    demo = configs.get("demo")
+    data = replace(demo.data, sample="udhr", packing="first_fit", stride=None, split="documents")
+    recipe = replace(demo, data=data)
+    assert recipe.data.alignment == recipe.patcher.block_size
+    rows = open_data(recipe, make_mesh(devices=jax.devices()[:1]), mode="eval")
+    segments = np.concatenate([rows.batch(step).segment_ids for step in range(rows.num_batches)])
+    assert segments.max() > 1
+    blocks = segments.reshape(len(segments), -1, recipe.patcher.block_size)
+    assert ((blocks == blocks[..., :1]) | (blocks == 0)).all()
+
+
+def test_a_loaded_model_takes_any_segment_ids():
+    recipe = MODELS["patches"]
+    run = Run(recipe, 0, make_task(recipe), None, None)
+    for model in (run.model, run.entropy_model):
+        assert all(value in (True, 1) for _, value in promises(model.config, "model"))
+
+
+def byte_lm(**options):
+    """Its mixers promise nothing but for `options` of the stack."""
+    model = MODELS["bytes"].model
+    return {"model": replace(model, stack=replace(model.stack, **options))}
+
+
+def blt(segment_alignment):
+    """On patches of 12 slots a block, with this promise to the latent Hyena."""
+    recipe = MODELS["patches"]
+    hyena = replace(recipe.model.latent.hyena, segment_alignment=segment_alignment)
+    model = replace(recipe.model, latent=replace(recipe.model.latent, hyena=hyena))
+    return {"model": model, "patcher": recipe.patcher, "entropy_model": recipe.entropy_model}
+
+
+ALONE_IN_A_ROW = stack("HA")
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (
+            byte_lm(hyena=ALONE_IN_A_ROW.hyena),
+            r"model\.stack\.hyena\.packed=False promises one document a row, but data\.packing='first_fit' puts "
+            r"several in a row: leave `packed` out, as the data decides it, or use data\.packing='buckets'",
+        ),
+        (byte_lm(attention=ALONE_IN_A_ROW.attention), r"model\.stack\.attention\.packed=False"),
+        (byte_lm(extra=ALONE_IN_A_ROW.extra), r"model\.stack\.extra\[0\]\[1\]\.packed=False"),
+        (
+            byte_lm(hyena=replace(ALONE_IN_A_ROW.hyena, packed=True, segment_alignment=128)),
+            r"model\.stack\.hyena\.segment_alignment=128 promises that documents start at multiples of 128, but with "
+            r"data\.packing='first_fit' and data\.alignment=8 they do at multiples of 8: leave",
+        ),
+        (blt(16), r"model\.latent\.hyena\.segment_alignment=16 .* they do at multiples of 12: leave"),
+        (
+            {"entropy_model": ByteLMConfig(stack=ALONE_IN_A_ROW)},
+            r"entropy_model\.stack\.hyena\.packed=False",
+        ),
+    ],
+    ids=["hyena", "attention", "extra", "bytes", "slots", "entropy"],
+)
+def test_promises_that_packed_rows_do_not_keep_are_refused(parts, said):
+    with pytest.raises(ValueError, match=said):
+        tiny_recipe(**parts, data={"packing": "first_fit", "alignment": 8})
+    assert tiny_recipe(**parts).data.alignment == 1
+
+
+def test_promises_that_packed_rows_keep_are_taken():
+    recipe = tiny_recipe(**blt(12), data={"packing": "first_fit", "alignment": 8})
+    assert recipe == tiny_recipe(**blt(1), data={"packing": "first_fit", "alignment": 16})
+
+
+@pytest.mark.parametrize(
+    ("data", "patcher", "said"),
+    [
+        (
+            {"seq_len": 48},
+            32,
+            r"seq_len = 48 is no multiple of that: set patcher\.block_size to 16 or a divisor",
+        ),
+        (
+            {"seq_len": 64, "alignment": 24},
+            32,
+            r"data\.seq_len = 64 is no multiple of data\.alignment = 96, at multiples of which documents start",
+        ),
+        (
+            {"seq_len": 48, "alignment": 32},
+            None,
+            r"data\.seq_len = 48 is no multiple of data\.alignment = 32",
+        ),
+    ],
+)
+def test_rows_that_blocks_do_not_fill_are_refused(data, patcher, said):
+    patcher = None if patcher is None else PatcherConfig(mode="static", block_size=patcher)
+    recipe = tiny_recipe(patcher=patcher)
+    recipe = replace(recipe, data=replace(recipe.data, packing="sequential", **data))
+    with pytest.raises(ValueError, match=said):
+        open_data(recipe, make_mesh(devices=jax.devices()[:1]), source=BytesSource([b"abc"]))
+
+
+@pytest.mark.parametrize("packing", ["windows", "first_fit"])
+def test_a_run_that_stored_promises_is_read_and_goes_on(tmp_path, packing):
+    """Older versions stored `packed=False`, whatever the rows held."""
+    recipe = packed_as("patches", {"packing": packing})
+    write_resolved(tmp_path, Resolved(recipe, None))
+    file = tmp_path / "config.json"
+    old = file.read_text().replace('"packed": true', '"packed": false')
+    old = json.dumps(json.loads(old.replace('"segment_alignment": 1,', '"segment_alignment": 128,')))
+    assert old.count('"packed": false') > 5
+    file.write_text(old.replace('"alignment": 16', '"alignment": 1'))
+    assert not differences(recipe, read_resolved(tmp_path).recipe)
+    assert adopt(recipe, read_resolved(tmp_path)) == recipe
+    if packing == "windows":
+        assert Recipe.from_json(recipe.to_json().replace('"packed": true', '"packed": false')) == recipe
