@@ -64,8 +64,7 @@ def _window(dim: int, layers: int, dropout: float) -> StackConfig:
         dim=dim,
         num_layers=layers,
         pattern="W",
-        window=512,
-        attention=_attention(dim),
+        mixers={"W": replace(_attention(dim), window=512)},
         dropout=dropout,
         scan=False,
     )
@@ -88,8 +87,7 @@ def blt() -> Recipe:
         dim=1024,
         num_layers=8,
         pattern="HHAH",
-        hyena=_hyena(1024),
-        attention=_attention(1024),
+        mixers={"H": _hyena(1024), "A": _attention(1024)},
         dropout=0.3,
         scan=False,
     )
@@ -119,7 +117,8 @@ def blt_32k() -> Recipe:
     """
     base, factor = blt(), 4
     latent = base.model.latent
-    latent = replace(latent, attention=replace(latent.attention, rope_scale=float(factor)))
+    attention = replace(latent.mixers["A"], rope_scale=float(factor))
+    latent = replace(latent, mixers={**latent.mixers, "A": attention})
     return replace(
         base,
         name="books_32k",
@@ -134,7 +133,7 @@ def blt_32k() -> Recipe:
 def transformer() -> Recipe:
     """The byte Transformer of the same size without the hash tables, for the same wall time."""
     stack = StackConfig(
-        dim=1024, num_layers=9, pattern="A", attention=_attention(1024), dropout=0.2, scan=False
+        dim=1024, num_layers=9, pattern="A", mixers={"A": _attention(1024)}, dropout=0.2, scan=False
     )
     return Recipe(
         name="books_transformer",
@@ -147,7 +146,9 @@ def transformer() -> Recipe:
 
 def hyena() -> Recipe:
     """The byte Hyena of the same size, for the same wall time."""
-    stack = StackConfig(dim=1024, num_layers=9, pattern="H", hyena=_hyena(1024), dropout=0.2, scan=False)
+    stack = StackConfig(
+        dim=1024, num_layers=9, pattern="H", mixers={"H": _hyena(1024)}, dropout=0.2, scan=False
+    )
     return Recipe(
         name="books_hyena",
         model=ByteLMConfig(stack=stack),

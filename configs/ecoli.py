@@ -5,7 +5,7 @@ python -m experiments.evaluate runs/ecoli --split test --data.context 4096
 """
 
 from jaxblt.data.config import DataConfig
-from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
+from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ModalFilter
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
@@ -17,8 +17,12 @@ def hyena() -> Recipe:
         dim=384,
         num_layers=8,
         pattern="SMHA",
-        hyena=HyenaConfig(dim=384, filter=ModalFilter(max_timescale=4096.0)),
-        attention=AttentionConfig(dim=384, num_heads=6),
+        mixers={
+            "S": HyenaConfig(dim=384, filter=ExplicitFilter(taps=7)),
+            "M": HyenaConfig(dim=384, filter=ExplicitFilter(taps=128)),
+            "H": HyenaConfig(dim=384, filter=ModalFilter(max_timescale=4096.0)),
+            "A": AttentionConfig(dim=384, num_heads=6),
+        },
         dropout=0.2,
     )
     return Recipe(

@@ -46,7 +46,8 @@ def layer(kind: Kind, tokens: int, dim: int, devices: int, trials: int) -> dict[
         "implicit": ImplicitFilter(filter_len=tokens),
     }
     hyena = HyenaConfig(dim=dim, filter=filters[kind], packed=False)
-    module = Stack(StackConfig(dim=dim, num_layers=1, pattern="H", hyena=hyena, scan=False), jnp.bfloat16)
+    stack = StackConfig(dim=dim, num_layers=1, pattern="H", mixers={"H": hyena}, scan=False)
+    module = Stack(stack, jnp.bfloat16)
     run = partial(_layer_on, module, tokens=tokens, dim=dim, trials=trials)
     one, many = (_if_it_fits(partial(run, mesh)) for mesh in meshes(devices))
     shape = {"filter": kind, "tokens": tokens, "dim": dim, "devices": devices}

@@ -83,10 +83,8 @@ def model_config(layers: int, dim: int, heads: int, window: int) -> "ByteLMConfi
     from jaxblt.mixers import AttentionConfig
     from jaxblt.models import ByteLMConfig, StackConfig
 
-    attention = AttentionConfig(dim=dim, num_heads=heads, packed=False)
-    stack = StackConfig(
-        dim=dim, num_layers=layers, pattern="W", window=window, attention=attention, scan=False
-    )
+    attention = AttentionConfig(dim=dim, num_heads=heads, window=window, packed=False)
+    stack = StackConfig(dim=dim, num_layers=layers, pattern="W", mixers={"W": attention}, scan=False)
     return ByteLMConfig(stack=stack, tie_head=False)
 
 

@@ -52,7 +52,7 @@ def stack_config(layers: int, dim: int) -> "StackConfig":
     from jaxblt.models import StackConfig
 
     hyena = HyenaConfig(dim=dim, packed=False)
-    return StackConfig(dim=dim, num_layers=layers, pattern="H", hyena=hyena, scan=False)
+    return StackConfig(dim=dim, num_layers=layers, pattern="H", mixers={"H": hyena}, scan=False)
 
 
 def parameters(config: "StackConfig") -> Any:

@@ -1,7 +1,7 @@
 """What mixers may take for granted about the documents in the rows that they read."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 PROMISES = ("packed", "segment_alignment")
@@ -25,6 +25,8 @@ def promise[C](config: C, rows: RowLayout) -> C:
     """`config` with the promises of `rows` in every mixer inside it that takes them."""
     if isinstance(config, tuple):
         return type(config)(promise(item, rows) for item in config)
+    if isinstance(config, Mapping):
+        return type(config)({name: promise(item, rows) for name, item in config.items()})
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     changes = {}
@@ -40,6 +42,9 @@ def promises(config: Any, where: str) -> Iterator[tuple[str, Any]]:
     if isinstance(config, tuple):
         for i, item in enumerate(config):
             yield from promises(item, f"{where}[{i}]")
+    elif isinstance(config, Mapping):
+        for name, item in config.items():
+            yield from promises(item, f"{where}[{name!r}]")
     elif dataclasses.is_dataclass(config) and not isinstance(config, type):
         for name, value in _members(config):
             path = f"{where}.{name}"

@@ -1,12 +1,14 @@
-"""A stack of mixer blocks described by a pattern string such as "HHAH"."""
+"""A stack of mixer blocks described by a pattern of their names such as "HHAH"."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
@@ -22,14 +24,20 @@ from jaxblt.mixers import (
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 
-LETTERS = {
-    "H": "Hyena with the filter of `hyena`",
-    "S": "Hyena with a short explicit filter (7 taps)",
-    "M": "Hyena with a medium explicit filter (128 taps)",
-    "A": "attention over the whole document",
-    "W": "attention over a sliding window",
-    "R": "gated recurrence",
-}
+WINDOW = 512
+
+DEFAULTS: Mapping[str, MixerConfig] = FrozenDict(
+    {
+        "H": HyenaConfig(dim=64),
+        "S": HyenaConfig(dim=64, filter=ExplicitFilter(taps=7)),
+        "M": HyenaConfig(dim=64, filter=ExplicitFilter(taps=128)),
+        "A": AttentionConfig(dim=64),
+        "W": AttentionConfig(dim=64, window=WINDOW),
+        "R": GatedRecurrenceConfig(dim=64),
+    }
+)
+"""Mixers that a pattern may name without more: Hyena with a modal, a short and a medium explicit filter, attention over
+the document and over a sliding window, gated recurrence."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +47,11 @@ class StackConfig:
     Attributes:
       dim: width D.
       num_layers: blocks.
-      pattern: one letter a block, repeated to `num_layers`: H Hyena, S / M Hyena with a short / medium explicit
-        filter, A attention, W sliding-window attention, R gated recurrence; letters of `extra` besides.
+      pattern: the mixer of each block, repeated to `num_layers`: names of `mixers`, a string of letters or a tuple.
+      mixers: configs by name; what is not named here is taken from `DEFAULTS`. Their dim and causal become the stack's.
       mlp_dim: width of the MLP; None for 8/3 D rounded up to 64, 0 for none.
-      window: keys that W sees, the query's own included.
       dropout: rate on the residual branches, active where a "dropout" rng is passed.
       causal: every mixer of the stack is causal, or none is.
-      hyena: options of H, S, M; `attention`: of A, W; `recurrence`: of R. Their dim and causal are the stack's.
-      extra: (letter, config) pairs for mixers of your own.
       remat: what a block keeps for the backward pass (see `jaxblt.models.remat`).
       scan: compile one period of the pattern and loop over it, instead of every block; what the backward pass needs
         is copied into stacked arrays then.
@@ -54,40 +59,63 @@ class StackConfig:
 
     dim: int = 256
     num_layers: int = 4
-    pattern: str = "HHAH"
+    pattern: str | tuple[str, ...] = "HHAH"
+    mixers: Mapping[str, Any] = dataclasses.field(default_factory=FrozenDict)
     mlp_dim: int | None = None
-    window: int = 512
     dropout: float = 0.0
     causal: bool = True
-    hyena: HyenaConfig = HyenaConfig(dim=64)
-    attention: AttentionConfig = AttentionConfig(dim=64)
-    recurrence: GatedRecurrenceConfig = GatedRecurrenceConfig(dim=64)
-    extra: tuple[tuple[str, Any], ...] = ()
     remat: Remat = "none"
     scan: bool = True
 
     def __post_init__(self) -> None:
-        known = set(LETTERS) | {letter for letter, _ in self.extra}
-        unknown = sorted(set(self.pattern) - known)
+        used = {name: DEFAULTS[name] for name in self.pattern if name in DEFAULTS}
+        given = {
+            name: mixer
+            for name, mixer in self.mixers.items()
+            if name in self.pattern or mixer != DEFAULTS.get(name)
+        }
+        object.__setattr__(self, "mixers", FrozenDict({**used, **given}))
+        unknown = sorted({name for name in self.pattern if name not in self.mixers})
         if not self.pattern or unknown:
-            raise ValueError(f"pattern {self.pattern!r} holds {unknown}, expected letters of {sorted(known)}")
+            known = sorted({*DEFAULTS, *self.mixers})
+            raise ValueError(
+                f"pattern {self.pattern!r} names {unknown}, expected names of {known}: add a config to `mixers`"
+            )
         if self.num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
-        own = dict(self.extra)
-        if any(getattr(mixer, "layout", "contiguous") != "contiguous" for mixer in own.values()):
+        apart = [name for name in self.pattern if _layout(self.mixers[name]) != CONTIGUOUS]
+        if apart and set(self.pattern) != {apart[0]}:
             raise ValueError(
-                "mixers of `extra` need their tokens in order: set the layout in `attention`, of letter A"
+                f"mixers[{apart[0]!r}].layout={_layout(self.mixers[apart[0]]).kind!r} goes with a pattern of it alone, "
+                f"as other mixers need their tokens in order; got pattern {self.pattern!r}: use layout='contiguous'"
             )
-        if self.layout != CONTIGUOUS and (set(self.pattern) != {"A"} or "A" in own):
-            raise ValueError(
-                f"attention.layout={self.attention.layout!r} goes with pattern 'A' alone, as other mixers need their "
-                f"tokens in order; got pattern {self.pattern!r}: use layout='contiguous'"
-            )
+
+    @classmethod
+    def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
+        """Fields as an older version stored them: a config for each family of mixers instead of one by name."""
+        if not {"hyena", "attention", "recurrence"} & stored.keys():
+            return stored
+        fields = dict(stored)
+        hyena, attention = fields.pop("hyena", None), fields.pop("attention", None)
+        recurrence, window = fields.pop("recurrence", None), fields.pop("window", WINDOW)
+        mixers = dict(fields.pop("extra", ()))
+        if hyena is not None:
+            mixers |= {"H": hyena}
+            mixers |= {c: dataclasses.replace(hyena, filter=DEFAULTS[c].filter) for c in "SM"}
+        if attention is not None:
+            mixers |= {"A": dataclasses.replace(attention, window=None)}
+            mixers |= {"W": dataclasses.replace(attention, window=window)}
+        if recurrence is not None:
+            mixers |= {"R": recurrence}
+        return {
+            **fields,
+            "mixers": {n: m for n, m in mixers.items() if n in fields.get("pattern", cls.pattern)},
+        }
 
     @property
     def layout(self) -> SequenceLayout:
         """The order in which tokens come where a mesh splits the sequence."""
-        return SequenceLayout(self.attention.layout)
+        return _layout(self.mixers[self.pattern[0]])
 
     @property
     def hidden(self) -> int:
@@ -100,33 +128,22 @@ class StackConfig:
         return self.num_layers // len(self.pattern)
 
     @property
-    def remainder(self) -> str:
-        """The letters of the last, partial period, which are unrolled."""
+    def remainder(self) -> str | tuple[str, ...]:
+        """The names of the last, partial period, which are unrolled."""
         return self.pattern[: self.num_layers % len(self.pattern)]
 
-    def mixer(self, letter: str) -> MixerConfig:
-        """The mixer config of a letter, with the stack's width and causality."""
-        extra = dict(self.extra)
-        if letter in extra:
-            base = extra[letter]
-        elif letter in "HSM":
-            taps = {"S": 7, "M": 128}.get(letter)
-            base = (
-                self.hyena
-                if taps is None
-                else dataclasses.replace(self.hyena, filter=ExplicitFilter(taps=taps))
-            )
-        elif letter in "AW":
-            window = self.window if letter == "W" else None
-            base = dataclasses.replace(self.attention, window=window)
-        else:
-            base = self.recurrence
-        return dataclasses.replace(base, dim=self.dim, causal=self.causal)
+    def mixer(self, name: str) -> MixerConfig:
+        """The mixer config of a name, with the stack's width and causality."""
+        return dataclasses.replace(self.mixers[name], dim=self.dim, causal=self.causal)
+
+
+def _layout(mixer: Any) -> SequenceLayout:
+    return SequenceLayout(getattr(mixer, "layout", "contiguous"))
 
 
 @flax.struct.dataclass
 class StackState:
-    """Streaming state: `periods` stacked [repeats, B, ...], one entry a letter; `rest` for the partial period."""
+    """Streaming state: `periods` stacked [repeats, B, ...], one entry a block; `rest` for the partial period."""
 
     periods: tuple[Any, ...]
     rest: tuple[Any, ...]
@@ -137,8 +154,8 @@ def init_stack_state(
 ) -> StackState:
     """The stack's state before the first token; `capacity` as in `jaxblt.mixers.init_state`."""
 
-    def states(letters: str) -> tuple[Any, ...]:
-        return tuple(init_state(config.mixer(c), batch_size, capacity=capacity, dtype=dtype) for c in letters)
+    def states(names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(init_state(config.mixer(c), batch_size, capacity=capacity, dtype=dtype) for c in names)
 
     if not config.repeats:
         return StackState(periods=(), rest=states(config.remainder))
@@ -152,7 +169,7 @@ class Block(nn.Module):
     """One pre-norm block: a mixer along the sequence, then an MLP at each position."""
 
     config: StackConfig
-    letter: str
+    kind: str
     dtype: Any
 
     @nn.compact
@@ -161,7 +178,7 @@ class Block(nn.Module):
     ) -> tuple[Float[Array, "B T D"], Any]:
         config = self.config
         x = checkpoint_name(x, BLOCK_INPUT)
-        mixer = config.mixer(self.letter).build(dtype=self.dtype, name="mixer")
+        mixer = config.mixer(self.kind).build(dtype=self.dtype, name="mixer")
         y, state = mixer(
             RMSNorm(dtype=self.dtype, name="mixer_norm")(x),
             segment_ids=segment_ids,
@@ -185,16 +202,16 @@ class Period(nn.Module):
     """The blocks of one period of the pattern."""
 
     config: StackConfig
-    letters: str
+    kinds: str | tuple[str, ...]
     dtype: Any
 
     @nn.compact
     def __call__(self, x: Any, segment_ids: Any, positions: Any, states: Any) -> tuple[Any, Any]:
         block = remat(Block, self.config.remat)
         after = []
-        for i, letter in enumerate(self.letters):
+        for i, kind in enumerate(self.kinds):
             state = states[i] if states else None
-            x, state = block(self.config, letter, self.dtype, name=f"block_{i}")(
+            x, state = block(self.config, kind, self.dtype, name=f"block_{i}")(
                 x, segment_ids, positions, state
             )
             after.append(state)

@@ -1,5 +1,6 @@
 """A recipe: everything that defines a training run, as one frozen dataclass."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -211,6 +212,8 @@ def _check_layout(recipe: Recipe) -> None:
 
 def differences(old: Any, new: Any, where: str = "recipe") -> list[str]:
     """What differs between two configs, one "path: old -> new" a field."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
+        return [d for name in old for d in differences(old[name], new[name], f"{where}[{name!r}]")]
     if type(old) is not type(new) or not hasattr(old, "__dataclass_fields__"):
         return [] if old == new else [f"{where}: {old!r} -> {new!r}"]
     names = [f.name for f in fields(old)]

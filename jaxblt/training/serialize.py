@@ -1,4 +1,8 @@
-"""Frozen dataclasses as JSON and back, exactly, with nothing pickled."""
+"""Frozen dataclasses as JSON and back, exactly, with nothing pickled.
+
+Classes are stored under the short names of `names.py`. A class that has changed since has `upgrade(fields) -> fields`,
+which turns what an older version stored into today's fields.
+"""
 
 import dataclasses
 import importlib
@@ -6,15 +10,20 @@ import json
 import math
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from jaxblt.training.names import place_of, stored_name
+
 CLASS = "class"
+TABLE = "table"
+"""What stands for a class where configs are kept by name."""
 LARGEST = 2**64 - 1
 TOO_DEEP = "objects and arrays are nested too deeply for a config"
 
 
 def to_json(config: Any) -> str:
-    """`config` as indented JSON; each dataclass carries its class as "module:Name".
+    """`config` as indented JSON; each dataclass carries the name of its class.
 
     Raises:
       TypeError: a field holds something other than a dataclass, tuple, string, number, bool or None.
@@ -37,11 +46,16 @@ def from_json(text: str) -> Any:
 
 
 def encode(value: Any, where: str = "config") -> Any:
-    """`value` in terms of what JSON knows: dataclasses as objects with a "class", tuples as arrays."""
+    """`value` in terms of what JSON knows: dataclasses and tables as objects with a "class", tuples as arrays."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         fields = {name: encode(item, f"{where}.{name}") for name, item in named.items()}
-        return {CLASS: f"{type(value).__module__}:{type(value).__qualname__}", **fields}
+        return {CLASS: stored_name(type(value)), **fields}
+    if isinstance(value, Mapping):
+        return {
+            CLASS: TABLE,
+            **{str(name): encode(item, f"{where}[{name!r}]") for name, item in value.items()},
+        }
     if isinstance(value, tuple):
         return [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
@@ -49,7 +63,7 @@ def encode(value: Any, where: str = "config") -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(
-        f"{where} is a {type(value).__name__}: configs hold frozen dataclasses, tuples, strings, numbers, bools, None"
+        f"{where} is a {type(value).__name__}: configs hold frozen dataclasses, tuples, tables, strings, numbers, None"
     )
 
 
@@ -77,13 +91,16 @@ def _decode(value: Any, where: str) -> Any:
     if CLASS not in value:
         raise ValueError(f'{where} has no "{CLASS}": expected a dataclass as written by to_json')
     if not isinstance(value[CLASS], str):
-        raise ValueError(f"{where}.{CLASS} is {value[CLASS]!r:.80}, expected 'module:Name'")
-    kind = _find(value[CLASS], where)
+        raise ValueError(f"{where}.{CLASS} is {value[CLASS]!r:.80}, expected a name or 'module:Name'")
+    if value[CLASS] == TABLE:
+        return {name: _decode(item, f"{where}[{name!r}]") for name, item in value.items() if name != CLASS}
+    kind = _find(place_of(value[CLASS]), where)
+    fields = {name: _decode(item, f"{where}.{name}") for name, item in value.items() if name != CLASS}
+    fields = getattr(kind, "upgrade", lambda stored: stored)(fields)
     known = {field.name for field in dataclasses.fields(kind) if field.init}
-    unknown = sorted(set(value) - known - {CLASS})
+    unknown = sorted(set(fields) - known)
     if unknown:
         raise ValueError(f"{where}: {value[CLASS]} has no field {', '.join(unknown)}; it has {sorted(known)}")
-    fields = {name: _decode(item, f"{where}.{name}") for name, item in value.items() if name != CLASS}
     _check_types(kind, fields, where)
     try:
         return kind(**fields)
@@ -116,6 +133,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return len(value) == len(kinds) and all(map(_fits, value, kinds))
     if hint is float:
         return type(value) in (int, float)
+    if origin in (dict, Mapping):
+        return isinstance(value, Mapping)
     if hint in (bool, int, str, types.NoneType):
         return type(value) is hint
     return not dataclasses.is_dataclass(hint) or isinstance(value, hint)  # pyright: ignore[reportArgumentType]

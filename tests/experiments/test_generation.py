@@ -18,7 +18,7 @@ TINY: Any = {"lengths": (4200,), "new_bytes": 6, "pattern": "A"}
 def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = AttentionConfig(dim=8, num_heads=2)
     local = StackConfig(
-        dim=8, num_layers=1, pattern="W", window=8, mlp_dim=0, attention=attention, scan=False
+        dim=8, num_layers=1, pattern="W", mlp_dim=0, mixers=table(attention=attention, window=8), scan=False
     )
 
     def model(pattern: str, remat: str) -> BLTConfig:

@@ -17,7 +17,7 @@ from jaxblt.training.setup import make_task
 
 def tiny(pattern: str) -> StackConfig:
     hyena = HyenaConfig(dim=8, filter=ModalFilter(modes=2), packed=False)
-    return StackConfig(dim=8, num_layers=1, pattern=pattern, mlp_dim=0, hyena=hyena, scan=False)
+    return StackConfig(dim=8, num_layers=1, pattern=pattern, mlp_dim=0, mixers=table(hyena=hyena), scan=False)
 
 
 def test_a_layer_on_one_device_and_on_two(tmp_path):

@@ -28,7 +28,11 @@ def blt(**mesh: int) -> Recipe:
     def stack(dim: int, pattern: str) -> StackConfig:
         attention = AttentionConfig(dim=dim, num_heads=dim // 64, context_parallel="ring")
         return StackConfig(
-            dim=dim, num_layers=len(pattern), pattern=pattern, window=64, mlp_dim=dim, attention=attention
+            dim=dim,
+            num_layers=len(pattern),
+            pattern=pattern,
+            mlp_dim=dim,
+            mixers=table(attention=attention, window=64),
         )
 
     model = BLTConfig(

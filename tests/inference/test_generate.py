@@ -29,11 +29,11 @@ from jaxblt.testing.collectives import collectives
 from tests.tolerances import tol
 
 HEADS = AttentionConfig(dim=16, num_heads=2)
-LOCAL = StackConfig(dim=16, num_layers=1, pattern="W", window=8, mlp_dim=24, attention=HEADS)
+LOCAL = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=24, mixers=table(attention=HEADS, window=8))
 ENTROPY = ByteLMConfig(stack=LOCAL)
 MODEL = BLTConfig(
     encoder=LOCAL,
-    latent=StackConfig(dim=16, num_layers=2, pattern="HA", mlp_dim=24, attention=HEADS),
+    latent=StackConfig(dim=16, num_layers=2, pattern="HA", mlp_dim=24, mixers=table(attention=HEADS)),
     decoder=LOCAL,
     hash=HashConfig(sizes=(3,), table_size=64),
     bridge_heads=2,

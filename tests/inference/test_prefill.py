@@ -19,7 +19,7 @@ from tests.tolerances import assert_close
 
 HEADS = AttentionConfig(dim=16, num_heads=2)
 GREEDY = SamplingConfig(temperature=0)
-LOCAL = StackConfig(dim=16, num_layers=1, pattern="W", window=8, mlp_dim=24, attention=HEADS)
+LOCAL = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=24, mixers=table(attention=HEADS, window=8))
 GRAMS = HashConfig(sizes=(3,), table_size=64)
 ENTROPY = ByteLMConfig(stack=LOCAL, hash=GRAMS)
 BLOCK, TOTAL, STEPS = 16, 71, 12
@@ -54,7 +54,11 @@ def decoding(mode, pattern):
     """A decoder and its parameters."""
     hyena = HyenaConfig(dim=24, filter=ModalFilter(modes=4, max_timescale=64.0))
     latent = StackConfig(
-        dim=24, num_layers=len(pattern), pattern=pattern, mlp_dim=24, attention=HEADS, hyena=hyena
+        dim=24,
+        num_layers=len(pattern),
+        pattern=pattern,
+        mlp_dim=24,
+        mixers=table(attention=HEADS, hyena=hyena),
     )
     model = BLTConfig(LOCAL, latent, LOCAL, hash=GRAMS, bridge_heads=2, look_back=3)
     ids = jnp.ones((1, BLOCK), jnp.int32)

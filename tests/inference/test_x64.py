@@ -22,7 +22,7 @@ from jaxblt.training.step import Task, make_train_step
 from tests.training.tiny import random_batch, tiny_recipe
 
 HEADS = AttentionConfig(dim=8, num_heads=2)
-LOCAL = StackConfig(dim=8, num_layers=1, pattern="W", window=8, mlp_dim=12, attention=HEADS)
+LOCAL = StackConfig(dim=8, num_layers=1, pattern="W", mlp_dim=12, mixers=table(attention=HEADS, window=8))
 GRAMS = HashConfig(sizes=(3,), table_size=64)
 BYTES = ByteLMConfig(stack=LOCAL, hash=GRAMS)
 FILTERS = {
@@ -35,7 +35,7 @@ PATCHER = PatcherConfig(mode="entropy", threshold=5.0, block_size=16, capacity=8
 
 def blt(long_filter):
     hyena = HyenaConfig(dim=8, filter=long_filter)
-    latent = dataclasses.replace(LOCAL, pattern="HRA", num_layers=3, hyena=hyena)
+    latent = dataclasses.replace(LOCAL, pattern="HRA", num_layers=3, mixers={"H": hyena, "A": HEADS})
     return BLTConfig(LOCAL, latent, LOCAL, hash=GRAMS, bridge_heads=2)
 
 

@@ -20,9 +20,11 @@ BLOCK, SLOTS = 16, 8
 def blt_config(causal=True, latent="HAR", **changes):
     heads = AttentionConfig(dim=16, num_heads=2)
     local = StackConfig(
-        dim=16, num_layers=1, pattern="W", window=6, mlp_dim=24, attention=heads, causal=causal
+        dim=16, num_layers=1, pattern="W", mlp_dim=24, mixers=table(attention=heads, window=6), causal=causal
     )
-    stack = StackConfig(dim=24, num_layers=3, pattern=latent, mlp_dim=32, attention=heads, causal=causal)
+    stack = StackConfig(
+        dim=24, num_layers=3, pattern=latent, mlp_dim=32, mixers=table(attention=heads), causal=causal
+    )
     small = HashConfig(sizes=(3, 4), table_size=64)
     fields = {
         "encoder": local,

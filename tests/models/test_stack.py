@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import AttentionConfig, HyenaConfig
+from jaxblt.mixers import AttentionConfig
 from jaxblt.models import Stack, StackConfig, init_stack_state, stack_periods, unstack_periods
 from tests.tolerances import assert_close, tol
 
@@ -16,7 +16,7 @@ ATTENTION = AttentionConfig(dim=16, num_heads=2)
 
 
 def config(**changes):
-    base = {"dim": 16, "num_layers": 5, "pattern": "HA", "mlp_dim": 24, "attention": ATTENTION}
+    base = {"dim": 16, "num_layers": 5, "pattern": "HA", "mlp_dim": 24, "mixers": table(attention=ATTENTION)}
     return StackConfig(**(base | changes))
 
 
@@ -116,7 +116,7 @@ class SowingConfig:
 
 @pytest.mark.parametrize("policy", ["none", "full"])
 def test_side_outputs_arrive_through_scan_and_remat(policy):
-    cfg = config(pattern="XA", extra=(("X", SowingConfig()),), remat=policy)
+    cfg = config(pattern="XA", mixers=table(attention=ATTENTION, X=SowingConfig()), remat=policy)
     _, params, x = build(cfg)
 
     @jax.jit
@@ -134,7 +134,7 @@ def test_side_outputs_arrive_through_scan_and_remat(policy):
 
 
 def test_chunks_equal_one_call():
-    cfg = config(pattern="HWAR", num_layers=6, window=5, hyena=HyenaConfig(dim=16, segment_alignment=1))
+    cfg = config(pattern="HWAR", num_layers=6, mixers=table(attention=ATTENTION, window=5))
     stack, params, x = build(cfg)
     segments = jnp.asarray([[1] * 7 + [2] * 5, [1] * 12], jnp.int32)
     whole, none = stack.apply({"params": params}, x, segment_ids=segments)

@@ -22,6 +22,7 @@ from jaxblt.patching.patches import from_closed
 from jaxblt.testing.collectives import collectives, spanning
 from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
+from tests.mixer_table import table
 from tests.parallel.along import along
 from tests.tolerances import assert_close
 
@@ -38,9 +39,11 @@ def stack(dim: int, pattern: str) -> StackConfig:
         num_layers=len(pattern),
         pattern=pattern,
         mlp_dim=20,
-        window=BLOCK,
-        hyena=hyena,
-        attention=AttentionConfig(dim=8, num_heads=2, context_parallel="ring"),
+        mixers=table(
+            hyena=hyena,
+            attention=AttentionConfig(dim=8, num_heads=2, context_parallel="ring"),
+            window=BLOCK,
+        ),
         scan=False,
     )
 

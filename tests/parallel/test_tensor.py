@@ -38,13 +38,19 @@ MESHES = {
 def stack(dim: int, pattern: str, hidden: int) -> StackConfig:
     attention = AttentionConfig(dim=dim, num_heads=4)
     return StackConfig(
-        dim=dim, num_layers=len(pattern), pattern=pattern, window=8, mlp_dim=hidden, attention=attention
+        dim=dim,
+        num_layers=len(pattern),
+        pattern=pattern,
+        mlp_dim=hidden,
+        mixers=table(attention=attention, window=8),
     )
 
 
 def grouped(heads: int, groups: int) -> ByteLMConfig:
     attention = AttentionConfig(dim=32, num_heads=heads, num_kv_heads=groups, position="alibi")
-    return ByteLMConfig(stack=StackConfig(dim=32, num_layers=1, pattern="A", mlp_dim=32, attention=attention))
+    return ByteLMConfig(
+        stack=StackConfig(dim=32, num_layers=1, pattern="A", mlp_dim=32, mixers={"A": attention})
+    )
 
 
 MODELS = {

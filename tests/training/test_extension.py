@@ -25,14 +25,18 @@ ONE = jax.devices()[:1]
 
 def blt(rope_scale=1.0):
     heads = AttentionConfig(dim=16, num_heads=2, packed=False)
-    local = StackConfig(dim=16, num_layers=1, pattern="W", window=8, mlp_dim=24, attention=heads)
+    local = StackConfig(
+        dim=16, num_layers=1, pattern="W", mlp_dim=24, mixers=table(attention=heads, window=8)
+    )
     latent = StackConfig(
         dim=16,
         num_layers=2,
         pattern="HA",
         mlp_dim=24,
-        hyena=HyenaConfig(dim=16, filter=ModalFilter(modes=4, max_timescale=32.0), packed=False),
-        attention=replace(heads, rope_scale=rope_scale),
+        mixers={
+            "H": HyenaConfig(dim=16, filter=ModalFilter(modes=4, max_timescale=32.0), packed=False),
+            "A": replace(heads, rope_scale=rope_scale),
+        },
     )
     return BLTConfig(encoder=local, latent=latent, decoder=local, hash=None, bridge_heads=2)
 
@@ -99,7 +103,7 @@ def test_books_32k_is_books_but_for_length_scale_and_schedule():
     short, long = configs.get("books"), configs.get("books_32k")
     assert long.data.seq_len == 4 * short.data.seq_len == 32_768
     assert long.data.batch_size * long.data.seq_len == short.data.batch_size * short.data.seq_len
-    assert long.model.latent.attention.rope_scale == 4.0
-    latent = replace(long.model.latent, attention=short.model.latent.attention)
+    assert long.model.latent.mixers["A"].rope_scale == 4.0
+    latent = replace(long.model.latent, mixers=short.model.latent.mixers)
     assert replace(long.model, latent=latent) == short.model
     assert long.init_from == "runs/books"

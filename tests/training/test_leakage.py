@@ -29,6 +29,7 @@ from jaxblt.training.setup import (
 )
 from jaxblt.training.state import Frozen, start
 from jaxblt.training.step import predict
+from tests.mixer_table import table
 from tests.tolerances import assert_close
 
 MESH = make_mesh(devices=jax.devices()[:1])
@@ -45,11 +46,13 @@ def stack(pattern: str, *, causal: bool = True) -> StackConfig:
         num_layers=len(pattern),
         pattern=pattern,
         mlp_dim=0,
-        window=8,
         causal=causal,
-        hyena=HyenaConfig(dim=8, filter=ModalFilter(modes=2), packed=False),
-        attention=AttentionConfig(dim=8, num_heads=2, packed=False),
-        extra=(("I", IMPLICIT),),
+        mixers=table(
+            hyena=HyenaConfig(dim=8, filter=ModalFilter(modes=2), packed=False),
+            attention=AttentionConfig(dim=8, num_heads=2, packed=False),
+            window=8,
+            I=IMPLICIT,
+        ),
         scan=False,
     )
 

@@ -10,6 +10,7 @@ from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.loop import fit
 from jaxblt.training.objectives import Masked
+from tests.mixer_table import table
 from tests.training.test_loop import losses
 from tests.training.tiny import Letters, tiny_recipe
 
@@ -19,10 +20,12 @@ def stack(pattern: str, *, causal: bool = True, **options) -> StackConfig:
         dim=16,
         num_layers=len(pattern),
         pattern=pattern,
-        window=8,
         causal=causal,
-        hyena=HyenaConfig(dim=16, filter=ModalFilter(modes=4, max_timescale=64.0)),
-        attention=AttentionConfig(dim=16, num_heads=2),
+        mixers=table(
+            hyena=HyenaConfig(dim=16, filter=ModalFilter(modes=4, max_timescale=64.0)),
+            attention=AttentionConfig(dim=16, num_heads=2),
+            window=8,
+        ),
         **options,
     )
 

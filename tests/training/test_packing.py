@@ -49,12 +49,12 @@ def test_packed_documents_start_where_blocks_do_in_bytes_and_in_slots(data):
     assert replace(recipe, name="again") == replace(recipe, name="again")
     told = built(recipe)
     assert all(value for path, value in told.items() if path.endswith(".packed"))
-    assert told["model.encoder.hyena.segment_alignment"] == 48
-    assert told["model.latent.hyena.segment_alignment"] == 3 * recipe.patcher.slots == 36
-    assert told["model.latent.extra[0][1].segment_alignment"] == 36
+    assert told["model.encoder.mixers['H'].segment_alignment"] == 48
+    assert told["model.latent.mixers['H'].segment_alignment"] == 3 * recipe.patcher.slots == 36
+    assert told["model.latent.mixers['I'].segment_alignment"] == 36
     entropy = make_task(recipe).entropy_model.config
-    assert entropy.stack.hyena.segment_alignment == 48
-    assert entropy.stack.attention.packed
+    assert entropy.stack.mixers["H"].segment_alignment == 48
+    assert entropy.stack.mixers["A"].packed
 
 
 def test_the_demo_takes_packed_rows():
@@ -77,17 +77,18 @@ def test_a_loaded_model_takes_any_segment_ids():
         assert all(value in (True, 1) for _, value in promises(model.config, "model"))
 
 
-def byte_lm(**options):
-    """Its mixers promise nothing but for `options` of the stack."""
+def byte_lm(**mixers):
+    """Its mixers promise nothing but for these."""
     model = MODELS["bytes"].model
-    return {"model": replace(model, stack=replace(model.stack, **options))}
+    return {"model": replace(model, stack=replace(model.stack, mixers={**model.stack.mixers, **mixers}))}
 
 
 def blt(segment_alignment):
     """On patches of 12 slots a block, with this promise to the latent Hyena."""
     recipe = MODELS["patches"]
-    hyena = replace(recipe.model.latent.hyena, segment_alignment=segment_alignment)
-    model = replace(recipe.model, latent=replace(recipe.model.latent, hyena=hyena))
+    latent = recipe.model.latent
+    hyena = replace(latent.mixers["H"], segment_alignment=segment_alignment)
+    model = replace(recipe.model, latent=replace(latent, mixers={**latent.mixers, "H": hyena}))
     return {"model": model, "patcher": recipe.patcher, "entropy_model": recipe.entropy_model}
 
 
@@ -98,21 +99,21 @@ ALONE_IN_A_ROW = stack("HA")
     ("parts", "said"),
     [
         (
-            byte_lm(hyena=ALONE_IN_A_ROW.hyena),
-            r"model\.stack\.hyena\.packed=False promises one document a row, but data\.packing='first_fit' puts "
-            r"several in a row: leave `packed` out, as the data decides it, or use data\.packing='buckets'",
+            byte_lm(H=ALONE_IN_A_ROW.mixers["H"]),
+            r"model\.stack\.mixers\['H'\]\.packed=False promises one document a row, but data\.packing='first_fit' "
+            r"puts several in a row: leave `packed` out, as the data decides it, or use data\.packing='buckets'",
         ),
-        (byte_lm(attention=ALONE_IN_A_ROW.attention), r"model\.stack\.attention\.packed=False"),
-        (byte_lm(extra=ALONE_IN_A_ROW.extra), r"model\.stack\.extra\[0\]\[1\]\.packed=False"),
+        (byte_lm(A=ALONE_IN_A_ROW.mixers["A"]), r"model\.stack\.mixers\['A'\]\.packed=False"),
+        (byte_lm(I=ALONE_IN_A_ROW.mixers["I"]), r"model\.stack\.mixers\['I'\]\.packed=False"),
         (
-            byte_lm(hyena=replace(ALONE_IN_A_ROW.hyena, packed=True, segment_alignment=128)),
-            r"model\.stack\.hyena\.segment_alignment=128 promises that documents start at multiples of 128, but with "
-            r"data\.packing='first_fit' and data\.alignment=8 they do at multiples of 8: leave",
+            byte_lm(H=replace(ALONE_IN_A_ROW.mixers["H"], packed=True, segment_alignment=128)),
+            r"model\.stack\.mixers\['H'\]\.segment_alignment=128 promises that documents start at multiples of 128, but "
+            r"with data\.packing='first_fit' and data\.alignment=8 they do at multiples of 8: leave",
         ),
-        (blt(16), r"model\.latent\.hyena\.segment_alignment=16 .* they do at multiples of 12: leave"),
+        (blt(16), r"model\.latent\.mixers\['H'\]\.segment_alignment=16 .* they do at multiples of 12: leave"),
         (
             {"entropy_model": ByteLMConfig(stack=ALONE_IN_A_ROW)},
-            r"entropy_model\.stack\.hyena\.packed=False",
+            r"entropy_model\.stack\.mixers\['H'\]\.packed=False",
         ),
     ],
     ids=["hyena", "attention", "extra", "bytes", "slots", "entropy"],

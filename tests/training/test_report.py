@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig, make_patches
 from jaxblt.training.meter import Cost, Meter, peak_memory
@@ -49,7 +50,14 @@ def test_cost_of_patches_does_not_depend_on_empty_slots(capacity):
 @pytest.mark.parametrize("pattern", ["A", "W", "H"])
 def test_cost_of_a_byte_lm_is_near_six_a_parameter_plus_mixing(pattern):
     length, dim = 512, 128
-    config = ByteLMConfig(stack=StackConfig(dim=dim, num_layers=2, pattern=pattern, window=128))
+    config = ByteLMConfig(
+        stack=StackConfig(
+            dim=dim,
+            num_layers=2,
+            pattern=pattern,
+            mixers=table(attention=AttentionConfig(dim=dim), window=128),
+        )
+    )
     model = config.build()
     params = shapes(model, jnp.zeros((1, length), jnp.int32))
     weights = sum(x.size for x in jax.tree.leaves(params) if x.ndim >= 2)
@@ -59,7 +67,9 @@ def test_cost_of_a_byte_lm_is_near_six_a_parameter_plus_mixing(pattern):
 
 def test_ops_of_a_patched_model_are_explained_for_this_machine():
     small = StackConfig(dim=32, num_layers=2, pattern="HA")
-    window = StackConfig(dim=32, num_layers=1, pattern="W", window=16)
+    window = StackConfig(
+        dim=32, num_layers=1, pattern="W", mixers=table(attention=AttentionConfig(dim=32), window=16)
+    )
     config = BLTConfig(encoder=window, latent=small, decoder=window, hash=None)
     model, ids = config.build(), jnp.zeros((1, 64), jnp.int32)
     patches = make_patches(PatcherConfig(mode="static", block_size=32), ids)

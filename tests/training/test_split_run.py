@@ -85,7 +85,7 @@ def test_attention_alone_takes_rows_in_zigzag_order(data, tmp_path):
     """Trained, validated and scored over eight devices."""
     attention = AttentionConfig(dim=16, num_heads=2, layout="zigzag")
     model = ByteLMConfig(
-        stack=StackConfig(dim=16, num_layers=2, pattern="A", mlp_dim=16, attention=attention), hash=None
+        stack=StackConfig(dim=16, num_layers=2, pattern="A", mlp_dim=16, mixers={"A": attention}), hash=None
     )
     options = SHORT | {"eval_every": 4, "eval_batches": 2}
     recipe = tiny_recipe(model=model, optimizer=ADAMW, data=data, **options)
@@ -105,11 +105,11 @@ def test_what_zigzag_order_does_not_go_with_is_named():
     zigzag = AttentionConfig(dim=16, num_heads=2, layout="zigzag")
     with pytest.raises(ValueError, match=r"zigzag layout is for rings.*window=4"):
         replace(zigzag, window=4)
-    with pytest.raises(ValueError, match=r"pattern 'A' alone.*got pattern 'AH'"):
-        StackConfig(dim=16, pattern="AH", attention=zigzag)
-    with pytest.raises(ValueError, match="mixers of `extra` need their tokens in order"):
-        StackConfig(dim=16, pattern="X", extra=(("X", zigzag),))
-    alone = StackConfig(dim=16, pattern="A", attention=zigzag)
+    with pytest.raises(
+        ValueError, match=r"layout='zigzag' goes with a pattern of it alone.*got pattern 'AH'"
+    ):
+        StackConfig(dim=16, pattern="AH", mixers={"A": zigzag})
+    alone = StackConfig(dim=16, pattern="X", mixers={"X": zigzag})
     with pytest.raises(ValueError, match=r"n-grams need bytes in order.*hash=None"):
         ByteLMConfig(stack=alone, hash=HashConfig())
     with pytest.raises(ValueError, match="patches are made of bytes in order"):

@@ -1,0 +1,50 @@
+"""Short names under which configs are stored, so that renaming or moving a class leaves every run readable."""
+
+NAMES = {
+    "recipe": "jaxblt.training.recipe:Recipe",
+    "train": "jaxblt.training.recipe:TrainConfig",
+    "adamw": "jaxblt.training.optimizer:AdamWConfig",
+    "next_byte": "jaxblt.training.objectives:NextByte",
+    "masked": "jaxblt.training.objectives:Masked",
+    "span": "jaxblt.training.objectives:Span",
+    "order_agnostic": "jaxblt.training.objectives:OrderAgnostic",
+    "data": "jaxblt.data.config:DataConfig",
+    "mesh": "jaxblt.parallel.mesh:MeshConfig",
+    "patcher": "jaxblt.patching.config:PatcherConfig",
+    "blt": "jaxblt.models.blt:BLTConfig",
+    "byte_lm": "jaxblt.models.byte_lm:ByteLMConfig",
+    "stack": "jaxblt.models.stack:StackConfig",
+    "embedding": "jaxblt.models.embeddings:EmbeddingConfig",
+    "hash": "jaxblt.models.embeddings:HashConfig",
+    "positions": "jaxblt.models.positions:PositionConfig",
+    "hyena": "jaxblt.mixers.hyena:HyenaConfig",
+    "attention": "jaxblt.mixers.attention:AttentionConfig",
+    "recurrence": "jaxblt.mixers.recurrence:GatedRecurrenceConfig",
+    "modal": "jaxblt.mixers.filters:ModalFilter",
+    "implicit": "jaxblt.mixers.filters:ImplicitFilter",
+    "explicit": "jaxblt.mixers.filters:ExplicitFilter",
+}
+"""Where each stored name is found. Change the right side when a class moves; never the left, and never drop one."""
+
+ALIASES: dict[str, str] = {}
+"""Names that other versions stored, and what they are called now."""
+
+_SHORT = {place: name for name, place in NAMES.items()}
+
+
+def stored_name(kind: type) -> str:
+    """The name under which a config's class is stored: a short one, or "module:Name" for classes from elsewhere."""
+    place = f"{kind.__module__}:{kind.__qualname__}"
+    return _SHORT.get(place, place)
+
+
+def place_of(name: str) -> str:
+    """ "module:Name" of a stored name. Older versions stored that place itself, wherever the class was then."""
+    name = ALIASES.get(name, name)
+    if name in NAMES:
+        return NAMES[name]
+    module, _, kind = name.partition(":")
+    if module.partition(".")[0] != "jaxblt":
+        return name
+    moved = [place for place in NAMES.values() if place.endswith(f":{kind}")]
+    return moved[0] if moved else name
