@@ -22,7 +22,6 @@ HEAVY = (
     "matplotlib",
     "tyro",
     "pyfaidx",
-    "safetensors",
     "torch",
     "tensorflow",
 )

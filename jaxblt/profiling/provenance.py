@@ -24,7 +24,6 @@ PACKAGES = (
     "grain",
     "numpy",
     "tensorboard",
-    "safetensors",
 )
 # They change what XLA compiles or how devices talk, and so results and speed.
 VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NCCL_NVLS_ENABLE")
