@@ -45,9 +45,9 @@ def rings(folder: Folder) -> str:
     said = prose(
         "Causal, 32 query and 8 key heads of 128, bf16: ms with their spread, and efficiency. Efficiency is "
         "T1 / (n Tn), with T1 one GPU's cuDNN kernel at the same total length. *Rows apart*: every GPU attends to a "
-        "row of its own, as much work, and exchanges nothing. Above 100 %, the long single call ran at a lower rate than "
-        "the shorter calls of the ring. `_cudnn` and `_mosaic_gpu` ran those kernels by name; `_peer` exchanged by "
-        "memory copy. The spread is the extremes of 10 trials, taken variant after variant; in files with `low` and "
+        "row of its own, as much work, and exchanges nothing. Above 100 %, the long single call ran at a lower rate "
+        "than the shorter calls of the ring. `_cudnn` and `_mosaic_gpu` ran those kernels by name; `_peer` exchanged "
+        "by memory copy. The spread is the extremes of 10 trials, taken variant after variant; in files with `low` and "
         "`high` it is the 95 % interval of the median, and variants alternated."
     )
     return (

@@ -129,12 +129,27 @@ def peers(folder: Folder) -> str:
 
 def attention_parts(folder: Folder) -> str:
     """Partial attention: kernels of a ring's step, by name."""
-    rows = [
-        (line["time"], *(rounded(taken) for taken in line["ms"].values()), f"{line['ratio'][0]:.3f}")
-        for line in folder["attention_parts"]["lines"]
-        if "time" in line
+    found = folder["attention_parts"]
+    if "parts" in found:
+        names, rows = (found["first"], found["second"]), _part_rows(found["parts"])
+    else:
+        names = ("mosaic_gpu", "cudnn with a merge")
+        rows = [(at["time"], *at["ms"].values(), at["ratio"][0]) for at in found["lines"] if "time" in at]
+    cells = [(call, rounded(first), rounded(second), f"{ratio:.3f}") for call, first, second, ratio in rows]
+    return table(("call", *(f"{name}, ms" for name in names), "ratio"), cells)
+
+
+def _part_rows(parts: list[Figures]) -> list[tuple[str, float, float, float]]:
+    return [
+        (
+            f"{name} {part['tokens']}x{part['keys']}, {part['heads']} heads of {part['head_dim']}, "
+            f"causal={part['causal']} onto={part['onto']}",
+            *(part[name]["ms"][side] for side in ("first", "second")),
+            part[name]["ratio"]["value"],
+        )
+        for part in parts
+        for name in ("forward", "gradients")
     ]
-    return table(("call", "Mosaic GPU, ms", "cuDNN with a merge, ms", "ratio"), rows)
 
 
 def models(folder: Folder) -> str:
