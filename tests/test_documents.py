@@ -55,9 +55,5 @@ def test_commands_name_modules_and_tests_that_exist(path: Path) -> None:
 def test_every_recipe_and_every_note_is_listed() -> None:
     assert not [name for name in configs.RECIPES if f"`{name}`" not in README]
     notes = ROOT / "docs" / "notes"
-    listed = (notes / "README.md").read_text(encoding="utf-8")
-    assert not [
-        path.name
-        for path in notes.glob("*.md")
-        if path.name not in (*re.findall(r"\((\S+)\)", listed), "README.md")
-    ]
+    listed = re.findall(r"\]\((\w[\w-]+\.md)\)", (notes / "README.md").read_text(encoding="utf-8"))
+    assert {path.name for path in notes.glob("*.md")} == {*listed, "README.md"}

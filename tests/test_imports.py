@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ class Import:
         return f"{self.path}:{self.line} imports {self.module}"
 
 
+@cache
 def _imports(room: str) -> list[Import]:
     found = []
     for path in sorted((ROOT / room).rglob("*.py")):
