@@ -137,6 +137,8 @@ def _setting(found: Figures, sent: Figures) -> str:
 
 
 def _sent(sent: Figures) -> tuple[str, str]:
+    if "failed" in sent:
+        return "failed", ""
     taken = sent["seconds"]
     return (spread(taken) if isinstance(taken, dict) else ms(taken)), rounded(sent["gib_per_second"])
 
@@ -146,7 +148,7 @@ def layers(folder: Folder) -> str:
     rows = [
         (
             *(f"`{name}`", at["filter"], count(at["dim"]), count(at["tokens"]), str(at["devices"])),
-            *(spread(at["all"]["seconds"]), spread(at["one"]["seconds"]), f"{at['speed_up']:.2f}"),
+            *(_time(at["all"]), _time(at["one"]), "" if at["speed_up"] is None else f"{at['speed_up']:.2f}"),
         )
         for name, found in _named(folder, "sequence_parallel")
         for at in found.get("layers", ())
@@ -170,7 +172,8 @@ def steps(folder: Folder) -> str:
         "bytes/s",
         "planned",
         "memory",
-        "loss against one GPU",
+        "first loss",
+        "against one GPU",
     )
     rows = [
         (f"`{name}`", what, *_step(at))
@@ -193,13 +196,19 @@ def steps(folder: Folder) -> str:
     )
 
 
+def _time(taken: Figures) -> str:
+    return spread(taken["seconds"]) if "seconds" in taken else "out of memory"
+
+
 def _step(at: Figures) -> tuple[str, ...]:
     taken = at["all"]
-    check = at.get("check")
+    if "seconds" not in taken:
+        return (count(at["bytes"]), str(at["devices"]), _time(taken), *[""] * 5)
+    check, loss = at.get("check"), taken.get("first_loss", taken.get("loss"))
     same = "" if check is None else f"{rounded(check['relative'], 2)} at {count(check['bytes'])} bytes"
     return (
         *(count(at["bytes"]), str(at["devices"]), spread(taken["seconds"]), rate(at["bytes_per_second"])),
-        *(gigabytes(taken["planned_bytes"]), gigabytes(taken["peak_memory_bytes"]), same),
+        *(gigabytes(taken["planned_bytes"]), gigabytes(taken["peak_memory_bytes"]), f"{loss:.6f}", same),
     )
 
 

@@ -30,11 +30,21 @@ OPS = (
 
 def training(folder: Folder) -> str:
     """Runs of recipes, and what they are compared with."""
-    head = ("recipe", "model", "bytes seen", "bytes/s", "MFU", "memory", "bits a byte, test split")
+    head = (
+        "recipe",
+        "model",
+        "bytes seen",
+        "in steps",
+        "bytes/s",
+        "MFU",
+        "memory",
+        "bits a byte, test split",
+    )
     found = [(folder[name], model) for name, model in MODELS.items()]
     rows = [
         (
-            *(f"`{run['run']}`", model, count(run["bytes_seen"]), rate(run["bytes_per_second"])),
+            *(f"`{run['run']}`", model, count(run["bytes_seen"])),
+            *(f"{run['bytes_seen'] / run['bytes_per_second']:.0f} s", rate(run["bytes_per_second"])),
             *(percent(run["mfu"]), gigabytes(run["peak_memory_bytes"])),
             f"{run['evaluation']['bits_per_byte']:.3f}",
         )

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.benchmark import _split_tables as split_tables
+from experiments.benchmark import _tables as tables
 from experiments.benchmark import results
 from experiments.benchmark._markdown import ms, origins, read_folder, rounded, spread, table
 
@@ -38,6 +40,43 @@ def test_a_changed_figure_changes_the_page() -> None:
     assert results.page(folder) != before
     assert "| 1.500 |" in results.page(folder)
     assert "1.500 bits per byte" in results.summary(folder)
+
+
+def test_figures_of_now_and_what_does_not_run_are_shown() -> None:
+    folder = read_folder(ROOT / results.RECORD)
+    side = {"ms": {"first": 1.5, "second": 3.0}, "ratio": {"value": 0.5}}
+    shape = {"tokens": 64, "keys": 32, "heads": 4, "head_dim": 8, "causal": True, "onto": False}
+    folder["attention_parts"] = {
+        "first": "mosaic_gpu",
+        "second": "xla",
+        "parts": [shape | {"forward": side, "gradients": side}],
+    }
+    assert (
+        "| forward 64x32, 4 heads of 8, causal=True onto=False | 1.5 | 3 | 0.500 |"
+        in tables.attention_parts(folder)
+    )
+    lost = {"out_of_memory": "too large"}
+    folder["sequence_parallel_new"] = {
+        "steps": [{"bytes": 4096, "devices": 2, "all": lost}],
+        "layers": [
+            {
+                "filter": "modal",
+                "dim": 8,
+                "tokens": 64,
+                "devices": 2,
+                "all": lost,
+                "one": lost,
+                "speed_up": None,
+            }
+        ],
+    }
+    assert "| train step | 4,096 | 2 | out of memory |" in split_tables.steps(folder)
+    assert "| 64 | 2 | out of memory | out of memory |  |" in split_tables.layers(folder)
+    folder["exchange_new"] = {
+        "devices_in_ring": 2,
+        "exchanges": [{"setting": "peer", "mib": 1, "failed": "no"}],
+    }
+    assert "| `exchange_new` | 2 | peer | 1 | failed |  |" in split_tables.exchanges(folder)
 
 
 def test_a_readme_without_a_place_for_the_table_is_an_error() -> None:

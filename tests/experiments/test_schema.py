@@ -2,13 +2,15 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from experiments.benchmark import _schema
+from experiments.benchmark import _op, _schema, record
 from experiments.benchmark._schema import RECORD, check_origin, save, timed
 from jaxblt.profiling import measure
+from jaxblt.profiling.provenance import ORIGIN
 
 GPU = {
     "versions": {"jax": "0.11.2", "jaxlib": "0.11.2"},
@@ -16,6 +18,9 @@ GPU = {
     "cpu": "Xeon",
     "devices": {"platform": "gpu", "kind": "NVIDIA H200"},
 }
+
+
+REST = dict.fromkeys(set(ORIGIN) - set(GPU))
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +74,31 @@ def test_a_time_has_its_interval_and_the_span_where_there_is_one() -> None:
     taken = timed(found)
     assert set(taken) == {"median", "low", "high", "trials", "method"}
     assert taken["low"] <= taken["median"] <= taken["high"]
+
+
+def test_an_op_leaves_what_its_own_benchmark_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(line: list[str], **_: Any) -> SimpleNamespace:
+        assert line[2:-1] == ["pallas_kernels.short_conv.bench", "--shapes", "small", "large", "--out"]
+        Path(line[-1]).write_text('{"op": "short_conv", "shapes": {}}', encoding="utf-8")
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(_op.subprocess, "run", run)
+    _op.main("short_conv", str(tmp_path / "op.json"), "small", "large")
+    written = json.loads((tmp_path / "op.json").read_text(encoding="utf-8"))
+    assert (written["op"], written["benchmark"], written["git"]) == ("short_conv", "kernels", GPU["git"])
+    monkeypatch.setattr(_op.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=3))
+    with pytest.raises(RuntimeError, match="the benchmark of short_conv failed with status 3"):
+        _op.main("short_conv", str(tmp_path / "none.json"), "small")
+
+
+def test_a_run_is_recorded_with_what_it_ran_on(tmp_path: Path) -> None:
+    line = {"bytes_per_second": 1000.0, "seconds": 8.0, "mfu": 0.3, "data_wait": 0.0, "bits_per_byte": 2.0}
+    lines = [line | {"step": step} for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    config = GPU | REST | {"recipe": {"data": {"batch_size": 4, "seq_len": 1000}}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "scored.json").write_text('{"run": "tiny", "bits_per_byte": 2.5}', encoding="utf-8")
+    found = record.record(str(tmp_path), str(tmp_path / "scored.json"), str(tmp_path / "out.json"))
+    assert (found["bytes_seen"], found["seconds_in_steps"]) == (8000, 8.0)
+    written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert (written["devices"], written["git"]) == (GPU["devices"], GPU["git"])
