@@ -11,7 +11,7 @@ from jaxblt.profiling.provenance import provenance
 SCHEMA = 2
 """Files without a number are older: they have what `experiments.benchmark results` reads from them."""
 
-RECORD = Path(__file__).parents[1] / "results"
+RECORD = Path(__file__).resolve().parents[1] / "results"
 """What is published."""
 
 ON_CPU = ("baselines", "cpu_table", "sequence_plan")
