@@ -14,13 +14,11 @@ import numpy as np
 
 ESSENTIAL = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 OPTIONAL = {
-    "genomics": ("pyfaidx", "pysam"),
-    "hf": ("datasets", "huggingface_hub"),
+    "genomics": ("pyfaidx",),
     "plot": ("matplotlib",),
     "cuda13": ("jax_cuda13_plugin", "jax_triton"),
     "cuda12": ("jax_cuda12_plugin", "jax_triton"),
     "triton": ("triton", "jax_triton"),
-    "export": ("flatbuffers",),
 }
 Verdict = Literal["ok", "note", "bad"]
 

@@ -2,10 +2,11 @@
 
     result = measure(fn, *args)                # one function: median seconds with its 95 % interval
     versus = compare(Case("ours", f, args), Case("peer", g, args))   # alternating rounds, ratio, interval
+    all_of_them = measure_all([Case("a", f, args), Case("b", g, args), ...])   # alternating rounds
     limits = measure_ceilings()                # a big matmul and a big copy on this device, now
     share = limits.floor(flops=..., bytes_moved=...) / result.summary.median
 
-Three ways to get one trial's seconds (`Method`):
+Four ways to get one trial's seconds (`Method`):
 
 - "profiler" (default on a GPU): the union of the intervals in which the device ran something for that call,
   read from the profiler's trace: without dispatch (about 55 us a jitted call) and without gaps between
@@ -17,10 +18,14 @@ Three ways to get one trial's seconds (`Method`):
   positive, n was too small for this machine's noise and they are taken again with more. The inputs pass a barrier
   together with the turn's number and the outputs are carried, so that nothing is hoisted or dropped. Inputs may
   stay in the cache; on a GPU a turn of the loop itself adds some 20 us.
+- "calls": as "slope", but the turns are calls from the host, one after the other and waited for once: for programs that
+  run over several devices or are compiled already. Exchanges and the gaps between kernels count, dispatch does not
+  where the devices are slower than the host. A call longer than 0.3 s is a trial by itself.
 - "host": wall clock around the call and its completion, for functions that are not JAX programs.
 """
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -55,6 +60,7 @@ __all__ = [
     "default_method",
     "forward_backward",
     "measure",
+    "measure_all",
     "measure_ceilings",
     "median_interval",
     "ratio_interval",
@@ -63,9 +69,11 @@ __all__ = [
     "tukey_inliers",
 ]
 
-Method = Literal["profiler", "slope", "host"]
+Method = Literal["profiler", "slope", "calls", "host"]
 MIN_TRIALS = 20
 _SLOPE_SECONDS = (0.01, 0.05, 0.25)
+_LONG_SECONDS = 0.3
+"""From here on a call is timed by itself: its constant costs are below the noise."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +136,14 @@ def this_machine() -> Machine:
 
 
 def _git_commit() -> str | None:
-    """The checkout's commit; None when this file is not one of a repository's (an installed wheel)."""
+    """The checkout's commit; where this file is not one of a repository's, what JAXBLT_COMMIT names, or None."""
     git = ["git", "-C", str(Path(__file__).parent)]
     describe = [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         subprocess.run([*git, "ls-files", "--error-unmatch", "_dispatch.py"], capture_output=True, check=True)
         return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("JAXBLT_COMMIT")
 
 
 def measure(
@@ -148,31 +156,42 @@ def measure(
 ) -> Measurement:
     """Time `fn(*args)`: `warmup` calls that are not counted, then `trials` that are.
 
-    `fn` is jitted (unless method="host") and its outputs are materialised. The module's text has the methods.
+    `fn` is jitted (unless method is "calls" or "host") and its outputs are materialised. The module's text has the
+    methods.
 
     Raises:
       ValueError: fewer than 20 trials; or a slope asked of a function without array arguments.
       RuntimeError: no slope could be told from noise.
     """
     case = Case(name or getattr(fn, "__name__", type(fn).__name__), fn, args)
+    return measure_all([case], trials=trials, warmup=warmup, method=method)[0]
+
+
+def measure_all(
+    cases: Sequence[Case], *, trials: int = MIN_TRIALS, warmup: int = 5, method: Method | None = None
+) -> list[Measurement]:
+    """Time cases in alternating rounds (A B C, C B A, ...): the machine's drift hits all alike.
+
+    Raises:
+      ValueError: fewer than 20 trials; or a slope asked of a function without array arguments.
+      RuntimeError: no slope could be told from noise.
+    """
     method = method or default_method()
-    (samples,) = _alternate([case], trials, warmup, method)
-    return _measurement(case, method, samples)
+    samples = _alternate(cases, trials, warmup, method)
+    return [_measurement(case, method, own) for case, own in zip(cases, samples, strict=True)]
 
 
 def compare(
     first: Case, second: Case, *, rounds: int = MIN_TRIALS, warmup: int = 5, method: Method | None = None
 ) -> Comparison:
-    """Time two cases in alternating rounds (A B, B A, A B, ...): the machine's drift hits both alike.
+    """Time two cases in alternating rounds, as `measure_all`, and compare them.
 
     Raises:
       ValueError: fewer than 20 rounds; or a slope asked of a function without array arguments.
       RuntimeError: no slope could be told from noise.
     """
-    method = method or default_method()
-    samples = _alternate([first, second], rounds, warmup, method)
-    sides = [_measurement(case, method, s) for case, s in zip((first, second), samples, strict=True)]
-    return Comparison(sides[0], sides[1], *ratio_interval(samples[0].seconds, samples[1].seconds))
+    one, other = measure_all([first, second], trials=rounds, warmup=warmup, method=method)
+    return Comparison(one, other, *ratio_interval(np.array(one.seconds), np.array(other.seconds)))
 
 
 def default_method() -> Method:
@@ -200,8 +219,9 @@ def _alternate(cases: Sequence[Case], rounds: int, warmup: int, method: Method) 
     forwards = list(range(len(cases)))
     order = [i for turn in range(rounds) for i in (forwards if turn % 2 == 0 else forwards[::-1])]
     turns = [[turn for turn, j in enumerate(order) if j == i] for i in forwards]
-    if method == "slope":
-        seconds = _slopes(cases, order, warmup)
+    if method in ("slope", "calls"):
+        repeat = _repeated if method == "slope" else _called
+        seconds = _slopes(cases, [repeat(case) for case in cases], order, warmup)
         return [_Samples(seconds[own]) for own in turns]
     calls = [_warm_call(case, warmup, jitted=method == "profiler") for case in cases]
     if method == "host":
@@ -229,9 +249,11 @@ def _wall(call: Callable[..., None], *args: Any) -> float:
     return time.perf_counter() - start
 
 
-def _slopes(cases: Sequence[Case], order: Sequence[int], warmup: int) -> Float[np.ndarray, " n"]:
+def _slopes(
+    cases: Sequence[Case], loops: Sequence[Callable[[int], None]], order: Sequence[int], warmup: int
+) -> Float[np.ndarray, " n"]:
     """The cases' trials in this order; longer ones where a case's median is lost in what else the machine does."""
-    lost, loops = [], [_repeated(case) for case in cases]
+    lost: list[str] = []
     for least in _SLOPE_SECONDS:
         timers = [_slope_timer(run, warmup, least) for run in loops]
         seconds = np.array([timers[i]() for i in order])
@@ -246,14 +268,34 @@ def _slopes(cases: Sequence[Case], order: Sequence[int], warmup: int) -> Float[n
 
 
 def _slope_timer(run: Callable[[int], None], warmup: int, least: float) -> Callable[[], float]:
-    """A function that takes one trial: (time of 2n turns - time of n turns) / n, where n turns take `least` s."""
+    """A function that takes one trial: (time of 2n turns - time of n turns) / n, where n turns take `least` s.
+
+    Where one turn takes _LONG_SECONDS, a trial is that turn.
+    """
     run(1)
-    turns = 1
-    while _wall(run, turns) < least:
+    turns, taken = 1, _wall(run, 1)
+    if taken >= _LONG_SECONDS:
+        return lambda: _wall(run, 1)
+    while taken < least:
         turns *= 2
+        taken = _wall(run, turns)
     for _ in range(warmup):
         run(turns)
     return lambda: (_wall(run, 2 * turns) - _wall(run, turns)) / turns
+
+
+def _called(case: Case) -> Callable[[int], None]:
+    """`run(n)` calls the case n times from the host and waits for the last."""
+    # Virtual CPU devices share a few threads: exchanges of two calls at once can wait for each other for ever.
+    one_by_one = jax.default_backend() == "cpu"
+
+    def run(count: int) -> None:
+        for turn in range(count):
+            result = case.fn(*case.args)
+            if one_by_one or turn == count - 1:
+                jax.block_until_ready(result)
+
+    return run
 
 
 def _repeated(case: Case) -> Callable[[int], None]:

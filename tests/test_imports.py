@@ -1,10 +1,13 @@
 """Imports point one way (pallas_kernels, jaxblt, configs, experiments), and `import jaxblt` stays light."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,8 @@ OTHER_FRAMEWORKS = {"torch", "tensorflow", "tensorboardX", "keras"}
 # Imported by the function that runs a kernel in Triton's language, whose own file `TRITON_KERNEL` needs it throughout.
 LAZY_IN_KERNELS = {"jax_triton", "triton"}
 TRITON_KERNEL = "triton_kernel"
+# Parts of the environment that notebooks of users start from, whether the library imports them or not.
+EXPECTED_BY_USERS = {"chex", "einops"}
 HEAVY = (
     "grain",
     "orbax",
@@ -22,7 +27,6 @@ HEAVY = (
     "matplotlib",
     "tyro",
     "pyfaidx",
-    "safetensors",
     "torch",
     "tensorflow",
 )
@@ -46,6 +50,7 @@ class Import:
         return f"{self.path}:{self.line} imports {self.module}"
 
 
+@cache
 def _imports(room: str) -> list[Import]:
     found = []
     for path in sorted((ROOT / room).rglob("*.py")):
@@ -131,6 +136,17 @@ def test_other_frameworks_are_peers_in_benchmarks_only_and_imported_lazily() -> 
         if i.top in OTHER_FRAMEWORKS and not (i.lazy and _is_benchmark(i.path))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_declared_is_imported() -> None:
+    """Extras for GPUs bring JAX's plugins, which JAX imports, and those for development tools, which run."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *extras["triton"], *extras["plot"], *extras["genomics"]]
+    names = {re.match(r"[\w-]+", line).group() for line in declared}  # pyright: ignore[reportOptionalMemberAccess]
+    modules = {"orbax" if name == "orbax-checkpoint" else name.replace("-", "_") for name in names}
+    unused = modules - {i.top for room in ROOMS for i in _imports(room)}
+    assert unused <= EXPECTED_BY_USERS, f"nothing imports {unused}: drop them from pyproject.toml"
 
 
 def test_the_walk_sees_every_kind_of_import() -> None:

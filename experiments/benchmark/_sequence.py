@@ -1,6 +1,5 @@
 """A Hyena layer and a train step with the sequence split over devices: seconds, memory, and the same result."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments.benchmark._schema import timed
 from experiments.benchmark.sequence_parallel import Kind
 from jaxblt.data import Batch, load_sample, vocab
 from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
@@ -25,9 +25,6 @@ from jaxblt.training.meter import peak_memory
 from jaxblt.training.optimizer import AdamWConfig, make_optimizer
 from jaxblt.training.state import TrainState, start
 from jaxblt.training.step import Task, make_train_step
-
-SHORTEST_TRIAL = 0.02
-"""Seconds; as many calls as that takes are one trial, so that dispatch is hidden as it is in training."""
 
 
 def meshes(devices: int) -> list[Mesh]:
@@ -191,25 +188,8 @@ def _timed(compiled: Any, call: Callable[[], Any], trials: int) -> dict[str, Any
     """
     plan = compiled.memory_analysis()
     planned = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
-    jax.block_until_ready(call())
-    begin = time.perf_counter()
-    jax.block_until_ready(call())
-    count = max(1, int(np.ceil(SHORTEST_TRIAL / (time.perf_counter() - begin))))
-
-    def several() -> None:
-        for _ in range(count - 1):
-            call()
-        jax.block_until_ready(call())
-
-    taken = measure(several, trials=trials, warmup=1, method="host").summary
-    seconds = {name: getattr(taken, name) / count for name in ("median", "low", "high")}
-    return {
-        "planned_bytes": int(planned - plan.alias_size_in_bytes),
-        **peak_memory(),
-        "seconds": seconds,
-        "calls_a_trial": count,
-        "trials": trials,
-    }
+    taken = timed(measure(call, trials=trials, warmup=1, method="calls"))
+    return {"planned_bytes": int(planned - plan.alias_size_in_bytes), **peak_memory(), "seconds": taken}
 
 
 def _if_it_fits(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -1,18 +1,17 @@
-"""Kernels of a ring's step on one GPU, one against the other: python -m experiments.benchmark.attention_parts --out F.
+"""Kernels of a ring's step on one GPU, one against the other: python -m experiments.benchmark attention_parts --out F.
 
 A part is attention to some of the keys with fp32 results: forward alone or merged onto an earlier part, and gradients
 from the merged output and log-sum-exp. Errors are relative norms against the reference in fp32; rounds alternate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from experiments._cli import parse, run
 from experiments.benchmark._errors import errors, hold
-from experiments.benchmark._results import save
+from experiments.benchmark._schema import save
 
 Name = Literal["mosaic_gpu", "cudnn", "xla", "reference"]
 
@@ -70,7 +69,7 @@ def benchmark(
     figures: dict[str, Any] = {"first": first, "second": second, "parts": []}
     for shape in shapes:
         figures["parts"].append(shape._asdict() | _part(shape, first, second))
-        save(out, figures)
+        save("attention_parts", out, figures)
     return figures
 
 
@@ -151,12 +150,3 @@ def _time(flops: float, sides: list[Callable[..., Any]], args: tuple[Any, ...]) 
         "tflops": {name: flops / taken / 1e12 for name, taken in seconds.items()},
         "ratio": {"value": found.ratio, "low": found.low, "high": found.high},
     }
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and runs."""
-    parse(benchmark, argv, script="experiments.benchmark.attention_parts")
-
-
-if __name__ == "__main__":
-    run(main)

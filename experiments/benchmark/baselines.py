@@ -1,13 +1,11 @@
-"""What a recipe's model has to beat: python -m experiments.benchmark.baselines RECIPE [--alphabet dna] --out FILE."""
+"""What a recipe's model has to beat: python -m experiments.benchmark baselines RECIPE [--alphabet dna] --out FILE."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import tyro
 
 import configs
-from experiments._cli import parse, run
-from experiments.benchmark._results import save
+from experiments.benchmark._schema import save
 from jaxblt.data.config import DataConfig, apply_split, open_source
 from jaxblt.data.sources import read_document
 
@@ -48,14 +46,5 @@ def baselines(
         "test_bytes": len(test),
         "bits_per_byte": figures,
     }
-    save(out, found)
+    save("baselines", out, found)
     return found
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and writes."""
-    parse(baselines, argv, script="experiments.benchmark.baselines")
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,4 +1,4 @@
-"""Bits per byte of the same bytes after longer and longer contexts: python -m experiments.benchmark.context RUN_DIR."""
+"""Bits per byte of the same bytes after longer and longer contexts: python -m experiments.benchmark context RUN_DIR."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from experiments._cli import parse, run
 from jaxblt.data import Dataset, DocumentSource, WindowIndex, make_dataset
 from jaxblt.data.rows import Span, pair_counts
 from jaxblt.data.schedule import OnePass
@@ -153,11 +152,12 @@ def context(
       max_rows: the most stretches to score, spread over the split; all by default.
     """
     import jaxblt
-    from experiments.benchmark._results import save
+    from experiments.benchmark._schema import save
 
     loaded = jaxblt.load(run_dir)
     found = curve(loaded, contexts, split=split, targets=targets, stride=stride, max_rows=max_rows)
     save(
+        "context",
         out,
         {
             "run": loaded.recipe.name,
@@ -167,12 +167,3 @@ def context(
             "contexts": found,
         },
     )
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and scores."""
-    parse(context, argv, script="experiments.benchmark.context")
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,16 +1,13 @@
-"""Step time and memory of the demo recipe on a CPU: python -m experiments.benchmark.cpu_table --out FILE.
+"""Step time and memory of the demo recipe on a CPU: python -m experiments.benchmark cpu_table --out FILE.
 
-On a quiet machine: taskset -c 0,1 python -m experiments.benchmark.cpu_table --out experiments/results/cpu.json
+On a quiet machine: taskset -c 0,1 python -m experiments.benchmark cpu_table --out experiments/results/cpu.json
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import Any
-
-from experiments._cli import parse, run
 
 
 def cpu_table(
@@ -35,7 +32,9 @@ def cpu_table(
     odd = [length for length in lengths if length < 1 or batch_bytes % length]
     if odd:
         raise ValueError(f"batch_bytes = {batch_bytes} is no multiple of the lengths {odd}: change either")
-    from experiments.benchmark._results import save
+    import jax
+
+    from experiments.benchmark._schema import save
 
     _python("experiments.train", "demo_entropy", "--run-dir", entropy_run)
     rows = []
@@ -43,7 +42,8 @@ def cpu_table(
         options = {"seq_len": length, "batch_size": batch_bytes // length}
         rows.append(row(**options, entropy_run=entropy_run, trials=trials))
         print(json.dumps(rows[-1]), flush=True)
-    save(out, {"recipe": "demo", "rows": rows})
+    jax.config.update("jax_platforms", "cpu")  # where the rows were measured, whatever else the machine has
+    save("cpu_table", out, {"recipe": "demo", "rows": rows})
 
 
 def row(**options: Any) -> dict[str, Any]:
@@ -67,12 +67,3 @@ def _python(module: str, *args: str) -> str:
     if done.returncode:
         raise RuntimeError(f"{module} {' '.join(args)} failed: {done.stderr.strip()[-2000:]}")
     return done.stdout
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and measures."""
-    parse(cpu_table, argv, script="experiments.benchmark.cpu_table")
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,13 +1,10 @@
-"""Draws the figures of a split sequence: python -m experiments.benchmark.draw FILES.json... --out FILE.png."""
+"""Draws the figures of a split sequence: python -m experiments.benchmark draw FILES.json... --out FILE.png."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-
-from experiments._cli import parse, run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +16,7 @@ def draw(sources: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) ->
     Lines of memory are what `sequence_plan` compiled without the GPUs, crosses the loss without gradients.
 
     Args:
-      sources: JSON files of `experiments.benchmark.sequence_parallel` and `.sequence_plan`.
+      sources: JSON files of the benchmarks `sequence_parallel` and `sequence_plan`.
       out: picture to write, its format by its ending.
 
     Raises:
@@ -29,7 +26,7 @@ def draw(sources: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) ->
     """
     if missing := [source for source in sources if not Path(source).is_file()]:
         raise FileNotFoundError(
-            f"no file {', '.join(missing)}: `experiments.benchmark.sequence_parallel --out FILE` writes one"
+            f"no file {', '.join(missing)}: `experiments.benchmark sequence_parallel --out FILE` writes one"
         )
     steps = [step for source in sources for step in _steps(Path(source))]
     if not any("seconds" in step for step in steps):
@@ -43,7 +40,7 @@ def _steps(source: Path) -> list[dict[str, Any]]:
         written = json.loads(source.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{source} holds no JSON ({error}): `experiments.benchmark.sequence_parallel --out FILE` writes some"
+            f"{source} holds no JSON ({error}): `experiments.benchmark sequence_parallel --out FILE` writes some"
         ) from error
     found = [
         {"devices": plan["devices"], "bytes": plan["bytes"], "planned": plan["planned_bytes"]}
@@ -103,12 +100,3 @@ def figure(steps: list[dict[str, Any]]) -> "Figure":
     }
     drawn.legend(handles=[shown[label] for label in sorted(shown)], loc="outside right")
     return drawn
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and draws."""
-    parse(draw, argv, script="experiments.benchmark.draw")
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,16 +1,13 @@
-"""Bytes a second that an entropy model cuts into patches: python -m experiments.benchmark.entropy --out FILE.
+"""Bytes a second that an entropy model cuts into patches: python -m experiments.benchmark entropy --out FILE.
 
 1. The gate: boundaries of the program against a loop over bytes that takes entropies of the same logits in f64.
 2. Device seconds of ids -> patches in one program, against the floor of its matmuls in the same run.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from experiments._cli import parse, run
 
 if TYPE_CHECKING:
     from jaxblt.models import ByteLMConfig
@@ -48,7 +45,7 @@ def entropy(
     Raises:
       RuntimeError: a boundary differs from that of the loop where rounding cannot decide it.
     """
-    from experiments.benchmark._results import save
+    from experiments.benchmark._schema import save
     from jaxblt.patching import PatcherConfig
     from jaxblt.profiling import measure_ceilings
 
@@ -62,7 +59,7 @@ def entropy(
         ids = random_bytes(rows, length)
         checked = gate(config, params, patcher, ids)
         figures["shapes"].append(cut(config, params, patcher, ids, ceilings, trials) | checked)
-        save(out, figures)
+        save("entropy", out, figures)
     return figures
 
 
@@ -234,12 +231,3 @@ def blocks(x: np.ndarray, size: int) -> np.ndarray:
     """[B, T] as [B, blocks, size], the last filled up with zeros."""
     x = np.pad(x, ((0, 0), (0, -x.shape[1] % size)))
     return x.reshape(len(x), -1, size)
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses, checks and measures."""
-    parse(entropy, argv, script="experiments.benchmark.entropy")
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,4 +1,4 @@
-"""Settings for exchanges between GPUs of one host: python -m experiments.benchmark.exchange --out FILE.
+"""Settings for exchanges between GPUs of one host: python -m experiments.benchmark exchange --out FILE.
 
 Each setting is a set of options of one compilation, which `XLA_FLAGS` has too (`--xla_gpu_collective_permute_mode=peer`
 for COLLECTIVES_PEER_MEMORY). What is decided when the channels between GPUs are made, as their number, holds for a
@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments._cli import parse, run
-from experiments.benchmark._results import save
-from experiments.benchmark._seconds import seconds
+from experiments.benchmark._schema import save, timed
+from jaxblt.profiling import Case, measure_all
 
 Setting = Literal["default", "memcpy", "peer"]
 SETTINGS: dict[Setting, dict[str, Any]] = {
@@ -45,24 +44,43 @@ def benchmark(
     if (devices := jax.device_count()) < 2:
         raise ValueError(f"an exchange needs at least 2 devices, there is {devices}: use a machine with more")
     found: dict[str, Any] = {"devices_in_ring": devices, "exchanges": []}
-    for setting in settings:
-        for size in mib:
-            found["exchanges"].append({"setting": setting} | _attempt(size, SETTINGS[setting]))
-            save(out, found)
+    for size in mib:
+        found["exchanges"] += exchange(size, settings)
+        save("exchange", out, found)
     return found
 
 
-def _attempt(mib: float, options: dict[str, Any]) -> dict[str, Any]:
+def exchange(mib: float, settings: Sequence[Setting] = ("default",)) -> list[dict[str, Any]]:
+    """One message of `mib` MiB from each device to the next, by setting, in alternating rounds.
+
+    Raises:
+      RuntimeError: a device did not get what the one before it sent.
+      ValueError: the message has no room for a number.
+    """
+    made = {setting: _attempt(mib, setting) for setting in settings}
+    cases = [case for case in made.values() if isinstance(case, Case)]
+    taken = {found.name: timed(found) for found in measure_all(cases, method="calls")}
+    return [
+        {"setting": setting, "mib": mib} | (case if isinstance(case, dict) else _figures(mib, taken[setting]))
+        for setting, case in made.items()
+    ]
+
+
+def _figures(mib: float, taken: dict[str, Any]) -> dict[str, Any]:
+    return {"seconds": taken, "gib_per_second": mib / 1024 / taken["median"]}
+
+
+def _attempt(mib: float, setting: Setting) -> Case | dict[str, Any]:
     import jax
 
     try:
-        return exchange(mib, options)
+        return prepare(mib, setting)
     except jax.errors.JaxRuntimeError as error:
-        return {"mib": mib, "failed": str(error).splitlines()[0]}
+        return {"failed": str(error).splitlines()[0]}
 
 
-def exchange(mib: float, options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One message of `mib` MiB from each device to the next, compiled with these options.
+def prepare(mib: float, setting: Setting) -> Case:
+    """The exchange, compiled with the setting's options; its message has arrived once.
 
     Raises:
       RuntimeError: a device did not get what the one before it sent.
@@ -82,17 +100,7 @@ def exchange(mib: float, options: dict[str, Any] | None = None) -> dict[str, Any
     with jax.set_mesh(mesh):
         x = jax.device_put(sent, batch_sharding(mesh))
         hop = jax.jit(lambda x: over_sequence(lambda x, *_: lax.ppermute(x, "seq", route), x))
-        compiled = hop.lower(x).compile(compiler_options=options)
+        compiled = hop.lower(x).compile(compiler_options=SETTINGS[setting] or None)
         if np.asarray(compiled(x)).tobytes() != np.roll(sent, count, 1).tobytes():
-            raise RuntimeError(f"{mib} MiB did not arrive as they were sent, with {options or 'no option'}")
-        taken = seconds(compiled, (x,))
-    return {"mib": mib, "seconds": taken, "gib_per_second": mib / 1024 / taken["median"]}
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and runs."""
-    parse(benchmark, argv, script="experiments.benchmark.exchange")
-
-
-if __name__ == "__main__":
-    run(main)
+            raise RuntimeError(f"{mib} MiB did not arrive as they were sent, by setting {setting!r}")
+    return Case(setting, compiled, (x,))

@@ -1,6 +1,6 @@
 """PyTorch's FlexAttention between bytes and patches, a peer of `patch_attention`; needs torch and a GPU.
 
-    python -m experiments.benchmark.flex_attention --out FILE
+    python -m experiments.benchmark flex_attention --out FILE
 
 All blocks are one row, so that the mask is what FlexAttention is for: ragged, and known beforehand. Its block mask is
 built before anything is timed, and the bias of `lookup` gets no gradient; both favour it. Before a direction is timed
@@ -9,13 +9,12 @@ through `scaled_dot_product_attention` is timed as well.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from experiments._cli import parse, run
-from experiments.benchmark._results import save
+from experiments.benchmark._schema import save
 from pallas_kernels.patch_attention.bench import filled_slots, latest_seen, patch_ids
 from pallas_kernels.patch_attention.shapes import SHAPES, PatchShape
 
@@ -69,7 +68,7 @@ def benchmark(
         for direction in directions:
             figures["calls"][f"{direction}_{name}"] = measure(torch, direction, named[name])
             torch.cuda.empty_cache()
-            save(out, figures)
+            save("flex_attention", out, figures)
     return figures
 
 
@@ -228,12 +227,3 @@ def milliseconds(torch: Any, call: Callable[[], None]) -> float:
         torch.cuda.synchronize()
         taken.append(start.elapsed_time(end))
     return statistics.median(taken)
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and runs."""
-    parse(benchmark, argv, script="experiments.benchmark.flex_attention")
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,13 +1,11 @@
-"""Long prompts and the bytes after them: python -m experiments.benchmark.generation --out FILE."""
+"""Long prompts and the bytes after them: python -m experiments.benchmark generation --out FILE."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from experiments._cli import parse, run
-from experiments.benchmark._results import save
+from experiments.benchmark._schema import save, timed
 from experiments.benchmark.sequence_parallel import split_model
 
 WITHIN = 0.05
@@ -53,7 +51,7 @@ def benchmark(
     found: dict[str, Any] = options | {"prompts": []}
     for length in lengths:
         found["prompts"].append(_prompt(split_model(pattern, "none"), length, new_bytes, devices, trials))
-        save(out, found)
+        save("generation", out, found)
     return found
 
 
@@ -108,10 +106,8 @@ def _prompt(config: Any, length: int, new_bytes: int, devices: int, trials: int)
             ("read", lambda: read(params, ids, ones)),
             ("write", lambda: write(params, last, state)),
         ):
-            taken = measure(
-                lambda call=call: jax.block_until_ready(call()), trials=trials, method="host"
-            ).summary
-            times[name] = {key: getattr(taken, key) for key in ("median", "low", "high")}
+            waited = partial(lambda call: jax.block_until_ready(call()), call)
+            times[name] = timed(measure(waited, trials=trials, method="host"))
     return {
         "bytes": length,
         "difference_of_logits": difference,
@@ -121,12 +117,3 @@ def _prompt(config: Any, length: int, new_bytes: int, devices: int, trials: int)
         "seconds_a_byte_written": times["write"]["median"] / new_bytes,
         **peak_memory(),
     }
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and runs."""
-    parse(benchmark, argv, script="experiments.benchmark.generation")
-
-
-if __name__ == "__main__":
-    run(main)

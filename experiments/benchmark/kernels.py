@@ -1,12 +1,9 @@
-"""Every op's benchmark, each in a process of its own: python -m experiments.benchmark.kernels --out-dir DIR."""
+"""Every op's benchmark, each in a process of its own: python -m experiments.benchmark kernels --out-dir DIR."""
 
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-
-from experiments._cli import parse, run
 
 SHAPES = {
     "attention": (
@@ -57,13 +54,4 @@ def command(op: str, out_dir: Path) -> list[str]:
     if op not in SHAPES:
         raise ValueError(f"no benchmark of an op {op!r}, expected some of {', '.join(SHAPES)}")
     out = str(out_dir / f"{op}.json")
-    return [sys.executable, "-m", f"pallas_kernels.{op}.bench", "--shapes", *SHAPES[op], "--out", out]
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and runs."""
-    parse(kernels, argv, script="experiments.benchmark.kernels")
-
-
-if __name__ == "__main__":
-    run(main)
+    return [sys.executable, "-m", "experiments.benchmark._op", op, out, *SHAPES[op]]

@@ -1,4 +1,4 @@
-"""Packed rows in a causal ring, cuDNN against XLA: python -m experiments.benchmark.packed_ring --out FILE."""
+"""Packed rows in a causal ring, cuDNN against XLA: python -m experiments.benchmark packed_ring --out FILE."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments._cli import parse, run
 from experiments.benchmark._errors import errors, hold
-from experiments.benchmark._results import save
-from experiments.benchmark._seconds import seconds
+from experiments.benchmark._schema import save, timed
 from experiments.benchmark.ring import Shape, inputs
+from jaxblt.profiling import Case, measure_all
 from pallas_kernels.attention.bench import segment_ids
 from pallas_kernels.attention.shapes import AttentionShape
 
@@ -31,7 +30,8 @@ def benchmark(
 ) -> dict[str, Any]:
     """Relative errors of o, dq, dk, dv and seconds of one row of `length` tokens over all devices, in bf16.
 
-    The truth is the ring on XLA in fp32 with full precision. Rows are in zig-zag order.
+    Implementations alternate, round by round. The truth is the ring on XLA in fp32 with full precision. Rows are in
+    zig-zag order.
 
     Args:
       out: JSON file to write.
@@ -62,7 +62,7 @@ def benchmark(
     for count in documents:
         shape = AttentionShape("packed", 1, length, heads, groups, head_dim, documents=count)
         found["rows"].append(_row(shape, implementations))
-        save(out, found)
+        save("packed_ring", out, found)
     return found
 
 
@@ -80,16 +80,21 @@ def _row(shape: AttentionShape, implementations: Sequence[Implementation]) -> di
         wide = (ids, *(x.astype("float32") for x in given))
         with jax.default_matmul_precision("highest"):
             exact = [np.asarray(x, np.float64) for x in _both("xla").lower(*wide).compile()(*wide)]
+        forward = {
+            name: jax.jit(partial(_attend, name)).lower(ids, *given[:3]).compile() for name in implementations
+        }
+        both = {name: _both(name).lower(ids, *given).compile() for name in implementations}
         for name in implementations:
-            forward = jax.jit(partial(_attend, name)).lower(ids, *given[:3]).compile()
-            both = _both(name).lower(ids, *given).compile()
-            row[name] = {
-                "errors": errors([np.asarray(x) for x in both(ids, *given)], exact),
-                "forward": seconds(forward, (ids, *given[:3])),
-                "forward_backward": seconds(both, (ids, *given)),
-            }
+            row[name] = {"errors": errors([np.asarray(x) for x in both[name](ids, *given)], exact)}
     first, last = implementations[0], implementations[-1]
     hold(first, row[first]["errors"], last, row[last]["errors"], WITHIN)
+    for name, steps, args in (
+        ("forward", forward, (ids, *given[:3])),
+        ("forward_backward", both, (ids, *given)),
+    ):
+        cases = [Case(implementation, step, args) for implementation, step in steps.items()]
+        for found in measure_all(cases, method="calls"):
+            row[found.name][name] = timed(found)
     return row
 
 
@@ -108,12 +113,3 @@ def _both(name: Any) -> Any:
         return (o, *pull(do))
 
     return jax.jit(run)
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and runs."""
-    parse(benchmark, argv, script="experiments.benchmark.packed_ring")
-
-
-if __name__ == "__main__":
-    run(main)

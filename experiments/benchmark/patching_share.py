@@ -1,13 +1,11 @@
-"""What online entropies cost a train step: python -m experiments.benchmark.patching_share RECIPE --out FILE."""
+"""What online entropies cost a train step: python -m experiments.benchmark patching_share RECIPE --out FILE."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from experiments._cli import parse, run
 from experiments.benchmark._step import Ready, prepare
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ def patching_share(
     import jax
 
     import configs
-    from experiments.benchmark._results import save
+    from experiments.benchmark._schema import save
     from jaxblt.parallel import MeshConfig
 
     chosen = configs.get(recipe)
@@ -93,13 +91,6 @@ def patching_share(
     mesh = MeshConfig(data=1).build(jax.local_devices()[:1])
     with jax.set_mesh(mesh):
         found = share(prepare(chosen, mesh), rounds=rounds)
-    save(out, {"recipe": recipe, "seq_len": chosen.data.seq_len, "batch_size": rows, **found})
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and measures."""
-    parse(patching_share, argv, script="experiments.benchmark.patching_share")
-
-
-if __name__ == "__main__":
-    run(main)
+    save(
+        "patching_share", out, {"recipe": recipe, "seq_len": chosen.data.seq_len, "batch_size": rows, **found}
+    )

@@ -1,29 +1,21 @@
-"""A run's measured figures as JSON: python -m experiments.benchmark.record RUN_DIR --gpu NAME --evaluation FILE."""
+"""A run's measured figures as JSON: python -m experiments.benchmark record RUN_DIR --evaluation FILE --out FILE."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import tyro
 
-from experiments._cli import parse, run
+from experiments.benchmark._schema import save
+from jaxblt.profiling.provenance import ORIGIN
 
 
-def record(
-    run_dir: Annotated[str, tyro.conf.Positional],
-    gpu: str,
-    commit: str,
-    evaluation: str,
-    out: str,
-) -> dict[str, Any]:
-    """Speed and quality of a finished run, from its log and an evaluation; nothing is typed in but what ran where.
+def record(run_dir: Annotated[str, tyro.conf.Positional], evaluation: str, out: str) -> dict[str, Any]:
+    """Speed and quality of a finished run, from its log and an evaluation; where it ran, from its config.
 
     Args:
       run_dir: folder with config.json and metrics.jsonl.
-      gpu: name of the device that ran it.
-      commit: git commit that ran.
       evaluation: JSON that experiments.evaluate wrote.
       out: file to write.
     """
@@ -39,9 +31,6 @@ def record(
     rate = median(line["bytes_per_second"] for line in lines)
     found = {
         "run": scored["run"],
-        "device": gpu,
-        "git_commit": commit,
-        "versions": config["versions"],
         "steps": lines[-1]["step"],
         "bytes_seen": seen,
         "training_seconds": lines[-1]["seconds"],
@@ -54,14 +43,5 @@ def record(
         "validation_bits_per_byte": validation,
         "evaluation": scored,
     }
-    Path(out).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    save("record", out, found, origin={name: config[name] for name in ORIGIN})
     return found
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and writes."""
-    parse(record, argv, script="experiments.benchmark.record")
-
-
-if __name__ == "__main__":
-    run(main)

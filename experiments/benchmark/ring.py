@@ -1,22 +1,23 @@
-"""Ring attention on the GPUs of one host, against one of them: python -m experiments.benchmark.ring --out FILE.
+"""Ring attention on the GPUs of one host, against one of them: python -m experiments.benchmark ring --out FILE.
 
 1. The gate: ring and one GPU's fused kernel against attention in f64 on the host, forward and backward, for rings
    of 2, 4, ... devices; and against the one-GPU kernel at the first length. It fails before anything is timed.
 2. Seconds of one causal layer at each total length on n devices and on one: efficiency = T1 / (n Tn); and of the
-   one-GPU kernel on every device at once, each with a row of its own of length / sqrt(n), which is as much work.
+   one-GPU kernel on every device at once, each with a row of its own of length / sqrt(n), which is as much work. All of
+   a length alternate, round by round, and ratios are of the rounds' medians with their 95 % intervals.
 3. Bytes per second that one exchange with the next device of the ring moves, by size of the message.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from experiments._cli import parse, run
 from experiments.benchmark._errors import errors, hold
-from experiments.benchmark._results import save
-from experiments.benchmark._seconds import seconds
+from experiments.benchmark._schema import save, timed
 from experiments.benchmark.exchange import exchange
+from jaxblt.profiling import Case, Measurement, measure_all, ratio_interval
 
 WITHIN = 1.25
 """Error of a ring that passes, in units of the one-GPU kernel's; what it is, is reported."""
@@ -46,15 +47,16 @@ def benchmark(
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     exact_length: int = 4096,
     peers_up_to: int = 2**18,
-    one_device_up_to: int = 2**20,
+    one_device_up_to: int = 2**18,
     message_mib: tuple[float, ...] = (0.25, 1, 4, 16, 64, 256),
     implementation: Literal["cudnn", "mosaic_gpu", "xla"] | None = None,
+    trials: int = 20,
 ) -> dict[str, Any]:
     """Gate, scaling and exchange of ring attention over all devices of this process.
 
     Args:
       out: JSON file to write.
-      lengths: total tokens; by default 8,192 and 2,048 a device, 262,144 and 1,048,576.
+      lengths: total tokens; by default 8,192 and 2,048 a device, and 262,144.
       heads: query heads.
       groups: key and value heads.
       head_dim: width of a head.
@@ -64,13 +66,14 @@ def benchmark(
       one_device_up_to: longest length at which one device is timed.
       message_mib: sizes of the exchanged messages, MiB a device.
       implementation: the rings' kernel; the fastest that runs if None.
+      trials: rounds at each length, at least 20.
     """
     import jax
 
     devices = len(jax.devices())
     if devices < 2:
         raise ValueError(f"a ring needs at least 2 devices, there is {devices}: use a machine with more")
-    lengths = lengths or (8192 * devices, 2048 * devices, 2**18, 2**20)
+    lengths = lengths or (8192 * devices, 2048 * devices, 2**18)
     shapes = [Shape(length, heads, groups, head_dim, dtype, implementation) for length in lengths]
     figures: dict[str, Any] = {
         "devices_in_ring": devices,
@@ -78,12 +81,12 @@ def benchmark(
         "implementation": implementation,
         "errors_against_f64": gate(Shape(exact_length, 4, min(groups, 2), head_dim, dtype, implementation)),
         "against_one_device": compare_with_one(shapes[0]),
-        "exchange": [exchange(mib) for mib in message_mib],
+        "exchange": [sent for mib in message_mib for sent in exchange(mib)],
         "scaling": [],
     }
     for shape in shapes:
-        figures["scaling"].append(scale(shape, peers_up_to, one_device_up_to))
-        save(out, figures)
+        figures["scaling"].append(scale(shape, peers_up_to, one_device_up_to, trials))
+        save("ring", out, figures)
     return figures
 
 
@@ -237,50 +240,70 @@ def compare_with_one(shape: Shape) -> dict[str, Any]:
     }
 
 
-def scale(shape: Shape, peers_up_to: int, one_device_up_to: int) -> dict[str, Any]:
+def scale(shape: Shape, peers_up_to: int, one_device_up_to: int, trials: int) -> dict[str, Any]:
     """Seconds on one device and on all, forward and forward with backward, and the efficiencies."""
-    import jax
-
-    devices = len(jax.devices())
-    variants = ["ring"]
-    if shape.length <= peers_up_to:
-        variants.append("ring_swapped")
-        if shape.heads % devices == shape.groups % devices == 0:
-            variants.append("all_to_all")
     row: dict[str, Any] = {"length": shape.length, "length_of_independent": share(shape.length)}
     for name, backward in (("forward", False), ("forward_backward", True)):
-        alone, work = {}, shape.flops(backward=backward) / 1e12
-        if shape.length <= one_device_up_to:
-            alone = attempt(one_device, shape, backward=backward)
-        apart = attempt(independent, shape, backward=backward)
-        row[name] = {"one_device": alone, "independent": apart}
-        for variant in variants:
-            taken = attempt(split, shape, variant, backward=backward)
-            if "median" in taken:
-                taken["tflops_per_device"] = work / taken["median"] / devices
-            if "median" in taken and "median" in alone:
-                taken["efficiency"] = alone["median"] / (devices * taken["median"])
-            if "median" in taken and "median" in apart:
-                more = (shape.length / share(shape.length)) ** 2 / devices
-                taken["efficiency_against_independent"] = more * apart["median"] / taken["median"]
-            row[name][variant] = taken
+        made = programs(shape, peers_up_to, one_device_up_to, backward=backward)
+        cases = [case for case in made.values() if isinstance(case, Case)]
+        taken = {found.name: found for found in measure_all(cases, trials=trials, warmup=2, method="calls")}
+        row[name] = {
+            variant: _figures(shape, taken, variant, backward=backward) if isinstance(case, Case) else case
+            for variant, case in made.items()
+        }
     return row
 
 
-def attempt(make: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
-    """`seconds` of what `make` compiles, or why it does not run (too large for one device, say)."""
+def programs(
+    shape: Shape, peers_up_to: int, one_device_up_to: int, *, backward: bool
+) -> dict[str, Case | dict[str, Any]]:
+    """What is timed at a length, by name; what does not run says why. Nothing is said of one device where it is {}."""
+    import jax
+
+    devices = len(jax.devices())
+    makers: dict[str, Callable[..., Any]] = {
+        "independent": independent,
+        "ring": partial(split, variant="ring"),
+    }
+    if shape.length <= peers_up_to:
+        makers["ring_swapped"] = partial(split, variant="ring_swapped")
+        if shape.heads % devices == shape.groups % devices == 0:
+            makers["all_to_all"] = partial(split, variant="all_to_all")
+    if shape.length <= one_device_up_to:
+        makers = {"one_device": one_device} | makers
+    made: dict[str, Any] = {"one_device": {}}
+    return made | {name: attempt(name, make, shape, backward=backward) for name, make in makers.items()}
+
+
+def _figures(shape: Shape, taken: dict[str, Measurement], variant: str, *, backward: bool) -> dict[str, Any]:
+    import jax
+
+    figures, own = timed(taken[variant]), np.array(taken[variant].seconds)
+    if variant in ("one_device", "independent"):
+        return figures
+    devices, work = len(jax.devices()), shape.flops(backward=backward) / 1e12
+    figures["tflops_per_device"] = work / figures["median"] / devices
+    bases = {
+        "efficiency": ("one_device", 1 / devices),
+        "efficiency_against_independent": (
+            "independent",
+            (shape.length / share(shape.length)) ** 2 / devices,
+        ),
+    }
+    for name, (base, factor) in bases.items():
+        if base in taken:
+            ratio = [factor * x for x in ratio_interval(np.array(taken[base].seconds), own)]
+            figures |= {name: ratio[0], f"{name}_interval": ratio[1:]}
+    return figures
+
+
+def attempt(name: str, make: Callable[..., Any], *args: Any, **options: Any) -> Case | dict[str, Any]:
+    """What `make` compiles, which has run once; or why it does not run (too large for one device, say)."""
     import jax
 
     try:
-        return seconds(*make(*args, **options))
+        step, given = make(*args, **options)
+        jax.block_until_ready(step(*given))
     except jax.errors.JaxRuntimeError as error:
         return {"failed": str(error).splitlines()[0]}
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and runs."""
-    parse(benchmark, argv, script="experiments.benchmark.ring")
-
-
-if __name__ == "__main__":
-    run(main)
+    return Case(name, step, given)

@@ -1,12 +1,10 @@
-"""One sequence over several devices: python -m experiments.benchmark.sequence_parallel --out FILE."""
+"""One sequence over several devices: python -m experiments.benchmark sequence_parallel --out FILE."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import configs
-from experiments._cli import parse, run
-from experiments.benchmark._results import save
+from experiments.benchmark._schema import save
 
 if TYPE_CHECKING:
     from jaxblt.models import BLTConfig
@@ -75,16 +73,16 @@ def sequence_parallel(
     found: dict[str, Any] = {"layers": [_sequence.layer(*shape, devices, trials) for shape in layers]}
     config = split_model(pattern, remat)
     found |= {"steps": [], "forward": []}
-    save(out, found)
+    save("sequence_parallel", out, found)
     for i, length in enumerate(step_bytes):
         found["steps"].append(_sequence.step(config, length, devices, trials))
-        save(out, found)
+        save("sequence_parallel", out, found)
         if i == 0 and devices > 1:
             found["steps"][0] = _sequence.compared(config, found["steps"][0], trials)
-            save(out, found)
+            save("sequence_parallel", out, found)
     for length in forward_bytes:
         found["forward"].append(_sequence.forward(config, length, devices, trials))
-        save(out, found)
+        save("sequence_parallel", out, found)
     return found
 
 
@@ -100,12 +98,3 @@ def split_model(pattern: str, remat: Remat) -> "BLTConfig":
     stacks = {name: replace(getattr(books, name), remat=remat, scan=True) for name in names}
     stacks["latent"] = replace(stacks["latent"], pattern=pattern)
     return replace(books, **stacks)
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and writes."""
-    parse(sequence_parallel, argv, script="experiments.benchmark.sequence_parallel")
-
-
-if __name__ == "__main__":
-    run(main)

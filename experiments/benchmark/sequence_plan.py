@@ -1,16 +1,14 @@
-"""Memory of a step on one split sequence, without the GPUs: python -m experiments.benchmark.sequence_plan --out FILE.
+"""Memory of a step on one split sequence, without the GPUs: python -m experiments.benchmark sequence_plan --out FILE.
 
 The step of `sequence_parallel` is compiled for each length and number of GPUs, as `experiments.plan` does it and in its
 environment; about 90 s each.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import configs
-from experiments._cli import parse, run
-from experiments.benchmark._results import save
+from experiments.benchmark._schema import save
 from experiments.benchmark.sequence_parallel import Remat, split_model
 
 
@@ -54,14 +52,5 @@ def plan(
             recipe, _ = settle(replace(books, **changes, bytes_per_patch=None, entropy_run=None))
             memory = plan_step(recipe, mesh.build(devices_of(gpu, count)))
             found["plans"].append({"devices": count, "bytes": length, "planned_bytes": memory.total})
-            save(out, found)
+            save("sequence_plan", out, found)
     return found
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and compiles."""
-    parse(plan, argv, script="experiments.benchmark.sequence_plan")
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,10 +1,7 @@
-"""A stack of Hyena blocks with modal filters, forward: python -m experiments.benchmark.stack --out FILE."""
+"""A stack of Hyena blocks with modal filters, forward: python -m experiments.benchmark stack --out FILE."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
-
-from experiments._cli import parse, run
 
 if TYPE_CHECKING:
     from jaxblt.models import StackConfig
@@ -32,7 +29,7 @@ def stack(
     import jax
     import jax.numpy as jnp
 
-    from experiments.benchmark._results import save
+    from experiments.benchmark._schema import save
     from jaxblt.profiling import measure_ceilings
 
     config = stack_config(layers, dim)
@@ -42,7 +39,7 @@ def stack(
     for length in lengths:
         x = jax.random.normal(jax.random.key(length), (batch_size, length, dim), jnp.bfloat16)
         figures["lengths"].append(forward(config, params, x, ceilings, trials))
-        save(out, figures)
+        save("stack", out, figures)
     return figures
 
 
@@ -80,12 +77,3 @@ def forward(config: "StackConfig", params: Any, x: Any, ceilings: "Ceilings", tr
     found = timed(program, params, x, flops=flops, ceilings=ceilings, trials=trials)
     rate = rows * length / found["seconds"]["median"]
     return {"rows": rows, "tokens": length, "tokens_per_second": rate, **found}
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parses and measures."""
-    parse(stack, argv, script="experiments.benchmark.stack")
-
-
-if __name__ == "__main__":
-    run(main)

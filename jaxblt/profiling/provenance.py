@@ -24,8 +24,13 @@ PACKAGES = (
     "grain",
     "numpy",
     "tensorboard",
-    "safetensors",
 )
+ORIGIN = (
+    *("time", "python", "system", "cpu", "cpus", "cpus_usable"),
+    *("versions", "git", "argv", "environment", "devices"),
+)
+"""What `provenance` says."""
+
 # They change what XLA compiles or how devices talk, and so results and speed.
 VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NCCL_NVLS_ENABLE")
 
@@ -55,9 +60,15 @@ def _git(*arguments: str) -> str | None:
 
 
 def git_commit() -> dict[str, Any]:
-    """`commit` and whether the checkout has changes beyond it (`dirty`); None where this is no checkout."""
+    """`commit` and whether the checkout has changes beyond it (`dirty`).
+
+    Where this is no checkout, `commit` is what the variable JAXBLT_COMMIT names, for code that was copied to a machine
+    without git, and `dirty` is None; without the variable both are None.
+    """
     commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
-    return {"commit": commit, "dirty": None if commit is None or status is None else bool(status)}
+    if commit is None:
+        return {"commit": os.environ.get("JAXBLT_COMMIT"), "dirty": None}
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
 def cpu_model() -> str:

@@ -10,6 +10,7 @@ import pytest
 
 import jaxblt
 from experiments.benchmark import context as script
+from experiments.benchmark.__main__ import main
 from jaxblt.data import make_dataset
 from jaxblt.training.loop import fit
 from tests.training.tiny import Letters, tiny_recipe
@@ -97,7 +98,7 @@ def test_the_script_writes_figures_and_where_they_come_from(loaded, tmp_path, mo
         "--out",
         str(tmp_path / "c.json"),
     ]
-    script.main(["runs/none", *options])
+    main(["context", "runs/none", *options])
     found = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert [entry["context"] for entry in found["contexts"]] == [8, 16]
     assert found["contexts"][0]["bits_per_byte"]["num_bytes"] == 12

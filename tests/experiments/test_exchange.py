@@ -11,18 +11,17 @@ from experiments.benchmark import exchange
 
 
 def test_it_leaves_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, asked, plain = tmp_path / "exchange.json", [], exchange.exchange
-    monkeypatch.setattr(
-        exchange, "exchange", lambda mib, options: asked.append(options) or plain(mib, options)
-    )
+    out, asked, plain = tmp_path / "exchange.json", [], exchange.prepare
+    monkeypatch.setattr(exchange, "prepare", lambda mib, name: asked.append(name) or plain(mib, name))
     found = exchange.benchmark(str(out), settings=("default", "peer"), mib=(0.01,))["exchanges"]
-    assert asked == [{}, {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"}]
+    assert asked == ["default", "peer"]
     written = json.loads(out.read_text(encoding="utf-8"))
     assert (written["devices_in_ring"], written["exchanges"]) == (8, found)
     assert [x["setting"] for x in found] == ["default", "peer"]
     for entry in found:
         taken = entry["seconds"]
-        assert taken["least"] <= taken["median"] <= taken["most"]
+        assert taken["low"] <= taken["median"] <= taken["high"]
+        assert (taken["trials"], taken["method"]) == (20, "calls")
 
 
 @pytest.mark.parametrize(
@@ -41,12 +40,16 @@ def test_nothing_to_send_is_refused(changes: Any, message: str) -> None:
 
 def test_a_message_that_does_not_arrive_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax.lax, "ppermute", lambda x, *_: x)
-    with pytest.raises(RuntimeError, match=r"0\.01 MiB did not arrive as they were sent, with no option"):
+    with pytest.raises(
+        RuntimeError, match=r"0\.01 MiB did not arrive as they were sent, by setting 'default'"
+    ):
         exchange.exchange(0.01)
 
 
-def test_a_setting_that_the_compiler_does_not_know_says_so() -> None:
-    assert "xla_gpu_unheard_of" in exchange._attempt(0.01, {"xla_gpu_unheard_of": True})["failed"]
+def test_a_setting_that_the_compiler_does_not_know_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(exchange.SETTINGS, "peer", {"xla_gpu_unheard_of": True})
+    ((found),) = exchange.exchange(0.01, ("peer",))
+    assert "xla_gpu_unheard_of" in found["failed"]
 
 
 def test_one_device_has_nobody_to_send_to(monkeypatch: pytest.MonkeyPatch) -> None:

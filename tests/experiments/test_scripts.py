@@ -11,36 +11,14 @@ from pathlib import Path
 import pytest
 
 from experiments._cli import run
+from experiments.benchmark import __main__ as benchmarks
 from experiments.benchmark import kernels
 from tests import conftest
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = (
-    *(
-        "record",
-        "baselines",
-        "context",
-        "cpu_table",
-        "patching_share",
-        "kernels",
-        "ring",
-        "packed_ring",
-        "exchange",
-        "generation",
-        "attention_parts",
-        "sequence_parallel",
-        "sequence_plan",
-    ),
-    *("draw", "entropy", "stack", "flex_attention"),
-)
 SCRIPTS = (
-    "train",
-    "plan",
-    "evaluate",
-    "generate",
-    "patch",
-    "demo",
-    *(f"benchmark.{name}" for name in BENCHMARKS),
+    *(("experiments." + name,) for name in ("train", "plan", "evaluate", "generate", "patch", "demo")),
+    *(("experiments.benchmark", name) for name in benchmarks.BENCHMARKS),
 )
 EXECUTE = (
     "import nbclient, nbformat; n = nbformat.read('experiments/notebooks/quickstart.ipynb', 4); "
@@ -65,7 +43,7 @@ def test_kernels_knows_every_benchmark_of_an_op_and_its_shapes():
 
 def exit_status(monkeypatch, script: str, *args: str) -> int:
     """Of `python -m SCRIPT ARGS`, in this process."""
-    module = importlib.import_module(script)
+    module = benchmarks if script == "experiments.benchmark" else importlib.import_module(script)
     assert inspect.getsource(module).endswith('if __name__ == "__main__":\n    run(main)\n')
     monkeypatch.setattr(sys, "argv", [script, *args])
     with pytest.raises(SystemExit) as stopped:
@@ -73,17 +51,32 @@ def exit_status(monkeypatch, script: str, *args: str) -> int:
     return stopped.value.code or 0
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", SCRIPTS, ids=" ".join)
 def test_help_explains(script, monkeypatch, capsys):
-    assert exit_status(monkeypatch, f"experiments.{script}", "--help") == 0
+    assert exit_status(monkeypatch, *script, "--help") == 0
     assert len(capsys.readouterr().out) > 200
 
 
+def test_every_benchmark_has_its_name(monkeypatch, capsys):
+    files = {path.stem for path in (ROOT / "experiments" / "benchmark").glob("[a-z]*.py")}
+    assert files == set(benchmarks.BENCHMARKS)
+    assert exit_status(monkeypatch, "experiments.benchmark", "--help") == 0
+    listed = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [name for name, *said in listed if len(said) > 3] == list(benchmarks.BENCHMARKS)
+
+
+def test_nothing_is_measured_whose_commit_nobody_knows(monkeypatch, capsys):
+    monkeypatch.setattr(benchmarks, "git_commit", lambda: {"commit": None})
+    monkeypatch.setattr(benchmarks, "find", lambda name: pytest.fail)
+    assert exit_status(monkeypatch, "experiments.benchmark", "stack", "--out", "nowhere.json") == 1
+    assert "set JAXBLT_COMMIT" in capsys.readouterr().err
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", SCRIPTS, ids=" ".join)
 def test_help_explains_in_a_process_of_its_own(script):
     """Where nothing else has been imported before."""
-    done = python("-m", f"experiments.{script}", "--help")
+    done = python("-m", *script, "--help")
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(done.stdout) > 200
 
@@ -103,8 +96,12 @@ def test_a_script_in_a_process_of_its_own_reports_its_failure():
         (("experiments.plan", "demo", "--gpu", "h900"), "no GPU 'h900' to compile for"),
         (("experiments.patch", "no_such_file.txt"), "no_such_file.txt"),
         (
-            ("experiments.benchmark.kernels", "--out-dir", "x", "--ops", "none"),
+            ("experiments.benchmark", "kernels", "--out-dir", "x", "--ops", "none"),
             "no benchmark of an op 'none'",
+        ),
+        (
+            ("experiments.benchmark", "no_such_name"),
+            "unknown benchmark 'no_such_name', choose one of: attention_parts",
         ),
     ],
 )

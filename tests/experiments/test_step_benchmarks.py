@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmark import _cpu_row, cpu_table, patching_share
+from experiments.benchmark.__main__ import main
 from experiments.benchmark._step import prepare
 from jaxblt.parallel import MeshConfig
 from jaxblt.training.flops import matmul_flops
@@ -87,7 +88,7 @@ def test_the_table_has_a_row_a_length_and_says_where_it_was_measured(tmp_path, m
 
     monkeypatch.setattr(cpu_table.subprocess, "run", answer)
     out = tmp_path / "cpu.json"
-    cpu_table.main(["--out", str(out), "--lengths", "1024", "4096", "--batch-bytes", "8192"])
+    main(["cpu_table", "--out", str(out), "--lengths", "1024", "4096", "--batch-bytes", "8192"])
     assert asked[0][:2] == ["experiments.train", "demo_entropy"]
     monkeypatch.undo()
     found = json.loads(out.read_text(encoding="utf-8"))
@@ -99,7 +100,7 @@ def test_the_table_has_a_row_a_length_and_says_where_it_was_measured(tmp_path, m
 
 def test_lengths_must_divide_the_bytes_of_a_step():
     with pytest.raises(ValueError, match=r"batch_bytes = 16384 is no multiple of the lengths \[3000\]"):
-        cpu_table.main(["--out", "never.json", "--lengths", "1024", "3000"])
+        main(["cpu_table", "--out", "never.json", "--lengths", "1024", "3000"])
 
 
 def test_a_row_that_fails_says_why():

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from pallas_kernels import _measure
-from pallas_kernels._measure import Case, Method, compare, forward_backward, measure, measure_ceilings
+from pallas_kernels._measure import (
+    Case,
+    Method,
+    compare,
+    forward_backward,
+    measure,
+    measure_all,
+    measure_ceilings,
+)
 from pallas_kernels._trace import union_length
 from tests.tolerances import tol
 
@@ -37,6 +45,15 @@ def test_rounds_alternate() -> None:
     cases = [Case(name, lambda name=name: calls.append(name)) for name in "ab"]
     compare(*cases, method="host", warmup=0)
     assert "".join(calls) == "abba" * 10
+
+
+def test_calls_are_timed_one_after_the_other_and_long_ones_alone() -> None:
+    short, long = Case("short", _sleep, (0.002,)), Case("long", _sleep, (0.31,))
+    assert 0.002 <= measure(_sleep, 0.002, method="calls", warmup=0).summary.median < 0.01
+    assert _measure._slope_timer(_measure._called(long), 0, 0.01)() < 0.6
+    found = measure_all([short, Case("same", _sleep, (0.002,))], method="calls", warmup=0)
+    assert [side.name for side in found] == ["short", "same"]
+    assert all(side.method == "calls" and len(side.seconds) == 20 for side in found)
 
 
 def _matmuls(x: jax.Array, count: int) -> jax.Array:

@@ -18,6 +18,7 @@ def test_it_is_json_and_says_what_runs() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["time"])
     assert found["argv"]
     assert "/" not in found["argv"][0]
+    assert set(found) == set(module.ORIGIN)
 
 
 def test_the_commit_is_that_of_this_checkout() -> None:
@@ -30,7 +31,14 @@ def test_the_commit_is_that_of_this_checkout() -> None:
 
 def test_outside_a_checkout_there_is_no_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "__file__", str(tmp_path / "site" / "jaxblt" / "profiling.py"))
+    monkeypatch.delenv("JAXBLT_COMMIT", raising=False)
     assert git_commit() == {"commit": None, "dirty": None}
+
+
+def test_a_copy_without_git_carries_its_commit_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "site" / "jaxblt" / "profiling.py"))
+    monkeypatch.setenv("JAXBLT_COMMIT", "0123456789abcdef")
+    assert git_commit() == {"commit": "0123456789abcdef", "dirty": None}
 
 
 def test_absent_packages_are_left_out() -> None:

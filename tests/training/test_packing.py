@@ -107,8 +107,8 @@ ALONE_IN_A_ROW = stack("HA")
         (byte_lm(I=ALONE_IN_A_ROW.mixers["I"]), r"model\.stack\.mixers\['I'\]\.packed=False"),
         (
             byte_lm(H=replace(ALONE_IN_A_ROW.mixers["H"], packed=True, segment_alignment=128)),
-            r"model\.stack\.mixers\['H'\]\.segment_alignment=128 promises that documents start at multiples of 128, but "
-            r"with data\.packing='first_fit' and data\.alignment=8 they do at multiples of 8: leave",
+            r"model\.stack\.mixers\['H'\]\.segment_alignment=128 promises that documents start at multiples of 128, "
+            r"but with data\.packing='first_fit' and data\.alignment=8 they do at multiples of 8: leave",
         ),
         (blt(16), r"model\.latent\.mixers\['H'\]\.segment_alignment=16 .* they do at multiples of 12: leave"),
         (

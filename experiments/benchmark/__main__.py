@@ -1,0 +1,63 @@
+"""Measurements by name: python -m experiments.benchmark NAME [options]; without a name, a list of them."""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from experiments._cli import parse, run
+from experiments.benchmark._schema import check_commit
+from jaxblt.profiling.provenance import git_commit
+
+BENCHMARKS = {
+    "attention_parts": "benchmark",
+    "baselines": "baselines",
+    "context": "context",
+    "cpu_table": "cpu_table",
+    "draw": "draw",
+    "entropy": "entropy",
+    "exchange": "benchmark",
+    "flex_attention": "benchmark",
+    "generation": "benchmark",
+    "kernels": "kernels",
+    "packed_ring": "benchmark",
+    "patching_share": "patching_share",
+    "record": "record",
+    "results": "results",
+    "ring": "benchmark",
+    "sequence_parallel": "sequence_parallel",
+    "sequence_plan": "plan",
+    "stack": "stack",
+}
+"""The function of each, in the module of its name."""
+
+READERS = ("draw", "record", "results")
+"""They measure nothing, and read what was measured."""
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The benchmark of that name.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if name not in BENCHMARKS:
+        raise ValueError(f"unknown benchmark {name!r}, choose one of: {', '.join(BENCHMARKS)}")
+    return getattr(import_module(f"experiments.benchmark.{name}"), BENCHMARKS[name])
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and measures."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: python -m experiments.benchmark NAME [options]\n")
+        for name in BENCHMARKS:
+            print(f"{name:18} {(find(name).__doc__ or '').splitlines()[0]}")
+        raise SystemExit(0 if argv else 2)
+    name, *rest = argv
+    function = find(name)
+    if name not in READERS and not {"-h", "--help"} & set(rest):
+        check_commit(git_commit()["commit"])  # now, and not after an hour of measuring
+    parse(function, rest, script=f"experiments.benchmark {name}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,239 @@
+"""Sections of docs/results.md that one GPU or a CPU measured, each from files of the record."""
+
+from collections.abc import Iterator
+
+from experiments.benchmark._markdown import (
+    Figures,
+    Folder,
+    count,
+    gigabytes,
+    ms,
+    percent,
+    prose,
+    rate,
+    rounded,
+    runs,
+    spread,
+    table,
+)
+
+MODELS = {
+    "books": "BLT-Hyena on patches, 117.6 M parameters and 30.7 M in hash tables",
+    "books_transformer": "byte Transformer, 114.1 M parameters, same time in steps",
+    "ecoli": "byte Hyena, both strands, 14.4 M parameters",
+}
+OPS = (
+    *("attention", "blocked_conv", "byte_head", "hash_embedding", "modal_conv", "modal_conv_books"),
+    *("patch_attention_lookup", "patch_attention_pool", "short_conv"),
+)
+
+
+def training(folder: Folder) -> str:
+    """Runs of recipes, and what they are compared with."""
+    head = (
+        "recipe",
+        "model",
+        "bytes seen",
+        "in steps",
+        "bytes/s",
+        "MFU",
+        "memory",
+        "bits a byte, test split",
+    )
+    found = [(folder[name], model) for name, model in MODELS.items()]
+    rows = [
+        (
+            *(f"`{run['run']}`", model, count(run["bytes_seen"])),
+            *(f"{run['bytes_seen'] / run['bytes_per_second']:.0f} s", rate(run["bytes_per_second"])),
+            *(percent(run["mfu"]), gigabytes(run["peak_memory_bytes"])),
+            f"{run['evaluation']['bits_per_byte']:.3f}",
+        )
+        for run, model in found
+    ]
+    base = [
+        (f"`{folder[name]['data_of']}`", method, f"{bits:.3f}")
+        for name in ("books_baselines", "ecoli_baselines")
+        for method, bits in folder[name]["bits_per_byte"].items()
+    ]
+    return (
+        "One run and one seed each. For `ecoli` a byte is a base.\n\n"
+        f"{table(head, rows)}\n\nBaselines on the same test splits:\n\n"
+        f"{table(('data', 'method', 'bits a byte'), base)}"
+    )
+
+
+def steps(folder: Folder) -> str:
+    """Speed of `books` at several commits."""
+    rows = [
+        (
+            run["commit"][:12],
+            "yes" if run["scan"] else "no",
+            str(line["step"]),
+            rate(line["bytes_per_second"]),
+            percent(line["mfu"]),
+        )
+        for run in folder["books_steps"]["runs"]
+        for line in run["lines"][:1]
+    ]
+    share = folder["books_patching_share"]
+    return (
+        f"{table(('commit', 'scanned stacks', 'steps', 'bytes/s', 'MFU'), rows)}\n\n"
+        f"Entropies made inside the step take {100 * share['share']:.1f} % of it "
+        f"({100 * share['share_low']:.1f} to {100 * share['share_high']:.1f}): "
+        f"{ms(share['online_seconds']['median'])} ms with them, {ms(share['given_seconds']['median'])} ms without."
+    )
+
+
+def context(folder: Folder) -> str:
+    """The same bytes after longer contexts, before and after training on longer rows."""
+    files = {name: folder[name] for name in ("books_context", "books_32k_context")}
+    rows = [
+        (f"`{run['run']}`, step {run['step']}", count(at["context"]), _interval(at["bits_per_byte"]))
+        for run in files.values()
+        for at in run["contexts"]
+    ]
+    return table(("run", "bytes of context", "bits a byte (95 %)"), rows)
+
+
+def _interval(value: Figures) -> str:
+    return f"{value['value']:.3f} ({value['low']:.3f} to {value['high']:.3f})"
+
+
+def operations(folder: Folder) -> str:
+    """Every op's benchmark."""
+    said = prose(
+        "Device time. *Plain* is what one would write without the op; the two alternate. The floor is bytes over copy "
+        "bandwidth or FLOPs over matmul speed, measured in the same run."
+    )
+    head = ("shape", "pass", "version", "ms", "plain, ms", "time over plain (95 %)", "floor, ms")
+    parts = [f"{said}\n"]
+    for name in OPS:
+        rows = [row for run in runs(folder[name]) for row in _op_rows(run)]
+        parts.append(f"### `{name}`\n\n{table(head, rows)}\n")
+    return "\n".join(parts).rstrip()
+
+
+def _op_rows(run: Figures) -> Iterator[tuple[str, ...]]:
+    for shape, found in run["shapes"].items():
+        for timed in found["passes"]:
+            (version, taken), (_, plain) = timed["seconds"].items()
+            ratio = timed["time_over_plain"]
+            over = f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+            name = timed["pass"].replace("+", " + ")
+            times = (ms(taken["median"]), ms(plain["median"]), over, ms(timed["floor"]))
+            yield (shape, name, version, *times)
+
+
+def peers(folder: Folder) -> str:
+    """FlexAttention of PyTorch on the shapes of patch attention."""
+    found = folder["flex_attention"]
+    rows = [
+        (shape, name.replace("+", " + "), rounded(flex), rounded(call["dense_ms"][name]))
+        for shape, call in found["calls"].items()
+        for name, flex in call["flex_ms"].items()
+    ]
+    return f"PyTorch {found['torch']}.\n\n" + table(
+        ("shape", "pass", "FlexAttention, ms", "dense mask, ms"), rows
+    )
+
+
+def attention_parts(folder: Folder) -> str:
+    """Partial attention: kernels of a ring's step, by name."""
+    found = folder["attention_parts"]
+    if "parts" in found:
+        names, rows = (found["first"], found["second"]), _part_rows(found["parts"])
+    else:
+        names = ("mosaic_gpu", "cudnn with a merge")
+        rows = [(at["time"], *at["ms"].values(), at["ratio"][0]) for at in found["lines"] if "time" in at]
+    cells = [(call, rounded(first), rounded(second), f"{ratio:.3f}") for call, first, second, ratio in rows]
+    return table(("call", *(f"{name}, ms" for name in names), "ratio"), cells)
+
+
+def _part_rows(parts: list[Figures]) -> list[tuple[str, float, float, float]]:
+    return [
+        (
+            f"{name} {part['tokens']}x{part['keys']}, {part['heads']} heads of {part['head_dim']}, "
+            f"causal={part['causal']} onto={part['onto']}",
+            *(part[name]["ms"][side] for side in ("first", "second")),
+            part[name]["ratio"]["value"],
+        )
+        for part in parts
+        for name in ("forward", "gradients")
+    ]
+
+
+def models(folder: Folder) -> str:
+    """Forward passes of whole models."""
+    stack = [
+        (
+            *(
+                f"{run['layers']} modal Hyena layers with MLPs, D {run['dim']}",
+                f"{at['rows']} x {count(at['tokens'])}",
+            ),
+            *(spread(at["seconds"]), ms(at["span_seconds"]), ms(at["floor_seconds"])),
+        )
+        for run in folder["stack"]["runs"]
+        for at in run["lengths"]
+    ]
+    cuts = [
+        (
+            *(f"{at['rows']} x {count(at['bytes'])}", rate(at["bytes_per_second"]), spread(at["seconds"])),
+            *(ms(at["span_seconds"]), ms(at["floor_seconds"])),
+            f"{at['different_boundaries']} / {at['undecided']} / {count(at['boundaries'])}",
+        )
+        for run in folder["entropy"]["runs"]
+        for at in run["shapes"]
+    ]
+    said = prose(
+        "Entropies and patch boundaries by a 14-layer byte Transformer of width 768 and window 512. A boundary is "
+        "undecided where rounding can decide it; all that differ from a loop in f64 are among those."
+    )
+    head = (
+        "rows x bytes",
+        "bytes/s",
+        "ms (95 %)",
+        "span, ms",
+        "floor, ms",
+        "boundaries that differ / undecided / all",
+    )
+    return (
+        f"{table(('model', 'rows x tokens', 'ms (95 %)', 'span, ms', 'floor, ms'), stack)}\n\n"
+        f"{said}\n\n{table(head, cuts)}"
+    )
+
+
+def prompts(folder: Folder) -> str:
+    """Reading prompts, and bytes after them."""
+    rows = [
+        (
+            *(count(at["bytes"]), spread(at["read_seconds"]), rate(at["bytes_read_per_second"])),
+            *(ms(at["seconds_a_byte_written"]), gigabytes(at["peak_memory_bytes"])),
+            f"{100 * at['difference_of_logits']:.1f} %",
+        )
+        for at in folder["generation"]["prompts"]
+    ]
+    said = prose(
+        "The model of `books` with drawn parameters and static patches. The last column compares the logits behind the "
+        "prompt with those after its last 64 bytes were fed one by one."
+    )
+    return f"{said}\n\n" + table(
+        ("bytes", "reading, ms (95 %)", "read", "ms a byte after it", "memory", "difference"), rows
+    )
+
+
+def cpu(folder: Folder) -> str:
+    """The demo's train step on a CPU."""
+    rows = [
+        (
+            *(count(at["seq_len"]), str(at["batch_size"]), spread(at["step_seconds"])),
+            *(rate(at["bytes_per_second"]), gigabytes(at["peak_resident_bytes"])),
+        )
+        for at in folder["cpu"]["rows"]
+    ]
+    said = prose(
+        "The demo's train step on two cores, while other programs ran on the machine's other 14. The machine has the "
+        "GPU that the file names; the step ran on its CPU."
+    )
+    return f"{said}\n\n" + table(
+        ("bytes of a row", "rows", "step, ms (95 %)", "bytes/s", "resident memory"), rows
+    )

@@ -1,0 +1,141 @@
+"""docs/results.md and README's table, written from the JSON files of the record."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from experiments.benchmark import _split_tables, _tables
+from experiments.benchmark._markdown import (
+    Folder,
+    count,
+    flags,
+    ms,
+    origins,
+    percent,
+    prose,
+    rate,
+    read_folder,
+    table,
+)
+
+RECORD, PAGE, README = "experiments/results", "docs/results.md", "README.md"
+BEGIN, END = "<!-- Written by `python -m experiments.benchmark results`. -->", "<!-- results end -->"
+
+SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
+    ("Trained models", _tables.training),
+    ("The train step of `books`", _tables.steps),
+    ("Longer contexts", _tables.context),
+    ("Operations", _tables.operations),
+    ("FlexAttention as a peer", _tables.peers),
+    ("Partial attention", _tables.attention_parts),
+    ("Forward passes", _tables.models),
+    ("Prompts", _tables.prompts),
+    ("A CPU", _tables.cpu),
+    ("Attention over several GPUs", _split_tables.rings),
+    ("Packed rows over several GPUs", _split_tables.packed),
+    ("One sequence over several GPUs", _split_tables.steps),
+    ("A layer over several GPUs", _split_tables.layers),
+    ("Planned memory of a step", _split_tables.plans),
+    ("Exchanges between GPUs", _split_tables.exchanges),
+)
+
+
+def results(root: str = ".") -> None:
+    """Writes docs/results.md and README's table from experiments/results.
+
+    Args:
+      root: of the repository.
+
+    Raises:
+      FileNotFoundError: the folder has no record.
+      ValueError: a file does not say on what it was measured, or README has no place for the table.
+    """
+    base = Path(root)
+    folder = read_folder(base / RECORD)
+    written = {
+        base / PAGE: page(folder),
+        base / README: with_table((base / README).read_text("utf-8"), folder),
+    }
+    for path, text in written.items():
+        path.write_text(text, encoding="utf-8")
+        print(path)
+
+
+def page(folder: Folder) -> str:
+    """docs/results.md."""
+    said = prose(
+        "Written by `python -m experiments.benchmark results` from the JSON files in `experiments/results`. A test "
+        "compares the two. Times are medians; [concepts](concepts.md) defines floor, span and MFU. "
+        "[benchmark](guides/benchmark.md) says how to measure again, [known-limits](known-limits.md) what these "
+        "figures do not say."
+    )
+    parts = [f"## {title}\n\n{section(folder)}\n" for title, section in SECTIONS]
+    return "\n".join([f"# Results\n\n{said}\n", *parts, f"## Files\n\n{files(folder)}\n"])
+
+
+def files(folder: Folder) -> str:
+    """Where every file's figures were measured."""
+    rows = [
+        (f"`{name}.json`", *origin, f"`{flags(found)}`" if flags(found) else "")
+        for name, found in folder.items()
+        for origin in origins(found)
+    ]
+    return table(("file", "device", "jax", "commit", "`XLA_FLAGS`"), rows)
+
+
+def summary(folder: Folder) -> str:
+    """README's table."""
+    books, peer, dna = (folder[name] for name in ("books", "books_transformer", "ecoli"))
+    bits = {run["run"]: f"{run['evaluation']['bits_per_byte']:.3f}" for run in (books, peer, dna)}
+    base = folder["books_baselines"]["bits_per_byte"]
+    markov = folder["ecoli_baselines"]["bits_per_byte"]["order-5 Markov"]
+    (step,) = folder["sequence_parallel_step_4_1m"]["steps"]
+    prompt = max(folder["generation"]["prompts"], key=lambda at: at["bytes"])
+    cut = max(
+        (at for run in folder["entropy"]["runs"] for at in run["shapes"]),
+        key=lambda at: at["bytes_per_second"],
+    )
+    rows = (
+        (
+            "held-out English books",
+            f"`books`, BLT-Hyena, {count(books['bytes_seen'] / 1e6)} MB seen",
+            f"{bits['books']} bits per byte (byte Transformer in the same time {bits['books_transformer']}, "
+            f"xz {base['xz']:.3f})",
+        ),
+        (
+            "held-out E. coli bases",
+            f"`ecoli`, byte Hyena, {count(dna['bytes_seen'] / 1e6)} MB seen",
+            f"{bits['ecoli']} bits per base (order-5 Markov {markov:.3f})",
+        ),
+        (
+            "training",
+            "`books`, one H200",
+            f"{rate(books['bytes_per_second'])}, {percent(books['mfu'])} MFU",
+        ),
+        (
+            "train step on one sequence",
+            f"{count(step['bytes'])} bytes, {step['devices']} H200s",
+            f"{ms(step['all']['seconds']['median'])} ms, {rate(step['bytes_per_second'])}",
+        ),
+        (
+            "reading a prompt",
+            f"{count(prompt['bytes'])} bytes, one H200",
+            f"{prompt['read_seconds']['median']:.2f} s",
+        ),
+        ("cutting patches by entropy", "one H200", rate(cut["bytes_per_second"])),
+    )
+    return table(("what", "setting", "figure"), rows)
+
+
+def with_table(readme: str, folder: Folder) -> str:
+    """README with its table as the record has it.
+
+    Raises:
+      ValueError: the marks around the table are missing.
+    """
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(
+            f"README.md has no {BEGIN!r} with {END!r} behind it: put both where the table belongs"
+        )
+    return f"{before}{BEGIN}\n{summary(folder)}\n{END}{after}"
