@@ -6,6 +6,7 @@ A step holds the state (arrays) and a JSON object. Nothing is pickled. The one m
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -44,12 +45,12 @@ def _folder(directory: str | epath.PathLike) -> epath.Path:
     return path if "://" in str(path) else path.resolve()
 
 
-def _context(*, partial: bool = False, on_commit: Any = None) -> ocp.Context:
+def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Context:
     registry = ocp.handlers.local_registry()
     registry.add(ocp.handlers.JsonHandler, checkpointable_name="meta")
     context = ocp.Context()
     context.checkpointables.registry = registry
-    context.pytree.loading.partial_load = partial
+    context.pytree.loading.partial_load = partial_load
     context.asynchronous.post_finalization_callback = on_commit
     return context
 
@@ -142,7 +143,7 @@ def _stored(where: epath.Path, subtree: str) -> Any:
 
 
 def _read_step(where: epath.Path, abstract: Any, subtree: str) -> Restored:
-    with _context(partial=True):
+    with _context(partial_load=True):
         stored = _together(lambda: _stored(where, subtree))
         recast = integrity.check_leaves(stored, abstract, where=str(where), cast=bool(subtree))
         note = _together(lambda: ocp.load_checkpointables(where, {"meta": None}))["meta"]
@@ -194,6 +195,11 @@ def restore(
     raise CheckpointCorrupt(f"no checkpoint in {folder} can be read:\n  {listed}") from reasons[0]
 
 
+def _is_new(record: logging.LogRecord) -> bool:
+    """False for what Orbax logs of a failed save, a traceback of a hundred lines: `wait` raises the same error."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
 class Checkpointer:
     """Saves and restores the steps of one run. Every process calls every method.
 
@@ -210,6 +216,9 @@ class Checkpointer:
             raise ValueError(f"keep={keep}: keep at least 2 checkpoints, or a damaged one cannot be replaced")
         self.directory = _folder(directory)
         self._saving: int | None = None
+        # of its own, or the first of two to close would take the other's away
+        self._filter = partial(_is_new)
+        logging.getLogger("absl").addFilter(self._filter)
         policies = ocp.training.preservation_policies
         kept: list[Any] = [policies.LatestN(keep)]
         if keep_period is not None:
@@ -288,7 +297,10 @@ class Checkpointer:
 
     def close(self) -> None:
         """Waits, then frees threads."""
-        self._manager.close()
+        try:
+            self._manager.close()
+        finally:
+            logging.getLogger("absl").removeFilter(self._filter)
 
     def __enter__(self) -> "Checkpointer":
         return self

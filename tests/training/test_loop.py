@@ -12,7 +12,8 @@ import jaxblt
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.checkpoint import Checkpointer, list_steps
-from jaxblt.training.loop import TrainingFailed, begin, fit
+from jaxblt.training.health import TrainingFailed
+from jaxblt.training.loop import begin, fit
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import read_resolved
 from jaxblt.training.runlog import read_metrics
@@ -169,7 +170,7 @@ def test_init_from_takes_parameters_alone(run, tmp_path):
 
 def test_steps_that_are_not_finite_end_the_run(tmp_path):
     optimizer = AdamWConfig(learning_rate=1e38, warmup_steps=0, clip_norm=None)
-    with pytest.raises(TrainingFailed, match=r"last \d+ steps were not finite"):
+    with pytest.raises(TrainingFailed, match=r"steps 2-4 were not finite in loss, gradient or update"):
         fit(tiny_recipe(optimizer=optimizer, max_skips=3), tmp_path, source=Letters())
 
 
@@ -209,7 +210,7 @@ def test_threshold_and_capacity_are_calibrated(patched_runs):
 
 def test_resumes_and_loads_without_the_entropy_run(patched_runs):
     recipe, before, run_dir = patched_runs
-    fitted = fit(recipe, run_dir, source=Letters())
+    fitted = fit(recipe, run_dir, source=Letters(), resume_with=True)
     assert fitted.step == 24
     assert fitted.recipe.patcher == before.recipe.patcher
     jax.tree.map(np.testing.assert_array_equal, fitted.state.frozen.params, before.state.frozen.params)

@@ -98,7 +98,6 @@ def test_only_the_main_process_writes(tmp_path: Path, capsys: pytest.CaptureFixt
         log.image(0, "a", png(1, 1))
         log.text(0, "b", "c")
         log.truncate_after(0)
-        log.flush()
         with log.progress(3) as progress:
             progress.update(1, {"loss": 1.0})
             progress.say("hello")
