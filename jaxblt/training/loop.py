@@ -157,11 +157,9 @@ def fit(
 
 def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str | os.PathLike[str]) -> Fitted:
     """Says so; nothing is trained or written."""
-    if jax.process_index() == 0:
-        print(
-            f"{run_dir} is finished: it is at step {step} of {setup.recipe.train.steps}; nothing was changed",
-            flush=True,
-        )
+    steps = setup.recipe.train.steps
+    with Progress(steps, start=step, show=jax.process_index() == 0) as progress:
+        progress.say(f"{run_dir} is finished: it is at step {step} of {steps}; nothing was changed")
     return Fitted(setup.recipe, state, step, finished=True)
 
 

@@ -1,6 +1,7 @@
 """What a training run carries from step to step, and what it leaves alone."""
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import flax.struct
@@ -64,7 +65,7 @@ def forgive(state: TrainState) -> TrainState:
     count = state.skipped_in_a_row
     if not int(count):
         return state
-    return state.replace(skipped_in_a_row=jax.device_put(np.zeros((), np.int32), count.sharding))
+    return replace(state, skipped_in_a_row=jax.device_put(np.zeros((), np.int32), count.sharding))
 
 
 def freeze(params: Any, threshold: float) -> Frozen:
