@@ -204,7 +204,7 @@ class Checkpointer:
     """Saves and restores the steps of one run. Every process calls every method.
 
     Args:
-      directory: local, `gs://` or `s3://`; made if absent.
+      directory: local, `gs://` or `s3://`; made by the first save if absent.
       keep: newest steps kept; at least 2, or there is nothing to fall back to.
       keep_period: steps that are a multiple of it are kept for ever.
     """
@@ -223,13 +223,20 @@ class Checkpointer:
         kept: list[Any] = [policies.LatestN(keep)]
         if keep_period is not None:
             kept.append(policies.EveryNSteps(keep_period))
-        self._manager = ocp.training.Checkpointer(
-            self.directory,
-            # Orbax copies its options deeply: a bound method would arrive bound to a copy of self.
-            context=_context(on_commit=lambda: self._list_files()),
-            preservation_policy=cast(Any, policies.AnyPreservationPolicy(kept)),
-            cleanup_tmp_directories=True,
-        )
+        self._policy = policies.AnyPreservationPolicy(kept)
+        self._manager: ocp.training.Checkpointer | None = None
+
+    def _writer(self) -> ocp.training.Checkpointer:
+        """Made by the first save: it makes the directory, and clears it of torn saves in a thread of its own."""
+        if self._manager is None:
+            self._manager = ocp.training.Checkpointer(
+                self.directory,
+                # Orbax copies its options deeply: a bound method would arrive bound to a copy of self.
+                context=_context(on_commit=lambda: self._list_files()),
+                preservation_policy=cast(Any, self._policy),
+                cleanup_tmp_directories=True,
+            )
+        return self._manager
 
     def _list_files(self) -> None:
         """Runs once everything is written, before the step gets its final name (or its commit mark)."""
@@ -260,7 +267,7 @@ class Checkpointer:
         state = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.generic) else leaf, state)
         note = {"meta": meta or {}, "fingerprint": integrity.fingerprint(state)}
         self._saving = step
-        self._manager.save_checkpointables_async(step, {"state": state, "meta": note}, force=True)
+        self._writer().save_checkpointables_async(step, {"state": state, "meta": note}, force=True)
 
     def steps(self) -> list[int]:
         """The finished steps, ascending, as process 0 sees them."""
@@ -289,16 +296,19 @@ class Checkpointer:
                 logger.warning("continuing from step %d: %s was moved to %s", kept, step, target)
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("checkpoints set aside")
-        self._manager.reload()
+        if self._manager is not None:
+            self._manager.reload()
 
     def wait(self) -> None:
         """Returns when the last save is on disk; raises its error if it failed."""
-        self._manager.wait()
+        if self._manager is not None:
+            self._manager.wait()
 
     def close(self) -> None:
         """Waits, then frees threads."""
         try:
-            self._manager.close()
+            if self._manager is not None:
+                self._manager.close()
         finally:
             logging.getLogger("absl").removeFilter(self._filter)
 

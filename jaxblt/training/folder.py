@@ -13,8 +13,6 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxblt.training.resolved import checkpoint_dir
-
 LOCK = "trainer.lock"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -61,13 +59,13 @@ def _raise_together(refused: Exception | None, run_dir: str | os.PathLike[str]) 
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    new = [path for path in (checkpoint_dir(folder), folder, *folder.parents) if not path.exists()]
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
         for path in new:
-            # rmdir fails for a folder that holds anything or was never made: those are to stay
+            # rmdir fails for a folder that holds anything: it is to stay
             with suppress(OSError):
                 path.rmdir()
 
