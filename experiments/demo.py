@@ -20,7 +20,7 @@ PROMPT = b"The Time Traveller "
 def demo(run_dir: str = "runs/demo", steps: int | None = None, entropy_steps: int | None = None) -> None:
     """Trains the entropy model, calibrates the threshold, trains a byte-patched Hyena, and shows what came out.
 
-    Run again, it goes on from its checkpoints and only repeats the measuring.
+    Run again, it goes on from its checkpoints and only repeats the measuring. SIGTERM or Ctrl-C saves and ends it.
 
     Args:
       run_dir: folder of the run; the entropy model's lies beside it, with _entropy behind its name.
@@ -32,9 +32,12 @@ def demo(run_dir: str = "runs/demo", steps: int | None = None, entropy_steps: in
 
     began = time.perf_counter()
     entropy_dir = f"{run_dir}_entropy"
-    fit(_shorter(configs.get("demo_entropy"), entropy_steps), entropy_dir)
+    if not fit(_shorter(configs.get("demo_entropy"), entropy_steps), entropy_dir).finished:
+        return
     recipe = dataclasses.replace(_shorter(configs.get("demo"), steps), entropy_run=entropy_dir)
     fitted = fit(recipe, run_dir)
+    if not fitted.finished:
+        return
     print(f"trained in {time.perf_counter() - began:.0f} s; {_achieved(run_dir)}\n")
     loaded = jaxblt.load(run_dir)
     _compare(loaded, jaxblt.load(entropy_dir))

@@ -1,5 +1,6 @@
 """Trains a recipe: python -m experiments.train RECIPE [--run-dir DIR] [--overrides]."""
 
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -13,16 +14,18 @@ ABOUT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchConfig:
-    """Several processes as one run; what is None comes from the environment.
+class TrainOptions:
+    """How to go on, and several processes as one run; what is None of these comes from the environment.
 
     Attributes:
+      resume_with: go on with the run in the folder although settings differ that decide what is learned.
       coordinator: "host:port" of process 0, reachable from all.
       num_processes: of the run.
       process_id: of this one, from 0.
       timeout_s: seconds to wait for the others.
     """
 
+    resume_with: bool = False
     coordinator: str | None = None
     num_processes: int | None = None
     process_id: int | None = None
@@ -31,12 +34,17 @@ class LaunchConfig:
 
 def main(argv: Sequence[str]) -> None:
     """Parses, joins the other processes and trains."""
-    recipe, run_dir, launch = parse_recipe_and(argv, LaunchConfig(), script="experiments.train", about=ABOUT)
+    recipe, run_dir, options = parse_recipe_and(argv, TrainOptions(), script="experiments.train", about=ABOUT)
     from jaxblt.parallel import init_distributed
     from jaxblt.training.loop import fit
 
-    init_distributed(**asdict(launch))
-    fit(recipe, run_dir)
+    launch = asdict(options)
+    resume_with = launch.pop("resume_with")
+    init_distributed(**launch)
+    if not fit(recipe, run_dir, resume_with=resume_with).finished:
+        # All is saved: another signal of those that stopped the run must not make its end look like a failure.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ A step holds the state (arrays) and a JSON object. Nothing is pickled. The one m
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -45,12 +46,12 @@ def _folder(directory: str | epath.PathLike) -> epath.Path:
     return path if "://" in str(path) else path.resolve()
 
 
-def _context(*, partial: bool = False, on_commit: Any = None) -> ocp.Context:
+def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Context:
     registry = ocp.handlers.local_registry()
     registry.add(ocp.handlers.JsonHandler, checkpointable_name="meta")
     context = ocp.Context()
     context.checkpointables.registry = registry
-    context.pytree.loading.partial_load = partial
+    context.pytree.loading.partial_load = partial_load
     context.asynchronous.post_finalization_callback = on_commit
     return context
 
@@ -145,7 +146,7 @@ def _stored(where: epath.Path, subtree: str) -> Any:
 
 
 def _read_step(where: epath.Path, abstract: Any, subtree: str) -> Restored:
-    with _context(partial=True):
+    with _context(partial_load=True):
         stored = _together(lambda: _stored(where, subtree))
         abstract = abstract(stored) if callable(abstract) else abstract
         abstract, renamed = as_stored(stored, abstract)
@@ -200,11 +201,16 @@ def restore(
     raise CheckpointCorrupt(f"no checkpoint in {folder} can be read:\n  {listed}") from reasons[0]
 
 
+def _is_new(record: logging.LogRecord) -> bool:
+    """False for what Orbax logs of a failed save, a traceback of a hundred lines: `wait` raises the same error."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
 class Checkpointer:
     """Saves and restores the steps of one run. Every process calls every method.
 
     Args:
-      directory: local, `gs://` or `s3://`; made if absent.
+      directory: local, `gs://` or `s3://`; made by the first save if absent.
       keep: newest steps kept; at least 2, or there is nothing to fall back to.
       keep_period: steps that are a multiple of it are kept for ever.
     """
@@ -216,17 +222,27 @@ class Checkpointer:
             raise ValueError(f"keep={keep}: keep at least 2 checkpoints, or a damaged one cannot be replaced")
         self.directory = _folder(directory)
         self._saving: int | None = None
+        # of its own, or the first of two to close would take the other's away
+        self._filter = partial(_is_new)
+        logging.getLogger("absl").addFilter(self._filter)
         policies = ocp.training.preservation_policies
         kept: list[Any] = [policies.LatestN(keep)]
         if keep_period is not None:
             kept.append(policies.EveryNSteps(keep_period))
-        self._manager = ocp.training.Checkpointer(
-            self.directory,
-            # Orbax copies its options deeply: a bound method would arrive bound to a copy of self.
-            context=_context(on_commit=lambda: self._list_files()),
-            preservation_policy=cast(Any, policies.AnyPreservationPolicy(kept)),
-            cleanup_tmp_directories=True,
-        )
+        self._policy = policies.AnyPreservationPolicy(kept)
+        self._manager: ocp.training.Checkpointer | None = None
+
+    def _writer(self) -> ocp.training.Checkpointer:
+        """Made by the first save: it makes the directory, and clears it of torn saves in a thread of its own."""
+        if self._manager is None:
+            self._manager = ocp.training.Checkpointer(
+                self.directory,
+                # Orbax copies its options deeply: a bound method would arrive bound to a copy of self.
+                context=_context(on_commit=lambda: self._list_files()),
+                preservation_policy=cast(Any, self._policy),
+                cleanup_tmp_directories=True,
+            )
+        return self._manager
 
     def _list_files(self) -> None:
         """Runs once everything is written, before the step gets its final name (or its commit mark)."""
@@ -257,7 +273,7 @@ class Checkpointer:
         state = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.generic) else leaf, state)
         note = {"meta": meta or {}, "fingerprint": integrity.fingerprint(state)}
         self._saving = step
-        self._manager.save_checkpointables_async(step, {"state": state, "meta": note}, force=True)
+        self._writer().save_checkpointables_async(step, {"state": state, "meta": note}, force=True)
 
     def steps(self) -> list[int]:
         """The finished steps, ascending, as process 0 sees them."""
@@ -286,15 +302,21 @@ class Checkpointer:
                 logger.warning("continuing from step %d: %s was moved to %s", kept, step, target)
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("checkpoints set aside")
-        self._manager.reload()
+        if self._manager is not None:
+            self._manager.reload()
 
     def wait(self) -> None:
         """Returns when the last save is on disk; raises its error if it failed."""
-        self._manager.wait()
+        if self._manager is not None:
+            self._manager.wait()
 
     def close(self) -> None:
         """Waits, then frees threads."""
-        self._manager.close()
+        try:
+            if self._manager is not None:
+                self._manager.close()
+        finally:
+            logging.getLogger("absl").removeFilter(self._filter)
 
     def __enter__(self) -> "Checkpointer":
         return self

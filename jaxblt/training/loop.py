@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,30 @@ from jax.sharding import Mesh
 from jaxblt.data.batch import Batch
 from jaxblt.data.pipeline import Dataset
 from jaxblt.data.sources import DocumentSource
+from jaxblt.training.cadence import SaveCadence
 from jaxblt.training.checkpoint import Checkpointer
 from jaxblt.training.evaluate import Validation
 from jaxblt.training.flops import peak_flops
+from jaxblt.training.folder import claimed
 from jaxblt.training.frozen import load_params, param_shapes, resolve
+from jaxblt.training.health import BadSteps, check_health, spans
 from jaxblt.training.meter import Meter, traced
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.picture import first_passage, log_passage
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.report import describe, model_cost, op_choices
-from jaxblt.training.resolved import Resolved, adopt, checkpoint_dir, continued, inherit, write_resolved
-from jaxblt.training.runlog import Progress, RunLog
+from jaxblt.training.resolved import (
+    Resolved,
+    adopt,
+    checkpoint_dir,
+    continued,
+    inherit,
+    keep_earlier,
+    learned_changes,
+    write_resolved,
+)
+from jaxblt.training.runlog import Progress, RunLog, check_local
 from jaxblt.training.setup import (
     Setup,
     abstract_frozen,
@@ -36,7 +48,7 @@ from jaxblt.training.setup import (
     recipe_step,
     to_devices,
 )
-from jaxblt.training.state import TrainState
+from jaxblt.training.state import TrainState, forgive
 
 HEADLINE = (
     "bits_per_byte",
@@ -48,10 +60,6 @@ HEADLINE = (
     "skipped",
 )
 """Figures shown beside the progress bar."""
-
-
-class TrainingFailed(RuntimeError):
-    """A run cannot go on: its steps are not finite, or its patches overflow."""
 
 
 @dataclass(frozen=True)
@@ -79,59 +87,95 @@ def fit(
     *,
     source: DocumentSource | None = None,
     devices: Any = None,
+    resume_with: bool = False,
 ) -> Fitted:
     """Trains a recipe in a folder, from the start or from where an earlier process left off.
 
-    Leaves `config.json` (the resolved recipe), `metrics.jsonl`, TensorBoard events and `checkpoints/`.
+    Leaves `config.json` (the resolved recipe), `metrics.jsonl`, TensorBoard events and `checkpoints/`; and in
+    `configs/` the configs that a run had before it went on with another. A run that is finished is left as it is. A
+    start that fails leaves no folder that was not there, and changes none that was.
+
+    SIGTERM or Ctrl-C saves and ends the run at the next step; a second one changes nothing, a third ends the process.
 
     Args:
       recipe: what to train.
-      run_dir: a local folder, seen by all processes.
+      run_dir: a local folder, seen by all processes. Another trainer cannot use it meanwhile.
       source: documents to use instead of those that the recipe names.
       devices: by default all.
+      resume_with: the folder's run goes on with this recipe although settings differ that decide what is learned,
+        such as data, optimiser, seed, length or batch (`jaxblt.training.resolved.adopt`).
 
     Raises:
       TrainingFailed: too many steps in a row were not finite, or too many patch boundaries were refused.
+      FolderInUse: another process trains in the folder.
       ValueError: the recipe does not fit the devices, the data or the run that the folder holds.
       FileNotFoundError: the folder holds checkpoints without the config that they belong to.
+      OSError: the disk is full.
     """
+    check_local(run_dir)
     if recipe.train.compilation_cache is not None:
         jax.config.update("jax_compilation_cache_dir", recipe.train.compilation_cache)
     mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0
     with (
+        # The outermost: signals must find no default handler before everything is closed.
+        ExitStack() as closed_last,
+        claimed(run_dir, is_main=is_main),
         jax.set_mesh(mesh),
         Checkpointer(checkpoint_dir(run_dir), keep=recipe.train.keep) as checkpoints,
-        RunLog(run_dir, is_main=is_main) as log,
     ):
         data = open_data(recipe, mesh, source=source)
-        setup, state, first, seconds = begin(recipe, run_dir, data, mesh, checkpoints)
-        if is_main:
-            write_resolved(run_dir, Resolved(setup.recipe, state.frozen and state.frozen.content_hash))
-        log.truncate_after(first)
+        setup, state, first, seconds = begin(
+            recipe, run_dir, data, mesh, checkpoints, resume_with=resume_with
+        )
+        if first >= setup.recipe.train.steps:
+            return already_finished(setup, state, first, run_dir)
 
         train_step = recipe_step(setup)
         cost = model_cost(setup.task, setup.abstract.params, recipe.data.seq_len)
         example = to_devices(data.batch(first), mesh, recipe.data.batch_size, setup.layout)
         report = describe(setup, data, op_choices(train_step, state, example), cost)
-        log.text(first, "report", f"```\n{report}\n```")
-
         peak = peak_flops(jax.devices()[0].device_kind)
         meter = Meter(cost, None if peak is None else peak * mesh.size, seconds=seconds)
         validation = Validation(setup, source)
-        with log.progress(recipe.train.steps, start=first) as progress:
+
+        # Up to here a start may fail: nothing before this line writes to the folder.
+        with (
+            RunLog(run_dir, is_main=is_main) as log,
+            log.progress(recipe.train.steps, start=first) as progress,
+        ):
+            stop = closed_last.enter_context(StopRequest(every=recipe.train.log_every))
+            if is_main:
+                resolved = Resolved(setup.recipe, state.frozen and state.frozen.content_hash)
+                keep_earlier(run_dir, resolved, first)
+                write_resolved(run_dir, resolved)
+            log.truncate_after(first)
+            log.text(first, "report", f"```\n{report}\n```")
             progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
-            trainer = Trainer(setup, data, train_step, validation, checkpoints, log, progress, meter)
+            trainer = Trainer(setup, data, train_step, validation, checkpoints, log, progress, meter, stop)
             return trainer.run(state, first)
 
 
+def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str | os.PathLike[str]) -> Fitted:
+    """Says so; nothing is trained or written."""
+    steps = setup.recipe.train.steps
+    with Progress(steps, start=step, show=jax.process_index() == 0) as progress:
+        progress.say(f"{run_dir} is finished: it is at step {step} of {steps}; nothing was changed")
+    return Fitted(setup.recipe, state, step, finished=True)
+
+
 def begin(
-    recipe: Recipe, run_dir: str | os.PathLike[str], data: Dataset, mesh: Mesh, checkpoints: Checkpointer
+    recipe: Recipe,
+    run_dir: str | os.PathLike[str],
+    data: Dataset,
+    mesh: Mesh,
+    checkpoints: Checkpointer,
+    *,
+    resume_with: bool = False,
 ) -> tuple[Setup, TrainState, int, float]:
     """Setup, first state, its step, and the seconds of training behind it.
 
-    1. The folder holds a checkpoint: the run goes on from the newest one that can be read. Model, patcher and
-       objective may not have changed; data, length, mesh and what is logged may. Log lines of later steps are
-       dropped, for they come again.
+    1. The folder holds a checkpoint: the run goes on from the newest one that can be read, if the recipe learns what
+       the run does (`adopt`). Log lines of later steps are dropped, for they come again.
     2. `recipe.init_from` names a run: its newest parameters, with a fresh optimiser, at step 0; and its threshold and
        capacity, if both cut patches by the same rule.
     3. Otherwise: parameters drawn from the seed, at step 0.
@@ -139,11 +183,12 @@ def begin(
     # as process 0 sees them: processes that disagree would wait for each other for ever
     if checkpoints.steps():
         stored = continued(run_dir)
-        recipe = adopt(recipe, stored)
+        recipe = adopt(recipe, stored, resume_with=resume_with)
         shapes = None if recipe.entropy_model is None else param_shapes(recipe.entropy_model)
         setup = make_setup(recipe, mesh, abstract_frozen(shapes, stored.frozen_hash))
         state, meta, step = checkpoints.restore(setup.abstract)
-        return setup, state, step, meta["seconds"]
+        check_steps_left(recipe, stored, step)
+        return setup, forgive(state), step, meta["seconds"]
     if recipe.init_from is not None:
         recipe = inherit(recipe, recipe.init_from)
     recipe, frozen = resolve(recipe, data, mesh)
@@ -152,6 +197,16 @@ def begin(
     if recipe.init_from is not None:
         state = replace(state, params=load_params(recipe.init_from, setup.abstract.params))
     return setup, state, 0, 0.0
+
+
+def check_steps_left(recipe: Recipe, stored: Resolved, step: int) -> None:
+    """Raises ValueError if settings were changed for a run that has no steps left to learn by them."""
+    changed = learned_changes(stored.recipe, recipe)
+    if changed and step >= recipe.train.steps:
+        raise ValueError(
+            f"the run is at step {step} already, so that nothing would be trained with {', '.join(changed)}: "
+            f"raise train.steps = {recipe.train.steps}"
+        )
 
 
 @dataclass(frozen=True)
@@ -166,14 +221,16 @@ class Trainer:
     log: RunLog
     progress: Progress
     meter: Meter
+    stop: StopRequest
 
     def run(self, state: TrainState, first: int) -> Fitted:
         """Steps from `first` to the recipe's last, or until a signal or the time limit; saves before it returns."""
         train, step, stopped = self.setup.recipe.train, first, False
         validated: dict[str, float] = {}
+        saves = SaveCadence(train.checkpoint_every, train.checkpoint_every_s, ask_every=train.log_every)
+        bad = BadSteps(train.max_skips)
         with (
             closing(self.data.iterator(first)) as batches,
-            StopRequest(every=train.log_every) as stop,
             traced(Path(self.log.run_dir) / "profile", train.profile_steps) as trace,
         ):
             while step < train.steps and not stopped:
@@ -181,18 +238,19 @@ class Trainer:
                 state, metrics = self.advance(state, batches, step, compiled=step > first)
                 step += 1
                 last = step == train.steps
+                bad.add(step, metrics)
                 if step % train.log_every == 0 or last:
-                    self.write(metrics, step)
+                    self.write(metrics, step, bad)
                 paused = time.perf_counter()
                 if train.eval_every and (step % train.eval_every == 0 or last):
                     if not validated:
                         self.draw(state, step)
                     validated = self.validate(state, step)
                 if train.time_limit_s is not None and self.meter.seconds > train.time_limit_s:
-                    stop.set()
-                stopped = stop.agreed(step)
-                if step % train.checkpoint_every == 0 or last or stopped:
-                    self.checkpoints.save(step, state, {"seconds": self.meter.seconds})
+                    self.stop.set()
+                stopped = self.stop.agreed(step)
+                if saves.due(step) or last or stopped:
+                    self.save(state, step, saves, leaving=last or stopped)
                 self.meter.pause(paused)
         self.checkpoints.wait()
         finished = step >= train.steps
@@ -218,9 +276,21 @@ class Trainer:
             self.meter.restart()
         return state, metrics
 
-    def write(self, metrics: Metrics, step: int) -> None:
+    def save(self, state: TrainState, step: int, saves: SaveCadence, *, leaving: bool) -> None:
+        """Saves, but not amid steps that are not finite: what led to them must not displace older checkpoints.
+
+        Where the run is left the state is saved all the same: it is that of the last good step, further on.
+        """
+        if leaving or not int(state.skipped_in_a_row):
+            self.checkpoints.save(step, forgive(state), {"seconds": self.meter.seconds})
+            saves.saved()
+
+    def write(self, metrics: Metrics, step: int, bad: BadSteps) -> None:
         """Fetches a step's metrics, logs them, and raises TrainingFailed where going on would waste the run."""
         fetched = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        if skipped := bad.fetch():
+            self.log.steps(step, "skipped_steps", skipped)
+            self.progress.say(f"not finite in loss, gradient or update, and skipped: steps {spans(skipped)}")
         figures = fetched | self.meter.read(fetched)
         self.log.scalars(step, figures)
         self.progress.update(step, {name: figures[name] for name in HEADLINE if name in figures})
@@ -241,19 +311,3 @@ class Trainer:
         passage = first_passage(self.setup, state.frozen, self.validation.data)
         if passage is not None:
             log_passage(self.log, self.progress, step, passage)
-
-
-def check_health(metrics: dict[str, float], step: int, recipe: Recipe) -> None:
-    """Raises TrainingFailed if too many steps in a row were not finite, or too many patch boundaries refused."""
-    train = recipe.train
-    if metrics["skipped_in_a_row"] >= train.max_skips:
-        raise TrainingFailed(
-            f"at step {step} the last {metrics['skipped_in_a_row']:.0f} steps were not finite in loss or gradient "
-            f"(train.max_skips = {train.max_skips}); none of them changed the parameters. Lower "
-            "optimizer.learning_rate or clip_norm, or look at the data; fitting again goes on from the last checkpoint"
-        )
-    if metrics.get("overflow", 0.0) > train.max_overflow:
-        raise TrainingFailed(
-            f"at step {step} {metrics['overflow']:.1%} of patch boundaries found no slot (train.max_overflow = "
-            f"{train.max_overflow:.1%}): raise patcher.capacity or threshold, or leave capacity None to calibrate it"
-        )

@@ -30,6 +30,7 @@ class TrainConfig:
       eval_every: between evaluations on the validation split, which also follow the last step; 0 for none at all.
       eval_batches: the most batches of an evaluation during training; None for the whole split.
       checkpoint_every: between checkpoints; the last step is always saved.
+      checkpoint_every_s: the most seconds between checkpoints, whatever the steps; None for no limit.
       keep: checkpoints kept, the newest ones.
       max_skips: steps in a row whose gradient may be non-finite (and is not applied) before the run fails.
       max_overflow: share of patch boundaries that may be refused for want of slots before the run fails.
@@ -46,6 +47,7 @@ class TrainConfig:
     eval_every: int = 200
     eval_batches: int | None = None
     checkpoint_every: int = 200
+    checkpoint_every_s: float | None = 300.0
     keep: int = 2
     max_skips: int = 5
     max_overflow: float = 0.1
@@ -78,6 +80,10 @@ class TrainConfig:
         if self.profile_steps is not None and not 0 <= self.profile_steps[0] <= self.profile_steps[1]:
             raise ValueError(
                 f"train.profile_steps is (first, last) with first <= last, got {self.profile_steps}"
+            )
+        if self.checkpoint_every_s is not None and not self.checkpoint_every_s > 0:
+            raise ValueError(
+                f"train.checkpoint_every_s must be > 0 seconds, or None for no limit, got {self.checkpoint_every_s}"
             )
 
     @property

@@ -14,9 +14,26 @@ from jaxblt.training.serialize import decode, encode
 
 FILE = "config.json"
 CHECKPOINTS = "checkpoints"
+HISTORY = "configs"
 MAX_BYTES = 1 << 20
-FIXED = ("model", "patcher", "objective", "entropy_model")
+FIXED = ("model", "patcher", "objective", "entropy_model", "bytes_per_patch")
 """Parts of a recipe that a run keeps from its first step to its last."""
+FREE = (
+    "name",
+    "mesh",
+    "train.log_every",
+    "train.eval_every",
+    "train.eval_batches",
+    "train.checkpoint_every",
+    "train.checkpoint_every_s",
+    "train.keep",
+    "train.max_skips",
+    "train.max_overflow",
+    "train.time_limit_s",
+    "train.profile_steps",
+    "train.compilation_cache",
+)
+"""What a run may change whenever it goes on: what it is called, writes and tolerates, and where it runs."""
 
 
 class Resolved(NamedTuple):
@@ -35,9 +52,28 @@ def write_resolved(run_dir: str | os.PathLike[str], resolved: Resolved) -> None:
     }
     file = Path(run_dir) / FILE
     file.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(file, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def keep_earlier(run_dir: str | os.PathLike[str], resolved: Resolved, step: int) -> None:
+    """Copies `config.json` to `configs/000_until_step_60.json` if another recipe takes over at `step` = 60."""
+    file = Path(run_dir) / FILE
+    if step == 0 or read_resolved(run_dir).recipe == resolved.recipe:
+        return
+    history = Path(run_dir) / HISTORY
+    history.mkdir(exist_ok=True)
+    number = len(list(history.glob("*_until_step_*.json")))
+    replace_text(history / f"{number:03d}_until_step_{step}.json", file.read_text(encoding="utf-8"))
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Writes a file of UTF-8 text, or leaves the old one where it is interrupted or the disk is full."""
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
@@ -82,21 +118,43 @@ def continued(run_dir: str | os.PathLike[str]) -> Resolved:
     return read_resolved(run_dir)
 
 
-def adopt(recipe: Recipe, stored: Resolved) -> Recipe:
+def adopt(recipe: Recipe, stored: Resolved, *, resume_with: bool = False) -> Recipe:
     """`recipe` with what the run in progress has settled already: entropy model, threshold and capacity.
 
+    Fields of `FREE` may differ from the run's; those of `FIXED` may not. All others decide what is learned (data,
+    optimiser, seed, length, batch, precision, what the run began from) and differ only if `resume_with` says that they
+    are meant to.
+
     Raises:
-      ValueError: it differs from the run in the model, patcher or objective.
+      ValueError: another field differs; all are named with both values.
     """
     old = stored.recipe
     recipe = dataclasses.replace(_settle(recipe, old), entropy_model=old.entropy_model)
-    changed = [d for name in FIXED for d in differences(getattr(old, name), getattr(recipe, name), name)]
-    if changed:
+    changed = learned_changes(old, recipe)
+    if fixed := [change for change in changed if _is_in(change, FIXED)]:
         raise ValueError(
             "the folder holds a run of another recipe; use another folder (and init_from, to start from its "
-            "parameters), or undo these changes:\n  " + "\n  ".join(changed)
+            "parameters), or undo these changes: " + ", ".join(fixed)
+        )
+    if changed and not resume_with:
+        raise ValueError(
+            "the folder holds a run with other settings; use another folder, or undo these changes, or say with "
+            "--resume-with (of experiments.train; resume_with=True of fit) that they are meant: "
+            + ", ".join(changed)
         )
     return recipe
+
+
+def learned_changes(old: Recipe, new: Recipe) -> list[str]:
+    """The fields in which two recipes learn something else, one "path: old -> new" each: all that are not `FREE`."""
+    names = [field.name for field in dataclasses.fields(Recipe)]
+    found = [d for name in names for d in differences(getattr(old, name), getattr(new, name), name)]
+    return [change for change in found if not _is_in(change, FREE)]
+
+
+def _is_in(change: str, paths: tuple[str, ...]) -> bool:
+    changed = change.partition(":")[0]
+    return any(changed == path or changed.startswith(f"{path}.") for path in paths)
 
 
 def inherit(recipe: Recipe, run_dir: str | os.PathLike[str]) -> Recipe:

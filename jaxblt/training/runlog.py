@@ -5,10 +5,12 @@
 
 import json
 import os
+import socket
 import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,8 +18,10 @@ import numpy as np
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm.auto import tqdm
+
+from jaxblt.training.resolved import replace_text
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # IHDR's colour type to the channel count TensorBoard wants.
@@ -25,11 +29,27 @@ CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
 
 
 def read_metrics(file: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a `metrics.jsonl`, in order. A last line that was cut short is left out."""
+    """The objects of a `metrics.jsonl`, in order. A last line that was cut short is left out.
+
+    Raises:
+      ValueError: another line is no object with a "step".
+    """
     with open(file, "rb") as lines:
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield _entry(line, f"{file}, line {number}")
+
+
+def _entry(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        entry = None
+    if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+        raise ValueError(
+            f'{where}: {line[:60]!r} is no log line, which is {{"step": 1, ...}}: delete that line'
+        )
+    return entry
 
 
 def _number(name: str, value: Any) -> float | int:
@@ -46,6 +66,34 @@ def _png_shape(png: bytes) -> tuple[int, int, int]:
     return width, height, CHANNELS[png[25]]
 
 
+def check_local(run_dir: str | os.PathLike[str]) -> None:
+    """Raises ValueError if a run folder is the URL of a remote one."""
+    if "://" in str(run_dir):
+        raise ValueError(
+            f"run_dir={run_dir!s} is remote: give the log a local one (checkpoints may be remote)"
+        )
+
+
+class EventFile:
+    """TensorBoard's events of one process, written by its caller: a thread's error would only be printed."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9}"
+        self._records = RecordWriter(open(folder / name, "ab"))  # noqa: SIM115
+        self.write(event_pb2.Event(file_version="brain.Event:2"))
+
+    def write(self, event: event_pb2.Event) -> None:
+        """Writes an event, with the time of now, and flushes it."""
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()
+
+
 class RunLog:
     """Writes `<run_dir>/metrics.jsonl`, one object a call, and TensorBoard events in `<run_dir>/tensorboard`.
 
@@ -55,28 +103,37 @@ class RunLog:
     Args:
       run_dir: a local directory; made if absent.
       is_main: False on every process but one: all calls then do nothing.
+
+    Raises:
+      ValueError: the directory is remote, or holds a `metrics.jsonl` with lines that are none of a log.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str], *, is_main: bool = True) -> None:
-        if "://" in str(run_dir):
-            raise ValueError(
-                f"run_dir={run_dir!s} is remote: give the log a local one (checkpoints may be remote)"
-            )
+        check_local(run_dir)
         self.run_dir, self.is_main = Path(run_dir), is_main
         self.metrics_file = self.run_dir / "metrics.jsonl"
         if is_main:
+            self._entries()
             self.run_dir.mkdir(parents=True, exist_ok=True)
             self._lines = open(self.metrics_file, "a", encoding="utf-8")  # noqa: SIM115
-            self._events = EventFileWriter(str(self.run_dir / "tensorboard"))
+            self._events = EventFile(self.run_dir / "tensorboard")
+
+    def _entries(self) -> list[dict[str, Any]]:
+        return list(read_metrics(self.metrics_file)) if self.metrics_file.exists() else []
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
         """Logs numbers (Python's, NumPy's or JAX's 0-d) under their names at `step`."""
         if not self.is_main:
             return
         numbers = {name: _number(name, value) for name, value in values.items()}
-        self._lines.write(json.dumps({"step": int(step), **numbers}) + "\n")
-        self._lines.flush()
+        self._write_line({"step": int(step), **numbers})
         self._add(step, [summary_pb2.Summary.Value(tag=k, simple_value=v) for k, v in numbers.items()])
+
+    def steps(self, step: int, name: str, which: list[int]) -> None:
+        """Logs the numbers of steps, as of those that were skipped, under a name at `step`."""
+        if self.is_main:
+            self._write_line({"step": int(step), name: which})
+            self.text(step, name, ", ".join(map(str, which)))
 
     def image(self, step: int, name: str, png: bytes) -> None:
         """Logs a picture, given as the bytes of a PNG file."""
@@ -100,41 +157,34 @@ class RunLog:
         )
         self._add(step, [value])
 
-    def _add(self, step: int, values: list[Any]) -> None:
-        self._write(event_pb2.Event(step=int(step), summary=summary_pb2.Summary(value=values)))
+    def _write_line(self, entry: dict[str, Any]) -> None:
+        self._lines.write(json.dumps(entry) + "\n")
+        self._lines.flush()
 
-    def _write(self, event: event_pb2.Event) -> None:
-        event.wall_time = time.time()
-        self._events.add_event(event)
+    def _add(self, step: int, values: list[Any]) -> None:
+        self._events.write(event_pb2.Event(step=int(step), summary=summary_pb2.Summary(value=values)))
 
     def truncate_after(self, step: int) -> None:
         """Forgets what was logged beyond `step`: a run that resumes there will log those steps again."""
         if not self.is_main:
             return
         self._lines.close()
-        kept = [entry for entry in read_metrics(self.metrics_file) if entry["step"] <= step]
-        partial = self.metrics_file.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
-        os.replace(partial, self.metrics_file)
+        kept = [entry for entry in self._entries() if entry["step"] <= step]
+        replace_text(self.metrics_file, "".join(json.dumps(entry) + "\n" for entry in kept))
         self._lines = open(self.metrics_file, "a", encoding="utf-8")  # noqa: SIM115
         # TensorBoard drops events of later steps when a session starts at this one.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._write(event_pb2.Event(step=step + 1, session_log=start))
+        self._events.write(event_pb2.Event(step=step + 1, session_log=start))
 
     def progress(self, total: int, *, start: int = 0, name: str = "train") -> "Progress":
         """Progress of a loop of `total` steps that begins at `start`."""
         return Progress(total, start=start, name=name, show=self.is_main)
 
-    def flush(self) -> None:
-        """Returns when everything logged is on disk."""
-        if self.is_main:
-            self._lines.flush()
-            self._events.flush()
-
     def close(self) -> None:
         if self.is_main:
-            self._lines.close()
-            self._events.close()
+            # both, even if the first of them finds the disk full
+            with closing(self._events), closing(self._lines):
+                pass
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,7 @@
 """What a training run carries from step to step, and what it leaves alone."""
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import flax.struct
@@ -34,7 +35,7 @@ class TrainState:
       step: steps taken, skipped ones included.
       params: fp32.
       opt_state: of the optimiser.
-      skipped: steps whose loss or gradient was not finite, and which changed nothing.
+      skipped: steps whose loss, gradient or update was not finite, and which changed nothing.
       skipped_in_a_row: of those, the ones since the last good step.
       frozen: the entropy model, or None.
     """
@@ -57,6 +58,14 @@ def start(params: Any, optimizer: optax.GradientTransformation, frozen: Frozen |
         skipped_in_a_row=jnp.zeros((), jnp.int32),
         frozen=frozen,
     )
+
+
+def forgive(state: TrainState) -> TrainState:
+    """`state` without skips in a row, as it is stored and restored: a burst that passed must not end a later run."""
+    count = state.skipped_in_a_row
+    if not int(count):
+        return state
+    return replace(state, skipped_in_a_row=jax.device_put(np.zeros((), np.int32), count.sharding))
 
 
 def freeze(params: Any, threshold: float) -> Frozen:

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxblt.data.batch import Batch
 from jaxblt.patching import PatcherConfig, byte_entropies, make_patches
@@ -120,8 +120,8 @@ def make_train_step(
     """`(state, batch) -> (state, metrics)`, jitted; the state's memory is donated.
 
     The loss is Σ weight·cross-entropy / Σ weight over the scored bytes of the whole batch, plus sown losses. A step
-    whose loss or gradient is not finite changes neither parameters nor optimiser. After `max_skips` of them in a row
-    every further step is skipped too, so that a host that looks now and then cannot miss it.
+    whose loss, gradient or update is not finite changes neither parameters nor optimiser. After `max_skips` of them in
+    a row every further step is skipped too, so that a host that looks now and then cannot miss it.
 
     Args:
       task: what is computed.
@@ -141,8 +141,8 @@ def make_train_step(
         loss = sums["nll"] / weight
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
-        good = finite & (state.skipped_in_a_row < max_skips)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        good = finite & _all_finite(updates) & (state.skipped_in_a_row < max_skips)
         updates = jax.tree.map(lambda u: jnp.where(good, u, jnp.zeros_like(u)), updates)
         bad = (~good).astype(jnp.int32)
         after = replace(
@@ -169,6 +169,11 @@ def make_train_step(
     return jax.jit(
         train_step, donate_argnums=0, out_shardings=None if shardings is None else (shardings, None)
     )
+
+
+def _all_finite(tree: Any) -> Bool[Array, ""]:
+    """Element by element: a norm would overflow where every element is finite."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 def scored_bytes(batch: Batch) -> Float[Array, ""]:

@@ -1,3 +1,4 @@
+import errno
 import gc
 import json
 import logging
@@ -19,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxblt.parallel import make_mesh
 from jaxblt.training import checkpoint as checkpoint_module
+from jaxblt.training import integrity
 from jaxblt.training.checkpoint import (
     CheckpointCorrupt,
     Checkpointer,
@@ -27,6 +29,7 @@ from jaxblt.training.checkpoint import (
     list_steps,
     restore,
 )
+from jaxblt.training.folder import is_full
 from jaxblt.training.integrity import (
     FILE_LIST,
     _sum_on_device,
@@ -370,6 +373,22 @@ def test_remote_directories_are_passed_on_as_they_are() -> None:
     for url in ("gs://bucket/run/checkpoints", "s3://bucket/run"):
         assert str(checkpoint_module._folder(url)) == url
     assert checkpoint_module._folder("runs/a").is_absolute()
+
+
+def test_a_save_that_fails_behind_the_loop_is_an_error_and_no_page_of_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(folder: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(integrity, "write_file_list", fail)
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.save(1, {"w": jnp.ones(2)})
+    with pytest.raises(Exception, match="No space left") as caught:
+        checkpoints.wait()
+    assert is_full(caught.value)
+    assert list_steps(tmp_path) == []
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_the_file_list_is_part_of_every_finished_step(two_steps: Path) -> None:

@@ -5,18 +5,21 @@ import shutil
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxblt
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
+from jaxblt.training import loop
 from jaxblt.training.checkpoint import Checkpointer, list_steps
-from jaxblt.training.loop import TrainingFailed, begin, fit
+from jaxblt.training.health import TrainingFailed
+from jaxblt.training.loop import begin, fit
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import read_resolved
 from jaxblt.training.runlog import read_metrics
-from jaxblt.training.setup import open_data
+from jaxblt.training.setup import open_data, recipe_step
 from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
 
 TIMES = {"seconds", "bytes_per_second", "data_wait", "mfu", "peak_memory_bytes"}
@@ -59,18 +62,47 @@ def test_a_run_learns_and_leaves_its_record(run):
     assert read_resolved(run_dir).recipe == fitted.recipe == tiny_recipe()
 
 
-def test_a_finished_run_is_left_as_it_is(run):
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_is_left_as_it_is(run, capsys):
+    """Also if it is asked to log more."""
     fitted, run_dir = run
-    before = (run_dir / "metrics.jsonl").read_bytes()
-    again = fit(tiny_recipe(), run_dir, source=Letters())
+    before = contents(run_dir)
+    again = fit(tiny_recipe(log_every=1), run_dir, source=Letters())
     assert again.finished
     assert again.step == 24
-    assert (run_dir / "metrics.jsonl").read_bytes() == before
+    assert capsys.readouterr().out == f"{run_dir} is finished: it is at step 24 of 24; nothing was changed\n"
     jax.tree.map(np.testing.assert_array_equal, again.state.params, fitted.state.params)
+    assert contents(run_dir) == before
 
 
-def test_report_before_step_0(tmp_path, capsys):
-    fit(tiny_recipe(steps=5), tmp_path, source=Letters())
+def test_other_settings_are_refused_by_name_and_change_nothing(run):
+    before = contents(run[1])
+    optimizer = AdamWConfig(learning_rate=2e-2, warmup_steps=4)
+    other = tiny_recipe(optimizer=optimizer, data={"seed": 1}, steps=30, seed=2)
+    with pytest.raises(ValueError, match=r"holds a run with other settings.*--resume-with") as caught:
+        fit(other, run[1], source=Letters())
+    for change in (
+        "optimizer.learning_rate: 0.01 -> 0.02",
+        "data.seed: 0 -> 1",
+        "train.steps: 24 -> 30",
+        "train.seed: 0 -> 2",
+    ):
+        assert change in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(
+        ValueError, match=r"at step 24 already.*learning_rate: 0.01 -> 0.02: raise train.steps = 24"
+    ):
+        fit(tiny_recipe(optimizer=optimizer), run[1], source=Letters(), resume_with=True)
+    assert contents(run[1]) == before
+
+
+def test_report_before_step_0_and_checkpoints_by_the_clock(tmp_path, capsys):
+    recipe = tiny_recipe(steps=5, eval_every=0, checkpoint_every=100, checkpoint_every_s=1e-9, keep=9)
+    fit(recipe, tmp_path, source=Letters())
+    assert list_steps(tmp_path / "checkpoints") == [1, 2, 3, 4, 5]
     said = capsys.readouterr().out
     for words in (
         "parameters      ",
@@ -169,8 +201,50 @@ def test_init_from_takes_parameters_alone(run, tmp_path):
 
 def test_steps_that_are_not_finite_end_the_run(tmp_path):
     optimizer = AdamWConfig(learning_rate=1e38, warmup_steps=0, clip_norm=None)
-    with pytest.raises(TrainingFailed, match=r"last \d+ steps were not finite"):
+    with pytest.raises(TrainingFailed, match=r"steps 2-4 were not finite in loss, gradient or update"):
         fit(tiny_recipe(optimizer=optimizer, max_skips=3), tmp_path, source=Letters())
+
+
+def poisoned(*steps):
+    """The train step of a recipe, whose loss is infinite at these steps, the first of which is 1."""
+
+    def poisoned_step(setup):
+        step = recipe_step(setup)
+        is_bad = jnp.zeros(100, bool).at[jnp.asarray(steps) - 1].set(True)
+
+        def poison(state, batch):
+            weight = jnp.where(is_bad[state.step], jnp.float32(jnp.inf), jnp.float32(1))
+            return step(state, batch.replace(loss_mask=batch.loss_mask.astype(jnp.float32) * weight))
+
+        return jax.jit(poison)
+
+    return poisoned_step
+
+
+def test_a_burst_of_bad_steps_is_named_and_not_saved(tmp_path, monkeypatch, capsys):
+    """Step 10 is not saved before step 12, and the last one without the count that would end the next run."""
+    recipe = tiny_recipe(steps=14, eval_every=0, keep=9)
+    monkeypatch.setattr(loop, "recipe_step", poisoned(9, 10, 11, 14))
+    fitted = fit(recipe, tmp_path, source=Letters())
+    assert int(fitted.state.skipped) == 4
+    assert list_steps(tmp_path / "checkpoints") == [5, 12, 14]
+    named = [line for line in logged(tmp_path) if "skipped_steps" in line]
+    assert [(line["step"], line["skipped_steps"]) for line in named] == [
+        (10, [9, 10]),
+        (12, [11]),
+        (14, [14]),
+    ]
+    assert "not finite in loss, gradient or update, and skipped: steps 9-10\n" in capsys.readouterr().out
+    mesh = make_mesh()
+    with jax.set_mesh(mesh), Checkpointer(tmp_path / "checkpoints") as checkpoints:
+        data = open_data(recipe, mesh, source=Letters())
+        setup = begin(recipe, tmp_path, data, mesh, checkpoints)[0]
+        stored = checkpoints.restore(setup.abstract).state
+        assert (int(stored.skipped), int(stored.skipped_in_a_row)) == (4, 0)
+        # as earlier versions stored it
+        checkpoints.save(16, stored.replace(skipped_in_a_row=stored.skipped_in_a_row + 5), {"seconds": 1.0})
+        _, state, step, _ = begin(recipe, tmp_path, data, mesh, checkpoints)
+        assert (step, int(state.skipped), int(state.skipped_in_a_row)) == (16, 4, 0)
 
 
 def test_too_few_slots_end_the_run(tmp_path):
@@ -209,8 +283,11 @@ def test_threshold_and_capacity_are_calibrated(patched_runs):
 
 def test_resumes_and_loads_without_the_entropy_run(patched_runs):
     recipe, before, run_dir = patched_runs
-    fitted = fit(recipe, run_dir, source=Letters())
+    fitted = fit(recipe, run_dir, source=Letters(), resume_with=True)
     assert fitted.step == 24
+    assert read_resolved(run_dir).recipe.train.steps == 24
+    earlier = json.loads((run_dir / "configs" / "000_until_step_20.json").read_text())
+    assert earlier["recipe"]["train"]["steps"] == 20
     assert fitted.recipe.patcher == before.recipe.patcher
     jax.tree.map(np.testing.assert_array_equal, fitted.state.frozen.params, before.state.frozen.params)
     run = jaxblt.load(run_dir)

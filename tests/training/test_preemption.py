@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -17,18 +19,37 @@ def before() -> Iterator[list[int]]:
     signal.signal(signal.SIGTERM, previous)
 
 
-def test_a_signal_raises_the_flag_and_the_old_handler_comes_back(before: list[int]) -> None:
-    mine = signal.getsignal(signal.SIGTERM)
-    with StopRequest() as stop:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_request_raises_the_flag_and_the_third_ends(before: list[int], number: int) -> None:
+    """The second changes nothing; signals that come together are one request."""
+    mine, now, ended = signal.getsignal(number), [0.0], []
+    with StopRequest(clock=lambda: now[0], end=ended.append) as stop:
         assert not stop.agreed(0)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.here
-        assert stop.agreed(1)
-        assert before == []
-        assert signal.getsignal(signal.SIGTERM) is mine
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert before == [signal.SIGTERM]
-    assert signal.getsignal(signal.SIGTERM) is mine
+        for now[0] in (5.0, 5.05, 5.09, 5.2, 5.25):
+            os.kill(os.getpid(), number)
+            assert stop.here
+            assert stop.agreed(1)
+            assert (before, ended) == ([], [])
+        now[0] = 5.4
+        os.kill(os.getpid(), number)
+        assert (before, ended) == ([], [number])
+    assert signal.getsignal(number) is mine
+
+
+def test_the_third_request_ends_a_process_as_the_signal_does() -> None:
+    """Though it holds an exception back for ever, and its own handlers too."""
+    script = """
+import os, signal, time
+from jaxblt.training.preemption import StopRequest
+with StopRequest():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+        print("lives", flush=True)
+        os.kill(os.getpid(), number)
+        time.sleep(0.2)
+    print("outlived the third", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (-signal.SIGINT, ["lives"] * 3), done.stderr
 
 
 def test_an_error_inside_puts_the_old_handler_back_too(before: list[int]) -> None:

@@ -2,15 +2,18 @@
 
 import json
 import random
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from jaxblt.training.folder import FolderInUse, claimed
 from jaxblt.training.loop import fit
 from tests.training.test_loop import logged, losses
 from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
@@ -38,18 +41,33 @@ def together(count, **options):
         assert code == 0, said
 
 
-def test_a_killed_run_logs_the_same_bits_when_started_again(tmp_path):
+def test_a_run_killed_and_then_stopped_logs_the_same_bits_when_it_goes_on(tmp_path):
+    """Nor can another trainer use its folder meanwhile, or a second signal keep it from saving."""
     code, said = finish(start(run_dir=str(tmp_path / "whole")))
     assert code == 0, said
     # rows are read ahead: the kill falls somewhere behind the first checkpoint, step 5, and before the end
     kill_at = random.randrange(8 * 12, 8 * 22)
-    code, said = finish(start(run_dir=str(tmp_path / "killed"), kill_at=kill_at))
+    killed = tmp_path / "killed"
+    code, said = finish(start(run_dir=str(killed), kill_at=kill_at))
     assert code == -9, said
-    before = losses(tmp_path / "killed")
+    before = losses(killed)
     assert max(before, default=0) < 24
-    code, said = finish(start(run_dir=str(tmp_path / "killed")))
+    stopped = start(run_dir=str(killed))
+    # the report's last line: from here on signals are caught, and the first step is yet to be compiled
+    assert any(line.startswith("total ") for line in stopped.stdout)
+    with (
+        pytest.raises(FolderInUse, match=f"is in use: process {stopped.pid} on"),
+        claimed(killed, is_main=True),
+    ):
+        pass
+    stopped.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    stopped.send_signal(signal.SIGTERM)
+    code, said = finish(stopped)
+    assert (code, "stopped and saved at step" in said) == (0, True), said
+    code, said = finish(start(run_dir=str(killed)))
     assert code == 0, said
-    assert logged(tmp_path / "killed") == logged(tmp_path / "whole"), f"killed at read {kill_at}"
+    assert logged(killed) == logged(tmp_path / "whole"), f"killed at read {kill_at}"
 
 
 def test_two_processes_have_the_loss_of_one(tmp_path):

@@ -1,4 +1,6 @@
 import dataclasses
+import json
+import re
 
 import jax.numpy as jnp
 import pytest
@@ -8,7 +10,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Span
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig, differences
-from jaxblt.training.resolved import FIXED, Resolved, adopt, read_resolved, write_resolved
+from jaxblt.training.resolved import FIXED, FREE, Resolved, adopt, keep_earlier, read_resolved, write_resolved
 from tests.training.tiny import TinyConfig, tiny_recipe
 
 ENTROPY = PatcherConfig(mode="entropy", block_size=16)
@@ -55,6 +57,8 @@ def test_json_of_something_else_is_refused():
         ({"profile_steps": (4, 3)}, "first <= last"),
         ({"max_overflow": 1.5}, "max_overflow is a share"),
         ({"time_limit_s": 0.0}, "time_limit_s must be > 0"),
+        ({"checkpoint_every_s": 0.0}, "checkpoint_every_s must be > 0 seconds.*got 0.0"),
+        ({"checkpoint_every_s": float("nan")}, "checkpoint_every_s must be > 0 seconds.*got nan"),
     ],
 )
 def test_bad_train_options_are_refused(options, said):
@@ -108,14 +112,64 @@ def test_differences_name_the_fields():
 
 def test_a_resumed_recipe_adopts_what_the_run_settled():
     settled = dataclasses.replace(ENTROPY, threshold=0.5, capacity=8)
-    stored = Resolved(tiny_recipe(patcher=settled, entropy_model=TinyConfig(dim=8)), "hash")
-    adopted = adopt(tiny_recipe(**FROM_RUN, steps=50), stored)
+    stored = Resolved(tiny_recipe(**FROM_RUN | {"patcher": settled}, entropy_model=TinyConfig(dim=8)), "hash")
+    adopted = adopt(tiny_recipe(**FROM_RUN, steps=50), stored, resume_with=True)
     assert adopted.patcher == settled
     assert adopted.entropy_model == TinyConfig(dim=8)
     assert adopted.train.steps == 50
     with pytest.raises(ValueError, match=r"patcher\.threshold: 0.5 -> 0.75"):
         adopt(tiny_recipe(**FROM_RUN | {"patcher": dataclasses.replace(ENTROPY, threshold=0.75)}), stored)
     assert {f.name for f in dataclasses.fields(Recipe)} >= set(FIXED)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"optimizer": AdamWConfig(learning_rate=1e-2, warmup_steps=4, b1=0.8)}, "optimizer.b1: 0.9 -> 0.8"),
+        ({"data": {"seed": 3}}, "data.seed: 0 -> 3"),
+        ({"data": {"paths": ("a.txt",)}}, "data.paths: () -> ('a.txt',)"),
+        ({"seed": 1}, "train.seed: 0 -> 1"),
+        ({"steps": 30}, "train.steps: 24 -> 30"),
+        ({"accumulate": 2}, "train.accumulate: 1 -> 2"),
+        ({"dtype": "bfloat16"}, "train.dtype: 'float32' -> 'bfloat16'"),
+        ({"init_from": "runs/a"}, "init_from: None -> 'runs/a'"),
+    ],
+)
+def test_what_is_learned_changes_only_if_it_is_meant(options, said):
+    stored, recipe = Resolved(tiny_recipe(), None), tiny_recipe(**options)
+    with pytest.raises(ValueError, match=f"--resume-with.*{re.escape(said)}$"):
+        adopt(recipe, stored)
+    assert adopt(recipe, stored, resume_with=True) == recipe
+    fixed = dataclasses.replace(recipe, model=TinyConfig(dim=8))
+    with pytest.raises(ValueError, match=r"run of another recipe.*: model\.dim: 16 -> 8$"):
+        adopt(fixed, stored, resume_with=True)
+
+
+def test_what_a_run_writes_and_where_it_runs_may_change():
+    free = {
+        "log_every": 3,
+        "eval_every": 5,
+        "eval_batches": 1,
+        "checkpoint_every": 7,
+        "checkpoint_every_s": None,
+    }
+    free |= {"keep": 4, "max_skips": 9, "max_overflow": 0.5, "time_limit_s": 9.0, "profile_steps": (1, 2)}
+    free |= {"compilation_cache": "a", "mesh": {"fsdp": 2}}
+    recipe = dataclasses.replace(tiny_recipe(**free), name="other")
+    assert adopt(recipe, Resolved(tiny_recipe(), None)) == recipe
+    changed = [change.partition(":")[0] for change in differences(tiny_recipe(), recipe)]
+    assert {path.removeprefix("recipe.").replace("mesh.fsdp", "mesh") for path in changed} == set(FREE)
+
+
+def test_every_config_of_a_run_is_kept(tmp_path):
+    first, second, third = (Resolved(tiny_recipe(log_every=n), None) for n in (1, 2, 3))
+    for resolved, step in ((first, 0), (first, 5), (second, 10), (third, 10), (third, 15)):
+        keep_earlier(tmp_path, resolved, step)
+        write_resolved(tmp_path, resolved)
+    assert read_resolved(tmp_path) == third
+    kept = sorted((tmp_path / "configs").iterdir())
+    assert [file.name for file in kept] == ["000_until_step_10.json", "001_until_step_10.json"]
+    assert [json.loads(file.read_text())["recipe"]["train"]["log_every"] for file in kept] == [1, 2]
 
 
 def test_config_file_round_trip_and_damage(tmp_path):

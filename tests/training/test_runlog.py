@@ -2,13 +2,17 @@ import json
 import struct
 import subprocess
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from jaxblt.training import runlog
 from jaxblt.training.runlog import Progress, RunLog, read_metrics
@@ -45,13 +49,15 @@ def test_both_files_hold_what_was_logged(tmp_path: Path) -> None:
             log.scalars(step, {"loss": loss, "lr": jnp.float32(0.1), "patches": np.int64(7), "x": 1 / 3})
         log.image(3, "patches", png(5, 2))
         log.text(4, "sample", "héllo")
+        log.steps(5, "skipped_steps", [4, 5])
     found = events(tmp_path)
     assert [(e.step, np.float32(e.value)) for e in found.Scalars("loss")] == list(enumerate(losses))
     picture = found.Images("patches")[0]
     assert (picture.step, picture.width, picture.height) == (3, 5, 2)
     assert picture.encoded_image_string == png(5, 2)
     assert found.Tensors("sample")[0].tensor_proto.string_val[0].decode() == "héllo"
-    read = lines(tmp_path)
+    *read, skipped = lines(tmp_path)
+    assert skipped == {"step": 5, "skipped_steps": [4, 5]}
     assert [entry["step"] for entry in read] == list(range(5))
     assert np.array([entry["loss"] for entry in read], np.float32).tobytes() == losses.tobytes()
     assert read[0]["x"] == 1 / 3
@@ -85,6 +91,47 @@ def test_resuming_forgets_later_steps_and_a_torn_line(tmp_path: Path) -> None:
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
 
 
+@pytest.mark.parametrize(
+    "foreign", ["{'loss': 1}", "loss 2.3", "[1, 2]", '{"loss": 1}', '{"step": "3"}', "", "\0\0", "[" * 10_000]
+)
+def test_a_foreign_line_is_named_and_nothing_is_changed(tmp_path: Path, foreign: str) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n' + foreign + '\n{"step": 2}\n')
+    before = file.read_bytes()
+    for call in (lambda: lines(tmp_path), lambda: RunLog(tmp_path)):
+        with pytest.raises(ValueError, match=rf"^{file}, line 2: .* is no log line.*delete that line$"):
+            call()
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@given(st.lists(st.binary(max_size=12) | st.sampled_from([b'{"step": 3}', b"{}", b"null", b"1e999"])))
+def test_any_file_is_read_or_refused(content: list[bytes]) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"\n".join(content))
+        file.flush()
+        try:
+            said = None
+            assert all(isinstance(entry["step"], int) for entry in read_metrics(file.name))
+        except ValueError as error:
+            said = str(error)
+    assert said is None or (said.startswith(f"{file.name}, line ") and "\n" not in said)
+
+
+def test_a_full_disk_is_an_error_of_the_caller(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Not of a thread, which would print it and go on."""
+    log = RunLog(tmp_path)
+    log._events.close()
+    with open("/dev/full", "wb") as full:
+        log._events._records = RecordWriter(full)
+        with pytest.raises(OSError, match="No space left"):
+            log.text(1, "a", "b")
+        with pytest.raises(OSError, match="No space left"):
+            log.close()
+        assert log._lines.closed
+    assert capfd.readouterr().err == ""
+
+
 def test_lines_are_on_disk_at_once(tmp_path: Path) -> None:
     log = RunLog(tmp_path)
     log.scalars(0, {"loss": 1.0})
@@ -98,10 +145,10 @@ def test_only_the_main_process_writes(tmp_path: Path, capsys: pytest.CaptureFixt
         log.image(0, "a", png(1, 1))
         log.text(0, "b", "c")
         log.truncate_after(0)
-        log.flush()
         with log.progress(3) as progress:
             progress.update(1, {"loss": 1.0})
             progress.say("hello")
+        log.steps(0, "skipped_steps", [1])
     assert not (tmp_path / "run").exists()
     assert capsys.readouterr().out == ""
 

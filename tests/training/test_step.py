@@ -141,6 +141,22 @@ def test_a_step_that_is_not_finite_changes_nothing_but_counters():
     assert float(metrics["update_norm"]) > 0
 
 
+def test_an_update_that_is_not_finite_changes_nothing_either():
+    """Loss and gradient are fine: the learning rate becomes NaN after the first step."""
+    task, _, params = build(TinyConfig())
+    sgd = optax.sgd(lambda count: jnp.where(count == 0, jnp.float32(1e-3), jnp.float32(jnp.nan)))
+    step, state = make_train_step(task, sgd), start(copy(params), sgd)
+    state, _ = step(state, random_batch(0))
+    before = copy(state)
+    state, metrics = step(state, random_batch(0))
+    assert np.isfinite(float(metrics["loss"]))
+    assert np.isfinite(float(metrics["grad_norm"]))
+    assert (int(before.skipped), int(state.skipped), int(state.skipped_in_a_row)) == (0, 1, 1)
+    for name in ("params", "opt_state"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(before, name))
+    assert float(metrics["update_norm"]) == 0
+
+
 def test_too_many_skips_in_a_row_stay_visible():
     task, adamw, params = build(TinyConfig())
     step = make_train_step(task, adamw, max_skips=2)

@@ -44,7 +44,7 @@ def main(
     if steps:
         schedule = AdamWConfig(learning_rate=1e-2, warmup_steps=4, decay_steps=24)
         recipe = tiny_recipe(steps=steps, optimizer=schedule, mesh={"data": 1, "fsdp": -1})
-    fit(recipe, run_dir, source=Letters(kill))
+    fit(recipe, run_dir, source=Letters(kill), resume_with=bool(steps))
 
 
 if __name__ == "__main__":
