@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
+from jaxblt.validation import check_bounds, check_fields
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class KmerVocab:
     alphabet: bytes = b"ACGT"
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "k", least=1, most=31)
         if not 1 <= self.stride <= self.k:
             raise ValueError(
                 f"stride must lie in 1..k = 1..{self.k} (more would lose letters), got {self.stride}"

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.data.vocab import BOE, BOS, PAD
+from jaxblt.validation import check_bounds, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +25,10 @@ class SamplingConfig:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"temperature must not be negative, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must not be negative, got {self.top_k}")
+        check_fields(self)
+        check_bounds(self, "temperature", least=0, why=": 0 takes the most probable byte")
+        check_bounds(self, "top_k", least=0, why=": 0 keeps all bytes")
+        check_bounds(self, "top_p", above=0, most=1, why=": 1 keeps all bytes")
 
 
 def sample(config: SamplingConfig, key: Array, logits: Float[Array, "B V"]) -> Int[Array, "B"]:

@@ -19,7 +19,10 @@ from jaxblt.mixers.split_history import after_history
 from jaxblt.mixers.streams import from_outside, over_streams
 from jaxblt.parallel.halo import splits_sequence
 from jaxblt.parallel.islands import over_batch
+from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.short_conv import short_conv
+
+MOST_ORDER = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +52,9 @@ class HyenaConfig:
     implementation: Literal["reference", "xla", "mosaic_gpu"] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("dim", 1), ("order", 2), ("short_taps", 1), ("segment_alignment", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        check_fields(self)
+        check_bounds(self, "dim", "short_taps", "segment_alignment", least=1)
+        check_bounds(self, "order", least=2, most=MOST_ORDER)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Hyena":
         """The module; parameters are fp32, computation in `dtype`, filters, FFTs and modal states in fp32."""

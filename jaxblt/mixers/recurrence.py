@@ -14,6 +14,7 @@ from jaxblt.mixers.prefill import splits_call
 from jaxblt.parallel.carry import fold_before, from_last
 from jaxblt.parallel.halo import before, behind, by_stretch, splits_sequence
 from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence
+from jaxblt.validation import check_bounds, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,8 @@ class GatedRecurrenceConfig:
     causal: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "dim", least=1)
         if not self.causal:
             raise ValueError(
                 "the gated recurrence runs forward only: use Hyena or attention when causal=False"

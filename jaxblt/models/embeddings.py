@@ -15,7 +15,11 @@ from jaxblt.mixers.base import Clock, arrange, last_run, named, start_clock
 from jaxblt.parallel.halo import before, by_stretch, splits_sequence
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
+from jaxblt.validation import MOST, check_bounds, check_fields
 from pallas_kernels.hash_embedding import hash_embedding, ngram_rows
+
+MOST_GRAM = 256
+"""Bytes of the longest n-gram: each byte's hash is a sum over as many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +37,17 @@ class HashConfig:
     functions: int = 1
 
     def __post_init__(self) -> None:
-        if not self.sizes or min(self.sizes) < 2:
-            raise ValueError(f"n-gram sizes must be at least 2, got {self.sizes}")
+        check_fields(self)
+        check_bounds(self, "sizes", least=2, most=MOST_GRAM)
+        check_bounds(self, "table_size", least=1)
+        check_bounds(self, "functions", least=1, most=64)
+        if not self.sizes:
+            raise ValueError("HashConfig.sizes is empty: name an n of at least 2, or set hash=None")
+        if self.num_tables * self.table_size > MOST:
+            raise ValueError(
+                f"{self.num_tables} hash tables of table_size={self.table_size} rows have more rows than int32 counts: "
+                f"use at most {MOST // self.num_tables}"
+            )
 
     @property
     def num_tables(self) -> int:
@@ -66,6 +79,16 @@ class EmbeddingConfig:
     dim: int = 256
     hash: HashConfig | None = None
     vocab_size: int = VOCAB_SIZE
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "dim", least=1)
+        check_vocab_size(self)
+
+
+def check_vocab_size(config: Any) -> None:
+    """Raises ValueError unless a config's `vocab_size` has room for the ids of bytes."""
+    check_bounds(config, "vocab_size", least=VOCAB_SIZE, why=": the ids of bytes and four special ones")
 
 
 @jax.custom_vjp

@@ -21,7 +21,10 @@ from jaxblt.mixers import (
 from jaxblt.models.layers import MLP, RMSNorm
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.validation import check_bounds, check_fields
 
+MOST_LAYERS = 1024
+"""Of a stack: a config from a file that asks for a million must not exhaust who reads it."""
 LETTERS = {
     "H": "Hyena with the filter of `hyena`",
     "S": "Hyena with a short explicit filter (7 taps)",
@@ -67,12 +70,20 @@ class StackConfig:
     scan: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "dim", "window", least=1)
+        check_bounds(self, "num_layers", least=1, most=MOST_LAYERS)
+        check_bounds(self, "mlp_dim", least=0, why=": 0 for no MLP, None for 8/3 dim")
+        check_bounds(self, "dropout", least=0, below=1, why=": it is the share that is dropped")
+        for letter, mixer in self.extra:
+            if len(letter) != 1 or not callable(getattr(mixer, "build", None)):
+                raise ValueError(
+                    f"StackConfig.extra holds (letter, mixer config) pairs, got {(letter, mixer)!r}"
+                )
         known = set(LETTERS) | {letter for letter, _ in self.extra}
         unknown = sorted(set(self.pattern) - known)
         if not self.pattern or unknown:
             raise ValueError(f"pattern {self.pattern!r} holds {unknown}, expected letters of {sorted(known)}")
-        if self.num_layers < 1:
-            raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
         own = dict(self.extra)
         if any(getattr(mixer, "layout", "contiguous") != "contiguous" for mixer in own.values()):
             raise ValueError(

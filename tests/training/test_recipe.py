@@ -47,13 +47,13 @@ def test_json_of_something_else_is_refused():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"steps": 0}, "train.steps must be >= 1, got 0"),
-        ({"keep": 1}, "train.keep must be >= 2"),
-        ({"eval_every": -1}, "eval_every must be >= 0"),
-        ({"eval_batches": 0}, "eval_batches must be >= 1"),
-        ({"dtype": "float16"}, "'bfloat16' or 'float32', got 'float16'"),
+        ({"steps": 0}, "TrainConfig.steps must be at least 1, got 0"),
+        ({"keep": 1}, "TrainConfig.keep must be at least 2, got 1, so that there is one to fall back to"),
+        ({"eval_every": -1}, "eval_every must be at least 0, got -1: 0 evaluates never"),
+        ({"eval_batches": 0}, "eval_batches must be at least 1, got 0: None takes the whole split"),
+        ({"dtype": "float16"}, "one of 'bfloat16', 'float32', got 'float16'"),
         ({"profile_steps": (4, 3)}, "first <= last"),
-        ({"max_overflow": 1.5}, "max_overflow is a share"),
+        ({"max_overflow": 1.5}, r"max_overflow must lie in 0\.\.1, got 1.5: it is a share"),
         ({"time_limit_s": 0.0}, "time_limit_s must be > 0"),
     ],
 )
