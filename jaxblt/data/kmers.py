@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
+from jaxblt.data.vocab import OFFSET, VOCAB_SIZE, check_whole
 from jaxblt.validation import check_bounds, check_fields
 
 
@@ -85,6 +85,7 @@ class KmerVocab:
         Raises:
           ValueError: an id lies outside the vocabulary.
         """
+        check_whole("ids", np.asarray(ids))
         ids = np.asarray(ids, np.int64)
         if ids.size and (ids.min() < 0 or ids.max() >= self.size):
             raise ValueError(f"ids must lie in 0..{self.size - 1}, got {ids.min()}..{ids.max()}")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
+from jaxblt.array_checks import check_ids, check_rows, check_segments
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.mixers.base import Clock, arrange, last_run, named, start_clock
 from jaxblt.parallel.halo import before, by_stretch, splits_sequence
@@ -135,7 +136,15 @@ class ByteEmbedding(nn.Module):
     def __call__(
         self, ids: Int[Array, "B T"], *, segment_ids: Int[Array, "B T"] | None = None, state: Any = None
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Embeddings, and the state after these bytes (None without one)."""
+        """Embeddings, and the state after these bytes (None without one).
+
+        Raises:
+          ValueError: ids are no rows; or (outside of jit) an id or segment id is out of range.
+        """
+        check_rows("ids", ids)
+        check_ids(ids, self.config.vocab_size)
+        if segment_ids is not None:
+            check_segments(segment_ids)
         x = embed(self.table, ids).astype(self.dtype)
         if self.config.hash is None:
             return x, state

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from jaxblt.array_checks import check_width
 from jaxblt.mixers import (
     AttentionConfig,
     ExplicitFilter,
@@ -231,6 +232,7 @@ class Stack(nn.Module):
         state: StackState | None = None,
     ) -> tuple[Float[Array, "B T D"], StackState | None]:
         config = self.config
+        check_width("Stack", x, config.dim)
         carried = (state.periods, state.rest) if state else ((), ())
         x = x.astype(self.dtype)
         x, periods = self._periods(x, segment_ids, positions, carried[0])

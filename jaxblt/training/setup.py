@@ -149,7 +149,8 @@ def open_data(
     """The rows of a split that this process's devices hold.
 
     Raises:
-      ValueError: the batch does not divide into micro-batches, or those among the mesh's devices.
+      ValueError: the batch does not divide into micro-batches, or those among the mesh's devices; or a row does not
+        divide among the devices along `seq`.
     """
     rows, parts = recipe.data.batch_size, recipe.train.accumulate if mode == "train" else 1
     if rows % parts:
@@ -158,6 +159,8 @@ def open_data(
     start, stop = local_rows(batch_sharding(mesh), rows)
     share = stop - start
     data = make_dataset(recipe.data, split=split, mode=mode, source=source)
+    for index in data.indexes:
+        layout_of(recipe.model).check(index.row_length, mesh.shape[SEQ_AXIS])
     return replace(data, process_index=start // share, process_count=rows // share)
 
 
