@@ -66,7 +66,9 @@ class AttentionConfig:
         check_bounds(self, "window", least=1, why=" step, the token itself; None sees all")
         check_bounds(self, "rope_theta", "rope_scale", above=0)
         if self.head_dim is None and self.dim % self.num_heads:
-            raise ValueError(f"dim {self.dim} does not divide among {self.num_heads} heads: set head_dim")
+            raise ValueError(
+                f"dim {self.dim} does not divide among num_heads = {self.num_heads}: set head_dim"
+            )
         if self.num_heads % self.groups:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.groups}")
         by_ring = self.window is None and self.position != "alibi" and self.context_parallel in (None, "ring")

@@ -71,7 +71,7 @@ class BLTConfig:
             )
         if self.encoder.dim % self.bridge_heads:
             raise ValueError(
-                f"width {self.encoder.dim} does not divide among {self.bridge_heads} bridge heads"
+                f"encoder.dim = {self.encoder.dim} does not divide among bridge_heads = {self.bridge_heads}"
             )
 
     @property

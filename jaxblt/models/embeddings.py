@@ -43,7 +43,9 @@ class HashConfig:
         check_bounds(self, "table_size", least=1)
         check_bounds(self, "functions", least=1, most=64)
         if not self.sizes:
-            raise ValueError("HashConfig.sizes is empty: name an n of at least 2, or set hash=None")
+            raise ValueError(
+                "HashConfig.sizes must hold an n of at least 2, got (): set hash=None for no n-grams"
+            )
         if self.num_tables * self.table_size > MOST:
             raise ValueError(
                 f"{self.num_tables} hash tables of table_size={self.table_size} rows have more rows than int32 counts: "

@@ -47,7 +47,8 @@ class SequenceLayout:
         if length % parts:
             raise ValueError(
                 f"a sequence of T = {length} tokens does not divide into the {parts} equal stretches of the "
-                f"{self.kind} layout over {devices} devices: pad it to {-(-length // parts) * parts}, or choose data.seq_len so"
+                f"{self.kind} layout over {devices} devices: "
+                f"pad it to {-(-length // parts) * parts}, or choose data.seq_len so"
             )
 
 

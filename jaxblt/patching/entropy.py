@@ -71,7 +71,7 @@ def stream_entropies(
     Raises:
       ValueError: chunk is not positive; or (outside of jit) an id or segment id is out of range.
     """
-    whole("chunk", chunk, least=1, why=" bytes")
+    whole("chunk", chunk, least=1)
     _check_bytes(ids, segment_ids)
     if segment_ids is None:
         segment_ids = jnp.ones(ids.shape, jnp.int32)

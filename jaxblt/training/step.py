@@ -120,8 +120,9 @@ def make_train_step(
     """`(state, batch) -> (state, metrics)`, jitted; the state's memory is donated.
 
     The loss is Σ weight·cross-entropy / Σ weight over the scored bytes of the whole batch, plus sown losses. A step
-    whose loss or gradient is not finite, or that scores no byte, changes neither parameters nor optimiser. After `max_skips` of them in a row
-    every further step is skipped too, so that a host that looks now and then cannot miss it.
+    whose loss or gradient is not finite, or that scores no byte, changes neither parameters nor optimiser. After
+    `max_skips` of them in a row every further step is skipped too, so that a host that looks now and then cannot miss
+    it.
 
     Args:
       task: what is computed.
