@@ -133,10 +133,10 @@ def print_longest(recipe: Recipe, memory: float, measure: Callable[[Recipe], Any
 def main(argv: Sequence[str]) -> None:
     """Parses, then compiles and prints."""
     recipe, run_dir, config = parse_recipe_and(argv, PlanConfig(), script="experiments.plan", about=ABOUT)
+    mesh = parse_mesh(config.mesh)
     from jaxblt.profiling.targets import devices_of
     from jaxblt.training.ahead import at_context, plan_step
 
-    mesh = parse_mesh(config.mesh)
     count = mesh.data * mesh.fsdp * mesh.seq * mesh.tensor
     devices = mesh.build(devices_of(config.gpu, count))
     recipe, said = complete(recipe, run_dir)

@@ -103,7 +103,7 @@ def test_a_far_stream_equals_a_near_one() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 10, "head_dim": None}, "dim 10 does not divide among 6 heads"),
+        ({"dim": 10, "head_dim": None}, "dim 10 does not divide among num_heads = 6"),
         ({"num_kv_heads": 4}, "num_heads 6 is not a multiple of num_kv_heads 4"),
         ({"window": 0}, "window must be at least 1"),
         ({"head_dim": 3}, "head_dim must be even, got 3"),
