@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 def on_host(array: Any) -> np.ndarray | None:
     """The values of an array, or None where there are none to look at: traced, or partly on another process."""
-    if isinstance(array, jax.core.Tracer) or not hasattr(array, "dtype"):
+    if isinstance(array, Tracer) or not hasattr(array, "dtype"):
         return None
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return None

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import types
 import typing
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -108,7 +109,7 @@ def _where(config: Any, name: str) -> str:
 
 
 def _check_limits(
-    name: str, value: float, limits: dict[str, float | None], shown: dict[str, str], why: str
+    name: str, value: float, limits: Mapping[str, float | None], shown: Mapping[str, str], why: str
 ) -> None:
     """Raises ValueError unless `value` lies in the limits, which the message writes as `shown` where they are there."""
     broken = [word for word, bound in limits.items() if bound is not None and _breaks(value, word, bound)]
