@@ -54,7 +54,8 @@ class HyenaConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "dim", "short_taps", "segment_alignment", least=1)
-        check_bounds(self, "order", least=2, most=MOST_ORDER)
+        check_bounds(self, "order", least=2)
+        check_bounds(self, "order", most=MOST_ORDER)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Hyena":
         """The module; parameters are fp32, computation in `dtype`, filters, FFTs and modal states in fp32."""
