@@ -21,22 +21,22 @@ def on_host(array: Any) -> np.ndarray | None:
     return np.asarray(array)
 
 
-def check_rows(name: str, array: Any, axes: str = "[rows, bytes]") -> None:
+def check_rows(name: str, array: Any) -> None:
     """Raises ValueError unless `array` has the axes of a batch of rows."""
     shape = np.shape(array)
-    if len(shape) != len(axes.split(",")):
+    if len(shape) != 2:
         raise ValueError(
-            f"{name} must have axes {axes}, got shape {tuple(shape)}: write {name}[None] for one row"
+            f"{name} must have axes [rows, bytes], got shape {tuple(shape)}: write {name}[None] for one row"
         )
 
 
-def check_ids(ids: Any, size: int, *, name: str = "ids") -> None:
+def check_ids(ids: Any, size: int) -> None:
     """Raises ValueError unless `ids` are whole numbers in 0..size-1."""
-    _check_whole(name, ids)
+    _check_whole("ids", ids)
     values = on_host(ids)
     if values is not None and values.size and not 0 <= values.min() <= values.max() < size:
         raise ValueError(
-            f"{name} must lie in 0..{size - 1}, got {int(values.min())}..{int(values.max())}: "
+            f"ids must lie in 0..{size - 1}, got {int(values.min())}..{int(values.max())}: "
             "jaxblt.data.encode makes ids of bytes"
         )
 

@@ -234,10 +234,14 @@ def test_a_bad_argument_is_told_in_one_line(name: str) -> None:
     assert len(said) < 400
 
 
-def test_text_is_no_bytes() -> None:
-    text: Any = "abc"
-    with pytest.raises(TypeError, match=r"takes bytes, got text 'abc': write text.encode\(\)"):
-        vocab.encode(text)
+@pytest.mark.parametrize(
+    "call",
+    [vocab.encode, lambda text: generate(None, {}, [text], max_new_bytes=4)],
+    ids=["encode", "generate"],
+)
+def test_text_is_no_bytes(call: Callable[[Any], Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"bytes.*'abc'.*encode"):
+        call("abc")
 
 
 def test_of_a_traced_array_the_shape_alone_is_checked() -> None:

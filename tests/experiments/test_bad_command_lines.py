@@ -4,16 +4,19 @@ import importlib
 import lzma
 import re
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from experiments import _patching
+import jaxblt
+from experiments import _patching, evaluate
 from experiments._cli import one_line, run
 from experiments.generate import read_prompts
 from experiments.patch import patch
+from jaxblt.data import DataConfig
 
 FASTA = b">first\nACGTACGTAC\n>second\nGGGG\n"
 TRAIN = ("train", "demo")
@@ -128,6 +131,14 @@ def test_a_bad_command_line_is_told_in_one_line(line, status, says, files, monke
     assert said.startswith("error: ")
     assert said.count("\n") == 1
     assert code == status
+
+
+def test_windows_are_not_asked_of_packed_rows(monkeypatch, capsys):
+    recipe = SimpleNamespace(data=DataConfig(packing="first_fit"))
+    monkeypatch.setattr(jaxblt, "load", lambda _: SimpleNamespace(recipe=recipe))
+    code, said = outcome(monkeypatch, capsys, evaluate.main, "r", "--seq-len", "512")
+    assert "--seq-len and --context are of windows, and the run's data.packing is 'first_fit': leave" in said
+    assert code == 1
 
 
 def out_of_memory(argv):

@@ -141,5 +141,7 @@ def test_over_a_split_sequence_nothing_is_gathered(window: int | None) -> None:
 
 
 def test_an_unknown_exchange_is_named() -> None:
-    with pytest.raises(ValueError, match=r"context_parallel must be one of 'ring', .* or None, got 'ulysses'"):
+    with pytest.raises(
+        ValueError, match=r"context_parallel must be one of 'ring', .* or None, got 'ulysses'"
+    ):
         AttentionConfig(dim=8, context_parallel="ulysses")  # type: ignore[arg-type]
