@@ -1,8 +1,13 @@
 """What the scripts share: recipes with overrides on the command line, and errors as one line."""
 
+import contextlib
+import functools
+import io
+import os
+import re
 import sys
-import typing
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
@@ -49,7 +54,7 @@ def parse_recipe_and[T](argv: Sequence[str], options: T, *, script: str, about: 
 
     command.__annotations__["own"] = Annotated[type(options), tyro.conf.arg(name="")]
     flags = (tyro.conf.AvoidSubcommands,)
-    return tyro.cli(command, args=rest, prog=f"python -m {script} {name}", description=about, config=flags)
+    return _parse(command, rest, prog=f"python -m {script} {name}", description=about, config=flags)
 
 
 def parse_mesh(text: str) -> MeshConfig:
@@ -73,12 +78,111 @@ def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
     """Calls `main` with the command line; an error that names its own fix becomes one line and exit status 1."""
     try:
         main(sys.argv[1:])
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError, RuntimeError, ImportError, AssertionError) as error:
+        if isinstance(error, AssertionError) and not _is_without_device(error):
+            raise
+        print(f"error: {explain(error)}", file=sys.stderr)
         raise SystemExit(1) from error
     raise SystemExit(0)
 
 
+def explain(error: Exception) -> str:
+    """What an error says; where JAX speaks of its devices, one line of what to do."""
+    said = str(error)
+    if "RESOURCE_EXHAUSTED" in said:
+        return (
+            f"out of memory ({_first_line(said)}): `python -m experiments.plan RECIPE` shows what needs it; raise "
+            "train.accumulate, set remat of the model's stacks to 'full', or lower data.batch_size or data.seq_len"
+        )
+    if _is_without_device(error):
+        return (
+            f"JAX finds no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} here: unset it to take "
+            "what there is, or set it to cpu; `python -m jaxblt.doctor` shows what JAX finds"
+        )
+    return said
+
+
+def _is_without_device(error: Exception) -> bool:
+    """Whether JAX found no device: it says so, or fails an assertion where its plugin finds no GPU."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1:]
+    asserted = isinstance(error, AssertionError) and [frame.name for frame in innermost] == ["backends"]
+    return asserted or str(error).startswith("Unable to initialize backend")
+
+
+def _first_line(said: str) -> str:
+    return said.strip().partition("\n")[0][:200]
+
+
 def parse[T](function: Callable[..., T], argv: Sequence[str], *, script: str) -> T:
     """Calls `function` with the options in `argv`; its docstring is the help."""
-    return typing.cast(T, tyro.cli(function, args=list(argv), prog=f"python -m {script}"))
+
+    @functools.wraps(function)
+    def bound(*args: Any, **options: Any) -> Callable[[], T]:
+        return functools.partial(function, *args, **options)
+
+    # Call outside of the parser: an error of the script itself is none of the command line.
+    return _parse(bound, argv, prog=f"python -m {script}")()
+
+
+def _parse(function: Callable[..., Any], argv: Sequence[str], *, prog: str, **options: Any) -> Any:
+    """What `function` returns for the options in `argv`.
+
+    Exits with status 2 and one line that names option, value and what is expected, in place of tyro's box.
+    """
+    if {"-h", "--help"} & set(argv):
+        return tyro.cli(function, args=list(argv), prog=prog, **options)
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box), _wide_terminal():
+            return tyro.cli(function, args=list(argv), prog=prog, **options)
+    except SystemExit as stopped:
+        if stopped.code == 2:
+            print(f"error: {one_line(box.getvalue())} ({prog} --help explains)", file=sys.stderr)
+        raise
+
+
+@contextlib.contextmanager
+def _wide_terminal() -> Iterator[None]:
+    """Keeps tyro from breaking lines, and with them values."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "10000"
+    try:
+        yield
+    finally:
+        os.environ.pop("COLUMNS")
+        if before is not None:
+            os.environ["COLUMNS"] = before
+
+
+WORDING = (
+    (r"^Error parsing (?:recipe|own)\.(\S+): ", r"--\1: "),
+    (r"^Error parsing (?:recipe|own): ", ""),
+    (r"^Error parsing (\S+): ", r"\1: "),
+    (r"invalid literal for int\(\) with base 10: (.*)$", r"expected a whole number, got \1"),
+    (r"could not convert string to float: (.*)$", r"expected a number, got \1"),
+    (r"no type matching (.*) could be instantiated from \[(.*)\]\.$", r"expected \1, got \2"),
+    (r"\{None\}\|", "None or "),
+    (
+        r"^invalid choice (.*) for argument '(\S+)'\. Expected one of \((.*)\)\.$",
+        r"\2: expected one of \3, got \1",
+    ),
+    (r"^Missing value for argument '(\S+)'\. Expected (\d+) values\.$", r"\1: expected a value, got none"),
+)
+"""How messages of tyro are put in the words of this project; others are left as they are."""
+FRAME = " │╭╮╰╯─"
+
+
+def one_line(box: str) -> str:
+    """The message in tyro's box of an error, and what it proposes instead, without frame and help texts."""
+    lines = [line.strip(FRAME) for line in box.splitlines()[1:]]  # the first is the title
+    message = [line for line in lines if line.strip("-")]
+    if not message:
+        return box.strip()
+    said = message[0]
+    for pattern, words in WORDING:
+        said = re.sub(pattern, words, said)
+    if said.endswith(":"):  # "Missing from python -m experiments.patch:", and below what is missing
+        said = " ".join([said, *message[1:3]])
+    if "Perhaps you meant:" in message:
+        said += f"; perhaps {' or '.join(line for line in message[1:] if line.startswith('--'))}"
+    return said

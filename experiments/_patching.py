@@ -1,5 +1,6 @@
 """What the patch script is made of: a file's bytes, the entropies of a run's model, patches, pictures."""
 
+import difflib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,16 +79,34 @@ def open_file(file: str) -> DocumentSource:
     return FastaSource((file,)) if name.endswith(FASTA) else TextSource((file,))
 
 
-def read_ids(source: DocumentSource, start: int, length: int | None) -> np.ndarray:
-    """BOS and the ids of bytes [start, start + length) of the first document.
+def chosen(source: DocumentSource, record: str | None) -> list[int]:
+    """The documents of a file: all, or the one of that name.
 
     Raises:
-      ValueError: the range holds no byte.
+      ValueError: no document has the name.
     """
-    data = read_document(source, 0)[start : None if length is None else start + length]
-    if not data:
-        raise ValueError(f"no byte lies at {start}: the document has {int(source.lengths[0])}")
-    return encode(data, bos=True)
+    names = list(source.names)
+    if record is None:
+        return list(range(len(names)))
+    if record not in names:
+        near = difflib.get_close_matches(record, names, n=3, cutoff=0.3) or names[:3]
+        raise ValueError(f"--record {record!r} is none of the file's {len(names)}: perhaps {', '.join(near)}")
+    return [names.index(record)]
+
+
+def read_ids(source: DocumentSource, i: int, start: int, length: int | None) -> np.ndarray:
+    """BOS and the ids of bytes [start, start + length) of document i; of all from `start` where no length is given.
+
+    Raises:
+      ValueError: the range leaves the document, or holds no byte.
+    """
+    size = int(source.lengths[i])
+    stop = size if length is None else start + length
+    if not start < stop <= size:
+        raise ValueError(
+            f"bytes [{start}, {stop}) leave {source.names[i]!r}, which has {size} bytes: lower --start or --length"
+        )
+    return encode(source.read(i, start, stop), bos=True)
 
 
 def segment(config: PatcherConfig, ids: np.ndarray, entropies: np.ndarray | None) -> Patches:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from experiments._cli import parse, parse_mesh, run
+from jaxblt.validation import whole
 
 
 def evaluate(
@@ -32,15 +33,31 @@ def evaluate(
       max_batches: stop after so many.
       mesh: sizes of the mesh axes, such as "data=2,seq=4"; by default the devices share the rows.
       out: file for the figures as JSON.
+
+    Raises:
+      ValueError: an option is out of range, or does not go with the run's data or the devices.
     """
     import jaxblt
     from jaxblt.parallel import MeshConfig
 
+    for name, value, least in (
+        ("context", context, 0),
+        ("seq-len", seq_len, 1),
+        ("max-batches", max_batches, 1),
+    ):
+        if value is not None:
+            whole(f"--{name}", value, least=least)
+    if targets == "":
+        raise ValueError("--targets is empty: name characters such as ACGT, or leave it out")
     loaded = jaxblt.load(run_dir)
     length = loaded.recipe.data.seq_len if seq_len is None else seq_len
     data = loaded.recipe.data
     if data.packing == "windows":
         data = replace(data, seq_len=length, stride=None, context=length // 2 if context is None else context)
+    elif seq_len is not None or context is not None:
+        raise ValueError(
+            f"--seq-len and --context are of windows, and the run's data.packing is {data.packing!r}: leave them out"
+        )
     spread = MeshConfig() if mesh is None else parse_mesh(mesh)
     found = loaded.evaluate(split, data=data, targets=targets, max_batches=max_batches, mesh=spread)
     figures = {"run": loaded.recipe.name, "step": loaded.step, "split": split, "seq_len": length, **found}

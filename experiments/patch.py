@@ -9,6 +9,7 @@ import tyro
 
 from experiments._cli import parse, run
 from jaxblt.patching.config import Mode
+from jaxblt.validation import whole
 
 
 def patch(
@@ -18,6 +19,7 @@ def patch(
     threshold: float | None = None,
     patch_size: int | None = None,
     max_length: int | None = None,
+    record: str | None = None,
     start: int = 0,
     length: int | None = None,
     show: int = 2000,
@@ -27,6 +29,8 @@ def patch(
 ) -> None:
     """Prints a file's patches and their statistics; on request draws them, and writes the entropies for training.
 
+    Every record of a FASTA file is patched apart. A part of one is patched, or drawn, with --record.
+
     Args:
       file: text or FASTA, may end in .gz or .xz.
       run_dir: a run with an entropy model, or an entropy model's run; needed by the modes that read entropies.
@@ -34,31 +38,48 @@ def patch(
       threshold: in nats; the run's by default.
       patch_size: bytes of a static patch.
       max_length: bytes of the longest patch.
+      record: name of the one FASTA record to segment; all by default.
       start: first byte to segment.
       length: bytes to segment; all by default.
       show: bytes to print, with │ between patches.
       plot: PNG file for a picture of entropies and boundaries.
       plot_bytes: bytes in the picture.
       entropies_out: .npy file for the entropies of the whole file, which a recipe reads as data.entropies.
+
+    Raises:
+      ValueError: an option is out of range, no record has the name, or one of several records has to be named.
     """
     from experiments import _patching
 
+    whole("--start", start, least=0)
+    whole("--show", show, least=0)
+    whole("--plot-bytes", plot_bytes, least=1)
+    if length is not None:
+        whole("--length", length, least=1)
     loaded = None if run_dir is None else _patching.load_entropy_model(run_dir)
     config = _patching.patcher_of(loaded, mode)
     changes = {"threshold": threshold, "patch_size": patch_size, "max_length": max_length}
     config = replace(config, **{name: value for name, value in changes.items() if value is not None})
+    if loaded is None and (plot is not None or entropies_out is not None):
+        raise ValueError("--plot and --entropies-out need an entropy model: name a run with --run-dir")
     source = _patching.open_file(file)
-    ids = _patching.read_ids(source, start, length)
-    entropies = None if loaded is None else loaded.entropies(ids)
-    patches = _patching.segment(config, ids, entropies)
-    print(_patching.report(ids, patches, entropies, show))
-    if plot is not None:
-        if entropies is None:
-            raise ValueError("--plot draws entropies: name a run with --run-dir")
-        _patching.draw(plot, ids[:plot_bytes], entropies[:plot_bytes], config)
-    if entropies_out is not None:
-        if loaded is None:
-            raise ValueError("--entropies-out needs an entropy model: name a run with --run-dir")
+    records = _patching.chosen(source, record)
+    if len(records) > 1 and (start or length is not None or plot is not None):
+        names = ", ".join(source.names[i] for i in records[:8])
+        raise ValueError(
+            f"--start, --length and --plot are of one record, and {file} has {len(records)}: name it with --record "
+            f"({names})"
+        )
+    for i in records:
+        ids = _patching.read_ids(source, i, start, length)
+        entropies = None if loaded is None else loaded.entropies(ids)
+        patches = _patching.segment(config, ids, entropies)
+        if len(records) > 1:
+            print(f"record {source.names[i]}")
+        print(_patching.report(ids, patches, entropies, show))
+        if plot is not None and entropies is not None:
+            _patching.draw(plot, ids[:plot_bytes], entropies[:plot_bytes], config)
+    if entropies_out is not None and loaded is not None:
         _patching.write_all(entropies_out, source, loaded)
         print(f"wrote {entropies_out}: {np.load(entropies_out, mmap_mode='r').shape[0]} entropies")
 

@@ -9,6 +9,7 @@ from typing import Any
 from experiments._cli import parse_mesh, parse_recipe_and, run
 from jaxblt.parallel.mesh import AXES
 from jaxblt.training.recipe import Recipe
+from jaxblt.validation import check_bounds, check_fields
 
 ABOUT = (
     "Compiles the recipe's train step for a GPU that need not be here and prints the bytes on each device by part, the "
@@ -37,6 +38,11 @@ class PlanConfig:
     gpu: str = "h200"
     memory_gb: float = 141.0
     longest: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "context", least=1)
+        check_bounds(self, "memory_gb", above=0)
 
 
 def complete(recipe: Recipe, run_dir: str) -> tuple[Recipe, list[str]]:
@@ -127,14 +133,14 @@ def print_longest(recipe: Recipe, memory: float, measure: Callable[[Recipe], Any
 def main(argv: Sequence[str]) -> None:
     """Parses, then compiles and prints."""
     recipe, run_dir, config = parse_recipe_and(argv, PlanConfig(), script="experiments.plan", about=ABOUT)
+    mesh = parse_mesh(config.mesh)
     from jaxblt.profiling.targets import devices_of
     from jaxblt.training.ahead import at_context, plan_step
 
-    mesh = parse_mesh(config.mesh)
     count = mesh.data * mesh.fsdp * mesh.seq * mesh.tensor
     devices = mesh.build(devices_of(config.gpu, count))
     recipe, said = complete(recipe, run_dir)
-    recipe = at_context(recipe, config.context or recipe.data.seq_len, mesh)
+    recipe = at_context(recipe, recipe.data.seq_len if config.context is None else config.context, mesh)
     for line in said:
         print(f"assumed: {line}")
     report(recipe, config, functools.cache(lambda recipe: plan_step(recipe, devices)))

@@ -2,7 +2,7 @@
 
 - Choose: `compiling_for` names the device that ops choose for, `record_choices` collects what they chose and why.
 - Explain: `explain` says what a table picks on a `Device`; each op has an `explain` of its own.
-- Measure: `measure` and `compare` time a `Case`, `measure_ceilings` says what the machine can do at best; traces.
+- Measure: `measure`, `measure_all` and `compare` time a `Case`, `measure_ceilings` says what the machine can do at best; traces.
 - `varying_axes`, `vary_alike` and `count_below` hide what depends on the version of JAX.
 """
 
@@ -27,6 +27,7 @@ from pallas_kernels._measure import (
     default_method,
     forward_backward,
     measure,
+    measure_all,
     measure_ceilings,
     this_machine,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "explain",
     "forward_backward",
     "measure",
+    "measure_all",
     "measure_ceilings",
     "median_interval",
     "ratio_interval",

@@ -7,6 +7,7 @@ from typing import Literal
 from jaxblt.data.samples import SAMPLES, sample_source
 from jaxblt.data.sources import DocumentSource, FastaSource, JsonlSource, Regions, TextSource, open_bed
 from jaxblt.data.splits import SplitName, split_by_document, split_by_name, split_by_position
+from jaxblt.validation import MOST_SEED, check_bounds, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +77,18 @@ class DataConfig:
             raise ValueError(
                 f"paths must be a tuple of paths, got {self.paths!r}: write ({str(self.paths)!r},)"
             )
-        if self.seq_len < 1 or self.batch_size < 1:
-            raise ValueError(
-                f"seq_len and batch_size must be positive, got {self.seq_len} and {self.batch_size}"
-            )
-        if self.alignment < 1:
-            raise ValueError(f"alignment must be at least 1 byte, got {self.alignment}")
-        if not 0 <= self.context < self.seq_len:
-            raise ValueError(f"context must lie in 0..seq_len-1 = 0..{self.seq_len - 1}, got {self.context}")
+        check_fields(self)
+        check_bounds(self, "seq_len", "batch_size", "alignment", least=1)
+        check_bounds(self, "stride", "buckets", least=1)
+        check_bounds(self, "context", least=0, below="seq_len")
+        check_bounds(self, "seed", "split_seed", least=0, most=MOST_SEED)
+        check_bounds(self, "fractions", least=0, most=1)
+        if abs(sum(self.fractions) - 1) > 1e-6:
+            raise ValueError(f"DataConfig.fractions must sum to 1, got {self.fractions}")
+        if self.scored == "":
+            raise ValueError("DataConfig.scored is empty, so that no byte is scored: None scores all")
+        if self.sample is not None and self.sample not in SAMPLES:
+            raise ValueError(f"unknown sample {self.sample!r}: choose one of {', '.join(map(repr, SAMPLES))}")
         self._check_pairs_of_options()
 
     def _check_pairs_of_options(self) -> None:
@@ -120,7 +125,7 @@ def open_source(config: DataConfig) -> DocumentSource:
     """The whole documents that a config names, before any split.
 
     Raises:
-      ValueError: not exactly one of `paths` and `sample`; an unknown kind or sample; bad data.
+      ValueError: not exactly one of `paths` and `sample`; bad data.
       FileNotFoundError: a path names no file.
     """
     if bool(config.paths) == (config.sample is not None):
@@ -133,10 +138,8 @@ def open_source(config: DataConfig) -> DocumentSource:
         source = TextSource(config.paths)
     elif config.kind == "jsonl":
         source = JsonlSource(config.paths, field=config.field)
-    elif config.kind == "fasta":
-        source = FastaSource(config.paths, soft_mask=config.soft_mask)
     else:
-        raise ValueError(f"unknown kind {config.kind!r}: choose 'text', 'jsonl' or 'fasta'")
+        source = FastaSource(config.paths, soft_mask=config.soft_mask)
     return source if config.bed is None else open_bed(source, config.bed)
 
 
@@ -146,6 +149,4 @@ def apply_split(config: DataConfig, source: DocumentSource, split: SplitName) ->
         return split_by_document(source, split, fractions=config.fractions, seed=config.split_seed)
     if config.split == "position":
         return split_by_position(source, split, fractions=config.fractions)
-    if config.split == "names":
-        return split_by_name(source, split, validation=config.validation_names, test=config.test_names)
-    raise ValueError(f"unknown split rule {config.split!r}: choose 'documents', 'position' or 'names'")
+    return split_by_name(source, split, validation=config.validation_names, test=config.test_names)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
+from jaxblt.data.vocab import OFFSET, VOCAB_SIZE, check_whole
+from jaxblt.validation import check_bounds, check_fields
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class KmerVocab:
     alphabet: bytes = b"ACGT"
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "k", least=1, most=31)
         if not 1 <= self.stride <= self.k:
             raise ValueError(
                 f"stride must lie in 1..k = 1..{self.k} (more would lose letters), got {self.stride}"
@@ -82,6 +85,7 @@ class KmerVocab:
         Raises:
           ValueError: an id lies outside the vocabulary.
         """
+        check_whole("ids", np.asarray(ids))
         ids = np.asarray(ids, np.int64)
         if ids.size and (ids.min() < 0 or ids.max() >= self.size):
             raise ValueError(f"ids must lie in 0..{self.size - 1}, got {ids.min()}..{ids.max()}")

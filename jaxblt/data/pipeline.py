@@ -192,11 +192,7 @@ def _indexes(config: DataConfig, pairs: np.ndarray, mode: str, split: str) -> Se
         return [_windows(config, pairs, mode, split)]
     if config.packing == "buckets":
         return bucket(pairs, config.buckets, config.seq_len, **options)
-    if config.packing in ("first_fit", "sequential"):
-        return [pack(pairs, config.seq_len, method=config.packing, **options)]
-    raise ValueError(
-        f"unknown packing {config.packing!r}: choose 'windows', 'first_fit', 'sequential' or 'buckets'"
-    )
+    return [pack(pairs, config.seq_len, method=config.packing, **options)]
 
 
 def _windows(config: DataConfig, pairs: np.ndarray, mode: str, split: str) -> WindowIndex:

@@ -12,20 +12,33 @@ VOCAB_SIZE = 256 + OFFSET
 
 
 def encode(data: bytes, *, bos: bool = False, eos: bool = False) -> np.ndarray:
-    """Bytes as int32 ids (byte + 4), with BOS before and EOS after when asked for."""
+    """Bytes as int32 ids (byte + 4), with BOS before and EOS after when asked for.
+
+    Raises:
+      TypeError: text instead of bytes.
+    """
+    if isinstance(data, str):
+        raise TypeError(f"encode takes bytes, got text {data[:40]!r}: write text.encode()")
     ids = np.frombuffer(data, np.uint8).astype(np.int32) + OFFSET
     head = np.array([BOS] * bos, np.int32)
     tail = np.array([EOS] * eos, np.int32)
     return np.concatenate([head, ids, tail])
 
 
+def check_whole(name: str, values: np.ndarray) -> None:
+    """Raises ValueError unless an array that is not empty holds whole numbers."""
+    if values.size and not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(f"{name} must be whole numbers, got dtype {values.dtype}")
+
+
 def decode(ids: np.ndarray) -> bytes:
     """The bytes among `ids`; special ids are dropped.
 
     Raises:
-      ValueError: an id lies outside 0..259.
+      ValueError: an id is no whole number, or lies outside 0..259.
     """
     ids = np.asarray(ids)
+    check_whole("ids", ids)
     if ids.size and (ids.min() < 0 or ids.max() >= VOCAB_SIZE):
         raise ValueError(f"ids must lie in 0..{VOCAB_SIZE - 1}, got {int(ids.min())}..{int(ids.max())}")
     return (ids[ids >= OFFSET] - OFFSET).astype(np.uint8).tobytes()

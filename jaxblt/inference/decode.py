@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.models import BLTConfig, ByteLMConfig, ModelConfig, init_blt_state, init_byte_lm_state
 from jaxblt.patching import PatcherConfig, entropies_from_logits, init_patcher, step_patcher
+from jaxblt.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Decoder:
     dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.model.causal:
             raise ValueError("a bidirectional model cannot generate: train one with causal stacks")
         if not isinstance(self.model, BLTConfig):

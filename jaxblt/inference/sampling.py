@@ -1,7 +1,6 @@
 """From logits to the next byte."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from jaxblt.data.vocab import BOE, BOS, PAD
+from jaxblt.validation import check_bounds, check_fields
 
 SMALLEST, LARGEST = 1e-6, 1e6
 """Bounds of temperature and top_p within which fp32 neither rounds them to 0 nor overflows."""
@@ -32,21 +32,12 @@ class SamplingConfig:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.temperature != 0 and not _lies_in(self.temperature, SMALLEST, LARGEST):
-            raise ValueError(
-                f"temperature must be 0 (the most probable byte) or lie in [{SMALLEST:g}, {LARGEST:g}], "
-                f"got {self.temperature!r}"
-            )
-        if not isinstance(self.top_k, int | np.integer) or self.top_k < 0:
-            raise ValueError(
-                f"top_k must be an integer from 1 on, or 0 to keep all bytes, got {self.top_k!r}"
-            )
-        if not _lies_in(self.top_p, SMALLEST, 1.0):
-            raise ValueError(f"top_p must lie in [{SMALLEST:g}, 1], got {self.top_p!r}")
-
-
-def _lies_in(value: Any, low: float, high: float) -> bool:
-    return isinstance(value, int | float | np.number) and bool(low <= value <= high)
+        check_fields(self)
+        if self.temperature != 0:
+            why = ", or 0 to take the most probable byte"
+            check_bounds(self, "temperature", least=SMALLEST, most=LARGEST, why=why)
+        check_bounds(self, "top_k", least=0, why=": 0 keeps all bytes")
+        check_bounds(self, "top_p", least=SMALLEST, most=1, why=": 1 keeps all bytes")
 
 
 def sample(config: SamplingConfig, keys: Key[Array, "B"], logits: Float[Array, "B V"]) -> Int[Array, "B"]:

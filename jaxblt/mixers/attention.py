@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxblt.parallel.content import content_first
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.sequence import seq_axis
+from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.attention import attention
 
 
@@ -60,23 +61,22 @@ class AttentionConfig:
     layout: Literal["contiguous", "zigzag"] = "contiguous"
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "dim", "num_heads", "num_kv_heads", "head_dim", least=1)
+        check_bounds(self, "window", least=1, why=" step, the token itself; None sees all")
+        check_bounds(self, "rope_theta", "rope_scale", above=0)
         if self.head_dim is None and self.dim % self.num_heads:
-            raise ValueError(f"dim {self.dim} does not divide among {self.num_heads} heads: set head_dim")
+            raise ValueError(
+                f"dim {self.dim} does not divide among num_heads = {self.num_heads}: set head_dim"
+            )
         if self.num_heads % self.groups:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.groups}")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1 step (the token itself), got {self.window}")
-        if self.context_parallel not in (None, *get_args(ContextParallel)):
-            modes = get_args(ContextParallel)
-            raise ValueError(f"context_parallel {self.context_parallel!r} is not one of {modes} or None")
         by_ring = self.window is None and self.position != "alibi" and self.context_parallel in (None, "ring")
         if SequenceLayout(self.layout) != CONTIGUOUS and not by_ring:
             raise ValueError(
                 f"the {self.layout} layout is for rings, without window and ALiBi: got window={self.window}, "
                 f"position={self.position!r}, context_parallel={self.context_parallel!r}; use layout='contiguous'"
             )
-        if self.position not in ("rope", "alibi", "none"):
-            raise ValueError(f"position {self.position!r} is not one of 'rope', 'alibi', 'none'")
         if self.position == "rope" and self.width % 2:
             raise ValueError(
                 f"rotary positions turn pairs of channels: head_dim must be even, got {self.width}"

@@ -3,8 +3,11 @@
 import dataclasses
 import math
 
+from jaxblt.validation import check_bounds, check_fields
+
 MAX_HISTORY = 32_768
 """Inputs that a streaming finite filter may keep."""
+MOST_INNER_LAYERS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +28,10 @@ class ModalFilter:
     max_timescale: float = 65_536.0
 
     def __post_init__(self) -> None:
-        if self.modes < 1:
-            raise ValueError(f"modes must be at least 1, got {self.modes}")
-        if not 0 < self.min_timescale <= self.max_timescale:
+        check_fields(self)
+        check_bounds(self, "modes", least=1)
+        check_bounds(self, "min_timescale", "max_timescale", above=0)
+        if self.min_timescale > self.max_timescale:
             raise ValueError(
                 f"expected 0 < min_timescale <= max_timescale, got {self.min_timescale} and {self.max_timescale}"
             )
@@ -71,18 +75,17 @@ class ImplicitFilter:
     target: float = 1e-2
 
     def __post_init__(self) -> None:
-        if self.filter_len < 1 or self.normaliser < 1:
-            raise ValueError(
-                f"expected filter_len >= 1 and reference_len >= 1, got {self.taps}, {self.normaliser}"
-            )
+        check_fields(self)
+        check_bounds(self, "filter_len", "reference_len", "width", least=1)
+        check_bounds(self, "inner_layers", least=0, most=MOST_INNER_LAYERS)
+        check_bounds(self, "sine_freq", "fast", "slow", above=0)
+        check_bounds(self, "target", above=0, below=1)
         if self.emb_dim < 3 or self.emb_dim % 2 == 0:
             raise ValueError(
                 f"emb_dim must be odd and at least 3 (t and pairs of sine and cosine), got {self.emb_dim}"
             )
-        if not (0 < self.fast <= self.slow and 0 < self.target < 1):
-            raise ValueError(
-                f"expected 0 < fast <= slow and 0 < target < 1, got {self.fast}, {self.slow}, {self.target}"
-            )
+        if self.fast > self.slow:
+            raise ValueError(f"expected fast <= slow, got {self.fast} and {self.slow}")
 
     @property
     def taps(self) -> int:
@@ -109,8 +112,8 @@ class ExplicitFilter:
     taps: int = 128
 
     def __post_init__(self) -> None:
-        if self.taps < 1:
-            raise ValueError(f"taps must be at least 1, got {self.taps}")
+        check_fields(self)
+        check_bounds(self, "taps", least=1)
 
 
 Filter = ModalFilter | ImplicitFilter | ExplicitFilter

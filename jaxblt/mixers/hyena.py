@@ -15,7 +15,10 @@ from jaxblt.mixers.finite_filter import FiniteConv
 from jaxblt.mixers.history import ShortHistory
 from jaxblt.mixers.modal_filter import ModalConv
 from jaxblt.mixers.sequence import Rows, read
+from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.short_conv import short_conv
+
+MOST_ORDER = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +48,10 @@ class HyenaConfig:
     implementation: Literal["reference", "xla", "mosaic_gpu"] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("dim", 1), ("order", 2), ("short_taps", 1), ("segment_alignment", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        check_fields(self)
+        check_bounds(self, "dim", "short_taps", "segment_alignment", least=1)
+        check_bounds(self, "order", least=2)
+        check_bounds(self, "order", most=MOST_ORDER)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Hyena":
         """The module; parameters are fp32, computation in `dtype`, filters, FFTs and modal states in fp32."""

@@ -13,6 +13,7 @@ from jaxblt.layers import Linear
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import read
+from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.linear_scan import linear_scan
 
 
@@ -30,6 +31,8 @@ class GatedRecurrenceConfig:
     causal: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "dim", least=1)
         if not self.causal:
             raise ValueError(
                 "the gated recurrence runs forward only: use Hyena or attention when causal=False"

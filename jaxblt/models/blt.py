@@ -19,13 +19,14 @@ from jaxblt.models.blt_prefill import (
 from jaxblt.models.blt_state import BLTState, advance, begin
 from jaxblt.models.bridge import BytesToPatches, PatchesToBytes, last_bytes, to_blocks, visible_patches
 from jaxblt.models.byte_lm import Head
-from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
+from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
 from jaxblt.models.positions import PositionConfig, SegmentAwarePosition, document_positions, places
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.parallel.sequence import seq_axis
 from jaxblt.patching.patches import Patches
+from jaxblt.validation import check_bounds, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,10 @@ class BLTConfig:
     vocab_size: int = VOCAB_SIZE
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "look_back", least=2, why=": over one patch a softmax is constant")
+        check_bounds(self, "bridge_heads", least=1)
+        check_vocab_size(self)
         if self.encoder.dim != self.decoder.dim:
             raise ValueError(
                 f"encoder and decoder share the bytes' width, got {self.encoder.dim} and {self.decoder.dim}"
@@ -65,13 +70,9 @@ class BLTConfig:
             raise ValueError(
                 "patches are made of bytes in order: use attention.layout='contiguous' in all stacks"
             )
-        if self.look_back < 2:
-            raise ValueError(
-                f"look_back must be at least 2 (over one patch a softmax is constant), got {self.look_back}"
-            )
         if self.encoder.dim % self.bridge_heads:
             raise ValueError(
-                f"width {self.encoder.dim} does not divide among {self.bridge_heads} bridge heads"
+                f"encoder.dim = {self.encoder.dim} does not divide among bridge_heads = {self.bridge_heads}"
             )
 
     @property

@@ -10,10 +10,17 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.layers import Linear, RMSNorm
-from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, init_embedding_state
+from jaxblt.models.embeddings import (
+    ByteEmbedding,
+    EmbeddingConfig,
+    HashConfig,
+    check_vocab_size,
+    init_embedding_state,
+)
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.validation import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +40,8 @@ class ByteLMConfig:
     vocab_size: int = VOCAB_SIZE
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_vocab_size(self)
         if self.layout != CONTIGUOUS and self.hash is not None:
             raise ValueError(
                 f"n-grams need bytes in order, and stack.attention.layout is {self.layout.kind!r}: set hash=None, or "

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
+from jaxblt.array_checks import check_ids, check_rows, check_segments
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.layers import multiply, named
 from jaxblt.mixers.base import Clock, start_clock
@@ -19,7 +20,11 @@ from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import read
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
+from jaxblt.validation import MOST, check_bounds, check_fields
 from pallas_kernels.hash_embedding import hash_embedding, ngram_rows
+
+MOST_GRAM = 256
+"""Bytes of the longest n-gram: each byte's hash is a sum over as many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +42,19 @@ class HashConfig:
     functions: int = 1
 
     def __post_init__(self) -> None:
-        if not self.sizes or min(self.sizes) < 2:
-            raise ValueError(f"n-gram sizes must be at least 2, got {self.sizes}")
+        check_fields(self)
+        check_bounds(self, "sizes", least=2, most=MOST_GRAM)
+        check_bounds(self, "table_size", least=1)
+        check_bounds(self, "functions", least=1, most=64)
+        if not self.sizes:
+            raise ValueError(
+                "HashConfig.sizes must hold an n of at least 2, got (): set hash=None for no n-grams"
+            )
+        if self.num_tables * self.table_size > MOST:
+            raise ValueError(
+                f"{self.num_tables} hash tables of table_size={self.table_size} rows have more rows than int32 counts: "
+                f"use at most {MOST // self.num_tables}"
+            )
 
     @property
     def num_tables(self) -> int:
@@ -69,6 +85,16 @@ class EmbeddingConfig:
     dim: int = 256
     hash: HashConfig | None = None
     vocab_size: int = VOCAB_SIZE
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "dim", least=1)
+        check_vocab_size(self)
+
+
+def check_vocab_size(config: Any) -> None:
+    """Raises ValueError unless a config's `vocab_size` has room for the ids of bytes."""
+    check_bounds(config, "vocab_size", least=VOCAB_SIZE, why=": the ids of bytes and four special ones")
 
 
 @jax.custom_vjp
@@ -115,7 +141,15 @@ class ByteEmbedding(nn.Module):
     def __call__(
         self, ids: Int[Array, "B T"], *, segment_ids: Int[Array, "B T"] | None = None, state: Any = None
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Embeddings, and the state after these bytes (None without one)."""
+        """Embeddings, and the state after these bytes (None without one).
+
+        Raises:
+          ValueError: ids are no rows; or (outside of jit) an id or segment id is out of range.
+        """
+        check_rows("ids", ids)
+        check_ids(ids, self.config.vocab_size)
+        if segment_ids is not None:
+            check_segments(segment_ids)
         x = embed(self.table, ids).astype(self.dtype)
         if self.config.hash is None:
             return x, state

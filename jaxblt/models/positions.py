@@ -15,6 +15,7 @@ from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import read
 from jaxblt.parallel.halo import before, by_stretch, splits_sequence
 from jaxblt.patching.patches import Patches
+from jaxblt.validation import check_bounds, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,10 @@ class PositionConfig:
 
     offset_periods: tuple[int, ...] = (2, 4, 8, 16, 32)
     periods: tuple[int, ...] = (2, 3, 4, 8, 16, 64, 256, 1024, 4096)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "offset_periods", "periods", least=1)
 
 
 @dataclasses.dataclass(frozen=True)

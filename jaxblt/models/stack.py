@@ -12,6 +12,7 @@ from flax.core import FrozenDict
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from jaxblt.array_checks import check_width
 from jaxblt.layers import MLP, RMSNorm
 from jaxblt.mixers import (
     AttentionConfig,
@@ -23,8 +24,11 @@ from jaxblt.mixers import (
 )
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.validation import check_bounds, check_fields
 
 WINDOW = 512
+MOST_LAYERS = 1024
+"""Of a stack: a config from a file that asks for a million must not exhaust who reads it."""
 
 DEFAULTS: Mapping[str, MixerConfig] = FrozenDict(
     {
@@ -68,27 +72,33 @@ class StackConfig:
     scan: bool = True
 
     def __post_init__(self) -> None:
-        used = {name: DEFAULTS[name] for name in self.pattern if name in DEFAULTS}
-        given = {
-            name: mixer
-            for name, mixer in self.mixers.items()
-            if name in self.pattern or mixer != DEFAULTS.get(name)
-        }
-        object.__setattr__(self, "mixers", FrozenDict({**used, **given}))
-        unknown = sorted({name for name in self.pattern if name not in self.mixers})
-        if not self.pattern or unknown:
-            known = sorted({*DEFAULTS, *self.mixers})
-            raise ValueError(
-                f"pattern {self.pattern!r} names {unknown}, expected names of {known}: add a config to `mixers`"
-            )
-        if self.num_layers < 1:
-            raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
+        check_fields(self)
+        check_bounds(self, "dim", least=1)
+        check_bounds(self, "num_layers", least=1, most=MOST_LAYERS)
+        check_bounds(self, "mlp_dim", least=0, why=": 0 for no MLP, None for 8/3 dim")
+        check_bounds(self, "dropout", least=0, below=1, why=": it is the share that is dropped")
+        self._fill_table()
         apart = [name for name in self.pattern if _layout(self.mixers[name]) != CONTIGUOUS]
         if apart and set(self.pattern) != {apart[0]}:
             raise ValueError(
                 f"mixers[{apart[0]!r}].layout={_layout(self.mixers[apart[0]]).kind!r} goes with a pattern of it alone, "
                 f"as other mixers need their tokens in order; got pattern {self.pattern!r}: use layout='contiguous'"
             )
+
+    def _fill_table(self) -> None:
+        """Completes `mixers` by the defaults that the pattern names, and drops defaults that it does not."""
+        for name, mixer in self.mixers.items():
+            if not (isinstance(name, str) and callable(getattr(mixer, "build", None))):
+                raise ValueError(f"StackConfig.mixers holds mixer configs by name, got {name!r}: {mixer!r}")
+        unknown = sorted({n for n in self.pattern if n not in self.mixers and n not in DEFAULTS})
+        if not self.pattern or unknown:
+            known = sorted({*DEFAULTS, *self.mixers})
+            raise ValueError(
+                f"pattern {self.pattern!r} names {unknown}, expected names of {known}: add a config to `mixers`"
+            )
+        used = {name: DEFAULTS[name] for name in self.pattern if name in DEFAULTS}
+        given = {n: m for n, m in self.mixers.items() if n in self.pattern or m != DEFAULTS.get(n)}
+        object.__setattr__(self, "mixers", FrozenDict({**used, **given}))
 
     @classmethod
     def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
@@ -237,6 +247,7 @@ class Stack(nn.Module):
         state: StackState | None = None,
     ) -> tuple[Float[Array, "B T D"], StackState | None]:
         config = self.config
+        check_width("Stack", x, config.dim)
         carried = (state.periods, state.rest) if state else ((), ())
         x = x.astype(self.dtype)
         x, periods = self._periods(x, segment_ids, positions, carried[0])

@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Int, Shaped
 
 from jaxblt.parallel.sequence import SeqAxis
+from jaxblt.validation import check_fields
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,7 @@ class SequenceLayout:
     kind: Literal["contiguous", "zigzag"] = "contiguous"
 
     def __post_init__(self) -> None:
-        if self.kind not in ("contiguous", "zigzag"):
-            raise ValueError(f"layout {self.kind!r} is not one of 'contiguous', 'zigzag'")
+        check_fields(self)
 
     def order(self, length: int, devices: int) -> Int[np.ndarray, " T"]:
         """The token at each place: `x[:, order]` lays rows out on the host, `y[:, np.argsort(order)]` undoes it.
@@ -47,7 +47,8 @@ class SequenceLayout:
         if length % parts:
             raise ValueError(
                 f"a sequence of T = {length} tokens does not divide into the {parts} equal stretches of the "
-                f"{self.kind} layout over {devices} devices: pad it to {-(-length // parts) * parts}"
+                f"{self.kind} layout over {devices} devices: "
+                f"pad it to {-(-length // parts) * parts}, or choose data.seq_len so"
             )
 
 

@@ -1,5 +1,6 @@
 """The device mesh: four named axes, whatever the number of devices."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -8,6 +9,8 @@ from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
+
+from jaxblt.validation import check_fields
 
 AXES = ("data", "fsdp", "seq", "tensor")
 
@@ -28,9 +31,17 @@ class MeshConfig:
     seq: int = 1
     tensor: int = 1
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        _check_sizes(dataclasses.asdict(self))
+
     def build(self, devices: Sequence[Any] | None = None) -> Mesh:
         """The mesh over `devices`, by default all of all processes."""
-        return make_mesh(data=self.data, fsdp=self.fsdp, seq=self.seq, tensor=self.tensor, devices=devices)
+        devices = jax.devices() if devices is None else list(devices)
+        sizes = _fill(dataclasses.asdict(self), len(devices))
+        return jax.make_mesh(
+            tuple(sizes.values()), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES)
+        )
 
 
 def make_mesh(
@@ -50,20 +61,24 @@ def make_mesh(
     Raises:
       ValueError: the sizes do not multiply to the number of devices.
     """
-    devices = jax.devices() if devices is None else list(devices)
-    sizes = _fill({"data": data, "fsdp": fsdp, "seq": seq, "tensor": tensor}, len(devices))
-    return jax.make_mesh(
-        tuple(sizes.values()), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES)
-    )
+    return MeshConfig(data=data, fsdp=fsdp, seq=seq, tensor=tensor).build(devices)
+
+
+def _check_sizes(sizes: dict[str, int]) -> None:
+    if any(size != -1 and size < 1 for size in sizes.values()):
+        raise ValueError(f"mesh {_shown(sizes)}: a size is at least 1, or -1 for what the others leave")
+    free = [axis for axis, size in sizes.items() if size == -1]
+    if len(free) > 1:
+        raise ValueError(f"mesh {_shown(sizes)}: only one of {' and '.join(free)} can be -1")
+
+
+def _shown(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
-    shown = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
-    if any(size != -1 and size < 1 for size in sizes.values()):
-        raise ValueError(f"mesh {shown}: a size is at least 1, or -1 for what the others leave")
+    """The sizes with -1 replaced, whose product is the number of devices."""
     free = [axis for axis, size in sizes.items() if size == -1]
-    if len(free) > 1:
-        raise ValueError(f"mesh {shown}: only one of {' and '.join(free)} can be -1")
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if free and count % fixed == 0:
         return {**sizes, free[0]: count // fixed}
@@ -72,7 +87,7 @@ def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
             f"sizes whose product divides {count}" if free else f"{count} devices' worth, or -1 for one axis"
         )
         raise ValueError(
-            f"mesh {shown}: the sizes given multiply to {fixed}, there are {count} devices; use {fix}"
+            f"mesh {_shown(sizes)}: the sizes given multiply to {fixed}, there are {count} devices; use {fix}"
         )
     return sizes
 

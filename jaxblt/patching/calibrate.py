@@ -9,6 +9,7 @@ from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.fixed_point import MOST_NATS
 from jaxblt.patching.patches import Patches, to_blocks
 from jaxblt.patching.segment import closes_at
+from jaxblt.validation import number, whole
 
 RESOLUTION = 2e-7  # relative, above 1 nat: neighbouring fp32 numbers
 
@@ -37,6 +38,7 @@ def calibrate_threshold(
     """
     if config.mode not in ("entropy", "greedy"):
         raise ValueError(f"calibrate_threshold is for mode='entropy' or 'greedy', got {config.mode!r}")
+    number("target_bytes_per_patch", target_bytes_per_patch, above=0)
     sample = jnp.atleast_2d(jnp.asarray(entropies, jnp.float32))
     segments = jnp.ones(sample.shape, jnp.int32) if segment_ids is None else jnp.atleast_2d(segment_ids)
     if segments.shape != sample.shape or not bool(jnp.any(segments > 0)):
@@ -87,8 +89,9 @@ def calibrate_capacity(
     counts = counts[counts > 0]
     if counts.size == 0:
         raise ValueError("no block of the sample holds a patch: pass the counts of at least one full block")
-    if not 0 <= quantile <= 1:
-        raise ValueError(f"quantile must lie in 0..1, got {quantile}")
+    number("quantile", quantile, least=0, most=1)
+    whole("multiple", multiple, least=1)
+    whole("block_size", block_size, least=1)
     enough = int(np.quantile(counts, quantile, method="higher"))
     return min(-(-enough // multiple) * multiple, block_size)
 

@@ -1,8 +1,9 @@
 """What a patcher is: one frozen dataclass for every mode, checked when it is made."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
+
+from jaxblt.validation import check_bounds, check_fields
 
 Mode = Literal["entropy", "greedy", "space", "static", "byte", "optimal", "length_constrained"]
 
@@ -56,8 +57,7 @@ class PatcherConfig:
     capacity: int | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(Mode):
-            raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
+        check_fields(self)
         self._check_lengths()
         self._check_thresholds()
         self._check_num_patches()
@@ -112,30 +112,19 @@ class PatcherConfig:
         return self.threshold
 
     def _check_lengths(self) -> None:
-        if self.block_size < 1:
-            raise ValueError(f"block_size must be at least 1 byte, got {self.block_size}")
-        for name in ("min_length", "max_length", "capacity"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= self.block_size:
-                raise ValueError(f"{name} must lie in 1..block_size = {self.block_size}, got {value}")
+        check_bounds(self, "block_size", "patch_size", least=1)
+        check_bounds(self, "min_length", "max_length", "capacity", least=1, most="block_size")
         if self.min_length > self.longest:
             raise ValueError(f"min_length {self.min_length} exceeds max_length {self.longest}")
-        if self.patch_size < 1:
-            raise ValueError(f"patch_size must be at least 1 byte, got {self.patch_size}")
 
     def _check_thresholds(self) -> None:
         if self.mode != "entropy" and (self.monotonic or self.dual):
             raise ValueError(f"monotonic and threshold_add belong to mode='entropy', got mode={self.mode!r}")
         if self.monotonic and self.dual:
             raise ValueError("choose monotonic or threshold_add (which looks at the rise as well), not both")
-        for name in ("threshold", "threshold_add", "patch_cost"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number of nats, got {value}")
-        if self.mode != "entropy" and self.threshold is not None and self.threshold < 0:
-            raise ValueError(f"threshold must be at least 0 nats in mode={self.mode!r}, got {self.threshold}")
-        if self.patch_cost < 0:
-            raise ValueError(f"patch_cost must be at least 0 nats, got {self.patch_cost}")
+        check_bounds(self, "patch_cost", least=0)
+        if self.mode != "entropy":
+            check_bounds(self, "threshold", least=0, why=f": nats, in mode={self.mode!r}")
 
     def _check_num_patches(self) -> None:
         k = self.num_patches

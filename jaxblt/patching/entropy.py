@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.data.vocab import PAD
+from jaxblt.array_checks import check_ids, check_rows, check_segments
+from jaxblt.data.vocab import PAD, VOCAB_SIZE
+from jaxblt.validation import whole
 
 
 def entropies_from_logits(logits: Float[Array, "*S V"]) -> Float[Array, "*S"]:
@@ -35,7 +37,11 @@ def byte_entropies(
       ids: byte + 4.
       segment_ids: documents, 0 for padding.
       positions: offsets in the documents.
+
+    Raises:
+      ValueError: outside of jit, an id or segment id is out of range.
     """
+    _check_bytes(ids, segment_ids)
     logits = apply(jax.lax.stop_gradient(params), ids, segment_ids=segment_ids, positions=positions)
     return _finish(logits, segment_ids)
 
@@ -63,10 +69,10 @@ def stream_entropies(
       chunk: bytes in a call.
 
     Raises:
-      ValueError: chunk is not positive.
+      ValueError: chunk is not positive; or (outside of jit) an id or segment id is out of range.
     """
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1 byte, got {chunk}")
+    whole("chunk", chunk, least=1)
+    _check_bytes(ids, segment_ids)
     if segment_ids is None:
         segment_ids = jnp.ones(ids.shape, jnp.int32)
     rows, length = ids.shape
@@ -82,6 +88,13 @@ def stream_entropies(
 
     _, entropies = jax.lax.scan(step, init_state, (chunks(ids, PAD), chunks(segment_ids, 0)))
     return entropies.swapaxes(0, 1).reshape(rows, -1)[:, :length]
+
+
+def _check_bytes(ids: Any, segment_ids: Any) -> None:
+    check_rows("ids", ids)
+    check_ids(ids, VOCAB_SIZE)
+    if segment_ids is not None:
+        check_segments(segment_ids)
 
 
 def _finish(logits: Float[Array, "B T V"], segment_ids: Int[Array, "B T"] | None) -> Float[Array, "B T"]:

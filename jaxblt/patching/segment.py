@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.array_checks import check_entropies, check_ids, check_rows, check_segments
+from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.patching import limits, optimal, rules
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.fixed_point import fraction_bits, quantise, quantise_budget
@@ -26,10 +28,16 @@ def make_patches(
       entropies: nats, of the prediction made at each byte; read by the modes that go by entropy.
 
     Raises:
-      ValueError: the entropies or threshold of the mode are missing, or a shape differs from that of ids.
+      ValueError: the entropies or threshold of the mode are missing, a shape differs from that of ids, or (outside of
+        jit) an id, segment id or entropy is out of range.
     """
+    check_rows("ids", ids)
+    check_ids(ids, VOCAB_SIZE)
     if segment_ids is None:
         segment_ids = jnp.ones(ids.shape, jnp.int32)
+    check_segments(segment_ids)
+    if entropies is not None:
+        check_entropies(entropies)
     closed = closes(config, ids, entropies, segment_ids)
     return from_closed(closed, segment_ids, block_size=config.block_size, capacity=config.slots)
 

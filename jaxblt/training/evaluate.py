@@ -21,6 +21,7 @@ from jaxblt.training.metrics import Metrics, bits, cross_entropy, patch_counts
 from jaxblt.training.setup import Setup, open_data, to_devices
 from jaxblt.training.state import TrainState
 from jaxblt.training.step import Task, find_entropies, predict
+from jaxblt.validation import whole
 
 IN_FLIGHT = 8
 """Batches handed to the devices before the oldest result is fetched."""
@@ -112,9 +113,11 @@ def evaluate(
       bytes_per_patch and overflow if it has patches.
 
     Raises:
-      ValueError: no byte was scored, or a batch's sums are not finite; the message names the batch and the parameters
-        that hold NaN or inf.
+      ValueError: no byte was scored, no batch was asked for, or a batch's sums are not finite; the message names the
+        batch and the parameters that hold NaN or inf.
     """
+    if max_batches is not None:
+        whole("max_batches", max_batches, least=1, why=": None takes all")
     count = data.num_batches if max_batches is None else min(max_batches, data.num_batches or max_batches)
     totals: dict[str, float] = {}
     waiting: list[tuple[int, Metrics]] = []

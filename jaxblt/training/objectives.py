@@ -13,9 +13,12 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import BOE, OFFSET, VOCAB_SIZE
+from jaxblt.validation import check_bounds, check_fields
 
 MASK = BOE
 """The id that stands for a hidden byte: BOE, which no pipeline puts into a document."""
+MOST_SPAN = 65_536
+"""The rate of span starts is found by sums over so many lengths at the most."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,10 @@ class Masked:
     causal = False
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate)
-        if min(self.hidden, self.swapped) < 0 or self.hidden + self.swapped > 1:
+        check_fields(self)
+        check_bounds(self, "rate", above=0, below=1, why=": it is the share of bytes to predict")
+        check_bounds(self, "hidden", "swapped", least=0, most=1)
+        if self.hidden + self.swapped > 1:
             raise ValueError(f"hidden + swapped must lie in 0..1, got {self.hidden} + {self.swapped}")
 
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
@@ -68,9 +73,9 @@ class Span:
     causal = False
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate)
-        if self.max_length < 1:
-            raise ValueError(f"max_length must be >= 1, got {self.max_length}")
+        check_fields(self)
+        check_bounds(self, "rate", above=0, below=1, why=": it is the share of bytes to predict")
+        check_bounds(self, "max_length", least=1, most=MOST_SPAN)
 
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
         begin, measure = jax.random.split(key)
@@ -142,8 +147,3 @@ def document_ends(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
 def _ask(batch: Batch, inputs: Int[Array, "B T"], weights: Float[Array, "B T"]) -> Batch:
     """`batch` with `inputs` shown and the true bytes asked for. Entropies were of the true bytes: they are dropped."""
     return replace(batch, inputs=inputs, targets=batch.inputs, loss_mask=weights, entropies=None)
-
-
-def _check_rate(rate: float) -> None:
-    if not 0 < rate < 1:
-        raise ValueError(f"rate is the share of bytes to predict, in 0..1, got {rate}")

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxblt.validation import check_bounds, check_fields
+
 STACKED = "layers"
 TABLES = ("vocab", "hash")
 FILTERS = ("modes", "taps")
@@ -40,14 +42,14 @@ class AdamWConfig:
     clip_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be > 0, got {self.learning_rate}")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps must be >= 0, got {self.warmup_steps}")
-        if not 0 <= self.floor <= 1:
-            raise ValueError(f"floor is a fraction of the peak in 0..1, got {self.floor}")
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise ValueError(f"clip_norm must be > 0, or None for no clipping, got {self.clip_norm}")
+        check_fields(self)
+        check_bounds(self, "learning_rate", "eps", above=0)
+        check_bounds(self, "warmup_steps", least=0)
+        check_bounds(self, "decay_steps", least=1, why=": None takes the run's steps")
+        check_bounds(self, "floor", least=0, most=1, why=": it is a fraction of the peak")
+        check_bounds(self, "weight_decay", least=0)
+        check_bounds(self, "clip_norm", above=0, why=": None clips nothing")
+        check_bounds(self, "b1", "b2", least=0, below=1)
 
 
 def make_schedule(config: AdamWConfig, steps: int) -> optax.Schedule:

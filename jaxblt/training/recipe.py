@@ -15,6 +15,7 @@ from jaxblt.training.objectives import NextByte, Objective
 from jaxblt.training.optimizer import AdamWConfig, make_schedule
 from jaxblt.training.packing import align, take_back_promises
 from jaxblt.training.serialize import from_json, to_json
+from jaxblt.validation import MOST_SEED, check_bounds, check_buildable, check_fields
 
 
 @dataclass(frozen=True)
@@ -56,30 +57,18 @@ class TrainConfig:
     compilation_cache: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "accumulate", "log_every", "checkpoint_every", "max_skips"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name} must be >= 1, got {getattr(self, name)}")
-        if self.keep < 2:
+        check_fields(self)
+        check_bounds(self, "steps", "accumulate", "log_every", "checkpoint_every", "max_skips", least=1)
+        check_bounds(self, "eval_every", least=0, why=": 0 evaluates never")
+        check_bounds(self, "eval_batches", least=1, why=": None takes the whole split")
+        check_bounds(self, "seed", least=0, most=MOST_SEED)
+        check_bounds(self, "keep", least=2, why=", so that there is one to fall back to")
+        check_bounds(self, "max_overflow", least=0, most=1, why=": it is a share")
+        check_bounds(self, "time_limit_s", above=0, why=": seconds, None sets no limit")
+        check_bounds(self, "profile_steps", least=0)
+        if self.profile_steps is not None and self.profile_steps[0] > self.profile_steps[1]:
             raise ValueError(
-                f"train.keep must be >= 2, so that there is one to fall back to; got {self.keep}"
-            )
-        if self.eval_every < 0:
-            raise ValueError(f"train.eval_every must be >= 0 (0: never), got {self.eval_every}")
-        if self.eval_batches is not None and self.eval_batches < 1:
-            raise ValueError(
-                f"train.eval_batches must be >= 1, or None for the whole split, got {self.eval_batches}"
-            )
-        if self.dtype not in ("bfloat16", "float32"):
-            raise ValueError(f"train.dtype must be 'bfloat16' or 'float32', got {self.dtype!r}")
-        if not 0 <= self.max_overflow <= 1:
-            raise ValueError(f"train.max_overflow is a share, in 0..1, got {self.max_overflow}")
-        if self.time_limit_s is not None and self.time_limit_s <= 0:
-            raise ValueError(
-                f"train.time_limit_s must be > 0 seconds, or None for no limit, got {self.time_limit_s}"
-            )
-        if self.profile_steps is not None and not 0 <= self.profile_steps[0] <= self.profile_steps[1]:
-            raise ValueError(
-                f"train.profile_steps is (first, last) with first <= last, got {self.profile_steps}"
+                f"TrainConfig.profile_steps is (first, last) with first <= last, got {self.profile_steps}"
             )
         if self.checkpoint_every_s is not None and not self.checkpoint_every_s > 0:
             raise ValueError(
@@ -129,6 +118,11 @@ class Recipe:
     init_from: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_buildable(self, "model")
+        if self.entropy_model is not None:
+            check_buildable(self, "entropy_model")
+        check_bounds(self, "bytes_per_patch", least=1)
         if self.name in ("", ".", "..") or Path(self.name).name != self.name:
             raise ValueError(f"name must be a plain word, it names a folder; got {self.name!r}")
         _check_direction(self)

@@ -153,7 +153,7 @@ def open_data(
 
     Raises:
       ValueError: the batch does not divide into micro-batches, or those among the mesh's devices; packed documents
-        cannot start where the patcher's blocks do.
+        cannot start where the patcher's blocks do; or a row does not divide among the devices along `seq`.
     """
     check_alignment(recipe.data, recipe.patcher)
     rows, parts = recipe.data.batch_size, recipe.train.accumulate if mode == "train" else 1
@@ -163,6 +163,8 @@ def open_data(
     start, stop = local_rows(batch_sharding(mesh), rows)
     share = stop - start
     data = make_dataset(recipe.data, split=split, mode=mode, source=source)
+    for index in data.indexes:
+        layout_of(recipe.model).check(index.row_length, mesh.shape[SEQ_AXIS])
     return replace(data, process_index=start // share, process_count=rows // share)
 
 

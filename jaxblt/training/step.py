@@ -120,8 +120,9 @@ def make_train_step(
     """`(state, batch) -> (state, metrics)`, jitted; the state's memory is donated.
 
     The loss is Σ weight·cross-entropy / Σ weight over the scored bytes of the whole batch, plus sown losses. A step
-    whose loss, gradient or update is not finite changes neither parameters nor optimiser. After `max_skips` of them in
-    a row every further step is skipped too, so that a host that looks now and then cannot miss it.
+    whose loss, gradient or update is not finite, or that scores no byte, changes neither parameters nor optimiser.
+    After `max_skips` of them in a row every further step is skipped too, so that a host that looks now and then cannot
+    miss it.
 
     Args:
       task: what is computed.
@@ -177,9 +178,8 @@ def _all_finite(tree: Any) -> Bool[Array, ""]:
 
 
 def scored_bytes(batch: Batch) -> Float[Array, ""]:
-    """Σ of the loss weights; 1 if nothing is scored, where the loss is 0 anyway."""
-    total = jnp.sum(batch.loss_mask.astype(jnp.float32))
-    return jnp.where(total > 0, total, jnp.float32(1))
+    """Σ of the loss weights; 0 if nothing is scored, so that the loss is NaN and the step changes nothing."""
+    return jnp.sum(batch.loss_mask.astype(jnp.float32))
 
 
 def _gradients(

@@ -53,8 +53,8 @@ def test_eos_follows_text_but_not_genomes():
     ("options", "message"),
     [
         ({"paths": "a.txt"}, r"paths must be a tuple of paths, got 'a.txt': write \('a.txt',\)"),
-        ({"seq_len": 0}, "must be positive, got 0 and 8"),
-        ({"context": 4096}, r"context must lie in 0..seq_len-1 = 0..4095, got 4096"),
+        ({"seq_len": 0}, "seq_len must be at least 1, got 0"),
+        ({"context": 4096}, r"context must be at least 0 and < seq_len = 4096, got 4096"),
         ({"buckets": (8,)}, r"buckets \(8,\) need packing='buckets', got packing='windows'"),
         ({"stride": 3, "packing": "first_fit"}, "stride and context are of packing='windows', got 3 and 0"),
         ({"test_names": ("x",)}, "need split='names', got split='position'"),
@@ -77,13 +77,13 @@ def test_options_that_do_not_go_together(options, message):
         ({}, r"give either paths or sample, got paths=\(\) and sample=None"),
         ({"paths": ("x",), "sample": "book"}, "give either paths or sample"),
         ({"sample": "boook"}, "unknown sample 'boook': choose one of 'book', 'udhr', 'lambda'"),
-        ({"paths": ("x",), "kind": "csv"}, "unknown kind 'csv'"),
+        ({"paths": ("x",), "kind": "csv"}, "kind must be one of 'text', 'jsonl', 'fasta', got 'csv'"),
         (
             {"sample": "book", "split": "position", "seq_len": 200_000},
             r"seq_len = 200000 is longer than every doc",
         ),
-        ({"sample": "book", "packing": "best"}, "unknown packing 'best': choose 'windows'"),
-        ({"sample": "book", "split": "random"}, "unknown split rule 'random'"),
+        ({"sample": "book", "packing": "best"}, "packing must be one of 'windows', .*, got 'best'"),
+        ({"sample": "book", "split": "random"}, "split must be one of 'documents', .*, got 'random'"),
         ({"sample": "book", "split": "documents", "fractions": (0.0, 0.0, 1.0)}, "gets none of 1 documents"),
     ],
 )

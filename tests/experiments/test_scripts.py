@@ -88,30 +88,6 @@ def test_a_script_in_a_process_of_its_own_reports_its_failure():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("experiments.train", "no_such_recipe"), "unknown recipe"),
-        (("experiments.plan", "demo", "--mesh", "rack=2"), "'rack=2' is not AXIS=SIZE"),
-        (("experiments.plan", "demo", "--gpu", "h900"), "no GPU 'h900' to compile for"),
-        (("experiments.patch", "no_such_file.txt"), "no_such_file.txt"),
-        (
-            ("experiments.benchmark", "kernels", "--out-dir", "x", "--ops", "none"),
-            "no benchmark of an op 'none'",
-        ),
-        (
-            ("experiments.benchmark", "no_such_name"),
-            "unknown benchmark 'no_such_name', choose one of: attention_parts",
-        ),
-    ],
-)
-def test_failures_are_one_line_and_not_zero(args, says, monkeypatch, capsys):
-    assert exit_status(monkeypatch, *args) == 1
-    said = capsys.readouterr().err
-    assert says in said
-    assert "Traceback" not in said
-
-
 def test_demo_leaves_everything_it_promises_and_goes_on(tmp_path):
     run = tmp_path / "demo"
     args = ("-m", "experiments.demo", "--run-dir", str(run), "--steps", "4", "--entropy-steps", "4")

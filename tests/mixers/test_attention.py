@@ -103,11 +103,11 @@ def test_a_far_stream_equals_a_near_one() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 10, "head_dim": None}, "dim 10 does not divide among 6 heads"),
+        ({"dim": 10, "head_dim": None}, "dim 10 does not divide among num_heads = 6"),
         ({"num_kv_heads": 4}, "num_heads 6 is not a multiple of num_kv_heads 4"),
         ({"window": 0}, "window must be at least 1"),
         ({"head_dim": 3}, "head_dim must be even, got 3"),
-        ({"position": "sine"}, "position 'sine' is not one of"),
+        ({"position": "sine"}, "position must be one of 'rope', 'alibi', 'none', got 'sine'"),
         ({"position": "alibi", "causal": False}, "use position='rope' when causal=False"),
     ],
 )
@@ -141,5 +141,7 @@ def test_over_a_split_sequence_nothing_is_gathered(window: int | None) -> None:
 
 
 def test_an_unknown_exchange_is_named() -> None:
-    with pytest.raises(ValueError, match="'ulysses' is not one of"):
+    with pytest.raises(
+        ValueError, match=r"context_parallel must be one of 'ring', .* or None, got 'ulysses'"
+    ):
         AttentionConfig(dim=8, context_parallel="ulysses")  # type: ignore[arg-type]

@@ -254,7 +254,7 @@ def test_errors():
         blt_config(look_back=1)
     with pytest.raises(ValueError, match="causal together"):
         blt_config(encoder=dataclasses.replace(blt_config().encoder, causal=False))
-    with pytest.raises(ValueError, match="bridge heads"):
+    with pytest.raises(ValueError, match="does not divide among bridge_heads = 3"):
         blt_config(bridge_heads=3)
     ids, closed = sample(40)
     module = blt_config().build()

@@ -19,7 +19,7 @@ from jaxblt.patching import PatcherConfig
         ({"mode": "greedy", "threshold_add": 0.1}, "belong to mode='entropy'"),
         ({"monotonic": True, "threshold_add": 0.1}, "not both"),
         ({"threshold": float("nan")}, "threshold must be a finite number"),
-        ({"mode": "greedy", "threshold": -1.0}, "at least 0 nats"),
+        ({"mode": "greedy", "threshold": -1.0}, "at least 0, got -1.0: nats, in mode='greedy'"),
         ({"mode": "optimal", "patch_cost": -1.0}, "patch_cost"),
         ({"num_patches": 4}, "length_constrained"),
         ({"mode": "length_constrained"}, "length_constrained"),

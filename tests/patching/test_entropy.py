@@ -106,5 +106,5 @@ def test_the_model_is_frozen(params):
 
 
 def test_chunk_must_be_positive(params):
-    with pytest.raises(ValueError, match="at least 1 byte, got 0"):
+    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
         stream_entropies(recurrence, params, jnp.zeros((1, 4), jnp.int32), start(1), chunk=0)

@@ -168,13 +168,16 @@ def test_too_many_skips_in_a_row_stay_visible():
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
 
 
-def test_nothing_scored_is_no_step_but_no_error():
+def test_a_batch_without_scored_bytes_changes_nothing_and_is_counted():
+    """A loss of 0 would look good, and weight decay would pull at the parameters all the same."""
     task, adamw, params = build(TinyConfig())
     batch = random_batch(0)
     batch = batch.replace(loss_mask=jnp.zeros_like(batch.loss_mask))
     state, metrics = make_train_step(task, adamw)(start(copy(params), adamw), batch)
-    assert float(metrics["loss"]) == 0
-    assert int(state.skipped) == 0
+    assert math.isnan(float(metrics["loss"]))
+    assert float(metrics["scored_bytes"]) == 0
+    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (1, 1, 1)
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
 
 
 def test_randomness_is_a_function_of_seed_and_step():

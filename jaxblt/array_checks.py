@@ -1,0 +1,76 @@
+"""Checks of arrays on the host, where a caller hands them to a public function.
+
+Shapes and dtypes are known while tracing and are always checked. Values are checked if they are there: inside `jit`,
+and where another process holds a part of them, these checks cost nothing and see nothing.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+
+def on_host(array: Any) -> np.ndarray | None:
+    """The values of an array, or None where there are none to look at: traced, or partly on another process."""
+    if isinstance(array, Tracer) or not hasattr(array, "dtype"):
+        return None
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return None
+    return np.asarray(array)
+
+
+def check_rows(name: str, array: Any) -> None:
+    """Raises ValueError unless `array` has the axes of a batch of rows."""
+    shape = np.shape(array)
+    if len(shape) != 2:
+        raise ValueError(
+            f"{name} must have axes [rows, bytes], got shape {tuple(shape)}: write {name}[None] for one row"
+        )
+
+
+def check_ids(ids: Any, size: int) -> None:
+    """Raises ValueError unless `ids` are whole numbers in 0..size-1."""
+    _check_whole("ids", ids)
+    values = on_host(ids)
+    if values is not None and values.size and not 0 <= values.min() <= values.max() < size:
+        raise ValueError(
+            f"ids must lie in 0..{size - 1}, got {int(values.min())}..{int(values.max())}: "
+            "jaxblt.data.encode makes ids of bytes"
+        )
+
+
+def check_segments(segment_ids: Any) -> None:
+    """Raises ValueError unless the segment ids of bytes are whole numbers of at least 0: bytes have no holes."""
+    _check_whole("segment_ids", segment_ids)
+    values = on_host(segment_ids)
+    if values is not None and values.size and values.min() < 0:
+        raise ValueError(
+            f"segment_ids of bytes are 1, 2, ... for documents and 0 for padding, got {int(values.min())}"
+        )
+
+
+def check_entropies(entropies: Any) -> None:
+    """Raises ValueError unless entropies are finite floats."""
+    if not jnp.issubdtype(entropies.dtype, jnp.floating):
+        raise ValueError(f"entropies must be floats in nats, got dtype {entropies.dtype}")
+    values = on_host(entropies)
+    if values is not None and not np.isfinite(values).all():
+        row, place = (int(i) for i in np.argwhere(~np.isfinite(values))[0][-2:])
+        raise ValueError(
+            f"entropies must be finite, got {values[row, place]} in row {row} at byte {place}: the entropy model "
+            "gave it, or the file that they were read from"
+        )
+
+
+def check_width(name: str, x: Any, width: int) -> None:
+    """Raises ValueError unless `x` has three axes, the last of `width`."""
+    if len(x.shape) != 3 or x.shape[-1] != width:
+        raise ValueError(f"{name} takes x of shape [rows, positions, {width}], got {tuple(x.shape)}")
+
+
+def _check_whole(name: str, array: Any) -> None:
+    if not hasattr(array, "dtype") or not jnp.issubdtype(array.dtype, jnp.integer):
+        kind = getattr(array, "dtype", type(array).__name__)
+        raise ValueError(f"{name} must be an integer array, got {kind}")

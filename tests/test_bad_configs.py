@@ -1,0 +1,271 @@
+"""Bad values of every config, each met with one line that names class, field, value and what is expected."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.plan import PlanConfig
+from jaxblt.data import DataConfig
+from jaxblt.data.kmers import KmerVocab
+from jaxblt.inference import Decoder, SamplingConfig
+from jaxblt.mixers import AttentionConfig, ExplicitFilter, GatedRecurrenceConfig, HyenaConfig, ImplicitFilter
+from jaxblt.mixers.filters import ModalFilter
+from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
+from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
+from jaxblt.models.positions import PositionConfig
+from jaxblt.parallel.layout import SequenceLayout
+from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.patching import PatcherConfig
+from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Span
+from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.serialize import from_json, to_json
+
+NAN, INF = float("nan"), float("inf")
+BYTES = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern="R"))
+GOOD: dict[type, dict[str, Any]] = {
+    TrainConfig: {},
+    AdamWConfig: {},
+    Masked: {},
+    Span: {},
+    NextByte: {},
+    OrderAgnostic: {},
+    DataConfig: {},
+    KmerVocab: {},
+    PatcherConfig: {},
+    MeshConfig: {},
+    SequenceLayout: {},
+    SamplingConfig: {},
+    Decoder: {"model": BYTES},
+    HashConfig: {},
+    EmbeddingConfig: {},
+    PositionConfig: {},
+    StackConfig: {},
+    ByteLMConfig: {},
+    BLTConfig: {},
+    AttentionConfig: {"dim": 64},
+    HyenaConfig: {"dim": 64},
+    GatedRecurrenceConfig: {"dim": 64},
+    ModalFilter: {},
+    ImplicitFilter: {"filter_len": 64},
+    ExplicitFilter: {},
+    Recipe: {"name": "r", "model": BYTES, "data": DataConfig()},
+    PlanConfig: {},
+}
+"""Every config class, with what it needs to be made."""
+
+BAD: dict[type, dict[str, tuple[Any, ...]]] = {
+    TrainConfig: {
+        "steps": (0, -5, 2.5, True, "10", NAN, 10**10),
+        "accumulate": (0, 1.5),
+        "seed": (-1, 0.5, 2**32),
+        "dtype": ("float16", 16),
+        "log_every": (0, 2.0),
+        "eval_every": (-1,),
+        "eval_batches": (0, 1.5),
+        "checkpoint_every": (0, -200),
+        "keep": (1, 2.5),
+        "max_skips": (0,),
+        "max_overflow": (-0.1, 1.5, NAN),
+        "time_limit_s": (0.0, -1, NAN, INF, "1h"),
+        "profile_steps": ((4, 3), (1,), (-1, 3), 5, (1.5, 2)),
+        "compilation_cache": (3,),
+    },
+    AdamWConfig: {
+        "learning_rate": (0.0, -1e-3, NAN, INF, "1e-3"),
+        "warmup_steps": (-1, 1.5),
+        "decay_steps": (0, 2.5),
+        "floor": (-0.1, 1.1, NAN),
+        "b1": (2, 1.0, -0.1, NAN),
+        "b2": (2, NAN),
+        "eps": (-1, 0.0, NAN),
+        "weight_decay": (-1, NAN),
+        "decay_embeddings": (1, "yes"),
+        "clip_norm": (0.0, NAN, -1.0),
+    },
+    Masked: {"rate": (0.0, 1.0, NAN), "hidden": (-0.1, 1.5), "swapped": (NAN,)},
+    Span: {"rate": (1.5,), "max_length": (0, 2.5)},
+    DataConfig: {
+        "paths": (["a.txt"], (3,)),
+        "sample": ("boook", 3),
+        "kind": ("csv",),
+        "soft_mask": ("lower",),
+        "seq_len": (0, -1, 2.5, True, 2**31),
+        "batch_size": (0, 2.5),
+        "packing": ("best",),
+        "stride": (0, 1.5),
+        "partial": ("cut",),
+        "context": (-1, 4096, 1.5),
+        "alignment": (0, 2.5),
+        "buckets": ((0,), (1.5,), [8]),
+        "long_documents": ("drop",),
+        "eos": (1,),
+        "reverse_complement": ("no",),
+        "split": ("random",),
+        "fractions": ((0.9, 0.2, 0.1), (0.5, 0.5), (-0.1, 0.6, 0.5), (NAN, 0.5, 0.5)),
+        "split_seed": (-1,),
+        "seed": (-1, 1.5),
+    },
+    KmerVocab: {"k": (0, 2.5, 10**9), "stride": (0, 4, 1.5), "alphabet": (b"", b"AA", "ACGT")},
+    PatcherConfig: {
+        "mode": ("bpe",),
+        "threshold": (NAN, INF, "high"),
+        "threshold_add": (NAN,),
+        "monotonic": (1,),
+        "patch_size": (0, 4.5),
+        "patch_cost": (-1.0, NAN),
+        "min_length": (0, 5000),
+        "max_length": (0, 5000, 8.5),
+        "block_size": (0, 4096.0),
+        "capacity": (0, 5000, 2.5),
+    },
+    MeshConfig: {"data": (0, -2), "fsdp": (0, 1.5), "seq": (2.5, True), "tensor": ("2",)},
+    SequenceLayout: {"kind": ("spiral",)},
+    SamplingConfig: {"temperature": (-1, NAN, INF), "top_k": (-1, 2.5), "top_p": (0.0, 1.5, NAN)},
+    Decoder: {"model": (None, "books"), "patcher": ("space",)},
+    HashConfig: {
+        "sizes": ((), (1,), (3.5,), [3], (10**6,)),
+        "table_size": (0, 2.5, 10**9),
+        "functions": (0, 10**6),
+    },
+    EmbeddingConfig: {"dim": (0, 2.5), "vocab_size": (100,)},
+    PositionConfig: {"offset_periods": ((0,), (2.5,)), "periods": ((-3,), 8)},
+    StackConfig: {
+        "dim": (0, 2.5),
+        "num_layers": (0, 2.5, 10**6),
+        "pattern": ("", "HX", 5),
+        "mlp_dim": (-1, 2.5),
+        "dropout": (-0.1, 1.5, 1.0, NAN),
+        "causal": (1,),
+        "mixers": (None, {"Z": 3}, {5: HyenaConfig(dim=8)}, (("Z", HyenaConfig(dim=8)),)),
+        "remat": ("some",),
+        "scan": ("yes",),
+    },
+    ByteLMConfig: {"stack": (None, 3), "vocab_size": (256, 260.0), "tie_head": (1,)},
+    BLTConfig: {
+        "look_back": (1, 2.5),
+        "bridge_heads": (0, 3, 2.5),
+        "vocab_size": (10,),
+        "encoder": (None,),
+        "hash": (3,),
+    },
+    AttentionConfig: {
+        "dim": (0, 2.5, -64),
+        "num_heads": (0, -1, 2.5, 7),
+        "num_kv_heads": (0, 3),
+        "head_dim": (0, 7, 2.5),
+        "window": (0, 2.5),
+        "position": ("sine",),
+        "rope_theta": (0.0, NAN),
+        "rope_scale": (-1.0, NAN),
+        "context_parallel": ("ulysses",),
+        "layout": ("spiral",),
+        "implementation": ("fast",),
+    },
+    HyenaConfig: {
+        "dim": (0, 2.5),
+        "order": (1, 2.5, 10**6),
+        "short_taps": (0,),
+        "segment_alignment": (0, 1.5),
+        "filter": (None, "modal"),
+        "implementation": ("cudnn",),
+    },
+    GatedRecurrenceConfig: {"dim": (0, 2.5), "causal": (False, 1)},
+    ModalFilter: {"modes": (0, 2.5), "min_timescale": (0.0, NAN, 1e9), "max_timescale": (-1.0, INF)},
+    ImplicitFilter: {
+        "filter_len": (0, 2.5),
+        "reference_len": (0,),
+        "emb_dim": (2, 4, 2.5),
+        "width": (0,),
+        "inner_layers": (-1, 10**6),
+        "sine_freq": (0.0, NAN),
+        "fast": (0.0, 9.0),
+        "slow": (NAN,),
+        "target": (0.0, 1.0),
+    },
+    ExplicitFilter: {"taps": (0, 2.5)},
+    Recipe: {
+        "name": ("", "a/b", 3),
+        "model": (None, 3, StackConfig),
+        "data": (None,),
+        "objective": ("next",),
+        "entropy_model": (3,),
+        "bytes_per_patch": (0.5, NAN),
+        "patcher": ("space",),
+    },
+    PlanConfig: {"context": (0, -1), "memory_gb": (0.0, NAN), "longest": (1,)},
+}
+CASES = [
+    pytest.param(kind, field, value, id=f"{kind.__name__}-{field}-{value!r:.40}")
+    for kind, fields in BAD.items()
+    for field, values in fields.items()
+    for value in values
+]
+
+
+@pytest.mark.parametrize(("kind", "field", "value"), CASES)
+def test_a_bad_value_is_named_in_one_line(kind: type, field: str, value: Any) -> None:
+    with pytest.raises(ValueError) as error:
+        kind(**(GOOD[kind] | {field: value}))
+    said = str(error.value)
+    assert "\n" not in said
+    assert field in said
+    assert shown(value) in said, "the message does not show the value"
+    assert len(said) < 400
+
+
+def shown(value: Any) -> str:
+    """What a message shows of a value at least: for a tuple, what is wrong in it."""
+    if isinstance(value, tuple) and value:
+        return str(value[0])[:20]
+    return value if isinstance(value, str) else repr(value)[:20]
+
+
+def test_the_table_names_every_config_and_is_long_enough() -> None:
+    assert set(BAD) <= set(GOOD)
+    assert len(CASES) >= 150
+
+
+def test_every_number_of_every_config_stands_in_the_table() -> None:
+    numbers = {
+        (kind, field.name)
+        for kind in BAD
+        for field in dataclasses.fields(kind)
+        if any(name in str(field.type) for name in ("int", "float"))
+    }
+    assert {(k.__name__, f) for k, f in numbers if f not in BAD[k]} == {("PatcherConfig", "num_patches")}
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**12), 10**12),
+    st.floats(),
+    st.sampled_from(["", "x", b"x", (), (1,), (1.5, NAN), ["H"], {}, 10**400, BYTES, StackConfig, object()]),
+)
+
+
+@settings(max_examples=400)
+@given(data=st.data())
+def test_any_value_of_any_field_is_refused_clearly_or_kept_in_json(data: st.DataObject) -> None:
+    """Annotations are off here, as wherever `pytest.raises` stands."""
+    kind = data.draw(st.sampled_from([kind for kind in GOOD if dataclasses.fields(kind)]))
+    field = data.draw(st.sampled_from([field.name for field in dataclasses.fields(kind)]))
+    value = data.draw(VALUES)
+    made, said = None, ""
+    try:
+        made = kind(**(GOOD[kind] | {field: value}))
+    except ValueError as error:
+        said = str(error)
+    assert "\n" not in said
+    if made is not None and kind is not Decoder:  # a decoder holds a dtype, and is never stored
+        assert from_json(to_json(made)) == made
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_what_the_fuzz_starts_from_is_good(kind: type) -> None:
+    """And what `pytest.raises` would refuse is not refused for another reason."""
+    kind(**GOOD[kind])
