@@ -2,7 +2,7 @@
 
 - Choose: `compiling_for` names the device that ops choose for, `record_choices` collects what they chose and why.
 - Explain: `explain` says what a table picks on a `Device`; each op has an `explain` of its own.
-- Measure: `measure`, `measure_all` and `compare` time a `Case`, `measure_ceilings` says what the machine can do at best; traces.
+- Measure: `measure`, `measure_all`, `compare` time a `Case`; `measure_ceilings` says what the machine can do; traces.
 - `varying_axes`, `vary_alike` and `count_below` hide what depends on the version of JAX.
 """
 

@@ -71,6 +71,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "max_skips": (0,),
         "max_overflow": (-0.1, 1.5, NAN),
         "time_limit_s": (0.0, -1, NAN, INF, "1h"),
+        "checkpoint_every_s": (0.0, -1, NAN, INF, "1h"),
         "profile_steps": ((4, 3), (1,), (-1, 3), 5, (1.5, 2)),
         "compilation_cache": (3,),
     },

@@ -30,7 +30,15 @@ WINDOW = 512
 MOST_LAYERS = 1024
 """Of a stack: a config from a file that asks for a million must not exhaust who reads it."""
 
-DEFAULTS: Mapping[str, MixerConfig] = FrozenDict(
+
+class Table(FrozenDict):
+    """Configs by name: a dict that does not change, with a hash, written in one line."""
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+DEFAULTS: Mapping[str, MixerConfig] = Table(
     {
         "H": HyenaConfig(dim=64),
         "S": HyenaConfig(dim=64, filter=ExplicitFilter(taps=7)),
@@ -64,7 +72,7 @@ class StackConfig:
     dim: int = 256
     num_layers: int = 4
     pattern: str | tuple[str, ...] = "HHAH"
-    mixers: Mapping[str, Any] = dataclasses.field(default_factory=FrozenDict)
+    mixers: Mapping[str, Any] = dataclasses.field(default_factory=Table)
     mlp_dim: int | None = None
     dropout: float = 0.0
     causal: bool = True
@@ -89,7 +97,8 @@ class StackConfig:
         """Completes `mixers` by the defaults that the pattern names, and drops defaults that it does not."""
         for name, mixer in self.mixers.items():
             if not (isinstance(name, str) and callable(getattr(mixer, "build", None))):
-                raise ValueError(f"StackConfig.mixers holds mixer configs by name, got {name!r}: {mixer!r}")
+                given = dict(self.mixers)
+                raise ValueError(f"StackConfig.mixers must hold mixer configs by name, got {given!r}")
         unknown = sorted({n for n in self.pattern if n not in self.mixers and n not in DEFAULTS})
         if not self.pattern or unknown:
             known = sorted({*DEFAULTS, *self.mixers})
@@ -98,7 +107,7 @@ class StackConfig:
             )
         used = {name: DEFAULTS[name] for name in self.pattern if name in DEFAULTS}
         given = {n: m for n, m in self.mixers.items() if n in self.pattern or m != DEFAULTS.get(n)}
-        object.__setattr__(self, "mixers", FrozenDict({**used, **given}))
+        object.__setattr__(self, "mixers", Table({**used, **given}))
 
     @classmethod
     def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:

@@ -64,15 +64,11 @@ class TrainConfig:
         check_bounds(self, "seed", least=0, most=MOST_SEED)
         check_bounds(self, "keep", least=2, why=", so that there is one to fall back to")
         check_bounds(self, "max_overflow", least=0, most=1, why=": it is a share")
-        check_bounds(self, "time_limit_s", above=0, why=": seconds, None sets no limit")
+        check_bounds(self, "checkpoint_every_s", "time_limit_s", above=0, why=": seconds, None sets no limit")
         check_bounds(self, "profile_steps", least=0)
         if self.profile_steps is not None and self.profile_steps[0] > self.profile_steps[1]:
             raise ValueError(
                 f"TrainConfig.profile_steps is (first, last) with first <= last, got {self.profile_steps}"
-            )
-        if self.checkpoint_every_s is not None and not self.checkpoint_every_s > 0:
-            raise ValueError(
-                f"train.checkpoint_every_s must be > 0 seconds, or None for no limit, got {self.checkpoint_every_s}"
             )
 
     @property

@@ -51,11 +51,8 @@ def encode(value: Any, where: str = "config") -> Any:
         named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         fields = {name: encode(item, f"{where}.{name}") for name, item in named.items()}
         return {CLASS: stored_name(type(value)), **fields}
-    if isinstance(value, Mapping):
-        return {
-            CLASS: TABLE,
-            **{str(name): encode(item, f"{where}[{name!r}]") for name, item in value.items()},
-        }
+    if isinstance(value, Mapping) and all(map(dataclasses.is_dataclass, value.values())):
+        return {CLASS: TABLE} | {name: encode(item, f"{where}[{name!r}]") for name, item in value.items()}
     if isinstance(value, tuple):
         return [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):

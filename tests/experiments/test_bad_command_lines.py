@@ -44,9 +44,9 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*TRAIN, "--optimizer.weight-decay", "-1"), 2, "AdamWConfig.weight_decay must be at least 0, got -1"),
     ((*TRAIN, "--model.latent.dropout", "1.5"), 2, "--model.latent: StackConfig.dropout .*got 1.5"),
     (
-        (*TRAIN, "--model.encoder.attention.num-heads", "0"),
+        (*TRAIN, "--model.encoder.mixers.W.num-heads", "0"),
         2,
-        "--model.encoder.attention: AttentionConfig.num_heads must be at least 1, got 0",
+        "--model.encoder.mixers.W: AttentionConfig.num_heads must be at least 1, got 0",
     ),
     ((*TRAIN, "--patcher.capacity", "0"), 2, "PatcherConfig.capacity must lie in 1..block_size = .*, got 0"),
     ((*TRAIN, "--data.fractions", "0.5", "0.5", "0.5"), 2, "fractions must sum to 1, got"),
@@ -70,10 +70,14 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("generate", "no/run"), 1, "no/run holds no run: no/run/config.json does not exist"),
     (("generate", "r", "--max-new-bytes", "0"), 1, "--max-new-bytes must be at least 1, got 0"),
     (("generate", "r", "--seed", "-1"), 1, "--seed must lie in 0..4294967295, got -1"),
-    (("generate", "r", "--temperature", "-1"), 1, "SamplingConfig.temperature must be at least 0, got -1"),
+    (
+        ("generate", "r", "--temperature", "-1"),
+        1,
+        "SamplingConfig.temperature must lie in 1e-06..1000000.0, got -1",
+    ),
     (("generate", "r", "--temperature", "nan"), 1, "temperature must be a finite number, got nan"),
     (("generate", "r", "--top-k", "-1"), 1, "SamplingConfig.top_k must be at least 0, got -1: 0 keeps all"),
-    (("generate", "r", "--top-p", "0"), 1, "SamplingConfig.top_p must be > 0 and at most 1, got 0"),
+    (("generate", "r", "--top-p", "0"), 1, "SamplingConfig.top_p must lie in 1e-06..1, got 0"),
     (
         ("generate", "r", "--prompts-hex", "xyz"),
         1,

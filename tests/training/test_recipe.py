@@ -57,8 +57,8 @@ def test_json_of_something_else_is_refused():
         ({"profile_steps": (4, 3)}, "first <= last"),
         ({"max_overflow": 1.5}, r"max_overflow must lie in 0\.\.1, got 1.5: it is a share"),
         ({"time_limit_s": 0.0}, "time_limit_s must be > 0"),
-        ({"checkpoint_every_s": 0.0}, "checkpoint_every_s must be > 0 seconds.*got 0.0"),
-        ({"checkpoint_every_s": float("nan")}, "checkpoint_every_s must be > 0 seconds.*got nan"),
+        ({"checkpoint_every_s": 0.0}, "checkpoint_every_s must be > 0, got 0.0: seconds"),
+        ({"checkpoint_every_s": float("nan")}, "checkpoint_every_s must be a finite number or None, got nan"),
     ],
 )
 def test_bad_train_options_are_refused(options, said):
