@@ -1,6 +1,11 @@
 """Patching: where a sequence of bytes is cut into patches, by entropy or by simpler rules, inside jit."""
 
-from jaxblt.patching.calibrate import calibrate_capacity, calibrate_threshold, patches_per_block
+from jaxblt.patching.calibrate import (
+    calibrate_capacity,
+    calibrate_threshold,
+    patches_per_block,
+    threshold_margin,
+)
 from jaxblt.patching.config import Mode, PatcherConfig
 from jaxblt.patching.entropy import byte_entropies, entropies_from_logits, stream_entropies
 from jaxblt.patching.margin import boundary_margin, decided, flip_rate
@@ -37,4 +42,5 @@ __all__ = [
     "split_patches",
     "step_patcher",
     "stream_entropies",
+    "threshold_margin",
 ]
