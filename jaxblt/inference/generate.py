@@ -13,6 +13,7 @@ from jaxblt.data.vocab import EOS, PAD, decode, encode
 from jaxblt.inference.decode import Decoder, decode_step
 from jaxblt.inference.prompts import prefill
 from jaxblt.inference.sampling import SamplingConfig, sample
+from jaxblt.patching import warn_overflow
 
 ROUND = 64
 """Prompts are filled up to a multiple of as many bytes, so that those of about one length share a program."""
@@ -41,6 +42,9 @@ def generate(
 
     Raises:
       ValueError: no prompts, or nothing to generate.
+
+    Warns:
+      PatchOverflowWarning: blocks have fewer slots than the rows' patches ask for.
     """
     if not prompts:
         raise ValueError("generate needs at least one prompt (b'' starts a new document)")
@@ -51,7 +55,7 @@ def generate(
     table = np.full((len(rows), -(-int(lengths.max()) // ROUND) * ROUND), PAD, np.int32)
     for i, row in enumerate(rows):
         table[i, : len(row)] = row
-    drawn = _run(
+    drawn, boundaries = _run(
         decoder,
         sampling,
         max_new_bytes,
@@ -60,7 +64,15 @@ def generate(
         jnp.asarray(lengths),
         jax.random.key(seed),
     )
+    _warn(decoder, boundaries)
     return [decode(row[: int(np.argmax(np.append(row, EOS) == EOS))]) for row in np.asarray(drawn)]
+
+
+def _warn(decoder: Decoder, boundaries: Any) -> None:
+    if decoder.patcher is not None and boundaries is not None:
+        refused, wanted = (float(np.sum(x)) for x in jax.device_get(boundaries))
+        patcher = decoder.patcher
+        warn_overflow(refused, wanted, capacity=patcher.slots, block_size=patcher.block_size)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -72,8 +84,8 @@ def _run(
     prompts: Int[Array, "B L"],
     lengths: Int[Array, "B"],
     key: Array,
-) -> Int[Array, "B T"]:
-    """The bytes drawn for each row; those behind its EOS are not to be read."""
+) -> tuple[Int[Array, "B T"], tuple[Int[Array, "B"], Int[Array, "B"]] | None]:
+    """The bytes drawn for each row; those behind its EOS are not to be read. Boundaries refused, and asked for."""
     segments = (jnp.arange(prompts.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
     num_bytes = prompts.shape[1] + max_new_bytes - 1
     logits, state = prefill(decoder, params, prompts, segments, num_bytes=num_bytes)
@@ -85,5 +97,8 @@ def _run(
         drawn = sample(sampling, jax.random.fold_in(key, step), logits)
         return (state, drawn, done | (drawn == EOS)), drawn
 
-    _, drawn = jax.lax.scan(body, (state, first, first == EOS), jnp.arange(1, max_new_bytes, dtype=jnp.int32))
-    return jnp.concatenate([first[:, None], drawn.T], 1)
+    steps = jnp.arange(1, max_new_bytes, dtype=jnp.int32)
+    (state, _, _), drawn = jax.lax.scan(body, (state, first, first == EOS), steps)
+    patcher = state.patcher
+    boundaries = None if patcher is None else (patcher.overflow, patcher.wanted)
+    return jnp.concatenate([first[:, None], drawn.T], 1), boundaries

@@ -11,7 +11,8 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxblt.data.batch import Batch
-from jaxblt.patching import PatcherConfig, byte_entropies, make_patches
+from jaxblt.models import init_byte_lm_state
+from jaxblt.patching import PatcherConfig, byte_entropies, init_contexts, make_patches, stream_entropies
 from jaxblt.patching.patches import Patches
 from jaxblt.training.metrics import (
     SIDE_OUTPUTS,
@@ -59,12 +60,45 @@ def find_entropies(task: Task, frozen: Frozen | None, batch: Batch) -> Float[Arr
             f"patching mode {task.patcher.mode!r} needs entropies: set entropy_run in the recipe, or precompute "
             "entropies into the data, or patch by 'static' or 'space'"
         )
+    context = task.patcher.entropy_context
+    if context is not None and batch.inputs.shape[1] > context:
+        return _long_entropies(task.entropy_model, frozen.params, batch, context)
     return byte_entropies(
         entropy_apply(task.entropy_model),
         frozen.params,
         batch.inputs,
         segment_ids=_segments(task, batch),
         positions=batch.positions if task.packed else None,
+    )
+
+
+def _long_entropies(model: Any, params: Any, batch: Batch, context: int) -> Float[Array, "B T"]:
+    """Of rows longer than the entropy model may see: half a context at a time.
+
+    Raises:
+      ValueError: the model has no streaming form.
+    """
+    if not hasattr(model, "stream"):
+        raise ValueError(
+            f"rows of {batch.inputs.shape[1]} bytes are longer than patcher.entropy_context = {context}, and entropy "
+            f"model {type(model).__name__} cannot stream: use rows of at most {context} bytes, or a ByteLM"
+        )
+
+    def stream(params: Any, ids: Any, state: Any, *, segment_ids: Any) -> Any:
+        return model.apply({"params": widen(params)}, ids, state, segment_ids=segment_ids, method="stream")
+
+    def start(rows: int, capacity: int) -> Any:
+        return init_byte_lm_state(model.config, rows, capacity=capacity, dtype=model.dtype)
+
+    state = init_contexts(start, *batch.inputs.shape, context)
+    return stream_entropies(
+        stream,
+        params,
+        batch.inputs,
+        state,
+        segment_ids=batch.segment_ids,
+        chunk=context // 2,
+        context=context,
     )
 
 
