@@ -25,8 +25,9 @@ from jaxblt.patching import (
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
+from jaxblt.training.setup import make_task
 from jaxblt.training.state import Frozen, freeze
-from jaxblt.training.step import Task, find_entropies
+from jaxblt.training.step import find_entropies
 
 SAMPLE_BYTES = 1 << 18
 """Bytes of training data that a threshold and a capacity are calibrated on."""
@@ -142,11 +143,7 @@ def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, params: Any) -> tuple[Any
     batches = [data.batch(step, slots=range(config.batch_size)) for step in steps]
     longest = max(batch.inputs.shape[1] for batch in batches)
     if params is not None and batches[0].entropies is None:
-        task = Task(
-            model=nn.Module(),
-            patcher=recipe.patcher,
-            entropy_model=recipe.entropy_model.build(dtype=recipe.train.compute_dtype),
-        )
+        task = replace(make_task(recipe), packed=True)
         entropy = jax.jit(partial(find_entropies, task), out_shardings=replicated(mesh))
         frozen = Frozen(params=params, threshold=jnp.float32(0), content_hash="")
         batches = [
