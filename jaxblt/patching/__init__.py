@@ -7,7 +7,7 @@ from jaxblt.patching.calibrate import (
     threshold_margin,
 )
 from jaxblt.patching.config import Mode, PatcherConfig
-from jaxblt.patching.contexts import ContextState, init_contexts, next_entropies
+from jaxblt.patching.contexts import ContextState, entropies_in_windows, init_contexts, next_entropies
 from jaxblt.patching.entropy import byte_entropies, stream_entropies
 from jaxblt.patching.logits import entropies_from_logits
 from jaxblt.patching.margin import boundary_margin, decided, flip_rate
@@ -34,6 +34,7 @@ __all__ = [
     "closes",
     "decided",
     "entropies_from_logits",
+    "entropies_in_windows",
     "flip_rate",
     "from_closed",
     "init_contexts",

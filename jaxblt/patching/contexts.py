@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxblt.data.vocab import PAD
 from jaxblt.patching.logits import entropies_from_logits
 
 ApplyWithState = Callable[..., tuple[Array, Any]]
@@ -93,6 +94,27 @@ def next_entropies(
     even, odd = jnp.split(entropies_from_logits(logits), 2)
     from_even = jnp.maximum(position // half - 1, 0) % 2 == 0
     return jnp.where(live, jnp.where(from_even, even, odd), 0.0), ContextState(model, *after)
+
+
+def entropies_in_windows(
+    entropies: Callable[[Int[Array, "R C"]], Float[Array, "R C"]], ids: Int[Array, "B L"], *, context: int
+) -> Float[Array, "B L"]:
+    """`next_entropies` of one document a row in one pass, for models without a state: every window as a row.
+
+    Args:
+      entropies: of rows of `context` ids, each a document from its first byte.
+      ids: byte + 4; the first stands at a multiple of half a context in its document. What a row's first half gives
+        is of use only if it begins at the document's first byte.
+      context: bytes, an even number.
+    """
+    check_context(context)
+    rows, length = ids.shape
+    half = context // 2
+    ids = jnp.pad(ids, ((0, 0), (0, max(context, -(-length // half) * half) - length)), constant_values=PAD)
+    halves = ids.reshape(rows, -1, half)
+    windows = jnp.concatenate([halves[:, :-1], halves[:, 1:]], 2)
+    found = entropies(windows.reshape(-1, context)).reshape(windows.shape)
+    return jnp.concatenate([found[:, 0, :half], found[:, :, half:].reshape(rows, -1)], 1)[:, :length]
 
 
 def _advance(

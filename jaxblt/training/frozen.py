@@ -25,7 +25,7 @@ from jaxblt.patching import (
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
-from jaxblt.training.setup import make_task
+from jaxblt.training.setup import entropy_history, make_task
 from jaxblt.training.state import Frozen, freeze
 from jaxblt.training.step import find_entropies
 
@@ -135,7 +135,7 @@ def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, params: Any) -> tuple[Any
 
     Of endless, shuffled data these are the first; of one pass in order they lie at equal distances.
     """
-    config = data.config
+    config, data = data.config, replace(data, history=entropy_history(recipe))
     rows = min(-(-SAMPLE_BYTES // config.seq_len), data.num_rows)
     steps: Any = range(-(-rows // config.batch_size))
     if data.num_batches is not None:

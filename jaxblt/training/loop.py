@@ -30,6 +30,7 @@ from jaxblt.training.runlog import Progress, RunLog
 from jaxblt.training.setup import (
     Setup,
     abstract_frozen,
+    entropy_history,
     init_state,
     make_setup,
     open_data,
@@ -105,6 +106,7 @@ def fit(
     ):
         data = open_data(recipe, mesh, source=source)
         setup, state, first, seconds = begin(recipe, run_dir, data, mesh, checkpoints)
+        data = replace(data, history=entropy_history(setup.recipe))
         if is_main:
             write_resolved(run_dir, Resolved(setup.recipe, state.frozen and state.frozen.content_hash))
         log.truncate_after(first)
