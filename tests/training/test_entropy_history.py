@@ -98,7 +98,7 @@ def test_a_row_of_the_other_strand_is_given_that_strand():
     for step in range(4):
         batch = data.batch(step)
         for history, inputs in zip(batch.history.tolist(), batch.inputs.tolist(), strict=True):
-            row = [i for i in history if i != PAD] + inputs[1:]
+            row = [i for i in history + inputs[1:] if i != PAD]
             assert any(strand[i : i + len(row)] == row for strand in strands for i in range(len(strand)))
 
 
