@@ -18,6 +18,7 @@ def patch(
     threshold: float | None = None,
     patch_size: int | None = None,
     max_length: int | None = None,
+    recalibrate: bool = False,
     start: int = 0,
     length: int | None = None,
     show: int = 2000,
@@ -34,6 +35,7 @@ def patch(
       threshold: in nats; the run's by default.
       patch_size: bytes of a static patch.
       max_length: bytes of the longest patch.
+      recalibrate: slots for whatever this file asks for, in place of the run's capacity.
       start: first byte to segment.
       length: bytes to segment; all by default.
       show: bytes to print, with │ between patches.
@@ -42,16 +44,23 @@ def patch(
       entropies_out: .npy file for the entropies of the whole file, which a recipe reads as data.entropies.
     """
     from experiments import _patching
+    from jaxblt.training.report import patcher_line
 
     loaded = None if run_dir is None else _patching.load_entropy_model(run_dir)
     config = _patching.patcher_of(loaded, mode)
     changes = {"threshold": threshold, "patch_size": patch_size, "max_length": max_length}
     config = replace(config, **{name: value for name, value in changes.items() if value is not None})
+    if threshold is not None or recalibrate:
+        config = replace(config, margin=None)
+    if recalibrate:
+        config = replace(config, capacity=None)
     source = _patching.open_file(file)
     ids = _patching.read_ids(source, start, length)
     entropies = None if loaded is None else loaded.entropies(ids)
     patches = _patching.segment(config, ids, entropies)
     print(_patching.report(ids, patches, entropies, show))
+    print(f"patcher: {patcher_line(config)}")
+    _patching.warn_of_refusals(config, patches)
     if plot is not None:
         if entropies is None:
             raise ValueError("--plot draws entropies: name a run with --run-dir")
