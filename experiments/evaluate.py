@@ -52,7 +52,11 @@ def evaluate(
     found = loaded.evaluate(split, data=data, targets=targets, max_batches=max_batches, mesh=spread)
     figures = {"run": loaded.recipe.name, "step": loaded.step, "split": split, "seq_len": length, **found}
     if loaded.patcher is not None:
-        figures |= {"capacity": loaded.patcher.slots, "threshold": loaded.threshold, "margin": loaded.patcher.margin}
+        figures |= {
+            "capacity": loaded.patcher.slots,
+            "threshold": loaded.threshold,
+            "margin": loaded.patcher.margin,
+        }
     print(json.dumps(figures, indent=2))
     if out is not None:
         Path(out).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

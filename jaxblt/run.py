@@ -131,7 +131,6 @@ class Run:
             options = {"layout": layout_of(recipe.model), "patcher": self.patcher}
             return evaluate(step, state, dataset, devices, max_batches=max_batches, **options)
 
-
     def recalibrate(
         self,
         data: DataConfig | None = None,

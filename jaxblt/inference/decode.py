@@ -46,7 +46,6 @@ class Decoder:
         if self.patcher.needs_entropies and self.entropy is None:
             raise ValueError(f"patching mode {self.patcher.mode!r} needs an entropy model")
 
-
     def next_entropies(
         self, params: dict[str, Any], ids: Int[Array, "B T"], state: Any, segment_ids: Int[Array, "B T"]
     ) -> tuple[Float[Array, "B T"], Any]:

@@ -163,9 +163,7 @@ def open_data(
     share = stop - start
     data = make_dataset(recipe.data, split=split, mode=mode, source=source)
     history = entropy_history(recipe)
-    return replace(
-        data, process_index=start // share, process_count=rows // share, history=history
-    )
+    return replace(data, process_index=start // share, process_count=rows // share, history=history)
 
 
 def entropy_history(recipe: Recipe) -> History | None:

@@ -44,9 +44,13 @@ def test_entropies_of_other_data_are_refused(path):
 def test_entropies_of_another_model_or_context_are_refused(path):
     entropies = read_entropies(path, SOURCE)
     entropies.check("abc", 64)
-    with pytest.raises(ValueError, match=r"by another entropy model \(abc\) than that of entropy_run \(xyz\)"):
+    with pytest.raises(
+        ValueError, match=r"by another entropy model \(abc\) than that of entropy_run \(xyz\)"
+    ):
         entropies.check("xyz", 64)
-    with pytest.raises(ValueError, match="in a context of 64 bytes, and the patcher has entropy_context = None"):
+    with pytest.raises(
+        ValueError, match="in a context of 64 bytes, and the patcher has entropy_context = None"
+    ):
         entropies.check("abc", None)
 
 

@@ -16,7 +16,9 @@ from jaxblt.training.frozen import bounded_context
 from jaxblt.training.state import freeze
 
 CONFIG = ByteLMConfig(
-    stack=StackConfig(dim=8, num_layers=1, pattern="A", mlp_dim=0, attention=AttentionConfig(dim=8, num_heads=1))
+    stack=StackConfig(
+        dim=8, num_layers=1, pattern="A", mlp_dim=0, attention=AttentionConfig(dim=8, num_heads=1)
+    )
 )
 
 

@@ -32,7 +32,9 @@ GRAMS = HashConfig(sizes=(3,), table_size=64)
 ENTROPY = ByteLMConfig(stack=LOCAL, hash=GRAMS)
 BLOCK, TOTAL, STEPS = 16, 71, 12
 PATCHERS = {
-    "entropy": PatcherConfig(mode="entropy", threshold=5.2, block_size=BLOCK, capacity=10, entropy_context=24),
+    "entropy": PatcherConfig(
+        mode="entropy", threshold=5.2, block_size=BLOCK, capacity=10, entropy_context=24
+    ),
     "greedy": PatcherConfig(mode="greedy", threshold=14.0, block_size=BLOCK),
     "space": PatcherConfig(mode="space", max_length=6, block_size=BLOCK, capacity=4),
     "static": PatcherConfig(mode="static", patch_size=5, block_size=BLOCK),

@@ -47,7 +47,9 @@ def by_hand(params, ids):
     one_pass = jax.jit(partial(byte_entropies, MODEL.apply))
     found, half = np.zeros(ids.shape, np.float32), CONTEXT // 2
     for first in range(0, ids.shape[1], half):
-        window = jnp.pad(ids[:, first : first + CONTEXT], ((0, 0), (0, max(0, first + CONTEXT - ids.shape[1]))))
+        window = jnp.pad(
+            ids[:, first : first + CONTEXT], ((0, 0), (0, max(0, first + CONTEXT - ids.shape[1])))
+        )
         values = np.asarray(one_pass(params, window))
         begin = first + half if first else 0
         end = min(first + CONTEXT, ids.shape[1])
@@ -95,7 +97,9 @@ def test_documents_of_a_row_count_from_their_own_first_byte(model):
 
 
 def test_the_bytes_that_a_prediction_depends_on(model):
-    windows = ByteLMConfig(stack=StackConfig(num_layers=3, pattern="W", window=4), hash=HashConfig(sizes=(3,)))
+    windows = ByteLMConfig(
+        stack=StackConfig(num_layers=3, pattern="W", window=4), hash=HashConfig(sizes=(3,))
+    )
     assert windows.receptive_field == 3 * 3 + 2
     assert CONFIG.receptive_field is None
 

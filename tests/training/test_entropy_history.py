@@ -57,14 +57,18 @@ def of_documents(config, params, context):
 @pytest.mark.parametrize("kind", MODELS)
 def test_windows_have_the_entropies_of_their_document(kind, tmp_path):
     config, context = MODELS[kind]
-    params = nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(0), jnp.ones((1, 8), jnp.int32)))["params"]
+    params = nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(0), jnp.ones((1, 8), jnp.int32)))[
+        "params"
+    ]
     frozen = freeze(jax.tree.map(lambda p: 2.0 * p if p.ndim > 1 else p, params), 0.0)
     file = str(tmp_path / "entropies.npy")
     write_entropies(file, SOURCE, of_documents(config, widen(frozen.params), context))
     patcher = PatcherConfig(threshold=5.0, block_size=32, entropy_context=context)
     data = {"context": 12, "split": "position", "fractions": (0.6, 0.2, 0.2)}
     recipe = tiny_recipe(patcher=patcher, entropy_model=config, data=data)
-    find = jax.jit(partial(find_entropies, Task(config.build(), patcher=patcher, entropy_model=config.build())))
+    find = jax.jit(
+        partial(find_entropies, Task(config.build(), patcher=patcher, entropy_model=config.build()))
+    )
     inside = 0
     for split in ("train", "validation"):
         online = open_data(recipe, make_mesh(), split=split, mode="eval", source=SOURCE)
