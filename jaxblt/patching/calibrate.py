@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.fixed_point import MOST_NATS
@@ -17,7 +17,7 @@ RESOLUTION = 2e-7  # relative, above 1 nat: neighbouring fp32 numbers
 NEAR = 2.5e-3
 """How far from the target, relatively, the mean length may lie for the sake of a wider gap."""
 CANDIDATES = 48
-"""Thresholds that are looked at for the gap that each lies in; equal steps find wide gaps first."""
+"""Gaps that are looked at, the widest ones; in mode greedy thresholds at equal steps, which find wide gaps first."""
 
 
 def calibrate_threshold(
@@ -158,7 +158,7 @@ def _in_widest_gap(
     """The middle of the widest gap whose mean length is near enough to the target, or as near as can be."""
     allowed = max(NEAR * target, abs(float(achieved(nearest)) - target))
     ends = [_edge(achieved, nearest, side, target, allowed) for side in (-1.0, 1.0)]
-    tried = np.append(np.linspace(*ends, CANDIDATES, dtype=np.float32), nearest)
+    tried = np.append(_tried(config, sample, segments, *ends), nearest)
 
     lengths = np.array([float(achieved(threshold)) for threshold in tried])
     tried = tried[np.abs(lengths - target) <= allowed]
@@ -166,6 +166,22 @@ def _in_widest_gap(
     low, high = np.array([jax.device_get(gap(threshold)) for threshold in tried]).T
     best = int(np.argmax(high - low))
     return float(np.clip((low[best] + high[best]) / np.float32(2), low[best], high[best]))
+
+
+def _tried(
+    config: PatcherConfig,
+    sample: Float[Array, "B T"],
+    segments: Int[Array, "B T"],
+    low: np.float32,
+    high: np.float32,
+) -> np.ndarray:
+    """Thresholds in low..high that may lie in the widest gap."""
+    if config.mode == "greedy":  # what is compared changes with the threshold
+        return np.linspace(low, high, CANDIDATES, dtype=np.float32)
+    compared, valid = (np.asarray(x) for x in _compared(config, sample, segments, jnp.float32(high)))
+    values = np.unique(compared[valid & (compared >= low) & (compared <= high)])
+    widest = np.sort(np.argsort(-np.diff(values), stable=True)[:CANDIDATES])
+    return values[widest] + np.diff(values)[widest] / np.float32(2)
 
 
 def _edge(
@@ -188,19 +204,28 @@ def _gap(
     threshold: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Thresholds in [low, high) give the patches that this one gives."""
-    before = jnp.pad(entropies[:, :-1], ((0, 0), (1, 0)))
-    valid = segments > 0
-    if config.mode == "greedy":
-        compared = budget_sums(config, entropies, segments, threshold)
-    else:
-        valid &= segments == jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
-        compared = entropies - before if config.monotonic else entropies
+    compared, valid = _compared(config, entropies, segments, threshold)
     low, high = _bracket(config)
     over = compared > threshold
     return (
         jnp.max(jnp.where(valid & ~over, compared, low)),
         jnp.min(jnp.where(valid & over, compared, high)),
     )
+
+
+def _compared(
+    config: PatcherConfig,
+    entropies: Float[Array, "B T"],
+    segments: Int[Array, "B T"],
+    threshold: Float[Array, ""],
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """What is compared with the threshold, and where it decides."""
+    valid = segments > 0
+    if config.mode == "greedy":
+        return budget_sums(config, entropies, segments, threshold), valid
+    inside = valid & (segments == jnp.pad(segments[:, :-1], ((0, 0), (1, 0))))
+    before = jnp.pad(entropies[:, :-1], ((0, 0), (1, 0)))
+    return entropies - before if config.monotonic else entropies, inside
 
 
 def _bracket(config: PatcherConfig) -> tuple[np.float32, np.float32]:
