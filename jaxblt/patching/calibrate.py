@@ -16,6 +16,10 @@ from jaxblt.patching.segment import closes_at
 RESOLUTION = 2e-7  # relative, above 1 nat: neighbouring fp32 numbers
 NEAR = 2.5e-3
 """How far from the target, relatively, the mean length may lie for the sake of a wider gap."""
+LEAST_GAP = 4e-5
+"""Nats: entropies nearer to each other may be one value that was rounded differently."""
+FAR = 0.25
+"""How far from the target, relatively, the mean length may lie for the sake of a gap of that width."""
 CANDIDATES = 48
 """Gaps that are looked at, the widest ones; in mode greedy thresholds at equal steps, which find wide gaps first."""
 
@@ -156,16 +160,33 @@ def _in_widest_gap(
     target: float,
 ) -> float:
     """The middle of the widest gap whose mean length is near enough to the target, or as near as can be."""
-    allowed = max(NEAR * target, abs(float(achieved(nearest)) - target))
+    allowed = NEAR * target
+    while True:
+        width, middle = _widest_gap(config, sample, segments, achieved, nearest, target, allowed)
+        if width >= LEAST_GAP or allowed > FAR * target:
+            return middle
+        allowed *= 2
+
+
+def _widest_gap(
+    config: PatcherConfig,
+    sample: Float[Array, "B T"],
+    segments: Int[Array, "B T"],
+    achieved: Callable[..., Array],
+    nearest: np.float32,
+    target: float,
+    allowed: float,
+) -> tuple[float, float]:
+    """Width and middle of the widest gap whose mean length is at most `allowed` bytes from the target."""
     ends = [_edge(achieved, nearest, side, target, allowed) for side in (-1.0, 1.0)]
     tried = np.append(_tried(config, sample, segments, *ends), nearest)
-
-    lengths = np.array([float(achieved(threshold)) for threshold in tried])
-    tried = tried[np.abs(lengths - target) <= allowed]
+    errors = np.abs(np.array([float(achieved(threshold)) for threshold in tried]) - target)
+    tried = tried[errors <= allowed] if np.any(errors <= allowed) else tried[-1:]
     gap = jax.jit(lambda threshold: _gap(config, sample, segments, threshold))
     low, high = np.array([jax.device_get(gap(threshold)) for threshold in tried]).T
     best = int(np.argmax(high - low))
-    return float(np.clip((low[best] + high[best]) / np.float32(2), low[best], high[best]))
+    middle = np.clip((low[best] + high[best]) / np.float32(2), low[best], high[best])
+    return float(high[best] - low[best]), float(middle)
 
 
 def _tried(

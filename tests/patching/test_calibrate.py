@@ -119,3 +119,13 @@ def test_the_threshold_keeps_its_distance_from_the_sample(count, options):
         if not options.get("monotonic"):
             after = measure(found, moved, np.ones((1, count), np.int32))
             np.testing.assert_array_equal(np.asarray(after.closed), before)
+
+
+def test_values_that_rounding_split_are_not_told_apart():
+    """A few contexts that recur: the nearest mean length would part copies of one entropy from each other."""
+    rng = np.random.default_rng(3)
+    entropies = (rng.integers(1, 9, (1, 2000)) / 2 + rng.normal(0, 1e-6, (1, 2000))).astype(np.float32)
+    config = PatcherConfig(block_size=BLOCK)
+    threshold = calibrate_threshold(entropies, 3.7, config=config)
+    found = dataclasses.replace(config, threshold=threshold)
+    assert threshold_margin(entropies, config=found) > 0.2
