@@ -161,11 +161,13 @@ def _in_widest_gap(
 ) -> float:
     """The middle of the widest gap whose mean length is near enough to the target, or as near as can be."""
     allowed = NEAR * target
-    while True:
+    while allowed <= FAR * target:
         width, middle = _widest_gap(config, sample, segments, achieved, nearest, target, allowed)
-        if width >= LEAST_GAP or allowed > FAR * target:
+        if width >= LEAST_GAP:
             return middle
         allowed *= 2
+    # no gap is wide: the one at the nearest length, whatever its width
+    return _widest_gap(config, sample, segments, achieved, nearest, target, -1.0)[1]
 
 
 def _widest_gap(
