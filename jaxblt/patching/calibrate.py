@@ -161,13 +161,11 @@ def _in_widest_gap(
 ) -> float:
     """The middle of the widest gap whose mean length is near enough to the target, or as near as can be."""
     allowed = NEAR * target
-    while allowed <= FAR * target:
+    while True:
         width, middle = _widest_gap(config, sample, segments, achieved, nearest, target, allowed)
-        if width >= LEAST_GAP:
+        if width >= LEAST_GAP or allowed > FAR * target:
             return middle
         allowed *= 2
-    # no gap is wide: the one at the nearest length, whatever its width
-    return _widest_gap(config, sample, segments, achieved, nearest, target, -1.0)[1]
 
 
 def _widest_gap(
