@@ -17,30 +17,42 @@ from jaxblt.patching import (
     PatcherConfig,
     Patches,
     calibrate_threshold,
+    init_contexts,
     make_patches,
     plot_entropies,
     render_patches,
     stream_entropies,
+    warn_overflow,
 )
 from jaxblt.patching.config import Mode
-from jaxblt.training.state import content_hash
+from jaxblt.training.frozen import bounded_context
+from jaxblt.training.state import Frozen, freeze, widen
 
 FASTA = (".fa", ".fasta", ".fna")
 
 
 @dataclass(frozen=True)
 class EntropyModel:
-    """An entropy model with its parameters, and the patcher of the run that it came with, if any."""
+    """An entropy model as training runs it, and the patcher of the run that it came with, if any.
+
+    Attributes:
+      config: of the model.
+      frozen: its parameters, rounded as in a run that they cut patches for.
+      patcher: of the run.
+      context: bytes that the model sees at the most; None without a bound (see `jaxblt.patching.contexts`).
+    """
 
     config: ByteLMConfig
-    params: Any
+    frozen: Frozen
     patcher: PatcherConfig | None
+    context: int | None = None
 
     def entropies(self, ids: np.ndarray, *, chunk: int = 1024) -> np.ndarray:
         """Entropy in nats of the prediction made at each of a document's ids, chunk after chunk."""
-        state = init_byte_lm_state(self.config, 1, capacity=len(ids))
-        found = jax.jit(partial(stream_entropies, self._apply, chunk=min(chunk, len(ids))))
-        return np.asarray(found(self.params, jnp.asarray(ids)[None], state))[0]
+        start = lambda rows, capacity: init_byte_lm_state(self.config, rows, capacity=capacity)  # noqa: E731
+        state = init_contexts(start, 1, len(ids), self.context)
+        stream = partial(stream_entropies, self._apply, chunk=min(chunk, len(ids)), context=self.context)
+        return np.asarray(jax.jit(stream)(widen(self.frozen.params), jnp.asarray(ids)[None], state))[0]
 
     def _apply(self, params: Any, ids: Any, state: Any, *, segment_ids: Any) -> Any:
         model = self.config.build()
@@ -56,11 +68,13 @@ def load_entropy_model(run_dir: str) -> EntropyModel:
     import jaxblt
 
     run = jaxblt.load(run_dir, dtype="float32")
-    if run.entropy_model is not None:
-        return EntropyModel(run.recipe.entropy_model, run.entropy_params, run.patcher)
+    if run.entropy_model is not None and run.frozen is not None:
+        context = None if run.patcher is None else run.patcher.entropy_context
+        return EntropyModel(run.recipe.entropy_model, run.frozen, run.patcher, context)
     if not isinstance(run.recipe.model, ByteLMConfig):
         raise ValueError(f"{run_dir} has no entropy model: name a run of a byte language model")
-    return EntropyModel(run.recipe.model, run.params, None)
+    context = bounded_context(run.recipe.model, run.recipe.data.seq_len)
+    return EntropyModel(run.recipe.model, freeze(run.params, 0.0), None, context)
 
 
 def patcher_of(model: EntropyModel | None, mode: Mode | None) -> PatcherConfig:
@@ -110,7 +124,7 @@ def read_ids(source: DocumentSource, i: int, start: int, length: int | None) -> 
 
 
 def segment(config: PatcherConfig, ids: np.ndarray, entropies: np.ndarray | None) -> Patches:
-    """Patches of one row."""
+    """Patches of one row, as they are where blocks have too few slots; see `warn_of_refusals`."""
     if config.needs_entropies and entropies is None:
         raise ValueError(f"mode {config.mode!r} reads entropies: name a run with --run-dir")
     if config.needs_entropies and config.threshold is None:
@@ -121,6 +135,13 @@ def segment(config: PatcherConfig, ids: np.ndarray, entropies: np.ndarray | None
         )
     rows = None if entropies is None else jnp.asarray(entropies)[None]
     return make_patches(config, jnp.asarray(ids)[None], entropies=rows)
+
+
+def warn_of_refusals(config: PatcherConfig, patches: Patches) -> None:
+    """Warns, with the figures, where blocks have fewer slots than the file asks for."""
+    refused = int(np.sum(patches.overflow))
+    wanted = int(np.sum(np.asarray(patches.lengths) > 0)) + refused
+    warn_overflow(refused, wanted, capacity=config.slots, block_size=config.block_size)
 
 
 def report(ids: np.ndarray, patches: Patches, entropies: np.ndarray | None, show: int) -> str:
@@ -154,4 +175,4 @@ def write_all(path: str, source: DocumentSource, model: EntropyModel) -> None:
     from jaxblt.data import write_entropies
 
     documents = (model.entropies(encode(read_document(source, i), bos=True)) for i in range(len(source)))
-    write_entropies(path, source, documents, model=content_hash(model.params))
+    write_entropies(path, source, documents, model=model.frozen.content_hash, context=model.context)

@@ -20,6 +20,7 @@ def evaluate(
     targets: str | None = None,
     max_batches: int | None = None,
     mesh: str | None = None,
+    recalibrate: bool = False,
     out: str | None = None,
 ) -> dict[str, float]:
     """Bits per byte of a run's newest checkpoint: Σ log-loss / Σ bytes, every byte of the split scored once.
@@ -32,10 +33,14 @@ def evaluate(
       targets: characters, such as ACGT, to score apart as well; the log-loss is still over the whole vocabulary.
       max_batches: stop after so many.
       mesh: sizes of the mesh axes, such as "data=2,seq=4"; by default the devices share the rows.
+      recalibrate: give blocks of patches as many slots as the split asks for; the threshold stays.
       out: file for the figures as JSON.
 
     Raises:
       ValueError: an option is out of range, or does not go with the run's data or the devices.
+
+    Warns:
+      PatchOverflowWarning: blocks have fewer slots than the split asks for.
     """
     import jaxblt
     from jaxblt.parallel import MeshConfig
@@ -58,9 +63,17 @@ def evaluate(
         raise ValueError(
             f"--seq-len and --context are of windows, and the run's data.packing is {data.packing!r}: leave them out"
         )
+    if recalibrate:
+        loaded = loaded.recalibrate(data, split=split)
     spread = MeshConfig() if mesh is None else parse_mesh(mesh)
     found = loaded.evaluate(split, data=data, targets=targets, max_batches=max_batches, mesh=spread)
     figures = {"run": loaded.recipe.name, "step": loaded.step, "split": split, "seq_len": length, **found}
+    if loaded.patcher is not None:
+        figures |= {
+            "capacity": loaded.patcher.slots,
+            "threshold": loaded.threshold,
+            "margin": loaded.patcher.margin,
+        }
     print(json.dumps(figures, indent=2))
     if out is not None:
         Path(out).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

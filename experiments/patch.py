@@ -20,6 +20,7 @@ def patch(
     patch_size: int | None = None,
     max_length: int | None = None,
     record: str | None = None,
+    recalibrate: bool = False,
     start: int = 0,
     length: int | None = None,
     show: int = 2000,
@@ -39,6 +40,7 @@ def patch(
       patch_size: bytes of a static patch.
       max_length: bytes of the longest patch.
       record: name of the one FASTA record to segment; all by default.
+      recalibrate: slots for whatever this file asks for, in place of the run's capacity.
       start: first byte to segment.
       length: bytes to segment; all by default.
       show: bytes to print, with │ between patches.
@@ -50,6 +52,7 @@ def patch(
       ValueError: an option is out of range, no record has the name, or one of several records has to be named.
     """
     from experiments import _patching
+    from jaxblt.training.report import patcher_line
 
     whole("--start", start, least=0)
     whole("--show", show, least=0)
@@ -60,6 +63,10 @@ def patch(
     config = _patching.patcher_of(loaded, mode)
     changes = {"threshold": threshold, "patch_size": patch_size, "max_length": max_length}
     config = replace(config, **{name: value for name, value in changes.items() if value is not None})
+    if threshold is not None or recalibrate:
+        config = replace(config, margin=None)
+    if recalibrate:
+        config = replace(config, capacity=None)
     if loaded is None and (plot is not None or entropies_out is not None):
         raise ValueError("--plot and --entropies-out need an entropy model: name a run with --run-dir")
     source = _patching.open_file(file)
@@ -77,8 +84,10 @@ def patch(
         if len(records) > 1:
             print(f"record {source.names[i]}")
         print(_patching.report(ids, patches, entropies, show))
+        _patching.warn_of_refusals(config, patches)
         if plot is not None and entropies is not None:
             _patching.draw(plot, ids[:plot_bytes], entropies[:plot_bytes], config)
+    print(f"patcher: {patcher_line(config)}")
     if entropies_out is not None and loaded is not None:
         _patching.write_all(entropies_out, source, loaded)
         print(f"wrote {entropies_out}: {np.load(entropies_out, mmap_mode='r').shape[0]} entropies")

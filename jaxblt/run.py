@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxblt.data import vocab
 from jaxblt.data.config import DataConfig
+from jaxblt.data.pipeline import make_dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.splits import SplitName
 from jaxblt.inference.decode import Decoder
@@ -21,7 +22,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.fitting import check_recipe, fitting_shapes
-from jaxblt.training.frozen import load_frozen
+from jaxblt.training.frozen import calibrate, load_frozen
 from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
 from jaxblt.training.safe_files import check_inside, sizes_below
@@ -123,6 +124,9 @@ class Run:
         Raises:
           ValueError: the mesh has not as many devices as there are, the batch or the rows do not divide among them,
             packed documents cannot start where the patcher's blocks do, or no byte is scored.
+
+        Warns:
+          PatchOverflowWarning: blocks have fewer slots than this data asks for; see `recalibrate`.
         """
         devices = mesh.build()
         recipe = self.recipe if data is None else replace(self.recipe, data=data)
@@ -131,8 +135,52 @@ class Run:
         with jax.set_mesh(devices):
             step = make_eval_step(task, targets=target_ids(targets), seed=self.recipe.train.seed)
             state = jax.device_put(self.state, replicated(devices))
-            layout = layout_of(recipe.model)
-            return evaluate(step, state, dataset, devices, max_batches=max_batches, layout=layout)
+            options = {"layout": layout_of(recipe.model), "patcher": self.patcher}
+            return evaluate(step, state, dataset, devices, max_batches=max_batches, **options)
+
+    def recalibrate(
+        self,
+        data: DataConfig | None = None,
+        *,
+        split: SplitName = "train",
+        source: DocumentSource | None = None,
+        bytes_per_patch: float | None = None,
+    ) -> "Run":
+        """The run with the capacity, and on request the threshold, that other data ask for.
+
+        The parameters are the same. Another capacity changes how many unused slots end a block, which are time to
+        convolutions over patches; another threshold changes which bytes a patch holds.
+
+        Args:
+          data: to sample, up to 256 KB; the recipe's by default.
+          split: of the data.
+          source: documents to use instead of those that the config names.
+          bytes_per_patch: mean length to find a threshold for; None keeps the threshold.
+
+        Raises:
+          ValueError: the run has no patcher; its mode reads no threshold; or the length is out of reach.
+        """
+        if self.patcher is None:
+            raise ValueError(f"run {self.recipe.name!r} has no patcher to calibrate: its model reads bytes")
+        if bytes_per_patch is not None and self.patcher.mode not in ("entropy", "greedy"):
+            raise ValueError(
+                f"bytes_per_patch={bytes_per_patch} needs a threshold to calibrate, and mode={self.patcher.mode!r} "
+                "has none: leave it None for the capacity alone"
+            )
+        patcher = replace(self.patcher, capacity=None)
+        if bytes_per_patch is not None:
+            patcher = replace(patcher, threshold=None, margin=None)
+        config = self.recipe.data if data is None else data
+        recipe = replace(self.recipe, data=config, patcher=patcher, bytes_per_patch=bytes_per_patch)
+        mesh = MeshConfig(data=1).build(jax.local_devices()[:1])
+        rows = make_dataset(config, split=split, mode="eval", source=source)
+        with jax.set_mesh(mesh):
+            patcher = calibrate(recipe, rows, mesh, None if self.frozen is None else self.frozen.params)
+        frozen = self.frozen
+        if frozen is not None:
+            frozen = frozen.replace(threshold=jnp.float32(patcher.known_threshold()))  # pyright: ignore[reportAttributeAccessIssue]
+        recipe = replace(self.recipe, patcher=patcher)
+        return replace(self, recipe=recipe, task=replace(self.task, patcher=patcher), frozen=frozen)
 
 
 def load(run_dir: str | os.PathLike[str], *, step: int | None = None, dtype: str | None = None) -> Run:

@@ -17,6 +17,8 @@ class Batch:
       positions: offset in its document, from 0.
       loss_mask: 1 where the target is scored, else 0; fractional where an objective weights its losses.
       entropies: precomputed entropy in nats of the id after each input, or None to compute it in the step.
+      history: ids of the document up to each row's first input, that one included, right-aligned behind PAD; for
+        the entropy model, where rows begin inside documents. None where there is none to know.
     """
 
     inputs: Int[Array, "B T"]
@@ -25,3 +27,4 @@ class Batch:
     positions: Int[Array, "B T"]
     loss_mask: Int[Array, "B T"] | Float[Array, "B T"]
     entropies: Float[Array, "B T"] | None = None
+    history: Int[Array, "B W"] | None = None

@@ -28,7 +28,12 @@ def _note(path: Path) -> Path:
 
 
 def write_entropies(
-    path: str | os.PathLike, source: DocumentSource, entropies: Iterable[np.ndarray], *, model: str = ""
+    path: str | os.PathLike,
+    source: DocumentSource,
+    entropies: Iterable[np.ndarray],
+    *,
+    model: str = "",
+    context: int | None = None,
 ) -> None:
     """Writes the entropies of every document of `source`, in order.
 
@@ -39,7 +44,8 @@ def write_entropies(
       source: the whole documents, before any split.
       entropies: for each document of n bytes, n + 1 values in nats: of the prediction made at BOS, b_0, ...,
         b_{n-1}.
-      model: the content hash of the entropy model, kept in the note.
+      model: the content hash of the entropy model, kept in the note; "" if it is not known.
+      context: bytes that the model saw at the most (see `jaxblt.patching.contexts`), kept in the note.
 
     Raises:
       ValueError: the path does not end in `.npy`; a document has another number of values, or one that is not
@@ -58,6 +64,7 @@ def write_entropies(
     note = {
         "source_sha256": source_hash(source),
         "model": model,
+        "context": context,
         "documents": len(source),
         "values": shape[0],
     }
@@ -92,12 +99,28 @@ class Entropies:
     Attributes:
       values: Float32[bytes + N], memory-mapped.
       offsets: Int64[N], where each document's values begin.
-      model: the content hash of the entropy model that made them.
+      model: the content hash of the entropy model that made them; "" if it is not known.
+      context: bytes that it saw at the most; None without a bound.
     """
 
     values: np.ndarray
     offsets: np.ndarray
     model: str
+    context: int | None = None
+
+    def check(self, model: str, context: int | None) -> None:
+        """Raises ValueError unless a model with this content hash, in this context, gives these entropies."""
+        if self.model and self.model != model:
+            raise ValueError(
+                f"data.entropies were made by another entropy model ({self.model[:12]}) than that of entropy_run "
+                f"({model[:12]}), which cuts patches where a model generates: write them again from that run "
+                "(experiments.patch --entropies-out)"
+            )
+        if self.context != context:
+            raise ValueError(
+                f"data.entropies were made in a context of {self.context} bytes, and the patcher has entropy_context "
+                f"= {context}: write them again from entropy_run (experiments.patch --entropies-out)"
+            )
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
         """Float32[stop - start], of the predictions made at inputs [start, stop) of BOS, b_0, ..."""
@@ -126,4 +149,6 @@ def read_entropies(path: str | os.PathLike, source: DocumentSource) -> Entropies
             f"{actual[:12]}): compute the entropies again"
         )
     offsets = np.cumsum(source.lengths + 1) - (source.lengths + 1)
-    return Entropies(np.load(path, mmap_mode="r"), offsets, note["model"])
+    # notes without a context are older, and hashed the model in another form
+    model = note["model"] if "context" in note else ""
+    return Entropies(np.load(path, mmap_mode="r"), offsets, model, note.get("context"))

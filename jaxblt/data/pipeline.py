@@ -10,6 +10,7 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.buckets import bucket
 from jaxblt.data.config import DataConfig, apply_split, open_source
 from jaxblt.data.entropies import Entropies, read_entropies
+from jaxblt.data.history import History
 from jaxblt.data.iterator import BatchIterator
 from jaxblt.data.packing import pack
 from jaxblt.data.permutation import hash64
@@ -17,7 +18,7 @@ from jaxblt.data.rows import RowIndex, Span, empty_rows, pair_counts, stream_ids
 from jaxblt.data.schedule import OnePass, Shuffled
 from jaxblt.data.sources import DocumentSource, Regions, ReverseComplement, document_ends
 from jaxblt.data.splits import SplitName
-from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
+from jaxblt.data.vocab import OFFSET, PAD, VOCAB_SIZE
 from jaxblt.data.windows import WindowIndex
 
 _STRANDS = 2  # domain of the random key
@@ -37,6 +38,7 @@ class Dataset:
       schedule: which row stands where.
       process_index, process_count: this process makes slots [i·B/n, (i+1)·B/n) of each batch of B rows.
       entropies: precomputed, of the whole source.
+      history: what comes with rows that begin inside a document; for windows, which hold one document each.
     """
 
     config: DataConfig
@@ -47,6 +49,7 @@ class Dataset:
     process_index: int = 0
     process_count: int = 1
     entropies: Entropies | None = None
+    history: History | None = None
 
     @property
     def num_rows(self) -> int:
@@ -87,6 +90,8 @@ class Dataset:
         rows: dict[str, Any] = empty_rows(len(slots), index.row_length)
         if self.entropies is not None:
             rows["entropies"] = np.zeros((len(slots), index.row_length), np.float32)
+        if self.history is not None:
+            rows["history"] = np.full((len(slots), self.history.length), PAD, np.int32)
         for i, slot in enumerate(slots):
             if not 0 <= slot < self.config.batch_size:
                 raise IndexError(f"slot {slot} lies outside 0..{self.config.batch_size - 1}")
@@ -124,6 +129,9 @@ class Dataset:
         else:
             ids = stream_ids(self.source, span.document, span.start, span.stop)
         write_span(row, ids, span, segment)
+        if self.history is not None:
+            before = self.history.ids(self.source, span, flip=flip)
+            row["history"][self.history.length - len(before) :] = before
         if self.entropies is not None:
             document, shift = (int(x[span.document]) for x in (self.source.documents, self.source.starts))
             place = slice(span.offset, span.offset + span.stop - span.start)

@@ -1,6 +1,7 @@
 """Byte-level decoding with caches: entropy model, patcher and every part of the model move one byte at a time."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import flax.struct
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.models import BLTConfig, ByteLMConfig, ModelConfig, init_blt_state, init_byte_lm_state
-from jaxblt.patching import PatcherConfig, entropies_from_logits, init_patcher, step_patcher
+from jaxblt.patching import PatcherConfig, init_contexts, init_patcher, next_entropies, step_patcher
 from jaxblt.validation import check_fields
 
 
@@ -47,6 +48,18 @@ class Decoder:
         if self.patcher.needs_entropies and self.entropy is None:
             raise ValueError(f"patching mode {self.patcher.mode!r} needs an entropy model")
 
+    def next_entropies(
+        self, params: dict[str, Any], ids: Int[Array, "B T"], state: Any, segment_ids: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T"], Any]:
+        """Entropies of the entropy model's predictions at the next bytes of each row, and its state after them."""
+        assert self.entropy is not None
+        assert self.patcher is not None
+        model = self.entropy.build(dtype=self.dtype)
+        apply = partial(model.apply, method="stream")
+        variables = {"params": params["entropy"]}
+        context = self.patcher.entropy_context
+        return next_entropies(apply, variables, ids, state, segment_ids, context=context)
+
 
 @flax.struct.dataclass
 class DecoderState:
@@ -68,7 +81,10 @@ def init_decoder(decoder: Decoder, batch_size: int, *, num_bytes: int) -> Decode
     entropy = None
     if decoder.patcher.needs_entropies:
         assert decoder.entropy is not None
-        entropy = init_byte_lm_state(decoder.entropy, batch_size, **sizes)
+        start = lambda rows, capacity: init_byte_lm_state(  # noqa: E731
+            decoder.entropy, rows, capacity=capacity, dtype=decoder.dtype
+        )
+        entropy = init_contexts(start, batch_size, num_bytes, decoder.patcher.entropy_context)
     return DecoderState(model=model, entropy=entropy, patcher=init_patcher(decoder.patcher, batch_size))
 
 
@@ -113,16 +129,8 @@ def _entropies(
     assert decoder.patcher is not None
     if not decoder.patcher.needs_entropies:
         return jnp.zeros(ids.shape, jnp.float32), None
-    assert decoder.entropy is not None
-    model = decoder.entropy.build(dtype=decoder.dtype)
-    logits, moved = model.apply(
-        {"params": params["entropy"]},
-        ids[:, None],
-        state.entropy,
-        segment_ids=segment_ids[:, None],
-        method="stream",
-    )
-    return entropies_from_logits(logits)[:, 0], moved
+    entropies, moved = decoder.next_entropies(params, ids[:, None], state.entropy, segment_ids[:, None])
+    return entropies[:, 0], moved
 
 
 def spoil(

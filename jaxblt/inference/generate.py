@@ -14,6 +14,7 @@ from jaxblt.inference.decode import Decoder, decode_step
 from jaxblt.inference.prompts import prefill
 from jaxblt.inference.sampling import SamplingConfig, sample
 from jaxblt.models.finite import explain_nonfinite
+from jaxblt.patching import warn_overflow
 
 ROUND = 64
 """Prompts are filled up to a multiple of as many bytes, so that those of about one length share a program."""
@@ -49,6 +50,9 @@ def generate(
     Raises:
       ValueError: no prompts, a prompt that is not bytes, nothing to generate, a seed out of range, or logits that are
         not finite; the message names the prompt and the position.
+
+    Warns:
+      PatchOverflowWarning: blocks have fewer slots than the rows' patches ask for.
     """
     rows = [encode(prompt, bos=True) for prompt in _checked_prompts(prompts)]
     if not isinstance(max_new_bytes, int | np.integer) or max_new_bytes < 1:
@@ -59,8 +63,10 @@ def generate(
     for i, row in enumerate(rows):
         table[i, : len(row)] = row
     arrays = (jnp.asarray(array) for array in (table, lengths, seeds, indices))
-    drawn, finite = jax.device_get(_run(decoder, sampling, int(max_new_bytes), params, *arrays))
+    found = _run(decoder, sampling, int(max_new_bytes), params, *arrays)
+    drawn, finite, boundaries = jax.device_get(found)
     _check_finite(finite, lengths, params)
+    _warn(decoder, boundaries)
     return [decode(row[: int(np.argmax(np.append(row, EOS) == EOS))]) for row in drawn]
 
 
@@ -102,6 +108,13 @@ def _check_finite(finite: np.ndarray, lengths: np.ndarray, params: dict[str, Any
     )
 
 
+def _warn(decoder: Decoder, boundaries: Any) -> None:
+    if decoder.patcher is not None and boundaries is not None:
+        refused, wanted = (float(np.sum(x)) for x in jax.device_get(boundaries))
+        patcher = decoder.patcher
+        warn_overflow(refused, wanted, capacity=patcher.slots, block_size=patcher.block_size)
+
+
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _run(
     decoder: Decoder,
@@ -112,8 +125,11 @@ def _run(
     lengths: Int[Array, "B"],
     seeds: UInt32[Array, "B"],
     indices: UInt32[Array, "B"],
-) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
-    """The bytes drawn for each row, and whether their logits were finite; those behind EOS are not to be read."""
+) -> tuple[Int[Array, "B T"], Bool[Array, "B T"], tuple[Int[Array, "B"], Int[Array, "B"]] | None]:
+    """The bytes drawn for each row, and whether their logits were finite; boundaries refused, and asked for.
+
+    Bytes behind a row's EOS are not to be read.
+    """
     segments = (jnp.arange(prompts.shape[1], dtype=jnp.int32)[None] < lengths[:, None]).astype(jnp.int32)
     num_bytes = prompts.shape[1] + max_new_bytes - 1
     keys = _request_keys(seeds, indices)
@@ -131,8 +147,10 @@ def _run(
     logits, state = prefill(decoder, params, prompts, segments, num_bytes=num_bytes)
     first, sound = draw(logits, 0, False)
     steps = jnp.arange(1, max_new_bytes, dtype=jnp.int32)
-    _, (drawn, finite) = jax.lax.scan(body, (state, first, first == EOS), steps)
-    return jnp.concatenate([first[:, None], drawn.T], 1), jnp.concatenate([sound[:, None], finite.T], 1)
+    (state, _, _), (drawn, finite) = jax.lax.scan(body, (state, first, first == EOS), steps)
+    boundaries = None if state.patcher is None else (state.patcher.overflow, state.patcher.wanted)
+    drawn = jnp.concatenate([first[:, None], drawn.T], 1)
+    return drawn, jnp.concatenate([sound[:, None], finite.T], 1), boundaries
 
 
 def _request_keys(seeds: UInt32[Array, "B"], indices: UInt32[Array, "B"]) -> Key[Array, "B"]:

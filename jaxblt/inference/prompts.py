@@ -11,7 +11,7 @@ from jaxblt.inference.decode import Decoder, DecoderState, init_decoder, spoil
 from jaxblt.models import ByteLMConfig
 from jaxblt.models.blt_prefill import last_index
 from jaxblt.parallel.sequence import seq_axis
-from jaxblt.patching import entropies_from_logits, prefill_patcher
+from jaxblt.patching import prefill_patcher
 
 PIECE = 1024
 """Bytes of a prompt in one call: what a call holds of activations and scores does not grow with the prompt."""
@@ -94,12 +94,10 @@ def _entropies(
     assert decoder.patcher is not None
     if not decoder.patcher.needs_entropies:
         return jnp.zeros(ids.shape, jnp.float32), None
-    assert decoder.entropy is not None
-    model, variables = decoder.entropy.build(dtype=decoder.dtype), {"params": params["entropy"]}
 
     def read(state: Any, ids: Array, segments: Array) -> tuple[Any, Array]:
-        logits, state = model.apply(variables, ids, state, segment_ids=segments, method="stream")
-        return state, entropies_from_logits(logits)
+        entropies, state = decoder.next_entropies(params, ids, state, segments)
+        return state, entropies
 
     state, entropies = _in_pieces(read, state, (ids, segment_ids), size)
     return entropies, state

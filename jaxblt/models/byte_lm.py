@@ -59,6 +59,16 @@ class ByteLMConfig:
         return self.stack.causal
 
     @property
+    def receptive_field(self) -> int | None:
+        """Bytes before a byte that its logits depend on; None without a bound (attention to all, convolutions)."""
+        letters = [self.stack.mixer(letter) for letter in self.stack.pattern]
+        windows = [getattr(mixer, "window", None) for mixer in letters]
+        if any(window is None for window in windows):
+            return None
+        layers = [windows[i % len(windows)] - 1 for i in range(self.stack.num_layers)]
+        return sum(layers) + (0 if self.hash is None else self.hash.reach)
+
+    @property
     def embedding(self) -> EmbeddingConfig:
         """The config of the embedding."""
         return EmbeddingConfig(dim=self.stack.dim, hash=self.hash, vocab_size=self.vocab_size)

@@ -1,17 +1,28 @@
 """Thresholds and capacities found from a sample, since what an entropy model and a text ask for varies."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.fixed_point import MOST_NATS
+from jaxblt.patching.margin import boundary_margin, budget_sums
 from jaxblt.patching.patches import Patches, to_blocks
 from jaxblt.patching.segment import closes_at
 from jaxblt.validation import number, whole
 
 RESOLUTION = 2e-7  # relative, above 1 nat: neighbouring fp32 numbers
+NEAR = 2.5e-3
+"""How far from the target, relatively, the mean length may lie for the sake of a wider gap."""
+LEAST_GAP = 4e-5
+"""Nats: entropies nearer to each other may be one value that was rounded differently."""
+FAR = 0.25
+"""How far from the target, relatively, the mean length may lie for the sake of a gap of that width."""
+CANDIDATES = 48
+"""Gaps that are looked at, the widest ones; in mode greedy thresholds at equal steps, which find wide gaps first."""
 
 
 def calibrate_threshold(
@@ -23,7 +34,10 @@ def calibrate_threshold(
 ) -> float:
     """The threshold, in nats, at which the sample's patches have a mean length nearest to the target.
 
-    Bisection: the number of patches never grows with the threshold, in these modes and under any limits.
+    Bisection finds the place: the number of patches never grows with the threshold, in these modes and under
+    any limits. The threshold is then the middle of the widest gap between neighbouring entropies (sums of
+    them in mode greedy, rises if monotonic) of those where the mean length is within 0.25 % of the target, so
+    that rounding flips none of the sample's boundaries. `threshold_margin` tells how far it may go.
     Slots are not limited here.
 
     Args:
@@ -39,14 +53,7 @@ def calibrate_threshold(
     if config.mode not in ("entropy", "greedy"):
         raise ValueError(f"calibrate_threshold is for mode='entropy' or 'greedy', got {config.mode!r}")
     number("target_bytes_per_patch", target_bytes_per_patch, above=0)
-    sample = jnp.atleast_2d(jnp.asarray(entropies, jnp.float32))
-    segments = jnp.ones(sample.shape, jnp.int32) if segment_ids is None else jnp.atleast_2d(segment_ids)
-    if segments.shape != sample.shape or not bool(jnp.any(segments > 0)):
-        raise ValueError(
-            f"the sample holds no bytes, or segment_ids differ in shape: {sample.shape}, {segments.shape}"
-        )
-    if not bool(jnp.all(jnp.isfinite(sample))):
-        raise ValueError("entropies must be finite: the entropy model gave NaN or infinity")
+    sample, segments = _sample(entropies, segment_ids)
 
     @jax.jit
     def achieved(threshold: Float[Array, ""]) -> Float[Array, ""]:
@@ -60,14 +67,29 @@ def calibrate_threshold(
             f"min_length={config.min_length}, max_length={config.max_length}, block_size={config.block_size} "
             f"gives {least:.4g} to {most:.4g}"
         )
-    while high - low > RESOLUTION * max(1.0, abs(low), abs(high)):
-        middle = np.float32((low + high) / 2)
-        length = float(achieved(middle))
-        if length < target_bytes_per_patch:
-            low, least = middle, length
-        else:
-            high, most = middle, length
-    return float(low if target_bytes_per_patch - least < most - target_bytes_per_patch else high)
+    nearest = _nearest(achieved, target_bytes_per_patch, low, high)
+    return _in_widest_gap(config, sample, segments, achieved, nearest, target_bytes_per_patch)
+
+
+def threshold_margin(
+    entropies: np.ndarray | Array,
+    *,
+    config: PatcherConfig,
+    segment_ids: np.ndarray | Array | None = None,
+) -> float:
+    """Largest error (nats) that every entropy of a sample may have without any boundary moving.
+
+    In mode entropy the distance of the threshold from the nearest entropy: see `boundary_margin`.
+
+    Args:
+      entropies, segment_ids: as for `calibrate_threshold`.
+      config: with its threshold.
+
+    Raises:
+      ValueError: the mode compares nothing with a threshold, or the threshold is not set.
+    """
+    sample, segments = _sample(entropies, segment_ids)
+    return float(jnp.min(boundary_margin(config, sample, segments)))
 
 
 def calibrate_capacity(
@@ -99,6 +121,135 @@ def calibrate_capacity(
 def patches_per_block(patches: Patches) -> Int[Array, "B N"]:
     """Patches in each block, as `calibrate_capacity` takes them; refused boundaries counted as patches."""
     return jnp.sum(patches.lengths > 0, -1, dtype=jnp.int32) + patches.overflow
+
+
+def _sample(
+    entropies: np.ndarray | Array, segment_ids: np.ndarray | Array | None
+) -> tuple[Float[Array, "B T"], Int[Array, "B T"]]:
+    sample = jnp.atleast_2d(jnp.asarray(entropies, jnp.float32))
+    segments = (
+        jnp.ones(sample.shape, jnp.int32)
+        if segment_ids is None
+        else jnp.atleast_2d(jnp.asarray(segment_ids, jnp.int32))
+    )
+    if segments.shape != sample.shape or not bool(jnp.any(segments > 0)):
+        raise ValueError(
+            f"the sample holds no bytes, or segment_ids differ in shape: {sample.shape}, {segments.shape}"
+        )
+    if not bool(jnp.all(jnp.isfinite(sample))):
+        raise ValueError("entropies must be finite: the entropy model gave NaN or infinity")
+    return sample, segments
+
+
+def _nearest(achieved: Callable[..., Array], target: float, low: np.float32, high: np.float32) -> np.float32:
+    """The threshold in low..high whose mean length is nearest to the target, by bisection."""
+    least, most = float(achieved(low)), float(achieved(high))
+    while high - low > RESOLUTION * max(1.0, abs(low), abs(high)):
+        middle = np.float32((low + high) / 2)
+        length = float(achieved(middle))
+        if length < target:
+            low, least = middle, length
+        else:
+            high, most = middle, length
+    return low if target - least < most - target else high
+
+
+def _in_widest_gap(
+    config: PatcherConfig,
+    sample: Float[Array, "B T"],
+    segments: Int[Array, "B T"],
+    achieved: Callable[..., Array],
+    nearest: np.float32,
+    target: float,
+) -> float:
+    """The middle of the widest gap whose mean length is near enough to the target, or as near as can be."""
+    allowed = NEAR * target
+    while True:
+        width, middle = _widest_gap(config, sample, segments, achieved, nearest, target, allowed)
+        if width >= LEAST_GAP or allowed > FAR * target:
+            return middle
+        allowed *= 2
+
+
+def _widest_gap(
+    config: PatcherConfig,
+    sample: Float[Array, "B T"],
+    segments: Int[Array, "B T"],
+    achieved: Callable[..., Array],
+    nearest: np.float32,
+    target: float,
+    allowed: float,
+) -> tuple[float, float]:
+    """Width and middle of the widest gap whose mean length is at most `allowed` bytes from the target."""
+    ends = [_edge(achieved, nearest, side, target, allowed) for side in (-1.0, 1.0)]
+    tried = np.append(_tried(config, sample, segments, *ends), nearest)
+    errors = np.abs(np.array([float(achieved(threshold)) for threshold in tried]) - target)
+    tried = tried[errors <= allowed] if np.any(errors <= allowed) else tried[-1:]
+    gap = jax.jit(lambda threshold: _gap(config, sample, segments, threshold))
+    low, high = np.array([jax.device_get(gap(threshold)) for threshold in tried]).T
+    best = int(np.argmax(high - low))
+    middle = np.clip((low[best] + high[best]) / np.float32(2), low[best], high[best])
+    return float(high[best] - low[best]), float(middle)
+
+
+def _tried(
+    config: PatcherConfig,
+    sample: Float[Array, "B T"],
+    segments: Int[Array, "B T"],
+    low: np.float32,
+    high: np.float32,
+) -> np.ndarray:
+    """Thresholds in low..high that may lie in the widest gap."""
+    if config.mode == "greedy":  # what is compared changes with the threshold
+        return np.linspace(low, high, CANDIDATES, dtype=np.float32)
+    compared, valid = (np.asarray(x) for x in _compared(config, sample, segments, jnp.float32(high)))
+    values = np.unique(compared[valid & (compared >= low) & (compared <= high)])
+    widest = np.sort(np.argsort(-np.diff(values), stable=True)[:CANDIDATES])
+    return values[widest] + np.diff(values)[widest] / np.float32(2)
+
+
+def _edge(
+    achieved: Callable[..., Array], nearest: np.float32, side: float, target: float, allowed: float
+) -> np.float32:
+    """A threshold on one side just beyond which, or within twice the way, the mean length is not allowed."""
+    step = 1e-5 * max(1.0, abs(float(nearest)))
+    while step < MOST_NATS:
+        threshold = np.float32(nearest + side * step)
+        if abs(float(achieved(threshold)) - target) > allowed:
+            return threshold
+        step *= 2
+    return np.float32(nearest + side * step)
+
+
+def _gap(
+    config: PatcherConfig,
+    entropies: Float[Array, "B T"],
+    segments: Int[Array, "B T"],
+    threshold: Float[Array, ""],
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Thresholds in [low, high) give the patches that this one gives."""
+    compared, valid = _compared(config, entropies, segments, threshold)
+    low, high = _bracket(config)
+    over = compared > threshold
+    return (
+        jnp.max(jnp.where(valid & ~over, compared, low)),
+        jnp.min(jnp.where(valid & over, compared, high)),
+    )
+
+
+def _compared(
+    config: PatcherConfig,
+    entropies: Float[Array, "B T"],
+    segments: Int[Array, "B T"],
+    threshold: Float[Array, ""],
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """What is compared with the threshold, and where it decides."""
+    valid = segments > 0
+    if config.mode == "greedy":
+        return budget_sums(config, entropies, segments, threshold), valid
+    inside = valid & (segments == jnp.pad(segments[:, :-1], ((0, 0), (1, 0))))
+    before = jnp.pad(entropies[:, :-1], ((0, 0), (1, 0)))
+    return entropies - before if config.monotonic else entropies, inside
 
 
 def _bracket(config: PatcherConfig) -> tuple[np.float32, np.float32]:

@@ -39,6 +39,10 @@ class PatcherConfig:
       max_length: bytes; a patch that reaches it ends. None sets no limit but the block.
       block_size: bytes in a block.
       capacity: patch slots in a block, from `calibrate_capacity`; None: the least that cannot overflow.
+      margin: nats from the threshold to what lay nearest to it in the sample that it was calibrated on (see
+        `threshold_margin`), below which rounding moves none of the sample's boundaries; None if not known.
+      entropy_context: most bytes that the entropy model may see behind it, those of its training rows; an even
+        number (see `jaxblt.patching.contexts`). None sets no bound: its own windows do, or nothing does.
 
     Raises:
       ValueError: an option is out of range, or does not belong to the mode.
@@ -55,6 +59,8 @@ class PatcherConfig:
     max_length: int | None = None
     block_size: int = 4096
     capacity: int | None = None
+    margin: float | None = None
+    entropy_context: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

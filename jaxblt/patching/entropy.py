@@ -9,14 +9,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.array_checks import check_ids, check_rows, check_segments
 from jaxblt.data.vocab import PAD, VOCAB_SIZE
+from jaxblt.patching.contexts import ApplyWithState, next_entropies
+from jaxblt.patching.logits import entropies_from_logits
 from jaxblt.validation import whole
-
-
-def entropies_from_logits(logits: Float[Array, "*S V"]) -> Float[Array, "*S"]:
-    """H = -sum_v p_v ln p_v in nats, fp32, with p = softmax(logits); a logit of -inf counts as p = 0, NaN gives NaN."""
-    log_p = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    p = jnp.exp(log_p)
-    return -jnp.sum(jnp.where(p == 0, 0.0, p * log_p), axis=-1)
 
 
 def byte_entropies(
@@ -47,13 +42,14 @@ def byte_entropies(
 
 
 def stream_entropies(
-    apply_with_state: Callable[..., tuple[Array, Any]],
+    apply_with_state: ApplyWithState,
     params: Any,
     ids: Int[Array, "B T"],
     init_state: Any,
     *,
     segment_ids: Int[Array, "B T"] | None = None,
     chunk: int = 1024,
+    context: int | None = None,
 ) -> Float[Array, "B T"]:
     """`byte_entropies` of rows too long for one pass: chunk after chunk, the model's state carried along.
 
@@ -64,9 +60,11 @@ def stream_entropies(
         equal logits.
       params: of the model.
       ids: byte + 4.
-      init_state: the model's state before the first byte.
+      init_state: before the first byte; of `init_contexts` where there is a context.
       segment_ids: documents, 0 for padding; None is one document a row.
       chunk: bytes in a call.
+      context: most bytes that the model sees, an even number (see `jaxblt.patching.contexts`); None sets no
+        bound, and entropies far into a document come from further back than the model was trained to look.
 
     Raises:
       ValueError: chunk is not positive; or (outside of jit) an id or segment id is out of range.
@@ -83,8 +81,8 @@ def stream_entropies(
         return x.reshape(rows, -1, chunk).swapaxes(0, 1)
 
     def step(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, Array]:
-        logits, state = apply_with_state(params, inputs[0], state, segment_ids=inputs[1])
-        return state, _finish(logits, inputs[1])
+        found, state = next_entropies(apply_with_state, params, inputs[0], state, inputs[1], context=context)
+        return state, jax.lax.stop_gradient(found)
 
     _, entropies = jax.lax.scan(step, init_state, (chunks(ids, PAD), chunks(segment_ids, 0)))
     return entropies.swapaxes(0, 1).reshape(rows, -1)[:, :length]

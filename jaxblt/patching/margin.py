@@ -79,20 +79,43 @@ def _signed(
     return entropies - over
 
 
-def _greedy_margin(
-    config: PatcherConfig, entropies: Float[Array, "B T"], segment_ids: Int[Array, "B T"]
+def budget_sums(
+    config: PatcherConfig,
+    entropies: Float[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    threshold: Float[Array, ""],
 ) -> Float[Array, "B T"]:
-    threshold = jnp.float32(config.known_threshold())
-    bits = fraction_bits(config.block_size)
-    spent = to_blocks(jnp.where(segment_ids > 0, quantise(entropies, bits), 0), config.block_size)
+    """Sum of the entropies, in nats, from the first byte of each byte's patch to the byte (mode greedy)."""
+    since, _ = _spent_since_start(config, entropies, segment_ids, threshold)
+    nats = since.astype(jnp.float32) / jnp.float32(2 ** fraction_bits(config.block_size))
+    return nats.reshape(entropies.shape[0], -1)[:, : entropies.shape[1]]
+
+
+def _spent_since_start(
+    config: PatcherConfig,
+    entropies: Float[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    threshold: Float[Array, ""],
+) -> tuple[Int[Array, "B N S"], Int[Array, "B N S"]]:
+    """Fixed-point sums from each patch's first byte, and how many terms they have."""
+    spent = jnp.where(segment_ids > 0, quantise(entropies, fraction_bits(config.block_size)), 0)
+    spent = to_blocks(spent, config.block_size)
     ends = closes_at(config, jnp.zeros_like(segment_ids), entropies, segment_ids, threshold)
     ends = to_blocks(ends, config.block_size)
     begins = jnp.concatenate([jnp.ones_like(ends[..., :1]), ends[..., :-1]], -1)
     at = jnp.broadcast_to(jnp.arange(config.block_size, dtype=jnp.int32), begins.shape)
     start = jax.lax.cummax(jnp.where(begins, at, 0), axis=2)
     total = jnp.cumsum(spent, -1, dtype=jnp.int32)
-    since = total - jnp.take_along_axis(total - spent, start, -1)
+    return total - jnp.take_along_axis(total - spent, start, -1), at - start + 1
+
+
+def _greedy_margin(
+    config: PatcherConfig, entropies: Float[Array, "B T"], segment_ids: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    threshold = jnp.float32(config.known_threshold())
+    bits = fraction_bits(config.block_size)
+    since, terms = _spent_since_start(config, entropies, segment_ids, threshold)
     gap = jnp.abs(since - quantise_budget(threshold, bits)).astype(jnp.float32)
     # Each term was rounded down, by less than one unit.
-    margin = (gap / (at - start + 1).astype(jnp.float32) - 1) / jnp.float32(2**bits)
+    margin = (gap / terms.astype(jnp.float32) - 1) / jnp.float32(2**bits)
     return jnp.maximum(margin, 0.0).reshape(entropies.shape[0], -1)[:, : entropies.shape[1]]

@@ -22,7 +22,8 @@ class PatcherState:
       spent: fixed-point sum of their entropies.
       used: patches begun in the block, those refused for want of a slot included; the patch that will hold
         the next byte is the block's number min(used, capacity), unless the block is over.
-      overflow: boundaries refused so far in the document.
+      wanted: boundaries inside blocks that the rule asked for so far in the document.
+      overflow: those of them that were refused.
       last_entropy: nats.
       last_segment: document; 0 before the first byte.
     """
@@ -31,6 +32,7 @@ class PatcherState:
     length: Int[Array, "B"]
     spent: Int[Array, "B"]
     used: Int[Array, "B"]
+    wanted: Int[Array, "B"]
     overflow: Int[Array, "B"]
     last_entropy: Float[Array, "B"]
     last_segment: Int[Array, "B"]
@@ -54,6 +56,7 @@ def init_patcher(config: PatcherConfig, batch_size: int) -> PatcherState:
         length=zero,
         spent=zero,
         used=zero,
+        wanted=zero,
         overflow=zero,
         last_entropy=jnp.zeros((batch_size,), jnp.float32),
         last_segment=zero,
@@ -84,12 +87,14 @@ def step_patcher(
     ended, spent = _rule_ends(config, began, ids, entropies, first)
     edge = began.offset == config.block_size - 1
     wanted = ended | edge
+    inside = (wanted & ~edge).astype(jnp.int32)
     refused = wanted & ~edge & (began.used >= config.slots)
     new = PatcherState(
         offset=began.offset + 1,
         length=jnp.where(wanted, 0, began.length + 1),
         spent=jnp.where(wanted, 0, spent),
-        used=began.used + (wanted & ~edge).astype(jnp.int32),
+        used=began.used + inside,
+        wanted=began.wanted + inside,
         overflow=began.overflow + refused.astype(jnp.int32),
         last_entropy=entropies,
         last_segment=segment_ids,
@@ -146,6 +151,7 @@ def prefill_patcher(
         length=jnp.sum(since & (index <= offset), 1, dtype=jnp.int32),
         spent=spent,
         used=1 + jnp.sum(ends & (index < size - 1), 1, dtype=jnp.int32),
+        wanted=jnp.sum(to_blocks(wanted, size)[..., :-1], (1, 2), dtype=jnp.int32),
         overflow=jnp.sum(patches.overflow, 1, dtype=jnp.int32),
         last_entropy=jnp.take_along_axis(entropies, last, 1)[:, 0],
         last_segment=segment_ids[:, 0],
@@ -161,6 +167,7 @@ def _enter_block(config: PatcherConfig, state: PatcherState, first: Bool[Array, 
         length=jnp.where(fresh, 0, state.length),
         spent=jnp.where(fresh, 0, state.spent),
         used=jnp.where(fresh, 1, state.used),
+        wanted=jnp.where(first, 0, state.wanted),
         overflow=jnp.where(first, 0, state.overflow),
     )
 

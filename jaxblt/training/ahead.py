@@ -17,7 +17,7 @@ from jaxblt.parallel.rules import batch_sharding
 from jaxblt.profiling.plan import StepMemory, step_memory
 from jaxblt.training.frozen import param_shapes
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.setup import Setup, abstract_frozen, make_setup, recipe_step
+from jaxblt.training.setup import Setup, abstract_frozen, entropy_history, make_setup, recipe_step
 from pallas_kernels.runtime import compiling_for
 
 HEADROOM = 1.25
@@ -78,7 +78,9 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
     def make() -> Batch:
         ids = jnp.zeros(shape, jnp.int32)
         entropies = None if recipe.data.entropies is None else jnp.zeros(shape, jnp.float32)
-        return Batch(ids, ids, ids, ids, ids, entropies)
+        history = entropy_history(recipe)
+        before = None if history is None else jnp.zeros((shape[0], history.length), jnp.int32)
+        return Batch(ids, ids, ids, ids, ids, entropies, before)
 
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), jax.eval_shape(make)

@@ -17,6 +17,7 @@ from jaxblt.data.sources import DocumentSource
 from jaxblt.data.vocab import encode
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.patching import PatcherConfig, warn_overflow
 from jaxblt.training.metrics import Metrics, bits, cross_entropy, patch_counts
 from jaxblt.training.setup import Setup, open_data, to_devices
 from jaxblt.training.state import TrainState
@@ -86,7 +87,8 @@ class Validation:
     def __call__(self, state: TrainState) -> dict[str, float]:
         setup = self.setup
         most = setup.recipe.train.eval_batches
-        return evaluate(self._step, state, self.data, setup.mesh, max_batches=most, layout=setup.layout)
+        options = {"layout": setup.layout, "patcher": setup.task.patcher}
+        return evaluate(self._step, state, self.data, setup.mesh, max_batches=most, **options)
 
 
 def evaluate(
@@ -97,6 +99,7 @@ def evaluate(
     *,
     max_batches: int | None = None,
     layout: SequenceLayout = CONTIGUOUS,
+    patcher: PatcherConfig | None = None,
 ) -> dict[str, float]:
     """Scores a split.
 
@@ -107,14 +110,18 @@ def evaluate(
       mesh: of all devices.
       max_batches: stop after so many.
       layout: in which the model wants the bytes of a row.
+      patcher: of the step's task, whose slots are watched.
 
     Returns:
       loss (nats per byte), bits_per_byte and bytes; the same with "target_" in front if the step has targets;
-      bytes_per_patch and overflow if it has patches.
+      bytes_per_patch, refused (boundaries) and overflow (their share) if it has patches.
 
     Raises:
       ValueError: no byte was scored, no batch was asked for, or a batch's sums are not finite; the message names the
         batch and the parameters that hold NaN or inf.
+
+    Warns:
+      PatchOverflowWarning: more boundaries were refused than a calibrated capacity refuses.
     """
     if max_batches is not None:
         whole("max_batches", max_batches, least=1, why=": None takes all")
@@ -130,6 +137,9 @@ def evaluate(
     batches.close()
     for index, sums in waiting:
         _add(totals, index, sums, state)
+    if patcher is not None and jax.process_index() == 0:
+        refused, wanted = totals["refused"], totals["patches"] + totals["refused"]
+        warn_overflow(refused, wanted, capacity=patcher.slots, block_size=patcher.block_size)
     return summarise(totals)
 
 
@@ -161,5 +171,6 @@ def summarise(totals: dict[str, float]) -> dict[str, float]:
         }
     if "patches" in totals:
         found["bytes_per_patch"] = totals["patched_bytes"] / max(totals["patches"], 1.0)
+        found["refused"] = totals["refused"]
         found["overflow"] = totals["refused"] / max(totals["patches"] + totals["refused"], 1.0)
     return found

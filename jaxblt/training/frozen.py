@@ -16,18 +16,19 @@ from jaxblt.parallel.mesh import off_mesh
 from jaxblt.parallel.rules import replicated
 from jaxblt.patching import (
     PatcherConfig,
-    byte_entropies,
     calibrate_capacity,
     calibrate_threshold,
     make_patches,
+    patches_per_block,
+    threshold_margin,
 )
-from jaxblt.patching.calibrate import patches_per_block
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.fitting import fitting_shapes
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
+from jaxblt.training.setup import entropy_history, make_task
 from jaxblt.training.state import Frozen, freeze
-from jaxblt.training.step import entropy_apply
+from jaxblt.training.step import find_entropies
 
 SAMPLE_BYTES = 1 << 18
 """Bytes of training data that a threshold and a capacity are calibrated on."""
@@ -89,30 +90,61 @@ def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, Frozen |
 
     Raises:
       FileNotFoundError: `entropy_run` holds no run.
-      ValueError: the target is out of reach.
+      ValueError: the target is out of reach, or the data's precomputed entropies are another model's.
     """
     patcher = recipe.patcher
     if patcher is None:
         return recipe, None
     model, params = recipe.entropy_model, None
     if recipe.entropy_run is not None:
-        model = read_resolved(recipe.entropy_run).recipe.model
+        trained = read_resolved(recipe.entropy_run).recipe
+        model = trained.model
         params = load_params(recipe.entropy_run, param_shapes(model, replicated(mesh)))
-        params = freeze(params, 0.0).params
-    if patcher.capacity is None or (patcher.needs_entropies and patcher.threshold is None):
-        patcher = _calibrate(recipe, data, mesh, model, params)
+        rounded = freeze(params, 0.0)
+        params = rounded.params
+        if patcher.entropy_context is None:
+            patcher = replace(patcher, entropy_context=bounded_context(model, trained.data.seq_len))
+        if data.entropies is not None:
+            data.entropies.check(rounded.content_hash, patcher.entropy_context)
     recipe = replace(recipe, patcher=patcher, entropy_model=model)
+    if patcher.capacity is None or (patcher.needs_entropies and patcher.threshold is None):
+        patcher = calibrate(recipe, data, mesh, params)
+        recipe = replace(recipe, patcher=patcher)
     return recipe, None if params is None else freeze(params, patcher.known_threshold())
 
 
-def _calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, model: Any, params: Any) -> PatcherConfig:
+def bounded_context(model: Any, trained_length: int) -> int | None:
+    """Bytes that an entropy model is to see at the most: those of the rows that it was trained on.
+
+    None where half of them hold all that a prediction depends on, as for stacks of sliding windows: every context is
+    the same to such a model.
+    """
+    context = trained_length // 2 * 2
+    reach = getattr(model, "receptive_field", None)
+    return None if context < 2 or (reach is not None and reach <= context // 2) else context
+
+
+def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, params: Any) -> PatcherConfig:
+    """The recipe's patcher with the threshold and the capacity that it leaves open, from a sample of the data.
+
+    Args:
+      recipe: with its entropy model; its data are those of `data`.
+      data: rows to sample.
+      mesh: of all devices.
+      params: of the entropy model, in bfloat16; None where the data bring entropies or none are read.
+
+    Raises:
+      ValueError: `recipe.bytes_per_patch` is out of reach, or the data hold no entropies and there is no model.
+    """
     patcher = recipe.patcher
     assert patcher is not None
-    ids, segments, entropies = _sample(data, recipe, mesh, model, params)
+    ids, segments, entropies = _sample(data, recipe, mesh, params)
     if patcher.needs_entropies and patcher.threshold is None:
         assert recipe.bytes_per_patch is not None  # the recipe saw to it
         found = calibrate_threshold(entropies, recipe.bytes_per_patch, config=patcher, segment_ids=segments)
         patcher = replace(patcher, threshold=float(_from_first(np.float32(found))))
+        margin = threshold_margin(entropies, config=patcher, segment_ids=segments)
+        patcher = replace(patcher, margin=float(_from_first(np.float32(margin))))
     if patcher.capacity is None and patcher.mode in ("entropy", "greedy", "space"):
         cut = jax.jit(partial(make_patches, patcher))
         counts = patches_per_block(cut(ids, segment_ids=segments, entropies=entropies))
@@ -121,23 +153,24 @@ def _calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, model: Any, params: An
     return patcher
 
 
-def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, model: Any, params: Any) -> tuple[Any, Any, Any]:
-    """Ids, segments and entropies [rows, T] of the first training batches, the same in every process."""
-    config = recipe.data
+def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, params: Any) -> tuple[Any, Any, Any]:
+    """Ids, segments and entropies [rows, T] of training batches, the same in every process.
+
+    Of endless, shuffled data these are the first; of one pass in order they lie at equal distances.
+    """
+    config, data = data.config, replace(data, history=entropy_history(recipe))
     rows = min(-(-SAMPLE_BYTES // config.seq_len), data.num_rows)
-    count = -(-rows // config.batch_size)
-    batches = [data.batch(step, slots=range(config.batch_size)) for step in range(count)]
+    steps: Any = range(-(-rows // config.batch_size))
+    if data.num_batches is not None:
+        steps = np.unique(np.linspace(0, data.num_batches - 1, len(steps)).astype(int)).tolist()
+    batches = [data.batch(step, slots=range(config.batch_size)) for step in steps]
     longest = max(batch.inputs.shape[1] for batch in batches)
     if params is not None and batches[0].entropies is None:
-        apply = entropy_apply(model.build(dtype=recipe.train.compute_dtype))
-        entropy = jax.jit(
-            lambda params, batch: byte_entropies(
-                apply, params, batch.inputs, segment_ids=batch.segment_ids, positions=batch.positions
-            ),
-            out_shardings=replicated(mesh),
-        )
+        task = replace(make_task(recipe), packed=True)
+        entropy = jax.jit(partial(find_entropies, task), out_shardings=replicated(mesh))
+        frozen = Frozen(params=params, threshold=jnp.float32(0), content_hash="")
         batches = [
-            replace(b, entropies=np.asarray(entropy(params, jax.device_put(b, replicated(mesh)))))
+            replace(b, entropies=np.asarray(entropy(frozen, jax.device_put(b, replicated(mesh)))))
             for b in batches
         ]
 

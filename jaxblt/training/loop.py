@@ -42,6 +42,7 @@ from jaxblt.training.runlog import Progress, RunLog, check_local
 from jaxblt.training.setup import (
     Setup,
     abstract_frozen,
+    entropy_history,
     init_state,
     make_setup,
     open_data,
@@ -129,6 +130,7 @@ def fit(
         )
         if first >= setup.recipe.train.steps:
             return already_finished(setup, state, first, run_dir)
+        data = replace(data, history=entropy_history(setup.recipe))
 
         train_step = recipe_step(setup)
         cost = model_cost(setup.task, setup.abstract.params, recipe.data.seq_len)

@@ -11,7 +11,7 @@ from jaxblt.data.pipeline import Dataset
 from jaxblt.parallel.distributed import process_table
 from jaxblt.parallel.mesh import off_mesh
 from jaxblt.parallel.rules import sharding_table
-from jaxblt.patching import make_patches
+from jaxblt.patching import PatcherConfig, make_patches
 from jaxblt.training.flops import count_params, matmul_flops, peak_flops
 from jaxblt.training.meter import Cost
 from jaxblt.training.setup import Setup
@@ -73,6 +73,14 @@ def op_choices(step: Callable[..., Any], *args: Any) -> list[str]:
     return lines
 
 
+def patcher_line(patcher: PatcherConfig) -> str:
+    """Rule, threshold with its margin, slots, and the bytes that the entropy model sees."""
+    margin = "" if patcher.margin is None else f" (margin {patcher.margin:.1e} nats in the sample)"
+    context = patcher.entropy_context
+    seen = "" if context is None else f", entropies from {context // 2} to {context} bytes of context"
+    return f"{patcher.mode}, threshold {patcher.threshold}{margin}, {patcher.slots} slots a block{seen}"
+
+
 def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str:
     """The report, as lines of text."""
     recipe, mesh = setup.recipe, setup.mesh
@@ -89,10 +97,7 @@ def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str
         f"peak            {'unknown for this device' if peak is None else f'{peak / 1e12:,.0f} TFLOP/s a device'}",
     ]
     if recipe.patcher is not None:
-        patcher = recipe.patcher
-        lines.append(
-            f"patcher         {patcher.mode}, threshold {patcher.threshold}, {patcher.slots} slots a block"
-        )
+        lines.append(f"patcher         {patcher_line(recipe.patcher)}")
     if jax.process_count() > 1:
         lines += ["", process_table()]
     return "\n".join(

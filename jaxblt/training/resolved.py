@@ -34,6 +34,8 @@ FREE = (
     "train.compilation_cache",
 )
 """What a run may change whenever it goes on: what it is called, writes and tolerates, and where it runs."""
+CALIBRATED = ("threshold", "margin", "capacity", "entropy_context")
+"""Fields of a patcher that a run fills in where the recipe leaves them open."""
 
 
 class Resolved(NamedTuple):
@@ -175,7 +177,9 @@ def _settle(recipe: Recipe, old: Recipe) -> Recipe:
     patcher = recipe.patcher
     if patcher is None or old.patcher is None:
         return recipe
-    missing = [name for name in ("threshold", "capacity") if getattr(patcher, name) is None]
+    missing = [name for name in CALIBRATED if getattr(patcher, name) is None]
+    if patcher.threshold not in (None, old.patcher.threshold):
+        missing = [name for name in missing if name != "margin"]  # of the other threshold
     settled = {name: getattr(old.patcher, name) for name in missing}
     return dataclasses.replace(recipe, patcher=dataclasses.replace(patcher, **settled))
 
@@ -184,7 +188,7 @@ def _rule(recipe: Recipe) -> tuple[Any, ...]:
     """How a recipe's bytes are cut, but for what is calibrated."""
     patcher = recipe.patcher
     if patcher is not None:
-        patcher = dataclasses.replace(patcher, threshold=None, capacity=None)
+        patcher = dataclasses.replace(patcher, **dict.fromkeys(CALIBRATED))
     return patcher, recipe.bytes_per_patch, recipe.entropy_run
 
 

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.config import DataConfig
+from jaxblt.data.history import History
 from jaxblt.data.pipeline import Dataset, make_dataset
 from jaxblt.parallel.distributed import local_rows, make_global
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
@@ -24,6 +25,9 @@ from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
 from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.state import Frozen, TrainState, start
 from jaxblt.training.step import Task, make_train_step
+
+HISTORY_MULTIPLE = 128
+"""Of which the length of a history is one, so that rows with it divide among devices as those without."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,25 @@ def open_data(
     data = make_dataset(recipe.data, split=split, mode=mode, source=source)
     for index in data.indexes:
         layout_of(recipe.model).check(index.row_length, mesh.shape[SEQ_AXIS])
-    return replace(data, process_index=start // share, process_count=rows // share)
+    history = entropy_history(recipe)
+    return replace(data, process_index=start // share, process_count=rows // share, history=history)
+
+
+def entropy_history(recipe: Recipe) -> History | None:
+    """What the entropy model has to know of a document before a row that begins inside it.
+
+    With it, entropies of windows are those of the whole document, wherever the windows begin. None for a recipe whose
+    rows are no windows, whose batches bring entropies, or whose entropy model is still open.
+    """
+    patcher, model, data = recipe.patcher, recipe.entropy_model, recipe.data
+    if patcher is None or not patcher.needs_entropies or model is None or data.entropies is not None:
+        return None
+    if data.packing != "windows" or not recipe.objective.causal:
+        return None
+    if patcher.entropy_context is not None:
+        return History(patcher.entropy_context, patcher.entropy_context // 2)
+    reach = getattr(model, "receptive_field", None)
+    return None if reach is None else History(-(-(reach + 1) // HISTORY_MULTIPLE) * HISTORY_MULTIPLE)
 
 
 def to_devices(batch: Batch, mesh: Mesh, batch_size: int, layout: SequenceLayout = CONTIGUOUS) -> Batch:

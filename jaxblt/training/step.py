@@ -2,16 +2,26 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxblt.data.batch import Batch
-from jaxblt.patching import PatcherConfig, byte_entropies, make_patches
+from jaxblt.data.vocab import PAD
+from jaxblt.models import init_byte_lm_state
+from jaxblt.patching import (
+    PatcherConfig,
+    byte_entropies,
+    entropies_in_windows,
+    init_contexts,
+    make_patches,
+    stream_entropies,
+)
 from jaxblt.patching.patches import Patches
 from jaxblt.training.metrics import (
     SIDE_OUTPUTS,
@@ -59,12 +69,66 @@ def find_entropies(task: Task, frozen: Frozen | None, batch: Batch) -> Float[Arr
             f"patching mode {task.patcher.mode!r} needs entropies: set entropy_run in the recipe, or precompute "
             "entropies into the data, or patch by 'static' or 'space'"
         )
+    if batch.history is not None:
+        return _entropies_after_history(task, frozen.params, batch, batch.history)
+    context = task.patcher.entropy_context
+    if context is not None and batch.inputs.shape[1] > context:
+        return _long_entropies(task.entropy_model, frozen.params, batch, context)
     return byte_entropies(
         entropy_apply(task.entropy_model),
         frozen.params,
         batch.inputs,
         segment_ids=_segments(task, batch),
         positions=batch.positions if task.packed else None,
+    )
+
+
+def _entropies_after_history(
+    task: Task, params: Any, batch: Batch, history: Int[Array, "B W"]
+) -> Float[Array, "B T"]:
+    """Of rows of one document each, as in the middle of it: the bytes before a row are read as well."""
+    assert task.patcher is not None
+    assert task.entropy_model is not None
+    context, (rows, length) = task.patcher.entropy_context, batch.inputs.shape
+    absent = jnp.sum(history == PAD, 1, dtype=jnp.int32)[:, None]
+    ids = jnp.concatenate([history, batch.inputs[:, 1:], jnp.full((rows, 1), PAD, jnp.int32)], 1)
+    last = ids.shape[1] - 1
+    # documents to the front; what then stands behind a row no byte of it sees
+    ids = jnp.take_along_axis(ids, jnp.minimum(jnp.arange(last + 1)[None] + absent, last), 1)
+    entropies = partial(byte_entropies, entropy_apply(task.entropy_model), params)
+    found = entropies(ids) if context is None else entropies_in_windows(entropies, ids, context=context)
+    first = jnp.maximum(history.shape[1] - 1 - absent, 0)
+    found = jnp.take_along_axis(found, first + jnp.arange(length)[None], 1)
+    return jnp.where(batch.segment_ids > 0, found, 0.0)
+
+
+def _long_entropies(model: Any, params: Any, batch: Batch, context: int) -> Float[Array, "B T"]:
+    """Of rows longer than the entropy model may see: half a context at a time.
+
+    Raises:
+      ValueError: the model has no streaming form.
+    """
+    if not hasattr(model, "stream"):
+        raise ValueError(
+            f"rows of {batch.inputs.shape[1]} bytes are longer than patcher.entropy_context = {context}, and entropy "
+            f"model {type(model).__name__} cannot stream: use rows of at most {context} bytes, or a ByteLM"
+        )
+
+    def stream(params: Any, ids: Any, state: Any, *, segment_ids: Any) -> Any:
+        return model.apply({"params": widen(params)}, ids, state, segment_ids=segment_ids, method="stream")
+
+    def start(rows: int, capacity: int) -> Any:
+        return init_byte_lm_state(model.config, rows, capacity=capacity, dtype=model.dtype)
+
+    state = init_contexts(start, *batch.inputs.shape, context)
+    return stream_entropies(
+        stream,
+        params,
+        batch.inputs,
+        state,
+        segment_ids=batch.segment_ids,
+        chunk=context // 2,
+        context=context,
     )
 
 

@@ -1,5 +1,7 @@
 """Precomputed entropies: they come back where they belong, and only for the bytes they were computed from."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -11,13 +13,14 @@ VALUES = [np.arange(n + 1, dtype=np.float32) + 100 * i for i, n in enumerate(SOU
 
 @pytest.fixture
 def path(tmp_path):
-    write_entropies(tmp_path / "new" / "e.npy", SOURCE, iter(VALUES), model="abc")
+    write_entropies(tmp_path / "new" / "e.npy", SOURCE, iter(VALUES), model="abc", context=64)
     return tmp_path / "new" / "e.npy"
 
 
 def test_values_come_back(path):
     entropies = read_entropies(path, SOURCE)
     assert entropies.model == "abc"
+    assert entropies.context == 64
     for i, values in enumerate(VALUES):
         assert entropies.read(i, 0, len(values)).tolist() == values.tolist()
     assert entropies.read(2, 3, 7).tolist() == [203, 204, 205, 206]
@@ -36,6 +39,27 @@ def test_entropies_of_other_data_are_refused(path):
         read_entropies(path, BytesSource([b"hellO", b"", b"bytes of a document"]))
     with pytest.raises(FileNotFoundError, match=r"no precomputed entropies at .*f.npy"):
         read_entropies(path.with_name("f.npy"), SOURCE)
+
+
+def test_entropies_of_another_model_or_context_are_refused(path):
+    entropies = read_entropies(path, SOURCE)
+    entropies.check("abc", 64)
+    with pytest.raises(
+        ValueError, match=r"by another entropy model \(abc\) than that of entropy_run \(xyz\)"
+    ):
+        entropies.check("xyz", 64)
+    with pytest.raises(
+        ValueError, match="in a context of 64 bytes, and the patcher has entropy_context = None"
+    ):
+        entropies.check("abc", None)
+
+
+def test_a_note_of_an_older_version_names_no_model(path):
+    note = path.with_name(path.name + ".json")
+    content = json.loads(note.read_text())
+    del content["context"]
+    note.write_text(json.dumps(content))
+    read_entropies(path, SOURCE).check("xyz", None)
 
 
 def test_incomplete_or_wrong_values_leave_no_file(tmp_path):

@@ -11,10 +11,18 @@ import pytest
 from jaxblt.data.vocab import encode
 from jaxblt.inference import Decoder, SamplingConfig, decode_step, generate, init_decoder, prefill, sample
 from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
+from jaxblt.mixers.kv_cache import AttentionState
 from jaxblt.mixers.sequence import splits_call
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.parallel import make_mesh
-from jaxblt.patching import PatcherConfig, init_patcher, make_patches, prefill_patcher, scan_patcher
+from jaxblt.patching import (
+    PatcherConfig,
+    PatchOverflowWarning,
+    init_patcher,
+    make_patches,
+    prefill_patcher,
+    scan_patcher,
+)
 from tests.tolerances import assert_close
 
 HEADS = AttentionConfig(dim=16, num_heads=2)
@@ -24,7 +32,9 @@ GRAMS = HashConfig(sizes=(3,), table_size=64)
 ENTROPY = ByteLMConfig(stack=LOCAL, hash=GRAMS)
 BLOCK, TOTAL, STEPS = 16, 71, 12
 PATCHERS = {
-    "entropy": PatcherConfig(mode="entropy", threshold=5.2, block_size=BLOCK, capacity=10),
+    "entropy": PatcherConfig(
+        mode="entropy", threshold=5.2, block_size=BLOCK, capacity=10, entropy_context=24
+    ),
     "greedy": PatcherConfig(mode="greedy", threshold=14.0, block_size=BLOCK),
     "space": PatcherConfig(mode="space", max_length=6, block_size=BLOCK, capacity=4),
     "static": PatcherConfig(mode="static", patch_size=5, block_size=BLOCK),
@@ -82,9 +92,16 @@ def feed(decoder, params, state, ids, segments):
 
 
 def compare(actual, expected):
-    """Integers equal, other numbers within tolerance; of the open patch's keys only those that there are."""
+    """Integers equal, other numbers within tolerance; of keys and values only those that there are."""
+
+    def cached(node):
+        if not isinstance(node, AttentionState):
+            return node
+        held = (node.times >= 0)[..., None, None].astype(node.k.dtype)
+        return node.replace(k=node.k * held, v=node.v * held)
 
     def mask(state):
+        state = jax.tree.map(cached, state, is_leaf=lambda node: isinstance(node, AttentionState))
         model = state.model
         if not hasattr(model, "offset"):
             return state
@@ -159,7 +176,8 @@ def test_generated_bytes_are_the_best_after_all_bytes_fed_one_by_one():
     decoder, params = decoding("entropy", "HA")
     text = bytes(np.random.default_rng(3).integers(0, 256, 80).tolist())
     prompts = [b"", text[:15], text[:31], text[:40], text]
-    found = generate(decoder, params, prompts, max_new_bytes=STEPS, sampling=GREEDY)
+    with pytest.warns(PatchOverflowWarning) as warned:
+        found = generate(decoder, params, prompts, max_new_bytes=STEPS, sampling=GREEDY)
     rows = [encode(prompt, bos=True) for prompt in prompts]
     table = np.zeros((len(rows), len(text) + 1 + STEPS), np.int32)
     for line, row, new in zip(table, rows, found, strict=True):
@@ -167,7 +185,10 @@ def test_generated_bytes_are_the_best_after_all_bytes_fed_one_by_one():
         line[: len(row) + STEPS] = [*row, *(byte + 4 for byte in new)]
     ids = jnp.asarray(table)
     state = init_decoder(decoder, len(rows), num_bytes=table.shape[1])
-    logits, _, _ = feed(decoder, params, state, ids, jnp.ones_like(ids))
+    fed = np.arange(ids.shape[1])[None] < np.array([len(row) + STEPS - 1 for row in rows])[:, None]
+    logits, _, state = feed(decoder, params, state, ids, jnp.asarray(fed, jnp.int32))
+    refused, wanted = int(state.patcher.overflow.sum()), int(state.patcher.wanted.sum())
+    assert f"{refused} of {wanted} patch boundaries ({refused / wanted:.1%})" in str(warned[0].message)
     for line, row, new in zip(logits, rows, found, strict=True):
         best = sample(
             GREEDY, jax.random.split(jax.random.key(0), STEPS), line[len(row) - 1 : len(row) - 1 + STEPS]

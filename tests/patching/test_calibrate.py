@@ -10,6 +10,7 @@ from jaxblt.patching import (
     calibrate_capacity,
     calibrate_threshold,
     patches_per_block,
+    threshold_margin,
 )
 from tests.patching.cases import patch
 
@@ -98,3 +99,33 @@ def test_capacity_is_a_multiple_and_at_most_the_block():
     assert calibrate_capacity(counts, block_size=64, quantile=0.5) == 24
     assert calibrate_capacity(counts, block_size=64, quantile=0.0) == 16
     assert calibrate_capacity(counts, block_size=20, quantile=1.0) == 20
+
+
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [(200, {}), (5000, {}), (200, {"monotonic": True}), (200, {"mode": "greedy"}), (200, {"max_length": 12})],
+)
+def test_the_threshold_keeps_its_distance_from_the_sample(count, options):
+    """Every decision of the sample stands when all entropies are off by what rounding makes of them."""
+    entropies = np.random.default_rng(count).gamma(1.3, 1.0, (1, count)).clip(0, 5.5).astype(np.float32)
+    config = PatcherConfig(block_size=BLOCK, **options)
+    threshold = calibrate_threshold(entropies, 4.5, config=config)
+    found = dataclasses.replace(config, threshold=threshold)
+    margin = threshold_margin(entropies, config=found)
+    assert margin > 1 / (10 * count), "half of a gap is about 1 / count"
+    before = np.asarray(measure(found, entropies, np.ones((1, count), np.int32)).closed)
+    for error in (-0.9 * margin, 0.9 * margin):
+        moved = (entropies + np.float32(error)).astype(np.float32)
+        if not options.get("monotonic"):
+            after = measure(found, moved, np.ones((1, count), np.int32))
+            np.testing.assert_array_equal(np.asarray(after.closed), before)
+
+
+def test_values_that_rounding_split_are_not_told_apart():
+    """A few contexts that recur: the nearest mean length would part copies of one entropy from each other."""
+    rng = np.random.default_rng(3)
+    entropies = (rng.integers(1, 9, (1, 2000)) / 2 + rng.normal(0, 1e-6, (1, 2000))).astype(np.float32)
+    config = PatcherConfig(block_size=BLOCK)
+    threshold = calibrate_threshold(entropies, 3.7, config=config)
+    found = dataclasses.replace(config, threshold=threshold)
+    assert threshold_margin(entropies, config=found) > 0.2

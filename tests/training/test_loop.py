@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import jaxblt
+from jaxblt.data import BytesSource
 from jaxblt.parallel import make_mesh
-from jaxblt.patching import PatcherConfig
+from jaxblt.patching import PatcherConfig, PatchOverflowWarning
 from jaxblt.training import loop
 from jaxblt.training.checkpoint import Checkpointer, list_steps
 from jaxblt.training.health import TrainingFailed
@@ -274,6 +275,8 @@ def test_threshold_and_capacity_are_calibrated(patched_runs):
     _, fitted, run_dir = patched_runs
     patcher = fitted.recipe.patcher
     assert patcher.threshold is not None
+    assert patcher.margin > 0
+    assert patcher.entropy_context == 32, "what the entropy model was trained on"
     assert patcher.capacity % 8 == 0
     assert float(fitted.state.frozen.threshold) == np.float32(patcher.threshold)
     assert abs(fitted.validation["bytes_per_patch"] - 3.0) < 0.6
@@ -303,6 +306,34 @@ def test_resumes_and_loads_without_the_entropy_run(patched_runs):
     found = run.evaluate("validation", source=Letters(), targets="AC")
     np.testing.assert_allclose(found["bits_per_byte"], fitted.validation["bits_per_byte"], rtol=1e-5)
     assert 0 < found["target_bytes"] < found["bytes"]
+
+
+def test_a_run_is_calibrated_anew_for_other_data(patched_runs):
+    """Letters in an order that the entropy model has not seen ask for more boundaries than a block has slots."""
+    _, _, run_dir = patched_runs
+    run = jaxblt.load(run_dir)
+    other = BytesSource([np.random.default_rng(1).integers(0, 256, 2048).astype(np.uint8).tobytes()])
+    tight = dataclasses.replace(run, task=dataclasses.replace(run.task, patcher=small(run.patcher)))
+    with pytest.warns(
+        PatchOverflowWarning, match=r"[\d,]+ of [\d,]+ patch boundaries \([\d.]+%\) were refused"
+    ):
+        found = tight.evaluate("all", source=other)
+    assert found["overflow"] > 0.1
+    assert found["refused"] > 0
+    ample = tight.recalibrate(source=other, split="all")
+    assert ample.patcher == dataclasses.replace(run.patcher, capacity=ample.patcher.capacity)
+    assert ample.evaluate("all", source=other)["refused"] == 0
+    longer = run.recalibrate(source=other, split="all", bytes_per_patch=5.0)
+    assert longer.threshold != run.threshold
+    assert float(longer.frozen.threshold) == np.float32(longer.threshold)
+    assert abs(longer.evaluate("all", source=other)["bytes_per_patch"] - 5.0) < 0.3
+    with pytest.raises(ValueError, match="out of reach"):
+        run.recalibrate(source=other, split="all", bytes_per_patch=99.0)
+
+
+def small(patcher):
+    """With slots for half of the patches."""
+    return dataclasses.replace(patcher, capacity=2)
 
 
 def test_load_of_no_run_says_so(tmp_path):

@@ -1,0 +1,47 @@
+"""What comes before a row that begins inside a document, for a model that has to know it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxblt.data.rows import Span, stream_ids
+from jaxblt.data.sources import DocumentSource, Regions, ReverseComplement
+
+
+@dataclass(frozen=True)
+class History:
+    """How many ids of its document come with a row, and where in the document they begin.
+
+    Attributes:
+      length: ids at the most, the row's first input being the last of them.
+      grid: they begin at a multiple of it, counted from the whole document's start, and there are more than `grid`
+        of them wherever the document has as many: enough to fill `length` = 2 * grid. 1 takes all that fit.
+
+    Raises:
+      ValueError: the length does not suit the grid.
+    """
+
+    length: int
+    grid: int = 1
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or (self.grid != 1 and self.length != 2 * self.grid):
+            raise ValueError(
+                f"a history is of at least 1 id, and of 2 * grid with a grid, got {self.length}, {self.grid}"
+            )
+
+    def begin(self, position: int) -> int:
+        """The first id of the history of a row whose first input is number `position` of BOS, b_0, ..."""
+        if self.grid == 1:
+            return max(position + 1 - self.length, 0)
+        return max(position // self.grid - 1, 0) * self.grid
+
+    def ids(self, part: Regions, span: Span, *, flip: bool) -> np.ndarray:
+        """Ids of the whole document up to the first input of a span, of the other strand where it is to flip."""
+        document, source = int(part.documents[span.document]), part.source
+        position = int(part.starts[span.document]) + span.start
+        if flip:
+            length: int = int(source.lengths[document])
+            position = length - int(part.starts[span.document]) - span.stop
+            source: DocumentSource = ReverseComplement(source)
+        return stream_ids(source, document, self.begin(position), position)

@@ -1,0 +1,52 @@
+"""What the patch script says of refused boundaries, and what it writes down with entropies."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from experiments import _patching
+from experiments.patch import patch
+from jaxblt.data import read_entropies
+from jaxblt.mixers import AttentionConfig
+from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.patching import PatcherConfig, PatchOverflowWarning
+from jaxblt.training.frozen import bounded_context
+from jaxblt.training.state import freeze
+
+CONFIG = ByteLMConfig(
+    stack=StackConfig(
+        dim=8, num_layers=1, pattern="A", mlp_dim=0, attention=AttentionConfig(dim=8, num_heads=1)
+    )
+)
+
+
+def test_refused_boundaries_are_told_with_the_figure(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "words.txt"
+    file.write_text("a bc def " * 40)
+    monkeypatch.setattr(
+        _patching, "patcher_of", lambda *_: PatcherConfig(mode="space", block_size=32, capacity=8)
+    )
+    with pytest.warns(PatchOverflowWarning, match=r"\d+ of \d+ patch boundaries \(\d+\.\d%\) were refused"):
+        patch(str(file))
+    assert "boundaries refused for want of slots: " in capsys.readouterr().out
+    patch(str(file), recalibrate=True)
+    assert "boundaries refused for want of slots: 0" in capsys.readouterr().out
+
+
+def test_entropies_are_written_with_model_and_context(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(np.random.default_rng(0).integers(0, 256, 50).astype(np.uint8).tobytes())
+    params = nn.meta.unbox(CONFIG.build().init(jax.random.key(0), jnp.ones((1, 4), jnp.int32)))["params"]
+    model = _patching.EntropyModel(CONFIG, freeze(params, 0.0), None, context=bounded_context(CONFIG, 16))
+    source = _patching.open_file(str(file))
+    _patching.write_all(str(tmp_path / "e.npy"), source, model)
+    read_entropies(tmp_path / "e.npy", source).check(model.frozen.content_hash, 16)
+
+
+def test_a_context_bounds_what_does_not_bound_itself():
+    local = ByteLMConfig(stack=StackConfig(num_layers=2, pattern="W", window=8))
+    assert bounded_context(CONFIG, 1001) == 1000
+    assert bounded_context(local, 1000) is None
+    assert bounded_context(local, 20) == 20, "fourteen bytes are more than half of its training rows"

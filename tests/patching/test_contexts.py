@@ -1,0 +1,109 @@
+"""Entropies in bounded contexts: one definition, however a document is cut, streamed or packed."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.mixers import AttentionConfig
+from jaxblt.models import ByteLMConfig, HashConfig, StackConfig, init_byte_lm_state
+from jaxblt.patching import byte_entropies, init_contexts, next_entropies, stream_entropies
+from tests.tolerances import tol
+
+CONTEXT, LENGTH = 16, 75
+STACK = StackConfig(
+    dim=16, num_layers=2, pattern="WA", window=4, mlp_dim=0, attention=AttentionConfig(dim=16, num_heads=2)
+)
+CONFIG = ByteLMConfig(stack=STACK, hash=HashConfig(sizes=(3,), table_size=64))
+MODEL = CONFIG.build()
+TOLERANCE = tol(jnp.float32, n=1024)
+
+
+def apply(params, ids, state, *, segment_ids):
+    return MODEL.apply(params, ids, state, segment_ids=segment_ids, method="stream")
+
+
+def start(rows):
+    init = lambda rows, capacity: init_byte_lm_state(CONFIG, rows, capacity=capacity)  # noqa: E731
+    return init_contexts(init, rows, LENGTH, CONTEXT)
+
+
+call = jax.jit(partial(next_entropies, apply, context=CONTEXT))
+stream = jax.jit(partial(stream_entropies, apply, context=CONTEXT), static_argnames="chunk")
+
+
+@pytest.fixture(scope="module")
+def model():
+    ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (2, LENGTH)), jnp.int32)
+    params = nn.meta.unbox(jax.jit(MODEL.init)(jax.random.key(0), ids))
+    return jax.tree.map(lambda p: 2.0 * p if p.ndim > 1 else p, params), ids
+
+
+def by_hand(params, ids):
+    """A window at a time, as the definition says: the first is read whole, the others from their middle on."""
+    one_pass = jax.jit(partial(byte_entropies, MODEL.apply))
+    found, half = np.zeros(ids.shape, np.float32), CONTEXT // 2
+    for first in range(0, ids.shape[1], half):
+        window = jnp.pad(
+            ids[:, first : first + CONTEXT], ((0, 0), (0, max(0, first + CONTEXT - ids.shape[1])))
+        )
+        values = np.asarray(one_pass(params, window))
+        begin = first + half if first else 0
+        end = min(first + CONTEXT, ids.shape[1])
+        if begin < end:
+            found[:, begin:end] = values[:, begin - first : end - first]
+    return found
+
+
+def test_a_stream_in_any_chunks_is_what_the_definition_says(model):
+    params, ids = model
+    expected = by_hand(params, ids)
+    for chunk in (7, 40):
+        np.testing.assert_allclose(stream(params, ids, start(2), chunk=chunk), expected, **TOLERANCE)
+    unbounded = np.asarray(jax.jit(partial(byte_entropies, MODEL.apply))(params, ids))
+    np.testing.assert_allclose(expected[:, :CONTEXT], unbounded[:, :CONTEXT], **TOLERANCE)
+    assert np.abs(expected - unbounded)[:, CONTEXT:].max() > 1e-3, "the bound should matter to this model"
+
+
+def test_rows_advance_on_their_own_byte_by_byte(model):
+    params, ids = model
+    expected = np.asarray(stream(params, ids, start(2), chunk=40))
+    rng, at, state = np.random.default_rng(1), np.zeros(2, int), start(2)
+    found = np.zeros(ids.shape, np.float32)
+    while (at < LENGTH).any():
+        go = (rng.random(2) < 0.7) & (at < LENGTH)
+        here = np.minimum(at, LENGTH - 1)
+        column = jnp.asarray(np.asarray(ids)[np.arange(2), here][:, None])
+        values, state = call(params, column, state, jnp.asarray(go[:, None], jnp.int32))
+        found[np.flatnonzero(go), at[go]] = np.asarray(values)[go, 0]
+        at = at + go
+    np.testing.assert_allclose(found, expected, **TOLERANCE)
+
+
+def test_documents_of_a_row_count_from_their_own_first_byte(model):
+    params, ids = model
+    segments = np.ones(ids.shape, np.int32)
+    segments[0, 29:], segments[1, 60:] = 2, 0
+    found = np.asarray(stream(params, ids, start(2), segment_ids=jnp.asarray(segments), chunk=40))
+    expected = np.asarray(stream(params, ids, start(2), chunk=40))
+    np.testing.assert_allclose(found[0, :29], expected[0, :29], **TOLERANCE)
+    np.testing.assert_allclose(found[1, :60], expected[1, :60], **TOLERANCE)
+    assert not found[1, 60:].any()
+    alone = by_hand(params, ids[:, 29:])
+    np.testing.assert_allclose(found[0, 29:], alone[0], **TOLERANCE)
+
+
+def test_the_bytes_that_a_prediction_depends_on(model):
+    windows = ByteLMConfig(
+        stack=StackConfig(num_layers=3, pattern="W", window=4), hash=HashConfig(sizes=(3,))
+    )
+    assert windows.receptive_field == 3 * 3 + 2
+    assert CONFIG.receptive_field is None
+
+
+def test_a_context_has_two_halves():
+    with pytest.raises(ValueError, match="an even number of bytes, at least 2, got 15"):
+        init_contexts(lambda rows, capacity: None, 1, 8, 15)
