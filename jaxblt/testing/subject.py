@@ -35,7 +35,8 @@ class Subject:
         self.x = self.noise(1, (self.rows, self.length, config.dim))
         self.module = config.build()
         if params is None:
-            params = nn.meta.unbox(jax.jit(self.module.init)(jax.random.key(seed), self.x))
+            made = nn.meta.unbox(jax.jit(self.module.init)(jax.random.key(seed), self.x))
+            params = {name: made[name] for name in made if name != COLLECTION}
         self.params = params
 
     @functools.cached_property

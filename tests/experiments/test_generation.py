@@ -10,6 +10,7 @@ import pytest
 from experiments.benchmark import generation
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, StackConfig
+from tests.mixer_table import table
 
 TINY: Any = {"lengths": (4200,), "new_bytes": 6, "pattern": "A"}
 

@@ -13,6 +13,7 @@ from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.profiling import targets
 from jaxblt.training import ahead
 from jaxblt.training.setup import make_task
+from tests.mixer_table import table
 
 
 def tiny(pattern: str) -> StackConfig:

@@ -14,6 +14,7 @@ from jaxblt.profiling.plan import StepMemory
 from jaxblt.profiling.targets import devices_of
 from jaxblt.training.ahead import plan_step
 from jaxblt.training.recipe import Recipe
+from tests.mixer_table import table
 from tests.training.tiny import tiny_recipe
 
 

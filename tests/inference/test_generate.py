@@ -26,6 +26,7 @@ from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, byte_entropies, decided, make_patches
 from jaxblt.testing.collectives import collectives
+from tests.mixer_table import table
 from tests.tolerances import tol
 
 HEADS = AttentionConfig(dim=16, num_heads=2)

@@ -23,6 +23,7 @@ from jaxblt.patching import (
     prefill_patcher,
     scan_patcher,
 )
+from tests.mixer_table import table
 from tests.tolerances import assert_close
 
 HEADS = AttentionConfig(dim=16, num_heads=2)

@@ -19,6 +19,7 @@ from jaxblt.training.optimizer import AdamWConfig, make_optimizer, make_schedule
 from jaxblt.training.setup import init_params
 from jaxblt.training.state import Frozen, start
 from jaxblt.training.step import Task, make_train_step
+from tests.mixer_table import table
 from tests.training.tiny import random_batch, tiny_recipe
 
 HEADS = AttentionConfig(dim=8, num_heads=2)

@@ -12,6 +12,7 @@ from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, HashConfig, StackConfig, init_blt_state
 from jaxblt.models.bridge import visible_patches
 from jaxblt.patching.patches import from_closed
+from tests.mixer_table import table
 from tests.tolerances import tol
 
 BLOCK, SLOTS = 16, 8

@@ -10,6 +10,7 @@ import pytest
 
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import Stack, StackConfig, init_stack_state, stack_periods, unstack_periods
+from tests.mixer_table import table
 from tests.tolerances import assert_close, tol
 
 ATTENTION = AttentionConfig(dim=16, num_heads=2)

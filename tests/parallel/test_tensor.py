@@ -20,6 +20,7 @@ from jaxblt.patching import PatcherConfig, make_patches
 from jaxblt.testing.collectives import collectives
 from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
+from tests.mixer_table import table
 from tests.tolerances import relative_error
 
 ROWS, LENGTH = 8, 48

@@ -11,11 +11,16 @@ import pytest
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, HashConfig, StackConfig, init_byte_lm_state
 from jaxblt.patching import byte_entropies, init_contexts, next_entropies, stream_entropies
+from tests.mixer_table import table
 from tests.tolerances import tol
 
 CONTEXT, LENGTH = 16, 75
 STACK = StackConfig(
-    dim=16, num_layers=2, pattern="WA", window=4, mlp_dim=0, attention=AttentionConfig(dim=16, num_heads=2)
+    dim=16,
+    num_layers=2,
+    pattern="WA",
+    mlp_dim=0,
+    mixers=table(attention=AttentionConfig(dim=16, num_heads=2), window=4),
 )
 CONFIG = ByteLMConfig(stack=STACK, hash=HashConfig(sizes=(3,), table_size=64))
 MODEL = CONFIG.build()
@@ -98,7 +103,8 @@ def test_documents_of_a_row_count_from_their_own_first_byte(model):
 
 def test_the_bytes_that_a_prediction_depends_on(model):
     windows = ByteLMConfig(
-        stack=StackConfig(num_layers=3, pattern="W", window=4), hash=HashConfig(sizes=(3,))
+        stack=StackConfig(num_layers=3, pattern="W", mixers={"W": AttentionConfig(dim=64, window=4)}),
+        hash=HashConfig(sizes=(3,)),
     )
     assert windows.receptive_field == 3 * 3 + 2
     assert CONFIG.receptive_field is None

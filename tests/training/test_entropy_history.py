@@ -19,13 +19,18 @@ from jaxblt.patching import PatcherConfig, init_contexts, stream_entropies
 from jaxblt.training.setup import entropy_history, open_data
 from jaxblt.training.state import freeze, widen
 from jaxblt.training.step import Task, find_entropies
+from tests.mixer_table import table
 from tests.tolerances import tol
 from tests.training.tiny import TinyConfig, tiny_recipe
 
 RNG = np.random.default_rng(0)
 SOURCE = BytesSource([RNG.integers(0, 256, n).astype(np.uint8).tobytes() for n in (310, 20, 95)])
 LOCAL = StackConfig(
-    dim=16, num_layers=2, pattern="W", window=6, mlp_dim=0, attention=AttentionConfig(dim=16, num_heads=2)
+    dim=16,
+    num_layers=2,
+    pattern="W",
+    mlp_dim=0,
+    mixers=table(attention=AttentionConfig(dim=16, num_heads=2), window=6),
 )
 WINDOWED = ByteLMConfig(stack=LOCAL, hash=HashConfig(sizes=(3,), table_size=64))
 MODELS = {

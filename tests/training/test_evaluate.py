@@ -119,6 +119,7 @@ def test_sums_become_figures_per_byte():
     totals = {"nll": 8 * math.log(2), "bytes": 4.0, "patches": 2.0, "patched_bytes": 7.0, "refused": 1.0}
     found = summarise(totals)
     assert found.pop("overflow") == pytest.approx(1 / 3)
+    assert found.pop("refused") == 1
     assert found == pytest.approx(
         {"loss": 2 * math.log(2), "bits_per_byte": 2.0, "bytes": 4.0, "bytes_per_patch": 3.5}
     )

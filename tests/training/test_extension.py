@@ -17,6 +17,7 @@ from jaxblt.training.loop import begin, fit
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import Resolved, inherit, write_resolved
 from jaxblt.training.setup import open_data
+from tests.mixer_table import table
 from tests.training.test_loop import losses
 from tests.training.tiny import Letters, tiny_recipe
 

@@ -11,6 +11,7 @@ from jaxblt.patching import PatcherConfig, make_patches
 from jaxblt.training.meter import Cost, Meter, peak_memory
 from jaxblt.training.report import model_cost, op_choices
 from jaxblt.training.step import Task
+from tests.mixer_table import table
 from tests.training.tiny import TinyConfig
 
 

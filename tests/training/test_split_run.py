@@ -15,6 +15,7 @@ from jaxblt.training.loop import fit
 from jaxblt.training.objectives import Masked
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.resolved import read_resolved
 from tests.training.test_extension import blt
 from tests.training.test_loop import losses
 from tests.training.tiny import Letters, patched_recipe, tiny_recipe
@@ -50,7 +51,9 @@ def one_run(entropy_run, tmp_path_factory) -> tuple[Recipe, str, list[float]]:
 
 
 def test_rows_and_sequence_split_over_eight_devices_give_the_losses_of_one(one_run, tmp_path):
-    recipe, _, one = one_run
+    recipe, folder, one = one_run
+    # The toy's entropies lie within 1e-3 nats, so that rounding decides which gap calibration finds.
+    recipe = replace(recipe, patcher=read_resolved(folder).recipe.patcher)
     split = run(replace(recipe, mesh=MeshConfig(data=2, fsdp=2, seq=2)), tmp_path / "split")
     assert len(one) == 2
     np.testing.assert_allclose(split, one, rtol=1e-5)
