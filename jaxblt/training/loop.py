@@ -49,6 +49,7 @@ from jaxblt.training.setup import (
     recipe_step,
     to_devices,
 )
+from jaxblt.training.startup import Startup
 from jaxblt.training.state import TrainState, forgive
 
 HEADLINE = (
@@ -113,6 +114,7 @@ def fit(
       FileNotFoundError: the folder holds checkpoints without the config that they belong to.
       OSError: the disk is full.
     """
+    startup = Startup()
     check_local(run_dir)
     if recipe.train.compilation_cache is not None:
         jax.config.update("jax_compilation_cache_dir", recipe.train.compilation_cache)
@@ -125,12 +127,14 @@ def fit(
         Checkpointer(checkpoint_dir(run_dir), keep=recipe.train.keep) as checkpoints,
     ):
         data = open_data(recipe, mesh, source=source)
+        startup.done("data")
         setup, state, first, seconds = begin(
             recipe, run_dir, data, mesh, checkpoints, resume_with=resume_with
         )
         if first >= setup.recipe.train.steps:
             return already_finished(setup, state, first, run_dir)
         data = replace(data, history=entropy_history(setup.recipe))
+        startup.done("calibration and parameters")
 
         train_step = recipe_step(setup)
         cost = model_cost(setup.task, setup.abstract.params, recipe.data.seq_len)
@@ -139,6 +143,7 @@ def fit(
         peak = peak_flops(jax.devices()[0].device_kind)
         meter = Meter(cost, None if peak is None else peak * mesh.size, seconds=seconds)
         validation = Validation(setup, source)
+        startup.done("tracing")
 
         # Up to here a start may fail: nothing before this line writes to the folder.
         with (
@@ -153,7 +158,9 @@ def fit(
             log.truncate_after(first)
             log.text(first, "report", f"```\n{report}\n```")
             progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
-            trainer = Trainer(setup, data, train_step, validation, checkpoints, log, progress, meter, stop)
+            trainer = Trainer(
+                setup, data, train_step, validation, checkpoints, log, progress, meter, stop, startup
+            )
             return trainer.run(state, first)
 
 
@@ -224,6 +231,7 @@ class Trainer:
     progress: Progress
     meter: Meter
     stop: StopRequest
+    startup: Startup
 
     def run(self, state: TrainState, first: int) -> Fitted:
         """Steps from `first` to the recipe's last, or until a signal or the time limit; saves before it returns."""
@@ -275,6 +283,8 @@ class Trainer:
             self.meter.add(int(np.count_nonzero(local.segment_ids)) * self.data.process_count, waited)
         else:
             jax.block_until_ready(metrics)
+            self.startup.done("compiling and the first step")
+            self.progress.say(self.startup.line())
             self.meter.restart()
         return state, metrics
 
