@@ -17,6 +17,6 @@ class Startup:
         self.stages[stage], self.since = now - self.since, now
 
     def line(self) -> str:
-        """For people, e.g. "first step after 51 s: data 1, entropy model and calibration 14, tracing 6, compiling 30"."""
+        """For people: "first step after 51.0 s: data 1.2, calibration and parameters 14.0, ..."."""
         stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in self.stages.items())
         return f"first step after {sum(self.stages.values()):.1f} s: {stages}"
