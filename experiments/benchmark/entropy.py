@@ -158,7 +158,7 @@ def flops_per_byte(config: "ByteLMConfig", params: Any, length: int) -> float:
     from experiments.benchmark._forward import kernel_sizes
 
     stack = config.stack
-    seen = np.minimum(np.arange(length) + 1, stack.window).mean()
+    seen = np.minimum(np.arange(length) + 1, stack.mixers["W"].window).mean()
     return 2.0 * kernel_sizes(params) + 4.0 * float(seen) * stack.dim * stack.num_layers
 
 

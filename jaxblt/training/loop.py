@@ -116,9 +116,8 @@ def fit(
     """
     startup = Startup()
     check_local(run_dir)
-    if recipe.train.compilation_cache is not None:
-        jax.config.update("jax_compilation_cache_dir", recipe.train.compilation_cache)
     mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0
+    keep_compiled(recipe.train.compilation_cache)
     with (
         # The outermost: signals must find no default handler before everything is closed.
         ExitStack() as closed_last,

@@ -15,6 +15,7 @@ from jaxblt.training.objectives import NextByte, Objective
 from jaxblt.training.optimizer import AdamWConfig, make_schedule
 from jaxblt.training.packing import align, take_back_promises
 from jaxblt.training.serialize import from_json, to_json
+from jaxblt.training.startup import USER_CACHE
 from jaxblt.validation import MOST_SEED, check_bounds, check_buildable, check_fields
 
 
@@ -37,7 +38,8 @@ class TrainConfig:
       max_overflow: share of patch boundaries that may be refused for want of slots before the run fails.
       time_limit_s: seconds of training after which the run saves and ends, whatever the step; None for no limit.
       profile_steps: (first, last) steps to trace with the profiler; None for none.
-      compilation_cache: folder in which compiled programs outlive the process; None for none.
+      compilation_cache: folder in which compiled programs outlive the process; "user" for the one in the user's cache
+        (not on CPUs), None for none.
     """
 
     steps: int = 1000
@@ -54,7 +56,7 @@ class TrainConfig:
     max_overflow: float = 0.1
     time_limit_s: float | None = None
     profile_steps: tuple[int, int] | None = None
-    compilation_cache: str | None = None
+    compilation_cache: str | None = USER_CACHE
 
     def __post_init__(self) -> None:
         check_fields(self)

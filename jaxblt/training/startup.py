@@ -1,7 +1,29 @@
-"""Where the time before the first step goes."""
+"""Where the time before the first step goes, and compiled programs that outlive a process to spare most of it."""
 
+import os
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+
+USER_CACHE = "user"
+
+
+def keep_compiled(folder: str | None) -> None:
+    """Keeps this process's compiled programs in a folder, and takes from it what another process compiled.
+
+    Args:
+      folder: a path, or "user" for jaxblt's folder in the user's cache (`XDG_CACHE_HOME`, else ~/.cache). None changes
+        nothing, nor does "user" on CPUs: their programs are compiled in seconds and for one kind of processor.
+    """
+    if folder is None or (folder == USER_CACHE and jax.default_backend() == "cpu"):
+        return
+    if folder == USER_CACHE:
+        folder = str(
+            Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxblt" / "compiled"
+        )
+    jax.config.update("jax_compilation_cache_dir", folder)
 
 
 @dataclass
@@ -9,7 +31,7 @@ class Startup:
     """Seconds of each stage between a call of `fit` and its first step, in order."""
 
     stages: dict[str, float] = field(default_factory=dict)
-    since: float = field(default_factory=time.perf_counter)
+    since: float = field(default_factory=lambda: time.perf_counter())
 
     def done(self, stage: str) -> None:
         """Ends a stage, and begins the next."""

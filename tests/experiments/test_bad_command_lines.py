@@ -210,6 +210,7 @@ def test_patch_reads_every_record_or_the_one_that_is_named(options, seen, files,
     read: list[bytes] = []
     monkeypatch.setattr(_patching, "segment", lambda config, ids, entropies: read.append(bytes(ids[1:] - 4)))
     monkeypatch.setattr(_patching, "report", lambda *_: "figures")
+    monkeypatch.setattr(_patching, "warn_of_refusals", lambda *_: None)
     patch(files["FASTA"], **options)
     assert [np.frombuffer(ids, np.int32).astype(np.uint8).tobytes() for ids in map(bytes, read)] == seen
     named = re.findall("record (.*)", capsys.readouterr().out)

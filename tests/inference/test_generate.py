@@ -41,6 +41,7 @@ MODEL = BLTConfig(
 )
 GREEDY = SamplingConfig(temperature=0)
 PATCHER = PatcherConfig(mode="entropy", threshold=5.2, block_size=32, capacity=24)
+ROOMY = dataclasses.replace(PATCHER, capacity=32)
 
 
 def unboxed(config, *inputs):
@@ -73,7 +74,7 @@ def test_bytes_one_by_one_equal_the_parallel_pass(trained):
 
 def test_a_row_does_not_depend_on_its_neighbours(trained):
     params, _ = trained
-    decoder = Decoder(MODEL, PATCHER, ENTROPY)
+    decoder = Decoder(MODEL, ROOMY, ENTROPY)
     together = generate(decoder, params, [b"abc", b"a longer prompt"], max_new_bytes=12, sampling=GREEDY)
     alone = generate(decoder, params, [b"a longer prompt"], max_new_bytes=12, sampling=GREEDY)
     assert together[1] == alone[0]
@@ -103,7 +104,9 @@ def expect_the_bytes_of_one_device(decoder, params, prompts):
         step = jax.jit(partial(decode_step, decoder)).lower(params, ids, state, ids).compile()
         after = step(params, ids, state, ids)[2]
     assert {c.kind for c in collectives(step)} == {"all-reduce"}
-    caches = [leaf for leaf in jax.tree.leaves(after) if leaf.ndim == 5 and leaf.shape[2] > LOCAL.window]
+    caches = [
+        leaf for leaf in jax.tree.leaves(after) if leaf.ndim == 5 and leaf.shape[2] > LOCAL.mixers["W"].window
+    ]
     assert len(caches) == 2
     for cache in caches:
         assert {shard.data.shape[2] for shard in cache.addressable_shards} == {cache.shape[2] // 4}
@@ -118,7 +121,7 @@ def test_a_byte_model_s_caches_split_over_the_sequence():
 def test_a_byte_patched_model_s_caches_split_over_the_sequence(trained):
     """Its prompts close blocks, whose unused slots the latent stack passes over."""
     prompts = [b"abc", b"a longer prompt, of more than a block of bytes"]
-    expect_the_bytes_of_one_device(Decoder(MODEL, PATCHER, ENTROPY), trained[0], prompts)
+    expect_the_bytes_of_one_device(Decoder(MODEL, ROOMY, ENTROPY), trained[0], prompts)
 
 
 def test_a_byte_model_takes_a_prompt_split_over_the_sequence():
@@ -265,16 +268,15 @@ def test_requests_that_cannot_be_met(changes, words):
 
 @pytest.mark.parametrize("temperature", [float("nan"), float("inf"), 1e-40, 9e-7, 1.1e6, -1.0, "hot"])
 def test_temperatures_out_of_range(temperature):
-    words = r"temperature must be 0 \(the most probable byte\) or lie in \[1e-06, 1e\+06\], got "
-    with pytest.raises(ValueError, match=words + re.escape(repr(temperature))):
+    with pytest.raises(ValueError, match=f"temperature must .*, got {re.escape(repr(temperature))}"):
         SamplingConfig(temperature=temperature)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [("top_p", value, r"lie in \[1e-06, 1\]") for value in (0.0, 1e-40, -0.1, 1.01, float("nan"), None)]
-    + [("top_k", value, "be an integer from 1 on, or 0") for value in (-1, 2.5, float("nan"), None)],
+    ("field", "value"),
+    [("top_p", value) for value in (0.0, 1e-40, -0.1, 1.01, float("nan"), None)]
+    + [("top_k", value) for value in (-1, 2.5, float("nan"), None)],
 )
-def test_top_k_and_top_p_out_of_range(field, value, expected):
-    with pytest.raises(ValueError, match=f"{field} must {expected}.*got {re.escape(repr(value))}"):
+def test_top_k_and_top_p_out_of_range(field, value):
+    with pytest.raises(ValueError, match=f"{field} must .*got {re.escape(repr(value))}"):
         SamplingConfig(**{field: value})

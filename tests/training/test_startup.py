@@ -1,0 +1,44 @@
+"""What is said of the time before the first step, and where compiled programs are kept."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxblt.training import startup
+from jaxblt.training.startup import Startup, keep_compiled
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    found = {}
+    monkeypatch.setattr(jax.config, "update", lambda name, value: found.__setitem__(name, value))
+    return found
+
+
+def test_stages_are_named_in_order(monkeypatch):
+    clock = iter([10.0, 12.0, 15.5])
+    monkeypatch.setattr(startup.time, "perf_counter", lambda: next(clock))
+    begun = Startup()
+    begun.done("data")
+    begun.done("tracing")
+    assert begun.line() == "first step after 5.5 s: data 2.0, tracing 3.5"
+
+
+def test_programs_for_cpus_are_not_kept_unless_a_folder_is_named(asked, tmp_path):
+    keep_compiled("user")
+    keep_compiled(None)
+    assert asked == {}
+    keep_compiled(str(tmp_path))
+    assert asked == {"jax_compilation_cache_dir": str(tmp_path)}
+
+
+def test_programs_for_gpus_are_kept_in_the_user_s_cache(asked, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/reader")
+    keep_compiled("user")
+    assert asked["jax_compilation_cache_dir"] == str(Path("/home/reader/.cache/jaxblt/compiled"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
+    keep_compiled("user")
+    assert asked["jax_compilation_cache_dir"] == "/scratch/jaxblt/compiled"
