@@ -35,8 +35,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         away |= _of_other_weeks(items)
     config.hook.pytest_deselected(items=[item for item in items if item in away])
     items[:] = [item for item in items if item not in away]
-    if hasattr(config, "workeroutput"):
-        config.workeroutput["deselected"] = len(away)
+    if (told := getattr(config, "workeroutput", None)) is not None:
+        told["deselected"] = len(away)
 
 
 @pytest.hookimpl(optionalhook=True)
