@@ -14,14 +14,14 @@ PYTEST_ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test lint format types gpu-compile plan clean
+.PHONY: help venv install demo test lint format types gpu-compile gpu-compile-now plan clean
 
 help:
 	@echo "make demo   install, then train, evaluate and generate on embedded data (runs/demo)"
 	@echo "make test   install, then the test suite (WORKERS=$(WORKERS) processes; PYTEST_ARGS=... is passed on)"
 	@echo "make lint   ruff check and ruff format --check"
 	@echo "make types  pyright on jaxblt and pallas_kernels"
-	@echo "make gpu-compile  every Mosaic and Triton kernel for an H200, no GPU needed (3 GB in $(GPU_VENV) the first time)"
+	@echo "make gpu-compile  if a source changed, every Mosaic and Triton kernel for an H200, no GPU needed (3 GB in $(GPU_VENV))"
 	@echo "make plan   memory of a recipe's train step on an H200, no GPU needed: make plan PLAN_ARGS='books --mesh seq=8'"
 	@echo "make format ruff's fixes and formatting, written to the files"
 	@echo "make clean  remove $(VENV) and caches (runs/ stays)"
@@ -77,10 +77,16 @@ $(GPU_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	  exit 1; }
 	@touch $(GPU_STAMP)
 
-gpu-compile: $(PLAN_STAMP)
+# Nothing is installed nor compiled if sources and versions are those of which all was accepted.
+gpu-compile: | $(BIN)/python
+	@$(BIN)/python -m tests.gpu_compile.sources $(GPU_COMPILE_ARGS) || $(MAKE) --no-print-directory gpu-compile-now
+
+# Only a run of all three that was asked to accept says what was compiled.
+gpu-compile-now: $(PLAN_STAMP)
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile $(GPU_COMPILE_ARGS)
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile.plan
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile.ring
+	@$(if $(filter --accept,$(GPU_COMPILE_ARGS)),$(BIN)/python -m tests.gpu_compile.sources --write)
 
 # Attention in bfloat16 is cuDNN's, whose library the compiler asks.
 $(PLAN_STAMP): $(GPU_STAMP)

@@ -2,11 +2,17 @@
 
 import os
 
-ON_GPU = os.environ.get("JAXBLT_TEST_GPU") == "1"
+from tests import selection
+
+pytest_addoption = selection.pytest_addoption
+pytest_configure = selection.pytest_configure
+pytest_collection_modifyitems = selection.pytest_collection_modifyitems
+pytest_testnodedown = selection.pytest_testnodedown
+pytest_terminal_summary = selection.pytest_terminal_summary
 
 OLD_EMITTERS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 
-if not ON_GPU:
+if not selection.ON_GPU:
     # the suite's time is compilation, and much of that optimising and the newer fusion emitters
     flags = (os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", OLD_EMITTERS)
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
@@ -24,7 +30,7 @@ import tests.annotations  # noqa: E402
 # before anything imports the library
 jaxtyping.install_import_hook(["jaxblt", "pallas_kernels"], f"{tests.annotations.__name__}.checked")
 
-if not ON_GPU:
+if not selection.ON_GPU:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -32,18 +38,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # an example's time depends on who else is on the machine
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if "gpu" in item.keywords and not ON_GPU:
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: set JAXBLT_TEST_GPU=1 there"))
-        if "slow" in item.keywords and not config.getoption("--slow"):
-            item.add_marker(pytest.mark.skip(reason="full matrix: pass --slow"))
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ def cases() -> list:
         for prop in PROPERTIES:
             if prop.applies(config):
                 always = name in FULL or prop.name in PART[name][1]
-                marks = () if always else (pytest.mark.slow,)
+                marks = () if always else (pytest.mark.slow(weekly=2),)
                 pairs.append(pytest.param(name, prop, id=f"{name}-{prop.name}", marks=marks))
     return pairs
 

@@ -83,7 +83,7 @@ CASES = [
     ("recurrence", "packed", 1),
 ]
 REST = [
-    pytest.param(name, layout, mesh, marks=pytest.mark.slow)
+    pytest.param(name, layout, mesh, marks=pytest.mark.slow(weekly=1))
     for name in CONFIGS
     for layout in ("whole", "packed")
     for mesh in range(len(MESHES))

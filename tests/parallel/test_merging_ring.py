@@ -34,13 +34,11 @@ def test_other_modes_refuse_the_kernel(change: dict) -> None:
         context_attention(q, q, q, causal=True, implementation="mosaic_gpu", **change)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_is_as_exact_as_one_call(head_dim: int, causal: bool) -> None:
     """Over two GPUs: at most 1.05 times the error of cuDNN's one call, and the same bits again."""
-    if jax.device_count() < 2:
-        pytest.skip("needs 2 GPUs, there is 1")
     case = Case(devices=2, length=4096, head_dim=head_dim, causal=causal)
     arrays = case.arrays(jnp.bfloat16)
     exact = dense(case, [x.astype(np.float32) for x in arrays])
@@ -55,13 +53,11 @@ def test_is_as_exact_as_one_call(head_dim: int, causal: bool) -> None:
         assert relative_error(a, want) <= 1.05 * limit, name
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
 def test_what_runs_by_default_is_as_exact_as_a_ring_may_be(causal: bool, packed: bool) -> None:
     """Over two GPUs, whole rows and rows with holes: at most 1.3 times the error of cuDNN's one call."""
-    if jax.device_count() < 2:
-        pytest.skip("needs 2 GPUs, there is 1")
     case = Case(devices=2, length=4096, head_dim=128, causal=causal, packed=packed)
     arrays, ids = case.arrays(jnp.bfloat16), case.segment_ids()
     exact = dense(case, [x.astype(np.float32) for x in arrays])

@@ -13,7 +13,7 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxblt.models.remat import _policy
-from jaxblt.parallel import context, packed_ring
+from jaxblt.parallel.attention import context, packed_ring
 from jaxblt.parallel.attention.context import context_attention
 from jaxblt.parallel.attention.ring import Ring
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG
@@ -129,7 +129,7 @@ def matrix() -> list[Packed]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(weekly=1)
 @pytest.mark.parametrize("case", matrix(), ids=str)
 def test_in_the_full_matrix(case: Packed, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, between="twice" in case.documents)
@@ -254,12 +254,10 @@ def test_remat_does_not_go_round_again(chosen: None) -> None:
         assert saved == hops(layer) < thrown
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("documents", [("crossing", "holes"), ("twice", "crossing")])
 def test_equals_dense_attention_on_gpus(documents: tuple[str, str]) -> None:
     """Two rows over two GPUs; gradients of a row by their norm."""
-    if jax.device_count() < 2:
-        pytest.skip("needs 2 GPUs, there is 1")
     case = Packed(devices=2, documents=documents, length=4096, head_dim=64, implementation="cudnn")
     arrays, (run, _) = case.arrays(jnp.bfloat16), split(case)
     with jax.set_mesh(mesh_of(case)):

@@ -51,7 +51,7 @@ CASES = [
     ("recurrence", "inside", 3),
 ]
 REST = [
-    pytest.param(name, layout, mesh, marks=pytest.mark.slow)
+    pytest.param(name, layout, mesh, marks=pytest.mark.slow(weekly=1))
     for name in CONFIGS
     for layout in LAYOUTS
     for mesh in range(len(MESHES))

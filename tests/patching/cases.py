@@ -34,7 +34,7 @@ PAIRS = [
     ("space", "min"), ("space", "both"), ("static", "slots"), ("static", "both"), ("byte", "equal"),
 ]  # fmt: skip
 EVERY = [
-    pytest.param(rule, limit, marks=[] if (rule, limit) in PAIRS else [pytest.mark.slow])
+    pytest.param(rule, limit, marks=[] if (rule, limit) in PAIRS else [pytest.mark.slow(weekly=1)])
     for rule in RULES
     for limit in LIMITS
 ]

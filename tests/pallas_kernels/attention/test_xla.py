@@ -34,7 +34,7 @@ def test_properties(name, check):
     op_suite.CHECKS[check](_call(name).case("xla"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(weekly=1)
 @pytest.mark.parametrize("check", sorted(set(op_suite.CHECKS) - {"reference"}))
 @pytest.mark.parametrize("call", CALLS, ids=str)
 @pytest.mark.parametrize("implementation", ["xla", "reference"])

@@ -88,7 +88,7 @@ def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(weekly=1)
 @pytest.mark.parametrize("chunk_size", [16, 128])
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 100, 127, 128, 129, 1031])
 @pytest.mark.parametrize("packing", ["none", "ragged", "grid"])

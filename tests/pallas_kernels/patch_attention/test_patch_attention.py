@@ -41,7 +41,7 @@ def test_values_and_gradients(case):
     op_suite.check_poison(case)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(weekly=1)
 @pytest.mark.parametrize("check", op_suite.CHECKS)
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_every_property(case, check):
