@@ -21,6 +21,7 @@ from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contig
 from jaxblt.parallel.sequence import SeqAxis, over_sequence, seq_axis
 from pallas_kernels.attention import attention
 from pallas_kernels.attention.mask import Mask, check_arguments, zero_where_not
+from pallas_kernels.runtime import has_reference_ops
 
 ContextParallel = Literal["ring", "all_to_all", "all_gather"]
 Implementation = Literal["reference", "xla", "cudnn"] | None
@@ -185,6 +186,11 @@ def _check(
         raise ValueError(
             f"implementation 'mosaic_gpu' runs rings without a window, not mode={mode!r}, window={window}: "
             "use implementation=None"
+        )
+    if mode == "ring" and has_reference_ops():
+        raise ValueError(
+            f"inside reference_ops attention over a sequence split {axis.size} ways is no ring, which has gradients of "
+            "first order only: use context_parallel='all_to_all' or 'all_gather', or a mesh without 'seq'"
         )
     if mode == "ring" and slopes is not None:
         raise ValueError("a ring knows no ALiBi distances: use mode='all_to_all', 'all_gather' or None")
