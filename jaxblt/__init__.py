@@ -22,21 +22,21 @@ def load(run_dir: str | os.PathLike[str], **options: Any) -> "Run":
 def reference_ops() -> AbstractContextManager[None]:
     """Trace programs that have derivatives of any order: `jax.jvp`, `jax.linearize`, Hessian-vector products.
 
-    Outside of the block ops have gradients written by hand (`jax.custom_vjp`), which JAX can take once and in reverse
-    mode alone. Inside it each op is its textbook definition and the library has no such gradients. Values are equal
-    within the tolerance table. Definitions are slow and take memory, T x T for each channel of a Hyena filter: short
-    rows and small models.
+    Outside of the block ops have gradients written by hand (`jax.custom_vjp`), which JAX takes once, in reverse mode.
+    Inside it each op is its textbook definition, and nothing else in a model has such a gradient. Values are equal
+    within the tolerance table. Definitions are slow and take memory, T x T numbers for each channel of a Hyena filter:
+    use short rows and small models. See docs/guides/curvature.md.
 
         with jaxblt.reference_ops():
-            hvp = jax.jit(lambda v: jax.jvp(jax.grad(loss), (params,), (v,))[1])(v)
+            product = jax.jit(lambda v: jax.jvp(jax.grad(loss), (params,), (v,))[1])(v)
 
-    What counts is where a function is traced: call it inside the block. JAX's caches know the block, so that a jitted
-    function that was called outside is traced again inside, and the other way round. What was traced for good
-    (`jax.make_jaxpr`, `.lower()`, the function that `jax.linearize` returns) stays what it is. The block holds for its own
-    thread, and is over when it ends.
+    What counts is where a function is traced, so call it inside the block. JAX's caches know the block: a jitted
+    function that was called outside is traced again inside, and the other way round. The results of `.lower()`,
+    `jax.make_jaxpr` and `jax.linearize` stay what they are. The block holds for its own thread and leaves no trace.
 
-    An implementation that a config names is kept: leave `implementation` None. A ring, or a window, over a mesh that
-    splits the sequence has no definition: attention names `context_parallel="all_to_all"` there, or raises ValueError.
+    An op whose config names an implementation keeps it: leave `implementation` None. A ring, or a window, over a mesh
+    that splits the sequence has first derivatives only. Attention then raises ValueError: name
+    `context_parallel="all_to_all"`.
     """
     from pallas_kernels.runtime import reference_ops as of_kernels
 

@@ -70,7 +70,8 @@ def context_attention(
 
     Raises:
       ValueError: before compiling, with the fix: as `attention`, or the length or the heads do not divide among
-        the devices, a window is longer than a device's stretch, or the mode or the named kernel does not take this.
+        the devices, a window is longer than a device's stretch, the mode or the named kernel does not take this, or
+        the mode is "ring" inside `reference_ops`.
     """
     axis = seq_axis()
     if axis is None:
@@ -189,8 +190,8 @@ def _check(
         )
     if mode == "ring" and has_reference_ops():
         raise ValueError(
-            f"inside reference_ops attention over a sequence split {axis.size} ways is no ring, which has gradients of "
-            "first order only: use context_parallel='all_to_all' or 'all_gather', or a mesh without 'seq'"
+            f"mode 'ring' over {axis.size} devices has first derivatives only, and this is inside reference_ops: "
+            "use mode='all_to_all' or 'all_gather' (a config's context_parallel), or a mesh without 'seq'"
         )
     if mode == "ring" and slopes is not None:
         raise ValueError("a ring knows no ALiBi distances: use mode='all_to_all', 'all_gather' or None")
