@@ -24,8 +24,8 @@ def reference_ops() -> AbstractContextManager[None]:
 
     Outside of the block ops have gradients written by hand (`jax.custom_vjp`): they have no forward mode, and not all
     of them can be derived again. Inside it each op is its textbook definition, and nothing else in a model has such a
-    gradient. Values are equal within the tolerance table. Definitions are slow and take memory, T x T numbers for each channel of a Hyena filter:
-    use short rows and small models. See docs/guides/curvature.md.
+    gradient. Values are equal within the tolerance table. Definitions are slow and take memory, T x T numbers for each
+    channel of a finite Hyena filter: use short rows and small models. See docs/guides/curvature.md.
 
         with jaxblt.reference_ops():
             product = jax.jit(lambda v: jax.jvp(jax.grad(loss), (params,), (v,))[1])(v)
