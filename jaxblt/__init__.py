@@ -1,6 +1,7 @@
 """Models that read raw bytes over very long contexts."""
 
 import os
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -8,7 +9,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "load"]
+__all__ = ["__version__", "load", "reference_ops"]
 
 
 def load(run_dir: str | os.PathLike[str], **options: Any) -> "Run":
@@ -16,3 +17,27 @@ def load(run_dir: str | os.PathLike[str], **options: Any) -> "Run":
     from jaxblt.run import load as load_run
 
     return load_run(run_dir, **options)
+
+
+def reference_ops() -> AbstractContextManager[None]:
+    """Trace programs that have derivatives of any order: `jax.jvp`, `jax.linearize`, Hessian-vector products.
+
+    Outside of the block ops have gradients written by hand (`jax.custom_vjp`): they have no forward mode, and not all
+    of them can be derived again. Inside it each op is its textbook definition, and nothing else in a model has such a
+    gradient. Values are equal within the tolerance table. Definitions are slow and take memory, T x T numbers for each
+    channel of a finite Hyena filter: use short rows and small models. See docs/guides/curvature.md.
+
+        with jaxblt.reference_ops():
+            product = jax.jit(lambda v: jax.jvp(jax.grad(loss), (params,), (v,))[1])(v)
+
+    What counts is where a function is traced, so call it inside the block. JAX's caches know the block: a jitted
+    function that was called outside is traced again inside, and the other way round. The results of `.lower()`,
+    `jax.make_jaxpr` and `jax.linearize` stay what they are. The block holds for its own thread and leaves no trace.
+
+    An op whose config names an implementation keeps it: leave `implementation` None. A ring, or a window, over a mesh
+    that splits the sequence has first derivatives only. Attention then raises ValueError: name
+    `context_parallel="all_to_all"`.
+    """
+    from pallas_kernels.runtime import reference_ops as of_kernels
+
+    return of_kernels()

@@ -43,6 +43,8 @@ class Implementation:
 
 _RECORDERS: ContextVar[tuple[list[str], ...]] = ContextVar("recorders", default=())
 _TARGET: ContextVar[Device | None] = ContextVar("target", default=None)
+# No ContextVar: JAX's caches know this one, so that a function that was jitted outside is traced again inside.
+_REFERENCE = jax.make_user_context(False)
 
 
 def current_device() -> Device:
@@ -71,6 +73,21 @@ def _as_device(device: Any) -> Device:
     return Device(platform=device.platform, capability=capability, kind=device.device_kind)
 
 
+@contextmanager
+def reference_ops() -> Iterator[None]:
+    """Inside the block ops choose "reference", and what is traced has derivatives of any order; see `jaxblt`.
+
+    An op that is told its implementation by name keeps it. Blocks nest, and each thread has its own.
+    """
+    with _REFERENCE(True):
+        yield
+
+
+def has_reference_ops() -> bool:
+    """Whether this is inside a `reference_ops` block, where no `custom_vjp` may be traced."""
+    return _REFERENCE.value
+
+
 def choose(
     op: str,
     table: Sequence[Implementation],
@@ -81,9 +98,13 @@ def choose(
 ) -> Implementation:
     """The named implementation, or the first of the table that is not passed over; `record_choices` hears of it.
 
+    Inside `reference_ops` "reference" counts as named.
+
     Raises:
       ValueError: the name is unknown, or the named implementation cannot run; the message says why.
     """
+    if implementation is None and has_reference_ops():
+        implementation = "reference"
     entry = _find(op, table, implementation, device, *args, **options)
     if recorders := _RECORDERS.get():
         asked = f"{op}: {entry.name} on {device.kind} (asked for)"
@@ -136,6 +157,8 @@ def _find(
 
 def explain(op: str, table: Sequence[Implementation], device: Device, *args: Any, **options: Any) -> str:
     """One line on what would run for these arguments on `device`, and why not the entries before it."""
+    if has_reference_ops():
+        return f"{op}: reference on {device.kind} (asked for)"
     passed = []
     for entry in table:
         reason = entry.passed_over(device, *args, **options)

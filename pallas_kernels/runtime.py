@@ -1,6 +1,7 @@
 """What a library built on these ops uses beside them: choosing, explaining, measuring.
 
 - Choose: `compiling_for` names the device that ops choose for, `record_choices` collects what they chose and why.
+- Differentiate twice: inside `reference_ops` ops have no gradients of their own; `has_reference_ops` says so.
 - Explain: `explain` says what a table picks on a `Device`; each op has an `explain` of its own.
 - Measure: `measure`, `measure_all`, `compare` time a `Case`; `measure_ceilings` says what the machine can do; traces.
 - `varying_axes`, `vary_alike` and `count_below` hide what depends on the version of JAX.
@@ -14,7 +15,9 @@ from pallas_kernels._dispatch import (
     compiling_for,
     current_device,
     explain,
+    has_reference_ops,
     record_choices,
+    reference_ops,
 )
 from pallas_kernels._measure import (
     Case,
@@ -53,6 +56,7 @@ __all__ = [
     "device_events",
     "explain",
     "forward_backward",
+    "has_reference_ops",
     "measure",
     "measure_all",
     "measure_ceilings",
@@ -60,6 +64,7 @@ __all__ = [
     "ratio_interval",
     "read_trace",
     "record_choices",
+    "reference_ops",
     "summarize",
     "this_machine",
     "tukey_inliers",

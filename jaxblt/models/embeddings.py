@@ -22,6 +22,7 @@ from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from jaxblt.validation import MOST, check_bounds, check_fields
 from pallas_kernels.hash_embedding import hash_embedding, ngram_rows
+from pallas_kernels.runtime import has_reference_ops
 
 MOST_GRAM = 256
 """Bytes of the longest n-gram: each byte's hash is a sum over as many."""
@@ -97,18 +98,21 @@ def check_vocab_size(config: Any) -> None:
     check_bounds(config, "vocab_size", least=VOCAB_SIZE, why=": the ids of bytes and four special ones")
 
 
-@jax.custom_vjp
 def embed(table: Float[Array, "V D"], ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """Rows of a small table, with a gradient that is a matmul with the one-hot ids, summed in fp32.
 
     The scatter-add that JAX would make sends every byte of a batch to a few hundred rows, four for DNA: on a GPU its
     atomics queue up for longer than the rest of the step takes, and in bf16 they lose small terms.
     """
+    return _rows(table, ids) if has_reference_ops() else _embed(table, ids)
+
+
+def _rows(table: Float[Array, "V D"], ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     return jnp.take(table, ids, axis=0)
 
 
 def _embed_forward(table: Array, ids: Array) -> tuple[Array, tuple[Array, Array]]:
-    return embed(table, ids), (ids, table)
+    return _rows(table, ids), (ids, table)
 
 
 def _embed_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, np.ndarray]:
@@ -118,7 +122,8 @@ def _embed_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array,
     return summed.astype(table.dtype), np.zeros(ids.shape, jax.dtypes.float0)
 
 
-embed.defvjp(_embed_forward, _embed_backward)
+_embed = jax.custom_vjp(_rows)
+_embed.defvjp(_embed_forward, _embed_backward)
 
 
 class ByteEmbedding(nn.Module):

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Shaped
 
+from pallas_kernels.runtime import has_reference_ops
+
 
 class ContentFirst(NamedTuple):
     """An order of each row's tokens with holes and padding last, its inverse, and how many tokens come before them."""
@@ -38,22 +40,26 @@ def backwards(x: Shaped[Array, "B T ..."], lengths: Int[Array, "B"]) -> Shaped[A
     return _take(x, order, order)
 
 
-def _take_primal(
+def _take(
     x: Shaped[Array, "B T ..."], order: Int[Array, "B T"], back: Int[Array, "B T"]
 ) -> Shaped[Array, "B T ..."]:
     """x in a new order whose inverse is `back`: the gradient is a gather too, where JAX's own would scatter-add."""
+    return _gather(x, order, back) if has_reference_ops() else _permute(x, order, back)
+
+
+def _gather(x: Array, order: Array, back: Array) -> Array:
     return jnp.take_along_axis(x, order.reshape(*order.shape, *(1,) * (x.ndim - 2)), 1)
 
 
 def _take_forward(x: Array, order: Array, back: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _take(x, order, back), (order, back)
+    return _permute(x, order, back), (order, back)
 
 
 def _take_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, np.ndarray, np.ndarray]:
     order, back = saved
     none = np.zeros(order.shape, jax.dtypes.float0)
-    return _take(gradient, back, order), none, none
+    return _permute(gradient, back, order), none, none
 
 
-_take = jax.custom_vjp(_take_primal)
-_take.defvjp(_take_forward, _take_backward)
+_permute = jax.custom_vjp(_gather)
+_permute.defvjp(_take_forward, _take_backward)

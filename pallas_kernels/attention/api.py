@@ -91,7 +91,8 @@ def attention_with_lse(
     mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_positions, kv_positions, lengths)
     check_arguments(q, k, v, mask, alibi_slopes)
     q, k, v, q_valid = without_padding(q, k, v, mask)
-    o, lse = xla.attention_with_lse(q, k, v, mask, alibi_slopes=alibi_slopes, scale=scale)
+    run = (reference if _dispatch.has_reference_ops() else xla).attention_with_lse
+    o, lse = run(q, k, v, mask, alibi_slopes=alibi_slopes, scale=scale)
     return zero_where_not(q_valid, o), lse
 
 

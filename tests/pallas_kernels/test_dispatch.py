@@ -5,7 +5,16 @@ from threading import Thread
 import jax
 import pytest
 
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain, record_choices
+from pallas_kernels._dispatch import (
+    Device,
+    Implementation,
+    choose,
+    current_device,
+    explain,
+    has_reference_ops,
+    record_choices,
+    reference_ops,
+)
 
 CPU = Device("cpu")
 GPU = Device("gpu", (9, 0), "NVIDIA H200")
@@ -125,3 +134,42 @@ def test_choices_are_made_when_a_program_is_traced():
         run(1.0)
     assert len(first) == 1
     assert second == []
+
+
+def test_reference_ops_take_the_reference_unless_another_is_named():
+    table = (*TABLE, Implementation("reference", lambda size: size + size))
+    with reference_ops():
+        assert choose("double", table, None, GPU, 4).name == "reference"
+        assert choose("double", table, "xla", GPU, 4).name == "xla"
+        assert explain("double", table, GPU, 4) == "double: reference on NVIDIA H200 (asked for)"
+    assert choose("double", table, None, GPU, 4).name == "cudnn"
+
+
+def test_reference_ops_end_with_their_block_and_stay_in_their_thread():
+    seen = []
+    with reference_ops():
+        with reference_ops():
+            pass
+        assert has_reference_ops()
+        thread = Thread(target=lambda: seen.append(has_reference_ops()))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+    with pytest.raises(KeyError), reference_ops():
+        raise KeyError
+    assert not has_reference_ops()
+
+
+def test_a_jitted_function_is_traced_again_inside_reference_ops_and_keeps_both():
+    traced = []
+
+    @jax.jit
+    def f(x):
+        traced.append(has_reference_ops())
+        return x
+
+    for _ in range(2):
+        f(1.0)
+        with reference_ops():
+            f(1.0)
+    assert traced == [False, True]

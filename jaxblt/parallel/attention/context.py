@@ -21,6 +21,7 @@ from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contig
 from jaxblt.parallel.sequence import SeqAxis, over_sequence, seq_axis
 from pallas_kernels.attention import attention
 from pallas_kernels.attention.mask import Mask, check_arguments, zero_where_not
+from pallas_kernels.runtime import has_reference_ops
 
 ContextParallel = Literal["ring", "all_to_all", "all_gather"]
 Implementation = Literal["reference", "xla", "cudnn"] | None
@@ -69,7 +70,8 @@ def context_attention(
 
     Raises:
       ValueError: before compiling, with the fix: as `attention`, or the length or the heads do not divide among
-        the devices, a window is longer than a device's stretch, or the mode or the named kernel does not take this.
+        the devices, a window is longer than a device's stretch, the mode or the named kernel does not take this, or
+        the mode is "ring" inside `reference_ops`.
     """
     axis = seq_axis()
     if axis is None:
@@ -185,6 +187,11 @@ def _check(
         raise ValueError(
             f"implementation 'mosaic_gpu' runs rings without a window, not mode={mode!r}, window={window}: "
             "use implementation=None"
+        )
+    if mode == "ring" and has_reference_ops():
+        raise ValueError(
+            f"mode 'ring' over {axis.size} devices has first derivatives only, and this is inside reference_ops: "
+            "use mode='all_to_all' or 'all_gather' (a config's context_parallel), or a mesh without 'seq'"
         )
     if mode == "ring" and slopes is not None:
         raise ValueError("a ring knows no ALiBi distances: use mode='all_to_all', 'all_gather' or None")

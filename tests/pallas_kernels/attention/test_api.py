@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.attention import attention, attention_with_lse
+from pallas_kernels.runtime import reference_ops
 from tests.pallas_kernels.attention.cases import Call
 from tests.tolerances import assert_close
 
@@ -68,3 +69,15 @@ def test_dtypes_of_the_results():
     assert jax.eval_shape(partial(attention, causal=True), **arrays).dtype == jnp.bfloat16
     o, lse = jax.eval_shape(partial(attention_with_lse, causal=True), **arrays)
     assert (o.dtype, lse.dtype, lse.shape) == (jnp.float32, jnp.float32, (2, 4, 6))
+
+
+def test_the_log_sum_exp_has_forward_derivatives_inside_reference_ops():
+    arrays = CALL.arrays()
+    attend = partial(attention_with_lse, causal=True)
+    with reference_ops():
+        both, tangents = jax.jvp(lambda q: attend(**arrays | {"q": q}), (arrays["q"],), (arrays["q"],))
+    for found, expected in zip(both, attend(**arrays), strict=True):
+        assert_close(found, expected, n=CALL.queries)
+    # The first query sees one key, whose share stays 1 and whose score is linear in the query.
+    assert_close(tangents[1][..., 0], both[1][..., 0], n=arrays["q"].shape[-1])
+    np.testing.assert_array_equal(np.asarray(tangents[0][:, 0]), 0)
