@@ -47,7 +47,7 @@ class Linear(nn.Module):
       names: logical names of the kernel's axes; those of the new letters are the bias's.
       dtype: of the product.
       bias: initialiser of a bias that the new axes share, or None for no bias.
-      init: of the kernel, given its shape as (product of the axes summed over, product of the others).
+      kernel_init: of the kernel, given its shape as (product of the axes summed over, product of the others).
       precision: of the product.
       accumulate: dtype of sums and result; None for the product's own.
       product: what multiplies.
@@ -58,7 +58,7 @@ class Linear(nn.Module):
     names: tuple[str | None, ...]
     dtype: Any = jnp.float32
     bias: nn.initializers.Initializer | None = None
-    init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     precision: jax.lax.PrecisionLike = None
     accumulate: Any = None
     product: Product = multiply
@@ -72,7 +72,7 @@ class Linear(nn.Module):
         inner, outer = prod(shape[: len(summed)]), prod(shape[len(summed) :])
 
         def draw(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-            return self.init(key, (inner, outer), dtype).reshape(shape)
+            return self.kernel_init(key, (inner, outer), dtype).reshape(shape)
 
         kernel = self.param("kernel", named(draw, *self.names), shape, jnp.float32)
         kinds = {"precision": self.precision, "preferred_element_type": self.accumulate}
@@ -100,7 +100,7 @@ class Linear(nn.Module):
 def dense(features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale: float = 1.0) -> Linear:
     """A `Linear` over the last axis without bias; LeCun-normal kernel times `scale`."""
     init = nn.initializers.variance_scaling(scale**2, "fan_in", "truncated_normal")
-    return Linear("...d,de->...e", {"e": features}, axes, dtype, init=init, name=name)
+    return Linear("...d,de->...e", {"e": features}, axes, dtype, kernel_init=init, name=name)
 
 
 class RMSNorm(nn.Module):

@@ -80,10 +80,12 @@ def init_decoder(decoder: Decoder, batch_size: int, *, num_bytes: int) -> Decode
     model = init_blt_state(decoder.model, batch_size, num_bytes=num_bytes, dtype=decoder.dtype, **blocks)
     entropy = None
     if decoder.patcher.needs_entropies:
-        assert decoder.entropy is not None
-        start = lambda rows, capacity: init_byte_lm_state(  # noqa: E731
-            decoder.entropy, rows, capacity=capacity, dtype=decoder.dtype
-        )
+        config = decoder.entropy
+        assert config is not None
+
+        def start(rows: int, capacity: int) -> Any:
+            return init_byte_lm_state(config, rows, capacity=capacity, dtype=decoder.dtype)
+
         entropy = init_contexts(start, batch_size, num_bytes, decoder.patcher.entropy_context)
     return DecoderState(model=model, entropy=entropy, patcher=init_patcher(decoder.patcher, batch_size))
 

@@ -20,5 +20,5 @@ def held(module: nn.Module, name: str, choice: Shaped[Array, "..."]) -> Shaped[A
     """
     if module.has_variable(COLLECTION, name):
         return module.get_variable(COLLECTION, name)
-    module.sow(COLLECTION, name, choice, reduce_fn=lambda _, new: new, init_fn=lambda: None)
+    module.sow(COLLECTION, name, choice, reduce_fn=lambda _, new: new, init_fn=lambda: choice)
     return choice

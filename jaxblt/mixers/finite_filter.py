@@ -1,5 +1,6 @@
 """Convolution with a finite filter, explicit or implicit: parameters, and its core along the sequence."""
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -54,7 +55,7 @@ class FiniteConv(nn.Module):
         y, after = rows.run(core, streams, carry, time_axis=2)
         if self.causal:
             return y, after
-        other, _ = rows.run(core.replace(outside=True), streams, time_axis=2, reverse=True)
+        other, _ = rows.run(dataclasses.replace(core, outside=True), streams, time_axis=2, reverse=True)
         return y + other, after
 
     def _stretches(self, length: int, carry: Any) -> ShortHistory:

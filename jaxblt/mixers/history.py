@@ -140,9 +140,9 @@ class ShortHistory:
             padded = jnp.pad(past, ((0, 0), (0, 0), (0, steps)))
             added = self.op(padded, taps, **dict(self.options))[..., -steps:]
         added = jnp.pad(added, ((0, 0), (0, 0), (0, length - steps)))
-        if marks.segment_ids is None:
+        if marks.segment_ids is None or marks.new is None:
             return added
-        seen = marks.content & (jnp.cumsum(marks.new, 1) == 0)
+        seen = (marks.segment_ids > 0) & (jnp.cumsum(marks.new, 1) == 0)
         return jnp.where(seen[:, None], added, jnp.zeros((), added.dtype))
 
 

@@ -144,5 +144,8 @@ class Hyena(nn.Module):
         return y + rows.run(cores[1], (z, None, None), time_axis=2, reverse=True)[0], after
 
     def _long_conv(self, index: int) -> ModalConv | FiniteConv:
-        config, kind = self.config, ModalConv if isinstance(self.config.filter, ModalFilter) else FiniteConv
-        return kind(config.filter, config.dim, config.causal, config.implementation, name=f"long_{index}")
+        config, name = self.config, f"long_{index}"
+        options = (config.dim, config.causal, config.implementation)
+        if isinstance(config.filter, ModalFilter):
+            return ModalConv(config.filter, *options, name=name)
+        return FiniteConv(config.filter, *options, name=name)

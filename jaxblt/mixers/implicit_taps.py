@@ -46,7 +46,7 @@ class ImplicitTaps(nn.Module):
             {"w": features},
             (None, None),
             bias=nn.initializers.zeros,
-            init=_uniform,
+            kernel_init=_uniform,
             precision=jax.lax.Precision.HIGHEST,
             name=f"layer_{index}",
         )

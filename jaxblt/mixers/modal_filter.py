@@ -126,7 +126,9 @@ class Modes:
             return jnp.exp(self.log_poles * summary.length)[None] * carry + summary.written
         steps = summary.steps[:, None, None].astype(self.log_poles.dtype)
         kept = jnp.exp(self.log_poles[None] * steps) * carry
-        return jnp.where(rows(summary.stays, kept), kept, jnp.zeros((), kept.dtype)) + summary.written
+        if summary.stays is not None:
+            kept = jnp.where(rows(summary.stays, kept), kept, jnp.zeros((), kept.dtype))
+        return kept + summary.written
 
     def _conv(self, x: Float[Array, "B D T"], marks: Marks, **options: Any) -> Any:
         given = {"segment_ids": marks.segment_ids, "segment_alignment": marks.alignment}

@@ -79,7 +79,7 @@ class GatedRecurrence(nn.Module):
         out = self._linear("out", ("channels", "embed"))
         h, after = rows.run(Recurrence(), (gate(rows.x), into(rows.x)), None if state is None else state.h)
         y = rows.restore(out(h.astype(self.dtype)))
-        return y, None if state is None else RecurrenceState(clock=rows.clock, h=after)
+        return y, None if state is None else dataclasses.replace(state, clock=rows.clock, h=after)
 
     def _linear(self, name: str, axes: tuple[str, str], *, bias: Any = None) -> Linear:
         return Linear("btd,de->bte", {"e": self.config.dim}, axes, self.dtype, bias=bias, name=name)

@@ -38,23 +38,23 @@ SHORTEST = 64
 class Core(Protocol):
     """What a mixer computes along the sequence; see the module's first lines."""
 
-    def zero(self, streams: Any) -> Carry: ...
+    def zero(self, streams: Any, /) -> Carry: ...
 
-    def run(self, streams: Any, marks: Marks, carry: Carry | None) -> tuple[Any, Summary]: ...
+    def run(self, streams: Any, marks: Marks, carry: Carry | None, /) -> tuple[Any, Summary]: ...
 
 
 @runtime_checkable
 class Joined(Core, Protocol):
     """A core whose stretches can be joined. `reach`, if it has one, is how many steps back a carry can tell of."""
 
-    def join(self, carry: Carry, summary: Summary) -> Carry: ...
+    def join(self, carry: Carry, summary: Summary, /) -> Carry: ...
 
 
 @runtime_checkable
 class Summarised(Joined, Protocol):
     """A core with a shorter way to what a stretch does to a carry than running it."""
 
-    def summarise(self, streams: Any, marks: Marks) -> Summary: ...
+    def summarise(self, streams: Any, marks: Marks, /) -> Summary: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,12 +201,12 @@ def _folded(
     how: _Stretch, core: Joined, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
 ) -> tuple[Any, Carry | None]:
     """Rows split along the sequence: each device runs its stretch from what those before it carry in."""
-    flat = segment_ids is None or how.time_axis == 1
-    ids = segment_ids if flat else segment_ids[:, None]
+    row = how.time_axis == 2
+    ids = segment_ids[:, None] if row and segment_ids is not None else segment_ids
 
     def island(sequenced: Any, carry: Carry | None, core: Joined) -> tuple[Any, Carry | None]:
         streams, ids = sequenced
-        return _stretch(how, core, streams, ids if flat else ids[:, 0], carry)
+        return _stretch(how, core, streams, ids[:, 0] if row and ids is not None else ids, carry)
 
     outputs = (True, False)
     return over_sequence(island, (streams, ids), carry, core, time_axis=how.time_axis, outputs=outputs)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.layers import Linear, RMSNorm
+from jaxblt.mixers import AttentionConfig
 from jaxblt.models.embeddings import (
     ByteEmbedding,
     EmbeddingConfig,
@@ -61,9 +62,9 @@ class ByteLMConfig:
     @property
     def receptive_field(self) -> int | None:
         """Bytes before a byte that its logits depend on; None without a bound (attention to all, convolutions)."""
-        letters = [self.stack.mixer(letter) for letter in self.stack.pattern]
-        windows = [getattr(mixer, "window", None) for mixer in letters]
-        if any(window is None for window in windows):
+        mixers = [self.stack.mixer(name) for name in self.stack.pattern]
+        windows = [mixer.window for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.window]
+        if len(windows) < len(mixers):
             return None
         layers = [windows[i % len(windows)] - 1 for i in range(self.stack.num_layers)]
         return sum(layers) + (0 if self.hash is None else self.hash.reach)

@@ -26,7 +26,8 @@ def promise[C](config: C, rows: RowLayout) -> C:
     if isinstance(config, tuple):
         return type(config)(promise(item, rows) for item in config)
     if isinstance(config, Mapping):
-        return type(config)({name: promise(item, rows) for name, item in config.items()})
+        kind: Any = type(config)
+        return kind({name: promise(item, rows) for name, item in config.items()})
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     changes = {}

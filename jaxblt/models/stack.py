@@ -38,7 +38,7 @@ class Table(FrozenDict):
         return repr(dict(self))
 
 
-DEFAULTS: Mapping[str, MixerConfig] = Table(
+DEFAULTS: Mapping[str, Any] = Table(
     {
         "H": HyenaConfig(dim=64),
         "S": HyenaConfig(dim=64, filter=ExplicitFilter(taps=7)),

@@ -28,8 +28,7 @@ def exclusive_scan[C](
     """
     count, index = jax.lax.axis_size(SEQ_AXIS), jax.lax.axis_index(SEQ_AXIS)
     place = count - 1 - index if reverse else index
-    near = hops is not None and (hops == 1 or hops < count - 1)
-    if near:
+    if hops is not None and (hops == 1 or hops < count - 1):
         came = [_from_behind(summary, hop, reverse=reverse) for hop in range(hops, 0, -1)]
         first = place - hops
     else:

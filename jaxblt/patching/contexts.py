@@ -133,4 +133,5 @@ def _advance(
     position = count - start
     last = latest[:, -1:] + 1
     reached = jnp.concatenate([state.position[:, None], position + 1], 1)
-    return position, tuple(jnp.take_along_axis(x, last, 1)[:, 0] for x in (reached, documents))
+    at, document = (jnp.take_along_axis(x, last, 1)[:, 0] for x in (reached, documents))
+    return position, (at, document)

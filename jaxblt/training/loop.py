@@ -49,7 +49,7 @@ from jaxblt.training.setup import (
     recipe_step,
     to_devices,
 )
-from jaxblt.training.startup import Startup
+from jaxblt.training.startup import Startup, keep_compiled
 from jaxblt.training.state import TrainState, forgive
 
 HEADLINE = (

@@ -1,7 +1,7 @@
 """A recipe: everything that defines a training run, as one frozen dataclass."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -212,9 +212,9 @@ def differences(old: Any, new: Any, where: str = "recipe") -> list[str]:
     """What differs between two configs, one "path: old -> new" a field."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
         return [d for name in old for d in differences(old[name], new[name], f"{where}[{name!r}]")]
-    if type(old) is not type(new) or not hasattr(old, "__dataclass_fields__"):
+    if type(old) is not type(new) or not is_dataclass(old):
         return [] if old == new else [f"{where}: {old!r} -> {new!r}"]
-    names = [f.name for f in fields(old)]
+    names = [field.name for field in fields(old)]
     return [
         d for name in names for d in differences(getattr(old, name), getattr(new, name), f"{where}.{name}")
     ]

@@ -120,7 +120,8 @@ def _long_entropies(model: Any, params: Any, batch: Batch, context: int) -> Floa
     def start(rows: int, capacity: int) -> Any:
         return init_byte_lm_state(model.config, rows, capacity=capacity, dtype=model.dtype)
 
-    state = init_contexts(start, *batch.inputs.shape, context)
+    rows, length = batch.inputs.shape
+    state = init_contexts(start, rows, length, context)
     return stream_entropies(
         stream,
         params,

@@ -90,9 +90,9 @@ def test_modes_span_the_timescales_and_keep_the_energy() -> None:
     [
         (lambda: ModalFilter(modes=0), "modes must be at least 1, got 0"),
         (lambda: ModalFilter(min_timescale=5.0, max_timescale=2.0), "got 5.0 and 2.0"),
-        (lambda: ImplicitFilter(filter_len=0), "expected filter_len >= 1"),
+        (lambda: ImplicitFilter(filter_len=0), "filter_len must be at least 1, got 0"),
         (lambda: ImplicitFilter(filter_len=8, emb_dim=4), "emb_dim must be odd and at least 3"),
-        (lambda: ImplicitFilter(filter_len=8, fast=2.0), "expected 0 < fast <= slow"),
+        (lambda: ImplicitFilter(filter_len=8, fast=2.0), "expected fast <= slow, got 2.0 and 1.5"),
         (lambda: ExplicitFilter(taps=0), "taps must be at least 1, got 0"),
     ],
 )

@@ -16,6 +16,7 @@ from jaxblt.models import BLTConfig, HashConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.patching.patches import from_closed
 from jaxblt.testing.tolerances import DIFFERENCED, bound, typical
+from tests.mixer_table import table
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "curvature.md"
 STEP = 0.01
@@ -42,8 +43,8 @@ def noise(tree, seed):
 
 def stack(pattern, dim):
     heads, hyena = AttentionConfig(dim=dim, num_heads=2), HyenaConfig(dim=dim, filter=MODAL)
-    sizes = {"dim": dim, "num_layers": len(pattern), "window": 5, "mlp_dim": 0}
-    return StackConfig(pattern=pattern, attention=heads, hyena=hyena, **sizes)
+    sizes = {"dim": dim, "num_layers": len(pattern), "mlp_dim": 0}
+    return StackConfig(pattern=pattern, mixers=table(attention=heads, hyena=hyena, window=5), **sizes)
 
 
 def blt_loss():
