@@ -1,12 +1,15 @@
 """What is said of the time before the first step, and where compiled programs are kept."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 
 from jaxblt.training import startup
 from jaxblt.training.startup import Startup, keep_compiled
+from jaxblt.training.step import compiler_options
+from pallas_kernels.runtime import compiling_for
 
 
 @pytest.fixture
@@ -42,3 +45,9 @@ def test_programs_for_gpus_are_kept_in_the_user_s_cache(asked, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
     keep_compiled("user")
     assert asked["jax_compilation_cache_dir"] == "/scratch/jaxblt/compiled"
+
+
+def test_matrix_products_of_a_train_step_are_cublas_s_on_gpus():
+    assert compiler_options() is None
+    with compiling_for(SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability="9.0")):
+        assert compiler_options() == {"xla_gpu_enable_triton_gemm": False}
