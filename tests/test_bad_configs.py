@@ -122,6 +122,8 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "max_length": (0, 5000, 8.5),
         "block_size": (0, 4096.0),
         "capacity": (0, 5000, 2.5),
+        "margin": (-1e-6, NAN),
+        "entropy_context": (0, 17, 2.5),
     },
     MeshConfig: {"data": (0, -2), "fsdp": (0, 1.5), "seq": (2.5, True), "tensor": ("2",)},
     SequenceLayout: {"kind": ("spiral",)},

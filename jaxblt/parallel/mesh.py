@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh
 
-from jaxblt.validation import check_fields
+from jaxblt.validation import check_bounds, check_fields
 
 AXES = ("data", "fsdp", "seq", "tensor")
 
@@ -33,6 +33,7 @@ class MeshConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_bounds(self, *AXES, least=-1)
         _check_sizes(dataclasses.asdict(self))
 
     def build(self, devices: Sequence[Any] | None = None) -> Mesh:

@@ -163,7 +163,8 @@ def _in_widest_gap(
     target: float,
 ) -> float:
     """The middle of the widest gap whose mean length is near enough to the target, or as near as can be."""
-    allowed = NEAR * target
+    # A short sample has few mean lengths: those of the nearest threshold are always allowed.
+    allowed = max(NEAR * target, abs(float(achieved(nearest)) - target) * (1 + 1e-6))
     while True:
         width, middle = _widest_gap(config, sample, segments, achieved, nearest, target, allowed)
         if width >= LEAST_GAP or allowed > FAR * target:

@@ -64,6 +64,12 @@ class PatcherConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_bounds(self, "margin", least=0)
+        check_bounds(self, "entropy_context", least=2)
+        if self.entropy_context is not None and self.entropy_context % 2:
+            raise ValueError(
+                f"PatcherConfig.entropy_context must be even (windows start at its halves), got {self.entropy_context}"
+            )
         self._check_lengths()
         self._check_thresholds()
         self._check_num_patches()

@@ -17,7 +17,7 @@ from jaxblt.training.state import freeze
 
 CONFIG = ByteLMConfig(
     stack=StackConfig(
-        dim=8, num_layers=1, pattern="A", mlp_dim=0, attention=AttentionConfig(dim=8, num_heads=1)
+        dim=8, num_layers=1, pattern="A", mlp_dim=0, mixers={"A": AttentionConfig(dim=8, num_heads=1)}
     )
 )
 
@@ -46,7 +46,8 @@ def test_entropies_are_written_with_model_and_context(tmp_path):
 
 
 def test_a_context_bounds_what_does_not_bound_itself():
-    local = ByteLMConfig(stack=StackConfig(num_layers=2, pattern="W", window=8))
+    window = AttentionConfig(dim=8, num_heads=1, window=8)
+    local = ByteLMConfig(stack=StackConfig(dim=8, num_layers=2, pattern="W", mixers={"W": window}))
     assert bounded_context(CONFIG, 1001) == 1000
     assert bounded_context(local, 1000) is None
     assert bounded_context(local, 20) == 20, "fourteen bytes are more than half of its training rows"

@@ -32,7 +32,7 @@ def test_the_event_file_holds_one_picture(entropy_run, tmp_path):
     assert logged.encoded_image_string.startswith(b"\x89PNG\r\n\x1a\n")
     with jax.set_mesh(mesh := make_mesh()):
         setup = make_setup(fitted.recipe, mesh, fitted.state.frozen)
-        data = open_data(recipe, mesh, split="validation", mode="eval", source=Letters())
+        data = open_data(fitted.recipe, mesh, split="validation", mode="eval", source=Letters())
         passage = first_passage(setup, fitted.state.frozen, data)
     assert passage.png() == logged.encoded_image_string
     np.testing.assert_array_equal(passage.ids, data.batch(0).inputs[0])

@@ -1,6 +1,5 @@
 """What is said of the time before the first step, and where compiled programs are kept."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -36,12 +35,12 @@ def test_programs_for_cpus_are_not_kept_unless_a_folder_is_named(asked, tmp_path
     assert asked == {"jax_compilation_cache_dir": str(tmp_path)}
 
 
-def test_programs_for_gpus_are_kept_in_the_user_s_cache(asked, monkeypatch):
+def test_programs_for_gpus_are_kept_in_the_user_s_cache(asked, monkeypatch, tmp_path):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", "/home/reader")
+    monkeypatch.setenv("HOME", str(tmp_path))
     keep_compiled("user")
-    assert asked["jax_compilation_cache_dir"] == str(Path("/home/reader/.cache/jaxblt/compiled"))
+    assert asked["jax_compilation_cache_dir"] == str(tmp_path / ".cache/jaxblt/compiled")
     monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
     keep_compiled("user")
     assert asked["jax_compilation_cache_dir"] == "/scratch/jaxblt/compiled"
