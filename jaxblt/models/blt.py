@@ -146,7 +146,7 @@ class BLT(nn.Module):
     ) -> Float[Array, "B T C"]:
         """Byte vectors after the local encoder."""
         if positions is None:
-            positions = document_positions(jnp.ones_like(ids) if segment_ids is None else segment_ids)
+            positions = document_positions(ids, segment_ids)
         place = places(patches, positions, causal=self.config.causal)
         x, _ = self.embedding(ids, segment_ids=segment_ids)
         h, _ = self.encoder(x + self.position(place), segment_ids=segment_ids)

@@ -49,10 +49,11 @@ class Places:
     left: Int[Array, "B T"] | None = None
 
 
-def document_positions(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Each byte's offset in its document, for rows whose documents are contiguous."""
-    rows = read(segment_ids[..., None], segment_ids, None, None)
-    return rows.run(Counted(), segment_ids)[0]
+def document_positions(
+    ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None = None
+) -> Int[Array, "B T"]:
+    """Each byte's offset in its document, for rows whose documents are contiguous; None is one document a row."""
+    return read(ids[..., None], segment_ids, None, None).run(Counted(), ids)[0]
 
 
 @flax.struct.dataclass
@@ -67,8 +68,10 @@ class Counted:
         self, ids: Int[Array, "B T"], marks: Marks, carry: Int[Array, "B"] | None
     ) -> tuple[Int[Array, "B T"], tuple[Int[Array, "B"], Bool[Array, "B"]]]:
         """Offsets; and what the stretch adds to the count, or that it begins another."""
-        assert marks.new is not None
         index = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32)[None], ids.shape)
+        if marks.new is None:
+            count = jnp.full(ids.shape[:1], ids.shape[1], jnp.int32)
+            return index if carry is None else index + carry[:, None], (count, jnp.ones(ids.shape[:1], bool))
         start = jax.lax.cummax(jnp.where(marks.new, index, -1), axis=1)
         offset = jnp.where(start < 0, index, index - start)
         if carry is not None:

@@ -106,7 +106,7 @@ def blocks() -> list[str]:
 
 def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
     """Every block of the guide runs, `check_mixer` among them."""
-    assert len(blocks()[0].splitlines()) <= 80
+    assert sum(bool(line.strip()) for line in blocks()[0].splitlines()) <= 70
     names: dict[str, Any] = {"__name__": "guide"}
     for block in blocks():
         exec(compile(block, str(GUIDE), "exec"), names)

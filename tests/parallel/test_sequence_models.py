@@ -80,7 +80,7 @@ def segment_ids() -> np.ndarray:
 def batch() -> Batch:
     draw, ids = np.random.default_rng(0), segment_ids()
     text = draw.choice(np.frombuffer(b"abc d e", np.uint8).astype(np.int32) + 4, (2, ROWS, LENGTH))
-    positions = document_positions(jnp.asarray(ids))
+    positions = document_positions(jnp.asarray(ids), jnp.asarray(ids))
     return jax.device_get(Batch(*map(jnp.asarray, (*text, ids, positions, (ids > 0).astype(np.int32)))))
 
 
@@ -156,8 +156,8 @@ def test_patches_before_a_stretch_come_from_as_far_as_they_lie() -> None:
 
 def test_positions_count_from_documents_on_other_devices() -> None:
     ids = segment_ids()[:, : 24 * BLOCK]
-    found, compiled = along(lambda _, ids: document_positions(ids), np.zeros(()), (ids,), seq=8)
-    np.testing.assert_array_equal(found, document_positions(jnp.asarray(ids)))
+    found, compiled = along(lambda _, ids: document_positions(ids, ids), np.zeros(()), (ids,), seq=8)
+    np.testing.assert_array_equal(found, document_positions(jnp.asarray(ids), jnp.asarray(ids)))
     assert not spanning(collectives(compiled), BLOCK)
 
 
