@@ -1,0 +1,80 @@
+"""Checkpoints from before parameters were renamed."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig
+from jaxblt.training.checkpoint import Checkpointer, abstract_like, restore
+from jaxblt.training.integrity import StateMismatch
+from jaxblt.training.renamed import current_name
+from jaxblt.training.serialize import from_json, to_json
+from jaxblt.training.state import start
+
+OLD = {
+    "periods": {"block_0": {"mixer": {"in": jnp.arange(6.0), "out": -jnp.arange(4.0), "short": jnp.ones(2)}}},
+    "head": {"kernel": 2 * jnp.ones((2, 3)), "norm": {"scale": jnp.ones(2)}},
+}
+NEW = {
+    "periods": {
+        "block_0": {
+            "mixer": {
+                "in": {"kernel": jnp.arange(6.0)},
+                "out": {"kernel": -jnp.arange(4.0)},
+                "short": jnp.ones(2),
+            }
+        }
+    },
+    "head": {"logits": {"kernel": 2 * jnp.ones((2, 3))}, "norm": {"scale": jnp.ones(2)}},
+}
+
+
+def test_names_of_today_stay():
+    for name in ("block_0/mixer/in/kernel", "block_0/mixer/q/kernel", "head/logits/kernel", "mlp/up/kernel"):
+        assert current_name(name) == name
+
+
+def test_parameters_and_optimiser_are_read_under_their_old_names(tmp_path):
+    optimizer = optax.adam(1e-3)
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(3, start(OLD, optimizer), {"seconds": 1.0})
+    wanted = start(NEW, optimizer)
+    with Checkpointer(tmp_path) as checkpoints:
+        found = checkpoints.restore(abstract_like(wanted))
+    jax.tree.map(np.testing.assert_array_equal, found.state, wanted)
+    params = restore(tmp_path, abstract_like(NEW), subtree="params").state
+    jax.tree.map(np.testing.assert_array_equal, params, NEW)
+
+
+def test_what_an_old_checkpoint_lacks_is_named(tmp_path):
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, {"params": OLD})
+    with pytest.raises(StateMismatch, match="extra: asked for, not stored"):
+        restore(tmp_path, abstract_like(NEW | {"extra": jnp.ones(1)}), subtree="params")
+
+
+def test_a_stack_stored_with_a_config_for_each_family_is_read():
+    old = {
+        "class": "jaxblt.models.stack:StackConfig",
+        "dim": 32,
+        "pattern": "HWM",
+        "window": 64,
+        "hyena": {"class": "jaxblt.mixers.hyena:HyenaConfig", "dim": 32, "order": 3},
+        "attention": {"class": "jaxblt.mixers.attention:AttentionConfig", "dim": 32, "num_heads": 2},
+        "recurrence": {"class": "jaxblt.mixers.recurrence:GatedRecurrenceConfig", "dim": 64},
+        "extra": [],
+    }
+    found = from_json(json.dumps(old))
+    hyena = HyenaConfig(dim=32, order=3)
+    assert found.mixers == {
+        "H": hyena,
+        "W": AttentionConfig(dim=32, num_heads=2, window=64),
+        "M": replace(hyena, filter=ExplicitFilter(taps=128)),
+    }
+    assert from_json(to_json(found)) == found
+    assert '"class": "hyena"' in to_json(found)
