@@ -136,14 +136,16 @@ def this_machine() -> Machine:
 
 
 def _git_commit() -> str | None:
-    """The checkout's commit; where this file is not one of a repository's, what JAXBLT_COMMIT names, or None."""
+    """What JAXBLT_COMMIT names, else the checkout's commit; None where this file is not one of a repository's."""
+    if named := os.environ.get("JAXBLT_COMMIT"):
+        return named
     git = ["git", "-C", str(Path(__file__).parent)]
     describe = [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         subprocess.run([*git, "ls-files", "--error-unmatch", "_dispatch.py"], capture_output=True, check=True)
         return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("JAXBLT_COMMIT")
+        return None
 
 
 def measure(

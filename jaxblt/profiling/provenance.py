@@ -62,12 +62,14 @@ def _git(*arguments: str) -> str | None:
 def git_commit() -> dict[str, Any]:
     """`commit` and whether the checkout has changes beyond it (`dirty`).
 
-    Where this is no checkout, `commit` is what the variable JAXBLT_COMMIT names, for code that was copied to a machine
-    without git, and `dirty` is None; without the variable both are None.
+    The variable JAXBLT_COMMIT comes first, for code that was copied to a machine whose checkout, if any, is another;
+    `dirty` is None then. Without it and without a checkout both are None.
     """
+    if named := os.environ.get("JAXBLT_COMMIT"):
+        return {"commit": named, "dirty": None}
     commit, status = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
     if commit is None:
-        return {"commit": os.environ.get("JAXBLT_COMMIT"), "dirty": None}
+        return {"commit": None, "dirty": None}
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
