@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxblt.data.sources import DocumentSource, FastaSource, TextSource, read_document
 from jaxblt.data.vocab import encode
-from jaxblt.models import ByteLMConfig, init_byte_lm_state
+from jaxblt.models import ByteLMConfig
 from jaxblt.patching import (
     PatcherConfig,
     Patches,
@@ -49,7 +49,8 @@ class EntropyModel:
 
     def entropies(self, ids: np.ndarray, *, chunk: int = 1024) -> np.ndarray:
         """Entropy in nats of the prediction made at each of a document's ids, chunk after chunk."""
-        start = lambda rows, capacity: init_byte_lm_state(self.config, rows, capacity=capacity)  # noqa: E731
+        model = self.config.build()
+        start = lambda rows, capacity: model.init_state(rows, num_bytes=capacity)  # noqa: E731
         state = init_contexts(start, 1, len(ids), self.context)
         stream = partial(stream_entropies, self._apply, chunk=min(chunk, len(ids)), context=self.context)
         return np.asarray(jax.jit(stream)(widen(self.frozen.params), jnp.asarray(ids)[None], state))[0]

@@ -53,11 +53,11 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The model, a Linen module: `run.model.apply({"params": run.params}, ids, ...)`.
+        """The model, a Linen module: `logits, patches = run.model.apply({"params": run.params}, ids, ...)`.
 
         It takes any segment ids. The one of `task` may rely on rows in which documents lie as in the recipe's data.
         """
-        return self.recipe.model.build(dtype=self.recipe.train.compute_dtype)
+        return self.recipe.model.build(dtype=self.recipe.train.compute_dtype, patcher=self.patcher)
 
     @property
     def patcher(self) -> PatcherConfig | None:
@@ -131,7 +131,7 @@ class Run:
         devices = mesh.build()
         recipe = self.recipe if data is None else replace(self.recipe, data=data)
         dataset = open_data(recipe, devices, split=split, mode="eval", source=source)
-        task = replace(make_task(recipe), packed=True, patcher=self.patcher)
+        task = replace(make_task(recipe), packed=True)
         with jax.set_mesh(devices):
             step = make_eval_step(task, targets=target_ids(targets), seed=self.recipe.train.seed)
             state = jax.device_put(self.state, replicated(devices))
@@ -180,7 +180,7 @@ class Run:
         if frozen is not None:
             frozen = frozen.replace(threshold=jnp.float32(patcher.known_threshold()))  # pyright: ignore[reportAttributeAccessIssue]
         recipe = replace(self.recipe, patcher=patcher)
-        return replace(self, recipe=recipe, task=replace(self.task, patcher=patcher), frozen=frozen)
+        return replace(self, recipe=recipe, task=self.task.cut_by(patcher), frozen=frozen)
 
 
 def load(run_dir: str | os.PathLike[str], *, step: int | None = None, dtype: str | None = None) -> Run:
@@ -222,6 +222,6 @@ def _param_shapes(task: Task, recipe: Recipe, stored: Any) -> Any:
     data = recipe.data
     return fitting_shapes(
         lambda: init_params(task, data, recipe.train.seed),
-        lambda params: task.model.apply({"params": params}, *blank_inputs(task, data)),
+        lambda params: task.model.apply({"params": params}, **blank_inputs(task, data)),
         stored,
     )

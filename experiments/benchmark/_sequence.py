@@ -18,7 +18,7 @@ from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilt
 from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.models.stack import Stack
 from jaxblt.parallel import batch_sharding, make_mesh, replicated
-from jaxblt.patching import PatcherConfig, make_patches
+from jaxblt.patching import PatcherConfig
 from jaxblt.profiling import measure
 from jaxblt.training.evaluate import make_eval_step
 from jaxblt.training.meter import peak_memory
@@ -124,7 +124,7 @@ def _step_on(
     config: BLTConfig, patcher: PatcherConfig, mesh: Mesh, length: int, dtype: Any, trials: int | None
 ) -> dict[str, Any]:
     """The loss of the first step, and unless `trials` is None the time of those that train on."""
-    task = Task(config.build(dtype=dtype), patcher=patcher, packed=False)
+    task = Task(config.build(dtype=dtype, patcher=patcher), packed=False)
     with jax.set_mesh(mesh):
         adamw = partial(make_optimizer, AdamWConfig(warmup_steps=0), 1000)
         optimizer, state, batch = _begin(task, patcher, mesh, length, adamw)
@@ -143,7 +143,7 @@ def _forward_on(
     config: BLTConfig, patcher: PatcherConfig, mesh: Mesh, length: int, dtype: Any, trials: int
 ) -> dict[str, Any]:
     """The loss and its time."""
-    task = Task(config.build(dtype=dtype), patcher=patcher, packed=False)
+    task = Task(config.build(dtype=dtype, patcher=patcher), packed=False)
     with jax.set_mesh(mesh):
         _, state, batch = _begin(task, patcher, mesh, length, lambda _: optax.identity())
         evaluate: Any = make_eval_step(task)
@@ -169,8 +169,7 @@ def _begin(
 
 def _parameters(task: Task, patcher: PatcherConfig, mesh: Mesh) -> Any:
     ids = jnp.zeros((1, patcher.block_size * mesh.size), jnp.int32)
-    patches = make_patches(patcher, ids)
-    return jax.jit(task.model.init, out_shardings=replicated(mesh))(jax.random.key(0), ids, patches)["params"]
+    return jax.jit(task.model.init, out_shardings=replicated(mesh))(jax.random.key(0), ids)["params"]
 
 
 def _text(length: int) -> Batch:

@@ -63,7 +63,7 @@ def _prompt(config: Any, length: int, new_bytes: int, devices: int, trials: int)
     from jaxblt.data import load_sample, vocab
     from jaxblt.inference import Decoder, decode_step, prefill
     from jaxblt.parallel import make_mesh, replicated
-    from jaxblt.patching import PatcherConfig, make_patches
+    from jaxblt.patching import PatcherConfig
     from jaxblt.profiling import measure
     from jaxblt.training.meter import peak_memory
 
@@ -86,8 +86,7 @@ def _prompt(config: Any, length: int, new_bytes: int, devices: int, trials: int)
     mesh = make_mesh(data=1, seq=devices, devices=jax.devices()[:devices])
     with jax.set_mesh(mesh):
         ids = jnp.zeros((1, patcher.block_size * devices), jnp.int32)
-        begin = partial(config.build(dtype=jnp.bfloat16).init, jax.random.key(0), ids)
-        drawn = jax.jit(begin, out_shardings=replicated(mesh))(make_patches(patcher, ids))
+        drawn = jax.jit(decoder.build().init, out_shardings=replicated(mesh))(jax.random.key(0), ids)
         params = {"model": nn.meta.unbox(drawn)["params"]}
         ids, ones = jnp.asarray(text)[None], jnp.ones((1, length), jnp.int32)
         last = ids[:, -new_bytes:]

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.models import BLTConfig, ByteLMConfig, ModelConfig, init_blt_state, init_byte_lm_state
-from jaxblt.patching import PatcherConfig, init_contexts, init_patcher, next_entropies, step_patcher
+from jaxblt.models import LanguageModel, ModelConfig
+from jaxblt.patching import PatcherConfig, init_contexts, next_entropies
 from jaxblt.validation import check_fields
 
 
@@ -30,28 +30,35 @@ class Decoder:
 
     model: ModelConfig
     patcher: PatcherConfig | None = None
-    entropy: ByteLMConfig | None = None
+    entropy: ModelConfig | None = None
     dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.model.causal:
-            raise ValueError("a bidirectional model cannot generate: train one with causal stacks")
-        if not isinstance(self.model, BLTConfig):
-            return
-        if self.patcher is None:
-            raise ValueError("a byte-patched model needs the patcher that it was trained with")
-        if not self.patcher.causal:
-            raise ValueError(
-                f"patching mode {self.patcher.mode!r} sees the future and cannot be used to generate"
-            )
-        if self.patcher.needs_entropies and self.entropy is None:
+        built = self.build()
+        jax.eval_shape(lambda: built.init_state(1, num_bytes=1))
+        if self.needs_entropies and self.entropy is None:
+            assert self.patcher is not None
             raise ValueError(f"patching mode {self.patcher.mode!r} needs an entropy model")
+
+    @property
+    def needs_entropies(self) -> bool:
+        """Whether an entropy model reads along."""
+        return self.patcher is not None and self.patcher.needs_entropies
+
+    def build(self) -> LanguageModel:
+        """The model, which closes its patches itself."""
+        return self.model.build(dtype=self.dtype, patcher=self.patcher)
 
     def next_entropies(
         self, params: dict[str, Any], ids: Int[Array, "B T"], state: Any, segment_ids: Int[Array, "B T"]
-    ) -> tuple[Float[Array, "B T"], Any]:
-        """Entropies of the entropy model's predictions at the next bytes of each row, and its state after them."""
+    ) -> tuple[Float[Array, "B T"] | None, Any]:
+        """Entropies of the entropy model's predictions at the next bytes of each row, and its state after them.
+
+        None without an entropy model.
+        """
+        if not self.needs_entropies:
+            return None, None
         assert self.entropy is not None
         assert self.patcher is not None
         model = self.entropy.build(dtype=self.dtype)
@@ -63,31 +70,22 @@ class Decoder:
 
 @flax.struct.dataclass
 class DecoderState:
-    """State of the model, and of entropy model and patcher where there are any."""
+    """State of the model, and of the entropy model where there is one."""
 
     model: Any
     entropy: Any = None
-    patcher: Any = None
 
 
 def init_decoder(decoder: Decoder, batch_size: int, *, num_bytes: int) -> DecoderState:
     """The state before the first byte, for documents of at most `num_bytes` bytes."""
-    sizes = {"capacity": num_bytes, "dtype": decoder.dtype}
-    if isinstance(decoder.model, ByteLMConfig):
-        return DecoderState(model=init_byte_lm_state(decoder.model, batch_size, **sizes))
-    assert decoder.patcher is not None
-    blocks = {"block_size": decoder.patcher.block_size, "capacity": decoder.patcher.slots}
-    model = init_blt_state(decoder.model, batch_size, num_bytes=num_bytes, dtype=decoder.dtype, **blocks)
-    entropy = None
-    if decoder.patcher.needs_entropies:
-        config = decoder.entropy
-        assert config is not None
-
-        def start(rows: int, capacity: int) -> Any:
-            return init_byte_lm_state(config, rows, capacity=capacity, dtype=decoder.dtype)
-
+    model, entropy = decoder.build().init_state(batch_size, num_bytes=num_bytes), None
+    if decoder.needs_entropies:
+        assert decoder.entropy is not None
+        assert decoder.patcher is not None
+        reader = decoder.entropy.build(dtype=decoder.dtype)
+        start = lambda rows, capacity: reader.init_state(rows, num_bytes=capacity)  # noqa: E731
         entropy = init_contexts(start, batch_size, num_bytes, decoder.patcher.entropy_context)
-    return DecoderState(model=model, entropy=entropy, patcher=init_patcher(decoder.patcher, batch_size))
+    return DecoderState(model=model, entropy=entropy)
 
 
 def decode_step(
@@ -110,37 +108,25 @@ def decode_step(
       Logits in fp32 (NaN where the byte's entropy is not finite), whether the byte closed its patch, and the state
       after it.
     """
-    model = decoder.model.build(dtype=decoder.dtype)
-    variables = {"params": params["model"]}
-    if isinstance(decoder.model, ByteLMConfig):
-        logits, moved = model.apply(
-            variables, ids[:, None], state.model, segment_ids=segment_ids[:, None], method="stream"
-        )
-        return logits[:, 0], jnp.zeros(ids.shape, bool), DecoderState(model=moved)
-    assert decoder.patcher is not None
-    entropies, entropy_state = _entropies(decoder, params, ids, state, segment_ids)
-    patcher, closed = step_patcher(decoder.patcher, state.patcher, ids, entropies, segment_ids)
-    logits, moved = model.apply(variables, ids, closed, state.model, segment_ids=segment_ids, method="step")
-    logits = spoil(logits, entropies[:, None], segment_ids[:, None])
-    return logits, closed, DecoderState(model=moved, entropy=entropy_state, patcher=patcher)
+    columns = (ids[:, None], state.entropy, segment_ids[:, None])
+    entropies, entropy = decoder.next_entropies(params, *columns)
+    logits, closed, moved = decoder.build().apply(
+        {"params": params["model"]},
+        ids,
+        state.model,
+        segment_ids=segment_ids,
+        entropies=None if entropies is None else entropies[:, 0],
+        method="step",
+    )
+    logits = jnp.where(are_sound(entropies, columns[2])[:, None], logits, jnp.nan)
+    return logits, closed, DecoderState(model=moved, entropy=entropy)
 
 
-def _entropies(
-    decoder: Decoder, params: Any, ids: Any, state: DecoderState, segment_ids: Any
-) -> tuple[Any, Any]:
-    assert decoder.patcher is not None
-    if not decoder.patcher.needs_entropies:
-        return jnp.zeros(ids.shape, jnp.float32), None
-    entropies, moved = decoder.next_entropies(params, ids[:, None], state.entropy, segment_ids[:, None])
-    return entropies[:, 0], moved
-
-
-def spoil(
-    logits: Float[Array, "B V"], entropies: Float[Array, "B T"], segment_ids: Int[Array, "B T"]
-) -> Float[Array, "B V"]:
-    """NaN for rows with an entropy that is not finite: it cuts no patch, so the model's logits would hide it."""
-    sound = jnp.all(jnp.isfinite(entropies) | (segment_ids == 0), 1, keepdims=True)
-    return jnp.where(sound, logits, jnp.nan)
+def are_sound(entropies: Float[Array, "B T"] | None, segment_ids: Int[Array, "B T"]) -> Bool[Array, "B"]:
+    """False for rows with an entropy that is not finite: it cuts no patch, so the model's logits would hide it."""
+    if entropies is None:
+        return jnp.ones(segment_ids.shape[:1], bool)
+    return jnp.all(jnp.isfinite(entropies) | (segment_ids == 0), 1)
 
 
 def teacher_force(

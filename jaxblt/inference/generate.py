@@ -148,7 +148,7 @@ def _run(
     first, sound = draw(logits, 0, False)
     steps = jnp.arange(1, max_new_bytes, dtype=jnp.int32)
     (state, _, _), (drawn, finite) = jax.lax.scan(body, (state, first, first == EOS), steps)
-    boundaries = None if state.patcher is None else (state.patcher.overflow, state.patcher.wanted)
+    boundaries = decoder.build().boundaries(state.model)
     drawn = jnp.concatenate([first[:, None], drawn.T], 1)
     return drawn, jnp.concatenate([sound[:, None], finite.T], 1), boundaries
 

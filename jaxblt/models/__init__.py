@@ -5,6 +5,7 @@ from jaxblt.models.blt_state import BLTState, init_blt_state
 from jaxblt.models.byte_lm import ByteLM, ByteLMConfig, ByteLMState, init_byte_lm_state
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig, SegmentAwarePosition
+from jaxblt.models.protocol import LanguageModel, ModelConfig
 from jaxblt.models.remat import Remat
 from jaxblt.models.row_layout import RowLayout
 from jaxblt.models.stack import (
@@ -16,8 +17,6 @@ from jaxblt.models.stack import (
     unstack_periods,
 )
 
-ModelConfig = ByteLMConfig | BLTConfig
-
 __all__ = [
     "BLT",
     "BLTConfig",
@@ -28,6 +27,7 @@ __all__ = [
     "ByteLMState",
     "EmbeddingConfig",
     "HashConfig",
+    "LanguageModel",
     "ModelConfig",
     "PositionConfig",
     "Remat",

@@ -1,7 +1,7 @@
 """The Byte Latent Transformer with any mixer: bytes, patches, a latent stack over patches, and bytes again."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -16,15 +16,22 @@ from jaxblt.models.blt_prefill import (
     prompt_patches,
     prompt_places,
 )
-from jaxblt.models.blt_state import BLTState, advance, begin
+from jaxblt.models.blt_state import BLTState, advance, begin, init_blt_state
 from jaxblt.models.bridge import BytesToPatches, PatchesToBytes, last_bytes, to_blocks, visible_patches
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
-from jaxblt.models.positions import PositionConfig, SegmentAwarePosition, document_positions, places
+from jaxblt.models.positions import (
+    Places,
+    PositionConfig,
+    SegmentAwarePosition,
+    document_positions,
+    places,
+)
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.parallel.sequence import seq_axis
+from jaxblt.patching import PatcherConfig, make_patches, prefill_patcher, read_entropies, step_patcher
 from jaxblt.patching.patches import Patches
 from jaxblt.validation import check_bounds, check_fields
 
@@ -41,6 +48,8 @@ class BLTConfig:
       positions: the sinusoids of a byte's place in patch and document.
       bridge_heads: heads of both cross-attentions.
       look_back: closed patches that a byte sees, at least 2.
+      features_enter: where the sinusoids of `positions` are added, at the encoder's input or at its output. With
+        "output" the encoder knows nothing of patches, so that they could be cut by what it finds.
       tie_head: read logits off the byte embedding.
       vocab_size: ids.
     """
@@ -52,6 +61,7 @@ class BLTConfig:
     positions: PositionConfig = PositionConfig()
     bridge_heads: int = 4
     look_back: int = 4
+    features_enter: Literal["input", "output"] = "input"
     tie_head: bool = True
     vocab_size: int = VOCAB_SIZE
 
@@ -89,20 +99,29 @@ class BLTConfig:
         """The config for rows in which documents lie as said: in bytes, and in slots for the latent stack."""
         return dataclasses.replace(promise(self, of_bytes), latent=promise(self.latent, of_slots))
 
-    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "BLT":
-        """The module; parameters are fp32, computation in `dtype`, logits in fp32."""
-        return BLT(self, dtype, name=name)
+    def build(
+        self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None, name: str | None = None
+    ) -> "BLT":
+        """The module; parameters are fp32, computation in `dtype`, logits in fp32.
+
+        Args:
+          dtype: to compute in.
+          patcher: the rule that closes patches; a model without has to be given its `Patches`.
+          name: of the module.
+        """
+        return BLT(self, dtype, patcher, name=name)
 
 
 class BLT(nn.Module):
     """p(byte t+1 | bytes ≤ t) through patches; with `causal=False` logits of byte t from the whole document.
 
     `__call__` is the parallel pass, `step` the same model byte by byte, and `prefill` takes a prompt to where `step`
-    goes on.
+    goes on. All three close patches by `patcher`, unless they are given them.
     """
 
     config: BLTConfig
     dtype: Any = jnp.float32
+    patcher: PatcherConfig | None = None
 
     def setup(self) -> None:
         config, dtype = self.config, self.dtype
@@ -115,31 +134,64 @@ class BLT(nn.Module):
         self.decoder = Stack(config.decoder, dtype)
         self.head = Head(config.vocab_size, config.tie_head, dtype)
 
+    @property
+    def grid(self) -> int:
+        """Bytes of a patch block."""
+        return self._rule().block_size
+
     def __call__(
         self,
         ids: Int[Array, "B T"],
-        patches: Patches,
         *,
         segment_ids: Int[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
-    ) -> Float[Array, "B T V"]:
-        """Logits, fp32.
+        entropies: Float[Array, "B T"] | None = None,
+        patches: Patches | None = None,
+    ) -> tuple[Float[Array, "B T V"], Patches]:
+        """Logits in fp32, and the patches that they used.
 
         Args:
           ids: byte ids.
-          patches: how the bytes are grouped; from a causal patcher if the model is to generate.
           segment_ids: documents, 0 for padding; None for one document a row.
           positions: offset in the document; None counts each document.
+          entropies: nats, of an entropy model's prediction at each byte, for a patcher that reads them.
+          patches: how the bytes are grouped, instead of the patcher's decision; from a causal patcher if the model is
+            to generate.
 
         Raises:
-          ValueError: the patches are of rows of another length, or their blocks do not divide among the devices.
+          ValueError: there is neither a patcher nor patches, the patcher's entropies are missing, the patches are of
+            rows of another length, or their blocks do not divide among the devices.
         """
+        if patches is None:
+            patches = make_patches(self._rule(), ids, segment_ids=segment_ids, entropies=entropies)
         if patches.num_bytes != ids.shape[1]:
             raise ValueError(f"patches of {patches.num_bytes} bytes do not fit rows of {ids.shape[1]}")
         _check_split(patches)
         h = self.encode(ids, patches, segment_ids=segment_ids, positions=positions)
         z = self.latent_forward(h, patches)
-        return self.predict(h, z, patches, segment_ids=segment_ids)
+        return self.predict(h, z, patches, segment_ids=segment_ids), patches
+
+    @nn.nowrap
+    def _rule(self) -> PatcherConfig:
+        if self.patcher is None:
+            raise ValueError(
+                "a byte-patched model needs the patcher that it was trained with, or patches: give build() a patcher"
+            )
+        return self.patcher
+
+    @nn.nowrap
+    def init_state(self, batch_size: int, *, num_bytes: int) -> BLTState:
+        """The state before the first byte, for documents of at most `num_bytes` bytes.
+
+        Raises:
+          ValueError: the model or its patcher sees the future, or there is no patcher.
+        """
+        return init_blt_state(self.config, self._rule(), batch_size, num_bytes=num_bytes, dtype=self.dtype)
+
+    @nn.nowrap
+    def boundaries(self, state: BLTState) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
+        """Boundaries that were refused for want of slots and asked for, in each row's document so far."""
+        return state.patcher.overflow, state.patcher.wanted
 
     def encode(
         self, ids: Int[Array, "B T"], patches: Patches, *, segment_ids: Any = None, positions: Any = None
@@ -149,8 +201,17 @@ class BLT(nn.Module):
             positions = document_positions(ids, segment_ids)
         place = places(patches, positions, causal=self.config.causal)
         x, _ = self.embedding(ids, segment_ids=segment_ids)
-        h, _ = self.encoder(x + self.position(place), segment_ids=segment_ids)
-        return h
+        return self._encode(x, place, segment_ids=segment_ids)[0]
+
+    def _encode(
+        self, x: Float[Array, "B T C"], place: Places, **options: Any
+    ) -> tuple[Float[Array, "B T C"], Any]:
+        """Byte vectors and the encoder's state, given embeddings and what is known of the bytes' patches."""
+        features = self.position(place)
+        if self.config.features_enter == "input":
+            return self.encoder(x + features, **options)
+        h, state = self.encoder(x, **options)
+        return h + features, state
 
     def latent_forward(self, h: Float[Array, "B T C"], patches: Patches) -> Float[Array, "B N P D"]:
         """Patch vectors after the latent stack; the slots of a row, block after block, are its sequence."""
@@ -192,30 +253,38 @@ class BLT(nn.Module):
     def prefill(
         self,
         ids: Int[Array, "B T"],
-        closed: Bool[Array, "B T"],
         state: BLTState,
         *,
         segment_ids: Int[Array, "B T"],
+        entropies: Float[Array, "B T"] | None = None,
+        closed: Bool[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B V"], BLTState]:
         """Many bytes a row in one pass: the state that `step` would have left, and the logits after the last byte.
 
         Args:
           ids: the next bytes of each row.
-          closed: whether a patch ends with each, as for `step`.
-          state: from `init_blt_state`, or where each row that goes on stands at a block's edge: the calls before fed it
+          state: from `init_state`, or where each row that goes on stands at a block's edge: the calls before fed it
             whole blocks.
           segment_ids: one document a row, with 0s behind its bytes; a row of 0s keeps its state, and its logits mean
             nothing.
+          entropies: as for `__call__`.
+          closed: whether a patch ends with each byte, instead of the patcher's decision.
 
         Raises:
-          ValueError: the blocks do not divide among the devices of a `seq` axis.
+          ValueError: the patcher's entropies are missing, or the blocks do not divide among the devices of a `seq`
+            axis.
         """
+        if closed is None:
+            rule = self._rule()
+            rated = read_entropies(rule, ids, entropies)
+            patcher, closed = prefill_patcher(rule, state.patcher, ids, rated, segment_ids)
+            state = state.replace(patcher=patcher)
         document, state = begin(state, segment_ids[:, 0])
         patches = prompt_patches(state, closed, segment_ids)
         _check_split(patches)
         place = prompt_places(state, patches)
         x, embedding = self.embedding(ids, segment_ids=segment_ids, state=state.embedding)
-        h, encoder = self.encoder(x + self.position(place), segment_ids=segment_ids, state=state.encoder)
+        h, encoder = self._encode(x, place, segment_ids=segment_ids, state=state.encoder)
         blocks = to_blocks(h, patches)
         keys = self.up.keys(blocks)
         z, latent = self._latent_forward(blocks, keys, patches, fed_slots(patches), state.latent)
@@ -229,26 +298,35 @@ class BLT(nn.Module):
     def step(
         self,
         ids: Int[Array, "B"],
-        closed: Bool[Array, "B"],
         state: BLTState,
         *,
         segment_ids: Int[Array, "B"] | None = None,
-    ) -> tuple[Float[Array, "B V"], BLTState]:
+        entropies: Float[Array, "B"] | None = None,
+        closed: Bool[Array, "B"] | None = None,
+    ) -> tuple[Float[Array, "B V"], Bool[Array, "B"], BLTState]:
         """Logits of the byte after each row's next byte, reusing every cache; equal to the parallel pass.
 
         The latent stack runs only if some row's patch closed, and moves only the rows whose patch did.
 
         Args:
           ids: the next byte of each row.
-          closed: whether its patch ends with it, as the patcher decides from the bytes so far (block edges included).
-          state: from `init_blt_state` or the step before.
+          state: from `init_state`, `prefill` or the step before.
           segment_ids: document of each byte; 0 leaves the row as it was. None continues each row's document.
+          entropies: as for `__call__`.
+          closed: whether each row's patch ends with the byte (block edges included), instead of the patcher's decision.
+
+        Returns:
+          Logits, whether the byte closed its patch, and the state.
         """
         segments, state = begin(state, segment_ids)
+        if closed is None:
+            rule = self._rule()
+            rated = read_entropies(rule, ids, entropies)
+            patcher, closed = step_patcher(rule, state.patcher, ids, rated, segments)
+            state = state.replace(patcher=patcher)
         column = segments[:, None]
         x, embedding = self.embedding(ids[:, None], segment_ids=column, state=state.embedding)
-        x = x + self.position(state.place())
-        h, encoder = self.encoder(x, segment_ids=column, state=state.encoder)
+        h, encoder = self._encode(x, state.place(), segment_ids=column, state=state.encoder)
         state = state.replace(embedding=embedding, encoder=encoder).remember(self.up.keys(h), segments != 0)
         state = nn.cond(
             jnp.any(closed & (segments != 0)),
@@ -265,7 +343,7 @@ class BLT(nn.Module):
         latest = jnp.full((ids.shape[0], 1, 1), self.config.look_back - 1, jnp.int32)
         x = h + self.down(h[:, None], state.recent[:, None], latest, state.recent_valid[:, None])[:, 0]
         x, decoder = self.decoder(x, segment_ids=column, state=state.decoder)
-        return self.head(x, self.embedding)[:, 0], state.replace(decoder=decoder)
+        return self.head(x, self.embedding)[:, 0], closed, state.replace(decoder=decoder)
 
     def _close(self, state: BLTState, h: Float[Array, "B 1 C"], segments: Any, closed: Any) -> BLTState:
         """The latent stack takes one patch, in the rows whose patch closed."""

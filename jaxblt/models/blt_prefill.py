@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from jaxblt.mixers.base import rows
 from jaxblt.models.blt_state import BLTState
 from jaxblt.models.bridge import Tail, take_ranks
-from jaxblt.models.positions import Places, places
+from jaxblt.models.positions import Places, last_index, places
 from jaxblt.patching.patches import Patches, from_closed
 
 
@@ -44,11 +44,6 @@ def fed_slots(patches: Patches) -> Int[Array, "B N P"]:
 def earlier_patches(state: BLTState, document: Int[Array, "B"]) -> Tail:
     """The patches that closed before the call, for the documents that go on."""
     return state.recent, jnp.where(state.recent_valid, document[:, None], 0)
-
-
-def last_index(segment_ids: Int[Array, "B T"]) -> Int[Array, "B"]:
-    """The index of each row's last byte, 0 for a row without any."""
-    return jnp.maximum(jnp.sum(segment_ids != 0, 1, dtype=jnp.int32) - 1, 0)
 
 
 def after_prompt(

@@ -9,9 +9,14 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.models.embeddings import init_embedding_state
 from jaxblt.models.positions import Places
 from jaxblt.models.stack import StackState, init_stack_state
+from jaxblt.patching import PatcherConfig, PatcherState, init_patcher
 
 if TYPE_CHECKING:
     from jaxblt.models.blt import BLTConfig
+
+
+COUNTS = ("position", "last_segment", "offset", "previous", "in_block", "used")
+"""Members of a `BLTState` that count in a row, from zero."""
 
 
 class BLTState(flax.struct.PyTreeNode):
@@ -20,6 +25,7 @@ class BLTState(flax.struct.PyTreeNode):
     Attributes:
       position: bytes of the document so far.
       last_segment: which document; 0 before the first.
+      patcher: where the rule that closes patches stands.
       embedding, encoder, latent, decoder: states of those parts.
       keys, values: of the bytes of the open patch, for the moment it closes.
       offset: bytes of the open patch so far.
@@ -33,6 +39,7 @@ class BLTState(flax.struct.PyTreeNode):
 
     position: Int[Array, "B"]
     last_segment: Int[Array, "B"]
+    patcher: PatcherState
     embedding: Any
     encoder: StackState
     latent: StackState
@@ -66,47 +73,40 @@ class BLTState(flax.struct.PyTreeNode):
 
 
 def init_blt_state(
-    config: "BLTConfig",
-    batch_size: int,
-    *,
-    num_bytes: int,
-    block_size: int,
-    capacity: int,
-    dtype: Any = jnp.float32,
+    config: "BLTConfig", patcher: PatcherConfig, batch_size: int, *, num_bytes: int, dtype: Any = jnp.float32
 ) -> BLTState:
     """The state before the first byte.
 
     Args:
       config: the model's config.
+      patcher: how its bytes are grouped.
       batch_size: rows.
       num_bytes: the most bytes a document may hold.
-      block_size: bytes in a patch block, as the patcher has it.
-      capacity: slots in a block, as the patcher has it.
       dtype: of the caches.
+
+    Raises:
+      ValueError: the model or the patcher sees the future.
     """
     if not config.causal:
         raise ValueError("a bidirectional model cannot generate: build it with causal stacks")
-    slots = -(-num_bytes // block_size) * capacity
+    blocks = -(-num_bytes // patcher.block_size)
     byte_rows = {"capacity": num_bytes, "dtype": dtype}
-    zero = jnp.zeros((batch_size,), jnp.int32)
-    open_patch = jnp.zeros((batch_size, block_size, config.encoder.dim), dtype)
+    # an array each, so that the state can be donated
+    zeros = {name: jnp.zeros((batch_size,), jnp.int32) for name in COUNTS}
+    open_patch = (batch_size, patcher.block_size, config.encoder.dim)
     return BLTState(
-        position=zero,
-        last_segment=zero,
+        **zeros,
+        patcher=init_patcher(patcher, batch_size),
         embedding=init_embedding_state(config.embedding, batch_size),
         encoder=init_stack_state(config.encoder, batch_size, **byte_rows),
-        latent=init_stack_state(config.latent, batch_size, capacity=slots, dtype=dtype),
+        latent=init_stack_state(config.latent, batch_size, capacity=blocks * patcher.slots, dtype=dtype),
         decoder=init_stack_state(config.decoder, batch_size, **byte_rows),
-        keys=open_patch,
-        values=open_patch,
-        offset=zero,
-        previous=zero,
-        in_block=zero,
-        used=zero,
+        keys=jnp.zeros(open_patch, dtype),
+        values=jnp.zeros(open_patch, dtype),
         recent=jnp.zeros((batch_size, config.look_back, config.latent.dim), dtype),
         recent_valid=jnp.zeros((batch_size, config.look_back), bool),
-        block_size=block_size,
-        capacity=capacity,
+        block_size=patcher.block_size,
+        capacity=patcher.slots,
     )
 
 

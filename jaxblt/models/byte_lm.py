@@ -6,7 +6,7 @@ from typing import Any
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.layers import Linear, RMSNorm
@@ -18,9 +18,11 @@ from jaxblt.models.embeddings import (
     check_vocab_size,
     init_embedding_state,
 )
+from jaxblt.models.positions import last_index
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.patching.config import PatcherConfig
 from jaxblt.validation import check_fields
 
 
@@ -78,8 +80,18 @@ class ByteLMConfig:
         """The config for rows of bytes in which documents lie as `of_bytes` says; there are no slots."""
         return promise(self, of_bytes)
 
-    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "ByteLM":
-        """The module; parameters are fp32, computation in `dtype`, logits in fp32."""
+    def build(
+        self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None, name: str | None = None
+    ) -> "ByteLM":
+        """The module; parameters are fp32, computation in `dtype`, logits in fp32.
+
+        Raises:
+          ValueError: there is a patcher.
+        """
+        if patcher is not None:
+            raise ValueError(
+                f"a ByteLM has no patches, got a patcher of mode {patcher.mode!r}: set patcher=None, or use a BLTConfig"
+            )
         return ByteLM(self, dtype, name=name)
 
 
@@ -123,6 +135,9 @@ class ByteLM(nn.Module):
     config: ByteLMConfig
     dtype: Any = jnp.float32
 
+    patcher = None
+    grid = 1
+
     def setup(self) -> None:
         self.embedding = ByteEmbedding(self.config.embedding, self.dtype)
         self.stack = Stack(self.config.stack, self.dtype)
@@ -134,23 +149,76 @@ class ByteLM(nn.Module):
         *,
         segment_ids: Int[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
-    ) -> Float[Array, "B T V"]:
-        """Logits, fp32.
+        entropies: None = None,
+        patches: None = None,
+    ) -> tuple[Float[Array, "B T V"], None]:
+        """Logits in fp32, and no patches.
 
         Args:
           ids: byte ids.
           segment_ids: documents, 0 for padding; None for one document a row.
           positions: offset in the document; None counts the row.
+          entropies, patches: None; they are of models with patches.
         """
+        _check_no_patches(entropies, patches)
         x, _ = self.embedding(ids, segment_ids=segment_ids)
         x, _ = self.stack(x, segment_ids=segment_ids, positions=positions)
-        return self.head(x, self.embedding)
+        return self.head(x, self.embedding), None
+
+    @nn.nowrap
+    def init_state(self, batch_size: int, *, num_bytes: int) -> ByteLMState:
+        """The state before the first byte, for documents of at most `num_bytes` bytes."""
+        return init_byte_lm_state(self.config, batch_size, capacity=num_bytes, dtype=self.dtype)
+
+    def prefill(
+        self,
+        ids: Int[Array, "B T"],
+        state: ByteLMState,
+        *,
+        segment_ids: Int[Array, "B T"],
+        entropies: None = None,
+    ) -> tuple[Float[Array, "B V"], ByteLMState]:
+        """Logits after each row's last byte, and the state behind it; see `LanguageModel.prefill`."""
+        _check_no_patches(entropies, None)
+        x, state = self._read(ids, state, segment_ids)
+        last = last_index(segment_ids)[:, None, None]
+        return self.head(jnp.take_along_axis(x, last, 1), self.embedding)[:, 0], state
+
+    def step(
+        self,
+        ids: Int[Array, "B"],
+        state: ByteLMState,
+        *,
+        segment_ids: Int[Array, "B"] | None = None,
+        entropies: None = None,
+    ) -> tuple[Float[Array, "B V"], Bool[Array, "B"], ByteLMState]:
+        """Logits of the byte after each row's next byte; see `LanguageModel.step`."""
+        _check_no_patches(entropies, None)
+        column = None if segment_ids is None else segment_ids[:, None]
+        logits, state = self.stream(ids[:, None], state, segment_ids=column)
+        return logits[:, 0], jnp.zeros(ids.shape, bool), state
+
+    @nn.nowrap
+    def boundaries(self, state: ByteLMState) -> None:
+        """None: there are no patches."""
 
     def stream(
         self, ids: Int[Array, "B T"], state: ByteLMState, *, segment_ids: Int[Array, "B T"] | None = None
     ) -> tuple[Float[Array, "B T V"], ByteLMState]:
         """Logits of the next bytes of each row, and the state after them; any split gives the same logits."""
+        x, state = self._read(ids, state, segment_ids)
+        return self.head(x, self.embedding), state
+
+    def _read(
+        self, ids: Int[Array, "B T"], state: ByteLMState, segment_ids: Int[Array, "B T"] | None
+    ) -> tuple[Float[Array, "B T D"], ByteLMState]:
         x, embedding = self.embedding(ids, segment_ids=segment_ids, state=state.embedding)
         x, stack = self.stack(x, segment_ids=segment_ids, state=state.stack)
         assert stack is not None
-        return self.head(x, self.embedding), ByteLMState(embedding=embedding, stack=stack)
+        return x, ByteLMState(embedding=embedding, stack=stack)
+
+
+def _check_no_patches(entropies: Any, patches: Any) -> None:
+    if entropies is not None or patches is not None:
+        given = "entropies" if patches is None else "patches"
+        raise ValueError(f"a ByteLM has no patches, got {given}: leave them out, or use a BLTConfig")

@@ -56,6 +56,11 @@ def document_positions(
     return read(ids[..., None], segment_ids, None, None).run(Counted(), ids)[0]
 
 
+def last_index(segment_ids: Int[Array, "B T"]) -> Int[Array, "B"]:
+    """The index of each row's last byte where 0s stand behind it, 0 for a row without any."""
+    return jnp.maximum(jnp.sum(segment_ids != 0, 1, dtype=jnp.int32) - 1, 0)
+
+
 @flax.struct.dataclass
 class Counted:
     """Core of positions: each byte's offset in its document. The carry is the number of its bytes so far."""

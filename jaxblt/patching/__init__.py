@@ -16,7 +16,7 @@ from jaxblt.patching.overflow import PatchOverflowWarning, warn_overflow
 from jaxblt.patching.patches import Patches, bytes_per_patch, from_closed
 from jaxblt.patching.plot import plot_entropies
 from jaxblt.patching.render import render_patches, split_patches
-from jaxblt.patching.segment import closes, make_patches
+from jaxblt.patching.segment import closes, make_patches, read_entropies
 from jaxblt.patching.stream import PatcherState, init_patcher, prefill_patcher, scan_patcher, step_patcher
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "patches_per_block",
     "plot_entropies",
     "prefill_patcher",
+    "read_entropies",
     "render_patches",
     "scan_patcher",
     "segmentation_cost",

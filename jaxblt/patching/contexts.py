@@ -50,8 +50,8 @@ def init_contexts(init: Callable[[int, int], Any], rows: int, num_bytes: int, co
     if context is None:
         return init(rows, num_bytes)
     check_context(context)
-    zero = jnp.zeros((rows,), jnp.int32)
-    return ContextState(model=init(2 * rows, context), position=zero, last_segment=zero)
+    position, last_segment = (jnp.zeros((rows,), jnp.int32) for _ in range(2))
+    return ContextState(model=init(2 * rows, context), position=position, last_segment=last_segment)
 
 
 def check_context(context: int) -> None:

@@ -1,7 +1,7 @@
 """From bytes and entropies to patches, a whole batch at once."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.array_checks import check_entropies, check_ids, check_rows, check_segments
 from jaxblt.data.vocab import VOCAB_SIZE
@@ -42,22 +42,43 @@ def make_patches(
     return from_closed(closed, segment_ids, block_size=config.block_size, capacity=config.slots)
 
 
+LastByte = tuple[Int[Array, "B"], Float[Array, "B"]]
+"""Document and entropy of the byte before each row's first one; document 0 where there is none."""
+
+
 def closes(
     config: PatcherConfig,
     ids: Int[Array, "B T"],
     entropies: Float[Array, "B T"] | None,
     segment_ids: Int[Array, "B T"],
+    *,
+    after: LastByte | None = None,
 ) -> Bool[Array, "B T"]:
-    """True where a patch is to end, block edges included; the slots that a block has are not yet counted."""
+    """True where a patch is to end, block edges included; the slots that a block has are not yet counted.
+
+    Rows begin at a block's edge; those that go on with a document say what came before in `after`.
+    """
     threshold = config.known_threshold() if config.needs_entropies else 0.0
-    if entropies is None:
-        if config.needs_entropies:
-            raise ValueError(f"mode={config.mode!r} needs entropies: see jaxblt.patching.byte_entropies")
-        entropies = jnp.zeros(ids.shape, jnp.float32)
+    entropies = read_entropies(config, ids, entropies)
     for name, array in (("entropies", entropies), ("segment_ids", segment_ids)):
         if array.shape != ids.shape:
             raise ValueError(f"{name} must have the shape of ids, {ids.shape}, got {array.shape}")
-    return closes_at(config, ids, entropies, segment_ids, jnp.float32(threshold))
+    return closes_at(config, ids, entropies, segment_ids, jnp.float32(threshold), after=after)
+
+
+def read_entropies(
+    config: PatcherConfig, ids: Int[Array, "B *T"], entropies: Float[Array, "B *T"] | None
+) -> Float[Array, "B *T"]:
+    """The entropies that the rule reads: those given, or zeros if it reads none.
+
+    Raises:
+      ValueError: the mode needs entropies and there are none.
+    """
+    if entropies is not None:
+        return entropies
+    if config.needs_entropies:
+        raise ValueError(f"mode={config.mode!r} needs entropies: see jaxblt.patching.byte_entropies")
+    return jnp.zeros(ids.shape, jnp.float32)
 
 
 def closes_at(
@@ -66,6 +87,8 @@ def closes_at(
     entropies: Float[Array, "B T"],
     segment_ids: Int[Array, "B T"],
     threshold: Float[Array, ""],
+    *,
+    after: LastByte | None = None,
 ) -> Bool[Array, "B T"]:
     """`closes` with the threshold as an array, so that a search over thresholds compiles once."""
     entropies = entropies.astype(jnp.float32)
@@ -73,7 +96,7 @@ def closes_at(
     if config.mode == "greedy":
         ends = _greedy(config, entropies, valid, threshold)
     elif config.causal:
-        ends = _by_rule(config, ids, entropies, segment_ids, threshold)
+        ends = _by_rule(config, ids, entropies, segment_ids, threshold, after)
     else:
         ends = optimal.segment(config, to_blocks(entropies, config.block_size), valid, threshold)
     edge = jnp.arange(config.block_size) == config.block_size - 1
@@ -87,14 +110,16 @@ def _by_rule(
     entropies: Float[Array, "B T"],
     segment_ids: Int[Array, "B T"],
     threshold: Float[Array, ""],
+    after: LastByte | None,
 ) -> Bool[Array, "B N S"]:
+    document, entropy = (None, None) if after is None else after
     offset = jnp.arange(ids.shape[1], dtype=jnp.int32) % config.block_size
-    first = (segment_ids > 0) & (segment_ids != _shift(segment_ids))
+    first = (segment_ids > 0) & (segment_ids != _shift(segment_ids, document))
     marks = rules.candidates(
         config,
         ids=ids,
         entropies=entropies,
-        previous=_shift(entropies),
+        previous=_shift(entropies, entropy),
         first=first,
         offset=jnp.broadcast_to(offset, ids.shape),
         threshold=threshold,
@@ -121,5 +146,8 @@ def _greedy(
     return limits.closes_from_next(following, shortest=config.min_length)
 
 
-def _shift(x: Array) -> Array:
-    return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
+def _shift(x: Shaped[Array, "B T"], first: Shaped[Array, "B"] | None) -> Shaped[Array, "B T"]:
+    """Each position's predecessor; zero before the first one without a `first`."""
+    if first is None:
+        return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
+    return jnp.concatenate([first[:, None].astype(x.dtype), x[:, :-1]], 1)

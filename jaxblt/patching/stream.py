@@ -50,17 +50,10 @@ def init_patcher(config: PatcherConfig, batch_size: int) -> PatcherState:
         )
     if config.needs_entropies:
         config.known_threshold()
-    zero = jnp.zeros((batch_size,), jnp.int32)
-    return PatcherState(
-        offset=zero,
-        length=zero,
-        spent=zero,
-        used=zero,
-        wanted=zero,
-        overflow=zero,
-        last_entropy=jnp.zeros((batch_size,), jnp.float32),
-        last_segment=zero,
-    )
+    counts = ("offset", "length", "spent", "used", "wanted", "overflow", "last_segment")
+    # an array each, so that the state can be donated
+    zeros = {name: jnp.zeros((batch_size,), jnp.int32) for name in counts}
+    return PatcherState(last_entropy=jnp.zeros((batch_size,), jnp.float32), **zeros)
 
 
 def step_patcher(
@@ -121,15 +114,19 @@ def scan_patcher(
 
 def prefill_patcher(
     config: PatcherConfig,
+    state: PatcherState,
     ids: Int[Array, "B T"],
     entropies: Float[Array, "B T"],
     segment_ids: Int[Array, "B T"],
 ) -> tuple[PatcherState, Bool[Array, "B T"]]:
-    """`scan_patcher` from the first byte on in one parallel pass, for one document a row with 0s behind it."""
-    start = init_patcher(config, ids.shape[0])
+    """`scan_patcher` in one parallel pass, for one document a row with 0s behind it.
+
+    Every row that goes on with the document of its state stands at a block's edge: it was fed whole blocks.
+    """
     size = config.block_size
     entropies = entropies.astype(jnp.float32)
-    wanted = closes(config, ids, entropies, segment_ids)
+    goes_on = segment_ids[:, 0] == state.last_segment
+    wanted = closes(config, ids, entropies, segment_ids, after=(state.last_segment, state.last_entropy))
     patches = from_closed(wanted, segment_ids, block_size=size, capacity=config.slots)
     count = jnp.sum(segment_ids > 0, 1, dtype=jnp.int32)
     last = jnp.maximum(count - 1, 0)[:, None]
@@ -151,12 +148,13 @@ def prefill_patcher(
         length=jnp.sum(since & (index <= offset), 1, dtype=jnp.int32),
         spent=spent,
         used=1 + jnp.sum(ends & (index < size - 1), 1, dtype=jnp.int32),
-        wanted=jnp.sum(to_blocks(wanted, size)[..., :-1], (1, 2), dtype=jnp.int32),
-        overflow=jnp.sum(patches.overflow, 1, dtype=jnp.int32),
+        wanted=jnp.where(goes_on, state.wanted, 0)
+        + jnp.sum(to_blocks(wanted, size)[..., :-1], (1, 2), dtype=jnp.int32),
+        overflow=jnp.where(goes_on, state.overflow, 0) + jnp.sum(patches.overflow, 1, dtype=jnp.int32),
         last_entropy=jnp.take_along_axis(entropies, last, 1)[:, 0],
         last_segment=segment_ids[:, 0],
     )
-    state = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), after, start)
+    state = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), after, state)
     return state, patches.closed.reshape(len(ids), -1)[:, : ids.shape[1]]
 
 

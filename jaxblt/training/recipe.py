@@ -163,6 +163,7 @@ def _check_direction(recipe: Recipe) -> None:
 def _check_patcher(recipe: Recipe) -> None:
     """Entropies need a patcher to use them, and one that uses them needs a source of them and a threshold."""
     patcher = recipe.patcher
+    recipe.model.build(patcher=patcher)  # refuses a patcher for a model without patches
     if patcher is None:
         if recipe.entropy_run is not None:
             raise ValueError(

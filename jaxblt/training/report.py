@@ -11,7 +11,7 @@ from jaxblt.data.pipeline import Dataset
 from jaxblt.parallel.distributed import process_table
 from jaxblt.parallel.mesh import off_mesh
 from jaxblt.parallel.rules import sharding_table
-from jaxblt.patching import PatcherConfig, make_patches
+from jaxblt.patching import PatcherConfig
 from jaxblt.training.flops import count_params, matmul_flops, peak_flops
 from jaxblt.training.meter import Cost
 from jaxblt.training.setup import Setup
@@ -47,11 +47,10 @@ def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> f
     """Of one row of `length` bytes, its blocks having `slots` slots."""
 
     def forward(params: Any, ids: Any) -> Any:
-        inputs = (ids,)
-        if task.patcher is not None:
-            patcher = replace(task.patcher, capacity=slots)
-            inputs = (ids, make_patches(patcher, ids, entropies=jnp.zeros(ids.shape, jnp.float32)))
-        return task.model.apply({"params": params}, *inputs)
+        if task.patcher is None:
+            return task.model.apply({"params": params}, ids)[0]
+        entropies, cut = jnp.zeros(ids.shape, jnp.float32), task.cut_by(replace(task.patcher, capacity=slots))
+        return cut.model.apply({"params": params}, ids, entropies=entropies)[0]
 
     # outside the mesh one row is enough
     with off_mesh(), jax.default_device(_countable()):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.config import DataConfig
@@ -18,7 +19,6 @@ from jaxblt.parallel.distributed import local_rows, make_global
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
-from jaxblt.patching import make_patches
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.optimizer import make_optimizer, make_schedule
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
@@ -74,9 +74,8 @@ def make_task(recipe: Recipe) -> Task:
         promise_rows(config, recipe.data, recipe.patcher) for config in (recipe.model, recipe.entropy_model)
     )
     return Task(
-        model=model.build(dtype=dtype),
+        model=model.build(dtype=dtype, patcher=recipe.patcher),
         objective=recipe.objective,
-        patcher=recipe.patcher,
         entropy_model=None if entropy_model is None else entropy_model.build(dtype=dtype),
         packed=not has_full_rows(recipe.data),
     )
@@ -120,15 +119,15 @@ def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState,
 
 def init_params(task: Task, data: DataConfig, seed: int) -> Any:
     """Boxed fp32 parameters, drawn from the seed; the same on any mesh."""
-    return task.model.init(jax.random.key(seed), *blank_inputs(task, data))["params"]
+    return task.model.init(jax.random.key(seed), **blank_inputs(task, data))["params"]
 
 
-def blank_inputs(task: Task, data: DataConfig) -> tuple[Any, ...]:
-    """What the model takes, of the shapes of a batch: ids, and patches if there is a patcher."""
+def blank_inputs(task: Task, data: DataConfig) -> dict[str, Array]:
+    """What the model takes, of the shapes of a batch: ids, and entropies if there is a patcher."""
     ids = jnp.zeros((data.batch_size, data.seq_len), jnp.int32)
-    if task.patcher is None:
-        return (ids,)
-    return ids, make_patches(task.patcher, ids, entropies=jnp.zeros(ids.shape, jnp.float32))
+    return (
+        {"ids": ids} if task.patcher is None else {"ids": ids, "entropies": jnp.zeros(ids.shape, jnp.float32)}
+    )
 
 
 def init_state(setup: Setup, frozen: Frozen | None) -> TrainState:

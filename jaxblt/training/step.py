@@ -13,13 +13,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import PAD
-from jaxblt.models import init_byte_lm_state
 from jaxblt.patching import (
     PatcherConfig,
     byte_entropies,
     entropies_in_windows,
     init_contexts,
-    make_patches,
     stream_entropies,
 )
 from jaxblt.patching.patches import Patches
@@ -42,19 +40,26 @@ class Task:
     """What a step computes: its static parts.
 
     Attributes:
-      model: `(ids, [patches], *, segment_ids, positions) -> logits`.
+      model: a `jaxblt.models.LanguageModel`; it closes its patches itself, by its own patcher.
       objective: what it predicts.
-      patcher: how bytes become patches; None for a model without.
       entropy_model: byte model whose entropies cut the patches where a batch brings none.
       packed: rows may hold several documents or padding. False promises one full document a row; the model is then
         given no segment ids, which spares it the masks.
     """
 
-    model: nn.Module
+    model: Any
     objective: Objective = NextByte()
-    patcher: PatcherConfig | None = None
     entropy_model: nn.Module | None = None
     packed: bool = True
+
+    @property
+    def patcher(self) -> PatcherConfig | None:
+        """How bytes become patches; None for a model without."""
+        return self.model.patcher
+
+    def cut_by(self, patcher: PatcherConfig) -> "Task":
+        """The task of the same model with another patcher."""
+        return replace(self, model=self.model.clone(patcher=patcher))
 
 
 def find_entropies(task: Task, frozen: Frozen | None, batch: Batch) -> Float[Array, "B T"] | None:
@@ -63,7 +68,9 @@ def find_entropies(task: Task, frozen: Frozen | None, batch: Batch) -> Float[Arr
     Raises:
       ValueError: the patcher needs entropies and there is neither an entropy model nor entropies in the batch.
     """
-    if task.patcher is None or not task.patcher.needs_entropies or batch.entropies is not None:
+    if task.patcher is None:
+        return None
+    if not task.patcher.needs_entropies or batch.entropies is not None:
         return batch.entropies
     if frozen is None or task.entropy_model is None:
         raise ValueError(
@@ -119,7 +126,7 @@ def _long_entropies(model: Any, params: Any, batch: Batch, context: int) -> Floa
         return model.apply({"params": widen(params)}, ids, state, segment_ids=segment_ids, method="stream")
 
     def start(rows: int, capacity: int) -> Any:
-        return init_byte_lm_state(model.config, rows, capacity=capacity, dtype=model.dtype)
+        return model.init_state(rows, num_bytes=capacity)
 
     rows, length = batch.inputs.shape
     state = init_contexts(start, rows, length, context)
@@ -134,25 +141,16 @@ def _long_entropies(model: Any, params: Any, batch: Batch, context: int) -> Floa
     )
 
 
-def find_patches(task: Task, frozen: Frozen | None, batch: Batch) -> Patches | None:
-    """The batch's patches, cut by `find_entropies`; None without a patcher."""
-    if task.patcher is None:
-        return None
-    entropies = find_entropies(task, frozen, batch)
-    return make_patches(task.patcher, batch.inputs, segment_ids=batch.segment_ids, entropies=entropies)
-
-
 def predict(
     task: Task, params: Any, frozen: Frozen | None, batch: Batch, rngs: dict[str, PRNGKeyArray]
 ) -> tuple[Float[Array, "B T V"], Patches | None, Any]:
     """Logits, patches, and what modules sowed into the side collections. Dropout is on iff `rngs` has its key."""
-    patches = find_patches(task, frozen, batch)
-    inputs = (batch.inputs,) if patches is None else (batch.inputs, patches)
-    logits, side = task.model.apply(
+    (logits, patches), side = task.model.apply(
         {"params": params},
-        *inputs,
+        batch.inputs,
         segment_ids=_segments(task, batch),
         positions=batch.positions if task.packed else None,
+        entropies=find_entropies(task, frozen, batch),
         rngs=rngs,
         mutable=SIDE_OUTPUTS,
     )
@@ -164,7 +162,7 @@ def entropy_apply(model: nn.Module) -> Callable[..., Float[Array, "B T V"]]:
 
     def apply(params: Any, ids: Any, **options: Any) -> Any:
         # norms compute in fp32 and take no bfloat16 scale under strict dtype promotion
-        return model.apply({"params": widen(params)}, ids, **options)
+        return model.apply({"params": widen(params)}, ids, **options)[0]
 
     return apply
 

@@ -52,7 +52,7 @@ def test_figures_are_those_of_the_model_on_each_context(loaded):
             np.concatenate([getattr(b, name) for b in batches]) for name in ("inputs", "targets")
         )
         log_p = np.asarray(
-            jax.nn.log_softmax(loaded.model.apply({"params": loaded.params}, inputs)), np.float64
+            jax.nn.log_softmax(loaded.model.apply({"params": loaded.params}, inputs)[0]), np.float64
         )
         nats[context] = -np.take_along_axis(log_p, targets[..., None], -1)[:, -6:].sum()
     assert [entry["context"] for entry in found] == list(CONTEXTS)

@@ -62,7 +62,9 @@ def test_flops_of_a_byte_are_those_of_the_matmuls_and_of_the_keys_it_sees(params
     # a window as long as the row: byte t sees t + 1 keys, 4.5 on average
     assert entropy.flops_per_byte(CONFIG, params, length) == pytest.approx(matrices + 4 * 2 * 16 * 4.5)
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    counted = matmul_flops(lambda p, i: CONFIG.build().apply({"params": widen(p)}, i), params, ids) / length
+    counted = (
+        matmul_flops(lambda p, i: CONFIG.build().apply({"params": widen(p)}, i)[0], params, ids) / length
+    )
     # a row this short is one block of scores, the hidden ones included
     assert matrices == pytest.approx(counted - 4 * 2 * 16 * length)
 

@@ -44,8 +44,8 @@ PATCHER = PatcherConfig(mode="entropy", threshold=5.2, block_size=32, capacity=2
 ROOMY = dataclasses.replace(PATCHER, capacity=32)
 
 
-def unboxed(config, *inputs):
-    return nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(0), *inputs))["params"]
+def unboxed(config, *inputs, **options):
+    return nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(0), *inputs, **options))["params"]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def trained():
     ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (2, 80)), jnp.int32)
     entropy = jax.tree.map(lambda p: 2.0 * p if p.ndim > 1 else p, unboxed(ENTROPY, ids))
     patches = make_patches(PATCHER, ids, entropies=jnp.zeros(ids.shape))
-    return {"model": unboxed(MODEL, ids, patches), "entropy": entropy}, ids
+    return {"model": unboxed(MODEL, ids, patches=patches), "entropy": entropy}, ids
 
 
 def test_bytes_one_by_one_equal_the_parallel_pass(trained):
@@ -62,13 +62,15 @@ def test_bytes_one_by_one_equal_the_parallel_pass(trained):
     decoder = Decoder(MODEL, PATCHER, ENTROPY)
     logits, closed = jax.jit(lambda p, i, s: teacher_force(decoder, p, i, s))(params, ids, segments)
     build = ENTROPY.build()
-    entropies = byte_entropies(lambda p, i, **o: build.apply({"params": p}, i, **o), params["entropy"], ids)
+    entropies = byte_entropies(
+        lambda p, i, **o: build.apply({"params": p}, i, **o)[0], params["entropy"], ids
+    )
     patches = make_patches(PATCHER, ids, entropies=entropies)
     sure = np.asarray(decided(PATCHER, entropies, segments, error=1e-4))
     assert sure.all()
     np.testing.assert_array_equal(np.asarray(closed), np.asarray(patches.closed).reshape(2, -1)[:, :80])
     assert 5 < int(jnp.sum(closed)) < 155
-    whole = MODEL.build().apply({"params": params["model"]}, ids, patches)
+    whole, _ = MODEL.build().apply({"params": params["model"]}, ids, patches=patches)
     np.testing.assert_allclose(np.asarray(logits), np.asarray(whole), **tol(jnp.float32, 1024))
 
 
@@ -87,7 +89,7 @@ def test_a_byte_model_generates_the_argmax_of_its_parallel_pass():
     params = unboxed(ENTROPY, ids)
     [text] = generate(Decoder(ENTROPY), {"model": params}, [prompt], max_new_bytes=6, sampling=GREEDY)
     for _ in range(len(text)):
-        logits = ENTROPY.build().apply({"params": params}, ids)[0, -1]
+        logits = ENTROPY.build().apply({"params": params}, ids)[0][0, -1]
         best = int(jnp.argmax(jnp.where(jnp.isin(jnp.arange(260), jnp.array([0, 1, 3])), -jnp.inf, logits)))
         ids = jnp.concatenate([ids, jnp.asarray([[best]], jnp.int32)], 1)
     assert text == bytes(int(i) - 4 for i in ids[0, 5:])
@@ -110,6 +112,18 @@ def expect_the_bytes_of_one_device(decoder, params, prompts):
     assert len(caches) == 2
     for cache in caches:
         assert {shard.data.shape[2] for shard in cache.addressable_shards} == {cache.shape[2] // 4}
+
+
+@pytest.mark.parametrize("config", [MODEL, dataclasses.replace(ENTROPY, hash=HashConfig(sizes=(3,)))])
+def test_a_fresh_state_can_be_donated(config):
+    """No buffer is used for two leaves; the donated buffers are gone."""
+    patched = config is MODEL
+    decoder = Decoder(config, PATCHER if patched else None, ENTROPY if patched else None)
+    state = init_decoder(decoder, 2, num_bytes=40)
+    leaves = jax.tree.leaves(state)
+    flip = jax.jit(lambda state: jax.tree.map(lambda x: x[::-1], state), donate_argnums=0)
+    jax.block_until_ready(flip(state))
+    assert all(leaf.is_deleted() for leaf in leaves)
 
 
 def test_a_byte_model_s_caches_split_over_the_sequence():
@@ -136,7 +150,7 @@ def test_a_byte_model_takes_a_prompt_split_over_the_sequence():
         for part in (ids[:, :prompt], ids[:, prompt:-1], ids[:, -1:]):
             y, state = stream(params, part, state)
             logits.append(np.asarray(y))
-    expected = jax.jit(model.apply)(params, ids)
+    expected, _ = jax.jit(model.apply)(params, ids)
     np.testing.assert_allclose(np.concatenate(logits, 1), np.asarray(expected), **tol(jnp.float32, 1024))
 
 

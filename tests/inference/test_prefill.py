@@ -55,8 +55,8 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr("jaxblt.inference.prompts.PIECE", 2 * BLOCK)
 
 
-def unboxed(config, *inputs):
-    params = nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(0), *inputs))["params"]
+def unboxed(config, *inputs, **options):
+    params = nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(0), *inputs, **options))["params"]
     return jax.tree.map(lambda p: 1.5 * p if p.ndim > 1 else p, params)
 
 
@@ -75,7 +75,7 @@ def decoding(mode, pattern):
     ids = jnp.ones((1, BLOCK), jnp.int32)
     patches = make_patches(PATCHERS[mode], ids, entropies=jnp.zeros(ids.shape))
     return Decoder(model, PATCHERS[mode], ENTROPY), {
-        "model": unboxed(model, ids, patches),
+        "model": unboxed(model, ids, patches=patches),
         "entropy": unboxed(ENTROPY, ids),
     }
 
@@ -168,7 +168,8 @@ def test_the_patcher_s_state_after_a_prompt_of_any_length(mode):
     config = PATCHERS[mode]
     scan = jax.jit(lambda: scan_patcher(config, init_patcher(config, TOTAL), ids, entropies, segments))
     expected, closed = scan()
-    state, found = jax.jit(lambda: prefill_patcher(config, ids, entropies, segments))()
+    start = init_patcher(config, TOTAL)
+    state, found = jax.jit(lambda: prefill_patcher(config, start, ids, entropies, segments))()
     jax.tree.map(np.testing.assert_array_equal, state, expected)
     np.testing.assert_array_equal(np.asarray(found), np.asarray(closed))
 
@@ -188,7 +189,7 @@ def test_generated_bytes_are_the_best_after_all_bytes_fed_one_by_one():
     state = init_decoder(decoder, len(rows), num_bytes=table.shape[1])
     fed = np.arange(ids.shape[1])[None] < np.array([len(row) + STEPS - 1 for row in rows])[:, None]
     logits, _, state = feed(decoder, params, state, ids, jnp.asarray(fed, jnp.int32))
-    refused, wanted = int(state.patcher.overflow.sum()), int(state.patcher.wanted.sum())
+    refused, wanted = (int(count.sum()) for count in decoder.build().boundaries(state.model))
     assert f"{refused} of {wanted} patch boundaries ({refused / wanted:.1%})" in str(warned[0].message)
     for line, row, new in zip(logits, rows, found, strict=True):
         best = sample(

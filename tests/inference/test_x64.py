@@ -54,7 +54,7 @@ def test_nothing_becomes_wider_than_32_bits(name):
     """Traced only: params, a train step, an evaluation step, and a prompt with the bytes drawn behind it."""
     model = BYTES if name == "bytes" else blt(FILTERS[name])
     patcher = None if name == "bytes" else PATCHER
-    task = Task(model.build(), patcher=patcher, entropy_model=BYTES.build())
+    task = Task(model.build(patcher=patcher), entropy_model=BYTES.build())
     batch = jax.tree.map(np.asarray, random_batch(0, rows=2))
     index, adamw = np.int32(0), AdamWConfig(warmup_steps=4)
     requests = (batch.inputs, np.array([5, 9], np.int32), *np.zeros((2, 2), np.uint32))

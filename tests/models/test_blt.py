@@ -1,6 +1,7 @@
 """The whole byte-patched model: causal at every byte, documents apart, byte by byte equal to the parallel pass."""
 
 import dataclasses
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 
 from jaxblt.mixers import AttentionConfig
-from jaxblt.models import BLTConfig, HashConfig, StackConfig, init_blt_state
+from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init_blt_state
 from jaxblt.models.bridge import visible_patches
+from jaxblt.patching import PatcherConfig
 from jaxblt.patching.patches import from_closed
 from tests.mixer_table import table
 from tests.tolerances import tol
 
 BLOCK, SLOTS = 16, 8
+PATCHER = PatcherConfig(mode="space", block_size=BLOCK, capacity=SLOTS)
 
 
 def blt_config(causal=True, latent="HAR", **changes):
@@ -53,13 +56,14 @@ def model():
     config = blt_config()
     ids, closed = sample(40)
     module = config.build()
-    params = nn.meta.unbox(jax.jit(module.init)(jax.random.key(0), ids, group(closed, jnp.ones_like(ids))))[
-        "params"
-    ]
+    patches = group(closed, jnp.ones_like(ids))
+    params = nn.meta.unbox(jax.jit(module.init)(jax.random.key(0), ids, patches=patches))["params"]
     # larger than at the start, so that every part moves the logits by more than rounding
     params = jax.tree.map(lambda p: p * 1.5 if p.ndim > 1 else p, params)
     forward = jax.jit(
-        lambda ids, patches, segments: module.apply({"params": params}, ids, patches, segment_ids=segments)
+        lambda ids, patches, segments: module.apply(
+            {"params": params}, ids, patches=patches, segment_ids=segments
+        )[0]
     )
     return config, module, params, forward
 
@@ -118,7 +122,7 @@ def test_none_equals_one_document(model):
     ids, closed = sample(48)
     ones = jnp.ones_like(ids)
     patches = group(closed, ones)
-    plain = jax.jit(lambda: module.apply({"params": params}, ids, patches))()
+    plain = jax.jit(lambda: module.apply({"params": params}, ids, patches=patches)[0])()
     np.testing.assert_allclose(
         np.asarray(forward(ids, patches, ones)), np.asarray(plain), **tol(jnp.float32, 256)
     )
@@ -126,12 +130,14 @@ def test_none_equals_one_document(model):
 
 def stream(config, module, params, ids, closed, segments, num_bytes):
     step = jax.jit(
-        lambda i, c, state, s: module.apply({"params": params}, i, c, state, segment_ids=s, method="step")
+        lambda i, c, state, s: module.apply(
+            {"params": params}, i, state, closed=c, segment_ids=s, method="step"
+        )
     )
-    state = init_blt_state(config, ids.shape[0], num_bytes=num_bytes, block_size=BLOCK, capacity=SLOTS)
+    state = init_blt_state(config, PATCHER, ids.shape[0], num_bytes=num_bytes)
     out = []
     for t in range(ids.shape[1]):
-        logits, state = step(ids[:, t], closed[:, t], state, segments[:, t])
+        logits, _, state = step(ids[:, t], closed[:, t], state, segments[:, t])
         out.append(logits)
     return np.asarray(jnp.stack(out, 1)), state
 
@@ -145,6 +151,27 @@ def test_byte_by_byte_equals_the_parallel_pass_over_512_bytes(model):
     flat = patches.closed.reshape(2, -1)[:, :520]
     got, _ = stream(config, module, params, ids, flat, segments, 520)
     np.testing.assert_allclose(got, whole, **tol(jnp.float32, 2048))
+
+
+def test_features_may_enter_behind_the_encoder(model):
+    """The encoder then does not depend on patches, and bytes one by one still equal the parallel pass."""
+    config, _, params, _ = model
+    config = dataclasses.replace(config, features_enter="output")
+    module = config.build(patcher=PATCHER)
+    ids = jnp.asarray(
+        np.random.default_rng(6).choice(np.frombuffer(b"ab c", np.uint8) + 4, (2, 40)), jnp.int32
+    )
+    whole, patches = jax.jit(module.apply)({"params": params}, ids)
+    step = jax.jit(partial(module.apply, method="step"))
+    state, out = module.init_state(2, num_bytes=40), []
+    for t in range(40):
+        logits, closed, state = step({"params": params}, ids[:, t], state)
+        out.append((logits, closed))
+    logits, closed = (jnp.stack(columns, 1) for columns in zip(*out, strict=True))
+    np.testing.assert_array_equal(closed, patches.closed.reshape(2, -1)[:, :40])
+    np.testing.assert_allclose(np.asarray(logits), np.asarray(whole), **tol(jnp.float32, 1024))
+    early, _ = jax.jit(module.clone(config=model[0]).apply)({"params": params}, ids)
+    assert np.abs(np.asarray(early - whole)).max() > 1e-2
 
 
 def test_rows_advance_on_their_own_and_documents_change(model):
@@ -175,10 +202,12 @@ def test_rows_advance_on_their_own_and_documents_change(model):
     for b in range(2):
         np.testing.assert_allclose(got[b][table[:, b, 2] > 0], whole[b], **tol(jnp.float32, 1024))
     step = jax.jit(
-        lambda i, c, state, s: module.apply({"params": params}, i, c, state, segment_ids=s, method="step")
+        lambda i, c, state, s: module.apply(
+            {"params": params}, i, state, closed=c, segment_ids=s, method="step"
+        )
     )
     for t in range(20):
-        logits, state = step(ids[::-1, t], flat[::-1, t], state, jnp.asarray([2, 2], jnp.int32))
+        logits, _, state = step(ids[::-1, t], flat[::-1, t], state, jnp.asarray([2, 2], jnp.int32))
         np.testing.assert_allclose(np.asarray(logits), whole[::-1, t], **tol(jnp.float32, 1024))
 
 
@@ -224,8 +253,9 @@ def test_a_bidirectional_model_sees_both_ways():
     ids, closed = sample(32)
     ones = jnp.ones_like(ids)
     module = config.build()
-    params = nn.meta.unbox(jax.jit(module.init)(jax.random.key(0), ids, group(closed, ones)))["params"]
-    forward = jax.jit(lambda i: module.apply({"params": params}, i, group(closed, ones), segment_ids=ones))
+    patches = group(closed, ones)
+    params = nn.meta.unbox(jax.jit(module.init)(jax.random.key(0), ids, patches=patches))["params"]
+    forward = jax.jit(lambda i: module.apply({"params": params}, i, patches=patches, segment_ids=ones)[0])
     change = np.abs(np.asarray(forward(ids)) - np.asarray(forward(ids.at[:, 16].set(5)))).max((0, 2))
     assert change[:16].max() > 1e-4
     assert change[17:].max() > 1e-4
@@ -240,7 +270,7 @@ def test_gradients_reach_every_parameter(model):
     @jax.jit
     @jax.grad
     def grads(params):
-        logits = module.apply({"params": params}, ids, patches, segment_ids=ones)
+        logits, _ = module.apply({"params": params}, ids, patches=patches, segment_ids=ones)
         return -jnp.mean(
             jax.nn.log_softmax(logits)[:, :-1][jnp.arange(2)[:, None], jnp.arange(47)[None], ids[:, 1:]]
         )
@@ -260,4 +290,8 @@ def test_errors():
     ids, closed = sample(40)
     module = blt_config().build()
     with pytest.raises(ValueError, match="do not fit"):
-        module.init(jax.random.key(0), ids[:, :32], group(closed, jnp.ones_like(ids)))
+        module.init(jax.random.key(0), ids[:, :32], patches=group(closed, jnp.ones_like(ids)))
+    with pytest.raises(ValueError, match="needs the patcher that it was trained with, or patches"):
+        module.init(jax.random.key(0), ids)
+    with pytest.raises(ValueError, match="a ByteLM has no patches"):
+        ByteLMConfig().build(patcher=PATCHER)

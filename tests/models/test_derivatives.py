@@ -63,10 +63,10 @@ def blt_loss():
     closed = jnp.broadcast_to(jnp.asarray(places % BLOCK % 3 == 2), segments.shape)
     patches = from_closed(closed, segments, block_size=BLOCK, capacity=4)
     model = config.build()
-    params = draw(model, ids, patches, segment_ids=segments)
+    params = draw(model, ids, patches=patches, segment_ids=segments)
 
     def loss(params):
-        logits = model.apply(params, ids, patches, segment_ids=segments)
+        logits, _ = model.apply(params, ids, patches=patches, segment_ids=segments)
         log_p = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), ids[:, 1:, None], 2)[..., 0]
         return -jnp.mean(jnp.where(segments[:, 1:] > 0, log_p, 0.0))
 

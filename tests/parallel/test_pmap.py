@@ -20,7 +20,7 @@ OPTIMIZER = optax.adam(1e-2)
 
 
 def loss(params: Any, ids: jax.Array) -> jax.Array:
-    logits: Any = MODEL.apply({"params": params}, ids)
+    logits: Any = MODEL.apply({"params": params}, ids)[0]
     return jnp.mean(cross_entropy(logits[:, :-1], ids[:, 1:]))
 
 

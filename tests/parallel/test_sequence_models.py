@@ -17,7 +17,7 @@ from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.models.bridge import visible_patches
 from jaxblt.models.positions import document_positions
 from jaxblt.parallel import batch_sharding, make_mesh
-from jaxblt.patching import PatcherConfig, make_patches
+from jaxblt.patching import PatcherConfig
 from jaxblt.patching.patches import from_closed
 from jaxblt.testing.collectives import collectives, spanning
 from jaxblt.training.state import start
@@ -86,11 +86,9 @@ def batch() -> Batch:
 
 @functools.cache
 def task(name: str) -> tuple[Task, Any]:
-    model, rows = MODELS[name].build(), batch()
-    patches = make_patches(PATCHER, jnp.asarray(rows.inputs), segment_ids=jnp.asarray(rows.segment_ids))
-    inputs = (rows.inputs, patches) if "blt" in name else (rows.inputs,)
-    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), *inputs))["params"]
-    return Task(model, patcher=PATCHER if "blt" in name else None), jax.device_get(params)
+    model, rows = MODELS[name].build(patcher=PATCHER if "blt" in name else None), batch()
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), rows.inputs))["params"]
+    return Task(model), jax.device_get(params)
 
 
 KEEP = optax.trace(decay=0.0)

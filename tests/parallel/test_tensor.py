@@ -16,7 +16,7 @@ from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.parallel import MeshConfig, batch_sharding, sharding_table, state_shardings
 from jaxblt.parallel.rules import bytes_per_device, placements
-from jaxblt.patching import PatcherConfig, make_patches
+from jaxblt.patching import PatcherConfig
 from jaxblt.testing.collectives import collectives
 from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
@@ -74,12 +74,11 @@ def job(name: str) -> tuple[Task, Any, Batch]:
     text = np.random.default_rng(0).integers(4, 20, (2, ROWS, LENGTH)).astype(np.int32)
     ones = np.ones((ROWS, LENGTH), np.int32)
     ids = jnp.asarray(text[0])
-    inputs = (ids, make_patches(PATCHER, ids)) if name == "blt" else (ids,)
-    model = MODELS[name].build()
-    boxed = jax.jit(model.init)(jax.random.key(0), *inputs)["params"]
+    model = MODELS[name].build(patcher=PATCHER if name == "blt" else None)
+    boxed = jax.jit(model.init)(jax.random.key(0), ids)["params"]
     places = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), ones.shape)
     batch = Batch(*map(jnp.asarray, (*text, ones, places, ones)))
-    return Task(model, patcher=PATCHER if name == "blt" else None, packed=False), boxed, jax.device_get(batch)
+    return Task(model, packed=False), boxed, jax.device_get(batch)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from jaxblt.data import BytesSource, DataConfig, make_dataset, write_entropies
 from jaxblt.data.history import History
 from jaxblt.data.vocab import PAD, encode
 from jaxblt.mixers import AttentionConfig
-from jaxblt.models import ByteLMConfig, HashConfig, StackConfig, init_byte_lm_state
+from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init_byte_lm_state
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, init_contexts, stream_entropies
 from jaxblt.training.setup import entropy_history, open_data
@@ -71,9 +71,8 @@ def test_windows_have_the_entropies_of_their_document(kind, tmp_path):
     patcher = PatcherConfig(threshold=5.0, block_size=32, entropy_context=context)
     data = {"context": 12, "split": "position", "fractions": (0.6, 0.2, 0.2)}
     recipe = tiny_recipe(patcher=patcher, entropy_model=config, data=data)
-    find = jax.jit(
-        partial(find_entropies, Task(config.build(), patcher=patcher, entropy_model=config.build()))
-    )
+    task = Task(BLTConfig().build(patcher=patcher), entropy_model=config.build())
+    find = jax.jit(partial(find_entropies, task))
     inside = 0
     for split in ("train", "validation"):
         online = open_data(recipe, make_mesh(), split=split, mode="eval", source=SOURCE)

@@ -36,7 +36,9 @@ def test_every_target_of_a_split_counts_once(setup):
     nll = count = chosen_nll = chosen = 0.0
     for index in range(data.num_batches):
         batch = data.batch(index)
-        logits = setup.task.model.apply({"params": state.params}, batch.inputs, segment_ids=batch.segment_ids)
+        logits, _ = setup.task.model.apply(
+            {"params": state.params}, batch.inputs, segment_ids=batch.segment_ids
+        )
         log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)
         loss = -np.take_along_axis(log_p, batch.targets[..., None], -1)[..., 0]
         scored = batch.loss_mask == 1
@@ -82,7 +84,7 @@ def test_entropies_that_are_not_finite_show_in_the_sums():
     model, batch = TinyConfig().build(), random_batch(0)
     params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), batch.inputs))["params"]
     patcher = PatcherConfig(mode="entropy", threshold=1.0, block_size=16, capacity=8)
-    step = make_eval_step(Task(model, patcher=patcher, entropy_model=model))
+    step = make_eval_step(Task(TinyConfig().build(patcher=patcher), entropy_model=model))
     zero = jnp.zeros((), jnp.int32)
     state = TrainState(zero, params, (), zero, zero, freeze(params, 1.0))
     assert step(state, batch, 0)["entropies"] > 0

@@ -117,7 +117,7 @@ def program(name: str, *, packed: bool) -> Program:
     recipe = packed_as(name, PACKED[0] if packed else ALONE[0])
     shapes, frozen = None, None
     if recipe.entropy_model is not None:
-        task = replace(make_setup(recipe, MESH, None).task, patcher=None)
+        task = make_setup(recipe, MESH, None).task
         entropy = replace(task, model=task.entropy_model)
         shapes = nn.meta.unbox(jax.eval_shape(partial(init_params, entropy, recipe.data, 0)))
         rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), draw(shapes, 1))

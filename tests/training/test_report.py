@@ -30,19 +30,22 @@ def test_cost_of_a_byte_model_by_hand():
 class OnPatches(nn.Module):
     """A product for each byte, and two for each slot."""
 
+    patcher: PatcherConfig
+
     @nn.compact
-    def __call__(self, ids, patches):
+    def __call__(self, ids, *, entropies=None):
+        patches = make_patches(self.patcher, ids, entropies=entropies)
         x = jnp.zeros((*ids.shape, 4))
         z = jnp.zeros((*patches.lengths.shape, 8))
-        return nn.Dense(5, name="byte")(x).sum() + nn.Dense(8, name="a")(nn.Dense(8, name="b")(z)).sum()
+        sums = nn.Dense(5, name="byte")(x).sum() + nn.Dense(8, name="a")(nn.Dense(8, name="b")(z)).sum()
+        return sums, patches
 
 
 @pytest.mark.parametrize("capacity", [None, 6, 7])
 def test_cost_of_patches_does_not_depend_on_empty_slots(capacity):
     patcher = PatcherConfig(mode="space", block_size=16, capacity=capacity)
-    model, ids = OnPatches(), jnp.zeros((1, 64), jnp.int32)
-    params = shapes(model, ids, make_patches(patcher, ids))
-    cost = model_cost(Task(model, patcher=patcher), params, 64)
+    model = OnPatches(patcher)
+    cost = model_cost(Task(model), shapes(model, jnp.zeros((1, 64), jnp.int32)), 64)
     assert cost.byte == pytest.approx(3 * 2 * 4 * 5)
     assert cost.patch == pytest.approx(3 * 2 * (64 + 64))
     assert cost.per_byte(4.0) == pytest.approx(3 * 2 * 4 * 5 + 3 * 2 * 128 / 4)
@@ -72,10 +75,12 @@ def test_ops_of_a_patched_model_are_explained_for_this_machine():
         dim=32, num_layers=1, pattern="W", mixers=table(attention=AttentionConfig(dim=32), window=16)
     )
     config = BLTConfig(encoder=window, latent=small, decoder=window, hash=None)
-    model, ids = config.build(), jnp.zeros((1, 64), jnp.int32)
-    patches = make_patches(PatcherConfig(mode="static", block_size=32), ids)
-    params = shapes(model, ids, patches)
-    lines = op_choices(jax.jit(lambda p: model.apply({"params": p}, ids, patches)), params)
+    model, ids = (
+        config.build(patcher=PatcherConfig(mode="static", block_size=32)),
+        jnp.zeros((1, 64), jnp.int32),
+    )
+    params = shapes(model, ids)
+    lines = op_choices(jax.jit(lambda p: model.apply({"params": p}, ids)[0]), params)
     named = {line.split(":")[0]: line for line in lines}
     assert {"attention", "short_conv", "modal_conv", "patch_attention.pool", "patch_attention.lookup"} <= set(
         named

@@ -14,7 +14,7 @@ from jaxblt.training.evaluate import make_eval_step
 from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Span
 from jaxblt.training.optimizer import AdamWConfig, make_optimizer, make_schedule
 from jaxblt.training.state import content_hash, freeze, start, widen
-from jaxblt.training.step import Task, find_patches, make_train_step, split_rows
+from jaxblt.training.step import Task, find_entropies, make_train_step, predict, split_rows
 from tests.tolerances import tol
 from tests.training.tiny import TinyConfig, random_batch
 
@@ -28,10 +28,10 @@ def init(dim: int):
     ]
 
 
-def build(config: TinyConfig, *, optimizer: AdamWConfig = ADAMW, dtype=jnp.float32, **options):
+def build(config: TinyConfig, *, optimizer: AdamWConfig = ADAMW, dtype=jnp.float32, patcher=None, **options):
     boxed = init(config.dim)
     return (
-        Task(config.build(dtype=dtype), **options),
+        Task(config.build(dtype=dtype, patcher=patcher), **options),
         make_optimizer(optimizer, 100, boxed),
         nn.meta.unbox(boxed),
     )
@@ -49,7 +49,7 @@ def test_loss_is_mean_cross_entropy_of_scored_bytes():
     task, adamw, params = build(TinyConfig())
     batch = random_batch(0)
     _, metrics = make_train_step(task, adamw)(start(copy(params), adamw), batch)
-    logits = task.model.apply({"params": params}, batch.inputs, segment_ids=batch.segment_ids)
+    logits, _ = task.model.apply({"params": params}, batch.inputs, segment_ids=batch.segment_ids)
     log_p = np.asarray(jax.nn.log_softmax(logits))
     picked = np.take_along_axis(log_p, np.asarray(batch.targets)[..., None], -1)[..., 0]
     scored = np.asarray(batch.loss_mask) == 1
@@ -103,7 +103,7 @@ def test_sown_losses_are_added_and_sown_metrics_reported():
     assert float(metrics["loss"]) == float(plain["loss"])
 
     def total(params):
-        logits, side = task.model.apply(
+        (logits, _), side = task.model.apply(
             {"params": params}, batch.inputs, segment_ids=batch.segment_ids, mutable=["losses", "metrics"]
         )
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch.targets[..., None], -1)[..., 0]
@@ -247,7 +247,7 @@ def test_frozen_entropies_cut_the_patches():
     entropy_model, entropy_params = TinyConfig(dim=8).build(), nn.meta.unbox(init(8))
     batch = random_batch(0)
     rounded = freeze(entropy_params, 0.0).params
-    logits = entropy_model.apply({"params": widen(rounded)}, batch.inputs, segment_ids=batch.segment_ids)
+    logits, _ = entropy_model.apply({"params": widen(rounded)}, batch.inputs, segment_ids=batch.segment_ids)
     entropies = entropies_from_logits(logits)
     threshold = float(jnp.median(entropies))
     patcher = PatcherConfig(mode="entropy", threshold=threshold, block_size=8)
@@ -260,17 +260,16 @@ def test_frozen_entropies_cut_the_patches():
     assert float(metrics["patches"]) == int((expected.lengths > 0).sum())
     jax.tree.map(np.testing.assert_array_equal, state.frozen, frozen)
     # entropies in the batch take precedence, and give the same patches when they are the same
-    for patches in (
-        find_patches(task, frozen, batch),
-        find_patches(dataclasses.replace(task, entropy_model=None), None, batch.replace(entropies=entropies)),
-    ):
+    given = dataclasses.replace(task, entropy_model=None), params, None, batch.replace(entropies=entropies)
+    for arguments in ((task, params, frozen, batch), given):
+        _, patches, _ = predict(*arguments, {})
         np.testing.assert_array_equal(patches.patch_ids, expected.patch_ids)
 
 
 def test_entropy_patching_without_entropies_says_what_to_do():
     task, _, _ = build(TinyConfig(), patcher=PatcherConfig(mode="entropy", threshold=1.0, block_size=8))
     with pytest.raises(ValueError, match="set entropy_run in the recipe"):
-        find_patches(task, None, random_batch(0))
+        find_entropies(task, None, random_batch(0))
 
 
 def test_frozen_parameters_are_rounded_and_hashed():
@@ -290,7 +289,7 @@ def test_evaluation_sums_losses_and_those_of_chosen_targets():
     batch = random_batch(0)
     ids = (ord("A") + 4, ord("C") + 4)
     sums = make_eval_step(task, targets=ids)(state, batch, 0)
-    logits = task.model.apply({"params": params}, batch.inputs, segment_ids=batch.segment_ids)
+    logits, _ = task.model.apply({"params": params}, batch.inputs, segment_ids=batch.segment_ids)
     picked = np.take_along_axis(
         np.asarray(jax.nn.log_softmax(logits)), np.asarray(batch.targets)[..., None], -1
     )[..., 0]

@@ -12,7 +12,7 @@ from jaxblt.data.config import DataConfig
 from jaxblt.data.sources import BytesSource
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 from jaxblt.parallel.mesh import MeshConfig
-from jaxblt.patching import PatcherConfig
+from jaxblt.patching import PatcherConfig, make_patches
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
@@ -29,17 +29,20 @@ class TinyConfig:
     side: bool = False
     vocab_size: int = VOCAB_SIZE
 
-    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Tiny":
-        return Tiny(self, dtype, name=name)
+    def build(self, *, dtype: Any = jnp.float32, patcher: Any = None, name: str | None = None) -> "Tiny":
+        return Tiny(self, dtype, patcher, name=name)
 
 
 class Tiny(nn.Module):
     config: TinyConfig
     dtype: Any = jnp.float32
+    patcher: PatcherConfig | None = None
 
     @nn.compact
-    def __call__(self, ids, patches=None, *, segment_ids=None, positions=None):
+    def __call__(self, ids, *, segment_ids=None, positions=None, entropies=None, patches=None):
         config = self.config
+        if patches is None and self.patcher is not None:
+            patches = make_patches(self.patcher, ids, segment_ids=segment_ids, entropies=entropies)
         table = nn.with_logical_partitioning(nn.initializers.normal(0.5), ("vocab", "embed"))
         table = self.param("embedding", table, (config.vocab_size, config.dim), jnp.float32).astype(
             self.dtype
@@ -71,7 +74,7 @@ class Tiny(nn.Module):
         logits = nn.Dense(config.vocab_size, use_bias=False, dtype=self.dtype, kernel_init=head, name="head")(
             x
         )
-        return logits.astype(jnp.float32)
+        return logits.astype(jnp.float32), patches
 
 
 def random_batch(seed: int, rows: int = 4, length: int = 32, *, letters: bytes = b"ACGT") -> Batch:
