@@ -135,7 +135,11 @@ class Run:
         with jax.set_mesh(devices):
             step = make_eval_step(task, targets=target_ids(targets), seed=self.recipe.train.seed)
             state = jax.device_put(self.state, replicated(devices))
-            options = {"layout": layout_of(recipe.model), "patcher": self.patcher}
+            options = {
+                "layout": layout_of(recipe.model),
+                "patcher": self.patcher,
+                "objective": task.objective,
+            }
             return evaluate(step, state, dataset, devices, max_batches=max_batches, **options)
 
     def recalibrate(

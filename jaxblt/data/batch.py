@@ -19,6 +19,7 @@ class Batch:
       entropies: precomputed entropy in nats of the id after each input, or None to compute it in the step.
       history: ids of the document up to each row's first input, that one included, right-aligned behind PAD; for
         the entropy model, where rows begin inside documents. None where there is none to know.
+      labels: class of each row, for an objective that classifies; None for the others.
     """
 
     inputs: Int[Array, "B T"]
@@ -28,3 +29,4 @@ class Batch:
     loss_mask: Int[Array, "B T"] | Float[Array, "B T"]
     entropies: Float[Array, "B T"] | None = None
     history: Int[Array, "B W"] | None = None
+    labels: Int[Array, "B"] | None = None

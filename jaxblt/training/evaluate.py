@@ -19,6 +19,7 @@ from jaxblt.models.finite import explain_nonfinite
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.patching import PatcherConfig, warn_overflow
 from jaxblt.training.metrics import Metrics, bits, cross_entropy, patch_counts
+from jaxblt.training.objectives import NextByte, Objective
 from jaxblt.training.setup import Setup, open_data, to_devices
 from jaxblt.training.state import TrainState
 from jaxblt.training.step import Task, find_entropies, predict
@@ -38,11 +39,11 @@ def target_ids(characters: str | None) -> tuple[int, ...] | None:
 def make_eval_step(
     task: Task, *, targets: tuple[int, ...] | None = None, seed: int = 0
 ) -> Callable[[TrainState, Batch, Any], Metrics]:
-    """`(state, batch, index) -> sums`, jitted: Σ weight·cross-entropy and Σ weight, to be added up over a split.
+    """`(state, batch, index) -> sums`, jitted: those of the objective, to be added up over a split.
 
     Args:
       task: what is computed.
-      targets: ids; "target_nll" and "target_bytes" are of these alone, the log-loss still over all ids.
+      targets: ids; "target_nll" and "target_weight" are of these alone, the log-loss still over all ids.
       seed: of the objective, together with the batch's index.
     """
 
@@ -51,15 +52,15 @@ def make_eval_step(
         entropies = find_entropies(task, state.frozen, batch)
         batch = replace(batch, entropies=entropies)
         logits, patches, _ = predict(task, state.params, state.frozen, batch, {})
-        weights = batch.loss_mask.astype(jnp.float32)
-        losses = cross_entropy(logits, batch.targets) * weights
-        sums = {"nll": jnp.sum(losses), "bytes": jnp.sum(weights)}
+        sums = task.objective.sums(logits, batch)
         if entropies is not None and patches is not None:
             # An entropy of NaN cuts no patch, and the losses would hide it: add entropies up, so that NaN shows.
             sums["entropies"] = jnp.sum(jnp.where(batch.segment_ids > 0, entropies, 0.0))
         if targets is not None:
             chosen = jnp.isin(batch.targets, jnp.asarray(targets, jnp.int32)).astype(jnp.float32)
-            sums |= {"target_nll": jnp.sum(losses * chosen), "target_bytes": jnp.sum(weights * chosen)}
+            weights = batch.loss_mask.astype(jnp.float32) * chosen
+            nll = jnp.sum(cross_entropy(logits, batch.targets) * weights)
+            sums |= {"target_nll": nll, "target_weight": jnp.sum(weights)}
         return sums if patches is None else {**sums, **patch_counts(patches)}
 
     return jax.jit(eval_step)
@@ -87,7 +88,7 @@ class Validation:
     def __call__(self, state: TrainState) -> dict[str, float]:
         setup = self.setup
         most = setup.recipe.train.eval_batches
-        options = {"layout": setup.layout, "patcher": setup.task.patcher}
+        options = {"layout": setup.layout, "patcher": setup.task.patcher, "objective": setup.task.objective}
         return evaluate(self._step, state, self.data, setup.mesh, max_batches=most, **options)
 
 
@@ -100,6 +101,7 @@ def evaluate(
     max_batches: int | None = None,
     layout: SequenceLayout = CONTIGUOUS,
     patcher: PatcherConfig | None = None,
+    objective: Objective = NextByte(),
 ) -> dict[str, float]:
     """Scores a split.
 
@@ -111,9 +113,11 @@ def evaluate(
       max_batches: stop after so many.
       layout: in which the model wants the bytes of a row.
       patcher: of the step's task, whose slots are watched.
+      objective: of the step's task, which makes figures of its sums.
 
     Returns:
-      loss (nats per byte), bits_per_byte and bytes; the same with "target_" in front if the step has targets;
+      The objective's figures (loss in nats per byte, bits_per_byte, ...) and bytes, the sum of its weights; loss,
+      bits_per_byte and bytes of the targets with "target_" in front if the step has any;
       bytes_per_patch, refused (boundaries) and overflow (their share) if it has patches.
 
     Raises:
@@ -140,7 +144,7 @@ def evaluate(
     if patcher is not None and jax.process_index() == 0:
         refused, wanted = totals["refused"], totals["patches"] + totals["refused"]
         warn_overflow(refused, wanted, capacity=patcher.slots, block_size=patcher.block_size)
-    return summarise(totals)
+    return summarise(totals, objective)
 
 
 def _add(totals: dict[str, float], index: int, sums: Metrics, state: TrainState) -> None:
@@ -154,23 +158,26 @@ def _add(totals: dict[str, float], index: int, sums: Metrics, state: TrainState)
         totals[name] = totals.get(name, 0.0) + float(value)
 
 
-def summarise(totals: dict[str, float]) -> dict[str, float]:
-    """Sums over a split as figures per byte; see `evaluate`."""
-    found: dict[str, float] = {}
-    for prefix in ("", "target_"):
-        if f"{prefix}nll" not in totals:
-            continue
-        if totals[f"{prefix}bytes"] == 0:
-            kind = "target" if prefix else "scored"
-            raise ValueError(f"the split holds no {kind} byte: check the data, its `scored` and the targets")
-        loss = totals[f"{prefix}nll"] / totals[f"{prefix}bytes"]
+def summarise(totals: dict[str, float], objective: Objective = NextByte()) -> dict[str, float]:
+    """Sums over a split as figures; see `evaluate`."""
+    found = {"bytes": _scored(totals, "")}
+    found |= objective.figures(totals)
+    if "target_nll" in totals:
+        loss = totals["target_nll"] / _scored(totals, "target_")
         found |= {
-            f"{prefix}loss": loss,
-            f"{prefix}bits_per_byte": bits(loss),
-            f"{prefix}bytes": totals[f"{prefix}bytes"],
+            "target_loss": loss,
+            "target_bits_per_byte": bits(loss),
+            "target_bytes": totals["target_weight"],
         }
     if "patches" in totals:
         found["bytes_per_patch"] = totals["patched_bytes"] / max(totals["patches"], 1.0)
         found["refused"] = totals["refused"]
         found["overflow"] = totals["refused"] / max(totals["patches"] + totals["refused"], 1.0)
     return found
+
+
+def _scored(totals: dict[str, float], prefix: str) -> float:
+    if totals[f"{prefix}weight"] == 0:
+        kind = "target" if prefix else "scored"
+        raise ValueError(f"the split holds no {kind} byte: check the data, its `scored` and the targets")
+    return totals[f"{prefix}weight"]

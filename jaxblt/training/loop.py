@@ -23,7 +23,7 @@ from jaxblt.training.folder import claimed
 from jaxblt.training.frozen import load_params, param_shapes, resolve
 from jaxblt.training.health import BadSteps, check_health, spans
 from jaxblt.training.meter import Meter, traced
-from jaxblt.training.metrics import Metrics
+from jaxblt.training.metrics import Metrics, as_scalars
 from jaxblt.training.picture import first_passage, log_passage
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
@@ -54,6 +54,7 @@ from jaxblt.training.state import TrainState, forgive
 
 HEADLINE = (
     "bits_per_byte",
+    "accuracy",
     "learning_rate",
     "grad_norm",
     "bytes_per_patch",
@@ -298,7 +299,7 @@ class Trainer:
 
     def write(self, metrics: Metrics, step: int, bad: BadSteps) -> None:
         """Fetches a step's metrics, logs them, and raises TrainingFailed where going on would waste the run."""
-        fetched = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        fetched = as_scalars(metrics)
         if skipped := bad.fetch():
             self.log.steps(step, "skipped_steps", skipped)
             self.progress.say(f"not finite in loss, gradient or update, and skipped: steps {spans(skipped)}")
@@ -311,7 +312,8 @@ class Trainer:
         """Scores the validation split and logs it."""
         found = self.validation(state)
         self.log.scalars(step, {f"validation/{name}": value for name, value in found.items()})
-        self.progress.say(f"step {step}: validation {found['bits_per_byte']:.4f} bits per byte")
+        headline = self.setup.recipe.objective.headline
+        self.progress.say(f"step {step}: validation {found[headline]:.4f} {headline.replace('_', ' ')}")
         return found
 
     def draw(self, state: TrainState, step: int) -> None:

@@ -8,14 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.patching.patches import Patches
+from jaxblt.side_outputs import Sown
 
-Metrics = dict[str, Float[Array, ""]]
-
-SIDE_OUTPUTS = ("losses", "metrics")
-"""The two collections into which modules may sow."""
+Metrics = dict[str, Float[Array, "..."]]
+"""Scalars, and vectors that modules sowed."""
 
 
-def cross_entropy(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def cross_entropy(logits: Float[Array, "*N V"], targets: Int[Array, "*N"]) -> Float[Array, "*N"]:
     """-log softmax(logits)[target] in nats, in fp32."""
     logits = logits.astype(jnp.float32)
     picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
@@ -34,12 +33,30 @@ def sown_losses(side: Any) -> Float[Array, ""]:
 
 
 def sown_metrics(side: Any) -> Metrics:
-    """The mean of each value sown into "metrics", by the path of its module."""
+    """The mean over layers and calls of each value sown into "metrics", by the path of its module.
+
+    A value that did not go through `sow_metric` is a scalar.
+    """
     found: dict[str, list[Any]] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(side.get("metrics", {})):
+    sown = jax.tree_util.tree_leaves_with_path(
+        side.get("metrics", {}), is_leaf=lambda node: isinstance(node, Sown)
+    )
+    for path, leaf in sown:
         name = "/".join(str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey))
-        found.setdefault(name, []).append(jnp.mean(leaf.astype(jnp.float32)))
-    return {name: jnp.mean(jnp.stack(values)) for name, values in found.items()}
+        value = leaf if isinstance(leaf, Sown) else Sown(leaf.astype(jnp.float32), 0)
+        found.setdefault(name, []).append(value.mean())
+    return {name: jnp.mean(jnp.stack(values), 0) for name, values in found.items()}
+
+
+def as_scalars(metrics: Metrics) -> dict[str, float]:
+    """Fetches metrics; a vector becomes "name/0", "name/1", ..."""
+    found: dict[str, float] = {}
+    for name, value in jax.device_get(metrics).items():
+        if value.ndim == 0:
+            found[name] = float(value)
+        else:
+            found |= {f"{name}/{i}": float(x) for i, x in enumerate(value)}
+    return found
 
 
 def patch_counts(patches: Patches) -> Metrics:

@@ -7,6 +7,7 @@ NAMES = {
     "next_byte": "jaxblt.training.objectives:NextByte",
     "masked": "jaxblt.training.objectives:Masked",
     "span": "jaxblt.training.objectives:Span",
+    "classify": "jaxblt.training.objectives:Classify",
     "order_agnostic": "jaxblt.training.objectives:OrderAgnostic",
     "data": "jaxblt.data.config:DataConfig",
     "mesh": "jaxblt.parallel.mesh:MeshConfig",

@@ -1,8 +1,8 @@
-"""Pretraining objectives: what a batch of bytes asks the model to predict.
+"""Objectives: what a batch asks the model to predict, and how its answers are scored.
 
-Data pipelines yield next-byte batches. The other objectives turn one into a batch for a bidirectional model: some
+Data pipelines yield next-byte batches. The pretraining objectives turn one into a batch for a bidirectional model: some
 bytes are hidden behind `MASK` and the targets are the bytes themselves. Only bytes of documents are ever hidden,
-never padding or special ids. `loss_mask` may hold fractional weights; a loss is Σ weight·loss / Σ weight.
+never padding or special ids. `jaxblt.training.scores` has the losses and metrics.
 """
 
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import BOE, OFFSET, VOCAB_SIZE
+from jaxblt.training.scores import IdScores, LabelScores
 from jaxblt.validation import check_bounds, check_fields
 
 MASK = BOE
@@ -22,17 +23,28 @@ MOST_SPAN = 65_536
 
 
 @dataclass(frozen=True)
-class NextByte:
-    """Predict each byte from those before it: the batch as it is."""
+class NextByte(IdScores):
+    """Predict each byte from those before it: the batch as it is.
 
+    Attributes:
+      label_smoothing: share of a target's probability that is spread over all ids (1512.00567, sec. 7).
+      accuracy: count right ids and right rows as well, for tasks whose answers are scored by `loss_mask`.
+    """
+
+    label_smoothing: float = 0.0
+    accuracy: bool = False
     causal = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "label_smoothing", least=0, below=1, why=": it is a share")
 
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
         return batch
 
 
 @dataclass(frozen=True)
-class Masked:
+class Masked(IdScores):
     """Predict a random share of the bytes (BERT, 1810.04805, sec. 3.1).
 
     Of the chosen bytes `hidden` become MASK, `swapped` another byte drawn at random, and the rest stay.
@@ -61,7 +73,7 @@ class Masked:
 
 
 @dataclass(frozen=True)
-class Span:
+class Span(IdScores):
     """Predict runs of hidden bytes (SpanBERT, 1907.10529, sec. 3.1), lengths uniform in 1..max_length.
 
     Spans may touch or overlap; they end where their document does. `rate` is the share of bytes hidden away from
@@ -90,7 +102,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class OrderAgnostic:
+class OrderAgnostic(IdScores):
     """Predict the bytes in any order: order-agnostic autoregressive diffusion (2110.02037, eq. 5 and algorithm 1).
 
     Of a row's D bytes, n drawn uniformly from 1..D are hidden, each set of n as likely as another, and each hidden
@@ -111,7 +123,19 @@ class OrderAgnostic:
         return _ask(batch, jnp.where(chosen, MASK, batch.inputs), jnp.where(chosen, weight, 0.0))
 
 
-Objective = NextByte | Masked | Span | OrderAgnostic
+@dataclass(frozen=True)
+class Classify(LabelScores):
+    """Predict `batch.labels`, a class for each row, with a model whose logits are [rows, classes]."""
+
+    causal: bool = True
+
+    def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
+        if batch.labels is None:
+            raise ValueError("objective Classify needs batch.labels: use data with labels")
+        return batch
+
+
+Objective = NextByte | Masked | Span | OrderAgnostic | Classify
 
 
 def maskable(batch: Batch) -> Bool[Array, "B T"]:

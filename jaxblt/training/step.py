@@ -21,10 +21,9 @@ from jaxblt.patching import (
     stream_entropies,
 )
 from jaxblt.patching.patches import Patches
+from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.training.metrics import (
-    SIDE_OUTPUTS,
     Metrics,
-    cross_entropy,
     patch_counts,
     patch_metrics,
     sown_losses,
@@ -183,8 +182,8 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """`(state, batch) -> (state, metrics)`, jitted; the state's memory is donated.
 
-    The loss is Σ weight·cross-entropy / Σ weight over the scored bytes of the whole batch, plus sown losses. A step
-    whose loss, gradient or update is not finite, or that scores no byte, changes neither parameters nor optimiser.
+    The loss is the objective's, Σ weight·loss / Σ weight over the whole batch, plus sown losses. A step whose loss,
+    gradient or update is not finite, or that scores nothing, changes neither parameters nor optimiser.
     After `max_skips` of them in a row every further step is skipped too, so that a host that looks now and then cannot
     miss it.
 
@@ -201,9 +200,9 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         ask, drop = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step))
         batch = task.objective(ask, batch)
-        weight = scored_bytes(batch)
+        weight = task.objective.weight(batch)
         grads, sums, side = _gradients(task, state, batch, weight, drop, accumulate)
-        loss = sums["nll"] / weight
+        loss = sums["loss"] / weight
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -219,7 +218,7 @@ def make_train_step(
             skipped_in_a_row=(state.skipped_in_a_row + 1) * bad,
         )
         metrics = {
-            **_losses(sums, weight),
+            **_figures(task, sums),
             **side,
             "grad_norm": grad_norm,
             "param_norm": optax.tree.norm(state.params),
@@ -253,11 +252,6 @@ def _all_finite(tree: Any) -> Bool[Array, ""]:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
-def scored_bytes(batch: Batch) -> Float[Array, ""]:
-    """Σ of the loss weights; 0 if nothing is scored, so that the loss is NaN and the step changes nothing."""
-    return jnp.sum(batch.loss_mask.astype(jnp.float32))
-
-
 def _gradients(
     task: Task, state: TrainState, batch: Batch, weight: Float[Array, ""], key: PRNGKeyArray, accumulate: int
 ) -> tuple[Any, Metrics, Metrics]:
@@ -266,10 +260,9 @@ def _gradients(
     def micro(params: Any, index: Any, rows: Batch) -> tuple[Float[Array, ""], tuple[Metrics, Metrics]]:
         rngs = {"dropout": jax.random.fold_in(key, index)}
         logits, patches, side = predict(task, params, state.frozen, rows, rngs)
-        nll = jnp.sum(cross_entropy(logits, rows.targets) * rows.loss_mask.astype(jnp.float32))
-        sown = sown_losses(side) / accumulate
-        sums = {"nll": nll, "sown_loss": sown, **({} if patches is None else patch_counts(patches))}
-        return nll + sown * weight, (sums, sown_metrics(side))
+        sums = task.objective.sums(logits, rows) | {"sown_loss": sown_losses(side) / accumulate}
+        counts = {} if patches is None else patch_counts(patches)
+        return sums["loss"] + sums["sown_loss"] * weight, (sums | counts, sown_metrics(side))
 
     gradient = jax.grad(micro, has_aux=True)
     if accumulate == 1:
@@ -283,7 +276,7 @@ def _gradients(
         items = (jnp.arange(accumulate, dtype=jnp.int32), split_rows(batch, accumulate))
         grads, (sums, side) = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state.params), items)
         sums = {name: jnp.sum(values) for name, values in sums.items()}
-        side = {name: jnp.mean(values) for name, values in side.items()}
+        side = {name: jnp.mean(values, 0) for name, values in side.items()}
     return jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), sums, side
 
 
@@ -303,13 +296,7 @@ def split_rows(batch: Batch, parts: int) -> Batch:
     return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(rows // parts, parts, *x.shape[1:]), 0, 1), batch)
 
 
-def _losses(sums: Metrics, weight: Float[Array, ""]) -> Metrics:
-    """Loss per byte in nats and bits, bytes scored, and the patches' figures where there are patches."""
-    loss = sums["nll"] / weight
-    found = {
-        "loss": loss,
-        "bits_per_byte": loss / jnp.log(jnp.float32(2)),
-        "sown_loss": sums["sown_loss"],
-        "scored_bytes": weight,
-    }
+def _figures(task: Task, sums: Metrics) -> Metrics:
+    """The objective's figures, and the patches' where there are patches."""
+    found = task.objective.figures(sums) | {"sown_loss": sums["sown_loss"], "scored_bytes": sums["weight"]}
     return {**found, **(patch_metrics(sums) if "patches" in sums else {})}

@@ -118,7 +118,14 @@ def test_objective_is_drawn_anew_for_each_batch_and_alike_each_time():
 
 
 def test_sums_become_figures_per_byte():
-    totals = {"nll": 8 * math.log(2), "bytes": 4.0, "patches": 2.0, "patched_bytes": 7.0, "refused": 1.0}
+    totals = {
+        "nll": 8 * math.log(2),
+        "weight": 4.0,
+        "loss": 8 * math.log(2),
+        "patches": 2.0,
+        "patched_bytes": 7.0,
+        "refused": 1.0,
+    }
     found = summarise(totals)
     assert found.pop("overflow") == pytest.approx(1 / 3)
     assert found.pop("refused") == 1
@@ -126,9 +133,9 @@ def test_sums_become_figures_per_byte():
         {"loss": 2 * math.log(2), "bits_per_byte": 2.0, "bytes": 4.0, "bytes_per_patch": 3.5}
     )
     with pytest.raises(ValueError, match="no scored byte"):
-        summarise({"nll": 0.0, "bytes": 0.0})
+        summarise({"nll": 0.0, "loss": 0.0, "weight": 0.0})
     with pytest.raises(ValueError, match="no target byte"):
-        summarise({"nll": 1.0, "bytes": 1.0, "target_nll": 0.0, "target_bytes": 0.0})
+        summarise({"nll": 1.0, "loss": 1.0, "weight": 1.0, "target_nll": 0.0, "target_weight": 0.0})
 
 
 def test_target_ids():

@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.patching.patches import from_closed
+from jaxblt.side_outputs import SIDE_OUTPUTS, sow_metric
 from jaxblt.training.metrics import (
-    SIDE_OUTPUTS,
+    as_scalars,
     bits,
     cross_entropy,
     patch_counts,
@@ -40,6 +41,7 @@ class Layer(nn.Module):
     def __call__(self, x, _):
         self.sow("losses", "balance", jnp.sum(x))
         self.sow("metrics", "mean", jnp.mean(x))
+        sow_metric(self, "each", x)
         return x + jnp.float32(1), None
 
 
@@ -55,10 +57,11 @@ class Scanned(nn.Module):
 
 
 def test_side_outputs_arrive_through_scan_and_remat():
-    _, side = Scanned().apply({}, jnp.ones((2,)), mutable=SIDE_OUTPUTS)
-    # layers see 1, 2, 3 in both elements
-    assert float(sown_losses(side)) == 2 * (1 + 2 + 3) + 0.5
-    assert {k: float(v) for k, v in sown_metrics(side).items()} == {"layers/mean": 2.0}
+    _, side = Scanned().apply({}, jnp.asarray([1.0, 1.5]), mutable=SIDE_OUTPUTS)
+    # layers see 1, 2, 3 in the first element and half more in the second
+    assert float(sown_losses(side)) == 2 * (1 + 2 + 3) + 3 * 0.5 + 0.5
+    found = as_scalars(sown_metrics(side))
+    assert found == {"layers/mean": 2.25, "layers/each/0": 2.0, "layers/each/1": 2.5}
     assert float(sown_losses({})) == 0.0
     assert sown_metrics({}) == {}
 

@@ -1,0 +1,92 @@
+"""How answers are scored: sums over a batch, which add up over micro-batches, hosts and splits, and figures of them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblt.data.batch import Batch
+from jaxblt.training.metrics import cross_entropy
+
+
+class IdScores:
+    """Scores of an objective that asks for ids, weighted by `batch.loss_mask`: loss, bits per byte, accuracy.
+
+    loss = Σ w ℓ / Σ w with ℓ = (1 - ε) · (-log p[target]) + ε · mean over ids of -log p, in nats; bits per byte are of
+    -log p[target] alone.
+    """
+
+    label_smoothing: float = 0.0
+    accuracy: bool = False
+
+    @property
+    def headline(self) -> str:
+        """The figure to show first."""
+        return "accuracy" if self.accuracy else "bits_per_byte"
+
+    def weight(self, batch: Batch) -> Float[Array, ""]:
+        """Σ w; 0 if nothing is scored, so that the loss is NaN and a step changes nothing."""
+        return jnp.sum(batch.loss_mask.astype(jnp.float32))
+
+    def sums(self, logits: Float[Array, "B T V"], batch: Batch) -> dict[str, Float[Array, ""]]:
+        """Σ w ℓ as "loss", Σ w · -log p as "nll", Σ w as "weight"; with accuracy Σ w over right ids, and rows.
+
+        A row counts as right if all of its scored ids are; rows without any do not count.
+        """
+        weights = batch.loss_mask.astype(jnp.float32)
+        nats = cross_entropy(logits, batch.targets)
+        nll = jnp.sum(nats * weights)
+        found = {"loss": nll, "nll": nll, "weight": jnp.sum(weights)}
+        if self.label_smoothing:
+            flat = jax.nn.logsumexp(logits, -1) - jnp.mean(logits, -1)
+            smooth = (1 - self.label_smoothing) * nats + self.label_smoothing * flat
+            found["loss"] = jnp.sum(smooth * weights)
+        return found | (_count_right(logits, batch) if self.accuracy else {})
+
+    def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """loss in nats and bits_per_byte; accuracy of ids and of whole rows where they were counted."""
+        weight = sums["weight"]
+        found = {"loss": sums["loss"] / weight, "bits_per_byte": sums["nll"] / weight / math.log(2)}
+        if self.accuracy:
+            found |= {"accuracy": sums["right"] / weight, "row_accuracy": sums["right_rows"] / sums["rows"]}
+        return found
+
+
+def _count_right(logits: Float[Array, "B T V"], batch: Batch) -> dict[str, Float[Array, ""]]:
+    weights = batch.loss_mask.astype(jnp.float32)
+    right, scored = jnp.argmax(logits, -1) == batch.targets, weights > 0
+    rows = jnp.any(scored, 1)
+    return {
+        "right": jnp.sum(weights * right.astype(jnp.float32)),
+        "right_rows": jnp.sum(rows & jnp.all(right | ~scored, 1), dtype=jnp.float32),
+        "rows": jnp.sum(rows, dtype=jnp.float32),
+    }
+
+
+class LabelScores:
+    """Scores of an objective that asks for a class a row, `batch.labels`: mean cross-entropy and accuracy."""
+
+    headline = "accuracy"
+
+    def weight(self, batch: Batch) -> Float[Array, ""]:
+        """Rows that hold something."""
+        return jnp.sum(_filled(batch))
+
+    def sums(self, logits: Float[Array, "B C"], batch: Batch) -> dict[str, Float[Array, ""]]:
+        """Σ -log p[label] as "loss", rows as "weight", and rows whose best class is their label."""
+        assert batch.labels is not None
+        filled, right = _filled(batch), (jnp.argmax(logits, -1) == batch.labels).astype(jnp.float32)
+        loss = jnp.sum(cross_entropy(logits, batch.labels) * filled)
+        return {"loss": loss, "weight": jnp.sum(filled), "right": jnp.sum(right * filled)}
+
+    def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """loss in nats a row, and accuracy."""
+        return {"loss": sums["loss"] / sums["weight"], "accuracy": sums["right"] / sums["weight"]}
+
+
+def _filled(batch: Batch) -> Float[Array, "B"]:
+    """1 for rows that hold something; a last batch may be short of rows."""
+    return jnp.any(batch.segment_ids > 0, 1).astype(jnp.float32)
