@@ -78,7 +78,7 @@ def scores(loaded: "Run", rows: Dataset, chosen: Sequence[int]) -> Iterator[tupl
         state = jax.device_put(loaded.state, replicated(mesh))
         for row in chosen:
             found = step(state, to_devices(rows.batch(row), mesh, 1), np.int32(row))
-            yield float(found["nll"]), float(found["bytes"])
+            yield float(found["nll"]), float(found["weight"])
 
 
 def curve(

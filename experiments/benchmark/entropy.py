@@ -182,7 +182,7 @@ def gate(config: "ByteLMConfig", params: Any, patcher: "PatcherConfig", ids: Any
     apply = entropy_apply(config.build(dtype=jnp.bfloat16))
 
     def program(params: Any, ids: Any) -> Any:
-        logits = apply(params, ids)
+        logits, _ = apply(params, ids)
         return logits, make_patches(patcher, ids, entropies=entropies_from_logits(logits)).closed
 
     logits, closed = jax.jit(program)(params, ids)

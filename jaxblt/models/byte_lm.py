@@ -106,7 +106,13 @@ class ByteLMState:
 def init_byte_lm_state(
     config: ByteLMConfig, batch_size: int, *, capacity: int, dtype: Any = jnp.float32
 ) -> ByteLMState:
-    """The state before the first byte, for documents of at most `capacity` bytes."""
+    """The state before the first byte, for documents of at most `capacity` bytes.
+
+    Raises:
+      ValueError: the model is bidirectional.
+    """
+    if not config.causal:
+        raise ValueError("a bidirectional model cannot generate: build it with causal stacks")
     return ByteLMState(
         embedding=init_embedding_state(config.embedding, batch_size),
         stack=init_stack_state(config.stack, batch_size, capacity=capacity, dtype=dtype),

@@ -15,7 +15,7 @@ from jaxblt.validation import whole
 
 
 def byte_entropies(
-    apply: Callable[..., Array],
+    apply: Callable[..., tuple[Array, Any]],
     params: Any,
     ids: Int[Array, "B T"],
     *,
@@ -27,7 +27,8 @@ def byte_entropies(
     No gradient flows; padding gets 0.
 
     Args:
-      apply: (params, ids, segment_ids=, positions=) -> logits [B, T, V], causal.
+      apply: `model.apply` of a causal language model: (params, ids, segment_ids=, positions=) -> (logits [B, T, V],
+        patches).
       params: of the model.
       ids: byte + 4.
       segment_ids: documents, 0 for padding.
@@ -37,7 +38,7 @@ def byte_entropies(
       ValueError: outside of jit, an id or segment id is out of range.
     """
     _check_bytes(ids, segment_ids)
-    logits = apply(jax.lax.stop_gradient(params), ids, segment_ids=segment_ids, positions=positions)
+    logits, _ = apply(jax.lax.stop_gradient(params), ids, segment_ids=segment_ids, positions=positions)
     return _finish(logits, segment_ids)
 
 

@@ -46,7 +46,7 @@ def init_patcher(config: PatcherConfig, batch_size: int) -> PatcherState:
     """
     if not config.causal:
         raise ValueError(
-            f"mode={config.mode!r} reads the whole block: it cannot run byte by byte, nor generate"
+            f"patching mode {config.mode!r} sees the future: it cannot run byte by byte, nor generate"
         )
     if config.needs_entropies:
         config.known_threshold()

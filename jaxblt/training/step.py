@@ -156,12 +156,12 @@ def predict(
     return logits, patches, side
 
 
-def entropy_apply(model: nn.Module) -> Callable[..., Float[Array, "B T V"]]:
-    """`(params, ids, *, segment_ids, positions) -> logits` of an entropy model with bfloat16 parameters."""
+def entropy_apply(model: nn.Module) -> Callable[..., tuple[Float[Array, "B T V"], Any]]:
+    """`model.apply` of an entropy model with bfloat16 parameters: (params, ids, ...) -> (logits, None)."""
 
     def apply(params: Any, ids: Any, **options: Any) -> Any:
         # norms compute in fp32 and take no bfloat16 scale under strict dtype promotion
-        return model.apply({"params": widen(params)}, ids, **options)[0]
+        return model.apply({"params": widen(params)}, ids, **options)
 
     return apply
 

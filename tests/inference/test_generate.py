@@ -62,9 +62,7 @@ def test_bytes_one_by_one_equal_the_parallel_pass(trained):
     decoder = Decoder(MODEL, PATCHER, ENTROPY)
     logits, closed = jax.jit(lambda p, i, s: teacher_force(decoder, p, i, s))(params, ids, segments)
     build = ENTROPY.build()
-    entropies = byte_entropies(
-        lambda p, i, **o: build.apply({"params": p}, i, **o)[0], params["entropy"], ids
-    )
+    entropies = byte_entropies(lambda p, i, **o: build.apply({"params": p}, i, **o), params["entropy"], ids)
     patches = make_patches(PATCHER, ids, entropies=entropies)
     sure = np.asarray(decided(PATCHER, entropies, segments, error=1e-4))
     assert sure.all()

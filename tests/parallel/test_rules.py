@@ -19,7 +19,7 @@ from jaxblt.parallel import (
     state_shardings,
 )
 from jaxblt.parallel.rules import bytes_per_device, place, placements
-from jaxblt.patching import PatcherConfig, make_patches
+from jaxblt.patching import PatcherConfig
 from tests.tolerances import assert_close
 
 NAMES = {
@@ -109,7 +109,7 @@ def test_the_models_use_no_axis_without_a_rule(mesh: Mesh) -> None:
     patcher = PatcherConfig(mode="static", patch_size=4)
 
     def init(key: jax.Array) -> Any:
-        return BLTConfig().build().init(key, ids, make_patches(patcher, ids, segment_ids=ids))
+        return BLTConfig().build(patcher=patcher).init(key, ids, segment_ids=ids)
 
     blt = placements(jax.eval_shape(init, jax.random.key(0))["params"], mesh)
     plain = placements(jax.eval_shape(ByteLMConfig().build().init, jax.random.key(0), ids)["params"], mesh)

@@ -44,7 +44,7 @@ def start(rows: int):
 def apply(params, ids, *, segment_ids, positions):
     del positions
     segments = jnp.ones(ids.shape, jnp.int32) if segment_ids is None else segment_ids
-    return recurrence(params, ids, start(ids.shape[0]), segment_ids=segments)[0]
+    return recurrence(params, ids, start(ids.shape[0]), segment_ids=segments)
 
 
 def test_entropy_is_that_of_the_softmax():

@@ -313,7 +313,7 @@ def test_a_run_is_calibrated_anew_for_other_data(patched_runs):
     _, _, run_dir = patched_runs
     run = jaxblt.load(run_dir)
     other = BytesSource([np.random.default_rng(1).integers(0, 256, 2048).astype(np.uint8).tobytes()])
-    tight = dataclasses.replace(run, task=dataclasses.replace(run.task, patcher=small(run.patcher)))
+    tight = dataclasses.replace(run, task=run.task.cut_by(small(run.patcher)))
     with pytest.warns(
         PatchOverflowWarning, match=r"[\d,]+ of [\d,]+ patch boundaries \([\d.]+%\) were refused"
     ):

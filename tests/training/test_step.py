@@ -297,4 +297,4 @@ def test_evaluation_sums_losses_and_those_of_chosen_targets():
     chosen = scored & np.isin(np.asarray(batch.targets), ids)
     for mask, name in ((scored, ""), (chosen, "target_")):
         np.testing.assert_allclose(sums[f"{name}nll"], -picked[mask].sum(), rtol=1e-5)
-        assert float(sums[f"{name}bytes"]) == mask.sum()
+        assert float(sums[f"{name}weight"]) == mask.sum()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxblt
-from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training import integrity
 from jaxblt.training.checkpoint import CheckpointCorrupt, Checkpointer, restore
@@ -173,9 +173,10 @@ def test_names_of_other_files_are_not_followed(run_dir: Path) -> None:
     waits = str(run_dir / "waits")
     recipe = replace(RECIPE, data=replace(RECIPE.data, paths=(waits,), entropies=waits), init_from=waits)
     patcher = PatcherConfig(mode="static", patch_size=4, block_size=16)
+    patched = replace(recipe, model=BLTConfig(), patcher=patcher, entropy_run=waits)
     write_resolved(run_dir, Resolved(recipe, None))
     assert jaxblt.load(run_dir).recipe.init_from == waits
-    write_resolved(run_dir, Resolved(replace(recipe, patcher=patcher, entropy_run=waits), None))
+    write_resolved(run_dir, Resolved(patched, None))
     assert read_resolved(run_dir).recipe.entropy_run == waits
 
 
