@@ -20,7 +20,7 @@ from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG
 from jaxblt.parallel.sequence import SeqAxis, over_sequence
 from pallas_kernels import _compat
 from pallas_kernels._dispatch import compiling_for, record_choices
-from pallas_kernels.attention import Part, cudnn
+from pallas_kernels.attention import Partial, cudnn
 from tests.pallas_kernels.attention import dense_kernel
 from tests.pallas_kernels.attention.test_packed import emulate, row_of
 from tests.parallel.test_context import Case, check, dense, mesh_of, split
@@ -86,9 +86,9 @@ def poison(monkeypatch: pytest.MonkeyPatch, *, between: bool) -> None:
     """NaN from the ring that sends keys `between` different runs alone, or from the other."""
     part, gradients = packed_ring.ring_part, packed_ring.ring_gradients
 
-    def poisoned_part(ring: Ring, q: Any, keys: Any, *merged: Any) -> Part:
+    def poisoned_part(ring: Ring, q: Any, keys: Any, *merged: Any) -> Partial:
         if isinstance(ring, packed_ring._Between) == between:
-            return Part(jnp.nan * q, jnp.nan * q[..., 0].swapaxes(1, 2))
+            return Partial(jnp.nan * q, jnp.nan * q[..., 0].swapaxes(1, 2))
         return part(ring, q, keys, *merged)
 
     def poisoned_gradients(ring: Ring, q: Any, keys: Any, *others: Any) -> Any:
@@ -235,7 +235,9 @@ def test_what_has_no_form_by_lengths_runs_on_xla(change: dict[str, Any]) -> None
         traced = run.trace(*case.arrays(jnp.bfloat16))
     assert "cond[" not in str(traced.jaxpr)
     assert chosen
-    assert all(line.startswith(("attend_part: xla", "pull_part: xla")) for line in chosen), chosen
+    assert all(
+        line.startswith(("partial_attention: xla", "partial_attention_backward: xla")) for line in chosen
+    ), chosen
 
 
 def test_remat_does_not_go_round_again(chosen: None) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -19,8 +20,9 @@ from jaxblt.parallel.content import content_first
 from jaxblt.parallel.islands import head_devices
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contiguous, to_zigzag
 from jaxblt.parallel.sequence import SeqAxis, over_sequence, seq_axis
-from pallas_kernels.attention import attention
-from pallas_kernels.attention.mask import Mask, check_arguments, zero_where_not
+from pallas_kernels.attention import attention, masks
+from pallas_kernels.attention.arguments import check_arguments, zero_where_not
+from pallas_kernels.attention.masks import Mask
 from pallas_kernels.runtime import has_reference_ops
 
 ContextParallel = Literal["ring", "all_to_all", "all_gather"]
@@ -59,7 +61,7 @@ def context_attention(
 
     Args:
       q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`, and a ring without
-        a window also takes "mosaic_gpu" (see `attend_part`); a token's place in the sequence is its position.
+        a window also takes "mosaic_gpu" (see `partial_attention`); a token's place in the sequence is its position.
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
         each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
         where places count (a window, ALiBi) and in mode "all_gather". Rows of several go to XLA in a ring; on Hopper
@@ -76,7 +78,7 @@ def context_attention(
     axis = seq_axis()
     if axis is None:
         raise ValueError("no mesh with a 'seq' axis is in force: call pallas_kernels.attention.attention")
-    check_arguments(q, k, v, Mask(causal, window, segment_ids, segment_ids), alibi_slopes)
+    check_arguments(q, k, v, masks.band(causal, window) & masks.documents(segment_ids), alibi_slopes)
     window = None if window is not None and window >= q.shape[1] else window
     counts = q.shape[2], k.shape[2]
     heads_divide = not any(count // head_devices(*counts) % axis.size for count in counts)
@@ -86,16 +88,16 @@ def context_attention(
         mode = "all_to_all" if alibi_slopes is not None or by_heads else "ring"
     _check(axis, mode, q.shape[1], causal, window, alibi_slopes, layout, implementation)
     options = {"scale": scale, "implementation": implementation}
-    mask = {"causal": causal, "window": window}
+    mask = masks.band(causal, window)
     by_length = segment_ids is not None and not packed and window is None and alibi_slopes is None
 
     def island(sequenced: Any, _: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
         (q, k, v), ids = sequenced
         keys = Keys(k, v, ids)
         if mode == "all_to_all":
-            return attend_by_heads(axis, q, keys, slopes, mask | options, by_length=by_length)
+            return attend_by_heads(axis, q, keys, slopes, mask, options, by_length=by_length)
         if mode == "all_gather":
-            return _by_gathering(axis, q, keys, slopes, mask | options)
+            return _by_gathering(axis, q, keys, slopes, mask, options)
         valid = None if ids is None else ids > 0
         q, k, v = (zero_where_not(valid, x) for x in (q, k, v))
         keys = Keys(k, v, ids)
@@ -128,7 +130,7 @@ def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys,
     """`go` where the holes of each run come last in it, and keys have lengths or else ids."""
 
     def cut(x: Array) -> Array:
-        return x.reshape(-1, x.shape[1] // runs, *x.shape[2:])
+        return rearrange(x, "b (r s) ... -> (b r) s ...", r=runs)
 
     assert keys.segment_ids is not None
     content = content_first(cut(keys.segment_ids))
@@ -147,23 +149,15 @@ def _swapped(go: Callable[[Ring, Array, Keys], Array], ring: Ring, q: Array, key
 
 
 def _by_gathering(
-    axis: SeqAxis, q: Array, keys: Keys, slopes: Array | None, options: dict[str, Any]
+    axis: SeqAxis, q: Array, keys: Keys, slopes: Array | None, mask: Mask, options: dict[str, Any]
 ) -> Array:
     rows, length = q.shape[:2]
     whole = jax.tree.map(lambda x: lax.all_gather(x, axis.name, axis=1, tiled=True), keys)
     here = lax.axis_index(axis.name) * length + jnp.arange(length, dtype=jnp.int32)
     there = jnp.arange(length * axis.size, dtype=jnp.int32)
-    return attention(
-        q,
-        whole.k,
-        whole.v,
-        q_segment_ids=keys.segment_ids,
-        kv_segment_ids=whole.segment_ids,
-        q_positions=jnp.broadcast_to(here, (rows, length)),
-        kv_positions=jnp.broadcast_to(there, (rows, there.size)),
-        alibi_slopes=slopes,
-        **options,
-    )
+    mask &= masks.positions(*(jnp.broadcast_to(x, (rows, x.size)) for x in (here, there)))
+    mask &= masks.documents(keys.segment_ids, whole.segment_ids)
+    return attention(q, whole.k, whole.v, mask, alibi_slopes=slopes, **options)
 
 
 def _check(

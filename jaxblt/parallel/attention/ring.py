@@ -23,8 +23,8 @@ from jaxtyping import Array, Float, Int
 from jaxblt.parallel.attention.tiles import Keys, Tile, add_at, attend, tile_gradients
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.sequence import SeqAxis
-from pallas_kernels.attention import Part
-from pallas_kernels.attention.part import merges
+from pallas_kernels.attention import Partial
+from pallas_kernels.attention.partial import merges_in_kernel
 
 SAVED_OUT, SAVED_LSE = "ring_out", "ring_lse"
 """`checkpoint_name`s of what the backward pass needs: recomputing them would go round the ring again."""
@@ -94,23 +94,23 @@ def _at_once(ring: Ring, step: int, length: int, device: Int[Array, ""]) -> list
     return [Tile(0, 0, length, causal=False, reaches=reaches)]
 
 
-def ring_part(
+def partial_ring_attention(
     ring: Ring,
     q: Float[Array, "B T H K"],
     keys: Keys,
-    merged: Part | None = None,
+    merged: Partial | None = None,
     *,
-    rounded: bool = False,
-) -> Part:
+    cast_output: bool = False,
+) -> Partial:
     """`ring_attention` with its log-sum-exp, merged into what is there; not differentiable.
 
-    The output is in fp32, or, where nothing is to be merged into it (`rounded`), in q's dtype if the kernel of the last
-    step merges and rounds in one.
+    The output is in fp32. With `cast_output`, where nothing else is merged into it, it is in q's dtype if the kernel of
+    the last step merges and casts in one.
     """
     kv, ids, device = _pair(keys.k, keys.v), keys.segment_ids, lax.axis_index(ring.axis.name)
     lengths, n = _lengths(ring, keys), ring.axis.size
     alike = keys.segment_ids is None and keys.lengths is None
-    merging = alike and ring.causal and merges(q, keys.k, keys.v, **ring.options)
+    merging = alike and ring.causal and merges_in_kernel(q, keys.k, keys.v, **ring.options)
     for step in range(n):
         coming = ring.shift((kv, ids)) if step + 1 < n else (kv, ids)
         tiles = ring.tiles(step, q.shape[1], device, apart=keys.lengths is not None)
@@ -118,7 +118,7 @@ def ring_part(
         if step and merging:
             # Or half of what was merged would be cut out and put back.
             tiles = _at_once(ring, step, q.shape[1], device)
-            options = options | {"rounded": rounded and step + 1 == n}
+            options = options | {"cast_output": cast_output and step + 1 == n}
         held = _held(kv, ids, lengths, (device - step) % n)
         for tile in tiles:
             merged = attend(tile, q, keys.segment_ids, held, options, merged)
@@ -143,13 +143,13 @@ def _held(kv: Array, ids: Array | None, lengths: Array | None, owner: Int[Array,
 
 
 def _primal(ring: Ring, q: Float[Array, "B T H K"], keys: Keys) -> Float[Array, "B T H K"]:
-    return ring_part(ring, q, keys, rounded=True).o.astype(q.dtype)
+    return partial_ring_attention(ring, q, keys, cast_output=True).o.astype(q.dtype)
 
 
 def _forward(ring: Ring, q: Array, keys: Keys) -> tuple[Array, Any]:
-    o, lse = ring_part(ring, q, keys, rounded=True)
+    o, lse = partial_ring_attention(ring, q, keys, cast_output=True)
     o = checkpoint_name(o.astype(q.dtype), SAVED_OUT)
-    return o, (q, keys, Part(o, checkpoint_name(lse, SAVED_LSE)))
+    return o, (q, keys, Partial(o, checkpoint_name(lse, SAVED_LSE)))
 
 
 def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Array, Keys]:
@@ -162,7 +162,7 @@ def ring_gradients(
     ring: Ring,
     q: Float[Array, "B T H K"],
     keys: Keys,
-    merged: Part,
+    merged: Partial,
     do: Float[Array, "B T H K"],
     start: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
