@@ -74,7 +74,7 @@ def stream_entropies(
     _check_bytes(ids, segment_ids)
     if segment_ids is None:
         segment_ids = jnp.ones(ids.shape, jnp.int32)
-    rows, length = ids.shape
+    length = ids.shape[1]
     params = jax.lax.stop_gradient(params)
 
     def chunks(x: Int[Array, "B T"], fill: int) -> Int[Array, "n B chunk"]:

@@ -7,7 +7,7 @@ compiled, the interval, is static and hashable, and kernels are chosen by it; id
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ class PerToken(NamedTuple):
     kv: Int[Array, "B S"] | None
 
     @property
-    def of_keys(self) -> Int[Shaped, "B S"]:
+    def of_keys(self) -> Any:
         """The numbers of the keys."""
         return self.q if self.kv is None else self.kv
 
@@ -202,7 +202,7 @@ def _only[T](what: str, a: T | None, b: T | None) -> T | None:
     return b if a is None else a
 
 
-def _shorter(a: Array | None, b: Array | None) -> Array | None:
+def _shorter(a: Any, b: Any) -> Any:
     if a is None or b is None:
         return b if a is None else a
     return jnp.minimum(a, b)

@@ -79,7 +79,7 @@ def row_by_name(name: str, n: int, stretch: int) -> np.ndarray:
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if cuDNN were there; what runs is XLA."""
-    monkeypatch.setattr(context, "goes_to_cudnn", lambda *_: True)
+    monkeypatch.setattr(context, "can_run_on_cudnn", lambda *_: True)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, *, between: bool) -> None:
@@ -202,7 +202,7 @@ def asked(change: dict[str, Any]) -> bool:
     given = {"causal": True, "implementation": "cudnn", "dtype": jnp.bfloat16, "length": 128} | change
     q = jax.ShapeDtypeStruct((1, given.pop("length"), 2, 64), given.pop("dtype"))
     with compiling_for(given.pop("device", H200)):
-        return packed_ring.goes_to_cudnn(Ring(SeqAxis("seq", 4), layout=ZIGZAG, **given), q, q)
+        return packed_ring.can_run_on_cudnn(Ring(SeqAxis("seq", 4), layout=ZIGZAG, **given), q, q)
 
 
 @pytest.mark.parametrize("implementation", ["cudnn", "xla", None])

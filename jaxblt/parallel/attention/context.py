@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxblt.parallel.attention.all_to_all import attend_by_heads
-from jaxblt.parallel.attention.packed_ring import goes_to_cudnn, packed_ring_attention
+from jaxblt.parallel.attention.packed_ring import can_run_on_cudnn, packed_ring_attention
 from jaxblt.parallel.attention.ring import Ring, ring_attention
 from jaxblt.parallel.attention.tiles import Keys
 from jaxblt.parallel.attention.window import Band, band_attention
@@ -50,7 +50,7 @@ def context_attention(
 ) -> Float[Array, "B T H K"]:
     """`pallas_kernels.attention` of whole rows whose tokens are split along the mesh axis `seq`.
 
-    - "ring": keys and values go round the devices (see `ring`). Memory and traffic of a device: its share. A
+    - "ring": a ring pass of keys and values (see `ring`). Memory and traffic of a device: its share. A
       causal mask without a window is balanced by swapping half-stretches into the zig-zag layout and back. A
       window takes a halo of keys from the neighbours instead (see `band`).
     - "all_to_all": every device gets all tokens of its share of the heads, and back (DeepSpeed-Ulysses,
@@ -119,15 +119,17 @@ def _ring_pass(ring: Ring, q: Array, keys: Keys, *, packed: bool, by_length: boo
     """A ring, by documents or lengths where kernels know them; tokens in order are swapped under a causal mask."""
     swap = ring.causal and ring.layout == CONTIGUOUS
     ring = replace(ring, layout=ZIGZAG) if swap else ring
-    by_documents = keys.segment_ids is not None and packed and goes_to_cudnn(ring, q, keys.k)
-    go = packed_ring_attention if by_documents else ring_attention
-    go = partial(_swapped, go, ring) if swap else partial(go, ring)
+    by_documents = keys.segment_ids is not None and packed and can_run_on_cudnn(ring, q, keys.k)
+    attend = packed_ring_attention if by_documents else ring_attention
+    attend = partial(_swapped, attend, ring) if swap else partial(attend, ring)
     sort = by_length or by_documents
-    return _sorted(ring.runs, go, q, keys, by_length=by_length) if sort else go(q, keys)
+    return _sorted(ring.runs, attend, q, keys, by_length=by_length) if sort else attend(q, keys)
 
 
-def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys, *, by_length: bool) -> Array:
-    """`go` where the holes of each run come last in it, and keys have lengths or else ids."""
+def _sorted(
+    runs: int, attend: Callable[[Array, Keys], Array], q: Array, keys: Keys, *, by_length: bool
+) -> Array:
+    """`attend` where the holes of each run come last in it, and keys have lengths or else ids."""
 
     def cut(x: Array) -> Array:
         return rearrange(x, "b (r s) ... -> (b r) s ...", r=runs)
@@ -139,13 +141,13 @@ def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys,
         sorted_keys = Keys(k, v, None, content.lengths.reshape(-1, runs))
     else:
         sorted_keys = Keys(k, v, content.sort(cut(keys.segment_ids)).reshape(keys.segment_ids.shape))
-    o = go(sorted_q, sorted_keys)
+    o = attend(sorted_q, sorted_keys)
     return content.restore(cut(o)).reshape(o.shape)
 
 
-def _swapped(go: Callable[[Ring, Array, Keys], Array], ring: Ring, q: Array, keys: Keys) -> Array:
+def _swapped(attend: Callable[[Ring, Array, Keys], Array], ring: Ring, q: Array, keys: Keys) -> Array:
     q, keys = jax.tree.map(lambda x: to_zigzag(x, ring.axis), (q, keys))
-    return to_contiguous(go(ring, q, keys), ring.axis)
+    return to_contiguous(attend(ring, q, keys), ring.axis)
 
 
 def _by_gathering(

@@ -34,8 +34,8 @@ class _Between(Ring):
         return [tile._replace(shared=True) for tile in tiles if not tile.causal]
 
 
-def goes_to_cudnn(ring: Ring, q: Any, k: Any) -> bool:
-    """Whether packed rows go by lengths, for arrays or shapes of one device: where cuDNN can, unless another is named.
+def can_run_on_cudnn(ring: Ring, q: Any, k: Any) -> bool:
+    """Whether packed rows run by lengths, for arrays or shapes of one device: where cuDNN can, unless another is named.
 
     Raises:
       ValueError: cuDNN is asked for by name and cannot run this, and why.
