@@ -41,7 +41,9 @@ class Interval:
         return Interval(_least(self.before, other.before), _least(self.after, other.after))
 
     def conditions(self, distance: Int[Array, "..."]) -> list[Bool[Array, "..."]]:
-        """What each bound says of pairs whose query is `distance` positions after the key."""
+        """What the bounds say of pairs whose query is `distance` positions after the key."""
+        if self.before is not None and self.before == self.after:
+            return [jnp.abs(distance) < self.before + 1]
         found = [] if self.after is None else [distance >= -self.after]
         return found if self.before is None else [*found, distance < self.before + 1]
 

@@ -17,7 +17,7 @@ from tests.tolerances import relative_error
 def test_equals_dense_attention(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, at_once = [], ring._at_once
     rounded, attend = [], ring.attend
-    monkeypatch.setattr(ring, "merges", lambda *args, **options: True)
+    monkeypatch.setattr(ring, "merges_in_kernel", lambda *args, **options: True)
     monkeypatch.setattr(ring, "_at_once", lambda *args: calls.append(args) or at_once(*args))
     monkeypatch.setattr(
         ring, "attend", lambda *args: rounded.append(args[4].get("rounded", False)) or attend(*args)

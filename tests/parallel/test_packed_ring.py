@@ -84,19 +84,19 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def poison(monkeypatch: pytest.MonkeyPatch, *, between: bool) -> None:
     """NaN from the ring that sends keys `between` different runs alone, or from the other."""
-    part, gradients = packed_ring.ring_part, packed_ring.ring_gradients
+    attend, gradients = packed_ring.partial_ring_attention, packed_ring.ring_gradients
 
-    def poisoned_part(ring: Ring, q: Any, keys: Any, *merged: Any) -> Partial:
+    def poisoned_attention(ring: Ring, q: Any, keys: Any, *merged: Any) -> Partial:
         if isinstance(ring, packed_ring._Between) == between:
             return Partial(jnp.nan * q, jnp.nan * q[..., 0].swapaxes(1, 2))
-        return part(ring, q, keys, *merged)
+        return attend(ring, q, keys, *merged)
 
     def poisoned_gradients(ring: Ring, q: Any, keys: Any, *others: Any) -> Any:
         if isinstance(ring, packed_ring._Between) == between:
             return tuple(jnp.nan * x for x in (q, keys.k, keys.v))
         return gradients(ring, q, keys, *others)
 
-    monkeypatch.setattr(packed_ring, "ring_part", poisoned_part)
+    monkeypatch.setattr(packed_ring, "partial_ring_attention", poisoned_attention)
     monkeypatch.setattr(packed_ring, "ring_gradients", poisoned_gradients)
 
 
@@ -206,7 +206,7 @@ def asked(change: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("implementation", ["cudnn", "xla", None])
-def test_what_goes_to_cudnn(implementation: Any) -> None:
+def test_what_runs_on_cudnn(implementation: Any) -> None:
     assert asked({"implementation": implementation}) == (implementation != "xla")
 
 
@@ -240,7 +240,7 @@ def test_what_has_no_form_by_lengths_runs_on_xla(change: dict[str, Any]) -> None
     ), chosen
 
 
-def test_remat_does_not_go_round_again(chosen: None) -> None:
+def test_remat_repeats_no_ring_pass(chosen: None) -> None:
     case = Packed(devices=2, documents=("crossing", "one"), layout=ZIGZAG)
     ids = case.segment_ids()
 
