@@ -172,8 +172,8 @@ def compiled(
         return (attend(q, k, v),)
 
     def both(q: Any, k: Any, v: Any, do: Any) -> tuple[Any, ...]:
-        o, pull = jax.vjp(attend, q, k, v)
-        return (o, *pull(do))
+        o, vjp = jax.vjp(attend, q, k, v)
+        return (o, *vjp(do))
 
     args = given if backward else given[:3]
     step = jax.jit(both if backward else forward, out_shardings=given[0].sharding)

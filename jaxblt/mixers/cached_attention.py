@@ -3,10 +3,10 @@
 A cache that bounds its documents lies in equal runs of slots on the devices of the sequence; the ring of a window is
 whole on all of them. Many more tokens than it has slots, not split, are put behind what it holds, in the order of
 time, so that blocks of scores out of the window are not visited. Where a mask would be too large for an array, the
-call's own tokens and the cache are two parts, by lengths instead of positions. A few tokens are whole on all devices
-too: each device attends to its own slots, and the results merge by log-sum-exp. The stretches of many tokens attend to
-each other as in training (keys go round, or a halo if there is a window) and then to what the cache held before, which
-is skipped as long as it held nothing.
+call's own tokens and the cache are two calls of partial attention, by lengths instead of positions. A few tokens are
+whole on all devices too: each device attends to its own slots, and the results merge by log-sum-exp. The stretches of
+many tokens attend to each other as in training (a ring pass, or a halo if there is a window) and then to what the cache
+held before, which is skipped as long as it held nothing.
 """
 
 import dataclasses
@@ -126,7 +126,7 @@ def _form(length: int, state: AttentionState, slopes: Any) -> Callable[..., tupl
     if state.capacity is None:
         return _behind if length >= MANY_WINDOWS * slots else _alone
     too_many = length > 1 and length * (slots + length) > LARGEST_MASK
-    return _in_parts if too_many and slopes is None else _alone
+    return _by_partial_attention if too_many and slopes is None else _alone
 
 
 def _alone(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
@@ -150,7 +150,7 @@ def _behind(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     return o[:, slots:], put(emptied(ring, fresh), new)
 
 
-def _in_parts(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
+def _by_partial_attention(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     """Rows with too many scores for a mask as an array: first the call's own tokens, then the cache by its content.
 
     What the cache holds is behind all tokens of the call, so that lengths are mask enough. Documents are shorter than

@@ -34,8 +34,8 @@ def test_the_yardstick_is_causal_attention() -> None:
         return attention(*(x[None] for x in arrays), mask=masks.CAUSAL, implementation="reference")[0]
 
     given = [jnp.asarray(x, jnp.float32) for x in (q, k, v)]
-    o, pull = jax.vjp(attend, *given)
-    expected = (o, *pull(jnp.asarray(do, jnp.float32)))
+    o, backward = jax.vjp(attend, *given)
+    expected = (o, *backward(jnp.asarray(do, jnp.float32)))
     for got, want in zip(ring.exact_passes(q, k, v, do), expected, strict=True):
         assert_close(got.astype(np.float32), want, n=12)
 

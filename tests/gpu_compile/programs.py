@@ -183,11 +183,11 @@ def _transformed(
 
 
 def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
-    def pull(cotangent: Any, arrays: Any) -> Any:
+    def backward(cotangent: Any, arrays: Any) -> Any:
         _, vjp = jax.vjp(lambda arrays: run(**arrays), arrays)
         return vjp(cotangent)[0]
 
-    return pull
+    return backward
 
 
 PROGRAMS: tuple[Program, ...] = (

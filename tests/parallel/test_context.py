@@ -335,7 +335,7 @@ def test_holes_leave_attention_to_cudnn(mode: str, calls: int, monkeypatch: pyte
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("policy", ["full", "dots", "offload"])
 def test_remat_policies_keep_what_crossed_devices(policy: Any, window: int | None) -> None:
-    """The backward pass of a rematerialised layer does not go round the ring to get the outputs again."""
+    """The backward pass of a rematerialised layer does not repeat the ring pass for the outputs."""
     assert {SAVED_OUT, SAVED_LSE} == set(ALWAYS_SAVED)
     case = Case(devices=4, layout=CONTIGUOUS if window else ZIGZAG, window=window)
 

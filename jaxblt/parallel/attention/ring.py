@@ -169,7 +169,7 @@ def ring_gradients(
     """dq, dk and dv, summed in fp32, with those of `start`.
 
     Keys travel a step ahead of their gradients, in one message. Of its own keys a device has the last tile at the end,
-    beside which the gradients that others have summed come home.
+    beside which the gradients that others have summed arrive.
     """
     # Keep the first exchange in the backward pass: in the forward pass XLA may have nothing to hide it behind.
     k, v, lse, do = lax.optimization_barrier((keys.k, keys.v, merged.lse, do))
