@@ -16,15 +16,15 @@ from tests.tolerances import relative_error
 @pytest.mark.parametrize("case", [Case(devices=4, layout=ZIGZAG), Case(devices=4, groups=1)], ids=str)
 def test_equals_dense_attention(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, at_once = [], ring._at_once
-    rounded, attend = [], ring.attend
+    cast, attend = [], ring.attend
     monkeypatch.setattr(ring, "merges_in_kernel", lambda *args, **options: True)
     monkeypatch.setattr(ring, "_at_once", lambda *args: calls.append(args) or at_once(*args))
     monkeypatch.setattr(
-        ring, "attend", lambda *args: rounded.append(args[4].get("rounded", False)) or attend(*args)
+        ring, "attend", lambda *args: cast.append(args[4].get("cast_output", False)) or attend(*args)
     )
     check(case)
     assert [step for _, step, *_ in calls] == [1, 2, 3]
-    assert rounded == [False, False, False, True]
+    assert cast == [False, False, False, True]
 
 
 @pytest.mark.parametrize("change", [{"window": 8}, {"mode": "all_gather"}], ids=str)
