@@ -105,6 +105,8 @@ def _sample_calls() -> dict[str, Callable[[Any], str]]:
     import jax
     import jax.numpy as jnp
 
+    from pallas_kernels.attention.masks import CAUSAL
+
     def array(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -113,7 +115,7 @@ def _sample_calls() -> dict[str, Callable[[Any], str]]:
     poles = array(1024, 16, dtype=fp32)
     tables, rows = array(6 * 30_000, 1024, dtype=fp32), array(1, 8192, 6, dtype=jnp.int32)
     return {
-        "attention": lambda op: op.explain(heads, heads, causal=True),
+        "attention": lambda op: op.explain(heads, heads, CAUSAL),
         "blocked_conv": lambda op: op.explain(x, array(1024, 128, dtype=fp32)),
         "byte_head": lambda op: f"{op.explain('cross_entropy')}\n{op.explain('entropy')}",
         "hash_embedding": lambda op: op.explain(tables, rows),

@@ -339,9 +339,9 @@ def forward_backward(case: Case, key: PRNGKeyArray) -> Case:
         return [o for o in out if _is_floating(o)], [o for o in out if not _is_floating(o)]
 
     def run(inputs: list[Array], others: list[Array], cotangents: list[Array]) -> Any:
-        out, pull, rest = jax.vjp(lambda x: outputs_of(x, others), inputs, has_aux=True)
+        out, vjp, rest = jax.vjp(lambda x: outputs_of(x, others), inputs, has_aux=True)
         out, cotangents = jax.lax.optimization_barrier((out, cotangents))
-        return out, rest, pull(cotangents)
+        return out, rest, vjp(cotangents)
 
     shapes, _ = jax.eval_shape(outputs_of, inputs, others)
     keys = jax.random.split(key, len(shapes))

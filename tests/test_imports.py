@@ -18,8 +18,6 @@ OTHER_FRAMEWORKS = {"torch", "tensorflow", "tensorboardX", "keras"}
 # Imported by the function that runs a kernel in Triton's language, whose own file `TRITON_KERNEL` needs it throughout.
 LAZY_IN_KERNELS = {"jax_triton", "triton"}
 TRITON_KERNEL = "triton_kernel"
-# Parts of the environment that notebooks of users start from, whether the library imports them or not.
-EXPECTED_BY_USERS = {"chex", "einops"}
 HEAVY = (
     "grain",
     "orbax",
@@ -146,7 +144,7 @@ def test_what_is_declared_is_imported() -> None:
     names = {re.match(r"[\w-]+", line).group() for line in declared}  # pyright: ignore[reportOptionalMemberAccess]
     modules = {"orbax" if name == "orbax-checkpoint" else name.replace("-", "_") for name in names}
     unused = modules - {i.top for room in ROOMS for i in _imports(room)}
-    assert unused <= EXPECTED_BY_USERS, f"nothing imports {unused}: drop them from pyproject.toml"
+    assert not unused, f"nothing imports {unused}: drop them from pyproject.toml"
 
 
 def test_the_walk_sees_every_kind_of_import() -> None:

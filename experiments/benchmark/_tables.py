@@ -140,8 +140,8 @@ def peers(folder: Folder) -> str:
 def attention_parts(folder: Folder) -> str:
     """Partial attention: kernels of a ring's step, by name."""
     found = folder["attention_parts"]
-    if "parts" in found:
-        names, rows = (found["first"], found["second"]), _part_rows(found["parts"])
+    if "calls" in found:
+        names, rows = (found["first"], found["second"]), _partial_rows(found["calls"])
     else:
         names = ("mosaic_gpu", "cudnn with a merge")
         rows = [(at["time"], *at["ms"].values(), at["ratio"][0]) for at in found["lines"] if "time" in at]
@@ -149,15 +149,15 @@ def attention_parts(folder: Folder) -> str:
     return table(("call", *(f"{name}, ms" for name in names), "ratio"), cells)
 
 
-def _part_rows(parts: list[Figures]) -> list[tuple[str, float, float, float]]:
+def _partial_rows(calls: list[Figures]) -> list[tuple[str, float, float, float]]:
     return [
         (
-            f"{name} {part['tokens']}x{part['keys']}, {part['heads']} heads of {part['head_dim']}, "
-            f"causal={part['causal']} onto={part['onto']}",
-            *(part[name]["ms"][side] for side in ("first", "second")),
-            part[name]["ratio"]["value"],
+            f"{name} {call['tokens']}x{call['keys']}, {call['heads']} heads of {call['head_dim']}, "
+            f"causal={call['causal']} accumulate={call['accumulate']}",
+            *(call[name]["ms"][side] for side in ("first", "second")),
+            call[name]["ratio"]["value"],
         )
-        for part in parts
+        for call in calls
         for name in ("forward", "gradients")
     ]
 

@@ -1,7 +1,8 @@
 """Kernels of a ring's step on one GPU, one against the other: python -m experiments.benchmark attention_parts --out F.
 
-A part is attention to some of the keys with fp32 results: forward alone or merged onto an earlier part, and gradients
-from the merged output and log-sum-exp. Errors are relative norms against the reference in fp32; rounds alternate.
+Partial attention is that to some of the keys with fp32 results: forward, alone or merged into that to other keys, and
+gradients from the merged output and log-sum-exp. Errors are relative norms against the reference in fp32. Rounds
+alternate.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,8 @@ from experiments.benchmark._schema import save
 Name = Literal["mosaic_gpu", "cudnn", "xla", "reference"]
 
 
-class PartShape(NamedTuple):
-    """One row: T queries of H heads and S keys of G, K wide; merged onto an earlier part, or the first."""
+class PartialShape(NamedTuple):
+    """One row: T queries of H heads and S keys of G, K wide; merged into an accumulator, or the first."""
 
     tokens: int
     keys: int
@@ -25,7 +26,7 @@ class PartShape(NamedTuple):
     groups: int
     head_dim: int
     causal: bool
-    onto: bool
+    accumulate: bool
 
     @property
     def flops(self) -> float:
@@ -34,7 +35,7 @@ class PartShape(NamedTuple):
 
 
 SHAPES = tuple(
-    PartShape(tokens, tokens, heads, 8, head_dim, causal, not causal)
+    PartialShape(tokens, tokens, heads, 8, head_dim, causal, not causal)
     for heads, head_dim in ((32, 128), (64, 64))
     for tokens, causal in ((2048, True), (8192, True), (1024, False), (4096, False), (8192, False))
 )
@@ -49,14 +50,14 @@ def benchmark(
     out: str = "runs/benchmark/attention_parts.json",
     first: Name = "mosaic_gpu",
     second: Name = "cudnn",
-    shapes: tuple[PartShape, ...] = SHAPES,
+    shapes: tuple[PartialShape, ...] = SHAPES,
 ) -> dict[str, Any]:
     """Errors, milliseconds and TFLOP/s of both, forward and gradients, in bf16.
 
     Args:
       out: JSON file to write.
-      first, second: implementations of `attend_part` and `pull_part`.
-      shapes: each as tokens, keys, heads, groups, head size, causal, onto.
+      first, second: implementations of `partial_attention` and its backward pass.
+      shapes: each as tokens, keys, heads, groups, head size, causal, accumulate.
 
     Raises:
       RuntimeError: an error of the first is more than WITHIN times the second's.
@@ -66,14 +67,14 @@ def benchmark(
         raise ValueError(
             f"shapes must be positive tokens, keys, heads, groups and head sizes, got {wrong or shapes}"
         )
-    figures: dict[str, Any] = {"first": first, "second": second, "parts": []}
+    figures: dict[str, Any] = {"first": first, "second": second, "calls": []}
     for shape in shapes:
-        figures["parts"].append(shape._asdict() | _part(shape, first, second))
+        figures["calls"].append(shape._asdict() | _compare(shape, first, second))
         save("attention_parts", out, figures)
     return figures
 
 
-def _part(shape: PartShape, first: Name, second: Name) -> dict[str, Any]:
+def _compare(shape: PartialShape, first: Name, second: Name) -> dict[str, Any]:
     cut = shape._replace(tokens=min(shape.tokens, CHECKED), keys=min(shape.keys, CHECKED))
     found = {name: _errors(cut, name) for name in (first, second)}
     hold(first, found[first], second, found[second], WITHIN)
@@ -88,8 +89,8 @@ def _part(shape: PartShape, first: Name, second: Name) -> dict[str, Any]:
     return {"errors": found} | timed
 
 
-def _arguments(shape: PartShape) -> tuple[Any, ...]:
-    """q, k, v, an earlier part's output and log-sum-exp, and a cotangent."""
+def _arguments(shape: PartialShape) -> tuple[Any, ...]:
+    """q, k, v, an accumulator's output and log-sum-exp, and a cotangent."""
     import jax
     import jax.numpy as jnp
 
@@ -106,25 +107,27 @@ def _arguments(shape: PartShape) -> tuple[Any, ...]:
     return q, k, v, 0.02 * jax.random.normal(keys[5], of_queries), lse, do
 
 
-def _forward(shape: PartShape, name: Name, q: Any, k: Any, v: Any, o: Any, lse: Any) -> tuple[Any, Any]:
-    """In fp32, as whoever merges parts needs it."""
-    from pallas_kernels.attention import Part, attend_part
+def _forward(shape: PartialShape, name: Name, q: Any, k: Any, v: Any, o: Any, lse: Any) -> tuple[Any, Any]:
+    """In fp32, as whoever merges needs it."""
+    from pallas_kernels.attention import Partial, masks, partial_attention
 
-    onto = Part(o, lse) if shape.onto else None
-    part = attend_part(q, k, v, causal=shape.causal, onto=onto, implementation=name)
-    return part.o.astype("float32"), part.lse
+    accumulator = Partial(o, lse) if shape.accumulate else None
+    mask = masks.band(shape.causal)
+    found = partial_attention(q, k, v, mask, accumulator=accumulator, implementation=name)
+    return found.o.astype("float32"), found.lse
 
 
 def _gradients(
-    shape: PartShape, name: Name, q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any
+    shape: PartialShape, name: Name, q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any
 ) -> tuple[Any, ...]:
-    from pallas_kernels.attention import Part, pull_part
+    from pallas_kernels.attention import Partial, masks, partial_attention_backward
 
-    found = pull_part(q, k, v, Part(o, lse), do, causal=shape.causal, implementation=name)
+    merged, mask = Partial(o, lse), masks.band(shape.causal)
+    found = partial_attention_backward(q, k, v, merged, do, mask, implementation=name)
     return tuple(x.astype("float32") for x in found)
 
 
-def _errors(shape: PartShape, name: Name) -> dict[str, float]:
+def _errors(shape: PartialShape, name: Name) -> dict[str, float]:
     """Of o, dq, dk and dv."""
     import jax
 

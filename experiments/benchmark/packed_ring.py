@@ -109,7 +109,7 @@ def _both(name: Any) -> Any:
     import jax
 
     def run(ids: Any, q: Any, k: Any, v: Any, do: Any) -> tuple[Any, ...]:
-        o, pull = jax.vjp(partial(_attend, name, ids), q, k, v)
-        return (o, *pull(do))
+        o, backward = jax.vjp(partial(_attend, name, ids), q, k, v)
+        return (o, *backward(do))
 
     return jax.jit(run)

@@ -108,10 +108,10 @@ def one_device(shape: Shape, *, backward: bool) -> tuple[Callable[..., Any], tup
     """The fastest local kernel on the first device, compiled, and its arguments."""
     import jax
 
-    from pallas_kernels.attention import attention
+    from pallas_kernels.attention import attention, masks
 
     given = inputs(shape, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-    return compiled(lambda q, k, v: attention(q, k, v, causal=True), given, backward=backward)
+    return compiled(lambda q, k, v: attention(q, k, v, masks.CAUSAL), given, backward=backward)
 
 
 def split(
@@ -143,12 +143,12 @@ def independent(shape: Shape, *, backward: bool) -> tuple[Callable[..., Any], tu
 
     from jaxblt.parallel import batch_sharding, make_mesh
     from jaxblt.parallel.islands import over_batch
-    from pallas_kernels.attention import attention
+    from pallas_kernels.attention import attention, masks
 
     mesh = make_mesh(data=-1)
 
     def attend(q: Any, k: Any, v: Any) -> Any:
-        return over_batch(lambda x, _: attention(*x, causal=True), (q, k, v))
+        return over_batch(lambda x, _: attention(*x, mask=masks.CAUSAL), (q, k, v))
 
     with jax.set_mesh(mesh):
         given = inputs(shape._replace(length=share(shape.length)), batch_sharding(mesh), len(jax.devices()))
@@ -172,8 +172,8 @@ def compiled(
         return (attend(q, k, v),)
 
     def both(q: Any, k: Any, v: Any, do: Any) -> tuple[Any, ...]:
-        o, pull = jax.vjp(attend, q, k, v)
-        return (o, *pull(do))
+        o, vjp = jax.vjp(attend, q, k, v)
+        return (o, *vjp(do))
 
     args = given if backward else given[:3]
     step = jax.jit(both if backward else forward, out_shardings=given[0].sharding)

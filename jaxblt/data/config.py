@@ -30,7 +30,7 @@ class DataConfig:
       context: for windows, in evaluation: pairs that precede the scored ones wherever there are as many.
       alignment: packed documents start at multiples of it; a recipe raises it to a multiple of its patcher's block.
       buckets: row lengths of the buckets below `seq_len`, which takes the overflow.
-      long_documents: packed or bucketed documents longer than a row are "split" into pieces, or an "error".
+      long_documents: packed or bucketed documents longer than a row are "split" into chunks, or an "error".
       eos: whether EOS is the last target of a document that really ends; None is True but for FASTA.
       scored: score only targets among these characters, such as "ACGT"; None scores all.
       reverse_complement: in training, a document in a row is read from the other strand with probability 1/2.

@@ -54,7 +54,7 @@ def pack(
       alignment: every document starts at a multiple of it; divides T.
       method: "first_fit" in order of decreasing length (Johnson 1973: at most 11/9 of the best number of
         rows, + 1), or "sequential": the documents' order, a new row where the next one does not fit.
-      long_documents: documents longer than a row are "split" into pieces that are documents of their own
+      long_documents: documents longer than a row are "split" into chunks that are documents of their own
         (positions restart, the first input is the byte before), or an "error".
 
     Raises:
@@ -76,7 +76,7 @@ def pack(
 def split_long(
     pairs: np.ndarray, row_length: int, *, long_documents: Literal["split", "error"] = "split"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts documents into pieces of at most `row_length` pairs: documents, starts and stops, in order."""
+    """Cuts documents into chunks of at most `row_length` pairs: documents, starts and stops, in order."""
     if long_documents == "error" and len(pairs) and pairs.max() > row_length:
         i = int(pairs.argmax())
         raise ValueError(
@@ -85,13 +85,13 @@ def split_long(
         )
     counts = -(-pairs // row_length)
     documents = np.repeat(np.arange(len(pairs)), counts)
-    piece = np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = piece * row_length
+    chunk = np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = chunk * row_length
     return documents, starts, np.minimum(starts + row_length, pairs[documents])
 
 
 def _first_fit(sizes: np.ndarray, room: int) -> np.ndarray:
-    """Row of each piece by first-fit decreasing: pieces of one size fill the open rows left to right."""
+    """Row of each chunk by first-fit decreasing: chunks of one size fill the open rows left to right."""
     rows = np.zeros(len(sizes), np.int64)
     order = np.argsort(-sizes, kind="stable")
     left = np.zeros(0, np.int64)  # room left in each open row
@@ -111,7 +111,7 @@ def _first_fit(sizes: np.ndarray, room: int) -> np.ndarray:
 
 
 def _sequential(sizes: np.ndarray, room: int) -> np.ndarray:
-    """Row of each piece when rows are filled in order."""
+    """Row of each chunk when rows are filled in order."""
     rows, row, used = np.zeros(len(sizes), np.int64), 0, 0
     for i, size in enumerate(sizes.tolist()):
         if used + size > room:

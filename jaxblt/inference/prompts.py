@@ -1,16 +1,17 @@
-"""Prompts in pieces of many bytes: the state that feeding them byte by byte would have left."""
+"""Prompts in chunks of many bytes: the state that feeding them byte by byte would have left."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.inference.decode import Decoder, DecoderState, are_sound, init_decoder
 from jaxblt.parallel.sequence import seq_axis
 
-PIECE = 1024
+CHUNK = 1024
 """Bytes of a prompt in one call: what a call holds of activations and scores does not grow with the prompt."""
 
 Prefix = tuple[DecoderState, Float[Array, "B V"], Bool[Array, "B"]]
@@ -48,35 +49,35 @@ def prefill(
             entropies=entropies,
             method="prefill",
         )
-        # a row without bytes in this piece keeps the logits of its last byte
+        # a row without bytes in this chunk keeps the logits of its last byte
         logits = jnp.where(segments[:, :1] != 0, latest, logits)
         return DecoderState(model=moved, entropy=entropy), logits, sound & are_sound(entropies, segments)
 
     rows = len(ids)
     start = init_decoder(decoder, rows, num_bytes=num_bytes)
     nothing = jnp.zeros((rows, decoder.model.vocab_size), jnp.float32), jnp.ones((rows,), bool)
-    state, logits, sound = _in_pieces(read, (start, *nothing), (ids, segment_ids), size)
+    state, logits, sound = _in_chunks(read, (start, *nothing), (ids, segment_ids), size)
     return jnp.where(sound[:, None], logits, jnp.nan), state
 
 
 def _fitted(
     grid: int, ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"]
 ) -> tuple[int, Int[Array, "B L"], Int[Array, "B L"]]:
-    """Bytes of a piece, on the model's grid, and the rows; under a `seq` axis both divide among its devices."""
+    """Bytes of a chunk, on the model's grid, and the rows; under a `seq` axis both divide among its devices."""
     axis = seq_axis()
     if axis is not None:
         grid *= axis.size
         ids, segment_ids = (jnp.pad(x, ((0, 0), (0, -x.shape[1] % grid))) for x in (ids, segment_ids))
-    return max(1, PIECE // grid) * grid, ids, segment_ids
+    return max(1, CHUNK // grid) * grid, ids, segment_ids
 
 
-def _in_pieces[C](call: Callable[..., C], carry: C, arrays: tuple[Array, ...], size: int) -> C:
-    """`call(carry, *piece)` over pieces of `size` along axis 1 in one loop, then over the rest."""
-    rows, length = arrays[0].shape
+def _in_chunks[C](call: Callable[..., C], carry: C, arrays: tuple[Array, ...], size: int) -> C:
+    """`call(carry, *chunk)` over chunks of `size` along axis 1 in one loop, then over the rest."""
+    length = arrays[0].shape[1]
     whole = length // size * size
     if whole:
-        pieces = [x[:, :whole].reshape(rows, -1, size).swapaxes(0, 1) for x in arrays]
-        carry, _ = jax.lax.scan(lambda carry, piece: (call(carry, *piece), None), carry, pieces)
+        chunks = [rearrange(x[:, :whole], "b (n size) -> n b size", size=size) for x in arrays]
+        carry, _ = jax.lax.scan(lambda carry, chunk: (call(carry, *chunk), None), carry, chunks)
     if whole < length:
         carry = call(carry, *(x[:, whole:] for x in arrays))
     return carry

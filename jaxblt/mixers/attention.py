@@ -20,7 +20,8 @@ from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.sequence import seq_axis
 from jaxblt.validation import check_bounds, check_fields
-from pallas_kernels.attention import attention
+from pallas_kernels.attention import attention, masks
+from pallas_kernels.attention.masks import Mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,30 +191,35 @@ class Attention(nn.Module):
     def _slopes(self) -> Float[Array, "H"] | None:
         return jnp.asarray(alibi_slopes(self.config.num_heads)) if self.config.position == "alibi" else None
 
-    def _options(self) -> dict[str, Any]:
-        config = self.config
-        return {
-            "causal": config.causal,
-            "window": config.window,
-            "implementation": config.implementation,
-        }
-
     def _over_heads(self, fn: Callable[[Any, Any], Array], batched: Any) -> Float[Array, "B T H K"]:
         return over_batch(fn, batched, self._slopes, heads=(True, True, True, False))
 
     def _segmented(self, batched: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
         q, k, v, segment_ids = batched
         ids = None if segment_ids is None else jnp.maximum(segment_ids, 0)
-        return attention(
-            q, k, v, q_segment_ids=ids, kv_segment_ids=ids, alibi_slopes=slopes, **self._options()
-        )
+        return self._attend(q, k, v, masks.documents(ids), slopes)
 
     def _split(self, q: Array, k: Array, v: Array, segment_ids: Array | None) -> Float[Array, "B T H K"]:
         ids = None if segment_ids is None else jnp.maximum(segment_ids, 0)
-        config, options = self.config, {"alibi_slopes": self._slopes, **self._options()}
-        options |= {"packed": config.packed, "mode": config.context_parallel, "layout": self._layout}
-        return context_attention(q, k, v, ids, **options)
+        config = self.config
+        return context_attention(
+            q,
+            k,
+            v,
+            ids,
+            causal=config.causal,
+            window=config.window,
+            alibi_slopes=self._slopes,
+            packed=config.packed,
+            mode=config.context_parallel,
+            layout=self._layout,
+            implementation=config.implementation,
+        )
 
     def _prefix(self, batched: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
         q, k, v, lengths = batched
-        return attention(q, k, v, lengths=lengths, alibi_slopes=slopes, **self._options())
+        return self._attend(q, k, v, masks.token_lengths(lengths), slopes)
+
+    def _attend(self, q: Array, k: Array, v: Array, rows: Mask, slopes: Array | None) -> Array:
+        mask = rows & masks.band(self.config.causal, self.config.window)
+        return attention(q, k, v, mask, alibi_slopes=slopes, implementation=self.config.implementation)

@@ -3,10 +3,10 @@
 A cache that bounds its documents lies in equal runs of slots on the devices of the sequence; the ring of a window is
 whole on all of them. Many more tokens than it has slots, not split, are put behind what it holds, in the order of
 time, so that blocks of scores out of the window are not visited. Where a mask would be too large for an array, the
-call's own tokens and the cache are two parts, by lengths instead of positions. A few tokens are whole on all devices
-too: each device attends to its own slots, and the results merge by log-sum-exp. The stretches of many tokens attend to
-each other as in training (keys go round, or a halo if there is a window) and then to what the cache held before, which
-is skipped as long as it held nothing.
+call's own tokens and the cache are two calls of partial attention, by lengths instead of positions. A few tokens are
+whole on all devices too: each device attends to its own slots, and the results merge by log-sum-exp. The stretches of
+many tokens attend to each other as in training (a ring pass, or a halo if there is a window) and then to what the cache
+held before, which is skipped as long as it held nothing.
 """
 
 import dataclasses
@@ -20,17 +20,25 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.base import Tokens
 from jaxblt.mixers.kv_cache import AttentionState, Cache, Entries, check_slots, emptied, entries, put
-from jaxblt.parallel.attention.merge import balanced_part, merge_devices, ring_pass
+from jaxblt.parallel.attention.merge import balanced_ring, merge_devices, ring_pass
 from jaxblt.parallel.attention.ring import Ring
 from jaxblt.parallel.attention.tiles import Keys
-from jaxblt.parallel.attention.window import Band, band_part
+from jaxblt.parallel.attention.window import Band, partial_band_attention
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.parallel.sequence import SEQ_AXIS, SeqAxis, over_sequence, seq_axis
-from pallas_kernels.attention import Part, attend_part, attention, attention_with_lse, merge_parts
+from pallas_kernels.attention import (
+    Partial,
+    attention,
+    attention_with_lse,
+    masks,
+    merge_partials,
+    partial_attention,
+)
+from pallas_kernels.attention.arguments import zero_where_not
 from pallas_kernels.attention.cudnn import LARGEST_MASK
-from pallas_kernels.attention.mask import zero_where_not
+from pallas_kernels.attention.masks import Mask
 
 MANY_WINDOWS = 4
 """Windows of tokens in a call from which they are put behind the ring. Its slots are queries too then: where a kernel
@@ -118,7 +126,7 @@ def _form(length: int, state: AttentionState, slopes: Any) -> Callable[..., tupl
     if state.capacity is None:
         return _behind if length >= MANY_WINDOWS * slots else _alone
     too_many = length > 1 and length * (slots + length) > LARGEST_MASK
-    return _in_parts if too_many and slopes is None else _alone
+    return _by_partial_attention if too_many and slopes is None else _alone
 
 
 def _alone(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
@@ -127,7 +135,7 @@ def _alone(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     after = put(emptied(cache, fresh), new)
     seen = _near(q, cache, after, new, new.ids)
     options = {"alibi_slopes": slopes, "implementation": op.implementation}
-    return attention(q, seen.k, seen.v, **_mask(op, new, seen), **options), after
+    return attention(q, seen.k, seen.v, _mask(op, new, seen), **options), after
 
 
 def _behind(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
@@ -137,12 +145,12 @@ def _behind(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     k, v, ids = (jnp.concatenate(both, 1) for both in zip(held, own, strict=True))
     slots = ring.times.shape[1]
     q = jnp.pad(q, ((0, 0), (slots, 0), (0, 0), (0, 0)))
-    mask = {"causal": True, "window": op.window, "q_segment_ids": ids, "kv_segment_ids": ids}
-    o = attention(q, k, v, **mask, alibi_slopes=slopes, implementation=op.implementation)
+    mask = masks.band(True, op.window) & masks.documents(ids)
+    o = attention(q, k, v, mask, alibi_slopes=slopes, implementation=op.implementation)
     return o[:, slots:], put(emptied(ring, fresh), new)
 
 
-def _in_parts(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
+def _by_partial_attention(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     """Rows with too many scores for a mask as an array: first the call's own tokens, then the cache by its content.
 
     What the cache holds is behind all tokens of the call, so that lengths are mask enough. Documents are shorter than
@@ -150,16 +158,16 @@ def _in_parts(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     """
     cache, q, new, fresh, _ = rows
     q, k, v = (zero_where_not(new.ids > 0, x) for x in (q, new.k, new.v))
-    ids: dict[str, Any] = {"q_segment_ids": new.ids, "kv_segment_ids": new.ids, "same_tokens": True}
-    own = attend_part(q, k, v, causal=True, **ids, implementation=op.implementation)
+    mask = masks.CAUSAL & masks.documents(new.ids)
+    own = partial_attention(q, k, v, mask, implementation=op.implementation)
     held = _held(q, cache)
     content = content_first(held.ids)
     k, v = (content.sort(zero_where_not(held.ids > 0, x)) for x in held[:2])
     place = jnp.arange(1, q.shape[1] + 1, dtype=jnp.int32)[None]
     going_on = jnp.max(jnp.where(new.ids == 1, place, 0), 1)
-    lengths: dict[str, Any] = {"q_lengths": going_on, "kv_lengths": content.lengths}
-    part = attend_part(q, k, v, causal=False, **lengths, onto=own, implementation=op.implementation)
-    return part.o.astype(q.dtype), put(emptied(cache, fresh), new)
+    mask = masks.query_lengths(going_on) & masks.key_lengths(content.lengths)
+    merged = partial_attention(q, k, v, mask, accumulator=own, implementation=op.implementation)
+    return merged.o.astype(q.dtype), put(emptied(cache, fresh), new)
 
 
 def _in_order(ring: Seen, now: Int[Array, "B"]) -> tuple[Array, Array, Int[Array, "B C"]]:
@@ -179,7 +187,7 @@ def _few(op: Op, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     (q, new, fresh), device = rows, lax.axis_index(SEQ_AXIS)
     after = put(emptied(cache, fresh), new, device * cache.times.shape[1])
     seen = _near(q, cache, after, new, jnp.where(device == 0, new.ids, 0))
-    return merge_devices(_part(op, q, new, seen, slopes)).astype(q.dtype), after
+    return merge_devices(_partial(op, q, new, seen, slopes)).astype(q.dtype), after
 
 
 def _near(q: Array, cache: Cache, after: Cache, new: Entries, ids: Int[Array, "B T"]) -> Seen:
@@ -201,19 +209,13 @@ def _held(q: Array, cache: Cache) -> Seen:
     return Seen(cache.k.astype(q.dtype), cache.v.astype(q.dtype), ids, cache.times)
 
 
-def _mask(op: Op, new: Entries, seen: Seen) -> dict[str, Any]:
-    return {
-        "causal": True,
-        "window": op.window,
-        "q_segment_ids": new.ids,
-        "kv_segment_ids": seen.ids,
-        "q_positions": new.times,
-        "kv_positions": seen.times,
-    }
+def _mask(op: Op, new: Entries, seen: Seen) -> Mask:
+    by_time = masks.band(True, op.window) & masks.positions(new.times, seen.times)
+    return by_time & masks.documents(new.ids, seen.ids)
 
 
-def _part(op: Op, q: Array, new: Entries, seen: Seen, slopes: Any) -> Part:
-    return Part(*attention_with_lse(q, seen.k, seen.v, **_mask(op, new, seen), alibi_slopes=slopes))
+def _partial(op: Op, q: Array, new: Entries, seen: Seen, slopes: Any) -> Partial:
+    return Partial(*attention_with_lse(q, seen.k, seen.v, _mask(op, new, seen), alibi_slopes=slopes))
 
 
 def _many(
@@ -231,34 +233,34 @@ def _many(
 
     def island(sequenced: Any, batched: Any, shared: Any) -> tuple[Array, Cache]:
         (q, new, cache), (fresh, ring), (slopes, started) = sequenced, batched, shared
-        part = _among(op, axis, q, new, slopes)
+        merged = _among(op, axis, q, new, slopes)
 
-        def visit(part: Part, cache: Cache) -> Part:
-            return merge_parts(part, _part(op, q, new, _held(q, cache), slopes))
+        def visit(merged: Partial, cache: Cache) -> Partial:
+            return merge_partials(merged, _partial(op, q, new, _held(q, cache), slopes))
 
         if not bounded:
-            return visit(part, ring).o.astype(q.dtype), _put_last(emptied(ring, fresh), new)
-        part = lax.cond(started, lambda: ring_pass(visit, visit(part, cache), cache), lambda: part)
+            return visit(merged, ring).o.astype(q.dtype), _put_last(emptied(ring, fresh), new)
+        merged = lax.cond(started, lambda: ring_pass(visit, visit(merged, cache), cache), lambda: merged)
         first = lax.axis_index(axis.name) * cache.times.shape[1]
         store = lambda cache, new: put(cache, new, first)  # noqa: E731
-        return part.o.astype(q.dtype), ring_pass(store, store(emptied(cache, fresh), new), new)
+        return merged.o.astype(q.dtype), ring_pass(store, store(emptied(cache, fresh), new), new)
 
     sequenced, rows = (q, new, cache if bounded else None), (fresh, None if bounded else cache)
     return over_sequence(island, sequenced, rows, (slopes, started), outputs=(True, bounded))
 
 
-def _among(op: Op, axis: SeqAxis, q: Array, new: Entries, slopes: Any) -> Part:
+def _among(op: Op, axis: SeqAxis, q: Array, new: Entries, slopes: Any) -> Partial:
     """Attention of this device's tokens to all tokens of the call."""
     stretch, valid = q.shape[1], new.ids > 0
     window = None if op.window is None or op.window >= stretch * axis.size else op.window
     if slopes is not None or (window is not None and window > stretch):
-        visit = lambda part, held: merge_parts(part, _part(op, q, new, held, slopes))  # noqa: E731
+        visit = lambda merged, held: merge_partials(merged, _partial(op, q, new, held, slopes))  # noqa: E731
         own = Seen(new.k, new.v, new.ids, new.times)
-        return ring_pass(visit, _part(op, q, new, own, slopes), own)
+        return ring_pass(visit, _partial(op, q, new, own, slopes), own)
     keys = Keys(zero_where_not(valid, new.k), zero_where_not(valid, new.v), new.ids)
     if window is not None:
-        return band_part(Band(axis, True, window, implementation=op.implementation), q, keys)
-    return balanced_part(Ring(axis, True, CONTIGUOUS, implementation=op.implementation), q, keys)
+        return partial_band_attention(Band(axis, True, window, implementation=op.implementation), q, keys)
+    return balanced_ring(Ring(axis, True, CONTIGUOUS, implementation=op.implementation), q, keys)
 
 
 def _put_last(ring: Cache, new: Entries) -> Cache:

@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.layers import RMSNorm, dense, named
@@ -23,7 +24,7 @@ def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S
     """Bytes as whole blocks, the last one padded with zeros."""
     tail = -x.shape[1] % patches.block_size
     x = jnp.pad(x, ((0, 0), (0, tail), (0, 0)))
-    return x.reshape(x.shape[0], -1, patches.block_size, x.shape[-1])
+    return rearrange(x, "b (n s) d -> b n s d", s=patches.block_size)
 
 
 def _over_blocks(fn: Callable[[Any, Any], Array], heads: Any, blocked: Any, shared: Any = ()) -> Array:
@@ -39,7 +40,7 @@ def _over_blocks(fn: Callable[[Any, Any], Array], heads: Any, blocked: Any, shar
 
 def split_heads(x: Float[Array, "... D"], heads: int) -> Float[Array, "... H K"]:
     """The last axis as heads."""
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+    return rearrange(x, "... (h k) -> ... h k", h=heads)
 
 
 class BytesToPatches(nn.Module):
@@ -90,7 +91,7 @@ class BytesToPatches(nn.Module):
         """
         q, k, v = (split_heads(x, self.heads) for x in (self.query(self.norm(last)), *keys))
         pooled = _over_blocks(lambda args, _: pool(*args[0], *args[1]), (q, k, v), (patch_ids,))
-        patches = self.up(last + self.out(pooled.reshape(*pooled.shape[:-2], self.width)))
+        patches = self.up(last + self.out(rearrange(pooled, "... h k -> ... (h k)")))
         return patches * real[..., None].astype(patches.dtype)
 
 

@@ -48,12 +48,12 @@ def behind(x: Shaped[Array, "..."], size: int, *, axis: int) -> Shaped[Array, ".
 
 def _halo(x: Array, size: int, axis: int, step: int) -> Array:
     own, count = x.shape[axis], jax.lax.axis_size(SEQ_AXIS)
-    pieces = []
+    received = []
     for hop in range(1, -(-size // own) + 1):
         wanted = min(size - (hop - 1) * own, own)
         start = own - wanted if step == 1 else 0
-        piece = jax.lax.slice_in_dim(x, start, start + wanted, axis=axis)
+        edge = jax.lax.slice_in_dim(x, start, start + wanted, axis=axis)
         pairs = [(i, i + step * hop) for i in range(count) if 0 <= i + step * hop < count]
         # a device that nobody sends to receives zeros
-        pieces.append(jax.lax.ppermute(piece, SEQ_AXIS, pairs) if pairs else jnp.zeros_like(piece))
-    return jnp.concatenate(pieces[::-step], axis)
+        received.append(jax.lax.ppermute(edge, SEQ_AXIS, pairs) if pairs else jnp.zeros_like(edge))
+    return jnp.concatenate(received[::-step], axis)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Float, Int
 
 from jaxblt.array_checks import check_ids, check_rows, check_segments
@@ -74,19 +75,19 @@ def stream_entropies(
     _check_bytes(ids, segment_ids)
     if segment_ids is None:
         segment_ids = jnp.ones(ids.shape, jnp.int32)
-    rows, length = ids.shape
+    length = ids.shape[1]
     params = jax.lax.stop_gradient(params)
 
     def chunks(x: Int[Array, "B T"], fill: int) -> Int[Array, "n B chunk"]:
         x = jnp.pad(x, ((0, 0), (0, -length % chunk)), constant_values=fill)
-        return x.reshape(rows, -1, chunk).swapaxes(0, 1)
+        return rearrange(x, "b (n c) -> n b c", c=chunk)
 
     def step(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, Array]:
         found, state = next_entropies(apply_with_state, params, inputs[0], state, inputs[1], context=context)
         return state, jax.lax.stop_gradient(found)
 
     _, entropies = jax.lax.scan(step, init_state, (chunks(ids, PAD), chunks(segment_ids, 0)))
-    return entropies.swapaxes(0, 1).reshape(rows, -1)[:, :length]
+    return rearrange(entropies, "n b c -> b (n c)")[:, :length]
 
 
 def _check_bytes(ids: Any, segment_ids: Any) -> None:

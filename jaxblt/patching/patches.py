@@ -6,6 +6,7 @@ never crosses a block's edge. That keeps every shape static, and lets blocks (no
 
 import flax.struct
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 
@@ -108,7 +109,7 @@ def _slots(patch_ids: Int[Array, "B N S"], segments: Int[Array, "B N S"], capaci
 def to_blocks(x: Shaped[Array, "B T"], block_size: int) -> Shaped[Array, "B N S"]:
     """Cuts rows into blocks, the last one filled up with zeros (False)."""
     x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % block_size)))
-    return x.reshape(x.shape[0], -1, block_size)
+    return rearrange(x, "b (n s) -> b n s", s=block_size)
 
 
 def bytes_per_patch(patches: Patches) -> Float[Array, ""]:

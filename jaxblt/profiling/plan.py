@@ -1,6 +1,5 @@
 """Whether a train step fits a GPU's memory and how long its rows may be, from what the compiler says of the step."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -8,43 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-KINDS = (
-    "all-gather",
-    "all-reduce",
-    "all-to-all",
-    "collective-permute",
-    "reduce-scatter",
-    "collective-broadcast",
-    "ragged-all-to-all",
-)
-# The result of an asynchronous exchange is that of its "done"; its "start" gives the operand as well.
-_EXCHANGE = re.compile(rf"= (?P<types>.*?) (?P<kind>{'|'.join(KINDS)})(?:-done)?\(")
-_TYPE = re.compile(r"\b(pred|[a-z]+?(?P<bits>[0-9]+)[a-z0-9]*)\[(?P<dims>[0-9,]*)\]")
+from jaxblt.profiling.collectives import exchanges
 
 FILLED = 0.95
 """Share of the memory that a step has to fill to be called the longest that fits."""
-
-
-class Exchange(NamedTuple):
-    """A collective of a compiled program: its kind, and the bytes that each device holds of its result."""
-
-    kind: str
-    bytes: int
-
-
-def exchanges(program: str) -> list[Exchange]:
-    """The collectives in the text of a compiled program; one inside a loop is named once."""
-    found = []
-    for line in program.splitlines():
-        if match := _EXCHANGE.search(line):
-            sizes = (_bytes(part) for part in _TYPE.finditer(match["types"]))
-            found.append(Exchange(match["kind"], sum(sizes)))
-    return found
-
-
-def _bytes(type_: re.Match[str]) -> int:
-    count = np.prod([int(d) for d in type_["dims"].split(",") if d], dtype=np.int64)
-    return int(count) * int(type_["bits"] or 8) // 8
 
 
 def device_bytes(tree: Any) -> int:
@@ -106,8 +72,8 @@ def step_memory(compiled: Any, parts: Mapping[str, Any]) -> StepMemory:
     arguments = {name: device_bytes(tree) for name, tree in parts.items()}
     unnamed = max(0, analysis.argument_size_in_bytes - sum(arguments.values()))
     by_kind: dict[str, list[int]] = {}
-    for exchange in exchanges(compiled.as_text() or ""):
-        by_kind.setdefault(exchange.kind, []).append(exchange.bytes)
+    for arrays in filter(None, exchanges(compiled.as_text() or "")):
+        by_kind.setdefault(arrays[0].kind, []).append(sum(array.bytes for array in arrays))
     return StepMemory(
         arguments=arguments,
         temporaries=analysis.temp_size_in_bytes,

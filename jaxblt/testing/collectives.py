@@ -1,48 +1,14 @@
-"""The collectives of a compiled program, with their shapes."""
+"""What a test asks of a compiled program's collectives."""
 
-import re
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
-import numpy as np
-
-KINDS = (
-    "all-gather",
-    "all-reduce",
-    "all-to-all",
-    "collective-permute",
-    "reduce-scatter",
-    "collective-broadcast",
-)
-_LINE = re.compile(rf"= (?P<types>.*?) (?P<kind>{'|'.join(KINDS)})(?:-start)?\(")
-_TYPE = re.compile(r"([a-z]+[0-9]+[a-z0-9]*|pred)\[([0-9,]*)\]")
-_BYTES = re.compile(r"\d+")
-
-
-class Collective(NamedTuple):
-    """One exchange: what each device holds after it."""
-
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    source: str
-
-    @property
-    def bytes(self) -> int:
-        """Size of the result on a device."""
-        bits = 8 if self.dtype == "pred" else int(_BYTES.findall(self.dtype)[0])
-        return int(np.prod(self.shape, dtype=np.int64)) * bits // 8
+from jaxblt.profiling.collectives import Collective, exchanges
 
 
 def collectives(compiled: Any) -> list[Collective]:
-    """All of `jit(f).lower(...).compile()`; a tuple's parts one by one."""
-    found = []
-    for line in (compiled.as_text() or "").splitlines():
-        if match := _LINE.search(line):
-            name = re.search(r'op_name="([^"]*)"', line)
-            for dtype, dims in _TYPE.findall(match["types"]):
-                shape = tuple(int(d) for d in dims.split(",") if d)
-                found.append(Collective(match["kind"], dtype, shape, name[1] if name else ""))
-    return found
+    """All arrays that the exchanges of `jit(f).lower(...).compile()` leave on a device."""
+    return list(chain.from_iterable(exchanges(compiled.as_text() or "")))
 
 
 def spanning(

@@ -126,8 +126,8 @@ def check_bfloat16(subject: Subject) -> None:
     y, _ = jax.jit(module.apply)(subject.params, jnp.asarray(subject.x, jnp.bfloat16))
     if y.dtype != jnp.bfloat16:
         raise AssertionError(f"dtype=bfloat16 gives outputs of {y.dtype}")
-    rounded = np.asarray(jnp.asarray(subject.x, jnp.bfloat16).astype(jnp.float32))
-    error, limit = typical(y, subject.run(rounded)), bound(jnp.bfloat16, subject.length * subject.config.dim)
+    narrow = np.asarray(jnp.asarray(subject.x, jnp.bfloat16).astype(jnp.float32))
+    error, limit = typical(y, subject.run(narrow)), bound(jnp.bfloat16, subject.length * subject.config.dim)
     if error > limit:
         raise AssertionError(f"bfloat16 is off fp32 by {error:.2e}, beyond the tolerance {limit:.2e}")
 

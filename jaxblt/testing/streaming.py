@@ -1,5 +1,6 @@
 """Properties of the streaming pass: any split of a sequence into calls is the same function."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,9 +100,7 @@ def check_state(subject: Subject) -> None:
     state = subject.start()
     ids = jnp.ones((subject.rows, 1), jnp.int32)
     _, after = jax.eval_shape(subject.step, subject.params, jnp.asarray(subject.x[:, :1]), ids, state)
-    spec = jax.tree.map(lambda a: (a.shape, a.dtype), state)
-    if jax.tree.map(lambda a: (a.shape, a.dtype), after) != spec:
-        raise AssertionError(f"a call changed the state's shapes or dtypes: {spec} became {after}")
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
     if getattr(state, "capacity", None) is not None:
         return
     longer = init_state(subject.config, subject.rows, capacity=100 * subject.length)

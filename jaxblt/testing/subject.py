@@ -80,11 +80,11 @@ class Subject:
     def gradient(self) -> Callable[..., Any]:
         """(params, x, segment_ids, dy) -> gradients of <dy, y> by parameters and inputs."""
 
-        def pull(params: Any, x: jax.Array, ids: jax.Array, dy: jax.Array) -> Any:
+        def gradients(params: Any, x: jax.Array, ids: jax.Array, dy: jax.Array) -> Any:
             _, back = jax.vjp(lambda p, x: self.module.apply(p, x, segment_ids=ids)[0], params, x)
             return back(dy)
 
-        return jax.jit(pull)
+        return jax.jit(gradients)
 
     def choices(self, ids: jax.Array) -> dict[str, Any]:
         """The hard choices for the inputs, to be given beside the parameters; see `jaxblt.mixers.choices`."""

@@ -100,12 +100,12 @@ def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, Frozen |
         trained = read_resolved(recipe.entropy_run).recipe
         model = trained.model
         params = load_params(recipe.entropy_run, param_shapes(model, replicated(mesh)))
-        rounded = freeze(params, 0.0)
-        params = rounded.params
+        frozen = freeze(params, 0.0)
+        params = frozen.params
         if patcher.entropy_context is None:
             patcher = replace(patcher, entropy_context=bounded_context(model, trained.data.seq_len))
         if data.entropies is not None:
-            data.entropies.check(rounded.content_hash, patcher.entropy_context)
+            data.entropies.check(frozen.content_hash, patcher.entropy_context)
     recipe = replace(recipe, patcher=patcher, entropy_model=model)
     if patcher.capacity is None or (patcher.needs_entropies and patcher.threshold is None):
         patcher = calibrate(recipe, data, mesh, params)

@@ -61,8 +61,8 @@ def _product_bwd(rows: int, offset: int, residuals: tuple[Array, Array], g: Arra
     matrix = toeplitz(filter.astype(u.dtype), rows, u.shape[-1], offset)
     du = jnp.einsum("dij,bdni->bdnj", matrix, g, preferred_element_type=wide, precision=exact)
     dmatrix = jnp.einsum("bdni,bdnj->dij", g, u, preferred_element_type=wide, precision=exact)
-    _, pull = jax.vjp(lambda taps: toeplitz(taps, rows, u.shape[-1], offset), filter.astype(wide))
-    (dfilter,) = pull(dmatrix)
+    _, vjp = jax.vjp(lambda taps: toeplitz(taps, rows, u.shape[-1], offset), filter.astype(wide))
+    (dfilter,) = vjp(dmatrix)
     return dfilter.astype(filter.dtype), du.astype(u.dtype)
 
 

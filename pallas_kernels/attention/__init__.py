@@ -1,16 +1,23 @@
 """Softmax attention with grouped heads, windows, packed segments, explicit positions and ALiBi."""
 
+from pallas_kernels.attention import masks
 from pallas_kernels.attention.api import attention, attention_with_lse, explain
-from pallas_kernels.attention.mask import EMPTY_LSE
-from pallas_kernels.attention.part import Part, attend_part, merge_parts, pull_part
+from pallas_kernels.attention.masks import EMPTY_LSE
+from pallas_kernels.attention.partial import (
+    Partial,
+    merge_partials,
+    partial_attention,
+    partial_attention_backward,
+)
 
 __all__ = [
     "EMPTY_LSE",
-    "Part",
-    "attend_part",
+    "Partial",
     "attention",
     "attention_with_lse",
     "explain",
-    "merge_parts",
-    "pull_part",
+    "masks",
+    "merge_partials",
+    "partial_attention",
+    "partial_attention_backward",
 ]

@@ -3,12 +3,13 @@
 from typing import Any, Literal
 
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from pallas_kernels import _dispatch
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels.attention import cudnn, reference, xla
-from pallas_kernels.attention.mask import Mask, check_arguments, without_padding, zero_where_not
+from pallas_kernels.attention.arguments import check_arguments, without_padding, zero_where_not
+from pallas_kernels.attention.masks import Mask
 
 TABLE = (
     Implementation("cudnn", cudnn.attention, cudnn.why_not),
@@ -22,14 +23,8 @@ def attention(
     q: Float[Array, "B T H K"],
     k: Float[Array, "B S G K"],
     v: Float[Array, "B S G K"],
+    mask: Mask,
     *,
-    causal: bool,
-    window: int | None = None,
-    q_segment_ids: Int[Array, "B T"] | None = None,
-    kv_segment_ids: Int[Array, "B S"] | None = None,
-    q_positions: Int[Array, "B T"] | None = None,
-    kv_positions: Int[Array, "B S"] | None = None,
-    lengths: Int[Array, "B"] | None = None,
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
     implementation: Literal["cudnn", "xla", "reference"] | None = None,
@@ -42,11 +37,8 @@ def attention(
     Args:
       q: queries, H heads of size K.
       k, v: keys and values, G heads; H is a multiple of G and heads h*H/G .. share one.
-      causal: a key is visible only at or before the query's position.
-      window: a key is visible only at a distance < window (to the left if causal, else to both sides).
-      q_segment_ids, kv_segment_ids: a key is visible only if the ids are equal and > 0.
-      q_positions, kv_positions: what distances are taken of; the indices if None, which needs T = S.
-      lengths: keys at an index >= lengths[b] are padding; if T = S, queries as well.
+      mask: which keys a query sees, such as `masks.CAUSAL & masks.documents(segment_ids)`. Intervals and ALiBi compare
+        indices unless it has positions, which T != S needs.
       alibi_slopes: slope of each head (Press et al., 2108.12409).
       scale: of the scores; K**-0.5 if None.
       implementation: which to run; the best for the device and these arguments if None.
@@ -54,7 +46,6 @@ def attention(
     Raises:
       ValueError: shapes or dtypes do not fit together, or the implementation cannot run this here.
     """
-    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_positions, kv_positions, lengths)
     check_arguments(q, k, v, mask, alibi_slopes)
     options: dict[str, Any] = {"alibi_slopes": alibi_slopes, "scale": scale}
     entry = _dispatch.choose(
@@ -68,14 +59,8 @@ def attention_with_lse(
     q: Float[Array, "B T H K"],
     k: Float[Array, "B S G K"],
     v: Float[Array, "B S G K"],
+    mask: Mask,
     *,
-    causal: bool,
-    window: int | None = None,
-    q_segment_ids: Int[Array, "B T"] | None = None,
-    kv_segment_ids: Int[Array, "B S"] | None = None,
-    q_positions: Int[Array, "B T"] | None = None,
-    kv_positions: Int[Array, "B S"] | None = None,
-    lengths: Int[Array, "B"] | None = None,
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
@@ -83,12 +68,11 @@ def attention_with_lse(
 
     Returns:
       The output and lse = log sum_s exp(score), both fp32 and both differentiable; EMPTY_LSE where no key is
-      visible. Results over parts of the keys merge as sum_i exp(lse_i - lse) o_i, lse = logsumexp_i lse_i.
+      visible. Results over chunks of the keys merge as sum_i exp(lse_i - lse) o_i, lse = logsumexp_i lse_i.
 
     Raises:
       ValueError: as `attention`.
     """
-    mask = Mask(causal, window, q_segment_ids, kv_segment_ids, q_positions, kv_positions, lengths)
     check_arguments(q, k, v, mask, alibi_slopes)
     q, k, v, q_valid = without_padding(q, k, v, mask)
     run = (reference if _dispatch.has_reference_ops() else xla).attention_with_lse
@@ -99,12 +83,8 @@ def attention_with_lse(
 def explain(
     q: jax.ShapeDtypeStruct | Array,
     k: jax.ShapeDtypeStruct | Array,
+    mask: Mask,
     *,
-    causal: bool,
-    window: int | None = None,
-    segments: bool = False,
-    positions: bool = False,
-    lengths: bool = False,
     alibi: bool = False,
     device: Device | None = None,
 ) -> str:
@@ -112,25 +92,11 @@ def explain(
 
     Args:
       q, k: queries and keys, or their shapes and dtypes.
-      causal, window: as given to `attention`.
-      segments, positions, lengths, alibi: whether those arguments are given.
+      mask: of arrays, or of shapes and dtypes.
+      alibi: whether there are slopes.
       device: what it would run on; this machine's default if None.
     """
-    (batch, queries, heads, _), keys = q.shape, k.shape[1]
-
-    def ints(given: bool, *shape: int) -> Any:
-        return jax.ShapeDtypeStruct(shape, "int32") if given else None
-
-    mask = Mask(
-        causal,
-        window,
-        ints(segments, batch, queries),
-        ints(segments, batch, keys),
-        ints(positions, batch, queries),
-        ints(positions, batch, keys),
-        ints(lengths, batch),
-    )
-    slopes = jax.ShapeDtypeStruct((heads,), "float32") if alibi else None
-    check_arguments(q, k, k, mask, slopes)  # pyright: ignore[reportArgumentType]
+    slopes = jax.ShapeDtypeStruct((q.shape[2],), "float32") if alibi else None
+    check_arguments(q, k, k, mask, slopes)
     device = _dispatch.current_device() if device is None else device
     return _dispatch.explain("attention", TABLE, device, q, k, k, mask, alibi_slopes=slopes)

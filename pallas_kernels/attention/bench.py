@@ -10,6 +10,7 @@ import numpy as np
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._measure import Case
+from pallas_kernels.attention import masks
 from pallas_kernels.attention.api import attention
 from pallas_kernels.attention.shapes import SHAPES, AttentionShape
 
@@ -68,8 +69,8 @@ def visible_pairs(shape: AttentionShape) -> int:
 
 
 def _attend(shape: AttentionShape, implementation: Any, q: Any, k: Any, v: Any, ids: Any = None) -> Any:
-    marks = {"q_segment_ids": ids, "kv_segment_ids": ids, "causal": shape.causal, "window": shape.window}
-    return attention(q, k, v, **marks, implementation=implementation)
+    mask = masks.band(shape.causal, shape.window) & masks.documents(ids)
+    return attention(q, k, v, mask, implementation=implementation)
 
 
 def _in_fp32(shape: AttentionShape, q: Any, k: Any, v: Any, ids: Any = None) -> Any:

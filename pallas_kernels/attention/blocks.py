@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
+from pallas_kernels.attention.masks import Interval
+
 CPU_BLOCK, BLOCK = 256, 512
 """Queries, and keys, in a block: what a CPU's cache holds, and what keeps an accelerator busy."""
 
@@ -23,7 +25,7 @@ class Blocks:
     Attributes:
       queries, keys: T and S.
       block_q, block_k: block sizes; the last block may be padded.
-      causal, window: as in the mask.
+      interval: of keys around each query, as in the mask.
       by_index: whether positions are indices, so that pairs that cannot see each other are known beforehand.
     """
 
@@ -31,8 +33,7 @@ class Blocks:
     keys: int
     block_q: int
     block_k: int
-    causal: bool
-    window: int | None
+    interval: Interval
     by_index: bool
 
     @property
@@ -65,20 +66,19 @@ class Blocks:
         return sum(high - low for low, high in map(self._columns_of, range(self.rows)))
 
     def _columns_of(self, row: int) -> tuple[int, int]:
-        low, high = 0, self.columns
+        low, high = 0, self.keys
         if self.by_index:
             first, last = row * self.block_q, (row + 1) * self.block_q - 1
-            reach = self.window - 1 if self.window is not None else self.keys + self.block_q
-            low = max(0, first - reach) // self.block_k
-            high = min(high, (last if self.causal else last + reach) // self.block_k + 1)
-        return low, high
+            low, high = self.interval.reach(first, last, self.keys)
+        return low // self.block_k, -(-high // self.block_k)
 
 
 def choose_blocks(
-    queries: int, keys: int, *, causal: bool, window: int | None, by_index: bool, size: int = BLOCK
+    queries: int, keys: int, *, interval: Interval, by_index: bool, size: int = BLOCK
 ) -> Blocks:
     """Blocks of `size` at most: one if all fits, half a window if that is less; larger for millions."""
     size_q = size_k = size
+    window = interval.window
     if by_index and window is not None:
         size_q = size_k = min(size, max(SMALLEST_BLOCK, 1 << (window - 1).bit_length() >> 1))
     elif queries * keys <= size * size:
@@ -88,7 +88,7 @@ def choose_blocks(
         size_k = size * size // queries
 
     def grid() -> Blocks:
-        return Blocks(queries, keys, min(size_q, queries), min(size_k, keys), causal, window, by_index)
+        return Blocks(queries, keys, min(size_q, queries), min(size_k, keys), interval, by_index)
 
     while grid().count() > MOST_PAIRS:
         size_q, size_k = 2 * size_q, 2 * size_k

@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels import _compat
 from pallas_kernels._dispatch import Device
 from pallas_kernels.attention import cudnn_packed
-from pallas_kernels.attention.mask import EMPTY_LSE, Mask, prefix, zero_where_not
+from pallas_kernels.attention.arguments import zero_where_not
+from pallas_kernels.attention.masks import EMPTY_LSE, Mask, prefix
 
 LARGEST_MASK = 4096 * 4096
 """Entries T * S of a mask given as an array."""
@@ -44,8 +45,8 @@ def why_not(
 
 
 def _native(mask: Mask, alibi_slopes: Any) -> bool:
-    banded = mask.window is None or mask.causal
-    return banded and alibi_slopes is None and mask.q_positions is None and mask.q_segment_ids is None
+    banded = mask.interval.window is None or mask.interval.causal
+    return banded and alibi_slopes is None and mask.positions is None and mask.segments is None
 
 
 def attention(
@@ -73,22 +74,20 @@ def attention(
 def _masked_by_kernel(
     q: Array, k: Array, v: Array, mask: Mask, scale: float | None, queries: int, keys: int
 ) -> Array:
-    q_lengths, kv_lengths = None, mask.lengths
-    if kv_lengths is None and k.shape[1] > keys and not mask.causal:
-        kv_lengths = jnp.full(k.shape[:1], keys, jnp.int32)
-    if kv_lengths is not None:
-        # The kernel is not asked for an empty row: the caller zeroes what its one query finds.
-        kv_lengths = jnp.clip(kv_lengths, 1, keys).astype(jnp.int32)
-        q_lengths = kv_lengths if queries == keys else jnp.full_like(kv_lengths, queries)
+    interval, lengths = mask.interval, _lengths(mask, q.shape[0], queries, keys)
+    if lengths is None and k.shape[1] > keys and not interval.causal:
+        lengths = tuple(jnp.full(q.shape[:1], size, jnp.int32) for size in (queries, keys))
+    # The kernel is not asked for an empty row: the caller zeroes what its one query finds.
+    q_lengths, kv_lengths = (None, None) if lengths is None else (jnp.maximum(x, 1) for x in lengths)
     return jax.nn.dot_product_attention(
         q,
         k,
         v,
         scale=scale,
-        is_causal=mask.causal,
+        is_causal=interval.causal,
         query_seq_lengths=q_lengths,
         key_value_seq_lengths=kv_lengths,
-        local_window_size=None if mask.window is None else (mask.window - 1, 0),
+        local_window_size=None if interval.before is None else (interval.before, 0),
         implementation="cudnn",
     )
 
@@ -115,22 +114,22 @@ def _masked_by_array(
     return _zero_empty(o, seen)
 
 
-def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
-    """None if cuDNN can run a part with its log-sum-exp on `device`, else why not."""
+def why_not_partial(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
+    """None if cuDNN can run partial attention with its log-sum-exp on `device`, else why not."""
     documents = _own_documents(mask)
-    if mask.lengths is not None or not (documents or _native(mask, None)):
-        return "for parts it has causal masks, causal windows and lengths, and segment ids of the same tokens alone"
+    if not (documents or _native(mask, None)):
+        return "for partial attention it has causal masks, causal windows and lengths, and documents of the same tokens"
     if documents and (reason := cudnn_packed.why_not(device, q, k, mask)) is not None:
         return reason
     by_length = mask.q_lengths is not None or mask.kv_lengths is not None
-    if k.shape[1] % 2 and not (mask.causal or by_length or documents):
+    if k.shape[1] % 2 and not (mask.interval.causal or by_length or documents):
         return f"it takes even lengths alone, not {k.shape[1]} keys"
-    return why_not(device, q, k, v, replace(mask, q_segment_ids=None, kv_segment_ids=None), scale=scale)
+    return why_not(device, q, k, v, replace(mask, segments=None), scale=scale)
 
 
 def _own_documents(mask: Mask) -> bool:
-    alone = mask.q_positions is None and mask.q_lengths is None and mask.kv_lengths is None
-    return alone and mask.same_tokens and mask.q_segment_ids is not None
+    alone = mask.positions is None and mask.q_lengths is None and mask.kv_lengths is None
+    return alone and mask.same_tokens
 
 
 def attention_with_lse(
@@ -142,11 +141,11 @@ def attention_with_lse(
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
     """Output in q's dtype and fp32 log-sum-exp."""
-    if mask.q_segment_ids is not None:
+    if mask.segments is not None:
         return cudnn_packed.attention_with_lse(q, k, v, mask, scale=scale)
-    queries, lengths = q.shape[1], _lengths(mask, q, k)
+    queries, lengths = q.shape[1], _lengths(mask, q.shape[0], q.shape[1], k.shape[1])
     options = _part_options(q, mask, scale, lengths)
-    # One key more comes last: no query before it sees it, as `why_not_part` made sure of.
+    # One key more comes last: no query before it sees it, as `why_not_partial` made sure of.
     o, lse = _compat.cudnn_attention(_even(q, 1), _even(k, 1), _even(v, 1), **options)
     o, lse = o[:, :queries], lse[:, :, :queries]
     if lengths is None:
@@ -167,9 +166,10 @@ def gradients_given_lse(
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B S G K"], Float[Array, "B S G K"]]:
     """What these keys add to dq, and dk and dv, in the dtypes of q, k and v."""
-    if mask.q_segment_ids is not None:
+    if mask.segments is not None:
         return cudnn_packed.gradients_given_lse(q, k, v, o, lse, do, mask, scale=scale)
-    queries, keys, lengths = q.shape[1], k.shape[1], _lengths(mask, q, k)
+    queries, keys = q.shape[1], k.shape[1]
+    lengths = _lengths(mask, q.shape[0], queries, keys)
     options = _part_options(q, mask, scale, lengths)
     sees, seen = (None, None) if lengths is None else _meeting(lengths, q, k)
     if sees is not None:
@@ -191,23 +191,23 @@ def _part_options(
     if lengths is not None:
         # The kernel is not asked for an empty row, but for one query and key that `_meeting` hides.
         lengths = jnp.maximum(lengths[0], 1), jnp.maximum(lengths[1], 1)
-    return {"causal": mask.causal, "window": mask.window, "scale": scale, "lengths": lengths}
+    interval = mask.interval
+    return {"causal": interval.causal, "window": interval.window, "scale": scale, "lengths": lengths}
 
 
-def _lengths(mask: Mask, q: Array, k: Array) -> tuple[Int[Array, "B"], Int[Array, "B"]] | None:
+def _lengths(
+    mask: Mask, rows: int, queries: int, keys: int
+) -> tuple[Int[Array, "B"], Int[Array, "B"]] | None:
     """How many queries and how many keys of each row count; None if all do."""
-    given = mask.q_lengths if mask.kv_lengths is None else mask.kv_lengths
-    if given is None:
+    if mask.q_lengths is None and mask.kv_lengths is None:
         return None
 
     def of(lengths: Array | None, size: int) -> Array:
-        return (
-            jnp.full_like(given, size, jnp.int32)
-            if lengths is None
-            else jnp.clip(lengths, 0, size).astype(jnp.int32)
-        )
+        if lengths is None:
+            return jnp.full(rows, size, jnp.int32)
+        return jnp.clip(lengths, 0, size).astype(jnp.int32)
 
-    return of(mask.q_lengths, q.shape[1]), of(mask.kv_lengths, k.shape[1])
+    return of(mask.q_lengths, queries), of(mask.kv_lengths, keys)
 
 
 def _meeting(

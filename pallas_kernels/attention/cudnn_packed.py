@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import Device
-from pallas_kernels.attention import cudnn_ragged, xla
+from pallas_kernels.attention import cudnn_ragged, masks, xla
 from pallas_kernels.attention.documents import MULTIPLE, Layout, find_documents, longest_by_class
-from pallas_kernels.attention.mask import EMPTY_LSE, Mask, prefix
+from pallas_kernels.attention.masks import EMPTY_LSE, Interval, Mask, prefix
 
 LARGEST_SCRATCH = 2**34
 """Bytes that the backward kernel may ask for besides its arrays; larger calls are left to others. Elements of q are few
@@ -26,12 +26,17 @@ enough then for the documents' places, which the kernel gets in int32."""
 
 @dataclass(frozen=True)
 class _Options:
-    causal: bool
-    window: int | None
+    interval: Interval
     scale: float
 
     def of_class(self, longest: int) -> dict[str, Any]:
-        return {"causal": self.causal, "window": self.window, "scale": self.scale, "longest": longest}
+        interval = self.interval
+        return {
+            "causal": interval.causal,
+            "window": interval.window,
+            "scale": self.scale,
+            "longest": longest,
+        }
 
 
 class _Saved(NamedTuple):
@@ -52,11 +57,11 @@ def why_not(device: Device, q: Any, k: Any, mask: Mask, *, alibi_slopes: Any = N
     """None if this form can run what cuDNN can run on `device`, else why not."""
     if device.capability is None or device.capability < (9, 0):
         return "documents by their places need compute capability 9.0"
-    if mask.q_segment_ids is None or q.shape[1] != k.shape[1]:
+    if mask.segments is None or q.shape[1] != k.shape[1]:
         return "it finds documents by segment ids of T = S tokens"
-    if mask.q_positions is not None or alibi_slopes is not None:
+    if mask.positions is not None or alibi_slopes is not None:
         return "documents by their places have no positions or ALiBi"
-    if mask.window is not None and not mask.causal:
+    if mask.interval.window is not None and not mask.interval.causal:
         return "documents by their places have no two-sided windows"
     elements = q.size + q.size // q.shape[1] * (-q.shape[1] % MULTIPLE)
     scratch = elements * (32 if q.shape[2] == k.shape[2] else 64)
@@ -114,21 +119,20 @@ def gradients_given_lse(
 
 
 def _options(q: Array, mask: Mask, scale: float | None) -> _Options:
-    return _Options(mask.causal, mask.window, q.shape[-1] ** -0.5 if scale is None else float(scale))
+    return _Options(mask.interval, q.shape[-1] ** -0.5 if scale is None else float(scale))
 
 
 def _operands(mask: Mask, *arrays: Array) -> tuple[Array, ...]:
-    """The arrays and the segment ids of queries and keys, of a length that classes divide."""
-    ids = (_within(mask.lengths, x) for x in (mask.q_segment_ids, mask.kv_segment_ids))
+    """The arrays and the segment ids of queries and keys, of a length that classes divide.
+
+    Raises:
+      ValueError: the mask has no documents.
+    """
+    if mask.segments is None:
+        raise ValueError("documents are found by segment ids: pass a mask of masks.documents(segment_ids)")
+    given = (mask.q_lengths, mask.segments.q), (mask.kv_lengths, mask.segments.of_keys)
+    ids = (ids if n is None else jnp.where(prefix(n, ids.shape[1]), ids, 0) for n, ids in given)
     return vary_alike(*(_whole(x) for x in (*arrays, *ids)))
-
-
-def _within(lengths: Int[Array, "B"] | None, ids: Int[Array, "B T"] | None) -> Int[Array, "B T"]:
-    if ids is None:
-        raise ValueError("documents are found by segment ids: pass q_segment_ids and kv_segment_ids")
-    if lengths is None:
-        return ids
-    return jnp.where(prefix(lengths, ids.shape[1]), ids, 0)
 
 
 def _whole(x: Array) -> Array:
@@ -153,15 +157,15 @@ def _forward(
     def by_cudnn(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
         o, lse = jnp.zeros_like(q), jnp.full(q.shape[:3], EMPTY_LSE, jnp.float32)
         for number, longest in enumerate(longest_by_class(q.shape[1])):
-            part, sums = cudnn_ragged.attention(
+            found, sums = cudnn_ragged.attention(
                 q, k, v, layout.documents[number], **options.of_class(longest)
             )
-            o = _of_class(layout, number, part, o)
+            o = _of_class(layout, number, found, o)
             lse = _of_class(layout, number, sums[layout.slot, :, layout.offset], lse)
         return o, lse.swapaxes(1, 2)
 
     def by_xla(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-        mask = Mask(options.causal, options.window, q_ids, kv_ids)
+        mask = Mask(options.interval) & masks.documents(q_ids, kv_ids)
         o, lse = xla.attention_with_lse(q, k, v, mask, scale=options.scale)
         return o.astype(q.dtype), lse
 
@@ -181,21 +185,21 @@ def _backward(options: _Options, saved: _Saved, do: Array) -> tuple[Any, ...]:
             inside = place < documents.lengths[:, None]
             rows = jnp.take(flat, documents.starts[:, None] + place, axis=0, mode="clip")
             rows = jnp.where(inside[..., None], rows, 0.0).swapaxes(1, 2)
-            parts = cudnn_ragged.gradients(q, k, v, o, rows, do, documents, **options.of_class(longest))
-            sums = tuple(_of_class(layout, number, *pair) for pair in zip(parts, sums, strict=True))
+            found = cudnn_ragged.gradients(q, k, v, o, rows, do, documents, **options.of_class(longest))
+            sums = tuple(_of_class(layout, number, *pair) for pair in zip(found, sums, strict=True))
         return sums
 
     def by_xla(q: Array, k: Array, v: Array, o: Array, lse: Array, do: Array) -> tuple[Array, ...]:
-        mask = Mask(options.causal, options.window, q_ids, kv_ids)
-        pulled = xla.gradients_given_lse(q, k, v, o, lse, do, mask, scale=options.scale)
-        return tuple(x.astype(like.dtype) for x, like in zip(pulled, (q, k, v), strict=True))
+        mask = Mask(options.interval) & masks.documents(q_ids, kv_ids)
+        gradients = xla.gradients_given_lse(q, k, v, o, lse, do, mask, scale=options.scale)
+        return tuple(x.astype(like.dtype) for x, like in zip(gradients, (q, k, v), strict=True))
 
     return (*lax.cond(by_places, by_cudnn, by_xla, q, k, v, o, lse, do), None, None)
 
 
-def _of_class(layout: Layout, number: int, part: Array, others: Array) -> Array:
+def _of_class(layout: Layout, number: int, found: Array, others: Array) -> Array:
     mine = layout.size_class == number
-    return jnp.where(jnp.reshape(mine, mine.shape + (1,) * (part.ndim - 2)), part, others)
+    return jnp.where(jnp.reshape(mine, mine.shape + (1,) * (found.ndim - 2)), found, others)
 
 
 _packed = jax.custom_vjp(_run, nondiff_argnums=(0,))

@@ -59,10 +59,10 @@ def gradients(
     shapes = q.shape, k.shape, v.shape
     q, k, v, o, do = (x.reshape(-1, longest, *x.shape[2:]) for x in (q, k, v, o, do))
     places, unused = _places(q, k, documents)
-    pulled = cudnn._dot_product_attention_bwd_p.bind(
+    found = cudnn._dot_product_attention_bwd_p.bind(
         *(q, k, v, unused, *places, unused, unused, lse, o, do), **_options(**options)
     )
-    dq, dk, dv = (x.reshape(shape) for x, shape in zip(pulled, shapes, strict=True))
+    dq, dk, dv = (x.reshape(shape) for x, shape in zip(found, shapes, strict=True))
     return dq, dk, dv
 
 

@@ -1,11 +1,11 @@
-"""What the Hopper kernels of a part take, known without importing Pallas' GPU dialect, which takes over a second."""
+"""What the Hopper kernels of partial attention take, known without importing Pallas' GPU dialect (over a second)."""
 
 from typing import Any
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels._hopper import why_not_on
 from pallas_kernels.attention import cudnn
-from pallas_kernels.attention.mask import Mask
+from pallas_kernels.attention.masks import Mask
 
 ROWS = 64
 """Queries, or keys, of a warpgroup: the rows of its matrix products."""
@@ -16,9 +16,12 @@ TILE = 128
 HEADS = (64, 128)
 """Sizes of a head."""
 
+TIMED_BACKWARD = 2048
+"""Tokens from which causal gradients were timed against cuDNN's: 0.996 times its time here, 0.96 at 8,192."""
 
-def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
-    """Why the kernels cannot run such a part, or None."""
+
+def why_not_forward(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
+    """Why the forward kernel cannot run this, or None."""
     if (reason := why_not_on(device)) is not None:
         return reason
     if str(q.dtype) not in ("bfloat16", "float16"):
@@ -27,17 +30,29 @@ def why_not_part(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: A
         return f"its heads are of size {HEADS[0]} or {HEADS[1]}, not {q.shape[-1]}"
     if 0 in (*q.shape, *k.shape):
         return f"it takes one query and one key at least, these are {q.shape} and {k.shape}"
-    others = (mask.window, mask.q_segment_ids, mask.q_positions, mask.lengths, mask.q_lengths)
+    others = (mask.interval.window, mask.segments, mask.positions, mask.q_lengths)
     if any(x is not None for x in others):
-        return "for parts it has causal masks and lengths of keys alone"
+        return "it has causal masks and lengths of keys alone"
     if scale is not None and scale <= 0:
         return f"it takes positive scales alone, not {scale}"
     return None
 
 
-def rather_not(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
+def why_not_backward(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
+    """Why the backward kernels cannot run this, or None."""
+    if mask.kv_lengths is not None:
+        return (
+            "it takes no lengths of keys (cudnn and xla do), since in rows of few keys ds rounded to the inputs' dtype "
+            "leaves dk outside the tolerance"
+        )
+    return why_not_forward(device, q, k, v, mask, scale=scale)
+
+
+def rather_not_forward(
+    device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None
+) -> str | None:
     """Where cuDNN can run the forward pass, and was measured to be faster or this kernel was not measured; or None."""
-    if cudnn.why_not_part(device, q, k, v, mask, scale=scale) is not None:
+    if cudnn.why_not_partial(device, q, k, v, mask, scale=scale) is not None:
         return None
     if q.shape[-1] != HEADS[1]:
         return f"with heads of {q.shape[-1]} cuDNN's kernel is faster"
@@ -45,4 +60,17 @@ def rather_not(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any
         return f"it was timed with bfloat16 alone, not {q.dtype}"
     if mask.kv_lengths is not None and q.shape[0] == k.shape[0]:
         return "with lengths of keys it was not timed"
+    return None
+
+
+def rather_not_backward(
+    device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None
+) -> str | None:
+    """Where cuDNN's gradients were measured to be faster, or these kernels were not measured; or None."""
+    if not mask.interval.causal:
+        return "without a causal mask cuDNN's gradients are faster"
+    if q.shape[-1] != HEADS[1] or str(q.dtype) != "bfloat16":
+        return f"it was timed with bfloat16 heads of {HEADS[1]} alone, not {q.dtype} of {q.shape[-1]}"
+    if q.shape[1] < TIMED_BACKWARD:
+        return f"it was timed from {TIMED_BACKWARD} tokens on, not at {q.shape[1]}"
     return None

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.mask import EMPTY_LSE, Mask
+from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 
 
 def attention_with_lse(

@@ -1,4 +1,4 @@
-"""What the Hopper kernels of a part are made of: tiles in shared memory, and products of them on tensor cores."""
+"""What the Hopper kernels are made of: tiles in shared memory, and products of them on tensor cores."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.attention.hopper import ROWS, TILE
-from pallas_kernels.attention.mask import Mask
+from pallas_kernels.attention.masks import Mask
 
 LOG2E = math.log2(math.e)
 
@@ -47,7 +47,7 @@ class Call(NamedTuple):
 def call_of(q: Any, k: Any, mask: Mask, scale: float | None, interpret: Any) -> Call:
     """The static side of a call of the kernels."""
     return Call(
-        causal=mask.causal,
+        causal=mask.interval.causal,
         keys=k.shape[1],
         runs=q.shape[0] // k.shape[0],
         ratio=q.shape[2] // k.shape[2],

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import current_device
 from pallas_kernels.attention import blocks as cut
-from pallas_kernels.attention.mask import EMPTY_LSE, Mask
+from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 
 # Masked scores are EMPTY_LSE. Taking off no less than this makes exp() of them 0 in rows without a key too.
 _FLOOR = EMPTY_LSE / 2
@@ -112,9 +112,8 @@ def _plan(q: Array, k: Array, mask: Mask, scale: float | None, out_dtype: Any) -
     blocks = cut.choose_blocks(
         q.shape[1],
         k.shape[1],
-        causal=mask.causal,
-        window=mask.window,
-        by_index=mask.q_positions is None,
+        interval=mask.interval,
+        by_index=mask.positions is None,
         size=cut.CPU_BLOCK if current_device().platform == "cpu" else cut.BLOCK,
     )
     return _Plan(blocks, q.shape[-1] ** -0.5 if scale is None else float(scale), jnp.dtype(out_dtype))
@@ -122,13 +121,14 @@ def _plan(q: Array, k: Array, mask: Mask, scale: float | None, out_dtype: Any) -
 
 def _marks(mask: Mask, blocks: cut.Blocks) -> _Marks:
     q_valid, kv_valid = mask.valid(blocks.queries, blocks.keys)
+    places = (None, None) if mask.positions is None else (mask.positions.q, mask.positions.of_keys)
     # A causal mask over indices hides the padding behind the last key by itself.
-    hidden = blocks.pad_k == 0 or (mask.causal and blocks.by_index)
+    hidden = blocks.pad_k == 0 or (mask.interval.causal and blocks.by_index)
     if q_valid is None and kv_valid is None and hidden:
-        return _Marks(None, None, mask.q_positions, mask.kv_positions)
-    q_tags = _tags(mask.q_segment_ids, q_valid, blocks.queries, 0)
-    kv_tags = _tags(mask.kv_segment_ids, kv_valid, blocks.keys, -1)
-    return _Marks(q_tags, kv_tags, mask.q_positions, mask.kv_positions)
+        return _Marks(None, None, *places)
+    ids = (None, None) if mask.segments is None else (mask.segments.q, mask.segments.of_keys)
+    q_tags = _tags(ids[0], q_valid, blocks.queries, 0)
+    return _Marks(q_tags, _tags(ids[1], kv_valid, blocks.keys, -1), *places)
 
 
 def _tags(segments: Array | None, valid: Bool[Array, "B T"] | None, length: int, invalid: int) -> Array:
@@ -153,8 +153,8 @@ def _run(
 
         def step(sums: _Partial, pair: Array) -> tuple[_Partial, None]:
             i, j = pair[0], pair[1]
-            part = _softmax(_scores(plan, x, i, j)[0], _get(x.v, j))
-            row = _merge(jax.tree.map(lambda a: _get(a, i), sums), part)
+            block = _softmax(_scores(plan, x, i, j)[0], _get(x.v, j))
+            row = _merge(jax.tree.map(lambda a: _get(a, i), sums), block)
             return jax.tree.map(lambda a, b: _put(a, b, i), sums, row), None
 
         start = _Partial(*vary_alike(*zeros, q)[:3])
@@ -195,10 +195,10 @@ def _gradients(
     lse = cut.cut_rows(jnp.maximum(lse, _FLOOR), groups, blocks)
     do = cut.cut_queries(do.astype(q.dtype), groups, blocks)
 
-    def pull(i: Any, j: Any) -> tuple[Array, Array, Array, Array | None]:
-        return _pull(plan, x, _get(do, i), _get(lse, i), _get(delta, i), i, j)
+    def backward(i: Any, j: Any) -> tuple[Array, Array, Array, Array | None]:
+        return _pair_gradients(plan, x, _get(do, i), _get(lse, i), _get(delta, i), i, j)
 
-    dq, dk, dv, dslopes = _sum_pairs(blocks, pull, x)
+    dq, dk, dv, dslopes = _sum_pairs(blocks, backward, x)
     return cut.join_queries(dq, blocks), cut.join_keys(dk, blocks), cut.join_keys(dv, blocks), dslopes
 
 
@@ -206,7 +206,7 @@ _blockwise = jax.custom_vjp(_run, nondiff_argnums=(0,))
 _blockwise.defvjp(_forward, _backward)
 
 
-def _pull(
+def _pair_gradients(
     plan: _Plan, x: _Operands, do: Array, lse: Array, delta: Array, i: Any, j: Any
 ) -> tuple[Array, Array, Array, Array | None]:
     """What one pair of blocks adds to dq, dk, dv and the gradient of the slopes."""
@@ -221,18 +221,18 @@ def _pull(
 
 
 def _sum_pairs(
-    blocks: cut.Blocks, pull: Callable[..., Any], x: _Operands
+    blocks: cut.Blocks, backward: Callable[..., Any], x: _Operands
 ) -> tuple[Array, Array, Array, Array | None]:
     """dq by block of queries, dk and dv by block of keys, the gradient of the slopes in all."""
     pairs = blocks.pairs()
     if len(pairs) == 1:
-        dq, dk, dv, dslopes = pull(0, 0)
+        dq, dk, dv, dslopes = backward(0, 0)
         return dq[None], dk[None], dv[None], dslopes
     zeros = [None if a is None else jnp.zeros(a.shape, jnp.float32) for a in (x.q, x.k, x.v, x.slopes)]
 
     def step(sums: Any, pair: Array) -> tuple[Any, None]:
         i, j = pair[0], pair[1]
-        dq, dk, dv, dslopes = pull(i, j)
+        dq, dk, dv, dslopes = backward(i, j)
         blockwise = _add(sums[0], dq, i), _add(sums[1], dk, j), _add(sums[2], dv, j)
         return (*blockwise, None if dslopes is None else sums[3] + dslopes), None
 
@@ -277,11 +277,7 @@ def _scores(
     off = None if x.slopes is None else distance.astype(jnp.float32)
     if x.slopes is not None and off is not None:
         scores -= x.slopes[None, :, :, None, None] * off[:, None, None]
-    conditions = []
-    if blocks.causal:
-        conditions.append(distance >= 0)
-    if blocks.window is not None:
-        conditions.append((distance if blocks.causal else jnp.abs(distance)) < blocks.window)
+    conditions = blocks.interval.conditions(distance)
     if marks.q_tags is not None and marks.kv_tags is not None:
         conditions.append(_get(marks.q_tags, i)[:, :, None] == _get(marks.kv_tags, j)[:, None, :])
     for seen in conditions:

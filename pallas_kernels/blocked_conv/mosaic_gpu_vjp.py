@@ -49,8 +49,8 @@ def gradients(
     streams = {DY: dy, POST: post_gate, X: x, PRE: pre_gate}
     chunked = {place: as_chunks(z) for place, z in streams.items() if z is not None}
     dmatrices, *found = _kernel(chunked, matrices(h.astype(x.dtype)), x.shape[0], interpret)
-    _, pull = jax.vjp(matrices, h)
-    (dh,) = pull(dmatrices.reshape(h.shape[0], -1, *dmatrices.shape[1:]).sum(1))
+    _, vjp = jax.vjp(matrices, h)
+    (dh,) = vjp(dmatrices.reshape(h.shape[0], -1, *dmatrices.shape[1:]).sum(1))
     places = [place for place in OUTPUTS if place in chunked]
     rows = {place: as_rows(z, x.shape) for place, z in zip(places, found, strict=True)}
     return rows[X], dh, rows.get(PRE), rows.get(POST)

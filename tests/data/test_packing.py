@@ -25,9 +25,9 @@ def test_every_pair_once_aligned_and_inside(pairs, grid, method):
 @given(pair_lists, grids)
 def test_first_fit_decreasing_is_the_textbook_one(pairs, grid):
     length, alignment = grid
-    pieces = [min(length, n - s) for n in pairs.tolist() for s in range(0, n, length)]
+    chunks = [min(length, n - s) for n in pairs.tolist() for s in range(0, n, length)]
     rows: list[int] = []
-    for size in sorted((-(-p // alignment) * alignment for p in pieces), reverse=True):
+    for size in sorted((-(-p // alignment) * alignment for p in chunks), reverse=True):
         fitting = [i for i, used in enumerate(rows) if used + size <= length]
         if fitting:
             rows[fitting[0]] += size

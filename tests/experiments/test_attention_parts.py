@@ -5,23 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmark.attention_parts import PartShape, benchmark
+from experiments.benchmark.attention_parts import PartialShape, benchmark
 
-TINY = (PartShape(64, 64, 4, 2, 8, True, False), PartShape(32, 48, 2, 2, 8, False, True))
+TINY = (PartialShape(64, 64, 4, 2, 8, True, False), PartialShape(32, 48, 2, 2, 8, False, True))
 
 
 @pytest.mark.parametrize(
-    "shape", [pytest.param(TINY[0], marks=pytest.mark.slow), TINY[1]], ids=["causal", "onto"]
+    "shape", [pytest.param(TINY[0], marks=pytest.mark.slow), TINY[1]], ids=["causal", "accumulate"]
 )
-def test_it_leaves_its_figures(shape: PartShape, tmp_path: Path) -> None:
+def test_it_leaves_its_figures(shape: PartialShape, tmp_path: Path) -> None:
     out = tmp_path / "parts.json"
-    parts = benchmark(out=str(out), first="xla", second="xla", shapes=(shape,))["parts"]
-    assert json.loads(out.read_text(encoding="utf-8"))["parts"] == parts
-    (part,) = parts
-    assert part["keys"] == shape.keys
-    assert all(1e-4 < error < 0.01 for error in part["errors"]["xla"].values())
+    calls = benchmark(out=str(out), first="xla", second="xla", shapes=(shape,))["calls"]
+    assert json.loads(out.read_text(encoding="utf-8"))["calls"] == calls
+    (call,) = calls
+    assert call["keys"] == shape.keys
+    assert all(1e-4 < error < 0.01 for error in call["errors"]["xla"].values())
     for name, flops in (("forward", shape.flops), ("gradients", 2.5 * shape.flops)):
-        taken = part[name]
+        taken = call[name]
         assert taken["ms"]["first"] * taken["tflops"]["first"] == pytest.approx(1e-9 * flops)
 
 
@@ -31,6 +31,6 @@ def test_errors_are_held_to_the_second(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shapes", [(), (TINY[0], TINY[1]._replace(keys=0))], ids=["none", "empty"])
-def test_shapes_of_no_size_are_refused(shapes: tuple[PartShape, ...]) -> None:
+def test_shapes_of_no_size_are_refused(shapes: tuple[PartialShape, ...]) -> None:
     with pytest.raises(ValueError, match="shapes must be positive tokens, keys, heads"):
         benchmark(shapes=shapes)

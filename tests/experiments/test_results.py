@@ -45,14 +45,14 @@ def test_a_changed_figure_changes_the_page() -> None:
 def test_figures_of_now_and_what_does_not_run_are_shown() -> None:
     folder = read_folder(ROOT / results.RECORD)
     side = {"ms": {"first": 1.5, "second": 3.0}, "ratio": {"value": 0.5}}
-    shape = {"tokens": 64, "keys": 32, "heads": 4, "head_dim": 8, "causal": True, "onto": False}
+    shape = {"tokens": 64, "keys": 32, "heads": 4, "head_dim": 8, "causal": True, "accumulate": False}
     folder["attention_parts"] = {
         "first": "mosaic_gpu",
         "second": "xla",
-        "parts": [shape | {"forward": side, "gradients": side}],
+        "calls": [shape | {"forward": side, "gradients": side}],
     }
     assert (
-        "| forward 64x32, 4 heads of 8, causal=True onto=False | 1.5 | 3 | 0.500 |"
+        "| forward 64x32, 4 heads of 8, causal=True accumulate=False | 1.5 | 3 | 0.500 |"
         in tables.attention_parts(folder)
     )
     lost = {"out_of_memory": "too large"}

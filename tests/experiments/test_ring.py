@@ -11,7 +11,7 @@ import pytest
 from experiments.benchmark import ring
 from experiments.benchmark._errors import hold
 from pallas_kernels._dispatch import record_choices
-from pallas_kernels.attention import attention
+from pallas_kernels.attention import attention, masks
 from tests.tolerances import assert_close
 
 TINY = {
@@ -31,11 +31,11 @@ def test_the_yardstick_is_causal_attention() -> None:
     q, k, v, do = (rng.standard_normal((12, heads, 4)) for heads in (4, 2, 2, 4))
 
     def attend(*arrays: jax.Array) -> jax.Array:
-        return attention(*(x[None] for x in arrays), causal=True, implementation="reference")[0]
+        return attention(*(x[None] for x in arrays), mask=masks.CAUSAL, implementation="reference")[0]
 
     given = [jnp.asarray(x, jnp.float32) for x in (q, k, v)]
-    o, pull = jax.vjp(attend, *given)
-    expected = (o, *pull(jnp.asarray(do, jnp.float32)))
+    o, backward = jax.vjp(attend, *given)
+    expected = (o, *backward(jnp.asarray(do, jnp.float32)))
     for got, want in zip(ring.exact_passes(q, k, v, do), expected, strict=True):
         assert_close(got.astype(np.float32), want, n=12)
 
@@ -78,6 +78,6 @@ def test_the_gate_is_before_the_timing_and_of_the_kernel_asked_for(monkeypatch) 
         pytest.raises(RuntimeError, match=r"a ring of .* errs by .*, one device by"),
     ):
         ring.benchmark(**TINY, implementation="xla")
-    assert any(line.startswith("attend_part: xla") and line.endswith("(asked for)") for line in chosen), (
-        chosen
-    )
+    assert any(
+        line.startswith("partial_attention: xla") and line.endswith("(asked for)") for line in chosen
+    ), chosen

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.attention import mosaic_gpu_part, mosaic_gpu_pull
+from pallas_kernels.attention import masks, mosaic_gpu_partial, mosaic_gpu_partial_vjp
 from pallas_kernels.attention import shapes as attention_shapes
-from pallas_kernels.attention.mask import Mask
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.modal_conv import hopper as modal_hopper
@@ -38,52 +37,52 @@ class Program:
 
 
 def _attention() -> Iterator[Program]:
-    """Parts of a ring, with heads of either size."""
+    """Partial attention as in a ring, with heads of either size."""
     for shape in attention_shapes.SHAPES:
         if shape.name in ("llama3_8b_8k", "esm2_650m"):
-            yield from _parts(f"attention/part_{shape.head_dim}", shape)
+            yield from _partials(f"attention/partial_{shape.head_dim}", shape)
 
 
-def _parts(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:
-    """The first part, one onto others, whole and in runs, and gradients: with lengths of keys, and on four devices."""
+def _partials(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:
+    """The first chunk of keys, one merged into others, whole and in runs, and gradients; and on four devices."""
     batch, tokens, heads, groups, width = shape.batch, shape.tokens, shape.heads, shape.groups, shape.head_dim
     q, k = (jax.ShapeDtypeStruct((batch, tokens, n, width), jnp.bfloat16) for n in (heads, groups))
     lse = jax.ShapeDtypeStruct((batch, heads, tokens), jnp.float32)
     first = {"q": q, "k": k, "v": k}
-    onto = first | {"onto": (jax.ShapeDtypeStruct(q.shape, jnp.float32), lse)}
-    lengths = onto | {"lengths": jax.ShapeDtypeStruct((batch,), jnp.int32)}
+    merged = first | {"accumulator": (jax.ShapeDtypeStruct(q.shape, jnp.float32), lse)}
+    lengths = merged | {"lengths": jax.ShapeDtypeStruct((batch,), jnp.int32)}
     half = jax.ShapeDtypeStruct((batch // 2, tokens, groups, width), k.dtype)
-    yield Program(f"{op}_first", _part, (first,))
-    yield Program(f"{op}_causal", partial(_part, causal=True), (first,))
-    yield Program(f"{op}_onto", _part, (onto,))
-    yield Program(f"{op}_lengths", partial(_part, causal=True), (lengths,))
+    yield Program(f"{op}_first", _partial, (first,))
+    yield Program(f"{op}_causal", partial(_partial, causal=True), (first,))
+    yield Program(f"{op}_accumulate", _partial, (merged,))
+    yield Program(f"{op}_lengths", partial(_partial, causal=True), (lengths,))
     runs = lengths | {"k": half, "v": half}
-    yield Program(f"{op}_runs", _part, (runs,))
-    yield Program(f"{op}_runs_rounded", partial(_part, rounded=True), (runs,))
-    merged = (P(None, AXIS), P(None, None, AXIS))
-    specs = {name: P(None, AXIS) for name in first} | {"onto": merged}
-    split = jax.shard_map(_part, in_specs=(specs,), out_specs=merged)
-    yield Program(f"{op}_shard_map", split, (onto,), devices=4)
-    split = jax.shard_map(_part, in_specs=(specs | {"lengths": P()},), out_specs=merged)
+    yield Program(f"{op}_runs", _partial, (runs,))
+    yield Program(f"{op}_runs_cast", partial(_partial, cast_output=True), (runs,))
+    spread = (P(None, AXIS), P(None, None, AXIS))
+    specs = {name: P(None, AXIS) for name in first} | {"accumulator": spread}
+    split = jax.shard_map(_partial, in_specs=(specs,), out_specs=spread)
+    yield Program(f"{op}_shard_map", split, (merged,), devices=4)
+    split = jax.shard_map(_partial, in_specs=(specs | {"lengths": P()},), out_specs=spread)
     yield Program(f"{op}_runs_shard_map", split, (runs,), devices=4)
-    for suffix, arrays in (("", onto), ("_lengths", lengths)):
-        yield Program(f"{op}_gradients{suffix}", _pull, (arrays,))
-        yield Program(f"{op}_gradients{suffix}_causal", partial(_pull, causal=True), (arrays,))
-    split = jax.shard_map(_pull, in_specs=(specs,), out_specs=P(None, AXIS))
-    yield Program(f"{op}_gradients_shard_map", split, (onto,), devices=4)
+    yield Program(f"{op}_gradients", _partial_gradients, (merged,))
+    yield Program(f"{op}_gradients_causal", partial(_partial_gradients, causal=True), (merged,))
+    split = jax.shard_map(_partial_gradients, in_specs=(specs,), out_specs=P(None, AXIS))
+    yield Program(f"{op}_gradients_shard_map", split, (merged,), devices=4)
 
 
-def _pull(arrays: Any, causal: bool = False) -> Any:
+def _partial_gradients(arrays: Any, causal: bool = False) -> Any:
     q, k, v = (arrays[name] for name in "qkv")
-    o, lse = arrays["onto"]
-    mask = Mask(causal, kv_lengths=arrays.get("lengths"))
-    return mosaic_gpu_pull.gradients_given_lse(q, k, v, o, lse, o, mask)
+    o, lse = arrays["accumulator"]
+    return mosaic_gpu_partial_vjp.gradients_given_lse(q, k, v, o, lse, o, masks.band(causal))
 
 
-def _part(arrays: Any, causal: bool = False, rounded: bool = False) -> Any:
-    mask = Mask(causal, kv_lengths=arrays.get("lengths"))
+def _partial(arrays: Any, causal: bool = False, cast_output: bool = False) -> Any:
+    mask = masks.band(causal)
+    mask &= masks.key_lengths(arrays["lengths"]) if "lengths" in arrays else masks.FULL
     q, k, v = (arrays[name] for name in "qkv")
-    return mosaic_gpu_part.attention_with_lse(q, k, v, mask, onto=arrays.get("onto"), rounded=rounded)
+    options = {"accumulator": arrays.get("accumulator"), "cast_output": cast_output}
+    return mosaic_gpu_partial.attention_with_lse(q, k, v, mask, **options)
 
 
 def _blocked_conv() -> Iterator[Program]:
@@ -184,11 +183,11 @@ def _transformed(
 
 
 def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
-    def pull(cotangent: Any, arrays: Any) -> Any:
+    def backward(cotangent: Any, arrays: Any) -> Any:
         _, vjp = jax.vjp(lambda arrays: run(**arrays), arrays)
         return vjp(cotangent)[0]
 
-    return pull
+    return backward
 
 
 PROGRAMS: tuple[Program, ...] = (

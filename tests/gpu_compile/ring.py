@@ -29,8 +29,8 @@ def compiled(devices: int, tokens: int) -> Any:
         return context_attention(*qkv, causal=True, mode="ring", layout=ZIGZAG, implementation="mosaic_gpu")
 
     def passes(q: jax.Array, k: jax.Array, v: jax.Array, do: jax.Array) -> Any:
-        o, pull = jax.vjp(attend, q, k, v)
-        return o, *pull(do)
+        o, backward = jax.vjp(attend, q, k, v)
+        return o, *backward(do)
 
     mesh = make_mesh(data=1, seq=devices, devices=devices_of("h200", devices))
     with jax.set_mesh(mesh), compiling_for(mesh.devices.flat[0]):

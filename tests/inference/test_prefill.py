@@ -50,9 +50,9 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
+def small_chunks(monkeypatch):
     """So that a prompt is several calls, the last one shorter."""
-    monkeypatch.setattr("jaxblt.inference.prompts.PIECE", 2 * BLOCK)
+    monkeypatch.setattr("jaxblt.inference.prompts.CHUNK", 2 * BLOCK)
 
 
 def unboxed(config, *inputs, **options):

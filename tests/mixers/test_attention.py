@@ -129,13 +129,13 @@ def test_over_a_split_sequence_nothing_is_gathered(window: int | None) -> None:
     params = module.init(jax.random.key(0), x)
     mesh = make_mesh(data=2, seq=4)
 
-    def pull(params, x, ids, dy):
+    def backward(params, x, ids, dy):
         y, back = jax.vjp(lambda p, x: module.apply(p, x, segment_ids=ids)[0], params, x)
         return y, back(dy)
 
     with jax.set_mesh(mesh):
         placed = jax.device_put((x, ids, x), batch_sharding(mesh))
-        text = jax.jit(pull).lower(params, *placed).compile().as_text() or ""
+        text = jax.jit(backward).lower(params, *placed).compile().as_text() or ""
     assert " collective-permute(" in text
     assert not re.search(r" all-(gather|to-all)\(", text)
 

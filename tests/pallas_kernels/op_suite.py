@@ -78,20 +78,20 @@ def value_and_grads(
     floats, others = _split(arrays)
     if cotangents is None:
         cotangents = _cotangents(jax.eval_shape(lambda f, o: run({**f, **o}), floats, others))
-    return _pull(run, optimised and jax.default_backend() == "cpu")(floats, others, cotangents)
+    return _jitted_gradients(run, optimised and jax.default_backend() == "cpu")(floats, others, cotangents)
 
 
 @lru_cache(maxsize=64)
-def _pull(run: Run, optimised: bool) -> Callable[..., tuple[Any, Any]]:
+def _jitted_gradients(run: Run, optimised: bool) -> Callable[..., tuple[Any, Any]]:
     """Jitted once for each function, so that the checks of one case share it."""
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 1} if optimised else None)
-    def pull(floats: Arrays, others: Arrays, cotangents: Any) -> tuple[Any, Any]:
+    def backward(floats: Arrays, others: Arrays, cotangents: Any) -> tuple[Any, Any]:
         out, vjp = jax.vjp(lambda f: run({**f, **others}), floats)
         cotangents = jax.tree.map(lambda c, o: jnp.asarray(c, o.dtype), cotangents, out)
         return out, vjp(cotangents)[0]
 
-    return pull
+    return backward
 
 
 def _dtype(arrays: Mapping[str, Any]) -> Any:

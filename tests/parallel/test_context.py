@@ -21,7 +21,7 @@ from jaxblt.parallel.attention.context import SHORT, context_attention
 from jaxblt.parallel.attention.ring import SAVED_LSE, SAVED_OUT, _pack, _unpack
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout
 from pallas_kernels._dispatch import compiling_for
-from pallas_kernels.attention import attention
+from pallas_kernels.attention import attention, masks
 from tests.parallel.exact import attention_passes
 from tests.tolerances import relative_error
 
@@ -288,7 +288,7 @@ def test_bf16_errors_do_not_grow_with_the_ring() -> None:
     case = Case(devices=2, length=128, head_dim=16)
     arrays = case.arrays(jnp.bfloat16)
     exact = dense(case, [x.astype(np.float32) for x in arrays])
-    plain = passes(lambda q, k, v: attention(q, k, v, causal=True, implementation="xla"))
+    plain = passes(lambda q, k, v: attention(q, k, v, masks.CAUSAL, implementation="xla"))
     floor = [relative_error(a, b) for a, b in zip(plain(*arrays), exact, strict=True)]
     for devices in (2, 8):
         run, _ = split(replace(case, devices=devices))
@@ -335,7 +335,7 @@ def test_holes_leave_attention_to_cudnn(mode: str, calls: int, monkeypatch: pyte
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("policy", ["full", "dots", "offload"])
 def test_remat_policies_keep_what_crossed_devices(policy: Any, window: int | None) -> None:
-    """The backward pass of a rematerialised layer does not go round the ring to get the outputs again."""
+    """The backward pass of a rematerialised layer does not repeat the ring pass for the outputs."""
     assert {SAVED_OUT, SAVED_LSE} == set(ALWAYS_SAVED)
     case = Case(devices=4, layout=CONTIGUOUS if window else ZIGZAG, window=window)
 

@@ -8,7 +8,7 @@ import pytest
 from jaxblt.parallel.attention import ring
 from jaxblt.parallel.attention.context import context_attention
 from jaxblt.parallel.layout import ZIGZAG
-from pallas_kernels.attention import attention
+from pallas_kernels.attention import attention, masks
 from tests.parallel.test_context import Case, check, dense, mesh_of, passes
 from tests.tolerances import relative_error
 
@@ -16,15 +16,15 @@ from tests.tolerances import relative_error
 @pytest.mark.parametrize("case", [Case(devices=4, layout=ZIGZAG), Case(devices=4, groups=1)], ids=str)
 def test_equals_dense_attention(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, at_once = [], ring._at_once
-    rounded, attend = [], ring.attend
-    monkeypatch.setattr(ring, "merges", lambda *args, **options: True)
+    cast, attend = [], ring.attend
+    monkeypatch.setattr(ring, "merges_in_kernel", lambda *args, **options: True)
     monkeypatch.setattr(ring, "_at_once", lambda *args: calls.append(args) or at_once(*args))
     monkeypatch.setattr(
-        ring, "attend", lambda *args: rounded.append(args[4].get("rounded", False)) or attend(*args)
+        ring, "attend", lambda *args: cast.append(args[4].get("cast_output", False)) or attend(*args)
     )
     check(case)
     assert [step for _, step, *_ in calls] == [1, 2, 3]
-    assert rounded == [False, False, False, True]
+    assert cast == [False, False, False, True]
 
 
 @pytest.mark.parametrize("change", [{"window": 8}, {"mode": "all_gather"}], ids=str)
@@ -42,7 +42,7 @@ def test_is_as_exact_as_one_call(head_dim: int, causal: bool) -> None:
     case = Case(devices=2, length=4096, head_dim=head_dim, causal=causal)
     arrays = case.arrays(jnp.bfloat16)
     exact = dense(case, [x.astype(np.float32) for x in arrays])
-    alone = passes(lambda q, k, v: attention(q, k, v, causal=causal, implementation="cudnn"))
+    alone = passes(lambda q, k, v: attention(q, k, v, masks.band(causal), implementation="cudnn"))
     limits = [relative_error(a, b) for a, b in zip(alone(*arrays), exact, strict=True)]
     options = {"causal": causal, "mode": "ring", "implementation": "mosaic_gpu"}
     run = passes(lambda q, k, v: context_attention(q, k, v, **options))
@@ -61,8 +61,8 @@ def test_what_runs_by_default_is_as_exact_as_a_ring_may_be(causal: bool, packed:
     case = Case(devices=2, length=4096, head_dim=128, causal=causal, packed=packed)
     arrays, ids = case.arrays(jnp.bfloat16), case.segment_ids()
     exact = dense(case, [x.astype(np.float32) for x in arrays])
-    marks = {"q_segment_ids": ids, "kv_segment_ids": ids, "causal": causal, "implementation": "cudnn"}
-    limits = passes(lambda q, k, v: attention(q, k, v, **marks))(*arrays)
+    mask = masks.band(causal) & masks.documents(ids)
+    limits = passes(lambda q, k, v: attention(q, k, v, mask, implementation="cudnn"))(*arrays)
     run = passes(lambda q, k, v: context_attention(q, k, v, ids, causal=causal, packed=packed, mode="ring"))
     with jax.set_mesh(mesh_of(case)):
         found = run(*arrays)

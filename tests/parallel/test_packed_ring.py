@@ -20,7 +20,7 @@ from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG
 from jaxblt.parallel.sequence import SeqAxis, over_sequence
 from pallas_kernels import _compat
 from pallas_kernels._dispatch import compiling_for, record_choices
-from pallas_kernels.attention import Part, cudnn
+from pallas_kernels.attention import Partial, cudnn
 from tests.pallas_kernels.attention import dense_kernel
 from tests.pallas_kernels.attention.test_packed import emulate, row_of
 from tests.parallel.test_context import Case, check, dense, mesh_of, split
@@ -79,24 +79,24 @@ def row_by_name(name: str, n: int, stretch: int) -> np.ndarray:
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if cuDNN were there; what runs is XLA."""
-    monkeypatch.setattr(context, "goes_to_cudnn", lambda *_: True)
+    monkeypatch.setattr(context, "can_run_on_cudnn", lambda *_: True)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, *, between: bool) -> None:
     """NaN from the ring that sends keys `between` different runs alone, or from the other."""
-    part, gradients = packed_ring.ring_part, packed_ring.ring_gradients
+    attend, gradients = packed_ring.partial_ring_attention, packed_ring.ring_gradients
 
-    def poisoned_part(ring: Ring, q: Any, keys: Any, *merged: Any) -> Part:
+    def poisoned_attention(ring: Ring, q: Any, keys: Any, *merged: Any) -> Partial:
         if isinstance(ring, packed_ring._Between) == between:
-            return Part(jnp.nan * q, jnp.nan * q[..., 0].swapaxes(1, 2))
-        return part(ring, q, keys, *merged)
+            return Partial(jnp.nan * q, jnp.nan * q[..., 0].swapaxes(1, 2))
+        return attend(ring, q, keys, *merged)
 
     def poisoned_gradients(ring: Ring, q: Any, keys: Any, *others: Any) -> Any:
         if isinstance(ring, packed_ring._Between) == between:
             return tuple(jnp.nan * x for x in (q, keys.k, keys.v))
         return gradients(ring, q, keys, *others)
 
-    monkeypatch.setattr(packed_ring, "ring_part", poisoned_part)
+    monkeypatch.setattr(packed_ring, "partial_ring_attention", poisoned_attention)
     monkeypatch.setattr(packed_ring, "ring_gradients", poisoned_gradients)
 
 
@@ -202,11 +202,11 @@ def asked(change: dict[str, Any]) -> bool:
     given = {"causal": True, "implementation": "cudnn", "dtype": jnp.bfloat16, "length": 128} | change
     q = jax.ShapeDtypeStruct((1, given.pop("length"), 2, 64), given.pop("dtype"))
     with compiling_for(given.pop("device", H200)):
-        return packed_ring.goes_to_cudnn(Ring(SeqAxis("seq", 4), layout=ZIGZAG, **given), q, q)
+        return packed_ring.can_run_on_cudnn(Ring(SeqAxis("seq", 4), layout=ZIGZAG, **given), q, q)
 
 
 @pytest.mark.parametrize("implementation", ["cudnn", "xla", None])
-def test_what_goes_to_cudnn(implementation: Any) -> None:
+def test_what_runs_on_cudnn(implementation: Any) -> None:
     assert asked({"implementation": implementation}) == (implementation != "xla")
 
 
@@ -235,10 +235,12 @@ def test_what_has_no_form_by_lengths_runs_on_xla(change: dict[str, Any]) -> None
         traced = run.trace(*case.arrays(jnp.bfloat16))
     assert "cond[" not in str(traced.jaxpr)
     assert chosen
-    assert all(line.startswith(("attend_part: xla", "pull_part: xla")) for line in chosen), chosen
+    assert all(
+        line.startswith(("partial_attention: xla", "partial_attention_backward: xla")) for line in chosen
+    ), chosen
 
 
-def test_remat_does_not_go_round_again(chosen: None) -> None:
+def test_remat_repeats_no_ring_pass(chosen: None) -> None:
     case = Packed(devices=2, documents=("crossing", "one"), layout=ZIGZAG)
     ids = case.segment_ids()
 

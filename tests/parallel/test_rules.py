@@ -1,5 +1,6 @@
 from typing import Any
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,7 @@ def mesh() -> Mesh:
 
 def test_specs_follow_the_rules(boxed: Any, mesh: Mesh) -> None:
     shardings = param_shardings(boxed, mesh)
-    assert jax.tree.structure(shardings) == jax.tree.structure(nn.meta.unbox(boxed))
+    chex.assert_trees_all_equal_structs(shardings, nn.meta.unbox(boxed))
     specs = {name: tuple(shardings[name].spec) for name in NAMES}
     assert specs == {
         "table": ("fsdp", None),

@@ -10,15 +10,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxblt.parallel import make_mesh
-from jaxblt.profiling.plan import Line, device_bytes, exchanges, first_that_fits, longest_context, step_memory
-
-PROGRAM = """
-  %a = ((f32[4,2]{1,0}), f32[8,2]{1,0}) all-gather-start(%x), dimensions={0}
-  %b = f32[8,2]{1,0:T(8)} all-gather-done(%a)
-  %c = (bf16[3]{0}, pred[5]{0}) all-reduce(%y, %z), to_apply=%add
-  %d = s32[] collective-permute(%k), source_target_pairs={{0,1}}
-  ROOT %e = f32[8,2]{1,0} add(%b, %all-gather-done.1)
-"""
+from jaxblt.profiling.plan import Line, device_bytes, first_that_fits, longest_context, step_memory
+from tests.profiling.test_collectives import PROGRAM
 
 
 class Counted:
@@ -30,10 +23,6 @@ class Counted:
     def __call__(self, context: int) -> int:
         self.asked.append(context)
         return int(self.size(context))
-
-
-def test_results_of_exchanges_are_counted_once() -> None:
-    assert exchanges(PROGRAM) == [("all-gather", 64), ("all-reduce", 11), ("collective-permute", 4)]
 
 
 def test_bytes_on_a_device_are_those_of_its_shard() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -79,7 +80,7 @@ def on_mesh(mesh: jax.sharding.Mesh, state: Any) -> Any:
 
 
 def assert_same_bits(got: Any, want: Any) -> None:
-    assert jax.tree.structure(got) == jax.tree.structure(want)
+    chex.assert_trees_all_equal_structs(got, want)
     for (name, a), b in zip(named_leaves(got).items(), jax.tree.leaves(want), strict=True):
         assert a.dtype == b.dtype, name
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):

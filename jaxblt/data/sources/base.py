@@ -9,7 +9,7 @@ import numpy as np
 
 @runtime_checkable
 class DocumentSource(Protocol):
-    """Documents of bytes that can be read piece by piece, in any order and from any thread or process.
+    """Documents of bytes that can be read chunk by chunk, in any order and from any thread or process.
 
     A source may also have an attribute `ends`, Bool[N]: whether the last byte of a document is the end of a
     text (an EOS may follow) and not a place where it was cut. Without it every document ends.

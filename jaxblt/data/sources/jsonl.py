@@ -16,7 +16,7 @@ class JsonlSource:
     """Each line is a JSON object whose `field` is one document, encoded as UTF-8. Blank lines are skipped.
 
     One pass at the start finds and checks the lines. A plain file is then read line by line where it lies;
-    `.gz` and `.xz` files are held in memory. Reading a piece of a document decodes its whole line.
+    `.gz` and `.xz` files are held in memory. Reading a chunk of a document decodes its whole line.
 
     Args:
       paths: files and globs.

@@ -13,7 +13,7 @@ from jaxblt.data.sources.files import COMPRESSED, empty, expand, read_all
 class TextSource:
     """Each file is one document; its bytes are neither decoded nor normalised.
 
-    Plain files are read where they lie, piece by piece; `.gz` and `.xz` files are held in memory.
+    Plain files are read where they lie, chunk by chunk; `.gz` and `.xz` files are held in memory.
 
     Args:
       paths: files and globs.

@@ -7,11 +7,12 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxblt.parallel.attention.all_to_all import attend_by_heads
-from jaxblt.parallel.attention.packed_ring import goes_to_cudnn, packed_ring_attention
+from jaxblt.parallel.attention.packed_ring import can_run_on_cudnn, packed_ring_attention
 from jaxblt.parallel.attention.ring import Ring, ring_attention
 from jaxblt.parallel.attention.tiles import Keys
 from jaxblt.parallel.attention.window import Band, band_attention
@@ -19,8 +20,9 @@ from jaxblt.parallel.content import content_first
 from jaxblt.parallel.islands import head_devices
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contiguous, to_zigzag
 from jaxblt.parallel.sequence import SeqAxis, over_sequence, seq_axis
-from pallas_kernels.attention import attention
-from pallas_kernels.attention.mask import Mask, check_arguments, zero_where_not
+from pallas_kernels.attention import attention, masks
+from pallas_kernels.attention.arguments import check_arguments, zero_where_not
+from pallas_kernels.attention.masks import Mask
 from pallas_kernels.runtime import has_reference_ops
 
 ContextParallel = Literal["ring", "all_to_all", "all_gather"]
@@ -48,7 +50,7 @@ def context_attention(
 ) -> Float[Array, "B T H K"]:
     """`pallas_kernels.attention` of whole rows whose tokens are split along the mesh axis `seq`.
 
-    - "ring": keys and values go round the devices (see `ring`). Memory and traffic of a device: its share. A
+    - "ring": a ring pass of keys and values (see `ring`). Memory and traffic of a device: its share. A
       causal mask without a window is balanced by swapping half-stretches into the zig-zag layout and back. A
       window takes a halo of keys from the neighbours instead (see `band`).
     - "all_to_all": every device gets all tokens of its share of the heads, and back (DeepSpeed-Ulysses,
@@ -59,7 +61,7 @@ def context_attention(
 
     Args:
       q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`, and a ring without
-        a window also takes "mosaic_gpu" (see `attend_part`); a token's place in the sequence is its position.
+        a window also takes "mosaic_gpu" (see `partial_attention`); a token's place in the sequence is its position.
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
         each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
         where places count (a window, ALiBi) and in mode "all_gather". Rows of several go to XLA in a ring; on Hopper
@@ -76,7 +78,7 @@ def context_attention(
     axis = seq_axis()
     if axis is None:
         raise ValueError("no mesh with a 'seq' axis is in force: call pallas_kernels.attention.attention")
-    check_arguments(q, k, v, Mask(causal, window, segment_ids, segment_ids), alibi_slopes)
+    check_arguments(q, k, v, masks.band(causal, window) & masks.documents(segment_ids), alibi_slopes)
     window = None if window is not None and window >= q.shape[1] else window
     counts = q.shape[2], k.shape[2]
     heads_divide = not any(count // head_devices(*counts) % axis.size for count in counts)
@@ -86,16 +88,16 @@ def context_attention(
         mode = "all_to_all" if alibi_slopes is not None or by_heads else "ring"
     _check(axis, mode, q.shape[1], causal, window, alibi_slopes, layout, implementation)
     options = {"scale": scale, "implementation": implementation}
-    mask = {"causal": causal, "window": window}
+    mask = masks.band(causal, window)
     by_length = segment_ids is not None and not packed and window is None and alibi_slopes is None
 
     def island(sequenced: Any, _: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
         (q, k, v), ids = sequenced
         keys = Keys(k, v, ids)
         if mode == "all_to_all":
-            return attend_by_heads(axis, q, keys, slopes, mask | options, by_length=by_length)
+            return attend_by_heads(axis, q, keys, slopes, mask, options, by_length=by_length)
         if mode == "all_gather":
-            return _by_gathering(axis, q, keys, slopes, mask | options)
+            return _by_gathering(axis, q, keys, slopes, mask, options)
         valid = None if ids is None else ids > 0
         q, k, v = (zero_where_not(valid, x) for x in (q, k, v))
         keys = Keys(k, v, ids)
@@ -117,18 +119,20 @@ def _ring_pass(ring: Ring, q: Array, keys: Keys, *, packed: bool, by_length: boo
     """A ring, by documents or lengths where kernels know them; tokens in order are swapped under a causal mask."""
     swap = ring.causal and ring.layout == CONTIGUOUS
     ring = replace(ring, layout=ZIGZAG) if swap else ring
-    by_documents = keys.segment_ids is not None and packed and goes_to_cudnn(ring, q, keys.k)
-    go = packed_ring_attention if by_documents else ring_attention
-    go = partial(_swapped, go, ring) if swap else partial(go, ring)
+    by_documents = keys.segment_ids is not None and packed and can_run_on_cudnn(ring, q, keys.k)
+    attend = packed_ring_attention if by_documents else ring_attention
+    attend = partial(_swapped, attend, ring) if swap else partial(attend, ring)
     sort = by_length or by_documents
-    return _sorted(ring.runs, go, q, keys, by_length=by_length) if sort else go(q, keys)
+    return _sorted(ring.runs, attend, q, keys, by_length=by_length) if sort else attend(q, keys)
 
 
-def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys, *, by_length: bool) -> Array:
-    """`go` where the holes of each run come last in it, and keys have lengths or else ids."""
+def _sorted(
+    runs: int, attend: Callable[[Array, Keys], Array], q: Array, keys: Keys, *, by_length: bool
+) -> Array:
+    """`attend` where the holes of each run come last in it, and keys have lengths or else ids."""
 
     def cut(x: Array) -> Array:
-        return x.reshape(-1, x.shape[1] // runs, *x.shape[2:])
+        return rearrange(x, "b (r s) ... -> (b r) s ...", r=runs)
 
     assert keys.segment_ids is not None
     content = content_first(cut(keys.segment_ids))
@@ -137,33 +141,25 @@ def _sorted(runs: int, go: Callable[[Array, Keys], Array], q: Array, keys: Keys,
         sorted_keys = Keys(k, v, None, content.lengths.reshape(-1, runs))
     else:
         sorted_keys = Keys(k, v, content.sort(cut(keys.segment_ids)).reshape(keys.segment_ids.shape))
-    o = go(sorted_q, sorted_keys)
+    o = attend(sorted_q, sorted_keys)
     return content.restore(cut(o)).reshape(o.shape)
 
 
-def _swapped(go: Callable[[Ring, Array, Keys], Array], ring: Ring, q: Array, keys: Keys) -> Array:
+def _swapped(attend: Callable[[Ring, Array, Keys], Array], ring: Ring, q: Array, keys: Keys) -> Array:
     q, keys = jax.tree.map(lambda x: to_zigzag(x, ring.axis), (q, keys))
-    return to_contiguous(go(ring, q, keys), ring.axis)
+    return to_contiguous(attend(ring, q, keys), ring.axis)
 
 
 def _by_gathering(
-    axis: SeqAxis, q: Array, keys: Keys, slopes: Array | None, options: dict[str, Any]
+    axis: SeqAxis, q: Array, keys: Keys, slopes: Array | None, mask: Mask, options: dict[str, Any]
 ) -> Array:
     rows, length = q.shape[:2]
     whole = jax.tree.map(lambda x: lax.all_gather(x, axis.name, axis=1, tiled=True), keys)
     here = lax.axis_index(axis.name) * length + jnp.arange(length, dtype=jnp.int32)
     there = jnp.arange(length * axis.size, dtype=jnp.int32)
-    return attention(
-        q,
-        whole.k,
-        whole.v,
-        q_segment_ids=keys.segment_ids,
-        kv_segment_ids=whole.segment_ids,
-        q_positions=jnp.broadcast_to(here, (rows, length)),
-        kv_positions=jnp.broadcast_to(there, (rows, there.size)),
-        alibi_slopes=slopes,
-        **options,
-    )
+    mask &= masks.positions(*(jnp.broadcast_to(x, (rows, x.size)) for x in (here, there)))
+    mask &= masks.documents(keys.segment_ids, whole.segment_ids)
+    return attention(q, whole.k, whole.v, mask, alibi_slopes=slopes, **options)
 
 
 def _check(

@@ -18,11 +18,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.parallel.attention.ring import SAVED_LSE, SAVED_OUT, Ring, ring_gradients, ring_part
+from jaxblt.parallel.attention.ring import SAVED_LSE, SAVED_OUT, Ring, partial_ring_attention, ring_gradients
 from jaxblt.parallel.attention.tiles import Keys, Tile, attend, tile_gradients
 from jaxblt.parallel.content import backwards
-from pallas_kernels.attention import Part, cudnn
-from pallas_kernels.attention.mask import Mask
+from pallas_kernels.attention import Partial, cudnn, masks
 from pallas_kernels.runtime import current_device, varying_axes
 
 
@@ -35,8 +34,8 @@ class _Between(Ring):
         return [tile._replace(shared=True) for tile in tiles if not tile.causal]
 
 
-def goes_to_cudnn(ring: Ring, q: Any, k: Any) -> bool:
-    """Whether packed rows go by lengths, for arrays or shapes of one device: where cuDNN can, unless another is named.
+def can_run_on_cudnn(ring: Ring, q: Any, k: Any) -> bool:
+    """Whether packed rows run by lengths, for arrays or shapes of one device: where cuDNN can, unless another is named.
 
     Raises:
       ValueError: cuDNN is asked for by name and cannot run this, and why.
@@ -46,8 +45,8 @@ def goes_to_cudnn(ring: Ring, q: Any, k: Any) -> bool:
     rows, length = q.shape[0] * ring.runs, q.shape[1] // ring.runs
     q_run, k_run = (jax.ShapeDtypeStruct((rows, length, *x.shape[2:]), x.dtype) for x in (q, k))
     ids: Any = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    mask = Mask(True, None, ids, ids, same_tokens=True)
-    reason = cudnn.why_not_part(current_device(), q_run, k_run, k_run, mask)
+    mask = masks.CAUSAL & masks.documents(ids)
+    reason = cudnn.why_not_partial(current_device(), q_run, k_run, k_run, mask)
     reason = reason if ring.causal else "queries that see later documents' keys have no such form"
     if reason is not None and ring.implementation is not None:
         raise ValueError(
@@ -87,17 +86,17 @@ def _turned(ring: Ring, keys: Keys) -> Keys:
     return keys._replace(k=k, v=v)
 
 
-def _merged(ring: Ring, q: Array, keys: Keys) -> tuple[Part, Array]:
+def _merged(ring: Ring, q: Array, keys: Keys) -> tuple[Partial, Array]:
     """The output with its log-sum-exp, and whether ids rise."""
     assert keys.segment_ids is not None
     rise = documents_rise(ring, keys.segment_ids)
 
-    def by_documents(q: Array, keys: Keys) -> Part:
+    def by_documents(q: Array, keys: Keys) -> Partial:
         own = attend(_own(ring, q), q, keys.segment_ids, keys, ring.options, None)
-        return ring_part(_between(ring), q, _turned(ring, keys), own)
+        return partial_ring_attention(_between(ring), q, _turned(ring, keys), own)
 
-    def by_ids(q: Array, keys: Keys) -> Part:
-        return ring_part(replace(ring, implementation="xla"), q, keys)
+    def by_ids(q: Array, keys: Keys) -> Partial:
+        return partial_ring_attention(replace(ring, implementation="xla"), q, keys)
 
     return lax.cond(rise, by_documents, by_ids, q, keys), rise
 
@@ -110,13 +109,13 @@ def _forward(ring: Ring, q: Array, keys: Keys) -> tuple[Array, Any]:
     (o, lse), rise = _merged(ring, q, keys)
     o = checkpoint_name(o.astype(q.dtype), SAVED_OUT)
     lse, rise = checkpoint_name((lse, rise), SAVED_LSE)
-    return o, (q, keys, Part(o, lse), rise)
+    return o, (q, keys, Partial(o, lse), rise)
 
 
 def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Array, Keys]:
     *arrays, rise = saved
 
-    def by_documents(q: Array, keys: Keys, merged: Part, do: Array) -> tuple[Array, Array, Array]:
+    def by_documents(q: Array, keys: Keys, merged: Partial, do: Array) -> tuple[Array, Array, Array]:
         dq, dk, dv = tile_gradients(_own(ring, q), q, keys.segment_ids, keys, merged, do, ring.options)
         start = _turned(ring, keys._replace(k=dk, v=dv))
         dq, dk, dv = ring_gradients(
@@ -125,7 +124,7 @@ def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Arra
         back = _turned(ring, keys._replace(k=dk, v=dv))
         return dq, back.k, back.v
 
-    def by_ids(q: Array, keys: Keys, merged: Part, do: Array) -> tuple[Array, Array, Array]:
+    def by_ids(q: Array, keys: Keys, merged: Partial, do: Array) -> tuple[Array, Array, Array]:
         return ring_gradients(replace(ring, implementation="xla"), q, keys, merged, do)
 
     dq, dk, dv = lax.cond(rise, by_documents, by_ids, *arrays, do)

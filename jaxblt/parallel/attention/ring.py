@@ -1,7 +1,7 @@
-"""Ring attention: keys and values go round the devices of the sequence while each attends with its own queries.
+"""Ring attention: keys and values pass from device to device while each attends with its own queries.
 
 Device i starts with the keys of its own queries and passes on what it holds, so that at step s it meets those
-of device i - s. Partial results merge by log-sum-exp in fp32. The backward pass goes round once more and makes
+of device i - s. Partial results merge by log-sum-exp in fp32. The backward pass is a second ring that makes
 the scores again from the merged log-sum-exp; the gradients of keys travel with their keys from the second device
 on, and a device adds its own share when they are back. All devices run one program without branches: a causal
 mask costs nothing in the zig-zag layout, where two of the four half-by-half squares of a step are visible on
@@ -23,11 +23,11 @@ from jaxtyping import Array, Float, Int
 from jaxblt.parallel.attention.tiles import Keys, Tile, add_at, attend, tile_gradients
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.sequence import SeqAxis
-from pallas_kernels.attention import Part
-from pallas_kernels.attention.part import merges
+from pallas_kernels.attention import Partial
+from pallas_kernels.attention.partial import merges_in_kernel
 
 SAVED_OUT, SAVED_LSE = "ring_out", "ring_lse"
-"""`checkpoint_name`s of what the backward pass needs: recomputing them would go round the ring again."""
+"""`checkpoint_name`s of what the backward pass needs: recomputing them would repeat the ring pass."""
 
 MERGED_AT_ONCE = 2**15
 """Tokens a device up to which the compiler may keep the outputs of all steps, or what they add to dq, and merge
@@ -94,38 +94,38 @@ def _at_once(ring: Ring, step: int, length: int, device: Int[Array, ""]) -> list
     return [Tile(0, 0, length, causal=False, reaches=reaches)]
 
 
-def ring_part(
+def partial_ring_attention(
     ring: Ring,
     q: Float[Array, "B T H K"],
     keys: Keys,
-    merged: Part | None = None,
+    merged: Partial | None = None,
     *,
-    rounded: bool = False,
-) -> Part:
+    cast_output: bool = False,
+) -> Partial:
     """`ring_attention` with its log-sum-exp, merged into what is there; not differentiable.
 
-    The output is in fp32, or, where nothing is to be merged into it (`rounded`), in q's dtype if the kernel of the last
-    step merges and rounds in one.
+    The output is in fp32. With `cast_output`, where nothing else is merged into it, it is in q's dtype if the kernel of
+    the last step merges and casts in one.
     """
     kv, ids, device = _pair(keys.k, keys.v), keys.segment_ids, lax.axis_index(ring.axis.name)
     lengths, n = _lengths(ring, keys), ring.axis.size
     alike = keys.segment_ids is None and keys.lengths is None
-    merging = alike and ring.causal and merges(q, keys.k, keys.v, **ring.options)
+    merging = alike and ring.causal and merges_in_kernel(q, keys.k, keys.v, **ring.options)
     for step in range(n):
         coming = ring.shift((kv, ids)) if step + 1 < n else (kv, ids)
         tiles = ring.tiles(step, q.shape[1], device, apart=keys.lengths is not None)
         options = ring.options
         if step and merging:
-            # Or half of what was merged would be cut out and put back.
+            # Avoid cutting out half of what was merged and putting it back.
             tiles = _at_once(ring, step, q.shape[1], device)
-            options = options | {"rounded": rounded and step + 1 == n}
+            options = options | {"cast_output": cast_output and step + 1 == n}
         held = _held(kv, ids, lengths, (device - step) % n)
         for tile in tiles:
             merged = attend(tile, q, keys.segment_ids, held, options, merged)
         assert merged is not None
-        # Or the compiler sends all keys round before the first kernel, and waits for each; without the device's index
-        # it cuts out the queries of all steps at once. The log-sum-exp of a kernel that merges is better left out: its
-        # runs would be put in a row and taken apart again.
+        # Keep the next exchange behind this step's kernel: without the barrier XLA hoists all exchanges to the front
+        # and waits for each. Tie the device's index too, or XLA slices every step's queries early. Leave out the
+        # log-sum-exp of a kernel that merges: its runs would be put in a row and taken apart again.
         tied = "o" if merging or q.shape[1] > MERGED_AT_ONCE else "lse"
         (kv, ids), value, device = lax.optimization_barrier((coming, getattr(merged, tied), device))
         merged = merged._replace(**{tied: value})
@@ -143,13 +143,13 @@ def _held(kv: Array, ids: Array | None, lengths: Array | None, owner: Int[Array,
 
 
 def _primal(ring: Ring, q: Float[Array, "B T H K"], keys: Keys) -> Float[Array, "B T H K"]:
-    return ring_part(ring, q, keys, rounded=True).o.astype(q.dtype)
+    return partial_ring_attention(ring, q, keys, cast_output=True).o.astype(q.dtype)
 
 
 def _forward(ring: Ring, q: Array, keys: Keys) -> tuple[Array, Any]:
-    o, lse = ring_part(ring, q, keys, rounded=True)
+    o, lse = partial_ring_attention(ring, q, keys, cast_output=True)
     o = checkpoint_name(o.astype(q.dtype), SAVED_OUT)
-    return o, (q, keys, Part(o, checkpoint_name(lse, SAVED_LSE)))
+    return o, (q, keys, Partial(o, checkpoint_name(lse, SAVED_LSE)))
 
 
 def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Array, Keys]:
@@ -162,16 +162,16 @@ def ring_gradients(
     ring: Ring,
     q: Float[Array, "B T H K"],
     keys: Keys,
-    merged: Part,
+    merged: Partial,
     do: Float[Array, "B T H K"],
     start: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
     """dq, dk and dv, summed in fp32, with those of `start`.
 
     Keys travel a step ahead of their gradients, in one message. Of its own keys a device has the last tile at the end,
-    beside which the gradients that others have summed come home.
+    beside which the gradients that others have summed arrive.
     """
-    # Or the compiler sends the first keys during the forward pass, where it may have nothing to hide that behind.
+    # Keep the first exchange in the backward pass: in the forward pass XLA may have nothing to hide it behind.
     k, v, lse, do = lax.optimization_barrier((keys.k, keys.v, merged.lse, do))
     merged = merged._replace(lse=lse)
     own, lengths, n = keys._replace(k=k, v=v), _lengths(ring, keys), ring.axis.size
@@ -186,7 +186,7 @@ def ring_gradients(
         else:
             held, tiles = _held(kv, ids, lengths, (device - step) % n), ring.tiles(step, length, device)
         sent = [kv] * (step + 1 < n) + [dkv] * (step > 1)
-        # No kernel before the message is ready, or the compiler may have nothing left to send it beside.
+        # Start no kernel before the message is ready, or XLA may have nothing left to send it beside.
         message, lse = lax.optimization_barrier((_pack(sent) if sent else None, merged.lse))
         merged = merged._replace(lse=lse)
         coming = ring.shift((message, ids if step + 1 < n else None)) if sent else None
@@ -194,7 +194,7 @@ def ring_gradients(
         for tile in tiles:
             found = tile_gradients(tile, q, keys.segment_ids, held, merged, do, ring.options)
             if length > MERGED_AT_ONCE:
-                # One after the other, or what is cut out for all of them is there at once.
+                # Run one after the other, or what is cut out for all of them is there at once.
                 found, q, merged, do, dq = lax.optimization_barrier((found, q, merged, do, dq))
             dq = add_at(dq, found[0], tile.q_start, 1)
             gradients.append(found[1:])
@@ -230,8 +230,8 @@ def _pack(arrays: list[Array]) -> Array:
 
 def _unpack(packed: Array, like: list[Array]) -> list[Array]:
     rows = [len(x) * x.dtype.itemsize // packed.dtype.itemsize for x in like]
-    parts = jnp.split(packed, np.cumsum(rows)[:-1])
-    return [_from_bits(part, x) for part, x in zip(parts, like, strict=True)]
+    chunks = jnp.split(packed, np.cumsum(rows)[:-1])
+    return [_from_bits(chunk, x) for chunk, x in zip(chunks, like, strict=True)]
 
 
 def _from_bits(bits: Array, like: Array) -> Array:

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.attention import EMPTY_LSE, Part, attend_part, pull_part
+from pallas_kernels.attention import EMPTY_LSE, Partial, masks, partial_attention, partial_attention_backward
+from pallas_kernels.attention.masks import Mask
 
 
 class Keys(NamedTuple):
@@ -57,26 +59,26 @@ class Tile(NamedTuple):
 
 
 def attend(
-    tile: Tile, q: Array, q_ids: Array | None, keys: Keys, options: dict[str, Any], merged: Part | None
-) -> Part:
+    tile: Tile, q: Array, q_ids: Array | None, keys: Keys, options: dict[str, Any], merged: Partial | None
+) -> Partial:
     """`merged` with the tile merged into it, in fp32; None is nothing yet, and the tile has all queries.
 
-    With the option `rounded`, which takes a tile that has them all, in q's dtype.
+    With the option `cast_output`, which takes a tile that has them all, in q's dtype.
     """
-    arrays, marks = _operands(tile, q, q_ids, keys)
-    old = None if merged is None else _cut_part(tile, merged)
-    onto = None if old is None else _each_part(_fold, tile, old)
-    part = _each_part(_unfold, tile, attend_part(*arrays, **marks, onto=onto, **options))
+    operands = _operands(tile, q, q_ids, keys)
+    old = None if merged is None else _slice(tile, merged)
+    accumulator = None if old is None else _each(_fold, tile, old)
+    found = _each(_unfold, tile, partial_attention(*operands, accumulator=accumulator, **options))
     if tile.live is not None:
         if old is None:
-            old = Part(jnp.zeros_like(part.o), jnp.full_like(part.lse, EMPTY_LSE))
-        part = Part(*(jnp.where(tile.live, new, x) for new, x in zip(part, old, strict=True)))
-    if options.get("rounded"):
-        return part
+            old = Partial(jnp.zeros_like(found.o), jnp.full_like(found.lse, EMPTY_LSE))
+        found = Partial(*(jnp.where(tile.live, new, x) for new, x in zip(found, old, strict=True)))
+    if options.get("cast_output"):
+        return found
     if merged is None:
-        return Part(part.o.astype(jnp.float32), part.lse)
-    o = lax.dynamic_update_slice_in_dim(merged.o, part.o, tile.q_start, 1)
-    return Part(o, lax.dynamic_update_slice_in_dim(merged.lse, part.lse, tile.q_start, 2))
+        return Partial(found.o.astype(jnp.float32), found.lse)
+    o = lax.dynamic_update_slice_in_dim(merged.o, found.o, tile.q_start, 1)
+    return Partial(o, lax.dynamic_update_slice_in_dim(merged.lse, found.lse, tile.q_start, 2))
 
 
 def tile_gradients(
@@ -84,14 +86,14 @@ def tile_gradients(
     q: Array,
     q_ids: Array | None,
     keys: Keys,
-    merged: Part,
+    merged: Partial,
     do: Array,
     options: dict[str, Any],
 ) -> tuple[Array, Array, Array]:
     """What the tile adds to dq, dk and dv, for its runs of queries and keys alone."""
-    arrays, marks = _operands(tile, q, q_ids, keys)
-    part = _each_part(_fold, tile, _cut_part(tile, merged))
-    gradients = pull_part(*arrays, part, _run(tile, do, tile.q_start), **marks, **options)
+    q, k, v, mask = _operands(tile, q, q_ids, keys)
+    own, do = _each(_fold, tile, _slice(tile, merged)), _run(tile, do, tile.q_start)
+    gradients = partial_attention_backward(q, k, v, own, do, mask, **options)
     dq, dk, dv = (_unfold(tile, x) for x in gradients)
     if tile.live is None:
         return dq, dk, dv
@@ -105,26 +107,24 @@ def add_at(total: Array, x: Array, start: int | Array, axis: int) -> Array:
     return lax.dynamic_update_slice_in_dim(total, old + x.astype(total.dtype), start, axis)
 
 
-def _operands(
-    tile: Tile, q: Array, q_ids: Array | None, keys: Keys
-) -> tuple[tuple[Array, Array, Array], dict[str, Any]]:
+def _operands(tile: Tile, q: Array, q_ids: Array | None, keys: Keys) -> tuple[Array, Array, Array, Mask]:
     k, v = (_run(tile, x, tile.k_start) for x in keys[:2])
-    marks: dict[str, Any] = {"causal": tile.causal, "window": tile.window}
+    mask = masks.band(tile.causal, tile.window)
     if q_ids is not None and keys.segment_ids is not None:
         here = _run(tile, q_ids, tile.q_start)
         there = _run(tile, keys.segment_ids, tile.k_start)
         if tile.shared:
-            marks["q_lengths"], marks["kv_lengths"] = _shared(here, there)
+            q_lengths, kv_lengths = _shared(here, there)
+            mask &= masks.query_lengths(q_lengths) & masks.key_lengths(kv_lengths)
         else:
-            marks["q_segment_ids"], marks["kv_segment_ids"] = here, there
-            marks["same_tokens"] = tile.own
+            mask &= masks.documents(here, None if tile.own else there)
     if tile.reaches is not None:
         reaches = jnp.stack(tile.reaches).astype(jnp.int32)
-        marks["kv_lengths"] = jnp.broadcast_to(reaches, (q.shape[0], len(tile.reaches)))
+        mask &= masks.key_lengths(jnp.broadcast_to(reaches, (q.shape[0], len(tile.reaches))))
     if keys.lengths is not None:
         runs = lax.dynamic_slice_in_dim(keys.lengths, tile.k_start // tile.size, tile.each, 1)
-        marks["kv_lengths"] = runs.reshape(-1)
-    return (_run(tile, q, tile.q_start), k, v), marks
+        mask &= masks.key_lengths(runs.reshape(-1))
+    return _run(tile, q, tile.q_start), k, v, mask
 
 
 def _shared(here: Int[Array, "B T"], there: Int[Array, "B S"]) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
@@ -142,22 +142,22 @@ def _run(tile: Tile, x: Array, start: int | Array) -> Array:
 
 def _fold(tile: Tile, x: Array) -> Array:
     """Runs as rows, in the order in which the kernel reads them."""
-    x = x.reshape(-1, tile.size, *x.shape[2:])
+    x = rearrange(x, "b (r s) ... -> (b r) s ...", s=tile.size)
     return jax.lax.rev(x, (1,)) if tile.reverse else x
 
 
 def _unfold(tile: Tile, x: Array) -> Array:
     x = jax.lax.rev(x, (1,)) if tile.reverse else x
-    return x.reshape(-1, tile.each * tile.size, *x.shape[2:])
+    return rearrange(x, "(b r) s ... -> b (r s) ...", r=tile.each)
 
 
-def _each_part(change: Callable[[Tile, Array], Array], tile: Tile, part: Part) -> Part:
-    return Part(change(tile, part.o), change(tile, part.lse.swapaxes(1, 2)).swapaxes(1, 2))
+def _each(change: Callable[[Tile, Array], Array], tile: Tile, x: Partial) -> Partial:
+    return Partial(change(tile, x.o), change(tile, x.lse.swapaxes(1, 2)).swapaxes(1, 2))
 
 
-def _cut_part(tile: Tile, merged: Part) -> Part:
+def _slice(tile: Tile, merged: Partial) -> Partial:
     span = tile.each * tile.size
-    return Part(
+    return Partial(
         lax.dynamic_slice_in_dim(merged.o, tile.q_start, span, 1),
         lax.dynamic_slice_in_dim(merged.lse, tile.q_start, span, 2),
     )

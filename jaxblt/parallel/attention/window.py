@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from jaxblt.parallel.attention.ring import SAVED_LSE, SAVED_OUT
 from jaxblt.parallel.attention.tiles import Keys, Tile, add_at, attend, tile_gradients
 from jaxblt.parallel.sequence import SeqAxis
-from pallas_kernels.attention import Part
+from pallas_kernels.attention import Partial
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def band_attention(band: Band, q: Float[Array, "B T H K"], keys: Keys) -> Float[
     return _attend_all(band, q, _sources(band, keys))
 
 
-def band_part(band: Band, q: Float[Array, "B T H K"], keys: Keys) -> Part:
+def partial_band_attention(band: Band, q: Float[Array, "B T H K"], keys: Keys) -> Partial:
     """`band_attention` in fp32 and with its log-sum-exp, to be merged with more keys; not differentiable."""
     return _merged(band, q, _sources(band, keys))
 
@@ -59,7 +59,7 @@ def _sources(band: Band, keys: Keys) -> tuple[Keys, ...]:
     return tuple(sources)
 
 
-def _pieces(band: Band, length: int) -> list[Tile]:
+def _tiles(band: Band, length: int) -> list[Tile]:
     """One for each source: own keys, those from before, those from after."""
     reach, index = band.window - 1, lax.axis_index(band.axis.name)
     own = Tile(0, 0, length, band.causal, band.window)
@@ -68,9 +68,9 @@ def _pieces(band: Band, length: int) -> list[Tile]:
     return [own, before, after]
 
 
-def _merged(band: Band, q: Array, sources: tuple[Keys, ...]) -> Part:
+def _merged(band: Band, q: Array, sources: tuple[Keys, ...]) -> Partial:
     merged = None
-    for held, tile in zip(sources, _pieces(band, q.shape[1]), strict=False):
+    for held, tile in zip(sources, _tiles(band, q.shape[1]), strict=False):
         merged = attend(tile, q, sources[0].segment_ids, held, band.options, merged)
     assert merged is not None
     return merged
@@ -83,13 +83,13 @@ def _primal(band: Band, q: Array, sources: tuple[Keys, ...]) -> Array:
 def _forward(band: Band, q: Array, sources: tuple[Keys, ...]) -> tuple[Array, Any]:
     o, lse = _merged(band, q, sources)
     o = checkpoint_name(o.astype(q.dtype), SAVED_OUT)
-    return o, (q, sources, Part(o, checkpoint_name(lse, SAVED_LSE)))
+    return o, (q, sources, Partial(o, checkpoint_name(lse, SAVED_LSE)))
 
 
 def _backward(band: Band, saved: Any, do: Array) -> tuple[Array, tuple[Keys, ...]]:
     q, sources, merged = saved
     dq, gradients = jnp.zeros_like(q, jnp.float32), []
-    for held, tile in zip(sources, _pieces(band, q.shape[1]), strict=False):
+    for held, tile in zip(sources, _tiles(band, q.shape[1]), strict=False):
         add_q, dk, dv = tile_gradients(tile, q, sources[0].segment_ids, held, merged, do, band.options)
         dq = add_at(dq, add_q, tile.q_start, 1)
         gradients.append(Keys(dk.astype(held.k.dtype), dv.astype(held.v.dtype), None))

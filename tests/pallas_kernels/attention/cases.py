@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.attention import attention
+from pallas_kernels.attention import attention, masks
 from tests.pallas_kernels.op_suite import Arrays, OpCase
 
 
@@ -33,9 +33,20 @@ class Call:
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"causal": self.causal, "window": self.window, "scale": self.scale}
+    def arguments(self, arrays: Arrays) -> dict[str, Any]:
+        """q, k, v and slopes as they are, and the other arrays as a mask."""
+        floats = {name: x for name, x in arrays.items() if not jnp.issubdtype(x.dtype, jnp.integer)}
+        return {**floats, "mask": self.mask(arrays)}
+
+    def mask(self, arrays: Arrays) -> masks.Mask:
+        mask = masks.band(self.causal, self.window)
+        mask &= masks.documents(arrays.get("q_segment_ids"), arrays.get("kv_segment_ids"))
+        if "q_positions" in arrays:
+            mask &= masks.positions(arrays["q_positions"], arrays["kv_positions"])
+        if "lengths" in arrays:
+            whole = self.keys in (None, self.queries)
+            mask &= (masks.token_lengths if whole else masks.key_lengths)(arrays["lengths"])
+        return mask
 
     def arrays(self, batch: int = 2) -> Arrays:
         rng = np.random.default_rng(len(self.name))
@@ -88,8 +99,8 @@ def _case(call: Call, implementation: Any) -> OpCase:
     arrays = call.arrays()
     return OpCase(
         name=call.name,
-        run=lambda a: attention(**a, **call.options, implementation=implementation),
-        reference=lambda a: attention(**a, **call.options, implementation="reference"),
+        run=lambda a: attention(**call.arguments(a), scale=call.scale, implementation=implementation),
+        reference=lambda a: attention(**call.arguments(a), scale=call.scale, implementation="reference"),
         arrays=arrays,
         shared=frozenset({"alibi_slopes"}),
         unused=call.unused(arrays),

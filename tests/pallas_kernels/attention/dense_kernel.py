@@ -4,8 +4,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_kernels.attention import reference
-from pallas_kernels.attention.mask import Mask, prefix
+from pallas_kernels.attention import masks, reference
+from pallas_kernels.attention.masks import Mask, prefix
 
 
 def attention(q: Any, k: Any, v: Any, *, causal: bool, window: Any, scale: float, lengths: Any) -> Any:
@@ -32,15 +32,16 @@ def gradients(
 ) -> Any:
     """As of a kernel that looks at the queries beyond the length as well."""
     mask = _mask(causal, window, lengths)
-    pulled = reference.gradients_given_lse(q, k, v, o, lse, do, mask, scale=scale)
+    found = reference.gradients_given_lse(q, k, v, o, lse, do, mask, scale=scale)
     if lengths is not None:
         counts = (prefix(lengths[i], x.shape[1]) for i, x in ((0, q), (1, k), (1, v)))
-        pulled = tuple(_only(some, x) for some, x in zip(counts, pulled, strict=True))
-    return tuple(x.astype(like.dtype) for x, like in zip(pulled, (q, k, v), strict=True))
+        found = tuple(_only(some, x) for some, x in zip(counts, found, strict=True))
+    return tuple(x.astype(like.dtype) for x, like in zip(found, (q, k, v), strict=True))
 
 
 def _mask(causal: bool, window: Any, lengths: Any) -> Mask:
-    return Mask(causal, window, kv_lengths=None if lengths is None else lengths[1])
+    mask = masks.band(causal, window)
+    return mask if lengths is None else mask & masks.key_lengths(lengths[1])
 
 
 def _only(counts: Any, x: Any) -> Any:

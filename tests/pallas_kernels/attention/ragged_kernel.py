@@ -38,10 +38,10 @@ class Backward:
         ds *= options["scale"]
         dq = jnp.einsum("hts,shk->thk", ds, _repeat(k, q))
         dk, dv = (_sum(jnp.einsum("hts,thk->shk", a, b), k) for a, b in ((ds, q), (p, do)))
-        pulled = (dq, places.q_owner), (dk, places.kv_owner), (dv, places.kv_owner)
+        found = (dq, places.q_owner), (dk, places.kv_owner), (dv, places.kv_owner)
         return tuple(
             _written(x, owner).reshape(like.shape).astype(like.dtype)
-            for (x, owner), like in zip(pulled, operands, strict=False)
+            for (x, owner), like in zip(found, operands, strict=False)
         )
 
 

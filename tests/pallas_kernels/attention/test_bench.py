@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels._bench import check
-from pallas_kernels.attention import bench
-from pallas_kernels.attention.mask import Mask
+from pallas_kernels.attention import bench, masks
 from pallas_kernels.attention.shapes import AttentionShape
 
 TINY = AttentionShape("tiny", 2, 40, 4, 2, 8)
@@ -25,7 +24,7 @@ SHAPES = (
 def test_pairs_are_those_of_the_mask(shape):
     ids = jnp.asarray(bench.segment_ids(shape))
     assert len(set(ids[0].tolist())) == shape.documents
-    seen = Mask(shape.causal, shape.window, ids, ids).dense(shape.tokens, shape.tokens)
+    seen = (masks.band(shape.causal, shape.window) & masks.documents(ids)).dense(shape.tokens, shape.tokens)
     assert bench.visible_pairs(shape) == int(seen.sum())
 
 

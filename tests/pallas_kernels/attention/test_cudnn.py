@@ -6,8 +6,7 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels.attention import attention, cudnn, explain
-from pallas_kernels.attention.mask import Mask
+from pallas_kernels.attention import attention, cudnn, explain, masks
 from pallas_kernels.attention.shapes import SHAPES
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.attention.cases import Call
@@ -41,16 +40,15 @@ def cuda_lowering(monkeypatch):
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_lowers_for_cuda(call, cuda_lowering):
     arrays = call.arrays()
-    marks = {n: arrays.pop(n) for n in list(arrays) if arrays[n].dtype == jnp.int32}
-    slopes = arrays.pop("alibi_slopes", None)
-    mask = Mask(call.causal, call.window, **marks)
-    assert cudnn.why_not(HOPPER, **arrays, mask=mask, alibi_slopes=slopes) is None
+    mask, slopes = call.mask(arrays), arrays.get("alibi_slopes")
+    qkv = [arrays[name] for name in "qkv"]
+    assert cudnn.why_not(HOPPER, *qkv, mask, alibi_slopes=slopes) is None
 
-    def pull(q, k, v):
+    def gradients(q, k, v):
         o, vjp = jax.vjp(lambda *a: cudnn.attention(*a, mask, alibi_slopes=slopes), q, k, v)
         return vjp(o)
 
-    text = jax.jit(pull).trace(**arrays).lower(lowering_platforms=("cuda",)).as_text()
+    text = jax.jit(gradients).trace(*qkv).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmha" in text
     assert "SoftmaxBackward" in text
 
@@ -72,10 +70,21 @@ def test_vmap_and_remat(call):
     op_suite.check_remat(call.case("cudnn"))
 
 
-def _explain(device, queries=8192, keys=None, head_dim=64, dtype=jnp.bfloat16, **options):
+def _explain(device, queries=8192, keys=None, head_dim=64, dtype=jnp.bfloat16, alibi=False, **options):
+    keys = keys or queries
     q = jax.ShapeDtypeStruct((1, queries, 4, head_dim), dtype)
-    k = jax.ShapeDtypeStruct((1, keys or queries, 4, head_dim), dtype)
-    return explain(q, k, causal=True, device=device, **options)
+    k = jax.ShapeDtypeStruct((1, keys, 4, head_dim), dtype)
+    here, there, row = (jax.ShapeDtypeStruct(x, jnp.int32) for x in ((1, queries), (1, keys), (1,)))
+    marks = {
+        "window": lambda: masks.window(options["window"]),
+        "segments": lambda: masks.documents(here),
+        "positions": lambda: masks.positions(here, there),
+        "lengths": lambda: masks.token_lengths(row),
+    }
+    mask = masks.CAUSAL
+    for name in options:
+        mask &= marks[name]()
+    return explain(q, k, mask, alibi=alibi, device=device)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +127,11 @@ def test_picks_cudnn_on_hopper(options):
 def test_real_shapes_run_on_cudnn(shape):
     q = jax.ShapeDtypeStruct((shape.batch, shape.tokens, shape.heads, shape.head_dim), jnp.bfloat16)
     k = jax.ShapeDtypeStruct((shape.batch, shape.tokens, shape.groups, shape.head_dim), jnp.bfloat16)
-    options = {"causal": shape.causal, "window": shape.window, "segments": shape.documents > 1}
-    assert "cudnn on" in explain(q, k, **options, device=HOPPER)
+    ids = jax.ShapeDtypeStruct(q.shape[:2], jnp.int32) if shape.documents > 1 else None
+    mask = masks.band(shape.causal, shape.window) & masks.documents(ids)
+    assert "cudnn on" in explain(q, k, mask, device=HOPPER)
 
 
 def test_default_on_this_machine_runs():
     call = Call(name="default", queries=8)
-    assert attention(**call.arrays(), causal=True).shape == (2, 8, 2, 8)
+    assert attention(**call.arrays(), mask=masks.CAUSAL).shape == (2, 8, 2, 8)

@@ -1,4 +1,4 @@
-"""The Hopper kernels of a part: simulated on the CPU, whole on a GPU, and what they refuse."""
+"""The Hopper kernels of partial attention: simulated on the CPU, whole on a GPU, and what they refuse."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,18 +20,19 @@ from jaxblt.testing.tolerances import typical
 from pallas_kernels._dispatch import Device, compiling_for
 from pallas_kernels.attention import (
     EMPTY_LSE,
-    Part,
-    attend_part,
+    Partial,
     attention,
-    merge_parts,
-    part,
-    pull_part,
+    masks,
+    merge_partials,
+    partial_attention,
+    partial_attention_backward,
     reference,
 )
-from pallas_kernels.attention.hopper import why_not_part
-from pallas_kernels.attention.mask import Mask
-from pallas_kernels.attention.mosaic_gpu_part import attention_with_lse
-from pallas_kernels.attention.mosaic_gpu_pull import gradients_given_lse
+from pallas_kernels.attention.hopper import why_not_backward, why_not_forward
+from pallas_kernels.attention.masks import Mask
+from pallas_kernels.attention.mosaic_gpu_partial import attention_with_lse
+from pallas_kernels.attention.mosaic_gpu_partial_vjp import gradients_given_lse
+from pallas_kernels.attention.partial import BACKWARD, FORWARD, _choose, merges_in_kernel
 from tests.pallas_kernels.attention.cases import Call
 from tests.tolerances import assert_close
 
@@ -42,15 +43,15 @@ WIDE = SMALL | {"heads": 3, "head_dim": 128}
 # The last fills places again: two with four tiles of keys, four with six of queries, those of three heads.
 SMALL_CALLS = (
     (Call(name="odd", queries=333, scale=0.3, **SMALL), False),
-    (Call(name="gqa_onto", queries=192, **SMALL | {"heads": 2}), True),
-    (Call(name="wide_cross_onto", queries=72, keys=401, causal=False, **WIDE), True),
+    (Call(name="gqa_into", queries=192, **SMALL | {"heads": 2}), True),
+    (Call(name="wide_cross_into", queries=72, keys=401, causal=False, **WIDE), True),
 )
 LARGE_CALLS = tuple(
-    (Call(name=f"{queries}_{keys}_{width}_{causal}_{onto}", queries=queries, keys=keys, causal=causal,
-          heads=8, groups=2, head_dim=width, dtype=jnp.bfloat16), onto)
+    (Call(name=f"{queries}_{keys}_{width}_{causal}_{accumulator}", queries=queries, keys=keys, causal=causal,
+          heads=8, groups=2, head_dim=width, dtype=jnp.bfloat16), accumulator)
     for queries, keys, causal in ((2048, 2048, True), (2048, 1024, False), (777, 777, True), (1001, 515, False))
     for width in (64, 128)
-    for onto in (False, True)
+    for accumulator in (False, True)
 )  # fmt: skip
 
 
@@ -69,24 +70,29 @@ def simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[plgpu.InterpretGPUPa
     assert not any(kernel.races_found for kernel in watched)
 
 
-def before(call: Call, batch: int) -> Part:
+def before(call: Call, batch: int) -> Partial:
     """What other keys might have given the queries of a call; none of them those of the last of several rows."""
     keys = jax.random.split(jax.random.key(7))
     o = jax.random.normal(keys[0], (batch, call.queries, call.heads, call.head_dim))
     lse = jax.random.normal(keys[1], (batch, call.heads, call.queries)) + 3
     seen = jnp.arange(batch) < max(1, batch - 1)
-    return Part(jnp.where(seen[:, None, None, None], o, 0), jnp.where(seen[:, None, None], lse, EMPTY_LSE))
+    return Partial(jnp.where(seen[:, None, None, None], o, 0), jnp.where(seen[:, None, None], lse, EMPTY_LSE))
 
 
-def check(run: Any, call: Call, joined: bool, lengths: Any = None) -> Part:
-    """`run` against the reference, merged onto the same."""
+def masked(call: Call, lengths: Any = None) -> Mask:
+    mask = masks.band(call.causal)
+    return mask if lengths is None else mask & masks.key_lengths(jnp.asarray(lengths, jnp.int32))
+
+
+def check(run: Any, call: Call, joined: bool, lengths: Any = None) -> Partial:
+    """`run` against the reference, merged into the same."""
     batch = 1 if lengths is None else len(lengths)
     arrays = call.arrays(batch)
-    mask = Mask(call.causal, kv_lengths=None if lengths is None else jnp.asarray(lengths, jnp.int32))
-    onto = before(call, batch) if joined else None
-    found = Part(*run(**arrays, mask=mask, onto=onto, scale=call.scale))
-    want = Part(*reference.attention_with_lse(**arrays, mask=mask, scale=call.scale))
-    want = want if onto is None else merge_parts(onto, want)
+    mask = masked(call, lengths)
+    accumulator = before(call, batch) if joined else None
+    found = Partial(*run(**arrays, mask=mask, accumulator=accumulator, scale=call.scale))
+    want = Partial(*reference.attention_with_lse(**arrays, mask=mask, scale=call.scale))
+    want = want if accumulator is None else merge_partials(accumulator, want)
     assert found.o.dtype == found.lse.dtype == jnp.float32
     assert_close(found.o, want.o, call.dtype, call.keys or call.queries, "output")
     assert_close(found.lse, want.lse, jnp.float32, call.keys or call.queries, "log-sum-exp")
@@ -98,25 +104,23 @@ def test_simulated(call: Call, joined: bool, simulation: Any) -> None:
     check(partial(attention_with_lse, interpret=simulation), call, joined)
 
 
-def check_rounded(run: Any, call: Call) -> None:
+def check_cast_output(run: Any, call: Call) -> None:
     """Rounding changes nothing but the dtype."""
-    arrays, options = call.arrays(1), {"mask": Mask(call.causal), "onto": before(call, 1)}
-    (o, lse), (rounded, same) = (run(**arrays, **options, rounded=rounded) for rounded in (False, True))
-    np.testing.assert_array_equal(rounded, o.astype(call.dtype))
-    assert rounded.dtype == call.dtype
+    arrays, options = call.arrays(1), {"mask": masked(call), "accumulator": before(call, 1)}
+    (o, lse), (narrow, same) = (run(**arrays, **options, cast_output=cast) for cast in (False, True))
+    np.testing.assert_array_equal(narrow, o.astype(call.dtype))
+    assert narrow.dtype == call.dtype
     np.testing.assert_array_equal(same, lse)
 
 
-def test_simulated_rounded(simulation: Any) -> None:
-    check_rounded(partial(attention_with_lse, interpret=simulation), SMALL_CALLS[0][0])
+def test_simulated_cast_output(simulation: Any) -> None:
+    check_cast_output(partial(attention_with_lse, interpret=simulation), SMALL_CALLS[0][0])
 
 
-def check_gradients(run: Any, call: Call, lengths: list[int] | None = None) -> Any:
+def check_gradients(run: Any, call: Call) -> Any:
     """`run` against the reference, with an output and log-sum-exp that other keys share in."""
-    batch = 1 if lengths is None else len(lengths)
-    arrays = call.arrays(batch)
-    mask = Mask(call.causal, kv_lengths=None if lengths is None else jnp.asarray(lengths, jnp.int32))
-    merged = merge_parts(before(call, batch), Part(*reference.attention_with_lse(**arrays, mask=mask)))
+    arrays, mask = call.arrays(1), masked(call)
+    merged = merge_partials(before(call, 1), Partial(*reference.attention_with_lse(**arrays, mask=mask)))
     do = jax.random.normal(jax.random.key(3), arrays["q"].shape).astype(call.dtype)
     options = {"mask": mask, "scale": call.scale}
     found = run(*arrays.values(), *merged, do, **options)
@@ -133,22 +137,8 @@ def test_simulated_gradients(call: Call, simulation: Any) -> None:
     check_gradients(partial(gradients_given_lse, interpret=simulation), call)
 
 
-def check_gradients_with_lengths(run: Any, call: Call, lengths: list[int]) -> None:
-    """What no query sees has gradients of zero."""
-    dq, dk, dv = check_gradients(run, call, lengths)
-    for row, length in enumerate(lengths):
-        assert not dk[row, length:].any()
-        assert not dv[row, length:].any()
-        assert dq[row].any() == (length > 0)
-
-
-def test_simulated_gradients_with_lengths(simulation: Any) -> None:
-    pulled = partial(gradients_given_lse, interpret=simulation)
-    check_gradients_with_lengths(pulled, Call(name="lengths", queries=140, **SMALL), [130, 0])
-
-
 def check_lengths(run: Any, call: Call, lengths: list[int]) -> None:
-    """Of the rows without a visible key the first keeps what it was merged onto, the last has nothing."""
+    """Of the rows without a visible key the first keeps what it was merged into, the last has nothing."""
     found = check(run, call, True, lengths)
     np.testing.assert_array_equal(found.lse[0], before(call, len(lengths)).lse[0])
     np.testing.assert_array_equal(found.lse[-1], np.float32(EMPTY_LSE))
@@ -163,7 +153,7 @@ def test_simulated_lengths(simulation: Any) -> None:
 def test_simulated_rows_that_share_keys(simulation: Any) -> None:
     call = Call(name="shared", queries=40, keys=136, causal=False, **SMALL)
     arrays, lengths = call.arrays(4), jnp.asarray([7, 0, 136, 130], jnp.int32)
-    mask, twice = Mask(False, kv_lengths=lengths), [jnp.repeat(arrays[name][:2], 2, 0) for name in "kv"]
+    mask, twice = masks.key_lengths(lengths), [jnp.repeat(arrays[name][:2], 2, 0) for name in "kv"]
     k, v = arrays["k"][:2], arrays["v"][:2]
     found = attention_with_lse(arrays["q"], k, v, mask, interpret=simulation)
     want = reference.attention_with_lse(arrays["q"], *twice, mask)
@@ -171,39 +161,43 @@ def test_simulated_rows_that_share_keys(simulation: Any) -> None:
     assert_close(found[1], want[1], jnp.float32, 136)
 
 
-def test_onto_another_implementation() -> None:
+def test_merged_into_another_implementation() -> None:
     call = Call(name="xla", queries=30, head_dim=16)
-    arrays, onto = call.arrays(), before(call, 2)
-    options: dict[str, Any] = {"causal": True, "implementation": "xla"}
-    want = merge_parts(onto, attend_part(*arrays.values(), **options))
-    for found, expected in zip(attend_part(*arrays.values(), onto=onto, **options), want, strict=True):
+    arrays, accumulator = call.arrays(), before(call, 2)
+    options: dict[str, Any] = {"mask": masks.CAUSAL, "implementation": "xla"}
+    want = merge_partials(accumulator, partial_attention(*arrays.values(), **options))
+    merged = partial_attention(*arrays.values(), accumulator=accumulator, **options)
+    for found, expected in zip(merged, want, strict=True):
         np.testing.assert_array_equal(found, expected)
     narrow = {name: x.astype(jnp.bfloat16) for name, x in arrays.items()}
-    wide, rounded = (
-        attend_part(**narrow, onto=onto, rounded=rounded, **options) for rounded in (False, True)
+    wide, cast = (
+        partial_attention(**narrow, accumulator=accumulator, cast_output=cast_output, **options)
+        for cast_output in (False, True)
     )
-    assert (wide.o.dtype, rounded.o.dtype) == (jnp.float32, jnp.bfloat16)
-    np.testing.assert_array_equal(rounded.o, wide.o.astype(jnp.bfloat16))
-    with pytest.raises(ValueError, match=r"onto must be of the same queries, o \(2, 30, 2, 16\)"):
-        attend_part(*arrays.values(), onto=Part(onto.o[:, :3], onto.lse[..., :3]), **options)
+    assert (wide.o.dtype, cast.o.dtype) == (jnp.float32, jnp.bfloat16)
+    np.testing.assert_array_equal(cast.o, wide.o.astype(jnp.bfloat16))
+    short = Partial(accumulator.o[:, :3], accumulator.lse[..., :3])
+    with pytest.raises(ValueError, match=r"accumulator must be of the same queries, o \(2, 30, 2, 16\)"):
+        partial_attention(*arrays.values(), accumulator=short, **options)
 
 
 def test_runs_of_queries_with_lengths_of_their_own() -> None:
     call = Call(name="runs", queries=60, keys=30, causal=False, heads=2, groups=1, head_dim=16)
-    arrays, onto = call.arrays(), before(call, 2)
+    arrays, accumulator = call.arrays(), before(call, 2)
     reaches = jnp.asarray([[0, 13, 30], [30, 1, 2]], jnp.int32)
-    found = attend_part(*arrays.values(), causal=False, kv_lengths=reaches, onto=onto)
+    found = partial_attention(*arrays.values(), masks.key_lengths(reaches), accumulator=accumulator)
     for run, at in enumerate((slice(0, 20), slice(20, 40), slice(40, 60))):
         q, k, v = arrays.values()
-        mask = Mask(False, kv_lengths=reaches[:, run])
-        want = Part(*reference.attention_with_lse(q[:, at], k, v, mask))
-        want = merge_parts(Part(onto.o[:, at], onto.lse[..., at]), want)
+        mask = masks.key_lengths(reaches[:, run])
+        want = Partial(*reference.attention_with_lse(q[:, at], k, v, mask))
+        want = merge_partials(Partial(accumulator.o[:, at], accumulator.lse[..., at]), want)
         assert_close(found.o[:, at], want.o, jnp.float32, 30)
         assert_close(found.lse[..., at], want.lse, jnp.float32, 30)
     with pytest.raises(ValueError, match=r"\(2, 7\) are of 2 rows and 7 equal runs"):
-        attend_part(*arrays.values(), causal=False, kv_lengths=jnp.zeros((2, 7), jnp.int32))
-    with pytest.raises(ValueError, match="go with no other mask, got causal, window"):
-        attend_part(arrays["q"][:, :30], arrays["k"], arrays["v"], causal=True, window=3, kv_lengths=reaches)
+        partial_attention(*arrays.values(), masks.key_lengths(jnp.zeros((2, 7), jnp.int32)))
+    mask = masks.band(True, 3) & masks.key_lengths(reaches)
+    with pytest.raises(ValueError, match=r"go with no other mask, got Interval\(before=2, after=0\)"):
+        partial_attention(arrays["q"][:, :30], arrays["k"], arrays["v"], mask)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +207,8 @@ def test_runs_of_queries_with_lengths_of_their_own() -> None:
         ({"device": Device("cpu")}, "this is cpu"),
         ({"dtype": jnp.float32}, "bfloat16 and float16 alone, not float32"),
         ({"width": 96}, "of size 64 or 128, not 96"),
-        ({"mask": Mask(True, 8)}, "causal masks and lengths of keys alone"),
-        ({"mask": Mask(True, q_lengths=jnp.ones(1, jnp.int32))}, "causal masks and lengths of keys alone"),
+        ({"mask": masks.band(True, 8)}, "causal masks and lengths of keys alone"),
+        ({"mask": masks.query_lengths(jnp.ones(1, jnp.int32))}, "causal masks and lengths of keys alone"),
         ({"scale": -1.0}, "positive scales alone, not -1.0"),
         ({"keys": 0}, "one query and one key at least, these are (1, 100, 4, 64) and (1, 0, 4, 64)"),
         ({"queries": 0}, "one query and one key at least, these are (1, 0, 4, 64) and (1, 80, 4, 64)"),
@@ -223,15 +217,14 @@ def test_runs_of_queries_with_lengths_of_their_own() -> None:
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
-    call = {"device": HOPPER, "dtype": jnp.bfloat16, "width": 64, "mask": Mask(True), "scale": None}
+    call = {"device": HOPPER, "dtype": jnp.bfloat16, "width": 64, "mask": masks.CAUSAL, "scale": None}
     call |= {"queries": 100, "keys": 80, "rows": 1} | change
     q, k = (
         jax.ShapeDtypeStruct((call["rows"], call[n], 4, call["width"]), call["dtype"])
         for n in ("queries", "keys")
     )
-    assert reason in (
-        why_not_part(call["device"], q, k, k, call["mask"], scale=call["scale"]) or "it can run"
-    )
+    for why_not in (why_not_forward, why_not_backward):
+        assert reason in (why_not(call["device"], q, k, k, call["mask"], scale=call["scale"]) or "it can run")
 
 
 @pytest.mark.parametrize(
@@ -251,18 +244,52 @@ def test_goes_first_where_it_was_faster(change: dict[str, Any], forward: str) ->
     call = {"width": 128, "dtype": jnp.bfloat16, "keys": 256, "runs": 0} | change
     shapes = ((max(1, call["runs"]), 250), (1, call["keys"]))
     q, k = (jax.ShapeDtypeStruct((*shape, 4, call["width"]), call["dtype"]) for shape in shapes)
-    mask = Mask(False, kv_lengths=jnp.ones(call["runs"], jnp.int32) if call["runs"] else None)
+    mask = masks.key_lengths(jnp.ones(call["runs"], jnp.int32)) if call["runs"] else masks.FULL
     with compiling_for(H200):
-        assert part._choose("attend_part", q, k, k, mask, None, None).name == forward
-        assert part.merges(q, k, k) == (forward == "mosaic_gpu" or call["runs"] == 1)
-        backward = part._choose("pull_part", q, k, k, Mask(False), None, None).name
+        assert _choose("partial_attention", FORWARD, q, k, k, mask, None, None).name == forward
+        assert merges_in_kernel(q, k, k) == (forward == "mosaic_gpu" or call["runs"] == 1)
+        backward = _choose("partial_attention_backward", BACKWARD, q, k, k, masks.FULL, None, None).name
         assert backward == ("cudnn" if k.shape[1] % 2 == 0 else "xla")
+
+
+@pytest.mark.parametrize(
+    ("change", "backward"),
+    [
+        ({}, "mosaic_gpu"),
+        ({"tokens": 2000}, "cudnn"),
+        ({"mask": masks.FULL}, "cudnn"),
+        ({"width": 64}, "cudnn"),
+        ({"dtype": jnp.float16}, "cudnn"),
+        ({"mask": masks.CAUSAL & masks.key_lengths(jnp.ones(1, jnp.int32))}, "cudnn"),
+    ],
+    ids=str,
+)
+def test_gradients_go_first_where_they_were_faster(change: dict[str, Any], backward: str) -> None:
+    call = {"width": 128, "dtype": jnp.bfloat16, "tokens": 2048, "mask": masks.CAUSAL} | change
+    q = like(1, call["tokens"], 4, call["width"], dtype=call["dtype"])
+    with compiling_for(H200):
+        entry = _choose("partial_attention_backward", BACKWARD, q, q, q, call["mask"], None, None)
+    assert entry.name == backward
 
 
 def test_is_refused_where_it_cannot_run() -> None:
     q = jnp.ones((1, 64, 1, 64), jnp.bfloat16)
     with pytest.raises(ValueError, match="this is cpu"):
-        attend_part(q, q, q, causal=True, implementation="mosaic_gpu")
+        partial_attention(q, q, q, masks.CAUSAL, implementation="mosaic_gpu")
+
+
+def check_gradients_with_lengths_are_refused() -> None:
+    q, mask = jnp.ones((2, 64, 1, 64), jnp.bfloat16), masks.key_lengths(jnp.ones(2, jnp.int32))
+    merged = Partial(jnp.ones(q.shape), jnp.ones((2, 1, 64)))
+    with pytest.raises(
+        ValueError, match=r"'mosaic_gpu' cannot run here: it takes no lengths of keys \(cudnn"
+    ):
+        partial_attention_backward(q, q, q, merged, q, mask, implementation="mosaic_gpu")
+
+
+def test_gradients_with_lengths_are_refused() -> None:
+    with compiling_for(H200):
+        check_gradients_with_lengths_are_refused()
 
 
 def traced(run: Callable[..., Any], *shapes: Any) -> tuple[Any, Counter[str]]:
@@ -283,51 +310,70 @@ def like(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
 
 
 Q, K = like(2, 256, 4, 64, dtype=jnp.bfloat16), like(2, 256, 2, 64, dtype=jnp.bfloat16)
-MERGED = Part(like(*Q.shape), like(2, 4, 256))
-PART = Part((Q.shape, "float32"), ((2, 4, 256), "float32"))
+MERGED = Partial(like(*Q.shape), like(2, 4, 256))
+PARTIAL = Partial((Q.shape, "float32"), ((2, 4, 256), "float32"))
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"onto": MERGED}, {"onto": MERGED, "kv_lengths": like(2, 2, dtype=jnp.int32)}], ids=sorted
+    "given",
+    [{}, {"accumulator": MERGED}, {"accumulator": MERGED, "lengths": like(2, 2, dtype=jnp.int32)}],
+    ids=sorted,
 )
-def test_a_part_is_one_kernel(given: dict[str, Any]) -> None:
-    def run(q: Any, k: Any, v: Any, given: Any) -> Part:
-        return attend_part(q, k, v, causal="kv_lengths" not in given, implementation="mosaic_gpu", **given)
+def test_it_is_one_kernel(given: dict[str, Any]) -> None:
+    def run(q: Any, k: Any, v: Any, given: Any) -> Partial:
+        mask = masks.key_lengths(given["lengths"]) if "lengths" in given else masks.CAUSAL
+        return partial_attention(
+            q, k, v, mask, implementation="mosaic_gpu", accumulator=given.get("accumulator")
+        )
 
-    assert traced(run, Q, K, K, given) == (PART, {"attend_part": 1})
+    assert traced(run, Q, K, K, given) == (PARTIAL, {"partial_attention": 1})
 
 
-def test_gradients_of_a_part_are_two_kernels() -> None:
-    run = partial(pull_part, causal=True, implementation="mosaic_gpu")
+def test_gradients_are_two_kernels() -> None:
+    run = partial(partial_attention_backward, mask=masks.CAUSAL, implementation="mosaic_gpu")
     shapes, kernels = traced(run, Q, K, K, MERGED, Q)
     assert shapes == tuple((x.shape, "float32") for x in (Q, K, K))
-    assert kernels == {"pull_part_dq": 1, "pull_part_dkv": 1}
+    assert kernels == {"partial_attention_dq": 1, "partial_attention_dkv": 1}
 
 
 @pytest.mark.parametrize(
-    ("causal", "holes", "forward", "backward"),
-    [
-        (False, False, 2, 2),
-        # Of the other device's keys half of the queries see all, or all see half: one call, or two for gradients, which
-        # have their own keys in two calls as well.
-        (True, False, 2, 4),
-        # Each half has a length of its own, and the later one sees the earlier one too.
-        (True, True, 4, 4),
-    ],
+    ("causal", "backward"),
+    # Causal: of the other device's keys half of the queries see all, or all see half. That is one call, or two for
+    # gradients, which have their own keys in two calls as well.
+    [(False, 2), (True, 4)],
 )
-def test_a_ring_of_two(causal: bool, holes: bool, forward: int, backward: int) -> None:
-    def run(q: Any, k: Any, v: Any, ids: Any, do: Any) -> Any:
-        options: dict[str, Any] = {"causal": causal, "packed": not holes, "mode": "ring"}
-        o, back = jax.vjp(
-            lambda *x: context_attention(*x, ids, implementation="mosaic_gpu", **options), q, k, v
-        )
-        return o, *back(do)
+def test_a_ring_of_two(causal: bool, backward: int) -> None:
+    def run(q: Any, k: Any, v: Any, do: Any) -> Any:
+        options: dict[str, Any] = {"causal": causal, "mode": "ring", "implementation": "mosaic_gpu"}
+        o, vjp = jax.vjp(lambda *x: context_attention(*x, **options), q, k, v)
+        return o, *vjp(do)
 
-    ids = like(2, 256, dtype=jnp.int32) if holes else None
     with jax.set_mesh(make_mesh(seq=2, devices=jax.devices()[:2])):
-        shapes, kernels = traced(run, Q, K, K, ids, Q)
+        shapes, kernels = traced(run, Q, K, K, Q)
     assert shapes == tuple((x.shape, "bfloat16") for x in (Q, Q, K, K))
-    assert kernels == {"attend_part": forward, "pull_part_dq": backward, "pull_part_dkv": backward}
+    assert kernels == {
+        "partial_attention": 2,
+        "partial_attention_dq": backward,
+        "partial_attention_dkv": backward,
+    }
+
+
+def test_a_ring_over_rows_with_holes_has_no_gradients() -> None:
+    """Each half has a length of its own, and the later one sees the earlier one too: four calls."""
+
+    def run(q: Any, k: Any, v: Any, ids: Any) -> Any:
+        return context_attention(
+            q, k, v, ids, causal=True, packed=False, mode="ring", implementation="mosaic_gpu"
+        )
+
+    def gradients(q: Any, k: Any, v: Any, ids: Any) -> Any:
+        return jax.grad(lambda q: run(q, k, v, ids).astype(jnp.float32).sum())(q)
+
+    ids = like(2, 256, dtype=jnp.int32)
+    with jax.set_mesh(make_mesh(seq=2, devices=jax.devices()[:2])):
+        assert traced(run, Q, K, K, ids)[1] == {"partial_attention": 4}
+        with pytest.raises(ValueError, match="it takes no lengths of keys"):
+            traced(gradients, Q, K, K, ids)
 
 
 @pytest.mark.gpu
@@ -338,8 +384,8 @@ def test_on_a_gpu(call: Call, joined: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", [call for call, joined in LARGE_CALLS if joined], ids=str)
-def test_rounded_on_a_gpu(call: Call) -> None:
-    check_rounded(attention_with_lse, call)
+def test_cast_output_on_a_gpu(call: Call) -> None:
+    check_cast_output(attention_with_lse, call)
 
 
 @pytest.mark.gpu
@@ -361,27 +407,27 @@ def test_gradients_on_a_gpu(call: Call) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", [64, 128])
-def test_gradients_with_lengths_on_a_gpu(width: int) -> None:
-    call = Call(name="lengths", queries=1000, **SMALL | {"heads": 4, "head_dim": width})
-    check_gradients_with_lengths(gradients_given_lse, call, [513, 1, 127, 128, 1000, 0])
+def test_gradients_with_lengths_are_refused_on_a_gpu() -> None:
+    check_gradients_with_lengths_are_refused()
 
 
 @pytest.mark.gpu
-def test_parts_are_as_exact_as_one_call() -> None:
-    """Four parts of the keys, each onto those before it: at most 1.05 times the error of one call, cuDNN's too."""
+def test_chunks_are_as_exact_as_one_call() -> None:
+    """Four chunks of the keys, merged: at most 1.05 times the error of one call, and of cuDNN's call."""
     call = Call(name="exact", queries=4096, causal=False, heads=4, groups=4, head_dim=128, dtype=jnp.bfloat16)
     q, k, v = call.arrays(1).values()
     floats = (np.asarray(x, np.float64)[0].swapaxes(0, 1) for x in (q, k, v))
     want = dense(*floats).swapaxes(0, 1)[None]
     merged = None
     for keys, values in zip(jnp.split(k, 4, 1), jnp.split(v, 4, 1), strict=True):
-        merged = attend_part(q, keys, values, causal=False, onto=merged, implementation="mosaic_gpu")
+        merged = partial_attention(
+            q, keys, values, masks.FULL, accumulator=merged, implementation="mosaic_gpu"
+        )
     assert merged is not None
     error = typical(merged.o.astype(q.dtype), want)
-    alone = attend_part(q, k, v, causal=False, implementation="mosaic_gpu").o.astype(q.dtype)
+    alone = partial_attention(q, k, v, masks.FULL, implementation="mosaic_gpu").o.astype(q.dtype)
     assert error <= 1.05 * typical(alone, want)
-    assert error <= 1.05 * typical(attention(q, k, v, causal=False, implementation="cudnn"), want)
+    assert error <= 1.05 * typical(attention(q, k, v, masks.FULL, implementation="cudnn"), want)
 
 
 def dense(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -9,9 +9,18 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from pallas_kernels._dispatch import Device, compiling_for
-from pallas_kernels.attention import attend_part, attention, cudnn_packed, documents, pull_part, reference
+from pallas_kernels.attention import (
+    attention,
+    cudnn_packed,
+    documents,
+    masks,
+    partial_attention,
+    partial_attention_backward,
+    reference,
+)
+from pallas_kernels.attention.arguments import without_padding, zero_where_not
 from pallas_kernels.attention.documents import find_documents, longest_by_class
-from pallas_kernels.attention.mask import EMPTY_LSE, Mask, without_padding, zero_where_not
+from pallas_kernels.attention.masks import EMPTY_LSE
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.attention import ragged_kernel
 from tests.pallas_kernels.op_suite import OpCase
@@ -132,7 +141,8 @@ def case_of(arrays, *, causal=True, window=None, scale=None, lengths=None):
     """Attention within documents as a case of the property suite; `lengths` cut the rows."""
 
     def of(attend, a):
-        mask = Mask(causal, window, a["ids"], a["ids"], lengths=lengths)
+        mask = masks.band(causal, window) & masks.documents(a["ids"])
+        mask &= masks.FULL if lengths is None else masks.token_lengths(lengths)
         q, k, v, valid = without_padding(a["q"], a["k"], a["v"], mask)
         return zero_where_not(valid, attend(q, k, v, mask, scale=scale))
 
@@ -183,13 +193,13 @@ def test_within_documents(monkeypatch, options):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_part_with_its_log_sum_exp(monkeypatch, causal):
+def test_partial_attention_with_its_log_sum_exp(monkeypatch, causal):
     """And its gradients where other keys are seen too, so that p sums up to less than 1."""
     emulate(monkeypatch)
     ids = np.stack([row_of(n, 51, 1) for n in ([30, 9, 3], [20, 15, 5, 5])])
     a, rng = arrays_of(ids, 4, 2, 8), np.random.default_rng(2)
     q, k, v, ids = a.values()
-    mask, tokens = Mask(causal, None, ids, ids), (ids > 0)[..., None, None]
+    mask, tokens = masks.band(causal) & masks.documents(ids), (ids > 0)[..., None, None]
     o, lse = jax.jit(cudnn_packed.attention_with_lse)(q, k, v, mask)
     want = reference.attention_with_lse(q, k, v, mask)
     assert_close(o, want[0])
@@ -197,9 +207,9 @@ def test_a_part_with_its_log_sum_exp(monkeypatch, causal):
     assert_close(heads_last[ids > 0], told[ids > 0])
     assert (heads_last[ids <= 0] == EMPTY_LSE).all()
     do, o = (jnp.where(tokens, jnp.asarray(rng.standard_normal(q.shape), jnp.float32), 0) for _ in range(2))
-    pulled = jax.jit(cudnn_packed.gradients_given_lse)(q, k, v, o, lse + 0.7, do, mask)
+    gradients = jax.jit(cudnn_packed.gradients_given_lse)(q, k, v, o, lse + 0.7, do, mask)
     expected = reference.gradients_given_lse(q, k, v, o, lse + 0.7, do, mask)
-    for name, got, like in zip("qkv", pulled, expected, strict=True):
+    for name, got, like in zip("qkv", gradients, expected, strict=True):
         assert_close(got, like, n=51, what=name)
 
 
@@ -224,7 +234,7 @@ def test_ids_of_queries_that_are_not_those_of_keys(monkeypatch):
     """Only XLA's form can be right."""
     emulate(monkeypatch)
     ours, theirs = (jnp.asarray(row_of(n, 32)[None]) for n in ([10, 20], [20, 10]))
-    a, mask = arrays_of(np.asarray(ours), 2, 2, 8), Mask(True, None, ours, theirs)
+    a, mask = arrays_of(np.asarray(ours), 2, 2, 8), masks.CAUSAL & masks.documents(ours, theirs)
     o = jax.jit(cudnn_packed.attention)(a["q"], a["k"], a["v"], mask)
     np.testing.assert_allclose(o, reference.attention(a["q"], a["k"], a["v"], mask), atol=1e-5)
 
@@ -233,15 +243,15 @@ def test_ids_of_queries_that_are_not_those_of_keys(monkeypatch):
 def test_lowers_for_cuda_from_the_public_function(window):
     a = arrays_of(np.ones((1, 8192), np.int32), 4, 2, 64, jnp.bfloat16)
 
-    def pull(q, k, v, ids):
-        marks = {"q_segment_ids": ids, "kv_segment_ids": ids}
-        o, vjp = jax.vjp(lambda *x: attention(*x, causal=True, window=window, **marks), q, k, v)
+    def gradients(q, k, v, ids):
+        mask = masks.band(True, window) & masks.documents(ids)
+        o, vjp = jax.vjp(lambda *x: attention(*x, mask), q, k, v)
         return vjp(o)
 
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tuple(a.values()))
     absent = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
     with compiling_for(absent):
-        text = jax.jit(pull).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+        text = jax.jit(gradients).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
     for name in ("__cudnn$fmhaSoftmax(", "__cudnn$fmhaSoftmaxBackward("):
         assert text.count(name) == 2
     assert text.count(r"\22max_seg_per_batch\22: 8") == 4
@@ -249,15 +259,26 @@ def test_lowers_for_cuda_from_the_public_function(window):
     assert text.count("PADDING_CAUSAL") == 4
 
 
-def why_not(device=HOPPER, keys=128, q_heads=2, rows=1, slopes=None, window=None, causal=True, **marks):
+IDS = jax.ShapeDtypeStruct((1, 128), jnp.int32)
+
+
+def why_not(device=HOPPER, keys=128, q_heads=2, rows=1, slopes=None, mask=None):
     q = jax.ShapeDtypeStruct((rows, 128, q_heads, 64), jnp.bfloat16)
     k = jax.ShapeDtypeStruct((rows, keys, 2, 64), jnp.bfloat16)
-    ids = jax.ShapeDtypeStruct((rows, 128), jnp.int32)
-    marks = {"q_segment_ids": ids, "kv_segment_ids": ids} | marks
-    return cudnn_packed.why_not(device, q, k, Mask(causal, window, **marks), alibi_slopes=slopes)
+    mask = masks.CAUSAL & masks.documents(IDS) if mask is None else mask
+    return cudnn_packed.why_not(device, q, k, mask, alibi_slopes=slopes)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 9}, {"causal": False}, {"q_heads": 8}, {"rows": 2**13}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mask": masks.band(True, 9) & masks.documents(IDS)},
+        {"mask": masks.documents(IDS)},
+        {"q_heads": 8},
+        {"rows": 2**13},
+    ],
+)
 def test_can_run(options):
     assert why_not(**options) is None
 
@@ -268,10 +289,10 @@ def test_can_run(options):
         ({"device": Device("gpu", (8, 0), "NVIDIA A100")}, "capability 9.0"),
         ({"device": Device("cpu")}, "capability 9.0"),
         ({"keys": 130}, "T = S"),
-        ({"q_segment_ids": None, "kv_segment_ids": None}, "segment ids"),
-        ({"q_positions": 0, "kv_positions": 0}, "no positions"),
+        ({"mask": masks.CAUSAL}, "segment ids"),
+        ({"mask": masks.documents(IDS) & masks.positions(IDS, IDS)}, "no positions"),
         ({"slopes": 0}, "ALiBi"),
-        ({"window": 9, "causal": False}, "two-sided"),
+        ({"mask": masks.documents(IDS) & masks.window(9)}, "two-sided"),
         ({"rows": 2**13 + 1}, "scratch"),
     ],
 )
@@ -324,26 +345,26 @@ def test_equals_the_reference(name, groups, window):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", GPU_ROWS)
-def test_a_part_equals_the_reference(name):
+def test_partial_attention_equals_the_reference(name):
     """Values, log-sum-exps, and gradients by documents' norms where other keys are seen too."""
     length, rows = GPU_ROWS[name]
     case = case_of(arrays_of(np.stack([row_of(n, length, 1) for n in rows]), 2, 1, 64, jnp.bfloat16))
     q, k, v, ids = case.arrays.values()
-    do, mask = cotangents_of(case), Mask(True, None, ids, ids)
+    do, mask = cotangents_of(case), masks.CAUSAL & masks.documents(ids)
 
     @jax.jit
     def run(q, k, v, do, ids):
-        marks = {"causal": True, "q_segment_ids": ids, "kv_segment_ids": ids, "same_tokens": True}
-        marks["implementation"] = "cudnn"
-        part = attend_part(q, k, v, **marks)
-        return part, pull_part(q, k, v, part._replace(lse=part.lse + 0.7), do, **marks)
+        mask = masks.CAUSAL & masks.documents(ids)
+        found = partial_attention(q, k, v, mask, implementation="cudnn")
+        merged = found._replace(lse=found.lse + 0.7)
+        return found, partial_attention_backward(q, k, v, merged, do, mask, implementation="cudnn")
 
-    part, pulled = run(q, k, v, do, ids)
+    found, gradients = run(q, k, v, do, ids)
     o, lse = reference.attention_with_lse(q, k, v, mask)
-    assert_close(part.o, o, q.dtype, case.terms)
-    assert_close(part.lse.swapaxes(1, 2)[ids > 0], lse.swapaxes(1, 2)[ids > 0], q.dtype, case.terms)
+    assert_close(found.o, o, q.dtype, case.terms)
+    assert_close(found.lse.swapaxes(1, 2)[ids > 0], lse.swapaxes(1, 2)[ids > 0], q.dtype, case.terms)
     expected = reference.gradients_given_lse(q, k, v, o, lse + 0.7, do, mask)
-    for what, got, like in zip("qkv", pulled, expected, strict=True):
+    for what, got, like in zip("qkv", gradients, expected, strict=True):
         assert_norms_close(got, like, documents_of(case), q.dtype, case.terms, what)
 
 
@@ -363,8 +384,8 @@ def test_long_rows_equal_xla():
 
     def of(implementation):
         def run(x):
-            marks = {"q_segment_ids": x["ids"], "kv_segment_ids": x["ids"], "implementation": implementation}
-            return attention(x["q"], x["k"], x["v"], causal=True, window=300, **marks)
+            mask = masks.band(True, 300) & masks.documents(x["ids"])
+            return attention(x["q"], x["k"], x["v"], mask, implementation=implementation)
 
         return run
 

@@ -5,7 +5,6 @@ import pytest
 
 from pallas_kernels.attention import EMPTY_LSE, attention
 from pallas_kernels.attention import reference as dense
-from pallas_kernels.attention.mask import Mask
 from tests.pallas_kernels.attention.cases import CALLS, Call
 from tests.tolerances import assert_close
 
@@ -58,14 +57,11 @@ def test_reference_is_the_written_out_sum(call):
     }
     o, lse = written_out(call, exact)
     keys = call.keys or call.queries
-    floats = {n: arrays.pop(n) for n in ("q", "k", "v")}
-    slopes = arrays.pop("alibi_slopes", None)
-    mask = Mask(call.causal, call.window, **arrays)
-    got_o, got_lse = dense.attention_with_lse(**floats, mask=mask, alibi_slopes=slopes, scale=call.scale)
+    given = call.arguments(arrays)
+    got_o, got_lse = dense.attention_with_lse(**given, scale=call.scale)
     assert_close(got_o, o, n=keys)
     empty = lse == EMPTY_LSE
     assert np.array_equal(np.asarray(got_lse) == np.float32(EMPTY_LSE), empty)
     assert_close(np.where(empty, np.float32(0), np.asarray(got_lse)), np.where(empty, 0, lse), n=keys)
-    assert np.array_equal(
-        np.asarray(attention(**call.arrays(), **call.options, implementation="reference")), got_o
-    )
+    again = attention(**given, scale=call.scale, implementation="reference")
+    assert np.array_equal(np.asarray(again), got_o)

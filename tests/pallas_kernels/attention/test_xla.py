@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.attention import EMPTY_LSE, attention, attention_with_lse, blocks
+from pallas_kernels.attention import EMPTY_LSE, attention, attention_with_lse, blocks, masks
 from pallas_kernels.attention import reference as dense
-from pallas_kernels.attention.mask import Mask
+from pallas_kernels.attention.masks import Interval
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.attention.cases import CALLS, Call
 from tests.tolerances import assert_close, relative_error
@@ -53,26 +53,17 @@ def test_any_block_size(name, size, monkeypatch):
 
 def _with_lse(call: Call, attend) -> op_suite.Run:
     def run(arrays):
-        floats = {n: x for n, x in arrays.items() if n in ("q", "k", "v", "alibi_slopes")}
-        o, lse = attend(floats, {n: x for n, x in arrays.items() if n not in floats}, call)
+        o, lse = attend(**call.arguments(arrays), scale=call.scale)
         return o.astype(jnp.float32), jnp.where(lse == EMPTY_LSE, 0.0, lse)
 
     return run
-
-
-def _ours(floats, marks, call):
-    return attention_with_lse(**floats, **marks, **call.options)
-
-
-def _dense(floats, marks, call):
-    return dense.attention_with_lse(**floats, mask=Mask(call.causal, call.window, **marks), scale=call.scale)
 
 
 @pytest.mark.parametrize("name", ["causal_odd_gqa", "segments_window", "decode_7_alibi"])
 def test_log_sum_exp_and_its_gradient(name):
     call = _call(name)
     arrays, terms = call.arrays(), call.keys or call.queries
-    run, reference = _with_lse(call, _ours), _with_lse(call, _dense)
+    run, reference = _with_lse(call, attention_with_lse), _with_lse(call, dense.attention_with_lse)
     op_suite.check_reference(
         op_suite.OpCase(name=name, run=run, reference=reference, arrays=arrays, terms=terms)
     )
@@ -87,25 +78,23 @@ def test_log_sum_exp_and_its_gradient(name):
     assert not grads["v"].any()
 
 
-def test_parts_merge_to_the_whole():
+def test_halves_of_the_keys_merge_to_the_whole():
     """Two halves of the keys, merged by log-sum-exp: values and gradients of attention over all of them."""
     call = Call(name="ring", queries=96, heads=4, groups=2)
     arrays = call.arrays()
     positions = jnp.broadcast_to(jnp.arange(96, dtype=jnp.int32), (2, 96))
 
-    def halves(a):
-        parts = []
+    def merged(a):
+        halves = []
         for half in (slice(0, 48), slice(48, 96)):
             k, v, at = a["k"][:, half], a["v"][:, half], positions[:, half]
-            parts.append(
-                attention_with_lse(a["q"], k, v, causal=True, q_positions=positions, kv_positions=at)
-            )
-        lse = jnp.logaddexp(parts[0][1], parts[1][1])
-        weights = [jnp.exp(part[1] - lse).swapaxes(1, 2)[..., None] for part in parts]
-        return sum((o * w for (o, _), w in zip(parts, weights, strict=True)), start=jnp.zeros_like(a["q"]))
+            halves.append(attention_with_lse(a["q"], k, v, masks.CAUSAL & masks.positions(positions, at)))
+        lse = jnp.logaddexp(halves[0][1], halves[1][1])
+        weights = [jnp.exp(half[1] - lse).swapaxes(1, 2)[..., None] for half in halves]
+        return sum((o * w for (o, _), w in zip(halves, weights, strict=True)), start=jnp.zeros_like(a["q"]))
 
     case = op_suite.OpCase(
-        name="ring", run=halves, reference=call.case("reference").reference, arrays=arrays, terms=96
+        name="ring", run=merged, reference=call.case("reference").reference, arrays=arrays, terms=96
     )
     op_suite.check_reference(case)
 
@@ -114,11 +103,11 @@ def test_large_scores_stay_finite():
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(100 * rng.standard_normal((1, 40, 2, 8)), jnp.float32) for _ in range(3))
     out, grads = op_suite.value_and_grads(
-        lambda a: attention(**a, causal=True, implementation="xla"), {"q": q, "k": k, "v": v}
+        lambda a: attention(**a, mask=masks.CAUSAL, implementation="xla"), {"q": q, "k": k, "v": v}
     )
     assert all(np.isfinite(x).all() for x in (out, *grads.values()))
     # Scores are of the order of 1e4, so their rounding alone moves the weights by parts in a thousand.
-    expected = jax.jit(partial(attention, causal=True, implementation="reference"))(q, k, v)
+    expected = jax.jit(partial(attention, mask=masks.CAUSAL, implementation="reference"))(q, k, v)
     assert relative_error(out, expected) < 1e-2
 
 
@@ -129,12 +118,12 @@ def test_memory_is_linear_in_length(window):
     def temporary(length: int) -> int:
         x = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
 
-        def pull(q, k, v):
-            return jax.vjp(
-                lambda *a: attention(*a, causal=True, window=window, implementation="xla"), q, k, v
-            )[1](q)
+        def gradients(q, k, v):
+            return jax.vjp(lambda *a: attention(*a, masks.band(True, window), implementation="xla"), q, k, v)[
+                1
+            ](q)
 
-        return jax.jit(pull).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+        return jax.jit(gradients).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
 
     short, long = temporary(2048), temporary(8192)
     assert long < 4 * short * 1.2
@@ -142,7 +131,7 @@ def test_memory_is_linear_in_length(window):
 
 
 def test_a_window_visits_a_band():
-    grid = blocks.choose_blocks(65536, 65536, causal=True, window=512, by_index=True)
+    grid = blocks.choose_blocks(65536, 65536, interval=Interval(511, 0), by_index=True)
     visited = grid.count() * grid.block_q * grid.block_k
     assert visited <= 2 * 65536 * 512
     assert len(grid.pairs()) == grid.count()
@@ -151,7 +140,7 @@ def test_a_window_visits_a_band():
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 5, 8, 9, 100])
 def test_pairs_are_those_that_can_meet(causal, window):
-    grid = blocks.Blocks(30, 30, 4, 8, causal, window, True)
+    grid = blocks.Blocks(30, 30, 4, 8, masks.band(causal, window).interval, True)
     index = np.arange(32)
     distance = index[:, None] - index[None]
     seen = np.ones_like(distance, bool)
@@ -164,5 +153,5 @@ def test_pairs_are_those_that_can_meet(causal, window):
 
 
 def test_the_list_of_pairs_stays_short():
-    grid = blocks.choose_blocks(1 << 20, 1 << 20, causal=True, window=None, by_index=True)
+    grid = blocks.choose_blocks(1 << 20, 1 << 20, interval=Interval(after=0), by_index=True)
     assert grid.count() <= blocks.MOST_PAIRS

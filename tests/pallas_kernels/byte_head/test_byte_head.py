@@ -94,7 +94,7 @@ def test_logits_of_a_chunk_alone_exist(of: str) -> None:
     a = arrays(b=2, t=64, v=60)
     tokens = 16
 
-    def pull(run: Any) -> int:
+    def backward(run: Any) -> int:
         rest = (a["targets"],) if of == "cross_entropy" else ()
 
         def both(x: Any, head: Any, g: Any) -> Any:
@@ -103,8 +103,8 @@ def test_logits_of_a_chunk_alone_exist(of: str) -> None:
 
         return _largest(jax.make_jaxpr(both)(a["x"], a["head"], jnp.ones((2, 64))).jaxpr)
 
-    assert pull(partial(getattr(xla, of), tokens=tokens)) == max(tokens * 60, 2 * 64 * D)
-    assert pull(getattr(reference, of)) == 2 * 64 * 60
+    assert backward(partial(getattr(xla, of), tokens=tokens)) == max(tokens * 60, 2 * 64 * D)
+    assert backward(getattr(reference, of)) == 2 * 64 * 60
 
 
 def test_the_gradient_of_a_wide_head_is_summed_wide() -> None:

@@ -51,19 +51,19 @@ def test_ngrams_stop_at_the_document() -> None:
 
 
 def test_a_row_in_pieces_equals_the_row() -> None:
-    """The bytes and documents before a piece are all that it needs to know of them."""
+    """The bytes and documents before a chunk are all that it needs to know of them."""
     ids = np.random.default_rng(1).integers(0, 260, (2, 12)).astype(np.int32)
     documents = np.array([[7] * 5 + [8] * 7, [3] * 12], np.int32)
     whole = hashes(ids, jnp.asarray(documents))
     for cut in (4, 6, 9):
         before = slice(cut - REACH, cut)
-        piece = hashes(
+        chunk = hashes(
             ids[:, cut:],
             jnp.asarray(documents[:, cut:]),
             jnp.asarray(ids[:, before] + 1, jnp.uint32),
             history_run=jnp.asarray(documents[:, before]),
         )
-        np.testing.assert_array_equal(piece, whole[:, cut:])
+        np.testing.assert_array_equal(chunk, whole[:, cut:])
 
 
 def test_every_function_has_a_hash_of_its_own() -> None:

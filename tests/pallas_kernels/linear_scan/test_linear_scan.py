@@ -80,8 +80,8 @@ def test_sums_are_wide() -> None:
 
 def test_nothing_is_kept_but_the_factors_and_the_states() -> None:
     x = arrays(2, 512, 4)
-    _, pull = jax.vjp(jax.jit(linear_scan), x["a"], x["b"])
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(pull)) <= 2 * x["b"].nbytes
+    _, backward = jax.vjp(jax.jit(linear_scan), x["a"], x["b"])
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(backward)) <= 2 * x["b"].nbytes
 
 
 def test_a_gradient_has_a_gradient() -> None:

@@ -158,8 +158,8 @@ def test_channel_groups_change_nothing(groups: int) -> None:
 
 def test_backward_keeps_inputs_and_no_spectra() -> None:
     x, filter = normal(0, (2, CHANNELS, 256), jnp.bfloat16), normal(1, (CHANNELS, 256))
-    _, pull = jax.vjp(jax.jit(long_conv), x, filter)
-    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
+    _, backward = jax.vjp(jax.jit(long_conv), x, filter)
+    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(backward))
     assert kept <= x.nbytes + filter.nbytes + 64  # and a few scalars
 
 

@@ -163,18 +163,18 @@ def test_one_update_per_token_equals_the_parallel_pass(packed: bool) -> None:
     assert_close(final, whole[1], n=150)
 
 
-@pytest.mark.parametrize("pieces", [[7] * 13, [64, 27], [1, 89, 1]])
-def test_any_split_with_state_is_the_whole(pieces: list[int]) -> None:
+@pytest.mark.parametrize("chunks", [[7] * 13, [64, 27], [1, 89, 1]])
+def test_any_split_with_state_is_the_whole(chunks: list[int]) -> None:
     arrays = streams(91) | modes()
     run = jax.jit(partial(modal_conv, chunk_size=32, output_final_state=True))
     y, final = run(**arrays)
     outputs, state, start = [], jnp.zeros_like(final), 0
-    for piece in pieces:
-        now = slice(start, start + piece)
+    for chunk in chunks:
+        now = slice(start, start + chunk)
         part = {n: a[..., now] if n in STREAMS else a for n, a in arrays.items()}
         output, state = run(**part, initial_state=state)
         outputs.append(output)
-        start += piece
+        start += chunk
     assert_close(jnp.concatenate(outputs, -1), y, n=91)
     assert_close(state, final, n=91)
 
@@ -206,10 +206,10 @@ def test_a_row_leaves_the_state_that_its_convolution_ends_in(length: int) -> Non
         options = {"output_final_state": True, "chunk_size": 32}
         return modal_conv(x, log_poles, weights["residues"], **options)[1]
 
-    out, pull = jax.vjp(lambda *a: row_state(*a, chunk=32), x, weights["log_poles"])
-    expected, pull_expected = jax.vjp(last, x, weights["log_poles"])
+    out, backward = jax.vjp(lambda *a: row_state(*a, chunk=32), x, weights["log_poles"])
+    expected, backward_expected = jax.vjp(last, x, weights["log_poles"])
     assert_close(out, expected, n=length)
-    for found, wanted in zip(pull(expected), pull_expected(expected), strict=True):
+    for found, wanted in zip(backward(expected), backward_expected(expected), strict=True):
         assert_close(found, wanted, n=2 * length)
 
 
@@ -241,8 +241,8 @@ def test_a_million_steps_away_the_decay_is_still_exact() -> None:
 def test_backward_keeps_inputs_and_little_more() -> None:
     x = normal(0, (BATCH, CHANNELS, 1024), jnp.bfloat16)
     parameters = modes()
-    _, pull = jax.vjp(jax.jit(lambda x, p: modal_conv(x, **p)), x, parameters)
-    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
+    _, backward = jax.vjp(jax.jit(lambda x, p: modal_conv(x, **p)), x, parameters)
+    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(backward))
     assert kept <= x.nbytes + sum(p.nbytes for p in parameters.values()) + 64  # and a few scalars
 
 

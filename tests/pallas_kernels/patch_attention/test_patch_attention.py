@@ -109,11 +109,11 @@ def test_runs_of_any_length(longest, combine, empty):
 def test_neither_pass_scatters(case):
     floats = {n: x for n, x in case.arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
 
-    def pull(floats):
+    def backward(floats):
         out, vjp = jax.vjp(lambda f: case.run({**case.arrays, **f}), floats)
         return vjp(out)
 
-    text = jax.jit(pull).lower(floats).as_text()
+    text = jax.jit(backward).lower(floats).as_text()
     assert "gather" in text
     assert "scatter" not in text
 
@@ -137,7 +137,7 @@ def test_memory_is_linear_in_length(direction):
         valid = jax.ShapeDtypeStruct(few.shape[:3], jnp.bool_)
         bias = jax.ShapeDtypeStruct((2, 4), jnp.float32)
 
-        def pull(q, k, v, marks, valid, bias):
+        def backward(q, k, v, marks, valid, bias):
             if direction == "pool":
                 out, vjp = jax.vjp(lambda *a: pool(*a, marks, implementation="xla"), q, k, v)
             else:
@@ -146,7 +146,7 @@ def test_memory_is_linear_in_length(direction):
             return vjp(out)
 
         q, k = (few, many) if direction == "pool" else (many, few)
-        compiled = jax.jit(pull).lower(q, k, k, marks, valid, bias).compile()
+        compiled = jax.jit(backward).lower(q, k, k, marks, valid, bias).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporary(8192) < 1.2 * 4 * temporary(2048)

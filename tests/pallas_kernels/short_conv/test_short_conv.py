@@ -77,8 +77,8 @@ def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
             assert_close(got, want, np.float64, 64)
 
 
-@pytest.mark.parametrize("pieces", [[1] * 20, [7, 7, 6]])
-def test_any_split_with_history_is_the_whole(pieces: list[int]) -> None:
+@pytest.mark.parametrize("chunks", [[1] * 20, [7, 7, 6]])
+def test_any_split_with_history_is_the_whole(chunks: list[int]) -> None:
     arrays = streams(20)
     taps = normal(4, (CHANNELS, 4))
     whole = jax.jit(short_conv)(**arrays, taps=taps)
@@ -86,11 +86,11 @@ def test_any_split_with_history_is_the_whole(pieces: list[int]) -> None:
     u = jnp.pad(u, ((0, 0), (0, 0), (3, 0)))
     run = jax.jit(short_conv)
     outputs, start = [], 0
-    for piece in pieces:
-        now = slice(start, start + piece)
+    for chunk in chunks:
+        now = slice(start, start + chunk)
         part = {n: a[..., now] if a.ndim == 3 else a for n, a in arrays.items()}
         outputs.append(run(**part, taps=taps, history=u[..., start : start + 3]))
-        start += piece
+        start += chunk
     assert_close(jnp.concatenate(outputs, -1), whole, n=4)
 
 

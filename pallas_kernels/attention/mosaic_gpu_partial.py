@@ -1,4 +1,4 @@
-"""Hopper: attention over a part of the keys, merged onto that over other keys before anything is rounded.
+"""Hopper: partial attention, merged into that over other keys before anything is rounded.
 
 A program takes 128 queries of one head. One warpgroup copies tiles of 128 keys and their values to shared memory, two
 compute, 64 queries each:
@@ -7,8 +7,8 @@ compute, 64 queries each:
 
 with the scores of the next tile and p v of this one on the tensor cores at a time, and the two warpgroups in turns, so
 that one has its exponentials where the other has its products. Tiles come last to first: the last one alone has keys
-that some query does not see. What `onto` holds is copied meanwhile and joins at the end, in fp32: one read and one
-write of an output where a merge of its own reads two and writes one. A rounded output leaves from the queries' place.
+that some query does not see. The accumulator is copied meanwhile and merged at the end, in fp32: one read and one write
+of an output where a merge of its own reads two and writes one. An output in q's dtype leaves from the queries' place.
 
 Source: Shah et al., FlashAttention-3, 2407.08608; Liu et al., Ring Attention, 2310.01889.
 """
@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
 from pallas_kernels.attention.hopper import ROWS, TILE
-from pallas_kernels.attention.mask import EMPTY_LSE, Mask
+from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 from pallas_kernels.attention.tiles import (
     LOG2E,
     Call,
@@ -56,26 +56,28 @@ def attention_with_lse(
     v: Float[Array, "B S G K"],
     mask: Mask,
     *,
-    onto: tuple[Float[Array, "R T H K"], Float[Array, "R H T"]] | None = None,
-    rounded: bool = False,
+    accumulator: tuple[Float[Array, "R T H K"], Float[Array, "R H T"]] | None = None,
+    cast_output: bool = False,
     scale: float | None = None,
     interpret: Any = None,
 ) -> tuple[Float[Array, "R T H K"], Float[Array, "R H T"]]:
-    """Output and log-sum-exp over these keys and those of `onto`, in fp32; `hopper.why_not_part` is not asked again.
+    """Give output and log-sum-exp over these keys and the accumulator's, in fp32; `hopper` is not asked again.
 
     Args:
       q: R / B rows in a row for each row of keys.
-      onto: output and log-sum-exp over other keys.
-      rounded: give the output in q's dtype.
+      accumulator: output and log-sum-exp over other keys.
+      cast_output: give the output in q's dtype.
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     (batch, queries, heads, width), call = q.shape, call_of(q, k, mask, scale, interpret)
-    before = [] if onto is None else [matrix(onto[0].astype(jnp.float32)), per_query(onto[1])]
+    before = (
+        [] if accumulator is None else [matrix(accumulator[0].astype(jnp.float32)), per_query(accumulator[1])]
+    )
     streams = vary_alike(matrix(q), matrix(k), matrix(v), *limits(mask, k.shape[1]), *before)
     o, lse = plgpu.kernel(
         partial(_program, call=call),
         out_type=[
-            varying_like(streams[0], streams[0].shape, q.dtype if rounded else jnp.float32),
+            varying_like(streams[0], streams[0].shape, q.dtype if cast_output else jnp.float32),
             varying_like(streams[0], (batch, heads, call.tiles * TILE), jnp.float32),
         ],
         grid=(call.tiles, batch, heads),
@@ -87,7 +89,7 @@ def attention_with_lse(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
         interpret=interpret,
-        kernel_name="attend_part",
+        kernel_name="partial_attention",
     )(*streams)
     return o[:, :queries].reshape(q.shape), lse[..., :queries]
 
@@ -143,18 +145,18 @@ def _program(*refs: Any, call: Call) -> None:
         if given:
             plgpu.copy_gmem_to_smem(given[0].at[box], outputs, shared.joined.at[worker])
         plgpu.barrier_wait(shared.asked.at[worker])
-        acc, total, part_lse = _attend(shared, worker, first, limit, steps, call)
+        acc, total, own_lse = _attend(shared, worker, first, limit, steps, call)
         if given:
             before = by_row(given[1].at[at])
             plgpu.barrier_wait(shared.joined.at[worker])
             held = plgpu.load(outputs, layout=plgpu.Layout.WGMMA)
-            keep, add, part_lse = _weights(before, part_lse)
+            keep, add, own_lse = _weights(before, own_lse)
             acc = held * across(keep, call.width) + acc * across(add / total, call.width)
         else:
             acc = acc * across(1 / total, call.width)
         result = outputs if o.dtype == jnp.float32 else queries
         result[...] = acc.astype(o.dtype)
-        lse[at] = part_lse
+        lse[at] = own_lse
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(result, o.at[box])
         plgpu.wait_smem_to_gmem(0)

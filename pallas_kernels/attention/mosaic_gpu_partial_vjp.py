@@ -1,6 +1,6 @@
-"""Hopper: gradients of a part in fp32, by a kernel over tiles of queries (dq) and one over tiles of keys (dk, dv).
+"""Hopper: gradients of partial attention in fp32, by a kernel over tiles of queries and one over tiles of keys.
 
-With the output and the log-sum-exp over all keys that a query sees, those of other parts too, and delta = do o,
+With the output and the log-sum-exp over all keys that a query sees, those of other calls too, and delta = do o,
 
     p = exp(s - lse),   ds = p (do v^T - delta),   dq = scale ds k,   dk = scale ds^T q,   dv = p^T do.
 
@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
 from pallas_kernels.attention.hopper import ROWS, TILE
-from pallas_kernels.attention.mask import EMPTY_LSE, Mask
+from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 from pallas_kernels.attention.tiles import (
     LOG2E,
     Call,
@@ -34,7 +34,6 @@ from pallas_kernels.attention.tiles import (
     call_of,
     feed,
     indices,
-    limits,
     matrix,
     per_query,
     stages,
@@ -66,7 +65,7 @@ def gradients_given_lse(
     # exp(s - lse) is 0 for a query that sees no key anywhere.
     lse = jnp.where(lse > EMPTY_LSE / 2, lse * LOG2E, -EMPTY_LSE)
     arrays = [matrix(x) for x in (q, do.astype(q.dtype), k, v)]
-    streams = vary_alike(*arrays, per_query(lse), per_query(delta), *limits(mask, k.shape[1]))
+    streams = vary_alike(*arrays, per_query(lse), per_query(delta))
     options = {
         "num_threads": 3,
         "thread_name": "warpgroup",
@@ -85,7 +84,7 @@ def gradients_given_lse(
         grid=(call.tiles, q.shape[0], q.shape[2]),
         grid_names=("tile", "row", "head"),
         scratch_types=_scratch(q.dtype, call.width, TILE, ()),
-        kernel_name="pull_part_dq",
+        kernel_name="partial_attention_dq",
         **options,
     )(*streams)
     tiles = -(-k.shape[1] // TILE)
@@ -95,7 +94,7 @@ def gradients_given_lse(
         grid=(tiles, k.shape[0], k.shape[2]),
         grid_names=("tile", "row", "head"),
         scratch_types=_scratch(q.dtype, call.width, ROWS, (jnp.float32,) * 2),
-        kernel_name="pull_part_dkv",
+        kernel_name="partial_attention_dkv",
         **options,
     )(*streams)
     return tuple(dx[:, : x.shape[1]].reshape(x.shape) for dx, x in ((dq, q), (dk, k), (dv, v)))
@@ -120,10 +119,10 @@ def _scratch(dtype: Any, width: int, rows: int, vectors: tuple[Any, ...]) -> Any
 
 def _queries_program(*refs: Any, call: Call) -> None:
     """dq of 128 queries of one head; those that see most keys come first."""
-    q, do, k, v, lse, delta, *given, dq, shared = refs
+    q, do, k, v, lse, delta, dq, shared = refs
     row, head, worker = lax.axis_index("row"), lax.axis_index("head"), lax.axis_index("warpgroup")
     tile = call.tiles - 1 - lax.axis_index("tile")
-    limit = given[0][row] if given else jnp.int32(call.keys)
+    limit = jnp.int32(call.keys)
     steps, whole = pl.cdiv(limit, jnp.int32(TILE)), limit // TILE
     if call.causal:
         steps, whole = jnp.minimum(steps, tile + 1), jnp.minimum(whole, tile)
@@ -164,10 +163,10 @@ def _queries_program(*refs: Any, call: Call) -> None:
 
 def _keys_program(*refs: Any, call: Call) -> None:
     """dk and dv of 128 keys; the rows of its products are keys, the columns 64 queries of a head of the group."""
-    q, do, k, v, lse, delta, *given, dk, dv, shared = refs
+    q, do, k, v, lse, delta, dk, dv, shared = refs
     row, group, worker = lax.axis_index("row"), lax.axis_index("head"), lax.axis_index("warpgroup")
     tile = lax.axis_index("tile")
-    limit = given[0][row] if given else jnp.int32(call.keys)
+    limit = jnp.int32(call.keys)
     start = tile * (TILE // ROWS) if call.causal else jnp.int32(0)
     count = jnp.where(tile * TILE < limit, call.tiles * (TILE // ROWS) - start, 0)
 
@@ -231,15 +230,15 @@ def _next(walked: Stages, step: Array) -> tuple[tuple[Any, ...], Any]:
 
 
 def _p_and_dp(
-    scored: tuple[Any, Any], pulled: tuple[Any, Any], top: Array, call: Call
+    scored: tuple[Any, Any], weighed: tuple[Any, Any], top: Array, call: Call
 ) -> tuple[Array, Array]:
     """p and do v, or either's transpose."""
 
-    def multiply(scores: Any, pull: Any) -> tuple[Array, Array]:
+    def multiply(scores: Any, total: Any) -> tuple[Array, Array]:
         plgpu.wgmma(scores, *scored)
-        plgpu.wgmma(pull, *pulled)
+        plgpu.wgmma(total, *weighed)
         found = plgpu.wgmma_accumulator_load(scores, wait_n=1)
-        return jnp.exp2(found * (call.scale * LOG2E) - top), pull[...]
+        return jnp.exp2(found * (call.scale * LOG2E) - top), total[...]
 
     shape = (scored[0].shape[0], scored[1].shape[1])
     return pl.run_scoped(multiply, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * 2)
