@@ -48,12 +48,12 @@ def pair_decays(sums: Sums) -> Float[Array, "N B H G C C"]:
     Args:
       sums: of gates [N, B, H, C, G].
     """
-    places = np.arange(sums[0][0].shape[TIME])
-    total = jnp.zeros((), sums[0][0].dtype)
-    for level, (prefix, suffix) in enumerate(sums[:-1]):
+    turned = [tuple(jnp.moveaxis(x, TIME, -1) for x in pair) for pair in sums]
+    shape, dtype = turned[0][0].shape, turned[0][0].dtype
+    places, total = np.arange(shape[-1]), jnp.zeros((*shape, shape[-1]), dtype)
+    for level, (prefix, suffix) in enumerate(turned[:-1]):
         half = places >> level
         apart = (half[:, None] == half + 1) & (half % 2 == 0)
-        to, since = (jnp.moveaxis(x, TIME, -1) for x in (prefix, suffix))
-        total = jnp.where(apart, to[..., :, None] + since[..., None, :], total)
-    shape = jnp.moveaxis(sums[0][0], TIME, -1).shape
-    return jnp.broadcast_to(jnp.exp(total), (*shape, places.size))
+        found = prefix[..., :, None] + suffix[..., None, :]
+        total = jnp.where(apart.reshape(*(1,) * (len(shape) - 1), *apart.shape), found, total)
+    return jnp.exp(total)

@@ -40,8 +40,7 @@ class Documents:
 
     def within(self, x: Float[Array, "N B *heads C C"]) -> Float[Array, "N B *heads C C"]:
         """x[i, j], zero unless j is at or before i and in i's document."""
-        places = jnp.arange(x.shape[-1])
-        seen = (places[:, None] >= places)[None, None]
+        seen = jnp.tri(x.shape[-1], dtype=bool)[None, None]
         if self.numbers is not None:
             seen = seen & (self.numbers[..., :, None] == self.numbers[..., None, :])
         return _keep(seen.reshape(*seen.shape[:2], *(1,) * (x.ndim - 4), *seen.shape[2:]), x)
