@@ -10,7 +10,9 @@ def check_heads(op: str, q: Any, k: Any, v: Any) -> None:
     """Raises ValueError for queries, keys and values that do not fit each other."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4 or 0 in x.shape:
-            raise ValueError(f"{op}: {name} must be [batch, time, heads, width], each at least 1, got {x.shape}")
+            raise ValueError(
+                f"{op}: {name} must be [batch, time, heads, width], each at least 1, got {x.shape}"
+            )
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"{op}: {name} must be floating point, got {x.dtype}: cast it first")
     if not q.dtype == k.dtype == v.dtype:

@@ -13,9 +13,7 @@ from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._dispatch import current_device
 
 
-def product(
-    equation: str, a: Float[Array, "..."], b: Float[Array, "..."], dtype: Any
-) -> Float[Array, "..."]:
+def product(equation: str, a: Float[Array, "..."], b: Float[Array, "..."], dtype: Any) -> Float[Array, "..."]:
     """einsum(equation, a, b) with operands rounded to `dtype` and sums in its accumulator.
 
     In its gradient the cotangent is rounded to `dtype` as well: a product of a wide and a narrow array would miss the

@@ -11,8 +11,8 @@ from pallas_kernels._compat import vary_alike
 def unit_lower_inverse(lower: Float[Array, "*S C C"]) -> Float[Array, "*S C C"]:
     """(I + lower)^-1 for a strictly lower triangular matrix; C is a power of two.
 
-    A block of 2, 4, 8 ... C rows has the inverse [[X, 0], [-Y M X, Y]], with X and Y those of its halves and M what lies
-    below the diagonal. This is substitution by blocks. Powers of `lower`, whose sum the inverse is too, would grow
+    A block of 2, 4, 8 ... C rows has the inverse [[X, 0], [-Y M X, Y]], with X and Y those of its halves and M what
+    lies below the diagonal. This is substitution by blocks. Powers of `lower`, whose sum the inverse is too, would grow
     beyond any bound where the inverse itself is of the size of 1.
     """
     return _inverse(*vary_alike(lower))

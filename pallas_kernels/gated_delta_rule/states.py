@@ -1,6 +1,6 @@
 """The states before each chunk and the values that each chunk writes, one chunk after another.
 
-    D_n = U_n - W_n S_n,    S_{n+1} = a_n S_n + K_n^T D_n
+D_n = U_n - W_n S_n,    S_{n+1} = a_n S_n + K_n^T D_n
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ def carry_states(
     start: Float[Array, "B J G K V"],
     dtype: Any,
 ) -> tuple[Float[Array, "N B J G K V"], Float[Array, "N B J G C V"], Float[Array, "B J G K V"]]:
-    """The states before each chunk S and the values written D, both in `dtype`, and the wide state behind the last.
+    """The states before each chunk S in `dtype`, the values written D, and the state behind the last chunk.
 
     Args:
       decay: a, of a whole chunk.
@@ -45,8 +45,9 @@ def _carry(
     def step(state: Array, now: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         decay, reading, offered, writing = now
         narrow = state.astype(dtype)
-        new = (offered - multiply("bjgck,bjgkv->bjgcv", reading, narrow)).astype(dtype)
-        state = decay[..., None, None] * state + multiply("bjgck,bjgcv->bjgkv", writing, new)
+        new = offered - multiply("bjgck,bjgkv->bjgcv", reading, narrow)
+        added = multiply("bjgck,bjgcv->bjgkv", writing, new.astype(dtype))
+        state = decay[..., None, None] * state + added
         return state, (narrow, new)
 
     chunks = (decay, reading.astype(dtype), offered, writing.astype(dtype))
@@ -57,8 +58,10 @@ def _carry(
 def _carry_fwd(
     decay: Array, reading: Array, offered: Array, writing: Array, start: Array, dtype: Any
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
-    entering, new, final = _carry(decay, reading, offered, writing, start, dtype)
-    return (entering, new, final), (decay, reading.astype(dtype), writing.astype(dtype), entering, new)
+    found: Any = _carry(decay, reading, offered, writing, start, dtype)
+    entering, new, final = found
+    narrow = (reading.astype(dtype), writing.astype(dtype), entering, new.astype(dtype))
+    return (entering, new, final), (decay, *narrow)
 
 
 def _carry_bwd(
@@ -69,7 +72,7 @@ def _carry_bwd(
     def step(behind: Array, now: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         decay, reading, writing, dentering, dnew = now
         narrow, wide = behind.astype(dtype), behind.dtype
-        dnew = dnew.astype(wide) + multiply("bjgck,bjgkv->bjgcv", writing, narrow)
+        dnew = dnew + multiply("bjgck,bjgkv->bjgcv", writing, narrow)
         kept = decay[..., None, None] * behind + dentering.astype(wide)
         return kept - multiply("bjgck,bjgcv->bjgkv", reading, dnew.astype(dtype)), (narrow, dnew)
 

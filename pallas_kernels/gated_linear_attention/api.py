@@ -92,7 +92,9 @@ def check_one_gate(log_gate: Any, log_key_gate: Any, log_value_gate: Any) -> Non
     gates = {"log_gate": log_gate, "log_key_gate": log_key_gate, "log_value_gate": log_value_gate}
     given = [name for name, gate in gates.items() if gate is not None]
     if len(given) > 1:
-        raise ValueError(f"{OP}: at most one gate can act, got {' and '.join(given)}: add one to the other first")
+        raise ValueError(
+            f"{OP}: at most one gate can act, got {' and '.join(given)}: add one to the other first"
+        )
 
 
 def explain(q: Any, k: Any, v: Any, *, device: Device | None = None, **options: Any) -> str:

@@ -38,7 +38,8 @@ def _carry(decay: Array, written: Array, start: Array, dtype: Any) -> tuple[Arra
 def _carry_fwd(
     decay: Array, written: Array, start: Array, dtype: Any
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    entering, final = _carry(decay, written, start, dtype)
+    found: Any = _carry(decay, written, start, dtype)
+    entering, final = found
     return (entering, final), (decay, entering)
 
 

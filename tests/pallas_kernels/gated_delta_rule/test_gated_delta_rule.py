@@ -99,7 +99,13 @@ def test_gates_bound_what_keys_that_are_too_long_would_blow_up() -> None:
     """The inverse without the gates would overflow fp32 within one chunk of 64."""
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.standard_normal((1, 64, 1, 4)), jnp.float32) for _ in range(3))
-    arrays = {"q": q, "k": 4 * k, "v": v, "beta": jnp.full((1, 64, 1), 2.0), "log_gate": jnp.full((1, 64, 1), -50.0)}
+    arrays = {
+        "q": q,
+        "k": 4 * k,
+        "v": v,
+        "beta": jnp.full((1, 64, 1), 2.0),
+        "log_gate": jnp.full((1, 64, 1), -50.0),
+    }
     o, expected = (jax.jit(partial(call, name, 64))(arrays)[0] for name in ("xla", "reference"))
     assert_close(o, expected, n=64)
 
@@ -168,7 +174,7 @@ def test_the_inverse_does_not_grow_where_powers_would() -> None:
 def test_memory_and_products_of_a_training_step() -> None:
     """No array [time, keys, values]; backward keeps the inputs; products take bf16 and sum in fp32.
 
-    Only the products that invert a matrix, and one chunk's state, are fp32.
+    Only the products that invert a matrix are fp32.
     """
     length, width, chunk = 4096, 32, 32
     arrays = {n: jnp.zeros((1, length, 1, width), jnp.bfloat16) for n in ("q", "k", "v")}
@@ -178,23 +184,25 @@ def test_memory_and_products_of_a_training_step() -> None:
     assert largest(step) <= length * width * width // chunk
     narrow = [kinds for kinds in dots(step) if "bfloat16" in kinds]
     assert set(narrow) == {("bfloat16", "bfloat16", "float32")}
-    levels, passes = 5, 1  # of the inverse; the forward pass is traced once, under the checkpoint
+    levels, passes = 5, 2  # of the inverse, in the forward pass and when backward repeats it
     assert len(dots(step)) - len(narrow) == 2 * levels * passes + 2
     given = sum(x.nbytes for x in arrays.values())
     assert given <= kept_bytes(op, arrays) <= given + 16 * width * width
 
 
-def test_over_131_075_steps_in_bf16() -> None:
+def test_over_32_771_steps_in_bf16() -> None:
     """Values and gradients against other chunks in fp32, and the last steps against one step after another."""
-    length = 131_075
+    length = 32_771
     rng = np.random.default_rng(0)
-    arrays = {n: rng.standard_normal((1, length, 1, 4)) for n in ("q", "k", "v")}
+    arrays = {n: rng.standard_normal((1, length, 1, 8)) for n in ("q", "k", "v")}
     arrays["k"] /= np.linalg.norm(arrays["k"], axis=-1, keepdims=True)
     arrays = {n: jnp.asarray(x, jnp.bfloat16) for n, x in arrays.items()}
     arrays["beta"] = jnp.asarray(rng.uniform(0, 1, (1, length, 1)), jnp.float32)
     arrays["log_gate"] = -jnp.exp(jnp.asarray(rng.uniform(-9, 0, (1, length, 1)), jnp.float32))
     wide = {n: x.astype(jnp.float32) for n, x in arrays.items()}
-    actual, expected = value_and_grads(partial(call, "xla", 32), arrays), value_and_grads(partial(call, "xla", 8), wide)
+    # Unoptimised, XLA for a CPU copies what a loop returns at each turn.
+    actual = value_and_grads(partial(call, "xla", 64), arrays, optimised=True)
+    expected = value_and_grads(partial(call, "xla", 32), wide, optimised=True)
     for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert relative_rms(got, want) <= 0.005
     # Whatever lies 2,000 steps back has decayed to nothing.
