@@ -111,13 +111,15 @@ def _sample_calls() -> dict[str, Callable[[Any], str]]:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     x, fp32 = array(1, 1024, 8192), jnp.float32
-    heads = array(1, 8192, 8, 128)
+    heads, gates = array(1, 8192, 8, 128), array(1, 8192, 8, dtype=fp32)
     poles = array(1024, 16, dtype=fp32)
     tables, rows = array(6 * 30_000, 1024, dtype=fp32), array(1, 8192, 6, dtype=jnp.int32)
     return {
         "attention": lambda op: op.explain(heads, heads, CAUSAL),
         "blocked_conv": lambda op: op.explain(x, array(1024, 128, dtype=fp32)),
         "byte_head": lambda op: f"{op.explain('cross_entropy')}\n{op.explain('entropy')}",
+        "gated_delta_rule": lambda op: op.explain(heads, heads, heads, gates, log_gate=gates),
+        "gated_linear_attention": lambda op: op.explain(heads, heads, heads, log_gate=gates),
         "hash_embedding": lambda op: op.explain(tables, rows),
         "linear_scan": lambda op: op.explain(
             array(1, 8192, 1024, dtype=fp32), array(1, 8192, 1024, dtype=fp32)

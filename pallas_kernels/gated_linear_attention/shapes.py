@@ -1,0 +1,34 @@
+"""Shapes of linear attention in real models, shared by the tests and the benchmark."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class LinearAttentionShape:
+    """One layer: B rows of T steps, heads of v, heads of k, widths K and V, and what has gates of its own."""
+
+    name: str
+    batch: int
+    length: int
+    heads: int
+    key_heads: int
+    keys: int
+    values: int
+    gate: Literal["head", "key", "value"] = "head"
+
+
+SHAPES = (
+    # Mamba-2 2.7B: 80 heads of 64 share one of keys and queries, the state's width (2405.21060).
+    LinearAttentionShape("mamba2_2b_8k", 8, 8192, 80, 1, 128, 64),
+    # Gated linear attention 1.3B: keys of half the width, gates by key channel (2312.06635).
+    LinearAttentionShape("gla_1b_8k", 8, 8192, 4, 4, 256, 512, "key"),
+    # The two calls of gated slot attention 1.3B: 64 slots are written, then read (2409.07146).
+    LinearAttentionShape("gsa_1b_write_8k", 8, 8192, 4, 4, 512, 64, "value"),
+    LinearAttentionShape("gsa_1b_read_8k", 8, 8192, 4, 4, 64, 512, "key"),
+    # Shapes that kernels for Hopper are timed at.
+    LinearAttentionShape("h32_d128_64k", 1, 65536, 32, 32, 128, 128),
+    LinearAttentionShape("h32_d128_gla_8k", 8, 8192, 32, 32, 128, 128, "key"),
+    # Decoding.
+    LinearAttentionShape("mamba2_2b_decode", 32, 1, 80, 1, 128, 64),
+)
