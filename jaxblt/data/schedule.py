@@ -94,3 +94,20 @@ class OnePass:
     def row(self, place: Place, slot: int) -> int | None:
         row = place.sample + slot
         return row if row < self.rows[place.bucket] else None
+
+
+@dataclass(frozen=True)
+class Endless:
+    """Rows that are made as they are asked for: slot s of step k holds row k·B + s, and no row comes twice.
+
+    Attributes:
+      batch_size: rows in a batch (B).
+    """
+
+    batch_size: int
+
+    def place(self, step: int) -> Place:
+        return Place(0, step * self.batch_size)
+
+    def row(self, place: Place, slot: int) -> int:
+        return place.sample + slot

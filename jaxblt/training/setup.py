@@ -11,9 +11,10 @@ import optax
 from jax.sharding import Mesh
 
 from jaxblt.data.batch import Batch
-from jaxblt.data.config import DataConfig
+from jaxblt.data.dataset import Dataset
 from jaxblt.data.history import History
-from jaxblt.data.pipeline import Dataset, make_dataset
+from jaxblt.data.pipeline import make_dataset
+from jaxblt.data.task_data import RowsConfig
 from jaxblt.parallel.distributed import local_rows, make_global
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
@@ -118,12 +119,12 @@ def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState,
     )
 
 
-def init_params(task: Task, data: DataConfig, seed: int) -> Any:
+def init_params(task: Task, data: RowsConfig, seed: int) -> Any:
     """Boxed fp32 parameters, drawn from the seed; the same on any mesh."""
     return task.model.init(jax.random.key(seed), *blank_inputs(task, data))["params"]
 
 
-def blank_inputs(task: Task, data: DataConfig) -> tuple[Any, ...]:
+def blank_inputs(task: Task, data: RowsConfig) -> tuple[Any, ...]:
     """What the model takes, of the shapes of a batch: ids, and patches if there is a patcher."""
     ids = jnp.zeros((data.batch_size, data.seq_len), jnp.int32)
     if task.patcher is None:
@@ -167,8 +168,8 @@ def open_data(
     start, stop = local_rows(batch_sharding(mesh), rows)
     share = stop - start
     data = make_dataset(recipe.data, split=split, mode=mode, source=source)
-    for index in data.indexes:
-        layout_of(recipe.model).check(index.row_length, mesh.shape[SEQ_AXIS])
+    for length in data.row_lengths:
+        layout_of(recipe.model).check(length, mesh.shape[SEQ_AXIS])
     history = entropy_history(recipe)
     return replace(data, process_index=start // share, process_count=rows // share, history=history)
 
