@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from jaxblt.data.config import DataConfig
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.models.row_layout import PROMISES, RowLayout, promise, promises
 from jaxblt.patching.config import PatcherConfig
@@ -21,7 +22,7 @@ def has_several_documents(data: RowsConfig) -> bool:
 
 def has_full_rows(data: RowsConfig) -> bool:
     """Whether every training row is one document from end to end, so that the model needs no segment ids."""
-    return data.packing == "windows" and data.partial == "drop"
+    return isinstance(data, DataConfig) and data.packing == "windows" and data.partial == "drop"
 
 
 def align(data: RowsConfig, patcher: PatcherConfig | None) -> RowsConfig:
