@@ -14,13 +14,21 @@ from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
 
-def _model(pattern: str, dim: int, layers: int, *, dropout: float = 0.0) -> ByteLMConfig:
+def _model(
+    pattern: str, dim: int, layers: int, *, mlp_dim: int | None = None, dropout: float = 0.0
+) -> ByteLMConfig:
     mixers = {
         "A": AttentionConfig(dim=dim, num_heads=dim // 32),
         "H": HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=2048.0)),
     }
     stack = StackConfig(
-        dim=dim, num_layers=layers, pattern=pattern, mixers=mixers, dropout=dropout, scan=False
+        dim=dim,
+        num_layers=layers,
+        pattern=pattern,
+        mixers=mixers,
+        mlp_dim=mlp_dim,
+        dropout=dropout,
+        scan=False,
     )
     return ByteLMConfig(stack=stack)
 
@@ -42,14 +50,14 @@ def _recipe(
 
 def mqar() -> Recipe:
     """Recall of four values by their keys: a short convolution, then attention."""
-    data = TaskDataConfig(task=MQAR(symbols=64, pairs=4, positions=32), seq_len=32, batch_size=64)
-    return _recipe("mqar", _model("SA", 64, 2), data, steps=400)
+    data = TaskDataConfig(task=MQAR(symbols=32, pairs=4, positions=32), seq_len=32, batch_size=64)
+    return _recipe("mqar", _model("SA", 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
 
 
 def copy() -> Recipe:
     """Copies of up to 16 symbols: a short convolution, then attention."""
     data = TaskDataConfig(task=Copy(max_symbols=16), seq_len=33, batch_size=64)
-    return _recipe("copy", _model("SA", 64, 2), data, steps=400)
+    return _recipe("copy", _model("SA", 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
 
 
 def parity() -> Recipe:

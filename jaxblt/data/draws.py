@@ -42,7 +42,13 @@ class Draws:
 
     def distinct(self, limit: int, count: int) -> np.ndarray:
         """Int32[count], different numbers of 0..limit - 1, in random order."""
-        return np.argsort(self.words(limit), kind="stable")[:count].astype(np.int32)
+        if 4 * count > limit:
+            return np.argsort(self.words(limit), kind="stable")[:count].astype(np.int32)
+        found = np.zeros(0, np.int32)
+        while len(found) < count:  # few are drawn twice
+            found = np.append(found, self.below(limit, count))
+            found = found[np.sort(np.unique(found, return_index=True)[1])]
+        return found[:count]
 
     def weighted(self, weights: np.ndarray, count: int) -> np.ndarray:
         """Int32[count], different indices, drawn one after another with chances that go by `weights`.
