@@ -2,7 +2,7 @@
 
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -28,12 +28,12 @@ class Question(NamedTuple):
 
     Attributes:
       story: number of its story in the file, from 0.
-      words: of the statements so far and the question, in lower case.
+      sentences: the statements so far, then the question.
       answer: one word, also where it names several things ("milk,football").
     """
 
     story: int
-    words: list[str]
+    sentences: tuple[str, ...]
     answer: str
 
 
@@ -80,13 +80,13 @@ class Babi:
         """
         check_part(split)
         files = read_subset(self.path, self.subset)
-        numbers = _number_words(files, self.path)
+        vocabulary = Vocabulary(files.values(), self.path)
         questions, answers, groups = [], [], []
         for group, task in enumerate(self.tasks):
             for question in self._part(files, task, split):
-                words = [numbers[word] for word in question.words[-self.max_words :]]
-                questions.append(np.array(words, np.int16))
-                answers.append(numbers[question.answer])
+                words = np.concatenate([vocabulary.sentence(said) for said in question.sentences])
+                questions.append(words[-self.max_words :])
+                answers.append(vocabulary.ids[question.answer])
                 groups.append(group)
         names = tuple(f"qa{task}" for task in self.tasks)
         return LoadedExamples(questions, np.array(answers, np.int32), np.array(groups, np.int64), names)
@@ -174,22 +174,43 @@ def read_questions(text: str, where: str) -> Iterator[Question]:
         if index == "1":
             story, told = story + 1, []
         sentence, *answer = said.split("\t")
-        words = _WORD.findall(sentence.lower())
         if answer:
-            yield Question(story, [*told, *words], answer[0].strip().lower())
+            yield Question(story, (*told, sentence), answer[0].strip().lower())
         else:
-            told += words
+            told.append(sentence)
 
 
-def _number_words(files: dict[tuple[int, Part], str], path: str) -> dict[str, int]:
-    """The id of each word and answer."""
-    words: set[str] = set()
-    for text in files.values():
-        for line in text.splitlines():
-            sentence, *answer = line.partition(" ")[2].split("\t")
-            words.update(_WORD.findall(sentence.lower()), (a.strip().lower() for a in answer[:1]))
-    if len(words) > VOCAB_SIZE - OFFSET:
-        raise ValueError(
-            f"{path!r} holds {len(words)} different words, more than {VOCAB_SIZE - OFFSET}: is it bAbI?"
-        )
-    return {word: OFFSET + number for number, word in enumerate(sorted(words))}
+class Vocabulary:
+    """Ids of words and of answers, in alphabetical order.
+
+    Args:
+      texts: of all files of a subset, so that ids do not depend on the tasks that are chosen.
+      path: named in the error.
+
+    Attributes:
+      ids: of each word and answer, in lower case.
+
+    Raises:
+      ValueError: there are more words than ids.
+    """
+
+    def __init__(self, texts: Iterable[str], path: str) -> None:
+        lines = {line.partition(" ")[2].partition("\t")[::2] for text in texts for line in text.splitlines()}
+        words = {word for sentence, _ in lines for word in split_words(sentence)}
+        words |= {rest.partition("\t")[0].strip().lower() for _, rest in lines if rest}
+        if len(words) > VOCAB_SIZE - OFFSET:
+            most = VOCAB_SIZE - OFFSET
+            raise ValueError(f"{path!r} holds {len(words)} different words, more than {most}: is it bAbI?")
+        self.ids = {word: OFFSET + number for number, word in enumerate(sorted(words))}
+        self._sentences: dict[str, np.ndarray] = {}
+
+    def sentence(self, said: str) -> np.ndarray:
+        """Int16, the ids of a sentence; few sentences are said only once."""
+        if said not in self._sentences:
+            self._sentences[said] = np.array([self.ids[word] for word in split_words(said)], np.int16)
+        return self._sentences[said]
+
+
+def split_words(sentence: str) -> list[str]:
+    """Words, full stops and question marks, in lower case."""
+    return _WORD.findall(sentence.lower())

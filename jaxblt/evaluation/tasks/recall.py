@@ -38,7 +38,7 @@ class MQAR(GeneratedTask):
         check_bounds(self, "power", above=0, most=1)
         if self.positions % 2 or 4 * self.pairs > self.positions:
             raise ValueError(
-                f"MQAR.positions must be even and at least 4·pairs = {4 * self.pairs}, got {self.positions}"
+                f"MQAR.positions must be even and at least 4·pairs, got {self.positions} with pairs = {self.pairs}"
             )
         if self.symbols // 2 < self.pairs:
             raise ValueError(f"MQAR.symbols must be at least 2·pairs = {2 * self.pairs}, got {self.symbols}")
