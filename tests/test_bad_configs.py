@@ -126,6 +126,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "context": (-1, 4096, 1.5),
         "alignment": (0, 2.5),
         "buckets": ((0,), (1.5,), [8]),
+        "max_tokens": (0, 4095, 1.5),
         "long_documents": ("drop",),
         "eos": (1,),
         "reverse_complement": ("no",),
@@ -139,6 +140,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "seq_len": (0, 8, 2.5),
         "batch_size": (0, 2.5),
         "buckets": ((0,), (1.5,), [8]),
+        "max_tokens": (0, 63, 1.5),
         "seed": (-1, 1.5),
     },
     MQAR: SETS

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxblt.data.batch import Batch
+from jaxblt.data.buckets import rows_within
 from jaxblt.data.entropies import Entropies
 from jaxblt.data.history import History
 from jaxblt.data.iterator import BatchIterator
@@ -40,6 +41,14 @@ class Dataset(ABC):
     entropies: Entropies | None = None
     history: History | None = None
 
+    def __post_init__(self) -> None:
+        for rows, length in zip(self.batch_sizes, self.row_lengths, strict=True):
+            if rows % self.process_count:
+                raise ValueError(
+                    f"a batch of {rows} rows of {length} positions does not divide among {self.process_count} "
+                    f"processes: raise max_tokens = {self.config.max_tokens}, or change batch_size"
+                )
+
     @property
     @abstractmethod
     def row_lengths(self) -> tuple[int, ...]:
@@ -65,10 +74,18 @@ class Dataset(ABC):
         return len(self.schedule) if isinstance(self.schedule, OnePass) else None
 
     @property
-    def slots(self) -> range:
-        """The slots of a batch that this process makes."""
-        share = self.config.batch_size // self.process_count
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Rows in the batches of each bucket, over all processes."""
+        return batch_sizes(self.config, self.row_lengths)
+
+    def slots(self, step: int) -> range:
+        """The slots of a step's batch that this process makes."""
+        share = self.rows_at(step) // self.process_count
         return range(self.process_index * share, (self.process_index + 1) * share)
+
+    def rows_at(self, step: int) -> int:
+        """Rows in the batch of a step, over all processes."""
+        return self.batch_sizes[self.schedule.place(step).bucket]
 
     def blank_rows(self, count: int, length: int) -> dict[str, Any]:
         """Rows of padding, one array for each field of a batch."""
@@ -84,7 +101,7 @@ class Dataset(ABC):
         Raises:
           IndexError: in evaluation, the step lies beyond the last batch; a slot lies outside the batch.
         """
-        slots = self.slots if slots is None else slots
+        slots = self.slots(max(step, 0)) if slots is None else slots
         numbers = self.row_numbers(step, slots)
         bucket = self.schedule.place(step).bucket
         rows = self.blank_rows(len(slots), self.row_lengths[bucket])
@@ -101,10 +118,10 @@ class Dataset(ABC):
         """
         if step < 0:
             raise IndexError(f"step must be at least 0, got {step}")
-        place = self.schedule.place(step)
+        place, most = self.schedule.place(step), self.rows_at(step)
         for slot in slots:
-            if not 0 <= slot < self.config.batch_size:
-                raise IndexError(f"slot {slot} lies outside 0..{self.config.batch_size - 1}")
+            if not 0 <= slot < most:
+                raise IndexError(f"slot {slot} lies outside 0..{most - 1}")
         return [self.schedule.row(place, slot) for slot in slots]
 
     def iterator(self, start_step: int = 0, *, prefetch: int = 4, workers: int = 0) -> BatchIterator:
@@ -117,3 +134,9 @@ class Dataset(ABC):
             `if __name__ == "__main__":`); 0 uses a thread of this one.
         """
         return BatchIterator(self, start_step, prefetch=prefetch, workers=workers)
+
+
+def batch_sizes(config: Any, row_lengths: Sequence[int]) -> tuple[int, ...]:
+    """Rows in a batch of each row length: `config.batch_size`, or fewer to keep within `config.max_tokens`."""
+    budget = {"most_rows": config.batch_size, "max_tokens": config.max_tokens}
+    return tuple(rows_within(length, **budget) for length in row_lengths)

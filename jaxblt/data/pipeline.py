@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxblt.data.buckets import bucket
 from jaxblt.data.config import DataConfig, apply_split, open_source
-from jaxblt.data.dataset import Dataset, Row
+from jaxblt.data.dataset import Dataset, Row, batch_sizes
 from jaxblt.data.entropies import read_entropies
 from jaxblt.data.packing import pack
 from jaxblt.data.permutation import hash64
@@ -135,11 +135,8 @@ def make_dataset(
             f"split {split!r} holds no byte: check the data, or change fractions {config.fractions}"
         )
     rows = tuple(len(index) for index in indexes)
-    schedule = (
-        Shuffled(rows, config.batch_size, config.seed)
-        if mode == "train"
-        else OnePass(rows, config.batch_size)
-    )
+    sizes = batch_sizes(config, [index.row_length for index in indexes])
+    schedule = Shuffled(rows, sizes, config.seed) if mode == "train" else OnePass(rows, sizes)
     return DocumentDataset(
         config=config,
         mode=mode,

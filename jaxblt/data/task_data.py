@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxblt.data.buckets import bucket
 from jaxblt.data.config import DataConfig
-from jaxblt.data.dataset import Dataset, Row
+from jaxblt.data.dataset import Dataset, Row, batch_sizes
 from jaxblt.data.examples import Examples, TaskSource
 from jaxblt.data.packing import PackedIndex
 from jaxblt.data.schedule import Endless, OnePass, Shuffled
@@ -24,6 +24,7 @@ class TaskDataConfig:
       seq_len: positions in a row (T); its longest example must fit.
       batch_size: rows in a batch, over all processes.
       buckets: lengths of shorter rows, for tasks whose examples are loaded and differ in length.
+      max_tokens: the most positions of a batch; one of longer rows has fewer of them. None sets no limit.
       seed: picks an endless training split's examples, and else their order.
 
     Raises:
@@ -34,6 +35,7 @@ class TaskDataConfig:
     seq_len: int
     batch_size: int = 8
     buckets: tuple[int, ...] = ()
+    max_tokens: int | None = None
     seed: int = 0
 
     packing = "buckets"  # one example a row, with padding behind it
@@ -47,6 +49,7 @@ class TaskDataConfig:
                 f"TaskDataConfig.task must be the config of a task, such as MQAR(), got {self.task!r}"
             )
         check_bounds(self, "seq_len", "batch_size", "buckets", least=1)
+        check_bounds(self, "max_tokens", least=self.seq_len, why=": a row of seq_len must fit")
         check_bounds(self, "seed", least=0, most=MOST_SEED)
         if self.seq_len < self.task.length:
             raise ValueError(
@@ -100,7 +103,7 @@ class TaskDataset(Dataset):
     def groups(self, step: int) -> np.ndarray:
         """Int64[slots], the subtask of each of this process's rows; 0 without subtasks, -1 for an empty row."""
         bucket, groups = self.schedule.place(step).bucket, self.examples.groups
-        numbers = self.row_numbers(step, self.slots)
+        numbers = self.row_numbers(step, self.slots(step))
         found = [
             -1 if n is None else 0 if groups is None else groups[self._example(bucket, n)] for n in numbers
         ]
@@ -133,11 +136,10 @@ def open_task(
             "data.task.train_size"
         )
     indexes = _bucketed(config, examples)
-    counts = tuple(len(index) for index in indexes) or (examples.count,)
     return TaskDataset(
         config=config,
         mode=mode,
-        schedule=_schedule(config, mode, counts),
+        schedule=_schedule(config, mode, examples, indexes),
         process_index=process_index,
         process_count=process_count,
         examples=examples,
@@ -157,11 +159,11 @@ def _bucketed(config: TaskDataConfig, examples: Examples) -> tuple[PackedIndex, 
 
 
 def _schedule(
-    config: TaskDataConfig, mode: str, counts: tuple[int | None, ...]
+    config: TaskDataConfig, mode: str, examples: Examples, indexes: tuple[PackedIndex, ...]
 ) -> Shuffled | OnePass | Endless:
-    rows = tuple(n for n in counts if n is not None)
-    if not rows:
-        return Endless(config.batch_size)
-    if mode == "train":
-        return Shuffled(rows, config.batch_size, config.seed)
-    return OnePass(rows, config.batch_size)
+    lengths = [index.row_length for index in indexes] or [config.seq_len]
+    sizes = batch_sizes(config, lengths)
+    if examples.count is None:
+        return Endless(sizes[0])
+    rows = tuple(len(index) for index in indexes) or (examples.count,)
+    return Shuffled(rows, sizes, config.seed) if mode == "train" else OnePass(rows, sizes)

@@ -164,7 +164,7 @@ def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, params: Any) -> tuple[Any
     steps: Any = range(-(-rows // config.batch_size))
     if data.num_batches is not None:
         steps = np.unique(np.linspace(0, data.num_batches - 1, len(steps)).astype(int)).tolist()
-    batches = [data.batch(step, slots=range(config.batch_size)) for step in steps]
+    batches = [data.batch(step, slots=range(data.rows_at(step))) for step in steps]
     longest = max(batch.inputs.shape[1] for batch in batches)
     if params is not None and batches[0].entropies is None:
         task = replace(make_task(recipe), packed=True)
