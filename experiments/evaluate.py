@@ -72,7 +72,8 @@ def evaluate(
     spread = MeshConfig() if mesh is None else parse_mesh(mesh)
     found = loaded.evaluate(split, data=data, targets=targets, max_batches=max_batches, mesh=spread)
     if isinstance(data, TaskDataConfig):
-        from jaxblt.evaluation.tasks import majority_baseline, score_run
+        from jaxblt.evaluation.tasks import majority_baseline
+        from jaxblt.evaluation.tasks.evaluate import score_run
 
         scores = score_run(loaded, split, max_batches=max_batches)
         baseline = majority_baseline(data.task, split)

@@ -7,7 +7,8 @@ import pytest
 import configs
 import jaxblt
 from jaxblt.data import TaskDataConfig
-from jaxblt.evaluation.tasks import MQAR, Copy, score_run
+from jaxblt.evaluation.tasks import MQAR, Copy
+from jaxblt.evaluation.tasks.evaluate import score_run
 from jaxblt.training.loop import fit
 from jaxblt.training.recipe import Recipe
 from tests.training.tiny import TinyConfig, tiny_recipe

@@ -1,13 +1,12 @@
 """Tasks that train and test sequence mixers: where their rows come from, and how answers are scored.
 
 A task is a frozen config (`jaxblt.data.TaskSource`). `jaxblt.data.TaskDataConfig` makes rows of its examples, of which
-`loss_mask` scores the answers alone. Models are not made here.
+`loss_mask` scores the answers alone. `jaxblt.evaluation.tasks.evaluate` scores runs. Models are not made here.
 """
 
 from jaxblt.evaluation.tasks.babi import Babi
 from jaxblt.evaluation.tasks.baseline import majority_baseline
 from jaxblt.evaluation.tasks.copying import Copy, RepeatCopy
-from jaxblt.evaluation.tasks.evaluate import predictor, score_run
 from jaxblt.evaluation.tasks.generated import GeneratedTask, part_of
 from jaxblt.evaluation.tasks.listops import ListOps
 from jaxblt.evaluation.tasks.listops_files import ListOpsFiles
@@ -35,7 +34,5 @@ __all__ = [
     "part_of",
     "pg19",
     "predict_ids",
-    "predictor",
     "score",
-    "score_run",
 ]
