@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from configs import books, demo, ecoli
+from configs import books, demo, ecoli, tasks
 from jaxblt.training.recipe import Recipe
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -14,6 +14,11 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "books_transformer": books.transformer,
     "books_hyena": books.hyena,
     "ecoli": ecoli.hyena,
+    "mqar": tasks.mqar,
+    "copy": tasks.copy,
+    "parity": tasks.parity,
+    "listops": tasks.listops,
+    "babi": tasks.babi,
 }
 
 

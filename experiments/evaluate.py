@@ -1,4 +1,4 @@
-"""Scores a run on a split of its data: python -m experiments.evaluate RUN_DIR [--split test]."""
+"""Scores a run on a split of its data or of its task: python -m experiments.evaluate RUN_DIR [--split test]."""
 
 import json
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from experiments._cli import parse, parse_mesh, run
+from jaxblt.data.task_data import TaskDataConfig
 from jaxblt.validation import whole
 
 
@@ -24,6 +25,9 @@ def evaluate(
     out: str | None = None,
 ) -> dict[str, float]:
     """Bits per byte of a run's newest checkpoint: Σ log-loss / Σ bytes, every byte of the split scored once.
+
+    For a run on a task also its accuracy over answers, the exact match of whole examples, both by subtask, and the
+    accuracy of always giving the commonest answer.
 
     Args:
       run_dir: folder of the run.
@@ -67,6 +71,13 @@ def evaluate(
         loaded = loaded.recalibrate(data, split=split)
     spread = MeshConfig() if mesh is None else parse_mesh(mesh)
     found = loaded.evaluate(split, data=data, targets=targets, max_batches=max_batches, mesh=spread)
+    if isinstance(data, TaskDataConfig):
+        from jaxblt.evaluation.tasks import majority_baseline
+        from jaxblt.evaluation.tasks.evaluate import score_run
+
+        scores = score_run(loaded, split, max_batches=max_batches)
+        baseline = majority_baseline(data.task, split)
+        found |= scores.figures() | {"majority_accuracy": baseline.figures()["accuracy"]}
     figures = {"run": loaded.recipe.name, "step": loaded.step, "split": split, "seq_len": length, **found}
     if loaded.patcher is not None:
         figures |= {

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxblt.data import vocab
-from jaxblt.data.config import DataConfig
 from jaxblt.data.pipeline import make_dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.splits import SplitName
+from jaxblt.data.task_data import RowsConfig
 from jaxblt.inference.decode import Decoder
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.parallel.rules import replicated
@@ -105,7 +105,7 @@ class Run:
         self,
         split: SplitName = "test",
         *,
-        data: DataConfig | None = None,
+        data: RowsConfig | None = None,
         source: DocumentSource | None = None,
         targets: str | None = None,
         max_batches: int | None = None,
@@ -144,7 +144,7 @@ class Run:
 
     def recalibrate(
         self,
-        data: DataConfig | None = None,
+        data: RowsConfig | None = None,
         *,
         split: SplitName = "train",
         source: DocumentSource | None = None,

@@ -8,8 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.plan import PlanConfig
-from jaxblt.data import DataConfig
+from jaxblt.data import DataConfig, TaskDataConfig
 from jaxblt.data.kmers import KmerVocab
+from jaxblt.evaluation.tasks import (
+    MQAR,
+    Babi,
+    Copy,
+    ListOps,
+    ListOpsFiles,
+    Parity,
+    PatternMatching,
+    RepeatCopy,
+    TextLabels,
+)
 from jaxblt.inference import Decoder, SamplingConfig
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, GatedRecurrenceConfig, HyenaConfig, ImplicitFilter
 from jaxblt.mixers.filters import ModalFilter
@@ -34,6 +45,16 @@ GOOD: dict[type, dict[str, Any]] = {
     NextByte: {},
     OrderAgnostic: {},
     DataConfig: {},
+    TaskDataConfig: {"task": Copy(), "seq_len": 64},
+    MQAR: {},
+    Copy: {},
+    RepeatCopy: {},
+    PatternMatching: {},
+    Parity: {},
+    ListOps: {},
+    ListOpsFiles: {"path": "data"},
+    Babi: {"path": "data"},
+    TextLabels: {"path": "data"},
     KmerVocab: {},
     PatcherConfig: {},
     MeshConfig: {},
@@ -56,6 +77,9 @@ GOOD: dict[type, dict[str, Any]] = {
     PlanConfig: {},
 }
 """Every config class, with what it needs to be made."""
+
+SETS = {"train_size": (0, 2.5), "eval_size": (0, 2.5), "sets_seed": (-1, 0.5, 2**32)}
+"Bad sizes and seeds of every task whose examples are drawn."
 
 BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     TrainConfig: {
@@ -102,6 +126,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "context": (-1, 4096, 1.5),
         "alignment": (0, 2.5),
         "buckets": ((0,), (1.5,), [8]),
+        "max_tokens": (0, 4095, 1.5),
         "long_documents": ("drop",),
         "eos": (1,),
         "reverse_complement": ("no",),
@@ -109,6 +134,36 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "fractions": ((0.9, 0.2, 0.1), (0.5, 0.5), (-0.1, 0.6, 0.5), (NAN, 0.5, 0.5)),
         "split_seed": (-1,),
         "seed": (-1, 1.5),
+    },
+    TaskDataConfig: {
+        "task": (None, "copy", Copy),
+        "seq_len": (0, 8, 2.5),
+        "batch_size": (0, 2.5),
+        "buckets": ((0,), (1.5,), [8]),
+        "max_tokens": (0, 63, 1.5),
+        "seed": (-1, 1.5),
+    },
+    MQAR: SETS
+    | {"symbols": (1, 15, 2.5), "pairs": (0, 17, 2.5), "positions": (2, 31, 33), "power": (0.0, 1.5, NAN)},
+    Copy: SETS | {"symbols": (1, 2.5), "min_symbols": (0, 21, 1.5), "max_symbols": (0, 2.5)},
+    RepeatCopy: SETS
+    | {"symbols": (1, 2.5), "min_symbols": (0, 11), "max_symbols": (0, 2.5), "max_repeats": (0, 1.5)},
+    PatternMatching: SETS | {"symbols": (1, 2.5), "text": (0, 2.5), "pattern": (0, 1, 65, 2.5)},
+    Parity: SETS | {"min_bits": (0, 33, 1.5), "max_bits": (0, 2.5), "prefixes": (1,)},
+    ListOps: SETS
+    | {
+        "max_depth": (1, 2.5),
+        "max_args": (1, 2.5),
+        "min_symbols": (3, 2000, 2.5),
+        "max_symbols": (3, 2.5),
+    },
+    ListOpsFiles: {"path": (None, 3), "max_symbols": (0, 2.5)},
+    Babi: {"path": (3,), "subset": (None,), "tasks": ((), (0,), (21,), (1, 1), [1]), "max_words": (0, 2.5)},
+    TextLabels: {
+        "path": (3,),
+        "labels": (("a",), ("a", "a"), ["a", "b"]),
+        "max_bytes": (0, 2.5),
+        "split_seed": (-1, 1.5),
     },
     KmerVocab: {"k": (0, 2.5, 10**9), "stride": (0, 4, 1.5), "alphabet": (b"", b"AA", "ACGT")},
     PatcherConfig: {

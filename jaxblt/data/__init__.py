@@ -3,12 +3,15 @@
 from jaxblt.data.batch import Batch
 from jaxblt.data.buckets import bucket
 from jaxblt.data.config import DataConfig, apply_split, open_source
+from jaxblt.data.dataset import Dataset
+from jaxblt.data.draws import Draws
 from jaxblt.data.entropies import Entropies, read_entropies, source_hash, write_entropies
+from jaxblt.data.examples import Example, Examples, TaskSource, question_and_answer
 from jaxblt.data.iterator import BatchIterator
 from jaxblt.data.kmers import KmerVocab
 from jaxblt.data.packing import PackedIndex, pack
 from jaxblt.data.permutation import hash64, permute
-from jaxblt.data.pipeline import Dataset, make_dataset
+from jaxblt.data.pipeline import DocumentDataset, make_dataset
 from jaxblt.data.samples import SAMPLES, load_sample, sample_source
 from jaxblt.data.sources import (
     BedInterval,
@@ -29,6 +32,7 @@ from jaxblt.data.sources import (
     whole,
 )
 from jaxblt.data.splits import split_by_document, split_by_name, split_by_position
+from jaxblt.data.task_data import RowsConfig, TaskDataConfig, TaskDataset
 from jaxblt.data.vocab import BOE, BOS, EOS, OFFSET, PAD, VOCAB_SIZE, decode, encode
 from jaxblt.data.windows import WindowIndex
 
@@ -47,14 +51,22 @@ __all__ = [
     "BytesSource",
     "DataConfig",
     "Dataset",
+    "DocumentDataset",
     "DocumentSource",
+    "Draws",
     "Entropies",
+    "Example",
+    "Examples",
     "FastaSource",
     "JsonlSource",
     "KmerVocab",
     "PackedIndex",
     "Regions",
     "ReverseComplement",
+    "RowsConfig",
+    "TaskDataConfig",
+    "TaskDataset",
+    "TaskSource",
     "TextSource",
     "WindowIndex",
     "apply_split",
@@ -70,6 +82,7 @@ __all__ = [
     "pack",
     "parse_fasta",
     "permute",
+    "question_and_answer",
     "read_bed",
     "read_document",
     "read_entropies",

@@ -8,6 +8,21 @@ import numpy as np
 from jaxblt.data.packing import PackedIndex, split_long
 
 
+def rows_within(row_length: int, *, most_rows: int, max_tokens: int | None) -> int:
+    """Rows of a batch: the largest divisor of `most_rows` that keeps rows·row_length within a budget of tokens.
+
+    A divisor, so that batches of every bucket divide among as many devices as possible. None sets no budget.
+
+    Raises:
+      ValueError: not even one row is within the budget.
+    """
+    if max_tokens is None:
+        return most_rows
+    if row_length > max_tokens:
+        raise ValueError(f"max_tokens must hold a row of {row_length} positions, got {max_tokens}")
+    return max(n for n in range(1, most_rows + 1) if most_rows % n == 0 and n * row_length <= max_tokens)
+
+
 def bucket(
     pairs: np.ndarray,
     lengths: Sequence[int],

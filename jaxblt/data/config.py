@@ -30,6 +30,7 @@ class DataConfig:
       context: for windows, in evaluation: pairs that precede the scored ones wherever there are as many.
       alignment: packed documents start at multiples of it; a recipe raises it to a multiple of its patcher's block.
       buckets: row lengths of the buckets below `seq_len`, which takes the overflow.
+      max_tokens: for buckets, the most positions of a batch: one of longer rows has fewer of them. None sets no limit.
       long_documents: packed or bucketed documents longer than a row are "split" into chunks, or an "error".
       eos: whether EOS is the last target of a document that really ends; None is True but for FASTA.
       scored: score only targets among these characters, such as "ACGT"; None scores all.
@@ -60,6 +61,7 @@ class DataConfig:
     context: int = 0
     alignment: int = 1
     buckets: tuple[int, ...] = ()
+    max_tokens: int | None = None
     long_documents: Literal["split", "error"] = "split"
     eos: bool | None = None
     scored: str | None = None
@@ -80,6 +82,7 @@ class DataConfig:
         check_fields(self)
         check_bounds(self, "seq_len", "batch_size", "alignment", least=1)
         check_bounds(self, "stride", "buckets", least=1)
+        check_bounds(self, "max_tokens", least=self.seq_len, why=": a row of seq_len must fit")
         check_bounds(self, "context", least=0, below="seq_len")
         check_bounds(self, "seed", "split_seed", least=0, most=MOST_SEED)
         check_bounds(self, "fractions", least=0, most=1)
@@ -101,6 +104,10 @@ class DataConfig:
             raise ValueError(f"validation_names and test_names need split='names', got split={self.split!r}")
         if self.buckets and self.packing != "buckets":
             raise ValueError(f"buckets {self.buckets} need packing='buckets', got packing={self.packing!r}")
+        if self.max_tokens is not None and self.packing != "buckets":
+            raise ValueError(
+                f"max_tokens {self.max_tokens} needs packing='buckets', got packing={self.packing!r}"
+            )
         if self.bed is not None and self.sample_or_kind != "fasta":
             raise ValueError(f"bed={self.bed!r} needs kind='fasta', got {self.sample_or_kind!r}")
         if self.reverse_complement and self.ends_with_eos:

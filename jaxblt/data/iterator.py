@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxblt.data.batch import Batch
 
 if TYPE_CHECKING:
-    from jaxblt.data.pipeline import Dataset
+    from jaxblt.data.dataset import Dataset
 
 
 class BatchIterator:

@@ -1,4 +1,4 @@
-"""Datasets: batches as a pure function of the step, and an iterator that prefetches them."""
+"""Datasets: opens what a config names, and cuts documents into rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,122 +6,67 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxblt.data.batch import Batch
 from jaxblt.data.buckets import bucket
 from jaxblt.data.config import DataConfig, apply_split, open_source
-from jaxblt.data.entropies import Entropies, read_entropies
-from jaxblt.data.history import History
-from jaxblt.data.iterator import BatchIterator
+from jaxblt.data.dataset import Dataset, Row, batch_sizes
+from jaxblt.data.entropies import read_entropies
 from jaxblt.data.packing import pack
 from jaxblt.data.permutation import hash64
-from jaxblt.data.rows import RowIndex, Span, empty_rows, pair_counts, stream_ids, write_span
+from jaxblt.data.rows import RowIndex, Span, pair_counts, stream_ids, write_span
 from jaxblt.data.schedule import OnePass, Shuffled
 from jaxblt.data.sources import DocumentSource, Regions, ReverseComplement, document_ends
 from jaxblt.data.splits import SplitName
+from jaxblt.data.task_data import TaskDataConfig, open_task
 from jaxblt.data.vocab import OFFSET, PAD, VOCAB_SIZE
 from jaxblt.data.windows import WindowIndex
 
 _STRANDS = 2  # domain of the random key
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Rows of one split: row (step, slot) depends on config, step and slot, not on the processes.
-
-    Made by `make_dataset`.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DocumentDataset(Dataset):
+    """Rows cut from documents of bytes.
 
     Attributes:
-      config: what the rows are made of.
-      mode: "train": endless, shuffled, augmented; "eval": every target scored once, in order, as it stands.
       source: the documents of the split.
       indexes: one list of rows for each row length.
-      schedule: which row stands where.
-      process_index, process_count: this process makes slots [i·B/n, (i+1)·B/n) of each batch of B rows.
-      entropies: precomputed, of the whole source.
-      history: what comes with rows that begin inside a document; for windows, which hold one document each.
     """
 
     config: DataConfig
-    mode: Literal["train", "eval"]
     source: Regions
     indexes: tuple[RowIndex, ...]
-    schedule: Shuffled | OnePass
-    process_index: int = 0
-    process_count: int = 1
-    entropies: Entropies | None = None
-    history: History | None = None
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        return tuple(index.row_length for index in self.indexes)
 
     @property
     def num_rows(self) -> int:
-        """Rows in one pass over the split."""
         return sum(len(index) for index in self.indexes)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the split."""
         return int(self.source.lengths.sum())
 
-    @property
-    def num_batches(self) -> int | None:
-        """Batches in all: of one pass in evaluation, None in training, which has no end."""
-        return len(self.schedule) if isinstance(self.schedule, OnePass) else None
-
-    @property
-    def slots(self) -> range:
-        """The slots of a batch that this process makes."""
-        share = self.config.batch_size // self.process_count
-        return range(self.process_index * share, (self.process_index + 1) * share)
-
-    def batch(self, step: int, *, slots: Sequence[int] | None = None) -> Batch:
-        """This process's rows of the batch of a step, as numpy arrays [slots, T].
-
-        Args:
-          step: from 0.
-          slots: rows to make; by default those of this process.
-
-        Raises:
-          IndexError: in evaluation, the step lies beyond the last batch; a slot lies outside the batch.
-        """
-        if step < 0:
-            raise IndexError(f"step must be at least 0, got {step}")
-        slots = self.slots if slots is None else slots
-        place = self.schedule.place(step)
-        index = self.indexes[place.bucket]
-        rows: dict[str, Any] = empty_rows(len(slots), index.row_length)
+    def blank_rows(self, count: int, length: int) -> dict[str, Any]:
+        rows: dict[str, Any] = super().blank_rows(count, length)
         if self.entropies is not None:
-            rows["entropies"] = np.zeros((len(slots), index.row_length), np.float32)
+            rows["entropies"] = np.zeros((count, length), np.float32)
         if self.history is not None:
-            rows["history"] = np.full((len(slots), self.history.length), PAD, np.int32)
-        for i, slot in enumerate(slots):
-            if not 0 <= slot < self.config.batch_size:
-                raise IndexError(f"slot {slot} lies outside 0..{self.config.batch_size - 1}")
-            number = self.schedule.row(place, slot)
-            spans = [] if number is None else index.spans(number)
-            self._fill({name: values[i] for name, values in rows.items()}, spans, step, slot)
-        if self.config.scored is not None:
-            rows["loss_mask"] *= _among(self.config.scored)[rows["targets"]]
-        return Batch(**rows)
+            rows["history"] = np.full((count, self.history.length), PAD, np.int32)
+        return rows
 
-    def iterator(self, start_step: int = 0, *, prefetch: int = 4, workers: int = 0) -> BatchIterator:
-        """Batches from `start_step` on, prepared ahead; its only state is the step.
-
-        Args:
-          start_step: the first step.
-          prefetch: batches to hold ready; 0 makes each where it is asked for.
-          workers: processes that make them (they import the main script, which needs its
-            `if __name__ == "__main__":`); 0 uses a thread of this one.
-        """
-        return BatchIterator(self, start_step, prefetch=prefetch, workers=workers)
-
-    def _fill(self, row: dict[str, np.ndarray], spans: Sequence[Span], step: int, slot: int) -> None:
-        for k, span in enumerate(spans):
+    def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
+        for k, span in enumerate(self.indexes[bucket].spans(number)):
             self._write(row, span, k + 1, flip=self._flips(step, slot, k))
+        if self.config.scored is not None:
+            row["loss_mask"] *= _among(self.config.scored)[row["targets"]]
 
     def _flips(self, step: int, slot: int, k: int) -> bool:
         wanted = self.config.reverse_complement and self.mode == "train"
         return wanted and hash64(self.config.seed, _STRANDS, step, slot, k) % 2 == 1
 
-    def _write(self, row: dict[str, np.ndarray], span: Span, segment: int, *, flip: bool) -> None:
+    def _write(self, row: Row, span: Span, segment: int, *, flip: bool) -> None:
         if flip:  # the same bytes from the other strand
             length = int(self.source.lengths[span.document])
             start, stop = length - span.stop, length - span.start
@@ -146,7 +91,7 @@ def _among(characters: str) -> np.ndarray:
 
 
 def make_dataset(
-    config: DataConfig,
+    config: DataConfig | TaskDataConfig,
     *,
     split: SplitName = "train",
     mode: Literal["train", "eval"] = "train",
@@ -176,6 +121,11 @@ def make_dataset(
             f"batch_size = {config.batch_size} must be a multiple of process_count = {process_count}, and "
             f"process_index = {process_index} one of 0..{process_count - 1}"
         )
+    if isinstance(config, TaskDataConfig):
+        if source is not None:
+            raise ValueError(f"documents were given to the task {config.task!r}: a task brings its own rows")
+        processes = {"process_index": process_index, "process_count": process_count}
+        return open_task(config, split=split, mode=mode, **processes)
     whole = open_source(config) if source is None else source
     part = apply_split(config, whole, split)
     pairs = pair_counts(part.lengths, document_ends(part), eos=config.ends_with_eos)
@@ -185,13 +135,18 @@ def make_dataset(
             f"split {split!r} holds no byte: check the data, or change fractions {config.fractions}"
         )
     rows = tuple(len(index) for index in indexes)
-    schedule = (
-        Shuffled(rows, config.batch_size, config.seed)
-        if mode == "train"
-        else OnePass(rows, config.batch_size)
+    sizes = batch_sizes(config, [index.row_length for index in indexes])
+    schedule = Shuffled(rows, sizes, config.seed) if mode == "train" else OnePass(rows, sizes)
+    return DocumentDataset(
+        config=config,
+        mode=mode,
+        schedule=schedule,
+        process_index=process_index,
+        process_count=process_count,
+        entropies=None if config.entropies is None else read_entropies(config.entropies, whole),
+        source=part,
+        indexes=indexes,
     )
-    entropies = None if config.entropies is None else read_entropies(config.entropies, whole)
-    return Dataset(config, mode, part, indexes, schedule, process_index, process_count, entropies)
 
 
 def _indexes(config: DataConfig, pairs: np.ndarray, mode: str, split: str) -> Sequence[RowIndex]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.data.batch import Batch
-from jaxblt.data.pipeline import Dataset
+from jaxblt.data.dataset import Dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.vocab import encode
 from jaxblt.models.finite import explain_nonfinite

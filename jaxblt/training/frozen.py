@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jaxblt.data.pipeline import Dataset
+from jaxblt.data.dataset import Dataset
 from jaxblt.parallel.mesh import off_mesh
 from jaxblt.parallel.rules import replicated
 from jaxblt.patching import (
@@ -159,11 +159,12 @@ def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, params: Any) -> tuple[Any
     Of endless, shuffled data these are the first; of one pass in order they lie at equal distances.
     """
     config, data = data.config, replace(data, history=entropy_history(recipe))
-    rows = min(-(-SAMPLE_BYTES // config.seq_len), data.num_rows)
+    rows = -(-SAMPLE_BYTES // config.seq_len)
+    rows = rows if data.num_rows is None else min(rows, data.num_rows)
     steps: Any = range(-(-rows // config.batch_size))
     if data.num_batches is not None:
         steps = np.unique(np.linspace(0, data.num_batches - 1, len(steps)).astype(int)).tolist()
-    batches = [data.batch(step, slots=range(config.batch_size)) for step in steps]
+    batches = [data.batch(step, slots=range(data.rows_at(step))) for step in steps]
     longest = max(batch.inputs.shape[1] for batch in batches)
     if params is not None and batches[0].entropies is None:
         task = replace(make_task(recipe), packed=True)

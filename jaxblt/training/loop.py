@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxblt.data.batch import Batch
-from jaxblt.data.pipeline import Dataset
+from jaxblt.data.dataset import Dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.training.cadence import SaveCadence
 from jaxblt.training.checkpoint import Checkpointer

@@ -10,28 +10,29 @@ from dataclasses import replace
 from typing import Any
 
 from jaxblt.data.config import DataConfig
+from jaxblt.data.task_data import RowsConfig
 from jaxblt.models.row_layout import PROMISES, RowLayout, promise, promises
 from jaxblt.patching.config import PatcherConfig
 
 
-def has_several_documents(data: DataConfig) -> bool:
+def has_several_documents(data: RowsConfig) -> bool:
     """Whether a row may hold more than one document."""
     return data.packing not in ("windows", "buckets")
 
 
-def has_full_rows(data: DataConfig) -> bool:
+def has_full_rows(data: RowsConfig) -> bool:
     """Whether every training row is one document from end to end, so that the model needs no segment ids."""
-    return data.packing == "windows" and data.partial == "drop"
+    return isinstance(data, DataConfig) and data.packing == "windows" and data.partial == "drop"
 
 
-def align(data: DataConfig, patcher: PatcherConfig | None) -> DataConfig:
+def align(data: RowsConfig, patcher: PatcherConfig | None) -> RowsConfig:
     """`data` whose packed documents start where a block of the patcher does."""
     if patcher is None or not has_several_documents(data):
         return data
     return replace(data, alignment=math.lcm(data.alignment, patcher.block_size))
 
 
-def check_alignment(data: DataConfig, patcher: PatcherConfig | None) -> None:
+def check_alignment(data: RowsConfig, patcher: PatcherConfig | None) -> None:
     """Raises ValueError if packed rows are not a whole number of the units in which documents start."""
     if not has_several_documents(data) or data.seq_len % data.alignment == 0:
         return
@@ -48,7 +49,7 @@ def check_alignment(data: DataConfig, patcher: PatcherConfig | None) -> None:
     )
 
 
-def promise_rows(model: Any, data: DataConfig, patcher: PatcherConfig | None) -> Any:
+def promise_rows(model: Any, data: RowsConfig, patcher: PatcherConfig | None) -> Any:
     """A model's config whose mixers know how documents lie in the rows of `data`, aligned for the patcher.
 
     A model config may have `in_rows(of_bytes, of_slots)`, two `RowLayout`s: mixers over patches count slots, not
@@ -61,7 +62,7 @@ def promise_rows(model: Any, data: DataConfig, patcher: PatcherConfig | None) ->
     return model.in_rows(RowLayout(segment_alignment=data.alignment), RowLayout(segment_alignment=slots))
 
 
-def take_back_promises(model: Any, where: str, data: DataConfig, patcher: PatcherConfig | None) -> Any:
+def take_back_promises(model: Any, where: str, data: RowsConfig, patcher: PatcherConfig | None) -> Any:
     """`model` without what its mixers were promised by hand, once that is found to be true of `data`.
 
     Args:
@@ -89,7 +90,7 @@ def forget_promises(stored: Any) -> Any:
     return {name: forget_promises(item) for name, item in stored.items() if name not in PROMISES}
 
 
-def _check_promise(path: str, value: Any, kept: Any, data: DataConfig) -> None:
+def _check_promise(path: str, value: Any, kept: Any, data: RowsConfig) -> None:
     if value is False and kept is True:
         raise ValueError(
             f"{path}=False promises one document a row, but data.packing={data.packing!r} puts several in a row: leave "

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblt.data.pipeline import Dataset
+from jaxblt.data.dataset import Dataset
 from jaxblt.parallel.rules import replicated
 from jaxblt.patching import Patches, make_patches, plot_entropies
 from jaxblt.training.runlog import Progress, RunLog

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from jaxblt.data.config import DataConfig
+from jaxblt.data.task_data import RowsConfig
+from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
@@ -90,7 +91,7 @@ class Recipe:
     Attributes:
       name: of the run.
       model: config of the model, e.g. `BLTConfig` or `ByteLMConfig`.
-      data: config of the data; rows of a batch and bytes of a row are its.
+      data: config of the data, documents or a task; rows of a batch and bytes of a row are its.
       objective: what the model predicts.
       optimizer: and its schedule.
       train: length, precision, logging, checkpoints.
@@ -104,7 +105,7 @@ class Recipe:
 
     name: str
     model: Any
-    data: DataConfig
+    data: RowsConfig
     objective: Objective = NextByte()
     optimizer: AdamWConfig = AdamWConfig()
     train: TrainConfig = TrainConfig()
@@ -124,6 +125,7 @@ class Recipe:
         if self.name in ("", ".", "..") or Path(self.name).name != self.name:
             raise ValueError(f"name must be a plain word, it names a folder; got {self.name!r}")
         _check_direction(self)
+        _check_vocabulary(self)
         make_schedule(self.optimizer, self.train.steps)
         _check_patcher(self)
         _check_layout(self)
@@ -158,6 +160,14 @@ def _check_direction(recipe: Recipe) -> None:
         raise ValueError(
             f"patcher mode {patcher.mode!r} looks ahead, which would leak bytes to objective {kind}: use a causal mode"
         )
+
+
+def _check_vocabulary(recipe: Recipe) -> None:
+    """A model must have an embedding and a logit for every id that the data may hold."""
+    ids = getattr(recipe.data, "vocab_size", VOCAB_SIZE)
+    known = getattr(recipe.model, "vocab_size", ids)
+    if known < ids:
+        raise ValueError(f"model.vocab_size must be at least {ids}, the ids of the data, got {known}")
 
 
 def _check_patcher(recipe: Recipe) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxblt.data.pipeline import Dataset
+from jaxblt.data.dataset import Dataset
 from jaxblt.parallel.distributed import process_table
 from jaxblt.parallel.mesh import off_mesh
 from jaxblt.parallel.rules import sharding_table
@@ -86,12 +86,13 @@ def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str
     total, plain = count_params(setup.boxed)
     device = jax.devices()[0]
     peak = peak_flops(device.device_kind)
+    held = "" if data.num_bytes is None else f", {data.num_bytes:,} in the split"
     seen = recipe.train.steps * recipe.data.batch_size * recipe.data.seq_len
     lines = [
         f"{recipe.name}: {recipe.train.steps} steps of {recipe.data.batch_size} rows of {recipe.data.seq_len} bytes",
         f"parameters      {total:,} ({plain:,} without hash tables)",
         f"FLOPs per byte  {cost.per_byte():,.0f}, and {cost.patch:,.0f} a patch (matmuls, forward and backward)",
-        f"bytes           {seen:,} to train on, {data.num_bytes:,} in the split; {seen / plain:.1f} a parameter",
+        f"bytes           {seen:,} to train on{held}; {seen / plain:.1f} a parameter",
         f"devices         {mesh.size} x {device.device_kind}, mesh {dict(mesh.shape)}, in {recipe.train.dtype}",
         f"peak            {'unknown for this device' if peak is None else f'{peak / 1e12:,.0f} TFLOP/s a device'}",
     ]

@@ -12,9 +12,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxblt.data.batch import Batch
-from jaxblt.data.config import DataConfig
+from jaxblt.data.dataset import Dataset
 from jaxblt.data.history import History
-from jaxblt.data.pipeline import Dataset, make_dataset
+from jaxblt.data.pipeline import make_dataset
+from jaxblt.data.task_data import RowsConfig
 from jaxblt.parallel.distributed import local_rows, make_global
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
@@ -117,17 +118,17 @@ def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState,
     )
 
 
-def init_params(task: Task, data: DataConfig, seed: int) -> Any:
+def init_params(task: Task, data: RowsConfig, seed: int) -> Any:
     """Boxed fp32 parameters, drawn from the seed; the same on any mesh."""
     return task.model.init(jax.random.key(seed), **blank_inputs(task, data))["params"]
 
 
-def blank_inputs(task: Task, data: DataConfig) -> dict[str, Array]:
+def blank_inputs(task: Task, data: RowsConfig) -> dict[str, Array]:
     """What the model takes, of the shapes of a batch: ids, and entropies if there is a patcher."""
     ids = jnp.zeros((data.batch_size, data.seq_len), jnp.int32)
-    return (
-        {"ids": ids} if task.patcher is None else {"ids": ids, "entropies": jnp.zeros(ids.shape, jnp.float32)}
-    )
+    if task.patcher is None:
+        return {"ids": ids}
+    return {"ids": ids, "entropies": jnp.zeros(ids.shape, jnp.float32)}
 
 
 def init_state(setup: Setup, frozen: Frozen | None) -> TrainState:
@@ -160,16 +161,23 @@ def open_data(
     """
     check_alignment(recipe.data, recipe.patcher)
     rows, parts = recipe.data.batch_size, recipe.train.accumulate if mode == "train" else 1
-    if rows % parts:
-        raise ValueError(f"batch_size = {rows} does not divide into train.accumulate = {parts} micro-batches")
-    local_rows(batch_sharding(mesh), rows // parts)
+    _check_rows(rows, parts, mesh)
     start, stop = local_rows(batch_sharding(mesh), rows)
     share = stop - start
     data = make_dataset(recipe.data, split=split, mode=mode, source=source)
-    for index in data.indexes:
-        layout_of(recipe.model).check(index.row_length, mesh.shape[SEQ_AXIS])
+    for fewer in data.batch_sizes:
+        _check_rows(fewer, parts, mesh)
+    for length in data.row_lengths:
+        layout_of(recipe.model).check(length, mesh.shape[SEQ_AXIS])
     history = entropy_history(recipe)
     return replace(data, process_index=start // share, process_count=rows // share, history=history)
+
+
+def _check_rows(rows: int, parts: int, mesh: Mesh) -> None:
+    """Raises ValueError unless a batch divides into micro-batches, and those among the mesh's devices."""
+    if rows % parts:
+        raise ValueError(f"batch_size = {rows} does not divide into train.accumulate = {parts} micro-batches")
+    local_rows(batch_sharding(mesh), rows // parts)
 
 
 def entropy_history(recipe: Recipe) -> History | None:
@@ -190,8 +198,14 @@ def entropy_history(recipe: Recipe) -> History | None:
 
 
 def to_devices(batch: Batch, mesh: Mesh, batch_size: int, layout: SequenceLayout = CONTIGUOUS) -> Batch:
-    """This process's rows as its part of global arrays, with the bytes of each laid out for the mesh."""
+    """This process's rows as its part of global arrays, with the bytes of each laid out for the mesh.
+
+    `batch_size` counts the rows of a full batch; one of fewer rows has as many fewer in every process.
+    """
     if layout != CONTIGUOUS and mesh.shape[SEQ_AXIS] > 1:
         order = layout.order(batch.inputs.shape[1], mesh.shape[SEQ_AXIS])
         batch = jax.tree.map(lambda x: x[:, order], batch)
-    return make_global(batch, batch_sharding(mesh), batch_size=batch_size)
+    sharding = batch_sharding(mesh)
+    start, stop = local_rows(sharding, batch_size)
+    rows = batch_size * batch.inputs.shape[0] // (stop - start)
+    return make_global(batch, sharding, batch_size=rows)

@@ -58,6 +58,7 @@ def test_eos_follows_text_but_not_genomes():
         ({"buckets": (8,)}, r"buckets \(8,\) need packing='buckets', got packing='windows'"),
         ({"stride": 3, "packing": "first_fit"}, "stride and context are of packing='windows', got 3 and 0"),
         ({"test_names": ("x",)}, "need split='names', got split='position'"),
+        ({"max_tokens": 10**6}, "max_tokens 1000000 needs packing='buckets', got packing='windows'"),
         ({"bed": "x.bed"}, "bed='x.bed' needs kind='fasta', got 'text'"),
         ({"reverse_complement": True}, "reverse_complement needs eos=False"),
         (

@@ -1,0 +1,169 @@
+"""Rows of a task: one example a row, generated or loaded, as a pure function of seed, step and slot."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxblt.data.buckets import bucket
+from jaxblt.data.config import DataConfig
+from jaxblt.data.dataset import Dataset, Row, batch_sizes
+from jaxblt.data.examples import Examples, TaskSource
+from jaxblt.data.packing import PackedIndex
+from jaxblt.data.schedule import Endless, OnePass, Shuffled
+from jaxblt.data.splits import SplitName
+from jaxblt.validation import MOST_SEED, check_bounds, check_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDataConfig:
+    """Data of a run that learns a task; stands where a `DataConfig` does.
+
+    Attributes:
+      task: config of the task, such as `jaxblt.evaluation.tasks.MQAR`.
+      seq_len: positions in a row (T); its longest example must fit.
+      batch_size: rows in a batch, over all processes.
+      buckets: lengths of shorter rows, for tasks whose examples are loaded and differ in length.
+      max_tokens: the most positions of a batch; one of longer rows has fewer of them. None sets no limit.
+      seed: picks an endless training split's examples, and else their order.
+
+    Raises:
+      ValueError: an option is out of range, or a row is too short for the task.
+    """
+
+    task: Any
+    seq_len: int
+    batch_size: int = 8
+    buckets: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    seed: int = 0
+
+    packing = "buckets"  # one example a row, with padding behind it
+    alignment = 1
+    entropies = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if isinstance(self.task, type) or not isinstance(self.task, TaskSource):
+            raise ValueError(
+                f"TaskDataConfig.task must be the config of a task, such as MQAR(), got {self.task!r}"
+            )
+        check_bounds(self, "seq_len", "batch_size", "buckets", least=1)
+        check_bounds(self, "max_tokens", least=self.seq_len, why=": a row of seq_len must fit")
+        check_bounds(self, "seed", least=0, most=MOST_SEED)
+        if self.seq_len < self.task.length:
+            raise ValueError(
+                f"TaskDataConfig.seq_len must be at least {self.task.length}, the longest example of "
+                f"{type(self.task).__name__}, got {self.seq_len}"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that its rows may hold."""
+        return self.task.vocab_size
+
+
+RowsConfig = DataConfig | TaskDataConfig
+"""What a run reads: documents of bytes, or a task."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TaskDataset(Dataset):
+    """Rows of one example each.
+
+    Attributes:
+      examples: of the split.
+      indexes: which example a row of each bucket holds; empty where row n is example n.
+    """
+
+    config: TaskDataConfig
+    examples: Examples
+    indexes: tuple[PackedIndex, ...] = ()
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        return tuple(index.row_length for index in self.indexes) or (self.config.seq_len,)
+
+    @property
+    def num_rows(self) -> int | None:
+        return self.examples.count
+
+    @property
+    def num_bytes(self) -> int | None:
+        return None if self.examples.lengths is None else int(self.examples.lengths.sum())
+
+    def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
+        inputs, targets, scored = self.examples.example(self._example(bucket, number))
+        count = len(inputs)
+        row["inputs"][:count], row["targets"][:count] = inputs, targets
+        row["segment_ids"][:count] = 1
+        row["positions"][:count] = np.arange(count)
+        row["loss_mask"][:count] = scored
+
+    def groups(self, step: int) -> np.ndarray:
+        """Int64[slots], the subtask of each of this process's rows; 0 without subtasks, -1 for an empty row."""
+        bucket, groups = self.schedule.place(step).bucket, self.examples.groups
+        numbers = self.row_numbers(step, self.slots(step))
+        found = [
+            -1 if n is None else 0 if groups is None else groups[self._example(bucket, n)] for n in numbers
+        ]
+        return np.array(found, np.int64)
+
+    def _example(self, bucket: int, number: int) -> int:
+        return int(self.indexes[bucket].documents[number]) if self.indexes else number
+
+
+def open_task(
+    config: TaskDataConfig,
+    *,
+    split: SplitName,
+    mode: Literal["train", "eval"],
+    process_index: int = 0,
+    process_count: int = 1,
+) -> TaskDataset:
+    """Opens one split of a task.
+
+    Raises:
+      ValueError: there is no such split, one pass over a split without end was asked for, or bad data.
+      FileNotFoundError: a path names no file.
+    """
+    if split == "all":
+        raise ValueError("a task has no split 'all': choose 'train', 'validation' or 'test'")
+    examples = config.task.open(split, seed=config.seed)
+    if mode == "eval" and examples.count is None:
+        raise ValueError(
+            f"split {split!r} of {type(config.task).__name__} has no end: choose 'validation' or 'test', or set "
+            "data.task.train_size"
+        )
+    indexes = _bucketed(config, examples)
+    return TaskDataset(
+        config=config,
+        mode=mode,
+        schedule=_schedule(config, mode, examples, indexes),
+        process_index=process_index,
+        process_count=process_count,
+        examples=examples,
+        indexes=indexes,
+    )
+
+
+def _bucketed(config: TaskDataConfig, examples: Examples) -> tuple[PackedIndex, ...]:
+    if not config.buckets:
+        return ()
+    if examples.lengths is None:
+        raise ValueError(
+            f"buckets {config.buckets} need examples whose lengths are known, and {type(config.task).__name__} makes "
+            "its own as they are asked for: leave data.buckets empty"
+        )
+    return tuple(bucket(examples.lengths, config.buckets, config.seq_len, long_documents="error"))
+
+
+def _schedule(
+    config: TaskDataConfig, mode: str, examples: Examples, indexes: tuple[PackedIndex, ...]
+) -> Shuffled | OnePass | Endless:
+    lengths = [index.row_length for index in indexes] or [config.seq_len]
+    sizes = batch_sizes(config, lengths)
+    if examples.count is None:
+        return Endless(sizes[0])
+    rows = tuple(len(index) for index in indexes) or (examples.count,)
+    return Shuffled(rows, sizes, config.seed) if mode == "train" else OnePass(rows, sizes)

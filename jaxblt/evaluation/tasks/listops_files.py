@@ -1,0 +1,78 @@
+"""ListOps from the files that Long Range Arena released: basic_train.tsv, basic_val.tsv and basic_test.tsv."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxblt.data.sources.files import expand, read_all
+from jaxblt.data.splits import SplitName
+from jaxblt.evaluation.tasks.generated import ids, vocab_size
+from jaxblt.evaluation.tasks.listops import SYMBOLS, parse
+from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_part
+from jaxblt.validation import check_bounds, check_fields
+
+_FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOpsFiles:
+    """Expressions with the answers that stand beside them.
+
+    Attributes:
+      path: the folder of the three files.
+      max_symbols: longer expressions are cut off behind so many, as the arena does.
+    """
+
+    path: str
+    max_symbols: int = 2000
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "max_symbols", least=1)
+
+    @property
+    def vocab_size(self) -> int:
+        return vocab_size(len(SYMBOLS))
+
+    @property
+    def length(self) -> int:
+        return self.max_symbols + 2
+
+    def open(self, split: SplitName, *, seed: int = 0) -> LoadedExamples:
+        """The expressions of a split.
+
+        Raises:
+          FileNotFoundError: the split's file is not there.
+          ValueError: a line does not hold an expression and a digit; the message names it.
+        """
+        check_part(split)
+        (file,) = expand(Path(self.path) / _FILES[split])
+        questions, answers = read_tsv(file)
+        return LoadedExamples([q[: self.max_symbols] for q in questions], answers)
+
+
+def read_tsv(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
+    """Ids of the expressions in a file, and of their answers; the header says which column is which.
+
+    Raises:
+      ValueError: there is no header of "Source" and "Target", or as of `ListOpsFiles.open`.
+    """
+    header, *lines = read_all(file).decode().splitlines()
+    columns = header.split("\t")
+    if sorted(columns) != ["Source", "Target"]:
+        raise ValueError(f"{str(file)!r} begins with {header!r:.60}, expected the columns Source and Target")
+    source, target = columns.index("Source"), columns.index("Target")
+    questions, answers = [], []
+    for number, line in enumerate(lines, start=2):
+        cells = line.split("\t")
+        if len(cells) != 2 or cells[target] not in list("0123456789"):
+            raise ValueError(
+                f"{str(file)!r}, line {number}: {line!r:.60}, expected an expression and a digit"
+            )
+        try:
+            questions.append(ids(np.array(parse(cells[source]), np.uint8)))
+        except ValueError as error:
+            raise ValueError(f"{str(file)!r}, line {number}: {error}") from error
+        answers.append(int(cells[target]))
+    return questions, ids(np.array(answers))

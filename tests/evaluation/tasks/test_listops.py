@@ -1,0 +1,66 @@
+"""ListOps: the evaluator on expressions worked out by hand, and the arena's files."""
+
+import pytest
+
+from jaxblt.data import OFFSET
+from jaxblt.evaluation.tasks import ListOpsFiles
+from jaxblt.evaluation.tasks.listops import evaluate, parse, show
+
+GOLDEN = (
+    ("7", 7),
+    ("( ( ( [MAX 2 ) 9 ) ] )", 9),
+    ("( ( ( ( ( [SM 6 ) 5 ) 9 ) 0 ) ] )", 0),
+    ("( ( ( ( ( [MIN 6 ) 3 ) 5 ) 1 ) ] )", 1),
+    ("( ( ( ( [MED 8 ) 1 ) 3 ) ] )", 3),
+    ("( ( ( [MED 8 ) 1 ) ] )", 4),  # 4.5, truncated
+    ("( ( ( ( ( [MED 9 ) 0 ) 3 ) 4 ) ] )", 3),
+    ("( ( ( ( [MAX ( ( ( [SM 9 ) 9 ) ] ) ) ( ( ( ( [MED 7 ) 5 ) 6 ) ] ) ) 2 ) ] )", 8),
+    ("( ( ( [MIN ( ( ( [MAX 3 ) ( ( ( [SM 8 ) 7 ) ] ) ) ] ) ) 6 ) ] )", 5),
+    ("( ( [SM ( ( [SM ( ( [SM 4 ) ] ) ) ] ) ) ] )", 4),
+)
+
+
+@pytest.mark.parametrize(("text", "value"), GOLDEN)
+def test_expressions_worked_out_by_hand(text, value):
+    assert evaluate(parse(text)) == value
+    assert parse(show(parse(text))) == parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "3 4", "[MAX 3", "[MAX ]", "3 ]", "[SM 1 ] ]", "[SM 1 ] 2"])
+def test_what_is_no_expression_is_refused(text):
+    with pytest.raises(ValueError, match="expression"):
+        evaluate(parse(text))
+
+
+def test_an_unknown_word_is_named():
+    with pytest.raises(ValueError, match=r"'\[MUL' is no symbol of ListOps"):
+        parse("( ( [MUL 3 ) ] )")
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["arena", "spinn"])
+def test_released_files_are_read(tmp_path, swapped):
+    rows = [("Source", "Target"), *((text, str(value)) for text, value in GOLDEN)]
+    lines = ["\t".join(row[::-1] if swapped else row) for row in rows]
+    (tmp_path / "basic_val.tsv").write_text("\n".join(lines) + "\n")
+    examples = ListOpsFiles(path=str(tmp_path), max_symbols=6).open("validation")
+    assert examples.count == len(GOLDEN)
+    for number, (text, value) in enumerate(GOLDEN):
+        inputs, targets, scored = examples.example(number)
+        assert (inputs[1:-1] - OFFSET).tolist() == parse(text)[:6]
+        assert targets[scored].tolist() == [OFFSET + value]
+    with pytest.raises(FileNotFoundError, match=r"basic_train\.tsv"):
+        ListOpsFiles(path=str(tmp_path)).open("train")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Source\tLabel\n1\t1\n", "expected the columns Source and Target"),
+        ("Source\tTarget\n( [MAX 2 ] )\t12\n", "line 2: .*expected an expression and a digit"),
+        ("Source\tTarget\n7\t7\n( [MUL 2 ] )\t2\n", "line 3: .*is no symbol"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, text, said):
+    (tmp_path / "basic_test.tsv").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        ListOpsFiles(path=str(tmp_path)).open("test")

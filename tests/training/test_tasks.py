@@ -1,0 +1,52 @@
+"""A run on a task: trained, read back and scored as any other."""
+
+from dataclasses import replace
+
+import pytest
+
+import configs
+import jaxblt
+from jaxblt.data import TaskDataConfig
+from jaxblt.evaluation.tasks import MQAR, Copy
+from jaxblt.evaluation.tasks.evaluate import score_run
+from jaxblt.training.loop import fit
+from jaxblt.training.recipe import Recipe
+from tests.training.tiny import TinyConfig, tiny_recipe
+
+DATA = TaskDataConfig(task=Copy(symbols=4, max_symbols=4, eval_size=20), seq_len=12, batch_size=8)
+
+
+def test_a_task_is_trained_and_scored(tmp_path):
+    fit(replace(tiny_recipe(steps=6, eval_every=6, mesh={"data": 8}), data=DATA), tmp_path / "run")
+    run = jaxblt.load(tmp_path / "run")
+    assert run.recipe.data == DATA
+    scores = score_run(run)
+    answers = sum(int(task.scored.sum()) for task in map(Copy.open(DATA.task, "test").example, range(20)))
+    assert scores.rows == (20,)
+    assert scores.accuracy[0] * answers == pytest.approx(round(scores.accuracy[0] * answers))
+    assert run.evaluate("test")["bytes"] == answers
+
+
+def test_a_run_on_documents_has_no_task(tmp_path):
+    class OnDocuments:
+        recipe = tiny_recipe()
+
+    with pytest.raises(ValueError, match="run 'tiny' learned no task: its data is a DataConfig"):
+        score_run(OnDocuments())
+
+
+def test_a_model_needs_an_id_for_everything_the_task_shows():
+    data = TaskDataConfig(task=MQAR(symbols=1000), seq_len=64)
+    with pytest.raises(
+        ValueError, match=r"model.vocab_size must be at least 1004, the ids of the data, got 260"
+    ):
+        replace(tiny_recipe(), data=data)
+    assert replace(tiny_recipe(model=TinyConfig(vocab_size=1004)), data=data).data.vocab_size == 1004
+
+
+@pytest.mark.parametrize("name", ["mqar", "copy", "parity", "listops", "babi"])
+def test_recipes_of_tasks_are_stored_under_short_names(name):
+    text = configs.get(name).to_json()
+    assert Recipe.from_json(text) == configs.get(name)
+    assert '"class": "task_data"' in text
+    assert f'"class": "{name}"' in text
