@@ -10,6 +10,7 @@ from jaxblt.data.task_data import TaskDataConfig
 from jaxblt.evaluation.tasks import MQAR, Babi, Copy, ListOps, Parity
 from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
 from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.training.objectives import NextByte
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
@@ -43,6 +44,7 @@ def _recipe(
         name=name,
         model=model,
         data=data,
+        objective=NextByte(accuracy=True),
         optimizer=AdamWConfig(learning_rate=rate, warmup_steps=50),
         train=train,
     )

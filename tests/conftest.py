@@ -1,5 +1,6 @@
 """Every test runs on 8 virtual CPU devices (unless a GPU is asked for), with strict dtypes, ranks and annotations."""
 
+import gc
 import os
 
 from tests import selection
@@ -16,6 +17,9 @@ if not selection.ON_GPU:
     # the suite's time is compilation, and much of that optimising and the newer fusion emitters
     flags = (os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", OLD_EMITTERS)
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+
+# Keep Python's collector from looking through JAX's caches again and again
+gc.set_threshold(100_000, 20, 100)
 
 import inspect  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
@@ -38,6 +42,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # an example's time depends on who else is on the machine
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is imported by now stays: the collector need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

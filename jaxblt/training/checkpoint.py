@@ -21,6 +21,9 @@ from jaxblt.training.renamed import as_stored
 
 logger = logging.getLogger(__name__)
 
+LEAST_SHARE = 1 << 20
+"""Bytes of a replicated array that a device copies to the host, at least."""
+
 
 class Restored(NamedTuple):
     """A checkpoint read back: the pytree of arrays, the JSON object saved beside it, and its step."""
@@ -52,6 +55,8 @@ def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Contex
     context = ocp.Context()
     context.checkpointables.registry = registry
     context.pytree.loading.partial_load = partial_load
+    # Orbax would compile a program that slices, for every shape of a replicated array
+    context.array.saving.min_slice_bytes_for_replica_parallel = LEAST_SHARE
     context.asynchronous.post_finalization_callback = on_commit
     return context
 

@@ -1,18 +1,27 @@
 """The benchmark of long prompts, tiny, on virtual devices: its figures, its gate, what it refuses."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.benchmark import generation
+from jaxblt import patching
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, StackConfig
 from tests.mixer_table import table
 
-TINY: Any = {"lengths": (4200,), "new_bytes": 6, "pattern": "A"}
+LENGTH, BLOCK = 150, 64
+TINY: Any = {"lengths": (LENGTH,), "new_bytes": 6, "pattern": "A"}
+
+
+@dataclass(frozen=True)
+class SmallBlocks(patching.PatcherConfig):
+    """A prompt ends in the third of them."""
+
+    block_size: int = BLOCK
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +36,7 @@ def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
         return BLTConfig(local, replace(local, pattern=pattern), local, hash=None, bridge_heads=2)
 
     monkeypatch.setattr(generation, "split_model", model)
+    monkeypatch.setattr(patching, "PatcherConfig", SmallBlocks)
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -36,7 +46,7 @@ def test_it_leaves_its_figures(devices: int, tmp_path: Path) -> None:
     written = json.loads(out.read_text(encoding="utf-8"))
     assert (written["devices_of_sequence"], written["prompts"]) == (devices, [found])
     assert 0 < found["difference_of_logits"] < generation.WITHIN
-    assert found["bytes_read_per_second"] == 4200 / found["read_seconds"]["median"]
+    assert found["bytes_read_per_second"] == LENGTH / found["read_seconds"]["median"]
     assert found["seconds_a_byte_written"] == found["write_seconds"]["median"] / 6
 
 
@@ -44,7 +54,7 @@ def test_it_leaves_its_figures(devices: int, tmp_path: Path) -> None:
 def test_logits_that_differ_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(generation, "WITHIN", 0.0)
     with pytest.raises(
-        RuntimeError, match=r"behind a prompt of 4200 bytes logits differ by .*: 0\.0 is allowed"
+        RuntimeError, match=rf"behind a prompt of {LENGTH} bytes logits differ by .*: 0\.0 is allowed"
     ):
         generation.benchmark(str(tmp_path / "generation.json"), **TINY)
 

@@ -11,7 +11,7 @@ from experiments.benchmark import packed_ring
 TINY: Any = {"length": 128, "heads": 2, "groups": 1, "head_dim": 8, "implementations": ("xla", "reference")}
 
 
-def test_it_leaves_its_figures(tmp_path: Path) -> None:
+def test_it_leaves_its_figures(two_devices: None, tmp_path: Path) -> None:
     out = tmp_path / "packed.json"
     (row,) = packed_ring.benchmark(out=str(out), documents=(3,), **TINY)["rows"]
     assert json.loads(out.read_text(encoding="utf-8"))["rows"] == [row]

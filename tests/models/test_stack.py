@@ -1,6 +1,7 @@
 """Stacks: scanned and unrolled share parameters, remat keeps gradients, side outputs arrive, streaming."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -31,15 +32,20 @@ def build(cfg):
     return stack, nn.meta.unbox(jax.jit(stack.init)(jax.random.key(0), x))["params"], x
 
 
+@functools.cache
+def plain():
+    return build(config())
+
+
 def loss_of(cfg, x):
     return lambda params: jnp.sum(Stack(cfg).apply({"params": params}, x)[0] ** 2)
 
 
 def test_scanned_and_unrolled_share_checkpoints():
-    stack, params, x = build(config())
+    stack, params, x = plain()
     unrolled = unstack_periods(params)
-    y, _ = stack.apply({"params": params}, x)
-    z, _ = Stack(config(scan=False)).apply({"params": unrolled}, x)
+    y, _ = jax.jit(stack.apply)({"params": params}, x)
+    z, _ = jax.jit(Stack(config(scan=False)).apply)({"params": unrolled}, x)
     np.testing.assert_allclose(np.asarray(y), np.asarray(z), **tol(jnp.float32, 64))
     assert sorted(unrolled) == ["period_0", "period_1", "rest"]
     jax.tree.map(
@@ -50,7 +56,7 @@ def test_scanned_and_unrolled_share_checkpoints():
 
 
 def test_layers_do_not_share_parameters():
-    _, params, _ = build(config())
+    _, params, _ = plain()
     kernels = params["periods"]["block_0"]["mlp"]["gate"]["kernel"]
     assert kernels.shape[0] == 2
     assert not np.array_equal(np.asarray(kernels[0]), np.asarray(kernels[1]))
@@ -58,7 +64,7 @@ def test_layers_do_not_share_parameters():
 
 @pytest.mark.parametrize("policy", ["full", "dots"])
 def test_remat_keeps_loss_and_gradients(policy):
-    _, params, x = build(config())
+    _, params, x = plain()
     value, grads = jax.jit(jax.value_and_grad(loss_of(config(), x)))(params)
     again, rematted = jax.jit(jax.value_and_grad(loss_of(config(remat=policy), x)))(params)
     np.testing.assert_allclose(float(value), float(again), rtol=1e-6)
@@ -80,7 +86,7 @@ def test_full_remat_needs_less_memory(scan):
 
 
 def test_offload_moves_block_inputs_to_the_host():
-    _, params, x = build(config())
+    _, params, x = plain()
     text = (
         jax.jit(jax.grad(loss_of(config(remat="offload"), x)))
         .trace(params)
@@ -138,7 +144,7 @@ def test_chunks_equal_one_call():
     cfg = config(pattern="HWAR", num_layers=6, mixers=table(attention=ATTENTION, window=5))
     stack, params, x = build(cfg)
     segments = jnp.asarray([[1] * 7 + [2] * 5, [1] * 12], jnp.int32)
-    whole, none = stack.apply({"params": params}, x, segment_ids=segments)
+    whole, none = jax.jit(stack.apply)({"params": params}, x, segment_ids=segments)
     assert none is None
     step = jax.jit(lambda x, s, state: stack.apply({"params": params}, x, segment_ids=s, state=state))
     state, parts = init_stack_state(cfg, 2, capacity=16), []
@@ -153,11 +159,12 @@ def test_chunks_equal_one_call():
 def test_dropout_acts_only_with_an_rng():
     cfg = config(dropout=0.5)
     stack, params, x = build(cfg)
-    plain, _ = stack.apply({"params": params}, x)
-    again, _ = stack.apply({"params": params}, x)
-    dropped, _ = stack.apply({"params": params}, x, rngs={"dropout": jax.random.key(3)})
-    np.testing.assert_array_equal(np.asarray(plain), np.asarray(again))
-    assert not np.allclose(np.asarray(plain), np.asarray(dropped))
+    apply = jax.jit(stack.apply)
+    whole, _ = apply({"params": params}, x)
+    again, _ = apply({"params": params}, x)
+    dropped, _ = apply({"params": params}, x, rngs={"dropout": jax.random.key(3)})
+    np.testing.assert_array_equal(np.asarray(whole), np.asarray(again))
+    assert not np.allclose(np.asarray(whole), np.asarray(dropped))
 
 
 def test_errors_name_the_letter():

@@ -1,12 +1,19 @@
-"""These tests compile many programs and run each a few times: a quick compiler serves them best."""
+"""These tests fit the same few recipes again and again, each run a few steps long."""
 
-import jax
+from collections.abc import Iterator
+
 import pytest
+
+from tests.compiled import compiled_once_and_quickly
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for this process's programs."""
+    return str(tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.fixture(autouse=True, scope="module")
-def compile_quickly():
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+def _compiled_once_and_quickly(compiled: str) -> Iterator[None]:
+    with compiled_once_and_quickly(compiled):
+        yield

@@ -1,6 +1,7 @@
 """Runs in processes of their own: killed and started again, and two processes as one."""
 
 import json
+import os
 import random
 import signal
 import socket
@@ -21,9 +22,14 @@ from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
 ROOT = Path(__file__).parents[2]
 
 
-def start(**options):
+def start(compiled=None, **options):
+    """With a folder for compiled programs, processes that come one after another compile them once."""
     command = [sys.executable, "-m", "tests.training.worker", json.dumps(options)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    env = dict(os.environ)
+    if compiled is not None:
+        env |= {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, env=env, **streams)
 
 
 def finish(process):
@@ -41,18 +47,18 @@ def together(count, **options):
         assert code == 0, said
 
 
-def test_a_run_killed_and_then_stopped_logs_the_same_bits_when_it_goes_on(tmp_path):
+def test_a_run_killed_and_then_stopped_logs_the_same_bits_when_it_goes_on(compiled, tmp_path):
     """Nor can another trainer use its folder meanwhile, or a second signal keep it from saving."""
-    code, said = finish(start(run_dir=str(tmp_path / "whole")))
+    code, said = finish(start(compiled, run_dir=str(tmp_path / "whole")))
     assert code == 0, said
     # rows are read ahead: the kill falls somewhere behind the first checkpoint, step 5, and before the end
     kill_at = random.randrange(8 * 12, 8 * 22)
     killed = tmp_path / "killed"
-    code, said = finish(start(run_dir=str(killed), kill_at=kill_at))
+    code, said = finish(start(compiled, run_dir=str(killed), kill_at=kill_at))
     assert code == -9, said
     before = losses(killed)
     assert max(before, default=0) < 24
-    stopped = start(run_dir=str(killed))
+    stopped = start(compiled, run_dir=str(killed))
     # the report's last line: from here on signals are caught, and the first step is yet to be compiled
     assert any(line.startswith("total ") for line in stopped.stdout)
     with (
@@ -65,7 +71,7 @@ def test_a_run_killed_and_then_stopped_logs_the_same_bits_when_it_goes_on(tmp_pa
     stopped.send_signal(signal.SIGTERM)
     code, said = finish(stopped)
     assert (code, "stopped and saved at step" in said) == (0, True), said
-    code, said = finish(start(run_dir=str(killed)))
+    code, said = finish(start(compiled, run_dir=str(killed)))
     assert code == 0, said
     assert logged(killed) == logged(tmp_path / "whole"), f"killed at read {kill_at}"
 

@@ -1,0 +1,99 @@
+"""The demo and the notebook run from top to bottom, in this process, on one device and on short rows."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from configs import demo as recipes
+from experiments import demo, patch
+from jaxblt.data import config, samples
+from jaxblt.data.sources import BytesSource
+from tests.compiled import compiled_once_and_quickly
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK = ROOT / "experiments" / "notebooks" / "quickstart.ipynb"
+BYTES = 40_000
+EXECUTE = (
+    f"import nbclient, nbformat; n = nbformat.read({str(NOTEBOOK)!r}, 4); "
+    "nbclient.NotebookClient(n, timeout=600, kernel_name='python3').execute(); "
+    "print(sum(len(c.get('outputs', [])) for c in n.cells))"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_once_and_quickly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with compiled_once_and_quickly(str(tmp_path_factory.mktemp("compiled"))):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = jax.devices()
+    monkeypatch.setattr(jax, "devices", lambda *backend: devices[:1])
+
+
+@pytest.fixture
+def short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginning of the book, in rows of a quarter of their length."""
+    whole = samples.sample_source
+
+    def beginning(name: str) -> BytesSource:
+        source = whole(name)
+        return BytesSource([source.documents[0][:BYTES]], source.names)
+
+    for module in (samples, config):
+        monkeypatch.setattr(module, "sample_source", beginning)
+    monkeypatch.setattr(recipes, "SEQ_LEN", recipes.SEQ_LEN // 4)
+    monkeypatch.setattr(recipes, "BLOCK", recipes.BLOCK // 4)
+
+
+def test_demo_leaves_everything_it_promises_and_goes_on(short_rows, tmp_path, capsys):
+    run = tmp_path / "demo"
+    demo.main(["--run-dir", str(run), "--steps", "4", "--entropy-steps", "4"])
+    said = capsys.readouterr().out
+    for name in ("order-5 byte model", "gzip", "bzip2", "xz", "BLT-Hyena", "bytes a patch"):
+        assert name in said
+    assert (run / "patches.png").read_bytes().startswith(b"\x89PNG")
+    assert (run / "generated.txt").read_text(encoding="utf-8").startswith("The Time Traveller ")
+    resolved = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    assert resolved["versions"]["jax"]
+    assert resolved["recipe"]["patcher"]["threshold"] > 0
+    assert list(run.glob("tensorboard/events.out.tfevents.*"))
+    assert (run / "checkpoints" / "4").is_dir()
+    patch.main([str(ROOT / "LICENSE"), "--run-dir", str(run), "--length", "300"])
+    assert "bytes a patch" in capsys.readouterr().out
+
+
+def shown(cell: str, names: dict[str, Any]) -> Any:
+    """What a notebook shows below the cell: its last line's value, if that line is an expression."""
+    *statements, last = ast.parse(cell).body
+    if not isinstance(last, ast.Expr):
+        statements, last = [*statements, last], None
+    exec(compile(ast.Module(statements, []), NOTEBOOK.name, "exec"), names)
+    return None if last is None else eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), names)
+
+
+def test_the_notebook_runs_from_top_to_bottom(capsys):
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {}
+    values = [shown("".join(cell["source"]), names) for cell in cells if cell["cell_type"] == "code"]
+    assert "│" in capsys.readouterr().out
+    assert sum(value is not None for value in values) >= 5
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_in_a_kernel():
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", EXECUTE], cwd=ROOT, env=env, capture_output=True, text=True, timeout=800
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) >= 6
