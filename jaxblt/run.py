@@ -131,7 +131,7 @@ class Run:
         devices = mesh.build()
         recipe = self.recipe if data is None else replace(self.recipe, data=data)
         dataset = open_data(recipe, devices, split=split, mode="eval", source=source)
-        task = replace(make_task(recipe), packed=True)
+        task = replace(make_task(recipe), packed=True).cut_by(self.patcher)
         with jax.set_mesh(devices):
             step = make_eval_step(task, targets=target_ids(targets), seed=self.recipe.train.seed)
             state = jax.device_put(self.state, replicated(devices))

@@ -64,11 +64,15 @@ def _gpus() -> int:
 
 
 def _of_other_weeks(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of each test's slow cases those that `slow(weekly=...)` does not take this week."""
+    """Of each test's slow cases those that `slow(weekly=...)` does not take this week.
+
+    Tests with one `group` take turns as if they were cases of one test.
+    """
     slow: dict[str, list[pytest.Item]] = {}
     for item in items:
         if "slow" in item.keywords:
-            slow.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            groups = [mark.kwargs["group"] for mark in item.iter_markers("slow") if "group" in mark.kwargs]
+            slow.setdefault((groups or [item.nodeid.partition("[")[0]])[0], []).append(item)
     away: set[pytest.Item] = set()
     for test, cases in slow.items():
         weekly = max(mark.kwargs.get("weekly", 0) for mark in cases[0].iter_markers("slow"))

@@ -56,9 +56,9 @@ class Task:
         """How bytes become patches; None for a model without."""
         return self.model.patcher
 
-    def cut_by(self, patcher: PatcherConfig) -> "Task":
+    def cut_by(self, patcher: PatcherConfig | None) -> "Task":
         """The task of the same model with another patcher."""
-        return replace(self, model=self.model.clone(patcher=patcher))
+        return self if patcher == self.patcher else replace(self, model=self.model.clone(patcher=patcher))
 
 
 def find_entropies(task: Task, frozen: Frozen | None, batch: Batch) -> Float[Array, "B T"] | None:

@@ -55,6 +55,7 @@ def short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "BLOCK", recipes.BLOCK // 4)
 
 
+@pytest.mark.slow(weekly=1, group="whole runs of the demo")
 def test_demo_leaves_everything_it_promises_and_goes_on(short_rows, tmp_path, capsys):
     run = tmp_path / "demo"
     demo.main(["--run-dir", str(run), "--steps", "4", "--entropy-steps", "4"])
@@ -81,6 +82,7 @@ def shown(cell: str, names: dict[str, Any]) -> Any:
     return None if last is None else eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), names)
 
 
+@pytest.mark.slow(weekly=1, group="whole runs of the demo")
 def test_the_notebook_runs_from_top_to_bottom(capsys):
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}
