@@ -5,6 +5,7 @@ from pathlib import Path
 
 from experiments.benchmark import _split_tables, _tables
 from experiments.benchmark._markdown import (
+    Figures,
     Folder,
     count,
     flags,
@@ -82,6 +83,10 @@ def files(folder: Folder) -> str:
     return table(("file", "device", "jax", "commit", "`XLA_FLAGS`"), rows)
 
 
+def _steps_time(run: Figures) -> str:
+    return f"{run['bytes_seen'] / run['bytes_per_second']:.0f} s"
+
+
 def summary(folder: Folder) -> str:
     """README's table."""
     books, peer, dna = (folder[name] for name in ("books", "books_transformer", "ecoli"))
@@ -97,8 +102,8 @@ def summary(folder: Folder) -> str:
     rows = (
         (
             "held-out English books",
-            f"`books`, BLT-Hyena, {count(books['bytes_seen'] / 1e6)} MB seen",
-            f"{bits['books']} bits per byte (byte Transformer in the same time {bits['books_transformer']}, "
+            f"`books`, BLT-Hyena, {_steps_time(books)} of steps",
+            f"{bits['books']} bits per byte (byte Transformer in {_steps_time(peer)} {bits['books_transformer']}, "
             f"xz {base['xz']:.3f})",
         ),
         (
