@@ -16,9 +16,6 @@ TILE = 128
 HEADS = (64, 128)
 """Sizes of a head."""
 
-TIMED_BACKWARD = 2048
-"""Tokens from which causal gradients were timed against cuDNN's: 0.996 times its time here, 0.96 at 8,192."""
-
 
 def why_not_forward(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
     """Why the forward kernel cannot run this, or None."""
@@ -60,17 +57,4 @@ def rather_not_forward(
         return f"it was timed with bfloat16 alone, not {q.dtype}"
     if mask.kv_lengths is not None and q.shape[0] == k.shape[0]:
         return "with lengths of keys it was not timed"
-    return None
-
-
-def rather_not_backward(
-    device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None
-) -> str | None:
-    """Where cuDNN's gradients were measured to be faster, or these kernels were not measured; or None."""
-    if not mask.interval.causal:
-        return "without a causal mask cuDNN's gradients are faster"
-    if q.shape[-1] != HEADS[1] or str(q.dtype) != "bfloat16":
-        return f"it was timed with bfloat16 heads of {HEADS[1]} alone, not {q.dtype} of {q.shape[-1]}"
-    if q.shape[1] < TIMED_BACKWARD:
-        return f"it was timed from {TIMED_BACKWARD} tokens on, not at {q.shape[1]}"
     return None

@@ -40,9 +40,9 @@ FORWARD = (
     Implementation("reference", reference.attention_with_lse),
 )
 BACKWARD = (
-    Implementation("mosaic_gpu", _mosaic_gpu_gradients, hopper.why_not_backward, hopper.rather_not_backward),
     Implementation("cudnn", cudnn.gradients_given_lse, cudnn.why_not_partial),
     Implementation("xla", xla.gradients_given_lse),
+    Implementation("mosaic_gpu", _mosaic_gpu_gradients, hopper.why_not_backward),
     Implementation("reference", reference.gradients_given_lse),
 )
 MERGING = ("mosaic_gpu",)
