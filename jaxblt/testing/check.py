@@ -1,7 +1,10 @@
 """The property suite that every mixer passes."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
+
+import jax
 
 from jaxblt.mixers.base import MixerConfig
 from jaxblt.testing import long_rows, numerics, parallel, split, streaming
@@ -10,11 +13,19 @@ from jaxblt.testing.subject import Subject
 
 @dataclasses.dataclass(frozen=True)
 class Property:
-    """One thing that must hold. `check` raises AssertionError if it does not; `applies` says which mixers it is of."""
+    """One thing that must hold.
+
+    Attributes:
+      name: of the property.
+      check: raises AssertionError if it does not hold.
+      applies: which mixers it is of.
+      devices: without as many it cannot be checked.
+    """
 
     name: str
     check: Callable[[Subject], None]
     applies: Callable[[MixerConfig], bool] = lambda config: True
+    devices: int = 1
 
 
 def _causal(config: MixerConfig) -> bool:
@@ -30,22 +41,22 @@ PROPERTIES: tuple[Property, ...] = (
     Property("odd_lengths", parallel.check_odd_lengths),
     Property("batch", parallel.check_batch),
     Property("positions", parallel.check_positions),
-    Property("sequence", parallel.check_sequence),
-    Property("gathers", split.check_gathers),
+    Property("sequence", parallel.check_sequence, devices=2),
+    Property("gathers", split.check_gathers, devices=split.GATHERED_OVER),
     Property("long", long_rows.check_long),
     Property("chunked", streaming.check_chunked, _causal),
     Property("continued", streaming.check_continued, _causal),
     Property("documents_streamed", streaming.check_documents_streamed, _causal),
     Property("holes_streamed", streaming.check_holes_streamed, _causal),
     Property("rows_advance_alone", streaming.check_rows_advance_alone, _causal),
-    Property("split_call", split.check_split_call, _causal),
+    Property("split_call", split.check_split_call, _causal, devices=split.DEVICES),
     Property("state", streaming.check_state, _causal),
     Property("gradients", numerics.check_gradients),
     Property("finite_gradients", numerics.check_finite_gradients),
     Property("every_parameter", numerics.check_every_parameter),
     Property("jit", numerics.check_jit),
     Property("bfloat16", numerics.check_bfloat16),
-    Property("sharded", numerics.check_sharded),
+    Property("sharded", numerics.check_sharded, devices=2),
 )
 
 
@@ -66,7 +77,10 @@ def check_mixer(
 
     Raises:
       AssertionError: a property does not hold; names it, the size of the error and the tolerance.
-      ValueError: a name in `only` is unknown, or `length` is too small.
+      ValueError: a name in `only` is unknown or needs more devices than there are, or `length` is too small.
+
+    Warns:
+      UserWarning: properties of several devices were left out, as there are too few; virtual ones of the CPU will do.
     """
     unknown = sorted(set(only or ()) - {p.name for p in PROPERTIES})
     if unknown:
@@ -74,10 +88,25 @@ def check_mixer(
     if length < 14:
         raise ValueError(f"length must be at least 14 for documents and odd lengths to fit, got {length}")
     subject = Subject(config, length=length, seed=seed)
-    chosen = [p for p in PROPERTIES if (only is None or p.name in only) and p.applies(config)]
+    applying = [p for p in PROPERTIES if (only is None or p.name in only) and p.applies(config)]
+    chosen = [p for p in applying if p.devices <= jax.device_count()]
+    _tell_left_out([p.name for p in applying if p not in chosen], asked=only is not None)
     for prop in chosen:
         try:
             prop.check(subject)
         except AssertionError as error:
             raise AssertionError(f"{prop.name}: {error}") from error
     return [p.name for p in chosen]
+
+
+def _tell_left_out(names: list[str], *, asked: bool) -> None:
+    """Warns that properties were not checked for want of devices; raises ValueError if they were asked for."""
+    if not names:
+        return
+    said = (
+        f"not checked, as there are too few devices ({jax.device_count()}): {', '.join(names)}; start the process with "
+        "JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8"
+    )
+    if asked:
+        raise ValueError(said)
+    warnings.warn(said, stacklevel=3)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jaxblt.mixers import ExplicitFilter, GatedRecurrenceConfig, HyenaConfig, MixerConfig
 from jaxblt.mixers.choices import held
 from jaxblt.parallel import seq_axis
-from jaxblt.testing import PROPERTIES, check_mixer
+from jaxblt.testing import PROPERTIES, check, check_mixer
 
 RECURRENCE = GatedRecurrenceConfig(dim=8)
 CONVOLUTION = HyenaConfig(dim=8, filter=ExplicitFilter(taps=4), short_taps=1)
@@ -295,6 +295,16 @@ def test_hard_choices_are_held_while_gradients_are_compared() -> None:
 
 def test_a_sound_mixer_passes_what_was_asked() -> None:
     assert check_mixer(RECURRENCE, only=["state", "output"], length=14) == ["output", "state"]
+
+
+def test_what_one_device_cannot_check_is_said_and_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    left_out = "sequence, gathers, split_call, sharded"
+    monkeypatch.setattr(check, "PROPERTIES", [p for p in PROPERTIES if p.devices > 1])
+    with pytest.warns(UserWarning, match=rf"too few devices \(1\): {left_out}; start the process with"):
+        assert check_mixer(RECURRENCE) == []
+    with pytest.raises(ValueError, match="too few devices"):
+        check_mixer(RECURRENCE, only=["sequence"])
 
 
 def test_bad_arguments_are_refused() -> None:
