@@ -136,7 +136,7 @@ def test_a_resumed_recipe_adopts_what_the_run_settled():
     ],
 )
 def test_what_is_learned_changes_only_if_it_is_meant(options, said):
-    stored, recipe = Resolved(tiny_recipe(), None), tiny_recipe(**options)
+    stored, recipe = Resolved(tiny_recipe(), {}), tiny_recipe(**options)
     with pytest.raises(ValueError, match=f"--resume-with.*{re.escape(said)}$"):
         adopt(recipe, stored)
     assert adopt(recipe, stored, resume_with=True) == recipe
@@ -156,13 +156,13 @@ def test_what_a_run_writes_and_where_it_runs_may_change():
     free |= {"keep": 4, "max_skips": 9, "max_overflow": 0.5, "time_limit_s": 9.0, "profile_steps": (1, 2)}
     free |= {"compilation_cache": "a", "mesh": {"fsdp": 2}}
     recipe = dataclasses.replace(tiny_recipe(**free), name="other")
-    assert adopt(recipe, Resolved(tiny_recipe(), None)) == recipe
+    assert adopt(recipe, Resolved(tiny_recipe(), {})) == recipe
     changed = [change.partition(":")[0] for change in differences(tiny_recipe(), recipe)]
     assert {path.removeprefix("recipe.").replace("mesh.fsdp", "mesh") for path in changed} == set(FREE)
 
 
 def test_every_config_of_a_run_is_kept(tmp_path):
-    first, second, third = (Resolved(tiny_recipe(log_every=n), None) for n in (1, 2, 3))
+    first, second, third = (Resolved(tiny_recipe(log_every=n), {}) for n in (1, 2, 3))
     for resolved, step in ((first, 0), (first, 5), (second, 10), (third, 10), (third, 15)):
         keep_earlier(tmp_path, resolved, step)
         write_resolved(tmp_path, resolved)
@@ -173,7 +173,7 @@ def test_every_config_of_a_run_is_kept(tmp_path):
 
 
 def test_config_file_round_trip_and_damage(tmp_path):
-    stored = Resolved(tiny_recipe(), None)
+    stored = Resolved(tiny_recipe(), {})
     write_resolved(tmp_path / "run", stored)
     assert read_resolved(tmp_path / "run") == stored
     file = tmp_path / "run" / "config.json"

@@ -30,7 +30,7 @@ RECIPE = tiny_recipe(model=ByteLMConfig(stack=STACK))
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of one layer, never trained."""
     run_dir = tmp_path_factory.mktemp("sound")
-    write_resolved(run_dir, Resolved(RECIPE, None))
+    write_resolved(run_dir, Resolved(RECIPE, {}))
     shapes = nn.meta.unbox(jax.eval_shape(lambda: init_params(make_task(RECIPE), RECIPE.data, 0)))
     with Checkpointer(checkpoint_dir(run_dir)) as checkpoints:
         checkpoints.save(1, {"params": jax.tree.map(lambda x: np.ones(x.shape, np.float32), shapes)})
@@ -174,9 +174,9 @@ def test_names_of_other_files_are_not_followed(run_dir: Path) -> None:
     recipe = replace(RECIPE, data=replace(RECIPE.data, paths=(waits,), entropies=waits), init_from=waits)
     patcher = PatcherConfig(mode="static", patch_size=4, block_size=16)
     patched = replace(recipe, model=BLTConfig(), patcher=patcher, entropy_run=waits)
-    write_resolved(run_dir, Resolved(recipe, None))
+    write_resolved(run_dir, Resolved(recipe, {}))
     assert jaxblt.load(run_dir).recipe.init_from == waits
-    write_resolved(run_dir, Resolved(patched, None))
+    write_resolved(run_dir, Resolved(patched, {}))
     assert read_resolved(run_dir).recipe.entropy_run == waits
 
 
