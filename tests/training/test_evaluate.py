@@ -12,7 +12,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.training.evaluate import Validation, evaluate, make_eval_step, summarise, target_ids
 from jaxblt.training.objectives import Masked
 from jaxblt.training.setup import init_state, make_setup
-from jaxblt.training.state import TrainState, freeze
+from jaxblt.training.state import TrainState, freeze_entropy
 from jaxblt.training.step import Task
 from tests.training.tiny import Letters, TinyConfig, random_batch, tiny_recipe
 
@@ -22,7 +22,7 @@ def setup():
     mesh = make_mesh(devices=jax.devices()[:2])
     with jax.set_mesh(mesh):
         setup = make_setup(tiny_recipe(), mesh)
-        return setup, init_state(setup, None)
+        return setup, init_state(setup)
 
 
 def test_every_target_of_a_split_counts_once(setup):

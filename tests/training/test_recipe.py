@@ -112,7 +112,7 @@ def test_differences_name_the_fields():
 
 def test_a_resumed_recipe_adopts_what_the_run_settled():
     settled = dataclasses.replace(ENTROPY, threshold=0.5, capacity=8)
-    stored = Resolved(tiny_recipe(**FROM_RUN | {"patcher": settled}, entropy_model=TinyConfig(dim=8)), "hash")
+    stored = Resolved(tiny_recipe(**FROM_RUN | {"patcher": settled}, entropy_model=TinyConfig(dim=8)), {})
     adopted = adopt(tiny_recipe(**FROM_RUN, steps=50), stored, resume_with=True)
     assert adopted.patcher == settled
     assert adopted.entropy_model == TinyConfig(dim=8)
@@ -181,3 +181,29 @@ def test_config_file_round_trip_and_damage(tmp_path):
         file.write_text(text)
         with pytest.raises(ValueError, match="is not the config of a run"):
             read_resolved(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        None,
+        "a" * 64,
+        ["a" * 64],
+        *({"entropy": wrong} for wrong in (None, "../" * 21 + "a", "A" * 64, "a" * 63, "a" * 64 + "\n")),
+        *({wrong: "a" * 64} for wrong in ("../x", "", "a" * 41)),
+    ],
+)
+def test_a_content_hash_names_a_folder_and_nothing_else(tmp_path, frozen):
+    write_resolved(tmp_path, Resolved(tiny_recipe(), frozen))
+    with pytest.raises(ValueError, match="expected SHA-256 content hashes in hex by name"):
+        read_resolved(tmp_path)
+
+
+def test_a_config_from_before_frozen_trees_had_names(tmp_path):
+    file = tmp_path / "config.json"
+    for old, frozen in ((None, {}), ("a" * 64, {"entropy": "a" * 64})):
+        write_resolved(tmp_path, Resolved(tiny_recipe(), {}))
+        content = json.loads(file.read_text())
+        del content["frozen"]
+        file.write_text(json.dumps(content | {"frozen_hash": old}))
+        assert read_resolved(tmp_path) == Resolved(tiny_recipe(), frozen)
