@@ -205,7 +205,7 @@ def test_a_document_scores_alike_in_every_packing(name):
 
 def test_a_run_of_windows_is_scored_on_packed_rows():
     setup = make_setup(SMALL, MESH)
-    run = Run(SMALL, 0, setup.task, draw(setup.abstract.params, 0), None)
+    run = Run(SMALL, 0, setup.task, draw(setup.abstract.params, 0), {})
     alone, together = (
         run.evaluate("train", data=replace(SMALL.data, batch_size=8, **data), source=documents(64))
         for data in (ALONE[1], PACKED[0])

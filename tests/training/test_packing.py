@@ -73,7 +73,7 @@ def test_the_demo_takes_packed_rows():
 
 def test_a_loaded_model_takes_any_segment_ids():
     recipe = MODELS["patches"]
-    run = Run(recipe, 0, make_task(recipe), None, None)
+    run = Run(recipe, 0, make_task(recipe), None, {})
     for model in (run.model, run.entropy_model):
         assert all(value in (True, 1) for _, value in promises(model.config, "model"))
 
