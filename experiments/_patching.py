@@ -26,7 +26,7 @@ from jaxblt.patching import (
 )
 from jaxblt.patching.config import Mode
 from jaxblt.training.frozen import bounded_context
-from jaxblt.training.state import Frozen, freeze, widen
+from jaxblt.training.state import ENTROPY, Frozen, freeze, widen
 
 FASTA = (".fa", ".fasta", ".fna")
 
@@ -69,13 +69,13 @@ def load_entropy_model(run_dir: str) -> EntropyModel:
     import jaxblt
 
     run = jaxblt.load(run_dir, dtype="float32")
-    if run.entropy_model is not None and run.frozen is not None:
+    if run.entropy_model is not None and ENTROPY in run.frozen:
         context = None if run.patcher is None else run.patcher.entropy_context
-        return EntropyModel(run.recipe.entropy_model, run.frozen, run.patcher, context)
+        return EntropyModel(run.recipe.entropy_model, run.frozen[ENTROPY], run.patcher, context)
     if not isinstance(run.recipe.model, ByteLMConfig):
         raise ValueError(f"{run_dir} has no entropy model: name a run of a byte language model")
     context = bounded_context(run.recipe.model, run.recipe.data.seq_len)
-    return EntropyModel(run.recipe.model, freeze(run.params, 0.0), None, context)
+    return EntropyModel(run.recipe.model, freeze(run.params, jnp.bfloat16), None, context)
 
 
 def patcher_of(model: EntropyModel | None, mode: Mode | None) -> PatcherConfig:

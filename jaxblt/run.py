@@ -23,11 +23,12 @@ from jaxblt.training.checkpoint import restore
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.fitting import check_recipe, fitting_shapes
 from jaxblt.training.frozen import calibrate, load_frozen
+from jaxblt.training.frozen_store import frozen_dir
 from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
 from jaxblt.training.safe_files import check_inside, sizes_below
 from jaxblt.training.setup import blank_inputs, init_params, make_task, open_data
-from jaxblt.training.state import Frozen, TrainState, widen
+from jaxblt.training.state import ENTROPY, Frozen, TrainState, widen
 from jaxblt.training.step import Task
 
 
@@ -40,7 +41,7 @@ class Run:
       step: training steps that the parameters have seen.
       task: model, entropy model, objective and patcher, built for the rows of the recipe's data.
       params: of the model, fp32.
-      frozen: parameters of the entropy model and the threshold; None for a model without.
+      frozen: trees that were not trained, by name: the entropy model is `frozen["entropy"]`.
       vocabulary: the module that turns bytes into ids and back.
     """
 
@@ -48,7 +49,7 @@ class Run:
     step: int
     task: Task
     params: Any
-    frozen: Frozen | None
+    frozen: dict[str, Frozen]
     vocabulary: ModuleType = vocab
 
     @property
@@ -78,11 +79,11 @@ class Run:
     @property
     def entropy_params(self) -> Any:
         """Its parameters, fp32 with the values of bfloat16, as in training."""
-        return None if self.frozen is None else widen(self.frozen.params)
+        return widen(self.frozen[ENTROPY].params) if ENTROPY in self.frozen else None
 
     @property
     def state(self) -> TrainState:
-        """Parameters and entropy model as an evaluation step reads them; there is no optimiser."""
+        """Parameters and frozen trees as an evaluation step reads them; there is no optimiser."""
         zero = jnp.zeros((), jnp.int32)
         return TrainState(zero, self.params, (), zero, zero, self.frozen)
 
@@ -179,12 +180,9 @@ class Run:
         mesh = MeshConfig(data=1).build(jax.local_devices()[:1])
         rows = make_dataset(config, split=split, mode="eval", source=source)
         with jax.set_mesh(mesh):
-            patcher = calibrate(recipe, rows, mesh, None if self.frozen is None else self.frozen.params)
-        frozen = self.frozen
-        if frozen is not None:
-            frozen = frozen.replace(threshold=jnp.float32(patcher.known_threshold()))  # pyright: ignore[reportAttributeAccessIssue]
+            patcher = calibrate(recipe, rows, mesh, self.frozen)
         recipe = replace(self.recipe, patcher=patcher)
-        return replace(self, recipe=recipe, task=self.task.cut_by(patcher), frozen=frozen)
+        return replace(self, recipe=recipe, task=self.task.cut_by(patcher))
 
 
 def load(run_dir: str | os.PathLike[str], *, step: int | None = None, dtype: str | None = None) -> Run:
@@ -204,20 +202,19 @@ def load(run_dir: str | os.PathLike[str], *, step: int | None = None, dtype: str
         checkpoints lie elsewhere.
       CheckpointCorrupt: no checkpoint can be read.
     """
-    recipe, content_hash = read_resolved(run_dir)
-    check_recipe(recipe, frozen=content_hash is not None)
-    check_inside(checkpoint_dir(run_dir), run_dir)
-    sum(sizes_below(checkpoint_dir(run_dir)))  # before Orbax looks for steps, which opens files
+    resolved = read_resolved(run_dir)
+    recipe = resolved.recipe
+    check_recipe(recipe, frozen=ENTROPY in resolved.frozen)
+    for folder in (checkpoint_dir(run_dir), frozen_dir(run_dir)):
+        check_inside(folder, run_dir)
+        sum(sizes_below(folder))  # before Orbax looks for steps, which opens files
     if dtype is not None:
         recipe = replace(recipe, train=replace(recipe.train, dtype=dtype))
     task = make_task(recipe)
     restored = restore(
         checkpoint_dir(run_dir), partial(_param_shapes, task, recipe), step=step, subtree="params"
     )
-    frozen = None
-    if content_hash is not None:
-        config, patcher = recipe.entropy_model, recipe.patcher
-        frozen = load_frozen(run_dir, config, patcher, content_hash, step=restored.step)
+    frozen = load_frozen(run_dir, resolved, step=restored.step)
     return Run(recipe, restored.step, task, restored.state, frozen)
 
 

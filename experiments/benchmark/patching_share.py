@@ -21,10 +21,11 @@ def cases(ready: Ready) -> tuple[Any, Any]:
     import jax
 
     from jaxblt.profiling import Case
+    from jaxblt.training.state import ENTROPY
     from jaxblt.training.step import find_entropies
 
     task, state, batch = ready.setup.task, ready.state, ready.batch
-    if state.frozen is None or batch.entropies is not None:
+    if ENTROPY not in state.frozen or batch.entropies is not None:
         raise ValueError(
             f"recipe {ready.setup.recipe.name!r} asks no entropy model in its steps: name one with entropy_run "
             "and without data.entropies"

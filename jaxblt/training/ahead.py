@@ -17,7 +17,8 @@ from jaxblt.parallel.rules import batch_sharding
 from jaxblt.profiling.plan import StepMemory, step_memory
 from jaxblt.training.frozen import param_shapes
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.setup import Setup, abstract_frozen, entropy_history, make_setup, recipe_step
+from jaxblt.training.setup import Setup, entropy_history, make_setup, recipe_step
+from jaxblt.training.state import ENTROPY, Frozen
 from pallas_kernels.runtime import compiling_for
 
 HEADROOM = 1.25
@@ -107,12 +108,13 @@ def plan_step(recipe: Recipe, mesh: Mesh) -> StepMemory:
             lowered = step.trace(state, batch).lower(lowering_platforms=(PLATFORM.get(platform, platform),))
             compiled = lowered.compile()
     parts = {"parameters": state.params, "optimiser": state.opt_state, "batch": batch}
-    if state.frozen is not None:
-        parts["entropy model"] = state.frozen
+    parts |= {f"{name} model": tree for name, tree in state.frozen.items()}
     return step_memory(compiled, parts)
 
 
 def _setup(recipe: Recipe, mesh: Mesh) -> Setup:
     if recipe.patcher is None or not recipe.patcher.needs_entropies or recipe.entropy_model is None:
         return make_setup(recipe, mesh)
-    return make_setup(recipe, mesh, abstract_frozen(param_shapes(recipe.entropy_model), "planned"))
+    shapes = param_shapes(recipe.entropy_model)
+    entropy = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
+    return make_setup(recipe, mesh, {ENTROPY: Frozen(entropy, "planned")})

@@ -5,7 +5,7 @@ A step holds the state (arrays) and a JSON object. Nothing is pickled. The one m
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +17,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxblt.training import integrity
 from jaxblt.training.integrity import CheckpointCorrupt, StateMismatch
-from jaxblt.training.renamed import as_stored
+from jaxblt.training.renamed import as_stored, with_current_names
 
 logger = logging.getLogger(__name__)
 
@@ -138,22 +138,45 @@ def _together[T](read: Callable[[], T]) -> T:
     return cast(T, value)
 
 
-def _stored(where: epath.Path, subtree: str) -> Any:
+class _Request(NamedTuple):
+    """What is asked of a step; see `restore`."""
+
+    abstract: Any
+    subtree: str = ""
+    leave_out: Collection[str] = ()
+    check: Callable[[Any, str], None] = lambda tree, where: None
+
+
+def _stored(where: epath.Path, request: _Request) -> Any:
     """Names, shapes and dtypes of a step. One process checks its files first, for all see the same ones."""
     if jax.process_index() == 0:
         integrity.check_files(where)
     stored = ocp.checkpointables_metadata(where).metadata["state"]
     if stored is None:
         raise CheckpointCorrupt(f"{where}: the description of the arrays cannot be read")
-    stored = _inside(stored, subtree, where)
+    stored = _inside(stored, request.subtree, where)
     integrity.check_room(stored, where)
+    if request.leave_out and isinstance(stored, dict):
+        stored = {name: part for name, part in stored.items() if name not in request.leave_out}
     return stored
 
 
-def _read_step(where: epath.Path, abstract: Any, subtree: str) -> Restored:
+def _fitting(make: Callable[[Any], Any], stored: Any) -> Any:
+    """What `make` asks for, given what is stored; if a model does not fit the names there, under today's names."""
+    try:
+        return make(stored)
+    except StateMismatch:
+        current = with_current_names(stored)
+        if current is stored:
+            raise
+        return make(current)
+
+
+def _read_step(where: epath.Path, request: _Request) -> Restored:
+    abstract, subtree = request.abstract, request.subtree
     with _context(partial_load=True):
-        stored = _together(lambda: _stored(where, subtree))
-        abstract = abstract(stored) if callable(abstract) else abstract
+        stored = _together(lambda: _stored(where, request))
+        abstract = _fitting(abstract, stored) if callable(abstract) else abstract
         abstract, renamed = as_stored(stored, abstract)
         recast = integrity.check_leaves(stored, abstract, where=str(where), cast=bool(subtree))
         note = _together(lambda: ocp.load_checkpointables(where, {"meta": None}))["meta"]
@@ -163,11 +186,18 @@ def _read_step(where: epath.Path, abstract: Any, subtree: str) -> Restored:
     state = _inside(loaded["state"], subtree, where)
     _together(lambda: integrity.check_types(state, abstract))
     _together(lambda: integrity.check_fingerprint(loaded["state"], note["fingerprint"], skip=skip))
+    request.check(state, str(where))
     return Restored(renamed(state), note["meta"], int(where.name))
 
 
 def restore(
-    directory: str | epath.PathLike, abstract: Any, *, step: int | None = None, subtree: str = ""
+    directory: str | epath.PathLike,
+    abstract: Any,
+    *,
+    step: int | None = None,
+    subtree: str = "",
+    leave_out: Collection[str] = (),
+    check: Callable[[Any, str], None] = lambda tree, where: None,
 ) -> Restored:
     """Reads the newest step that is whole, or `step`; changes nothing on disk.
 
@@ -177,6 +207,8 @@ def restore(
         makes one from the names, shapes and dtypes of what is stored.
       step: this step and no other; None for the newest.
       subtree: read this part alone, e.g. `"params"`; then dtypes are cast to those of `abstract`.
+      leave_out: names at the top of what is read; parts of these names are not read, whether they are there or not.
+      check: is given what was read, under the names that it is stored by, and its folder; it raises if they do not fit.
 
     Raises:
       FileNotFoundError: there is no such checkpoint.
@@ -191,10 +223,10 @@ def restore(
         raise FileNotFoundError(
             f"no checkpoint in {folder}: it should hold a folder a step, e.g. {folder}/100"
         )
-    reasons: list[CheckpointCorrupt] = []
+    request, reasons = _Request(abstract, subtree, leave_out, check), list[CheckpointCorrupt]()
     for candidate in steps[::-1] if step is None else [step]:
         try:
-            restored = _read_step(folder / str(candidate), abstract, subtree)
+            restored = _read_step(folder / str(candidate), request)
         except CheckpointCorrupt as error:
             logger.warning("the checkpoint of step %d in %s cannot be used: %s", candidate, folder, error)
             reasons.append(error)
@@ -288,13 +320,13 @@ class Checkpointer:
         """The newest finished step; whether it can be read is known only after `restore`."""
         return max(self.steps(), default=None)
 
-    def restore(self, abstract: Any, *, step: int | None = None) -> Restored:
+    def restore(self, abstract: Any, *, step: int | None = None, leave_out: Collection[str] = ()) -> Restored:
         """The newest step that is whole, or `step`, from which the run goes on; errors as of `restore`.
 
         Newer steps, damaged or left behind, are renamed to `<step>.aside`: the run will save them again.
         """
         self.wait()
-        restored = restore(self.directory, abstract, step=step)
+        restored = restore(self.directory, abstract, step=step, leave_out=leave_out)
         self._set_aside_beyond(restored.step)
         return restored
 

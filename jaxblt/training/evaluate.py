@@ -107,7 +107,7 @@ def evaluate(
 
     Args:
       step: from `make_eval_step`.
-      state: parameters and frozen entropy model.
+      state: parameters and frozen trees.
       data: in mode "eval", where every target is scored once.
       mesh: of all devices.
       max_batches: stop after so many.
@@ -151,7 +151,8 @@ def _add(totals: dict[str, float], index: int, sums: Metrics, state: TrainState)
     """Adds up in Python's floats: fp32 would lose single bytes beyond 16 million."""
     for name, value in jax.device_get(sums).items():
         if not math.isfinite(value):
-            params = {"model": state.params, "entropy": state.frozen and state.frozen.params}
+            frozen = {name: tree.params for name, tree in state.frozen.items()}
+            params = {"model": state.params, **frozen}
             raise ValueError(
                 f"batch {index} of the split: the sum of {name} is {value}; {explain_nonfinite(params)}"
             )

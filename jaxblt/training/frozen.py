@@ -1,5 +1,7 @@
-"""The entropy model of a run: loaded from the run that trained it, and the patcher calibrated for it."""
+"""The frozen trees of a run: an entropy model taken from the run that trained it, the patcher calibrated for it."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,10 +26,11 @@ from jaxblt.patching import (
 )
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.fitting import fitting_shapes
+from jaxblt.training.frozen_store import read_frozen
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.resolved import checkpoint_dir, read_resolved
-from jaxblt.training.setup import entropy_history, make_task
-from jaxblt.training.state import Frozen, freeze
+from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
+from jaxblt.training.setup import boxed_params, entropy_history, make_task, place_frozen
+from jaxblt.training.state import ENTROPY, Frozen, freeze_entropy
 from jaxblt.training.step import find_entropies
 
 SAMPLE_BYTES = 1 << 18
@@ -45,21 +48,41 @@ def load_params(run_dir: str, shapes: Any, *, step: int | None = None) -> Any:
 
 
 def load_frozen(
-    run_dir: Any, config: Any, patcher: Any, content_hash: str, *, step: int | None = None
-) -> Frozen:
-    """The entropy model that a run's checkpoint carries, described by `config`.
+    run_dir: str | os.PathLike[str], resolved: Resolved, mesh: Mesh | None = None, *, step: int | None = None
+) -> dict[str, Frozen]:
+    """A run's frozen trees by name, each known by its content hash; every process calls it.
+
+    Args:
+      run_dir: of the run.
+      resolved: its recipe and content hashes.
+      mesh: of all devices, among which `place_frozen` divides the trees; None puts them on the default device.
+      step: of the run's checkpoint; it matters where each of them holds the tree, as they once did.
 
     Raises:
-      StateMismatch: the checkpoint holds another entropy model.
-      ValueError: `config` describes no model that can be built.
+      FileNotFoundError: a tree is missing.
+      StateMismatch: a folder holds another tree than the config names, or an entropy model of another config.
+      CheckpointCorrupt: a tree is damaged.
+      ValueError: the entropy model's config describes no model that can be built.
     """
+    return {
+        name: read_frozen(
+            run_dir, name, content_hash, partial(_asked, resolved.recipe, name, mesh), step=step
+        )
+        for name, content_hash in resolved.frozen.items()
+    }
 
-    def shapes(stored: Any) -> Any:
+
+def _asked(recipe: Recipe, name: str, mesh: Mesh | None, stored: Any) -> Any:
+    """What to read of a stored tree: all of it, as it is stored; an entropy model only if it fits its config."""
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), stored)
+    if name == ENTROPY:
+        config = recipe.entropy_model
         found = fitting_shapes(lambda: _boxed(config), lambda params: _pass(config, params), stored)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), found)
-
-    params = restore(checkpoint_dir(run_dir), shapes, step=step, subtree="frozen/params").state
-    return Frozen(params=params, threshold=jnp.float32(patcher.known_threshold()), content_hash=content_hash)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), found)
+    if mesh is None:
+        return shapes
+    shardings = place_frozen(name, shapes, partial(boxed_params, make_task(recipe), recipe), mesh)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
 
 
 def _row() -> jax.Array:
@@ -82,8 +105,8 @@ def param_shapes(config: Any, sharding: Any = None) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), found)
 
 
-def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, Frozen | None]:
-    """The recipe with entropy model, threshold and capacity filled in, and the frozen entropy model.
+def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, dict[str, Frozen]]:
+    """The recipe with entropy model, threshold and capacity filled in, and the frozen trees: the entropy model if any.
 
     A missing threshold is calibrated so that the mean patch has `recipe.bytes_per_patch` bytes, a missing capacity so
     that 99.9 % of blocks do not overflow, both on a sample of the training data.
@@ -94,23 +117,23 @@ def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, Frozen |
     """
     patcher = recipe.patcher
     if patcher is None:
-        return recipe, None
-    model, params = recipe.entropy_model, None
+        return recipe, {}
+    model = recipe.entropy_model
+    frozen: dict[str, Frozen] = {}
     if recipe.entropy_run is not None:
         trained = read_resolved(recipe.entropy_run).recipe
         model = trained.model
         params = load_params(recipe.entropy_run, param_shapes(model, replicated(mesh)))
-        frozen = freeze(params, 0.0)
-        params = frozen.params
+        frozen = freeze_entropy(params)
         if patcher.entropy_context is None:
             patcher = replace(patcher, entropy_context=bounded_context(model, trained.data.seq_len))
         if data.entropies is not None:
-            data.entropies.check(frozen.content_hash, patcher.entropy_context)
+            data.entropies.check(frozen[ENTROPY].content_hash, patcher.entropy_context)
     recipe = replace(recipe, patcher=patcher, entropy_model=model)
     if patcher.capacity is None or (patcher.needs_entropies and patcher.threshold is None):
-        patcher = calibrate(recipe, data, mesh, params)
+        patcher = calibrate(recipe, data, mesh, frozen)
         recipe = replace(recipe, patcher=patcher)
-    return recipe, None if params is None else freeze(params, patcher.known_threshold())
+    return recipe, frozen
 
 
 def bounded_context(model: Any, trained_length: int) -> int | None:
@@ -124,21 +147,21 @@ def bounded_context(model: Any, trained_length: int) -> int | None:
     return None if context < 2 or (reach is not None and reach <= context // 2) else context
 
 
-def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, params: Any) -> PatcherConfig:
+def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, frozen: Mapping[str, Frozen]) -> PatcherConfig:
     """The recipe's patcher with the threshold and the capacity that it leaves open, from a sample of the data.
 
     Args:
       recipe: with its entropy model; its data are those of `data`.
       data: rows to sample.
       mesh: of all devices.
-      params: of the entropy model, in bfloat16; None where the data bring entropies or none are read.
+      frozen: holds the entropy model, unless the data bring entropies or none are read.
 
     Raises:
       ValueError: `recipe.bytes_per_patch` is out of reach, or the data hold no entropies and there is no model.
     """
     patcher = recipe.patcher
     assert patcher is not None
-    ids, segments, entropies = _sample(data, recipe, mesh, params)
+    ids, segments, entropies = _sample(data, recipe, mesh, frozen)
     if patcher.needs_entropies and patcher.threshold is None:
         assert recipe.bytes_per_patch is not None  # the recipe saw to it
         found = calibrate_threshold(entropies, recipe.bytes_per_patch, config=patcher, segment_ids=segments)
@@ -153,7 +176,7 @@ def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, params: Any) -> Patcher
     return patcher
 
 
-def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, params: Any) -> tuple[Any, Any, Any]:
+def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen]) -> tuple[Any, Any, Any]:
     """Ids, segments and entropies [rows, T] of training batches, the same in every process.
 
     Of endless, shuffled data these are the first; of one pass in order they lie at equal distances.
@@ -166,10 +189,9 @@ def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, params: Any) -> tuple[Any
         steps = np.unique(np.linspace(0, data.num_batches - 1, len(steps)).astype(int)).tolist()
     batches = [data.batch(step, slots=range(data.rows_at(step))) for step in steps]
     longest = max(batch.inputs.shape[1] for batch in batches)
-    if params is not None and batches[0].entropies is None:
+    if ENTROPY in frozen and batches[0].entropies is None:
         task = replace(make_task(recipe), packed=True)
         entropy = jax.jit(partial(find_entropies, task), out_shardings=replicated(mesh))
-        frozen = Frozen(params=params, threshold=jnp.float32(0), content_hash="")
         batches = [
             replace(b, entropies=np.asarray(entropy(frozen, jax.device_put(b, replicated(mesh)))))
             for b in batches

@@ -16,11 +16,12 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.training.cadence import SaveCadence
-from jaxblt.training.checkpoint import Checkpointer
+from jaxblt.training.checkpoint import Checkpointer, Restored
 from jaxblt.training.evaluate import Validation
 from jaxblt.training.flops import peak_flops
 from jaxblt.training.folder import claimed
-from jaxblt.training.frozen import load_params, param_shapes, resolve
+from jaxblt.training.frozen import load_frozen, load_params, resolve
+from jaxblt.training.frozen_store import write_frozen
 from jaxblt.training.health import BadSteps, check_health, spans
 from jaxblt.training.meter import Meter, traced
 from jaxblt.training.metrics import Metrics, as_scalars
@@ -41,7 +42,6 @@ from jaxblt.training.resolved import (
 from jaxblt.training.runlog import Progress, RunLog, check_local
 from jaxblt.training.setup import (
     Setup,
-    abstract_frozen,
     entropy_history,
     init_state,
     make_setup,
@@ -50,7 +50,7 @@ from jaxblt.training.setup import (
     to_devices,
 )
 from jaxblt.training.startup import Startup, keep_compiled
-from jaxblt.training.state import TrainState, forgive
+from jaxblt.training.state import Frozen, TrainState, forgive, without_frozen
 
 HEADLINE = (
     "bits_per_byte",
@@ -94,9 +94,9 @@ def fit(
 ) -> Fitted:
     """Trains a recipe in a folder, from the start or from where an earlier process left off.
 
-    Leaves `config.json` (the resolved recipe), `metrics.jsonl`, TensorBoard events and `checkpoints/`; and in
-    `configs/` the configs that a run had before it went on with another. A run that is finished is left as it is. A
-    start that fails leaves no folder that was not there, and changes none that was.
+    Leaves `config.json` (the resolved recipe), `metrics.jsonl`, TensorBoard events and `checkpoints/`; in `frozen/` the
+    frozen trees that the run has; and in `configs/` the configs that it had before it went on with another. A run that
+    is finished is left as it is. A start that fails leaves no folder that was not there, and changes none that was.
 
     SIGTERM or Ctrl-C saves and ends the run at the next step; a second one changes nothing, a third ends the process.
 
@@ -151,8 +151,10 @@ def fit(
             log.progress(recipe.train.steps, start=first) as progress,
         ):
             stop = closed_last.enter_context(StopRequest(every=recipe.train.log_every))
+            write_frozen(run_dir, state.frozen)
             if is_main:
-                resolved = Resolved(setup.recipe, state.frozen and state.frozen.content_hash)
+                hashes = {name: tree.content_hash for name, tree in state.frozen.items()}
+                resolved = Resolved(setup.recipe, hashes)
                 keep_earlier(run_dir, resolved, first)
                 write_resolved(run_dir, resolved)
             log.truncate_after(first)
@@ -193,9 +195,9 @@ def begin(
     if checkpoints.steps():
         stored = continued(run_dir)
         recipe = adopt(recipe, stored, resume_with=resume_with)
-        shapes = None if recipe.entropy_model is None else param_shapes(recipe.entropy_model)
-        setup = make_setup(recipe, mesh, abstract_frozen(shapes, stored.frozen_hash))
-        state, meta, step = checkpoints.restore(setup.abstract)
+        frozen = load_frozen(run_dir, stored, mesh)
+        setup = make_setup(recipe, mesh, frozen)
+        state, meta, step = restore_state(checkpoints, setup, frozen)
         check_steps_left(recipe, stored, step)
         return setup, forgive(state), step, meta["seconds"]
     if recipe.init_from is not None:
@@ -206,6 +208,15 @@ def begin(
     if recipe.init_from is not None:
         state = replace(state, params=load_params(recipe.init_from, setup.abstract.params))
     return setup, state, 0, 0.0
+
+
+def restore_state(checkpoints: Checkpointer, setup: Setup, frozen: dict[str, Frozen]) -> Restored:
+    """The state of the newest whole step, with the frozen trees that no step holds; errors as of `restore`.
+
+    Steps of runs from before frozen trees had folders hold them too; what they hold is not read.
+    """
+    restored = checkpoints.restore(without_frozen(setup.abstract), leave_out=("frozen",))
+    return restored._replace(state=TrainState(**restored.state, frozen=frozen))
 
 
 def check_steps_left(recipe: Recipe, stored: Resolved, step: int) -> None:
@@ -294,7 +305,7 @@ class Trainer:
         Where the run is left the state is saved all the same: it is that of the last good step, further on.
         """
         if leaving or not int(state.skipped_in_a_row):
-            self.checkpoints.save(step, forgive(state), {"seconds": self.meter.seconds})
+            self.checkpoints.save(step, without_frozen(forgive(state)), {"seconds": self.meter.seconds})
             saves.saved()
 
     def write(self, metrics: Metrics, step: int, bad: BadSteps) -> None:

@@ -1,6 +1,7 @@
 """A picture for the run log: the entropies of a passage, and the patches that they cut it into."""
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -46,10 +47,10 @@ class Passage:
         return picture.getvalue()
 
 
-def first_passage(setup: Setup, frozen: Frozen | None, data: Dataset) -> Passage | None:
+def first_passage(setup: Setup, frozen: Mapping[str, Frozen], data: Dataset) -> Passage | None:
     """The beginning of the first document of a split; None if no entropies cut the patches.
 
-    Every process calls it, with the entropy model on the devices of all, as in evaluation.
+    Every process calls it, with the frozen trees on the devices of all, as in evaluation.
     """
     patcher = setup.task.patcher
     if patcher is None or not patcher.needs_entropies:

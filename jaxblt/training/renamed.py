@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from flax.traverse_util import unflatten_dict
 
 from jaxblt.training.integrity import named_leaves
 
@@ -20,6 +21,14 @@ def current_name(name: str) -> str:
     for old, new in RENAMED:
         name = old.sub(new, name)
     return name
+
+
+def with_current_names(stored: Any) -> Any:
+    """The pytree of what a checkpoint holds under today's names; the same one if it has no old names."""
+    leaves = named_leaves(stored)
+    if all(current_name(name) == name for name in leaves):
+        return stored
+    return unflatten_dict({tuple(current_name(name).split("/")): leaf for name, leaf in leaves.items()})
 
 
 def as_stored(stored: Any, wanted: Any) -> tuple[Any, Callable[[Any], Any]]:

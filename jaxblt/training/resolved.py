@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from jaxblt.training.packing import forget_promises
 from jaxblt.training.recipe import Recipe, differences
 from jaxblt.training.safe_files import one_line, read_json
 from jaxblt.training.serialize import decode, encode
+from jaxblt.training.state import ENTROPY
 
 FILE = "config.json"
 CHECKPOINTS = "checkpoints"
@@ -34,22 +36,24 @@ FREE = (
     "train.compilation_cache",
 )
 """What a run may change whenever it goes on: what it is called, writes and tolerates, and where it runs."""
+NAME, HASH = re.compile("[a-z_]{1,40}"), re.compile("[0-9a-f]{64}")
+"""Of frozen trees."""
 CALIBRATED = ("threshold", "margin", "capacity", "entropy_context")
 """Fields of a patcher that a run fills in where the recipe leaves them open."""
 
 
 class Resolved(NamedTuple):
-    """A run's recipe with nothing left open, and the content hash of its frozen entropy model if it has one."""
+    """A run's recipe with nothing left open, and the content hashes of its frozen trees by name."""
 
     recipe: Recipe
-    frozen_hash: str | None
+    frozen: dict[str, str]
 
 
 def write_resolved(run_dir: str | os.PathLike[str], resolved: Resolved) -> None:
     """Writes `config.json`, with versions, git commit and command line; an interrupted write leaves the old file."""
     content = {
         "recipe": encode(resolved.recipe, "recipe"),
-        "frozen_hash": resolved.frozen_hash,
+        "frozen": resolved.frozen,
         **provenance(),
     }
     file = Path(run_dir) / FILE
@@ -91,7 +95,7 @@ def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
         raise FileNotFoundError(f"{run_dir} holds no run: {file} does not exist")
     try:
         content = read_json(file, run_dir, most=MAX_BYTES)
-        found, content_hash = content["recipe"], content["frozen_hash"]
+        found, frozen = content["recipe"], _frozen_hashes(content)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not the config of a run: {one_line(error)}") from error
     try:
@@ -100,9 +104,26 @@ def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
         raise ValueError(f"{file}: {one_line(error)}") from error
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{file} holds a {type(recipe).__name__}, not a Recipe")
-    if not isinstance(content_hash, str | None):
-        raise ValueError(f"{file}: frozen_hash is {content_hash!r:.80}, expected a string or null")
-    return Resolved(recipe, content_hash)
+    return Resolved(recipe, frozen)
+
+
+def _frozen_hashes(content: dict[str, Any]) -> dict[str, str]:
+    """By name. A hash names a folder, so nothing else than hex digits passes.
+
+    Runs from before frozen trees had names say "frozen_hash", of an entropy model or null.
+    """
+    if "frozen" in content:
+        frozen = content["frozen"]
+    else:
+        frozen = {} if content["frozen_hash"] is None else {ENTROPY: content["frozen_hash"]}
+    if not isinstance(frozen, dict) or not all(_names_a_tree(*entry) for entry in frozen.items()):
+        raise ValueError(f"frozen is {frozen!r:.80}, expected SHA-256 content hashes in hex by name")
+    return frozen
+
+
+def _names_a_tree(name: Any, content_hash: Any) -> bool:
+    is_hash = isinstance(content_hash, str) and HASH.fullmatch(content_hash) is not None
+    return is_hash and isinstance(name, str) and NAME.fullmatch(name) is not None
 
 
 def continued(run_dir: str | os.PathLike[str]) -> Resolved:

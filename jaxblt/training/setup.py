@@ -1,6 +1,6 @@
 """From a recipe to what the loop needs: mesh, model, optimiser, shardings and the first state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,11 +24,16 @@ from jaxblt.training.metrics import Metrics
 from jaxblt.training.optimizer import make_optimizer, make_schedule
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
 from jaxblt.training.recipe import Recipe, layout_of
-from jaxblt.training.state import Frozen, TrainState, start
+from jaxblt.training.state import ENTROPY, Frozen, TrainState, start
 from jaxblt.training.step import Task, make_train_step
 
 HISTORY_MULTIPLE = 128
 """Of which the length of a history is one, so that rows with it divide among devices as those without."""
+
+
+REPLICATED = (ENTROPY,)
+"""Frozen trees that lie whole on every device. An entropy model is small, and each device runs it on rows of its own:
+split parameters would have to be gathered in every step."""
 
 
 @dataclass(frozen=True)
@@ -82,26 +87,42 @@ def make_task(recipe: Recipe) -> Task:
     )
 
 
-def make_setup(recipe: Recipe, mesh: Mesh, frozen: Any = None) -> Setup:
+def make_setup(recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen] | None = None) -> Setup:
     """Builds everything from shapes alone; nothing is computed on the devices.
 
     Args:
       recipe: with nothing left open.
       mesh: of all devices.
-      frozen: the entropy model, or its shapes.
+      frozen: the frozen trees, or their shapes.
     """
     task = make_task(recipe)
-    boxed = jax.eval_shape(lambda: init_params(task, recipe.data, recipe.train.seed))
+    boxed = boxed_params(task, recipe)
     optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed)
     schedule = make_schedule(recipe.optimizer, recipe.train.steps)
     shapes = jax.eval_shape(lambda p, f: start(p, optimizer, f), nn.meta.unbox(boxed), frozen)
     shardings = state_shardings(shapes, boxed, mesh)
-    if shapes.frozen is not None:
-        shardings = shardings.replace(frozen=jax.tree.map(lambda _: replicated(mesh), shapes.frozen))
+    frozen_parts = {n: place_frozen(n, tree, lambda: boxed, mesh) for n, tree in shapes.frozen.items()}
+    shardings = shardings.replace(frozen=frozen_parts)
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
     return Setup(recipe, mesh, task, optimizer, schedule, boxed, abstract)
+
+
+def place_frozen(name: str, tree: Any, boxed: Callable[[], Any], mesh: Mesh) -> Any:
+    """Shardings of a frozen tree: whole on every device if it is one of `REPLICATED`, else by the logical rules.
+
+    By the rules an array lies as the model's parameter of the same path and shape, and is replicated if there is none.
+
+    Args:
+      name: of the tree.
+      tree: its arrays or their shapes.
+      boxed: gives the shapes of the model's parameters with their logical axis names.
+      mesh: of all devices.
+    """
+    if name in REPLICATED:
+        return jax.tree.map(lambda _: replicated(mesh), tree)
+    return state_shardings(tree, boxed(), mesh)
 
 
 def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
@@ -123,6 +144,11 @@ def init_params(task: Task, data: RowsConfig, seed: int) -> Any:
     return task.model.init(jax.random.key(seed), **blank_inputs(task, data))["params"]
 
 
+def boxed_params(task: Task, recipe: Recipe) -> Any:
+    """Shapes of the model's parameters, boxed with their logical axis names."""
+    return jax.eval_shape(lambda: init_params(task, recipe.data, recipe.train.seed))
+
+
 def blank_inputs(task: Task, data: RowsConfig) -> dict[str, Array]:
     """What the model takes, of the shapes of a batch: ids, and entropies if there is a patcher."""
     ids = jnp.zeros((data.batch_size, data.seq_len), jnp.int32)
@@ -131,23 +157,14 @@ def blank_inputs(task: Task, data: RowsConfig) -> dict[str, Array]:
     return {"ids": ids, "entropies": jnp.zeros(ids.shape, jnp.float32)}
 
 
-def init_state(setup: Setup, frozen: Frozen | None) -> TrainState:
+def init_state(setup: Setup, frozen: Mapping[str, Frozen] | None = None) -> TrainState:
     """The state before step 0, made where it is to live."""
 
-    def init(frozen: Frozen | None) -> TrainState:
+    def init(frozen: Mapping[str, Frozen] | None) -> TrainState:
         params = nn.meta.unbox(init_params(setup.task, setup.recipe.data, setup.recipe.train.seed))
         return start(params, setup.optimizer, frozen)
 
     return jax.jit(init, out_shardings=setup.shardings)(frozen)
-
-
-def abstract_frozen(shapes: Any, content_hash: str | None) -> Frozen | None:
-    """The shapes of a stored entropy model whose parameters have these `shapes`; None if there is none."""
-    if content_hash is None:
-        return None
-    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
-    threshold: Any = jax.ShapeDtypeStruct((), jnp.float32)
-    return Frozen(params=params, threshold=threshold, content_hash=content_hash)
 
 
 def open_data(

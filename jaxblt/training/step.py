@@ -1,6 +1,6 @@
 """One training step, as a pure function of state and batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from jaxblt.training.metrics import (
     sown_metrics,
 )
 from jaxblt.training.objectives import NextByte, Objective
-from jaxblt.training.state import Frozen, TrainState, widen
+from jaxblt.training.state import ENTROPY, Frozen, TrainState, whole_params, widen
 from pallas_kernels.runtime import current_device
 
 
@@ -61,7 +61,7 @@ class Task:
         return self if patcher == self.patcher else replace(self, model=self.model.clone(patcher=patcher))
 
 
-def find_entropies(task: Task, frozen: Frozen | None, batch: Batch) -> Float[Array, "B T"] | None:
+def find_entropies(task: Task, frozen: Mapping[str, Frozen], batch: Batch) -> Float[Array, "B T"] | None:
     """The entropies that cut the batch: its own, or else the frozen entropy model's; None if the patcher reads none.
 
     Raises:
@@ -71,19 +71,20 @@ def find_entropies(task: Task, frozen: Frozen | None, batch: Batch) -> Float[Arr
         return None
     if not task.patcher.needs_entropies or batch.entropies is not None:
         return batch.entropies
-    if frozen is None or task.entropy_model is None:
+    if ENTROPY not in frozen or task.entropy_model is None:
         raise ValueError(
             f"patching mode {task.patcher.mode!r} needs entropies: set entropy_run in the recipe, or precompute "
             "entropies into the data, or patch by 'static' or 'space'"
         )
+    params = frozen[ENTROPY].params
     if batch.history is not None:
-        return _entropies_after_history(task, frozen.params, batch, batch.history)
+        return _entropies_after_history(task, params, batch, batch.history)
     context = task.patcher.entropy_context
     if context is not None and batch.inputs.shape[1] > context:
-        return _long_entropies(task.entropy_model, frozen.params, batch, context)
+        return _long_entropies(task.entropy_model, params, batch, context)
     return byte_entropies(
         entropy_apply(task.entropy_model),
-        frozen.params,
+        params,
         batch.inputs,
         segment_ids=_segments(task, batch),
         positions=batch.positions if task.packed else None,
@@ -141,11 +142,11 @@ def _long_entropies(model: Any, params: Any, batch: Batch, context: int) -> Floa
 
 
 def predict(
-    task: Task, params: Any, frozen: Frozen | None, batch: Batch, rngs: dict[str, PRNGKeyArray]
+    task: Task, params: Any, frozen: Mapping[str, Frozen], batch: Batch, rngs: dict[str, PRNGKeyArray]
 ) -> tuple[Float[Array, "B T V"], Patches | None, Any]:
     """Logits, patches, and what modules sowed into the side collections. Dropout is on iff `rngs` has its key."""
     (logits, patches), side = task.model.apply(
-        {"params": params},
+        {"params": whole_params(params, frozen)},
         batch.inputs,
         segment_ids=_segments(task, batch),
         positions=batch.positions if task.packed else None,

@@ -39,7 +39,9 @@ def test_entropies_are_written_with_model_and_context(tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes(np.random.default_rng(0).integers(0, 256, 50).astype(np.uint8).tobytes())
     params = nn.meta.unbox(CONFIG.build().init(jax.random.key(0), jnp.ones((1, 4), jnp.int32)))["params"]
-    model = _patching.EntropyModel(CONFIG, freeze(params, 0.0), None, context=bounded_context(CONFIG, 16))
+    model = _patching.EntropyModel(
+        CONFIG, freeze(params, jnp.bfloat16), None, context=bounded_context(CONFIG, 16)
+    )
     source = _patching.open_file(str(file))
     _patching.write_all(str(tmp_path / "e.npy"), source, model)
     read_entropies(tmp_path / "e.npy", source).check(model.frozen.content_hash, 16)

@@ -17,7 +17,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.training.evaluate import make_eval_step
 from jaxblt.training.optimizer import AdamWConfig, make_optimizer, make_schedule
 from jaxblt.training.setup import init_params
-from jaxblt.training.state import Frozen, start
+from jaxblt.training.state import ENTROPY, Frozen, start
 from jaxblt.training.step import Task, make_train_step
 from tests.mixer_table import table
 from tests.training.tiny import random_batch, tiny_recipe
@@ -63,7 +63,7 @@ def test_nothing_becomes_wider_than_32_bits(name):
         boxed = jax.eval_shape(lambda: init_params(task, tiny_recipe().data, 0))
         entropy = nn.meta.unbox(jax.eval_shape(BYTES.build().init, jax.random.key(0), batch.inputs)["params"])
         params, optimizer = nn.meta.unbox(boxed), make_optimizer(adamw, 10, boxed)
-        frozen = None if patcher is None else Frozen(entropy, jax.ShapeDtypeStruct((), jnp.float32), "")
+        frozen = None if patcher is None else {ENTROPY: Frozen(entropy, "")}
         state = jax.eval_shape(partial(start, optimizer=optimizer, frozen=frozen), params)
         step = make_train_step(task, optimizer, schedule=make_schedule(adamw, 10))
         found = {

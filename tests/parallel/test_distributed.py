@@ -21,7 +21,9 @@ from jaxblt.parallel import (
     make_mesh,
 )
 from jaxblt.parallel.distributed import first_exchange
-from jaxblt.training.checkpoint import Checkpointer, restore
+from jaxblt.training.checkpoint import Checkpointer, list_steps, restore
+from jaxblt.training.frozen_store import frozen_dir
+from jaxblt.training.state import content_hash
 from tests.parallel.processes import ROOT, free_port, run_processes, worker_env
 from tests.parallel.worker import BATCH, LENGTH, through_mixers, whole_batch
 
@@ -75,8 +77,11 @@ def test_processes_agree_on_the_step_to_stop_at(reports: Any) -> None:
 def test_checkpoints_cross_process_counts(reports: Any) -> None:
     found, folder = reports
     weighted = float((np.arange(64, dtype=np.float64) ** 2).sum())
+    hashed = content_hash({"w": np.arange(64, dtype=np.float32).reshape(16, 4)})
+    expected = {"read": weighted, "meta": {"note": 0.1}, "step": 5, "fallen": 7, "hash": hashed}
     for report in found:
-        assert report["checkpoints"] == {"read": weighted, "meta": {"note": 0.1}, "step": 5, "fallen": 7}
+        assert report["checkpoints"] == expected
+    assert list_steps(frozen_dir(folder, hashed)) == [0]
     back = restore(folder / "from_many", {"w": jax.ShapeDtypeStruct((16, 4), jnp.float32)})
     assert back.meta == {"by": len(found)}
     np.testing.assert_array_equal(back.state["w"], np.arange(64, dtype=np.float32).reshape(16, 4))

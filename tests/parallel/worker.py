@@ -24,7 +24,9 @@ from jaxblt.parallel import (
     replicated,
 )
 from jaxblt.training.checkpoint import Checkpointer, abstract_like
+from jaxblt.training.frozen_store import read_frozen, write_frozen
 from jaxblt.training.preemption import StopRequest
+from jaxblt.training.state import Frozen, content_hash
 
 BATCH, LENGTH = 8, 12
 
@@ -99,7 +101,11 @@ def checkpoints(folder: Path, mesh: jax.sharding.Mesh) -> dict[str, object]:
         if jax.process_index() == 0:
             (folder / "from_many" / "8" / "state" / "manifest.ocdbt").unlink()
         fallen = many.restore(abstract_like(state))
-    return {"read": read, "meta": meta, "step": step, "fallen": fallen.step}
+    base = Frozen(state, content_hash(state))
+    write_frozen(folder, {"base": base})
+    back = read_frozen(folder, "base", base.content_hash, abstract_like(state))
+    assert back.params["w"].sharding == split
+    return {"read": read, "meta": meta, "step": step, "fallen": fallen.step, "hash": base.content_hash}
 
 
 def main(folder: Path) -> None:

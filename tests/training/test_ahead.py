@@ -40,7 +40,7 @@ def test_parts_are_those_of_the_state():
     )
     assert found.arguments["parameters"] == 4 * count
     assert 2 * 4 * count <= found.arguments["optimiser"] <= 2 * 4 * count + 64
-    assert found.arguments["entropy model"] == 2 * frozen + 4
+    assert found.arguments["entropy model"] == 2 * frozen
     assert found.arguments["batch"] == 5 * 8 * 32 * 4
     assert found.temporaries > 4 * count
 

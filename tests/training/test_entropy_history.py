@@ -17,7 +17,7 @@ from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, init_contexts, stream_entropies
 from jaxblt.training.setup import entropy_history, open_data
-from jaxblt.training.state import freeze, widen
+from jaxblt.training.state import ENTROPY, freeze_entropy, widen
 from jaxblt.training.step import Task, find_entropies
 from tests.mixer_table import table
 from tests.tolerances import tol
@@ -65,9 +65,9 @@ def test_windows_have_the_entropies_of_their_document(kind, tmp_path):
     params = nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(0), jnp.ones((1, 8), jnp.int32)))[
         "params"
     ]
-    frozen = freeze(jax.tree.map(lambda p: 2.0 * p if p.ndim > 1 else p, params), 0.0)
+    frozen = freeze_entropy(jax.tree.map(lambda p: 2.0 * p if p.ndim > 1 else p, params))
     file = str(tmp_path / "entropies.npy")
-    write_entropies(file, SOURCE, of_documents(config, widen(frozen.params), context))
+    write_entropies(file, SOURCE, of_documents(config, widen(frozen[ENTROPY].params), context))
     patcher = PatcherConfig(threshold=5.0, block_size=32, entropy_context=context)
     data = {"context": 12, "split": "position", "fractions": (0.6, 0.2, 0.2)}
     recipe = tiny_recipe(patcher=patcher, entropy_model=config, data=data)

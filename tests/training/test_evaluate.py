@@ -12,7 +12,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.training.evaluate import Validation, evaluate, make_eval_step, summarise, target_ids
 from jaxblt.training.objectives import Masked
 from jaxblt.training.setup import init_state, make_setup
-from jaxblt.training.state import TrainState, freeze
+from jaxblt.training.state import TrainState, freeze_entropy
 from jaxblt.training.step import Task
 from tests.training.tiny import Letters, TinyConfig, random_batch, tiny_recipe
 
@@ -22,7 +22,7 @@ def setup():
     mesh = make_mesh(devices=jax.devices()[:2])
     with jax.set_mesh(mesh):
         setup = make_setup(tiny_recipe(), mesh)
-        return setup, init_state(setup, None)
+        return setup, init_state(setup)
 
 
 def test_every_target_of_a_split_counts_once(setup):
@@ -86,10 +86,10 @@ def test_entropies_that_are_not_finite_show_in_the_sums():
     patcher = PatcherConfig(mode="entropy", threshold=1.0, block_size=16, capacity=8)
     step = make_eval_step(Task(TinyConfig().build(patcher=patcher), entropy_model=model))
     zero = jnp.zeros((), jnp.int32)
-    state = TrainState(zero, params, (), zero, zero, freeze(params, 1.0))
+    state = TrainState(zero, params, (), zero, zero, freeze_entropy(params))
     assert step(state, batch, 0)["entropies"] > 0
     broken = {**params, "embedding": params["embedding"].at[ord("A") + 4].set(np.nan)}
-    sums = step(state.replace(frozen=state.frozen.replace(params=freeze(broken, 1.0).params)), batch, 0)
+    sums = step(state.replace(frozen=freeze_entropy(broken)), batch, 0)
     assert np.isnan(sums["entropies"])
     assert np.isfinite(sums["nll"])
 

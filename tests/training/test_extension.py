@@ -94,7 +94,7 @@ def test_training_goes_on_at_four_times_the_length(short, tmp_path):
 def test_patches_are_cut_as_the_parameters_learned_them(tmp_path):
     base = configs.get("books")
     settled = replace(base.patcher, threshold=1.25, capacity=1200)
-    write_resolved(tmp_path, Resolved(replace(base, patcher=settled), None))
+    write_resolved(tmp_path, Resolved(replace(base, patcher=settled), {}))
     assert inherit(configs.get("books_32k"), tmp_path).patcher == settled
     other = replace(configs.get("books_32k"), bytes_per_patch=6.0)
     assert inherit(other, tmp_path) == other

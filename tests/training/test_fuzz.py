@@ -17,6 +17,7 @@ RECIPES = (
     tiny_recipe(model=BLTConfig(), patcher=PatcherConfig(threshold=1.0), entropy_model=ByteLMConfig()),
     tiny_recipe(),
 )
+FROZEN = {"entropy": "0" * 64}
 WRONG = st.sampled_from(
     [
         None,
@@ -53,7 +54,7 @@ def stored(tmp_path_factory):
     """A folder, and the texts of sound configs."""
     folder, texts = tmp_path_factory.mktemp("fuzz"), []
     for recipe in RECIPES:
-        write_resolved(folder, Resolved(recipe, None))
+        write_resolved(folder, Resolved(recipe, FROZEN))
         texts.append((folder / "config.json").read_text())
     return folder, texts
 
@@ -85,7 +86,7 @@ def places(tree, path=()):
 def test_a_value_of_a_config_replaced(stored, data):
     folder, texts = stored
     tree = json.loads(data.draw(st.sampled_from(texts)))
-    chosen = [path for path in places({"recipe": tree["recipe"], "frozen_hash": None}) if path]
+    chosen = [path for path in places({"recipe": tree["recipe"], "frozen": tree["frozen"]}) if path]
     *outer, last = data.draw(st.sampled_from(chosen))
     node = tree
     for key in outer:
@@ -107,5 +108,5 @@ def test_bytes_of_a_config_replaced(stored, data):
 def test_sound_configs_are_read(stored):
     folder, texts = stored
     for recipe, text in zip(RECIPES, texts, strict=True):
-        assert read_or_refuse(folder, text.encode()) == (recipe, None)
+        assert read_or_refuse(folder, text.encode()) == (recipe, FROZEN)
     assert isinstance(RECIPES[1].model, TinyConfig)

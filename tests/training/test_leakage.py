@@ -21,13 +21,12 @@ from jaxblt.training.objectives import Masked
 from jaxblt.training.recipe import Recipe, TrainConfig
 from jaxblt.training.setup import (
     Setup,
-    abstract_frozen,
     init_params,
     make_setup,
     open_data,
     recipe_step,
 )
-from jaxblt.training.state import Frozen, start
+from jaxblt.training.state import ENTROPY, Frozen, start
 from jaxblt.training.step import predict
 from tests.mixer_table import table
 from tests.tolerances import assert_close
@@ -93,7 +92,7 @@ class Program(NamedTuple):
 
     setup: Setup
     params: Any
-    frozen: Frozen | None
+    frozen: dict[str, Frozen]
     logits: Any
 
     def __call__(self, batch: Any) -> np.ndarray:
@@ -115,14 +114,14 @@ def draw(shapes: Any, seed: int) -> Any:
 def program(name: str, *, packed: bool) -> Program:
     """Rows of one document make one program, packed rows another, whatever packed them."""
     recipe = packed_as(name, PACKED[0] if packed else ALONE[0])
-    shapes, frozen = None, None
+    frozen = {}
     if recipe.entropy_model is not None:
         task = make_setup(recipe, MESH, None).task
         entropy = replace(task, model=task.entropy_model)
         shapes = nn.meta.unbox(jax.eval_shape(partial(init_params, entropy, recipe.data, 0)))
         rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), draw(shapes, 1))
-        frozen = Frozen(params=rounded, threshold=jnp.float32(4.0), content_hash="drawn")
-    setup = make_setup(recipe, MESH, abstract_frozen(shapes, None if frozen is None else "drawn"))
+        frozen = {ENTROPY: Frozen(rounded, "drawn")}
+    setup = make_setup(recipe, MESH, frozen)
     task = replace(setup.task, packed=True)
     logits = jax.jit(lambda params, frozen, batch: predict(task, params, frozen, batch, {})[0])
     return Program(setup, draw(setup.abstract.params, 0), frozen, logits)
@@ -206,7 +205,7 @@ def test_a_document_scores_alike_in_every_packing(name):
 
 def test_a_run_of_windows_is_scored_on_packed_rows():
     setup = make_setup(SMALL, MESH)
-    run = Run(SMALL, 0, setup.task, draw(setup.abstract.params, 0), None)
+    run = Run(SMALL, 0, setup.task, draw(setup.abstract.params, 0), {})
     alone, together = (
         run.evaluate("train", data=replace(SMALL.data, batch_size=8, **data), source=documents(64))
         for data in (ALONE[1], PACKED[0])

@@ -21,6 +21,7 @@ from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import read_resolved
 from jaxblt.training.runlog import read_metrics
 from jaxblt.training.setup import open_data, recipe_step
+from jaxblt.training.state import content_hash, without_frozen
 from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
 
 TIMES = {"seconds", "bytes_per_second", "data_wait", "mfu", "peak_memory_bytes"}
@@ -240,10 +241,11 @@ def test_a_burst_of_bad_steps_is_named_and_not_saved(tmp_path, monkeypatch, caps
     with jax.set_mesh(mesh), Checkpointer(tmp_path / "checkpoints") as checkpoints:
         data = open_data(recipe, mesh, source=Letters())
         setup = begin(recipe, tmp_path, data, mesh, checkpoints)[0]
-        stored = checkpoints.restore(setup.abstract).state
-        assert (int(stored.skipped), int(stored.skipped_in_a_row)) == (4, 0)
+        stored = checkpoints.restore(without_frozen(setup.abstract)).state
+        assert (int(stored["skipped"]), int(stored["skipped_in_a_row"])) == (4, 0)
         # as earlier versions stored it
-        checkpoints.save(16, stored.replace(skipped_in_a_row=stored.skipped_in_a_row + 5), {"seconds": 1.0})
+        earlier = stored | {"skipped_in_a_row": stored["skipped_in_a_row"] + 5, "frozen": None}
+        checkpoints.save(16, earlier, {"seconds": 1.0})
         _, state, step, _ = begin(recipe, tmp_path, data, mesh, checkpoints)
         assert (step, int(state.skipped), int(state.skipped_in_a_row)) == (16, 4, 0)
 
@@ -268,7 +270,19 @@ def patched_runs(tmp_path_factory):
     shorter = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=20))
     fitted = fit(shorter, folder / "blt", source=Letters())
     shutil.rmtree(folder / "entropy")
+    as_before_frozen_trees_had_folders(fitted, folder / "blt", folder / "old")
     return recipe, fitted, folder / "blt"
+
+
+def as_before_frozen_trees_had_folders(fitted, run_dir, old_dir):
+    """The same run at the same step: the step holds the entropy model and the threshold, config.json one hash."""
+    entropy = fitted.state.frozen["entropy"]
+    inside = {"params": entropy.params, "threshold": jnp.float32(fitted.recipe.patcher.threshold)}
+    with Checkpointer(old_dir / "checkpoints") as checkpoints:
+        checkpoints.save(20, without_frozen(fitted.state) | {"frozen": inside}, {"seconds": 1.0})
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config.pop("frozen") == {"entropy": entropy.content_hash}
+    (old_dir / "config.json").write_text(json.dumps(config | {"frozen_hash": entropy.content_hash}))
 
 
 def test_threshold_and_capacity_are_calibrated(patched_runs):
@@ -278,21 +292,33 @@ def test_threshold_and_capacity_are_calibrated(patched_runs):
     assert patcher.margin > 0
     assert patcher.entropy_context == 32, "what the entropy model was trained on"
     assert patcher.capacity % 8 == 0
-    assert float(fitted.state.frozen.threshold) == np.float32(patcher.threshold)
     assert abs(fitted.validation["bytes_per_patch"] - 3.0) < 0.6
     assert fitted.recipe.entropy_model == TinyConfig(dim=8)
     assert read_resolved(run_dir).recipe == fitted.recipe
 
 
+def test_the_entropy_model_is_stored_once_by_its_hash(patched_runs):
+    _, fitted, run_dir = patched_runs
+    (tree,) = (run_dir / "frozen").iterdir()
+    assert read_resolved(run_dir).frozen == {"entropy": tree.name}
+    assert content_hash(fitted.state.frozen["entropy"].params) == tree.name
+    for step in (run_dir / "checkpoints").iterdir():
+        held = json.loads((step / "meta" / "data.json").read_text())["fingerprint"]
+        changing = {"step", "params", "opt_state", "skipped", "skipped_in_a_row"}
+        assert {name.split("/")[0] for name in held} == changing
+
+
 def test_resumes_and_loads_without_the_entropy_run(patched_runs):
     recipe, before, run_dir = patched_runs
+    stored = {file: file.stat().st_mtime_ns for file in (run_dir / "frozen").rglob("*")}
     fitted = fit(recipe, run_dir, source=Letters(), resume_with=True)
     assert fitted.step == 24
+    assert {file: file.stat().st_mtime_ns for file in (run_dir / "frozen").rglob("*")} == stored
     assert read_resolved(run_dir).recipe.train.steps == 24
     earlier = json.loads((run_dir / "configs" / "000_until_step_20.json").read_text())
     assert earlier["recipe"]["train"]["steps"] == 20
     assert fitted.recipe.patcher == before.recipe.patcher
-    jax.tree.map(np.testing.assert_array_equal, fitted.state.frozen.params, before.state.frozen.params)
+    jax.tree.map(np.testing.assert_array_equal, fitted.state.frozen, before.state.frozen)
     run = jaxblt.load(run_dir)
     assert (run.step, run.patcher, run.threshold) == (
         24,
@@ -308,12 +334,29 @@ def test_resumes_and_loads_without_the_entropy_run(patched_runs):
     assert 0 < found["target_bytes"] < found["bytes"]
 
 
+def test_a_run_whose_steps_hold_the_entropy_model_loads_and_goes_on_to_the_same_bits(patched_runs):
+    recipe, before, run_dir = patched_runs
+    old = run_dir.parent / "old"
+    run = jaxblt.load(old)
+    jax.tree.map(np.testing.assert_array_equal, run.frozen, before.state.frozen)
+    assert (run.step, run.recipe) == (20, before.recipe)
+    fitted = fit(recipe, old, source=Letters(), resume_with=True)
+    newer = jaxblt.load(run_dir)  # went on in the test before
+    assert (fitted.step, newer.step) == (24, 24)
+    jax.tree.map(np.testing.assert_array_equal, fitted.state.params, newer.params)
+    assert read_resolved(old).frozen == read_resolved(run_dir).frozen
+    for step in (20, 24):  # one holds the entropy model, the other does not
+        jax.tree.map(np.testing.assert_array_equal, jaxblt.load(old, step=step).frozen, before.state.frozen)
+
+
 def test_a_run_is_calibrated_anew_for_other_data(patched_runs):
     """Letters in an order that the entropy model has not seen ask for more boundaries than a block has slots."""
     _, _, run_dir = patched_runs
     run = jaxblt.load(run_dir)
     other = BytesSource([np.random.default_rng(1).integers(0, 256, 2048).astype(np.uint8).tobytes()])
-    tight = dataclasses.replace(run, task=run.task.cut_by(small(run.patcher)))
+    few = small(run.patcher)
+    recipe = dataclasses.replace(run.recipe, patcher=few)
+    tight = dataclasses.replace(run, recipe=recipe, task=run.task.cut_by(few))
     with pytest.warns(
         PatchOverflowWarning, match=r"[\d,]+ of [\d,]+ patch boundaries \([\d.]+%\) were refused"
     ):
@@ -325,7 +368,7 @@ def test_a_run_is_calibrated_anew_for_other_data(patched_runs):
     assert ample.evaluate("all", source=other)["refused"] == 0
     longer = run.recalibrate(source=other, split="all", bytes_per_patch=5.0)
     assert longer.threshold != run.threshold
-    assert float(longer.frozen.threshold) == np.float32(longer.threshold)
+    assert longer.task.patcher.threshold == longer.threshold
     assert abs(longer.evaluate("all", source=other)["bytes_per_patch"] - 5.0) < 0.3
     with pytest.raises(ValueError, match="out of reach"):
         run.recalibrate(source=other, split="all", bytes_per_patch=99.0)

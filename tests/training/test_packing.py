@@ -73,7 +73,7 @@ def test_the_demo_takes_packed_rows():
 
 def test_a_loaded_model_takes_any_segment_ids():
     recipe = MODELS["patches"]
-    run = Run(recipe, 0, make_task(recipe), None, None)
+    run = Run(recipe, 0, make_task(recipe), None, {})
     for model in (run.model, run.entropy_model):
         assert all(value in (True, 1) for _, value in promises(model.config, "model"))
 
@@ -162,7 +162,7 @@ def test_rows_that_blocks_do_not_fill_are_refused(data, patcher, said):
 def test_a_run_that_stored_promises_is_read_and_goes_on(tmp_path, packing):
     """Older versions stored `packed=False`, whatever the rows held."""
     recipe = packed_as("patches", {"packing": packing})
-    write_resolved(tmp_path, Resolved(recipe, None))
+    write_resolved(tmp_path, Resolved(recipe, {}))
     file = tmp_path / "config.json"
     old = file.read_text().replace('"packed": true', '"packed": false')
     old = json.dumps(json.loads(old.replace('"segment_alignment": 1,', '"segment_alignment": 128,')))

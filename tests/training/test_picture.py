@@ -61,4 +61,4 @@ def test_patches_that_no_entropies_cut_are_not_drawn():
     recipe = tiny_recipe(patcher=PatcherConfig(mode="static", patch_size=4, block_size=16))
     with jax.set_mesh(mesh := make_mesh()):
         data = open_data(recipe, mesh, split="validation", mode="eval", source=Letters())
-        assert first_passage(make_setup(recipe, mesh), None, data) is None
+        assert first_passage(make_setup(recipe, mesh), {}, data) is None

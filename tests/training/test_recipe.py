@@ -112,7 +112,7 @@ def test_differences_name_the_fields():
 
 def test_a_resumed_recipe_adopts_what_the_run_settled():
     settled = dataclasses.replace(ENTROPY, threshold=0.5, capacity=8)
-    stored = Resolved(tiny_recipe(**FROM_RUN | {"patcher": settled}, entropy_model=TinyConfig(dim=8)), "hash")
+    stored = Resolved(tiny_recipe(**FROM_RUN | {"patcher": settled}, entropy_model=TinyConfig(dim=8)), {})
     adopted = adopt(tiny_recipe(**FROM_RUN, steps=50), stored, resume_with=True)
     assert adopted.patcher == settled
     assert adopted.entropy_model == TinyConfig(dim=8)
@@ -136,7 +136,7 @@ def test_a_resumed_recipe_adopts_what_the_run_settled():
     ],
 )
 def test_what_is_learned_changes_only_if_it_is_meant(options, said):
-    stored, recipe = Resolved(tiny_recipe(), None), tiny_recipe(**options)
+    stored, recipe = Resolved(tiny_recipe(), {}), tiny_recipe(**options)
     with pytest.raises(ValueError, match=f"--resume-with.*{re.escape(said)}$"):
         adopt(recipe, stored)
     assert adopt(recipe, stored, resume_with=True) == recipe
@@ -156,13 +156,13 @@ def test_what_a_run_writes_and_where_it_runs_may_change():
     free |= {"keep": 4, "max_skips": 9, "max_overflow": 0.5, "time_limit_s": 9.0, "profile_steps": (1, 2)}
     free |= {"compilation_cache": "a", "mesh": {"fsdp": 2}}
     recipe = dataclasses.replace(tiny_recipe(**free), name="other")
-    assert adopt(recipe, Resolved(tiny_recipe(), None)) == recipe
+    assert adopt(recipe, Resolved(tiny_recipe(), {})) == recipe
     changed = [change.partition(":")[0] for change in differences(tiny_recipe(), recipe)]
     assert {path.removeprefix("recipe.").replace("mesh.fsdp", "mesh") for path in changed} == set(FREE)
 
 
 def test_every_config_of_a_run_is_kept(tmp_path):
-    first, second, third = (Resolved(tiny_recipe(log_every=n), None) for n in (1, 2, 3))
+    first, second, third = (Resolved(tiny_recipe(log_every=n), {}) for n in (1, 2, 3))
     for resolved, step in ((first, 0), (first, 5), (second, 10), (third, 10), (third, 15)):
         keep_earlier(tmp_path, resolved, step)
         write_resolved(tmp_path, resolved)
@@ -173,7 +173,7 @@ def test_every_config_of_a_run_is_kept(tmp_path):
 
 
 def test_config_file_round_trip_and_damage(tmp_path):
-    stored = Resolved(tiny_recipe(), None)
+    stored = Resolved(tiny_recipe(), {})
     write_resolved(tmp_path / "run", stored)
     assert read_resolved(tmp_path / "run") == stored
     file = tmp_path / "run" / "config.json"
@@ -181,3 +181,29 @@ def test_config_file_round_trip_and_damage(tmp_path):
         file.write_text(text)
         with pytest.raises(ValueError, match="is not the config of a run"):
             read_resolved(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        None,
+        "a" * 64,
+        ["a" * 64],
+        *({"entropy": wrong} for wrong in (None, "../" * 21 + "a", "A" * 64, "a" * 63, "a" * 64 + "\n")),
+        *({wrong: "a" * 64} for wrong in ("../x", "", "a" * 41)),
+    ],
+)
+def test_a_content_hash_names_a_folder_and_nothing_else(tmp_path, frozen):
+    write_resolved(tmp_path, Resolved(tiny_recipe(), frozen))
+    with pytest.raises(ValueError, match="expected SHA-256 content hashes in hex by name"):
+        read_resolved(tmp_path)
+
+
+def test_a_config_from_before_frozen_trees_had_names(tmp_path):
+    file = tmp_path / "config.json"
+    for old, frozen in ((None, {}), ("a" * 64, {"entropy": "a" * 64})):
+        write_resolved(tmp_path, Resolved(tiny_recipe(), {}))
+        content = json.loads(file.read_text())
+        del content["frozen"]
+        file.write_text(json.dumps(content | {"frozen_hash": old}))
+        assert read_resolved(tmp_path) == Resolved(tiny_recipe(), frozen)

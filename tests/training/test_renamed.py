@@ -11,10 +11,11 @@ import pytest
 
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig
 from jaxblt.training.checkpoint import Checkpointer, abstract_like, restore
+from jaxblt.training.frozen_store import read_frozen, write_frozen
 from jaxblt.training.integrity import StateMismatch
 from jaxblt.training.renamed import current_name
 from jaxblt.training.serialize import from_json, to_json
-from jaxblt.training.state import start
+from jaxblt.training.state import content_hash, freeze, start
 
 OLD = {
     "periods": {"block_0": {"mixer": {"in": jnp.arange(6.0), "out": -jnp.arange(4.0), "short": jnp.ones(2)}}},
@@ -49,6 +50,29 @@ def test_parameters_and_optimiser_are_read_under_their_old_names(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found.state, wanted)
     params = restore(tmp_path, abstract_like(NEW), subtree="params").state
     jax.tree.map(np.testing.assert_array_equal, params, NEW)
+
+
+def test_a_model_that_does_not_fit_the_old_names_is_asked_about_todays(tmp_path):
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, OLD)
+    asked = []
+
+    def fit(stored):
+        asked.append(sorted(stored["head"]))
+        if "logits" not in stored["head"]:
+            raise StateMismatch("the model has no such head")
+        return abstract_like(NEW)
+
+    jax.tree.map(np.testing.assert_array_equal, restore(tmp_path, fit).state, NEW)
+    assert asked == [["kernel", "norm"], ["logits", "norm"]]
+
+
+def test_a_frozen_tree_is_known_by_the_names_that_it_was_stored_under(tmp_path):
+    tree = freeze(OLD)
+    write_frozen(tmp_path, {"entropy": tree})
+    found = read_frozen(tmp_path, "entropy", tree.content_hash, abstract_like(NEW))
+    assert found.content_hash == tree.content_hash != content_hash(NEW)
+    jax.tree.map(np.testing.assert_array_equal, found.params, NEW)
 
 
 def test_what_an_old_checkpoint_lacks_is_named(tmp_path):

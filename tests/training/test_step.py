@@ -13,7 +13,16 @@ from jaxblt.patching import PatcherConfig, bytes_per_patch, entropies_from_logit
 from jaxblt.training.evaluate import make_eval_step
 from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Span
 from jaxblt.training.optimizer import AdamWConfig, make_optimizer, make_schedule
-from jaxblt.training.state import content_hash, freeze, start, widen
+from jaxblt.training.state import (
+    BASE,
+    ENTROPY,
+    content_hash,
+    freeze,
+    freeze_entropy,
+    start,
+    whole_params,
+    widen,
+)
 from jaxblt.training.step import Task, find_entropies, make_train_step, predict, split_rows
 from tests.tolerances import tol
 from tests.training.tiny import TinyConfig, random_batch
@@ -246,12 +255,12 @@ def overfitter(causal: bool):
 def test_frozen_entropies_cut_the_patches():
     entropy_model, entropy_params = TinyConfig(dim=8).build(), nn.meta.unbox(init(8))
     batch = random_batch(0)
-    rounded = freeze(entropy_params, 0.0).params
+    frozen = freeze_entropy(entropy_params)
+    rounded = frozen[ENTROPY].params
     logits, _ = entropy_model.apply({"params": widen(rounded)}, batch.inputs, segment_ids=batch.segment_ids)
     entropies = entropies_from_logits(logits)
     threshold = float(jnp.median(entropies))
     patcher = PatcherConfig(mode="entropy", threshold=threshold, block_size=8)
-    frozen = freeze(entropy_params, threshold)
     task, adamw, params = build(TinyConfig(), patcher=patcher, entropy_model=entropy_model)
     state, metrics = make_train_step(task, adamw)(start(copy(params), adamw, copy(frozen)), batch)
     expected = make_patches(patcher, batch.inputs, segment_ids=batch.segment_ids, entropies=entropies)
@@ -260,7 +269,7 @@ def test_frozen_entropies_cut_the_patches():
     assert float(metrics["patches"]) == int((expected.lengths > 0).sum())
     jax.tree.map(np.testing.assert_array_equal, state.frozen, frozen)
     # entropies in the batch take precedence, and give the same patches when they are the same
-    given = dataclasses.replace(task, entropy_model=None), params, None, batch.replace(entropies=entropies)
+    given = dataclasses.replace(task, entropy_model=None), params, {}, batch.replace(entropies=entropies)
     for arguments in ((task, params, frozen, batch), given):
         _, patches, _ = predict(*arguments, {})
         np.testing.assert_array_equal(patches.patch_ids, expected.patch_ids)
@@ -269,18 +278,52 @@ def test_frozen_entropies_cut_the_patches():
 def test_entropy_patching_without_entropies_says_what_to_do():
     task, _, _ = build(TinyConfig(), patcher=PatcherConfig(mode="entropy", threshold=1.0, block_size=8))
     with pytest.raises(ValueError, match="set entropy_run in the recipe"):
-        find_entropies(task, None, random_batch(0))
+        find_entropies(task, {}, random_batch(0))
 
 
 def test_frozen_parameters_are_rounded_and_hashed():
     params = {"a": jnp.asarray([1.0, 1 / 3]), "b": {"c": jnp.zeros((2, 2))}}
-    frozen = freeze(params, 1.25)
+    frozen = freeze(params, jnp.bfloat16)
     assert {leaf.dtype for leaf in jax.tree.leaves(frozen.params)} == {jnp.dtype(jnp.bfloat16)}
-    assert frozen.threshold.dtype == jnp.float32
-    assert frozen.content_hash == content_hash(frozen.params) == freeze(params, 2.0).content_hash
+    assert frozen.content_hash == content_hash(frozen.params)
     other = {**params, "a": params["a"].at[1].add(0.01)}
-    assert freeze(other, 1.25).content_hash != frozen.content_hash
+    assert freeze(other, jnp.bfloat16).content_hash != frozen.content_hash != freeze(params).content_hash
     assert content_hash({"x": params["a"]}) != content_hash({"y": params["a"]})
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_are_of_the_trained_part_alone(accumulate):
+    """The head is trained on a frozen base; with the whole model trained, its gradient is the same."""
+    task, _, params = build(TinyConfig())
+    batch = random_batch(0)
+    sgd = optax.trace(0.9)  # the gradient is the update
+    base = {name: part for name, part in params.items() if name != "head"}
+    frozen = {BASE: freeze(copy(base))}
+    step = make_train_step(task, sgd, accumulate=accumulate)
+    whole, expected = step(start(copy(params), sgd), batch)
+    state = start({"head": copy(params["head"])}, sgd, copy(frozen))
+    assert len(jax.tree.leaves(state.opt_state)) == 1 < len(jax.tree.leaves(base))
+    after, metrics = step(state, batch)
+    assert jax.tree.structure(after) == jax.tree.structure(start({"head": params["head"]}, sgd, frozen))
+    jax.tree.map(np.testing.assert_array_equal, after.frozen, frozen)
+    assert not np.array_equal(after.params["head"]["kernel"], params["head"]["kernel"])
+    np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-6)
+    assert_trees_close(after.params["head"], whole.params["head"], **tol(jnp.float32, batch.inputs.size))
+    assert float(metrics["grad_norm"]) < float(expected["grad_norm"])
+    trained = {"head": params["head"]}
+    flow = jax.grad(lambda f: jnp.sum(predict(task, trained, f, batch, {})[0]))(frozen)
+    assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(flow))
+
+
+def test_trained_parameters_lie_over_the_base():
+    base = {"a": {"kernel": jnp.zeros(2), "bias": jnp.zeros(1)}, "b": jnp.zeros(3)}
+    trained = {"a": {"kernel": jnp.ones(2), "lora": jnp.ones(4)}}
+    found = whole_params(trained, {BASE: freeze(base)})
+    assert jax.tree.map(lambda x: (x.shape, float(x[0])), found, is_leaf=lambda x: hasattr(x, "shape")) == {
+        "a": {"kernel": ((2,), 1.0), "bias": ((1,), 0.0), "lora": ((4,), 1.0)},
+        "b": ((3,), 0.0),
+    }
+    assert whole_params(trained, {}) is trained
 
 
 def test_evaluation_sums_losses_and_those_of_chosen_targets():

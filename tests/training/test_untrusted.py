@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,24 +18,54 @@ from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training import integrity
 from jaxblt.training.checkpoint import CheckpointCorrupt, Checkpointer, restore
+from jaxblt.training.frozen_store import frozen_dir, write_frozen
 from jaxblt.training.integrity import FILE_LIST
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved, write_resolved
 from jaxblt.training.setup import init_params, make_task
+from jaxblt.training.state import BASE, Frozen, freeze, freeze_entropy
 from tests.training.tiny import TinyConfig, tiny_recipe
 
 STACK = StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8, scan=False)
 RECIPE = tiny_recipe(model=ByteLMConfig(stack=STACK))
+PATCHED = tiny_recipe(
+    model=TinyConfig(dim=4),
+    patcher=PatcherConfig(mode="entropy", threshold=1.0, block_size=16, capacity=16),
+    entropy_model=ByteLMConfig(stack=STACK),
+)
+
+
+def ones(recipe: Recipe) -> Any:
+    """Parameters of the recipe's model."""
+    shapes = nn.meta.unbox(jax.eval_shape(lambda: init_params(make_task(recipe), recipe.data, 0)))
+    return jax.tree.map(lambda x: np.ones(x.shape, np.float32), shapes)
+
+
+def write_run(run_dir: Path, recipe: Recipe, frozen: dict[str, Frozen]) -> Path:
+    """The folder of a run that was never trained."""
+    write_resolved(run_dir, Resolved(recipe, {name: tree.content_hash for name, tree in frozen.items()}))
+    write_frozen(run_dir, frozen)
+    with Checkpointer(checkpoint_dir(run_dir)) as checkpoints:
+        checkpoints.save(1, {"params": ones(recipe)})
+    return run_dir
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of one layer, never trained."""
-    run_dir = tmp_path_factory.mktemp("sound")
-    write_resolved(run_dir, Resolved(RECIPE, None))
-    shapes = nn.meta.unbox(jax.eval_shape(lambda: init_params(make_task(RECIPE), RECIPE.data, 0)))
-    with Checkpointer(checkpoint_dir(run_dir)) as checkpoints:
-        checkpoints.save(1, {"params": jax.tree.map(lambda x: np.ones(x.shape, np.float32), shapes)})
-    return run_dir
+    """A run of one layer."""
+    return write_run(tmp_path_factory.mktemp("sound"), RECIPE, {})
+
+
+@pytest.fixture(scope="module")
+def sound_patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with an entropy model of one layer."""
+    return write_run(tmp_path_factory.mktemp("patched"), PATCHED, freeze_entropy(ones(RECIPE)))
+
+
+@pytest.fixture
+def patched(sound_patched: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be spoilt."""
+    return shutil.copytree(sound_patched, tmp_path / "run", symlinks=True)
 
 
 @pytest.fixture
@@ -174,14 +205,66 @@ def test_names_of_other_files_are_not_followed(run_dir: Path) -> None:
     recipe = replace(RECIPE, data=replace(RECIPE.data, paths=(waits,), entropies=waits), init_from=waits)
     patcher = PatcherConfig(mode="static", patch_size=4, block_size=16)
     patched = replace(recipe, model=BLTConfig(), patcher=patcher, entropy_run=waits)
-    write_resolved(run_dir, Resolved(recipe, None))
+    write_resolved(run_dir, Resolved(recipe, {}))
     assert jaxblt.load(run_dir).recipe.init_from == waits
-    write_resolved(run_dir, Resolved(patched, None))
+    write_resolved(run_dir, Resolved(patched, {}))
     assert read_resolved(run_dir).recipe.entropy_run == waits
 
 
 def test_a_recipe_without_its_parts(run_dir: Path) -> None:
-    write_resolved(run_dir, Resolved(RECIPE, "hash"))
+    named = {"entropy": "0" * 64}
+    write_resolved(run_dir, Resolved(RECIPE, named))
     refused(run_dir, ValueError, "recipe.entropy_model is a NoneType")
-    write_resolved(run_dir, Resolved(replace(RECIPE, entropy_model=TinyConfig()), "hash"))
+    write_resolved(run_dir, Resolved(replace(RECIPE, entropy_model=TinyConfig()), named))
     refused(run_dir, ValueError, "no patcher with a threshold")
+
+
+def tree_of(run_dir: Path) -> Path:
+    (tree,) = frozen_dir(run_dir).iterdir()
+    return tree
+
+
+def test_a_sound_folder_with_an_entropy_model_loads(sound_patched: Path) -> None:
+    assert all(np.all(leaf == 1) for leaf in jax.tree.leaves(jaxblt.load(sound_patched).entropy_params))
+
+
+@pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", FILE_LIST])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(fifo, "not a regular file but p"), (endless, "leads out of"), (elsewhere, "leads out of")],
+)
+def test_what_is_no_file_of_a_frozen_tree_is_never_opened(patched: Path, spoil, words, file) -> None:
+    spoil(tree_of(patched) / "0" / file)
+    refused(patched, ValueError, words)
+
+
+@pytest.mark.parametrize("find", [frozen_dir, tree_of])
+def test_frozen_trees_that_lie_elsewhere(patched: Path, find) -> None:
+    folder = find(patched)
+    folder.rename(patched.parent / "moved")
+    folder.symlink_to(patched.parent / "moved")
+    refused(patched, ValueError, "leads out of")
+
+
+def test_an_entropy_model_larger_than_its_tree_is_neither_traced_nor_allocated(patched: Path) -> None:
+    larger = {"num_layers": LAYER, "scan": True}
+    rewrite(patched / "config.json", lambda c: c["recipe"]["entropy_model"]["stack"].update(larger))
+    refused(patched, ValueError, "not of the model")
+
+
+def test_another_tree_under_the_name_of_the_hash(patched: Path) -> None:
+    """With sizes and sums that fit it."""
+    folder = tree_of(patched)
+    shutil.rmtree(folder)
+    with Checkpointer(folder) as checkpoints:
+        checkpoints.save(0, freeze(jax.tree.map(lambda x: 2 * x, ones(RECIPE)), jnp.bfloat16).params)
+    refused(patched, ValueError, "holds another tree than the run's frozen 'entropy': its content hash is")
+
+
+def test_a_frozen_tree_larger_than_its_files(patched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = freeze({"w": np.zeros((1 << 20,), np.float32)})
+    write_frozen(patched, {BASE: tree})
+    rewrite(patched / "config.json", lambda c: c["frozen"].update({BASE: tree.content_hash}))
+    assert jaxblt.load(patched).frozen[BASE].content_hash == tree.content_hash
+    monkeypatch.setattr(integrity, "EXPANDED_FREELY", 1 << 20)
+    refused(patched, CheckpointCorrupt, "frozen 'base' is damaged.*describes arrays of 4194304 bytes")
