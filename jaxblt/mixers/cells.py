@@ -17,7 +17,7 @@ from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import read
-from jaxblt.mixers.steps import check_heads, per_block, take_steps
+from jaxblt.mixers.steps import check_causal, per_block, take_steps
 from jaxblt.validation import check_bounds, check_fields
 
 UNROLL = 4
@@ -32,7 +32,11 @@ class _CellConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "dim", "num_heads", least=1)
-        check_heads(self)
+        if self.dim % self.num_heads:
+            raise ValueError(
+                f"dim {self.dim} does not divide among num_heads = {self.num_heads}: choose a divisor of dim"
+            )
+        check_causal(self)
 
     @property
     def width(self) -> int:
@@ -128,7 +132,7 @@ class GRU(nn.Module):
         core = GRUCore(_recurrent(self, 3), bias)
         h, after = rows.run(core, u, None if state is None else state.h)
         y = rows.restore(_output(config, self.dtype)(h))
-        return y, None if state is None else GRUState(rows.clock, after)
+        return y, None if state is None else dataclasses.replace(state, clock=rows.clock, h=after)
 
 
 class LSTM(nn.Module):
@@ -150,9 +154,12 @@ class LSTM(nn.Module):
         rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
         u = _projected(self.config, 4, self.dtype, _remembers)(rows.x)
         core = LSTMCore(_recurrent(self, 4))
-        h, after = rows.run(core, u, None if state is None else (state.h, state.c))
-        y = rows.restore(_output(self.config, self.dtype)(h))
-        return y, None if state is None else LSTMState(rows.clock, *after)
+        y, after = rows.run(core, u, None if state is None else (state.h, state.c))
+        y = rows.restore(_output(self.config, self.dtype)(y))
+        if state is None or after is None:
+            return y, None
+        h, c = after
+        return y, dataclasses.replace(state, clock=rows.clock, h=h, c=c)
 
 
 @flax.struct.dataclass

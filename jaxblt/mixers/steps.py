@@ -65,14 +65,9 @@ def per_block(init: nn.initializers.Initializer, blocks: int) -> nn.initializers
     return draw
 
 
-def check_heads(config: Any) -> None:
-    """Raises ValueError unless the width `dim` divides among `num_heads`, and the config is causal."""
-    if config.dim % config.num_heads:
-        raise ValueError(
-            f"dim {config.dim} does not divide among num_heads = {config.num_heads}: "
-            "choose num_heads that divides dim"
-        )
+def check_causal(config: Any) -> None:
+    """Raises ValueError unless a config that steps forward is causal."""
     if not config.causal:
         raise ValueError(
-            f"{type(config).__name__} steps forward only: use Hyena or attention when causal=False"
+            f"{type(config).__name__} steps forward only, got causal=False: use Hyena or attention, or causal=True"
         )
