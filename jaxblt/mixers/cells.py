@@ -20,7 +20,7 @@ from jaxblt.mixers.sequence import read
 from jaxblt.mixers.steps import check_causal, per_block, take_steps
 from jaxblt.validation import check_bounds, check_fields
 
-UNROLL = 4
+UNROLL = 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,6 @@ STEPPED = (
     "finite_gradients",
     "every_parameter",
     "bfloat16",
-    "split_call",
 )
 PARALLEL = ("packed", "holes", "mixes")
 
@@ -79,8 +78,8 @@ PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
     "hyena_explicit_both": (HyenaConfig(dim=8, filter=EXPLICIT, causal=False), PARALLEL),
     "minlstm": (GatedRecurrenceConfig(dim=8, cell="minlstm"), ("packed", "holes", "gradients")),
     "gru": (GRUConfig(dim=8, num_heads=4), STEPPED),
-    "lstm": (LSTMConfig(dim=8, num_heads=4), STEPPED),
-    "ntm": (NTMConfig(dim=8, num_heads=4, slots=6, width=5), STEPPED),
+    "lstm": (LSTMConfig(dim=8, num_heads=4), (*STEPPED, "sequence")),
+    "ntm": (NTMConfig(dim=8, num_heads=4, slots=6, width=5), (*STEPPED, "split_call")),
     "hyena_modal_aligned": (HyenaConfig(dim=4, filter=MODAL, segment_alignment=128), ("packed", "holes")),
     "hyena_explicit_aligned": (
         HyenaConfig(dim=4, filter=EXPLICIT, segment_alignment=128),
