@@ -3,6 +3,7 @@
 Such a core has no `join`. Its weights and streams have heads as an axis, so that a mesh can scatter them over `seq`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -56,10 +57,8 @@ def per_block(init: nn.initializers.Initializer, blocks: int) -> nn.initializers
     """An initialiser of arrays whose first `blocks` axes count matrices that are drawn by `init` one by one."""
 
     def draw(key: Array, shape: Any, dtype: Any = jnp.float32) -> Shaped[Array, "..."]:
-        count, block = 1, tuple(shape[blocks:])
-        for size in shape[:blocks]:
-            count *= size
-        drawn = jax.vmap(lambda k: init(k, block, dtype))(jax.random.split(key, count))
+        keys = jax.random.split(key, math.prod(shape[:blocks]))
+        drawn = jax.vmap(lambda key: init(key, tuple(shape[blocks:]), dtype))(keys)
         return drawn.reshape(tuple(shape))
 
     return draw
