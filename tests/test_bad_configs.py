@@ -22,7 +22,16 @@ from jaxblt.evaluation.tasks import (
     TextLabels,
 )
 from jaxblt.inference import Decoder, SamplingConfig
-from jaxblt.mixers import AttentionConfig, ExplicitFilter, GatedRecurrenceConfig, HyenaConfig, ImplicitFilter
+from jaxblt.mixers import (
+    AttentionConfig,
+    ExplicitFilter,
+    GatedRecurrenceConfig,
+    GRUConfig,
+    HyenaConfig,
+    ImplicitFilter,
+    LSTMConfig,
+    NTMConfig,
+)
 from jaxblt.mixers.filters import ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
@@ -70,6 +79,9 @@ GOOD: dict[type, dict[str, Any]] = {
     AttentionConfig: {"dim": 64},
     HyenaConfig: {"dim": 64},
     GatedRecurrenceConfig: {"dim": 64},
+    GRUConfig: {"dim": 64},
+    LSTMConfig: {"dim": 64},
+    NTMConfig: {"dim": 64},
     ModalFilter: {},
     ImplicitFilter: {"filter_len": 64},
     ExplicitFilter: {},
@@ -231,7 +243,16 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "filter": (None, "modal"),
         "implementation": ("cudnn",),
     },
-    GatedRecurrenceConfig: {"dim": (0, 2.5), "causal": (False, 1)},
+    GatedRecurrenceConfig: {"dim": (0, 2.5), "causal": (False, 1), "cell": ("lstm",)},
+    GRUConfig: {"dim": (0, 2.5), "num_heads": (0, 2.5, 7), "causal": (False, 1)},
+    LSTMConfig: {"dim": (0, 2.5), "num_heads": (0, 2.5, 7), "causal": (False, 1)},
+    NTMConfig: {
+        "dim": (0, 2.5),
+        "num_heads": (0, 2.5),
+        "slots": (2, 2.5),
+        "width": (0, 2.5),
+        "causal": (False, 1),
+    },
     ModalFilter: {"modes": (0, 2.5), "min_timescale": (0.0, NAN, 1e9), "max_timescale": (-1.0, INF)},
     ImplicitFilter: {
         "filter_len": (0, 2.5),

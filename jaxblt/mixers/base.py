@@ -205,6 +205,11 @@ def rows(mask: Bool[Array, "B"], like: Array) -> Array:
     return mask.reshape((-1,) + (1,) * (like.ndim - 1))
 
 
+def select_rows(chosen: Bool[Array, "B"], new: Any, old: Any) -> Any:
+    """The rows of `new` where `chosen`, else those of `old`; pytrees of arrays [B, ...], in the dtypes of `old`."""
+    return jax.tree.map(lambda a, b: jnp.where(rows(chosen, b), a.astype(b.dtype), b), new, old)
+
+
 def check_capacity(state: State, *, more: int = 0) -> None:
     """Raises on the host if a row has outgrown a state, or would after `more` tokens.
 

@@ -1,7 +1,7 @@
 """A gated linear recurrence: the smallest mixer with a state of constant size."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import flax.struct
@@ -19,16 +19,21 @@ from pallas_kernels.linear_scan import linear_scan
 
 @dataclasses.dataclass(frozen=True)
 class GatedRecurrenceConfig:
-    """h_t = a_t h_{t-1} + (1 - a_t) u_t with a_t = sigmoid(x_t W_a + b), a diagonal gated recurrence
-    (1709.04057).
+    """h_t = a_t h_{t-1} + (1 - a_t) u_t, a diagonal recurrence whose gates depend on the input alone.
+
+    "gated" has one gate, a_t = sigmoid(x_t W_a + b) (1709.04057; minGRU of 2410.01201, sec. 3.1.1). "minlstm" has a
+    forget gate f and an input gate i that are normalised, a_t = f_t / (f_t + i_t), so that 1 - a_t = i_t / (f_t + i_t)
+    (minLSTM of 2410.01201, sec. 3.2.1).
 
     Attributes:
       dim: width D.
       causal: True; the recurrence has no bidirectional form.
+      cell: what the gates are made of.
     """
 
     dim: int
     causal: bool = True
+    cell: Literal["gated", "minlstm"] = "gated"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -75,14 +80,25 @@ class GatedRecurrence(nn.Module):
         """Output and the state after the tokens (None in training). Positions play no part."""
         rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
         into = self._linear("in", ("embed", "channels"))
-        gate = self._linear("gate", ("embed", "channels"), bias=nn.initializers.constant(2.0))
+        gate = self._linear("gate", ("embed", "channels"), bias=nn.initializers.constant(2.0))(rows.x)
+        if self.config.cell == "minlstm":
+            write = self._linear("write", ("embed", "channels"), bias=nn.initializers.zeros)(rows.x)
+            gate = normalised(gate, write)
         out = self._linear("out", ("channels", "embed"))
-        h, after = rows.run(Recurrence(), (gate(rows.x), into(rows.x)), None if state is None else state.h)
+        h, after = rows.run(Recurrence(), (gate, into(rows.x)), None if state is None else state.h)
         y = rows.restore(out(h.astype(self.dtype)))
         return y, None if state is None else dataclasses.replace(state, clock=rows.clock, h=after)
 
     def _linear(self, name: str, axes: tuple[str, str], *, bias: Any = None) -> Linear:
         return Linear("btd,de->bte", {"e": self.config.dim}, axes, self.dtype, bias=bias, name=name)
+
+
+def normalised(forget: Float[Array, "B T D"], write: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """The g with sigmoid(g) = f / (f + i), of gates f = sigmoid(forget) and i = sigmoid(write); in fp32.
+
+    g = log f - log i, which neither gate makes overflow.
+    """
+    return jax.nn.log_sigmoid(forget.astype(jnp.float32)) - jax.nn.log_sigmoid(write.astype(jnp.float32))
 
 
 @flax.struct.dataclass

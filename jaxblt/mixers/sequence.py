@@ -10,6 +10,7 @@ A mixer's core is a pytree of its weights with three pure functions, and nothing
 take no token, and zeroes outputs at holes. Two methods are optional. `summarise(streams, marks) -> summary` where that
 is cheaper than a run; `run`'s own summary then need only hold for the carry that `run` was given. A core without `join`
 returns the carry behind the stretch in place of a summary, and takes whole rows: along `seq` its heads are scattered.
+`jaxblt.mixers.steps` loops over the tokens of such a core.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
-from jaxblt.mixers.base import Clock, Tokens, arrange, restore, rows
+from jaxblt.mixers.base import Clock, Tokens, arrange, restore, select_rows
 from jaxblt.mixers.marks import Marks, mark
 from jaxblt.parallel.carry import at_end, exclusive_scan
 from jaxblt.parallel.halo import before, behind
@@ -251,14 +252,10 @@ def _own_marks(how: _Stretch, segment_ids: Int[Array, "B T"] | None, length: int
 
 def _begun(core: Core, streams: Any, begins: Bool[Array, "B"] | None, carry: Carry) -> Carry:
     """The carry, back at zero in rows whose next token begins a document."""
-    return carry if begins is None else _select(begins, core.zero(streams), carry)
+    return carry if begins is None else select_rows(begins, core.zero(streams), carry)
 
 
 def _kept(takes: Bool[Array, "B"] | None, after: Carry, carry: Carry) -> Carry:
     """The carry after a stretch; the one before it, bit by bit, in rows that took no token."""
     like = jax.tree.map(lambda new, old: new.astype(old.dtype), after, carry)
-    return like if takes is None else _select(takes, like, carry)
-
-
-def _select(chosen: Bool[Array, "B"], new: Carry, old: Carry) -> Carry:
-    return jax.tree.map(lambda a, b: jnp.where(rows(chosen, b), a.astype(b.dtype), b), new, old)
+    return like if takes is None else select_rows(takes, like, carry)

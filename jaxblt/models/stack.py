@@ -18,8 +18,11 @@ from jaxblt.mixers import (
     AttentionConfig,
     ExplicitFilter,
     GatedRecurrenceConfig,
+    GRUConfig,
     HyenaConfig,
+    LSTMConfig,
     MixerConfig,
+    NTMConfig,
     init_state,
 )
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
@@ -46,10 +49,14 @@ DEFAULTS: Mapping[str, Any] = Table(
         "A": AttentionConfig(dim=64),
         "W": AttentionConfig(dim=64, window=WINDOW),
         "R": GatedRecurrenceConfig(dim=64),
+        "P": GatedRecurrenceConfig(dim=64, cell="minlstm"),
+        "U": GRUConfig(dim=64),
+        "L": LSTMConfig(dim=64),
+        "N": NTMConfig(dim=64),
     }
 )
 """Mixers that a pattern may name without more: Hyena with a modal, a short and a medium explicit filter, attention over
-the document and over a sliding window, gated recurrence."""
+the document and over a sliding window, gated recurrence, minLSTM, GRU, LSTM, neural Turing machine."""
 
 
 @dataclasses.dataclass(frozen=True)

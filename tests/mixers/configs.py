@@ -4,10 +4,13 @@ from jaxblt.mixers import (
     AttentionConfig,
     ExplicitFilter,
     GatedRecurrenceConfig,
+    GRUConfig,
     HyenaConfig,
     ImplicitFilter,
+    LSTMConfig,
     MixerConfig,
     ModalFilter,
+    NTMConfig,
 )
 
 MODAL = ModalFilter(modes=4, max_timescale=64.0)
@@ -22,6 +25,14 @@ FULL: dict[str, MixerConfig] = {
 }
 
 STREAMED = ("packed", "holes", "rows_advance_alone")
+STEPPED = (
+    *STREAMED,
+    "continued",
+    "gradients",
+    "finite_gradients",
+    "every_parameter",
+    "bfloat16",
+)
 PARALLEL = ("packed", "holes", "mixes")
 
 PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
@@ -65,6 +76,10 @@ PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
         (*PARALLEL, "gradients"),
     ),
     "hyena_explicit_both": (HyenaConfig(dim=8, filter=EXPLICIT, causal=False), PARALLEL),
+    "minlstm": (GatedRecurrenceConfig(dim=8, cell="minlstm"), ("packed", "holes", "gradients")),
+    "gru": (GRUConfig(dim=8, num_heads=4), STEPPED),
+    "lstm": (LSTMConfig(dim=8, num_heads=4), (*STEPPED, "sequence")),
+    "ntm": (NTMConfig(dim=8, num_heads=4, slots=6, width=5), (*STEPPED, "split_call")),
     "hyena_modal_aligned": (HyenaConfig(dim=4, filter=MODAL, segment_alignment=128), ("packed", "holes")),
     "hyena_explicit_aligned": (
         HyenaConfig(dim=4, filter=EXPLICIT, segment_alignment=128),

@@ -1,0 +1,97 @@
+"""Addressed memory of the neural Turing machine: where its heads stand, and how they erase, add and read (1410.5401).
+
+Pure functions of one token, in fp32. A memory `[B, H, N, M]` has N slots of width M; each of its A addresses is a
+distribution over the slots.
+"""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+EMPTY = 1e-2
+"""Length below which a slot or a key matches nothing. Keeps the cosine's gradient finite at empty slots."""
+LEAST_WEIGHT = 1e-8
+"""Added to a weight before its logarithm. Keeps gradients finite at slots without weight."""
+SHIFTS = 3
+"""Moves that are possible at a step: one slot back, none, one forward."""
+
+
+@flax.struct.dataclass
+class Focus:
+    """What an address is made from; every part is bounded to its range already.
+
+    Attributes:
+      key: k, what to look for.
+      strength: beta > 0, how sharply.
+      gate: g in 0..1, the share of what the key finds; the rest is where the address was.
+      shift: s, a distribution over the moves -1, 0 and 1.
+      sharpness: gamma >= 1, the power of the weights.
+    """
+
+    key: Float[Array, "B H A M"]
+    strength: Float[Array, "B H A"]
+    gate: Float[Array, "B H A"]
+    shift: Float[Array, "B H A 3"]
+    sharpness: Float[Array, "B H A"]
+
+
+def focus_size(width: int) -> int:
+    """Numbers that `focus` needs for an address."""
+    return width + 3 + SHIFTS
+
+
+def focus(raw: Float[Array, "B H A F"], width: int) -> Focus:
+    """Bounds a controller's numbers: key, beta, g, s, gamma in that order (sec. 3.3)."""
+    key, strength, gate, sharpness, shift = jnp.split(raw, [width, width + 1, width + 2, width + 3], -1)
+    return Focus(
+        key=key,
+        strength=jax.nn.softplus(strength[..., 0]),
+        gate=jax.nn.sigmoid(gate[..., 0]),
+        shift=jax.nn.softmax(shift, -1),
+        sharpness=1 + jax.nn.softplus(sharpness[..., 0]),
+    )
+
+
+def place(
+    memory: Float[Array, "B H N M"], before: Float[Array, "B H A N"], asked: Focus
+) -> Float[Array, "B H A N"]:
+    """The new addresses, from where they stood (sec. 3.3.1 and 3.3.2, eq. 5 to 9).
+
+    w_c = softmax(beta cos(k, M)), w_g = g w_c + (1 - g) w_before, w_s(i) = sum_j w_g(i - j) s(j) round the slots,
+    w = w_s^gamma / sum w_s^gamma.
+    """
+    found = jax.nn.softmax(asked.strength[..., None] * likeness(asked.key, memory), -1)
+    gated = asked.gate[..., None] * found + (1 - asked.gate[..., None]) * before
+    back, stay, on = (asked.shift[..., i, None] for i in range(SHIFTS))
+    moved = back * jnp.roll(gated, -1, -1) + stay * gated + on * jnp.roll(gated, 1, -1)
+    return jax.nn.softmax(asked.sharpness[..., None] * jnp.log(moved + LEAST_WEIGHT), -1)
+
+
+def likeness(key: Float[Array, "B H A M"], memory: Float[Array, "B H N M"]) -> Float[Array, "B H A N"]:
+    """Cosine of keys and slots: k . m / sqrt((|k|^2 + e^2)(|m|^2 + e^2)) with e = `EMPTY`; 0 for an empty slot."""
+    return _product("bham,bhnm->bhan", _unit(key), _unit(memory))
+
+
+def erase_and_add(
+    memory: Float[Array, "B H N M"],
+    weights: Float[Array, "B H N"],
+    erase: Float[Array, "B H M"],
+    add: Float[Array, "B H M"],
+) -> Float[Array, "B H N M"]:
+    """M (1 - w e^T) + w a^T (sec. 3.2, eq. 3 and 4)."""
+    where = weights[..., None]
+    return memory * (1 - where * erase[..., None, :]) + where * add[..., None, :]
+
+
+def recall(memory: Float[Array, "B H N M"], weights: Float[Array, "B H N"]) -> Float[Array, "B H M"]:
+    """r = sum_i w(i) M(i) (sec. 3.1, eq. 2)."""
+    return _product("bhn,bhnm->bhm", weights, memory)
+
+
+def _unit(x: Float[Array, "... M"]) -> Float[Array, "... M"]:
+    return x * jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + EMPTY**2)
+
+
+def _product(equation: str, x: Array, y: Array) -> Array:
+    return jnp.einsum(equation, x, y, precision=jax.lax.Precision.HIGHEST)
