@@ -190,9 +190,9 @@ def test_memory_and_products_of_a_training_step() -> None:
     assert given <= kept_bytes(op, arrays) <= given + 16 * width * width
 
 
-def test_over_32_771_steps_in_bf16() -> None:
+def test_over_8_195_steps_in_bf16() -> None:
     """Values and gradients against other chunks in fp32, and the last steps against one step after another."""
-    length = 32_771
+    length = 8_195
     rng = np.random.default_rng(0)
     arrays = {n: rng.standard_normal((1, length, 1, 8)) for n in ("q", "k", "v")}
     arrays["k"] /= np.linalg.norm(arrays["k"], axis=-1, keepdims=True)
