@@ -98,7 +98,9 @@ class GatedDeltaNet(nn.Module):
         )
         log_gate, _ = Decay(heads, self.dtype, name="decay")(rows.x)
         names = ("embed", "heads")
-        beta = Linear("btd,dh->bth", {"h": heads}, names, self.dtype, accumulate=jnp.float32, name="beta")(rows.x)
+        beta = Linear("btd,dh->bth", {"h": heads}, names, self.dtype, accumulate=jnp.float32, name="beta")(
+            rows.x
+        )
         beta = jax.nn.sigmoid(beta.astype(jnp.float32)) * (2 if config.allow_negative_eigenvalues else 1)
         streams = (_unit(q), _unit(k), v, beta, log_gate)
         core = DeltaRule(config.chunk_size)

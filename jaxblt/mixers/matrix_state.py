@@ -44,7 +44,11 @@ class HeadShape:
     @property
     def streams(self) -> dict[str, tuple[int, int]]:
         """Heads and width of queries, keys and values."""
-        return {"q": (self.key_heads, self.keys), "k": (self.key_heads, self.keys), "v": (self.heads, self.values)}
+        return {
+            "q": (self.key_heads, self.keys),
+            "k": (self.key_heads, self.keys),
+            "v": (self.heads, self.values),
+        }
 
     def init_state(self, batch_size: int, dtype: Any) -> "MatrixState":
         """Zero inputs in `dtype`, and S = 0 in fp32."""
@@ -79,7 +83,9 @@ def check_heads(config: Any) -> None:
     check_bounds(config, *sizes, "short_taps", "chunk_size", least=1)
     check_forward(config)
     if config.head_dim is None and config.dim % config.num_heads:
-        raise ValueError(f"dim {config.dim} does not divide among num_heads = {config.num_heads}: set head_dim")
+        raise ValueError(
+            f"dim {config.dim} does not divide among num_heads = {config.num_heads}: set head_dim"
+        )
     if config.num_heads % (config.num_key_heads or config.num_heads):
         raise ValueError(
             f"num_heads {config.num_heads} is not a multiple of num_key_heads {config.num_key_heads}"
@@ -149,7 +155,9 @@ class Decay(nn.Module):
     def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T H"], Float[Array, "B T H"]]:
         """log a and dt."""
         names = ("embed", "heads")
-        step = Linear("btd,dh->bth", {"h": self.heads}, names, self.dtype, accumulate=jnp.float32, name="step")(x)
+        step = Linear(
+            "btd,dh->bth", {"h": self.heads}, names, self.dtype, accumulate=jnp.float32, name="step"
+        )(x)
         bias = self.param("bias", named(_init_bias, "heads"), (self.heads,))
         log_rate = self.param("log_rate", named(_init_log_rate, "heads"), (self.heads,))
         dt = jax.nn.softplus(step.astype(jnp.float32) + bias[None, None])

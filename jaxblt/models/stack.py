@@ -16,9 +16,13 @@ from jaxblt.array_checks import check_width
 from jaxblt.layers import MLP, RMSNorm
 from jaxblt.mixers import (
     AttentionConfig,
+    DualDecayConfig,
     ExplicitFilter,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
     GatedRecurrenceConfig,
     HyenaConfig,
+    Mamba2Config,
     MixerConfig,
     init_state,
 )
@@ -46,10 +50,15 @@ DEFAULTS: Mapping[str, Any] = Table(
         "A": AttentionConfig(dim=64),
         "W": AttentionConfig(dim=64, window=WINDOW),
         "R": GatedRecurrenceConfig(dim=64),
+        "D": GatedDeltaNetConfig(dim=64),
+        "G": GatedLinearAttentionConfig(dim=64),
+        "2": Mamba2Config(dim=64),
+        "L": DualDecayConfig(dim=64),
     }
 )
 """Mixers that a pattern may name without more: Hyena with a modal, a short and a medium explicit filter, attention over
-the document and over a sliding window, gated recurrence."""
+the document and over a sliding window, gated recurrence; with a matrix of state per head Gated DeltaNet, gated linear
+attention, Mamba-2, and linear attention with two decays."""
 
 
 @dataclasses.dataclass(frozen=True)
