@@ -127,8 +127,8 @@ def train(model: "ByteLMConfig", task: "MQAR", settings: Settings, seed: int) ->
         chosen = jnp.take_along_axis(logits, batch.targets[..., None], 2)[..., 0]
         losses = jax.nn.logsumexp(logits, axis=-1) - chosen
         right = (jnp.argmax(logits, -1) == batch.targets) & batch.scored
-        count = jnp.sum(batch.scored)
-        return jnp.sum(jnp.where(batch.scored, losses, 0)) / count, jnp.sum(right) / count
+        asked = rows * task.pairs
+        return jnp.sum(jnp.where(batch.scored, losses, 0)) / asked, jnp.sum(right, dtype=jnp.float32) / asked
 
     def step(carried: Any, number: Any) -> tuple[Any, Any]:
         params, state = carried

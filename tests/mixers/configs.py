@@ -2,10 +2,14 @@
 
 from jaxblt.mixers import (
     AttentionConfig,
+    DualDecayConfig,
     ExplicitFilter,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
     GatedRecurrenceConfig,
     HyenaConfig,
     ImplicitFilter,
+    Mamba2Config,
     MixerConfig,
     ModalFilter,
 )
@@ -14,6 +18,8 @@ MODAL = ModalFilter(modes=4, max_timescale=64.0)
 IMPLICIT = ImplicitFilter(filter_len=600, width=8)
 SHORT_IMPLICIT = ImplicitFilter(filter_len=20, width=8)
 EXPLICIT = ExplicitFilter(taps=5)
+
+GROUPED = {"num_heads": 2, "num_key_heads": 1, "head_dim": 8, "value_head_dim": 4, "chunk_size": 8}
 
 FULL: dict[str, MixerConfig] = {
     "attention": AttentionConfig(dim=16, num_heads=4, num_kv_heads=2),
@@ -65,6 +71,23 @@ PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
         (*PARALLEL, "gradients"),
     ),
     "hyena_explicit_both": (HyenaConfig(dim=8, filter=EXPLICIT, causal=False), PARALLEL),
+    "gated_delta_net": (
+        GatedDeltaNetConfig(dim=8, **GROUPED),
+        (*STREAMED, "causal", "chunked", "state", "gradients", "every_parameter", "bfloat16", "gathers"),
+    ),
+    "gated_delta_net_negative": (
+        GatedDeltaNetConfig(dim=8, num_heads=1, chunk_size=4, allow_negative_eigenvalues=True),
+        ("holes", "rows_advance_alone"),
+    ),
+    "gated_linear_attention": (
+        GatedLinearAttentionConfig(dim=8, gate_rank=3, **GROUPED),
+        (*STREAMED, "gradients", "every_parameter"),
+    ),
+    "mamba2": (
+        Mamba2Config(dim=8, head_dim=8, state_dim=6, chunk_size=8),
+        (*STREAMED, "every_parameter"),
+    ),
+    "dual_decay": (DualDecayConfig(dim=8, num_heads=2, chunk_size=8), (*STREAMED, "every_parameter")),
     "hyena_modal_aligned": (HyenaConfig(dim=4, filter=MODAL, segment_alignment=128), ("packed", "holes")),
     "hyena_explicit_aligned": (
         HyenaConfig(dim=4, filter=EXPLICIT, segment_alignment=128),
