@@ -266,6 +266,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "state_dim": (0, 2.5),
         "num_groups": (0, 3, 2.5),
         "short_taps": (0, 2.5),
+        "step_sizes": ((0.0, 1.0), (0.5, 0.1), (NAN, 1.0), (0.1,)),
         "causal": (False, 1),
         "chunk_size": (0, 48),
     },

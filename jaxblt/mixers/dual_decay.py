@@ -101,7 +101,7 @@ class DualDecay(nn.Module):
             "bthk,hkd->btd", {"d": config.dim}, ("heads", "head_dim", "embed"), self.dtype, name="out"
         )
         y = rows.restore(out(o))
-        return y, None if state is None else DualDecayState(rows.clock, memory)
+        return y, None if state is None else dataclasses.replace(state, clock=rows.clock, memory=memory)
 
     def _log_decay(self) -> Float[Array, "H2"]:
         """Of the fast and the slow memory of the first head, then of the second head, and so on."""

@@ -106,7 +106,9 @@ class GatedDeltaNet(nn.Module):
         core = DeltaRule(config.chunk_size)
         o, memory = rows.run(core, streams, None if state is None else state.memory)
         y = rows.restore(Readout(config.dim, self.dtype, name="readout")(o, rows.x))
-        return y, None if state is None else MatrixState(rows.clock, short, memory)
+        if state is None:
+            return y, None
+        return y, dataclasses.replace(state, clock=rows.clock, short=short, memory=memory)
 
 
 def _unit(x: Float[Array, "B T J K"]) -> Float[Array, "B T J K"]:
@@ -131,12 +133,16 @@ class DeltaRule:
     ) -> tuple[Float[Array, "B T H V"], tuple[None, Float[Array, "B H K V"]] | None]:
         """Outputs; with a carry also S behind the stretch."""
         *rows, log_gate = streams
-        options = {"log_gate": log_gate, "segment_ids": marks.segment_ids, "chunk_size": self.chunk_size}
-        if carry is None:
-            return gated_delta_rule(*rows, **options, scale=1.0), None
-        options |= {"initial_state": carry, "output_final_state": True}
-        o, final = gated_delta_rule(*rows, **options, scale=1.0)
-        return o, (None, final)
+        found: Any = gated_delta_rule(
+            *rows,
+            log_gate=log_gate,
+            segment_ids=marks.segment_ids,
+            initial_state=carry,
+            output_final_state=carry is not None,
+            scale=1.0,
+            chunk_size=self.chunk_size,
+        )
+        return (found, None) if carry is None else (found[0], (None, found[1]))
 
     def summarise(
         self, streams: Any, marks: Marks

@@ -88,7 +88,9 @@ class GatedLinearAttention(nn.Module):
         streams, core = (q, k, v, self._log_gate(rows.x)), LinearState("key", config.chunk_size)
         o, memory = rows.run(core, streams, None if state is None else state.memory)
         y = rows.restore(Readout(config.dim, self.dtype, name="readout")(o, rows.x))
-        return y, None if state is None else MatrixState(rows.clock, short, memory)
+        if state is None:
+            return y, None
+        return y, dataclasses.replace(state, clock=rows.clock, short=short, memory=memory)
 
     def _log_gate(self, x: Float[Array, "B T D"]) -> Float[Array, "B T J K"]:
         shape, rank = self.config.shape, self.config.gate_rank
@@ -127,12 +129,11 @@ class LinearState:
     ) -> tuple[Float[Array, "B T H V"], tuple[None, Float[Array, "B H K V"]] | None]:
         """Outputs; with a carry also S behind the stretch."""
         q, k, v, gate = streams
-        options = self._options(gate, marks) | {"scale": self.scale}
-        if carry is None:
-            return gated_linear_attention(q, k, v, **options), None
-        options |= {"initial_state": carry, "output_final_state": True}
-        o, final = gated_linear_attention(q, k, v, **options)
-        return o, (None, final)
+        options: dict[str, Any] = self._options(gate, marks) | {"scale": self.scale}
+        found: Any = gated_linear_attention(
+            q, k, v, **options, initial_state=carry, output_final_state=carry is not None
+        )
+        return (found, None) if carry is None else (found[0], (None, found[1]))
 
     def summarise(
         self, streams: Any, marks: Marks

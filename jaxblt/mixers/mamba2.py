@@ -9,7 +9,15 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import named
 from jaxblt.mixers.gated_linear_attention import LinearState
-from jaxblt.mixers.matrix_state import Decay, HeadShape, MatrixState, Readout, Streams, check_forward
+from jaxblt.mixers.matrix_state import (
+    STEP_SIZES,
+    Decay,
+    HeadShape,
+    MatrixState,
+    Readout,
+    Streams,
+    check_forward,
+)
 from jaxblt.mixers.sequence import read
 from jaxblt.validation import check_bounds, check_fields
 
@@ -25,6 +33,7 @@ class Mamba2Config:
       state_dim: width N of B and C.
       num_groups: B and C are shared by the heads of a group; a divisor of the heads.
       short_taps: taps of the short convolutions of x, B and C.
+      step_sizes: between which dt starts, on average over inputs; 1 / (A dt) is about how many steps a head remembers.
       causal: True; the rule has no bidirectional form.
       chunk_size: steps that the op computes at once, a power of two; the result does not depend on it.
     """
@@ -35,6 +44,7 @@ class Mamba2Config:
     state_dim: int = 128
     num_groups: int = 1
     short_taps: int = 4
+    step_sizes: tuple[float, float] = STEP_SIZES
     causal: bool = True
     chunk_size: int = 64
 
@@ -42,6 +52,9 @@ class Mamba2Config:
         check_fields(self)
         sizes = ("dim", "expand", "head_dim", "state_dim", "num_groups", "short_taps", "chunk_size")
         check_bounds(self, *sizes, least=1)
+        check_bounds(self, "step_sizes", above=0)
+        if self.step_sizes[0] > self.step_sizes[1]:
+            raise ValueError(f"Mamba2Config.step_sizes must be (least, most), got {self.step_sizes}")
         check_forward(self)
         inner = self.expand * self.dim
         if inner % (self.head_dim * self.num_groups):
@@ -86,11 +99,13 @@ class Mamba2(nn.Module):
         (c, b, v), short = Streams(shape, self.dtype, name="streams")(
             rows, None if state is None else state.short
         )
-        log_gate, step = Decay(shape.heads, self.dtype, name="decay")(rows.x)
+        log_gate, step = Decay(shape.heads, self.dtype, config.step_sizes, name="decay")(rows.x)
         streams = (c, b, v * step[..., None].astype(v.dtype), log_gate)
         core = LinearState("head", config.chunk_size, scale=1.0)
         o, memory = rows.run(core, streams, None if state is None else state.memory)
         skip = self.param("skip", named(nn.initializers.ones, "heads"), (shape.heads,), jnp.float32)
         o = o + skip.astype(v.dtype)[None, None, :, None] * v
         y = rows.restore(Readout(config.dim, self.dtype, name="readout")(o, rows.x))
-        return y, None if state is None else MatrixState(rows.clock, short, memory)
+        if state is None:
+            return y, None
+        return y, dataclasses.replace(state, clock=rows.clock, short=short, memory=memory)

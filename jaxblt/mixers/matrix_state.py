@@ -18,9 +18,9 @@ from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.short_conv import short_conv
 
 STEP_SIZES = (1e-3, 1e-1)
-"""Range of the step sizes that `Decay` starts with, on average over inputs (Dao and Gu, 2405.21060)."""
+"""Between these step sizes dt starts, on average over inputs (Dao and Gu, 2405.21060)."""
 RATES = (1.0, 16.0)
-"""Range of its rates A."""
+"""Between these rates A starts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class MatrixState:
     """
 
     clock: Clock
-    short: tuple[Float[Array, "B E S"], ...]
+    short: tuple[Float[Array, "B _ S"], ...]
     memory: Float[Array, "B H K V"]
 
 
@@ -118,8 +118,8 @@ class Streams(nn.Module):
 
     @nn.compact
     def __call__(
-        self, rows: Rows, carries: tuple[Float[Array, "B E S"], ...] | None
-    ) -> tuple[list[Float[Array, "B T H K"]], tuple[Float[Array, "B E S"] | None, ...]]:
+        self, rows: Rows, carries: tuple[Float[Array, "B _ S"], ...] | None
+    ) -> tuple[list[Float[Array, "B T _ _"]], tuple[Float[Array, "B _ S"] | None, ...]]:
         """The three, zero at holes, and the convolutions' last inputs."""
         found = [
             self._stream(rows, name, heads, width, None if carries is None else carries[i])
@@ -145,11 +145,12 @@ class Streams(nn.Module):
 class Decay(nn.Module):
     """log a = -A dt with dt = softplus(x W + b), per head, in fp32 (Dao and Gu, 2405.21060, sec. 7).
 
-    A and b start where Mamba-2's do: dt is log-uniform in `STEP_SIZES`, A uniform in `RATES`. So decays start near 1.
+    A and b start where Mamba-2's do: dt is log-uniform in `step_sizes`, A uniform in `RATES`. So decays start near 1.
     """
 
     heads: int
     dtype: Any
+    step_sizes: tuple[float, float] = STEP_SIZES
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T H"], Float[Array, "B T H"]]:
@@ -158,16 +159,15 @@ class Decay(nn.Module):
         step = Linear(
             "btd,dh->bth", {"h": self.heads}, names, self.dtype, accumulate=jnp.float32, name="step"
         )(x)
-        bias = self.param("bias", named(_init_bias, "heads"), (self.heads,))
+        bias = self.param("bias", named(self._init_bias, "heads"), (self.heads,))
         log_rate = self.param("log_rate", named(_init_log_rate, "heads"), (self.heads,))
         dt = jax.nn.softplus(step.astype(jnp.float32) + bias[None, None])
         return -jnp.exp(log_rate)[None, None] * dt, dt
 
-
-def _init_bias(key: Array, shape: tuple[int, ...]) -> Float[Array, "H"]:
-    low, high = np.log(STEP_SIZES)
-    dt = jnp.exp(jax.random.uniform(key, shape, jnp.float32, low, high))
-    return dt + jnp.log(-jnp.expm1(-dt))  # softplus of it is dt
+    def _init_bias(self, key: Array, shape: tuple[int, ...]) -> Float[Array, "H"]:
+        low, high = np.log(self.step_sizes)
+        dt = jnp.exp(jax.random.uniform(key, shape, jnp.float32, low, high))
+        return dt + jnp.log(-jnp.expm1(-dt))  # softplus of it is dt
 
 
 def _init_log_rate(key: Array, shape: tuple[int, ...]) -> Float[Array, "H"]:

@@ -84,7 +84,7 @@ PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
         (*STREAMED, "gradients", "every_parameter"),
     ),
     "mamba2": (
-        Mamba2Config(dim=8, head_dim=8, state_dim=6, chunk_size=8),
+        Mamba2Config(dim=8, head_dim=8, state_dim=6, step_sizes=(0.1, 1.0), chunk_size=8),
         (*STREAMED, "every_parameter"),
     ),
     "dual_decay": (DualDecayConfig(dim=8, num_heads=2, chunk_size=8), (*STREAMED, "every_parameter")),
