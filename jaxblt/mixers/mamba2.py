@@ -59,8 +59,8 @@ class Mamba2Config:
         inner = self.expand * self.dim
         if inner % (self.head_dim * self.num_groups):
             raise ValueError(
-                f"Mamba2Config: expand = {self.expand} times dim = {self.dim} must be a multiple of num_groups * head_dim = "
-                f"{self.num_groups} * {self.head_dim}: change one of them"
+                f"Mamba2Config: expand = {self.expand} times dim = {self.dim} must be a multiple of "
+                f"num_groups * head_dim = {self.num_groups} * {self.head_dim}: change one of them"
             )
 
     @property
