@@ -8,7 +8,13 @@ python -m experiments.evaluate runs/mqar
 
 from jaxblt.data.task_data import TaskDataConfig
 from jaxblt.evaluation.tasks import MQAR, Babi, Copy, ListOps, Parity
-from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
+from jaxblt.mixers import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
+    HyenaConfig,
+    ModalFilter,
+)
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.objectives import NextByte
 from jaxblt.training.optimizer import AdamWConfig
@@ -21,6 +27,8 @@ def _model(
     mixers = {
         "A": AttentionConfig(dim=dim, num_heads=dim // 32),
         "H": HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=2048.0)),
+        "D": GatedDeltaNetConfig(dim=dim, num_heads=dim // 32),
+        "G": GatedLinearAttentionConfig(dim=dim, num_heads=dim // 32),
     }
     stack = StackConfig(
         dim=dim,

@@ -24,12 +24,16 @@ from jaxblt.evaluation.tasks import (
 from jaxblt.inference import Decoder, SamplingConfig
 from jaxblt.mixers import (
     AttentionConfig,
+    DualDecayConfig,
     ExplicitFilter,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
     GatedRecurrenceConfig,
     GRUConfig,
     HyenaConfig,
     ImplicitFilter,
     LSTMConfig,
+    Mamba2Config,
     NTMConfig,
 )
 from jaxblt.mixers.filters import ModalFilter
@@ -82,6 +86,10 @@ GOOD: dict[type, dict[str, Any]] = {
     GRUConfig: {"dim": 64},
     LSTMConfig: {"dim": 64},
     NTMConfig: {"dim": 64},
+    GatedDeltaNetConfig: {"dim": 64},
+    GatedLinearAttentionConfig: {"dim": 64},
+    Mamba2Config: {"dim": 64},
+    DualDecayConfig: {"dim": 64},
     ModalFilter: {},
     ImplicitFilter: {"filter_len": 64},
     ExplicitFilter: {},
@@ -92,6 +100,17 @@ GOOD: dict[type, dict[str, Any]] = {
 
 SETS = {"train_size": (0, 2.5), "eval_size": (0, 2.5), "sets_seed": (-1, 0.5, 2**32)}
 "Bad sizes and seeds of every task whose examples are drawn."
+HEADS = {
+    "dim": (0, 2.5, 63),
+    "num_heads": (0, 2.5, 7),
+    "num_key_heads": (0, 3, 2.5),
+    "head_dim": (0, 2.5),
+    "value_head_dim": (0, 2.5),
+    "short_taps": (0, 2.5),
+    "causal": (False, 1),
+    "chunk_size": (0, 48, 2.5),
+}
+"Of mixers with a matrix of state per head."
 
 BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     TrainConfig: {
@@ -253,6 +272,20 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "width": (0, 2.5),
         "causal": (False, 1),
     },
+    GatedDeltaNetConfig: HEADS | {"allow_negative_eigenvalues": (1,)},
+    GatedLinearAttentionConfig: HEADS | {"gate_rank": (0, 2.5)},
+    Mamba2Config: {
+        "dim": (0, 2.5, 63),
+        "expand": (0, 2.5),
+        "head_dim": (0, 60, 2.5),
+        "state_dim": (0, 2.5),
+        "num_groups": (0, 3, 2.5),
+        "short_taps": (0, 2.5),
+        "step_sizes": ((0.0, 1.0), (0.5, 0.1), (NAN, 1.0), (0.1,)),
+        "causal": (False, 1),
+        "chunk_size": (0, 48),
+    },
+    DualDecayConfig: {"dim": (0, 63), "num_heads": (0, 7, 2.5), "causal": (False, 1), "chunk_size": (0, 48)},
     ModalFilter: {"modes": (0, 2.5), "min_timescale": (0.0, NAN, 1e9), "max_timescale": (-1.0, INF)},
     ImplicitFilter: {
         "filter_len": (0, 2.5),

@@ -3,8 +3,12 @@
 from jaxblt.mixers.attention import Attention, AttentionConfig
 from jaxblt.mixers.base import MixerConfig, check_capacity, init_state
 from jaxblt.mixers.cells import GRU, LSTM, GRUConfig, LSTMConfig
+from jaxblt.mixers.dual_decay import DualDecay, DualDecayConfig
 from jaxblt.mixers.filters import ExplicitFilter, ImplicitFilter, ModalFilter
+from jaxblt.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from jaxblt.mixers.gated_linear_attention import GatedLinearAttention, GatedLinearAttentionConfig
 from jaxblt.mixers.hyena import Hyena, HyenaConfig
+from jaxblt.mixers.mamba2 import Mamba2, Mamba2Config
 from jaxblt.mixers.ntm import NTM, NTMConfig
 from jaxblt.mixers.recurrence import GatedRecurrence, GatedRecurrenceConfig
 
@@ -14,14 +18,22 @@ __all__ = [
     "NTM",
     "Attention",
     "AttentionConfig",
+    "DualDecay",
+    "DualDecayConfig",
     "ExplicitFilter",
     "GRUConfig",
+    "GatedDeltaNet",
+    "GatedDeltaNetConfig",
+    "GatedLinearAttention",
+    "GatedLinearAttentionConfig",
     "GatedRecurrence",
     "GatedRecurrenceConfig",
     "Hyena",
     "HyenaConfig",
     "ImplicitFilter",
     "LSTMConfig",
+    "Mamba2",
+    "Mamba2Config",
     "MixerConfig",
     "ModalFilter",
     "NTMConfig",

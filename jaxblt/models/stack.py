@@ -16,11 +16,15 @@ from jaxblt.array_checks import check_width
 from jaxblt.layers import MLP, RMSNorm
 from jaxblt.mixers import (
     AttentionConfig,
+    DualDecayConfig,
     ExplicitFilter,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
     GatedRecurrenceConfig,
     GRUConfig,
     HyenaConfig,
     LSTMConfig,
+    Mamba2Config,
     MixerConfig,
     NTMConfig,
     init_state,
@@ -53,10 +57,15 @@ DEFAULTS: Mapping[str, Any] = Table(
         "U": GRUConfig(dim=64),
         "L": LSTMConfig(dim=64),
         "N": NTMConfig(dim=64),
+        "D": GatedDeltaNetConfig(dim=64),
+        "G": GatedLinearAttentionConfig(dim=64),
+        "2": Mamba2Config(dim=64),
+        "E": DualDecayConfig(dim=64),
     }
 )
 """Mixers that a pattern may name without more: Hyena with a modal, a short and a medium explicit filter, attention over
-the document and over a sliding window, gated recurrence, minLSTM, GRU, LSTM, neural Turing machine."""
+the document and over a sliding window, gated recurrence, minLSTM, GRU, LSTM, neural Turing machine; with a matrix of
+state per head Gated DeltaNet, gated linear attention, Mamba-2, and linear attention with two decays."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ def exclusive_scan[C](
     log2 n exchanges one after another, and at a few hundred KB it is the wait that costs.
 
     Args:
-      join: (carry, summary of the next device) -> carry; elementwise work, done n - 1 times.
+      join: (carry, summary of the next device) -> carry; done n - 1 times, elementwise or a product of small matrices.
       start: the carry before the first position.
       summary: pytree, what this device's stretch does to a carry: of one size whatever the stretch.
       reverse: the last device comes first.

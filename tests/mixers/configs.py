@@ -2,12 +2,16 @@
 
 from jaxblt.mixers import (
     AttentionConfig,
+    DualDecayConfig,
     ExplicitFilter,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
     GatedRecurrenceConfig,
     GRUConfig,
     HyenaConfig,
     ImplicitFilter,
     LSTMConfig,
+    Mamba2Config,
     MixerConfig,
     ModalFilter,
     NTMConfig,
@@ -17,6 +21,8 @@ MODAL = ModalFilter(modes=4, max_timescale=64.0)
 IMPLICIT = ImplicitFilter(filter_len=600, width=8)
 SHORT_IMPLICIT = ImplicitFilter(filter_len=20, width=8)
 EXPLICIT = ExplicitFilter(taps=5)
+
+GROUPED = {"num_heads": 2, "num_key_heads": 1, "head_dim": 8, "value_head_dim": 4, "chunk_size": 8}
 
 FULL: dict[str, MixerConfig] = {
     "attention": AttentionConfig(dim=16, num_heads=4, num_kv_heads=2),
@@ -80,6 +86,23 @@ PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
     "gru": (GRUConfig(dim=8, num_heads=4), STEPPED),
     "lstm": (LSTMConfig(dim=8, num_heads=4), (*STEPPED, "sequence")),
     "ntm": (NTMConfig(dim=8, num_heads=4, slots=6, width=5), (*STEPPED, "split_call")),
+    "gated_delta_net": (
+        GatedDeltaNetConfig(dim=8, **GROUPED),
+        (*STREAMED, "causal", "chunked", "state", "gradients", "every_parameter", "bfloat16", "gathers"),
+    ),
+    "gated_delta_net_negative": (
+        GatedDeltaNetConfig(dim=8, num_heads=1, chunk_size=4, allow_negative_eigenvalues=True),
+        ("holes", "rows_advance_alone"),
+    ),
+    "gated_linear_attention": (
+        GatedLinearAttentionConfig(dim=8, gate_rank=3, **GROUPED),
+        (*STREAMED, "gradients", "every_parameter"),
+    ),
+    "mamba2": (
+        Mamba2Config(dim=8, head_dim=8, state_dim=6, step_sizes=(0.1, 1.0), chunk_size=8),
+        (*STREAMED, "every_parameter"),
+    ),
+    "dual_decay": (DualDecayConfig(dim=8, num_heads=2, chunk_size=8), (*STREAMED, "every_parameter")),
     "hyena_modal_aligned": (HyenaConfig(dim=4, filter=MODAL, segment_alignment=128), ("packed", "holes")),
     "hyena_explicit_aligned": (
         HyenaConfig(dim=4, filter=EXPLICIT, segment_alignment=128),

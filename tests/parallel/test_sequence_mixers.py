@@ -1,4 +1,4 @@
-"""Hyena and the gated recurrence over a split sequence give what they give on one device, and gather nothing."""
+"""Linear mixers over a split sequence give what they give on one device, and gather nothing."""
 
 import functools
 import re
@@ -10,9 +10,12 @@ import pytest
 
 from jaxblt.mixers import (
     ExplicitFilter,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
     GatedRecurrenceConfig,
     HyenaConfig,
     ImplicitFilter,
+    Mamba2Config,
     MixerConfig,
     ModalFilter,
 )
@@ -34,6 +37,9 @@ CONFIGS: dict[str, MixerConfig] = {
     "implicit": HyenaConfig(dim=8, filter=IMPLICIT),
     "implicit_both": HyenaConfig(dim=8, filter=IMPLICIT, causal=False),
     "recurrence": GatedRecurrenceConfig(dim=8),
+    "delta": GatedDeltaNetConfig(dim=8, num_heads=2, head_dim=8, value_head_dim=4, chunk_size=4),
+    "gated": GatedLinearAttentionConfig(dim=8, num_heads=2, gate_rank=3, chunk_size=4),
+    "mamba2": Mamba2Config(dim=8, head_dim=8, state_dim=6, chunk_size=4),
 }
 LAYOUTS = ("whole", "crossing", "inside", "padded", "holes")
 MESHES = ({"seq": 2}, {"seq": 4}, {"seq": 8}, {"seq": 4, "data": 2})
@@ -49,6 +55,8 @@ CASES = [
     ("implicit", "crossing", 2),
     ("recurrence", "padded", 2),
     ("recurrence", "inside", 3),
+    ("delta", "holes", 1),
+    ("gated", "crossing", 1),
 ]
 REST = [
     pytest.param(name, layout, mesh, marks=pytest.mark.slow(weekly=1))
@@ -105,11 +113,11 @@ def test_each_filter_talks_in_its_own_way() -> None:
     assert "all-gather" not in kinds("explicit_far", "inside", 2)
 
 
-@pytest.mark.parametrize(("name", "carry"), [("modal", 8 * 4), ("recurrence", 8)])
+@pytest.mark.parametrize(("name", "carry"), [("modal", 8 * 4), ("recurrence", 8), ("delta", 2 * 8 * 8)])
 def test_what_is_carried_is_of_the_state_s_size(name: str, carry: int) -> None:
     """A summary holds a state and a decay or counts, for each of 2 rows and 8 devices, whatever the length."""
-    layout = {"modal": "crossing", "recurrence": "padded"}[name]
-    gathers = [c for c in collectives(run(name, layout, 2)[1]) if c.kind == "all-gather"]
+    layout, mesh = {"modal": ("crossing", 2), "recurrence": ("padded", 2), "delta": ("holes", 1)}[name]
+    gathers = [c for c in collectives(run(name, layout, mesh)[1]) if c.kind == "all-gather"]
     assert gathers
     assert all(c.bytes <= 8 * 2 * carry * 4 for c in gathers), gathers
 

@@ -1,0 +1,189 @@
+"""What mixers with a matrix of state per head share: its shape, what they project, and how they read it."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxblt.layers import Linear, RMSNorm, named
+from jaxblt.mixers.base import Clock, start_clock
+from jaxblt.mixers.history import ShortHistory
+from jaxblt.mixers.sequence import Rows
+from jaxblt.validation import check_bounds, check_fields
+from pallas_kernels.short_conv import short_conv
+
+STEP_SIZES = (1e-3, 1e-1)
+"""Between these step sizes dt starts, on average over inputs (Dao and Gu, 2405.21060)."""
+RATES = (1.0, 16.0)
+"""Between these rates A starts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadShape:
+    """How many heads of which widths.
+
+    Attributes:
+      heads: of values H.
+      key_heads: of queries and keys J, a divisor of H; each is shared by H / J neighbouring heads of values.
+      keys: width K of a query or key.
+      values: width V of a value.
+      taps: of the short convolutions.
+    """
+
+    heads: int
+    key_heads: int
+    keys: int
+    values: int
+    taps: int
+
+    @property
+    def streams(self) -> dict[str, tuple[int, int]]:
+        """Heads and width of queries, keys and values."""
+        return {
+            "q": (self.key_heads, self.keys),
+            "k": (self.key_heads, self.keys),
+            "v": (self.heads, self.values),
+        }
+
+    def init_state(self, batch_size: int, dtype: Any) -> "MatrixState":
+        """Zero inputs in `dtype`, and S = 0 in fp32."""
+        short = [jnp.zeros((batch_size, h * k, self.taps - 1), dtype) for h, k in self.streams.values()]
+        memory = jnp.zeros((batch_size, self.heads, self.keys, self.values), jnp.float32)
+        return MatrixState(start_clock(batch_size), tuple(short), memory)
+
+
+@flax.struct.dataclass
+class MatrixState:
+    """State of a mixer whose heads hold matrices.
+
+    Attributes:
+      clock: where each row stands.
+      short: the last taps - 1 inputs of the convolutions of q, k and v.
+      memory: S after the row's last token, in fp32.
+    """
+
+    clock: Clock
+    short: tuple[Float[Array, "B _ S"], ...]
+    memory: Float[Array, "B H K V"]
+
+
+def check_heads(config: Any) -> None:
+    """Checks of `dim`, `num_heads`, `num_key_heads`, `head_dim`, `value_head_dim`, `short_taps` and `chunk_size`.
+
+    Raises:
+      ValueError: a value is out of range, heads do not divide, or the mixer is to be bidirectional.
+    """
+    check_fields(config)
+    sizes = ("dim", "num_heads", "num_key_heads", "head_dim", "value_head_dim")
+    check_bounds(config, *sizes, "short_taps", "chunk_size", least=1)
+    check_forward(config)
+    if config.head_dim is None and config.dim % config.num_heads:
+        raise ValueError(
+            f"dim {config.dim} does not divide among num_heads = {config.num_heads}: set head_dim"
+        )
+    if config.num_heads % (config.num_key_heads or config.num_heads):
+        raise ValueError(
+            f"num_heads {config.num_heads} is not a multiple of num_key_heads {config.num_key_heads}"
+        )
+
+
+def check_forward(config: Any) -> None:
+    """Raises ValueError for causal=False, or for chunks that are no power of two."""
+    name = type(config).__name__.removesuffix("Config")
+    if not config.causal:
+        raise ValueError(f"{name} runs forward only: use Hyena or attention when causal=False")
+    if config.chunk_size & (config.chunk_size - 1):
+        raise ValueError(f"{name}: chunk_size must be a power of two, got {config.chunk_size}")
+
+
+def head_shape(config: Any) -> HeadShape:
+    """The shape that a config's fields give; see `check_heads`."""
+    keys = config.dim // config.num_heads if config.head_dim is None else config.head_dim
+    values = keys if config.value_head_dim is None else config.value_head_dim
+    return HeadShape(
+        config.num_heads, config.num_key_heads or config.num_heads, keys, values, config.short_taps
+    )
+
+
+class Streams(nn.Module):
+    """q, k, v = silu(short_conv(x W)), each with a matrix and taps of its own (2405.21060, fig. 6)."""
+
+    shape: HeadShape
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, rows: Rows, carries: tuple[Float[Array, "B _ S"], ...] | None
+    ) -> tuple[list[Float[Array, "B T _ _"]], tuple[Float[Array, "B _ S"] | None, ...]]:
+        """The three, zero at holes, and the convolutions' last inputs."""
+        found = [
+            self._stream(rows, name, heads, width, None if carries is None else carries[i])
+            for i, (name, (heads, width)) in enumerate(self.shape.streams.items())
+        ]
+        return [y for y, _ in found], tuple(after for _, after in found)
+
+    def _stream(
+        self, rows: Rows, name: str, heads: int, width: int, carry: Float[Array, "B E S"] | None
+    ) -> tuple[Float[Array, "B T H K"], Float[Array, "B E S"] | None]:
+        axis, count = "heads" if name == "v" else "kv_heads", self.shape.taps
+        sizes, names = {"h": heads, "k": width}, ("embed", axis, "head_dim")
+        z = Linear("btd,dhk->bhkt", sizes, names, self.dtype, name=name)(rows.x)
+        init = named(nn.initializers.normal(count**-0.5), axis, "head_dim", "taps")
+        taps = self.param(f"{name}_taps", init, (heads, width, count), jnp.float32)
+        core = ShortHistory(short_conv, taps.reshape(-1, count), None, size=count - 1)
+        z = z.reshape(z.shape[0], -1, z.shape[-1])
+        y, after = rows.run(core, (z, None, None), carry, time_axis=2)
+        y = jax.nn.silu(y).reshape(z.shape[0], heads, width, -1)
+        return jnp.moveaxis(y, 3, 1), after
+
+
+class Decay(nn.Module):
+    """log a = -A dt with dt = softplus(x W + b), per head, in fp32 (Dao and Gu, 2405.21060, sec. 7).
+
+    A and b start where Mamba-2's do: dt is log-uniform in `step_sizes`, A uniform in `RATES`. So decays start near 1.
+    """
+
+    heads: int
+    dtype: Any
+    step_sizes: tuple[float, float] = STEP_SIZES
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T H"], Float[Array, "B T H"]]:
+        """log a and dt."""
+        names = ("embed", "heads")
+        step = Linear(
+            "btd,dh->bth", {"h": self.heads}, names, self.dtype, accumulate=jnp.float32, name="step"
+        )(x)
+        bias = self.param("bias", named(self._init_bias, "heads"), (self.heads,))
+        log_rate = self.param("log_rate", named(_init_log_rate, "heads"), (self.heads,))
+        dt = jax.nn.softplus(step.astype(jnp.float32) + bias[None, None])
+        return -jnp.exp(log_rate)[None, None] * dt, dt
+
+    def _init_bias(self, key: Array, shape: tuple[int, ...]) -> Float[Array, "H"]:
+        low, high = np.log(self.step_sizes)
+        dt = jnp.exp(jax.random.uniform(key, shape, jnp.float32, low, high))
+        return dt + jnp.log(-jnp.expm1(-dt))  # softplus of it is dt
+
+
+def _init_log_rate(key: Array, shape: tuple[int, ...]) -> Float[Array, "H"]:
+    return jnp.log(jax.random.uniform(key, shape, jnp.float32, *RATES))
+
+
+class Readout(nn.Module):
+    """y = (RMSNorm(o) * silu(x W_g)) W_out, the norm over a head's values."""
+
+    dim: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, o: Float[Array, "B T H V"], x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        sizes, names = {"h": o.shape[2], "v": o.shape[3]}, ("embed", "heads", "head_dim")
+        gate = Linear("btd,dhv->bthv", sizes, names, self.dtype, name="gate")(x)
+        o = RMSNorm(dtype=self.dtype, name="norm")(o) * jax.nn.silu(gate)
+        names = ("heads", "head_dim", "embed")
+        return Linear("bthv,hvd->btd", {"d": self.dim}, names, self.dtype, name="out")(o)

@@ -1,0 +1,55 @@
+"""The recall benchmark: its rows are the task's, and its figures are complete."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.benchmark._recall_rows import draw_rows
+from experiments.benchmark.recall import CHUNK, Settings, recall
+from jaxblt.data.vocab import OFFSET
+from jaxblt.evaluation.tasks import MQAR
+
+TASK = MQAR(symbols=40, pairs=5, positions=32)
+
+
+def test_rows_ask_for_the_values_of_their_keys() -> None:
+    inputs, targets, scored = (np.asarray(x) for x in draw_rows(TASK, jax.random.key(0), 512))
+    shown = 2 * TASK.pairs
+    assert inputs.shape == targets.shape == (512, TASK.positions)
+    assert set(scored.sum(1)) == {TASK.pairs}
+    assert not scored[:, :shown].any()
+    for row, answers, asked in zip(inputs, targets, scored, strict=True):
+        held = dict(zip(row[0:shown:2], row[1:shown:2], strict=True))
+        assert len(held) == TASK.pairs
+        assert len(set(held.values())) == TASK.pairs
+        assert all(OFFSET <= key < OFFSET + 20 <= value < OFFSET + 40 for key, value in held.items())
+        assert [held[key] for key in row[asked]] == list(answers[asked])
+        assert set(row[asked]) == set(held)
+        assert ((np.flatnonzero(asked) - shown) % 2 == 0).all()
+
+
+def test_gaps_are_drawn_as_the_task_draws_them() -> None:
+    """By the mean place of a query over rows; the standard errors of both means are about 0.1."""
+    drawn = np.asarray(draw_rows(TASK, jax.random.key(1), 512).scored)
+    examples = TASK.open("test")
+    task = np.stack([examples.example(number).scored for number in range(200)])
+    places = np.arange(TASK.positions)
+    means = [float((rows * places).sum() / rows.sum()) for rows in (drawn, task)]
+    assert means[0] == pytest.approx(means[1], abs=0.6)
+
+
+def test_recall_figures(tmp_path: Path) -> None:
+    settings = Settings(symbols=16, dim=8, layers=2, heads=1, tokens=128, steps=CHUNK, dtype="float32")
+    out = tmp_path / "recall.json"
+    recall(str(out), pairs=(2,), mixers=("R",), settings=settings)
+    found = json.loads(out.read_text())
+    (run,) = found["runs"]
+    assert run["mixer"] == "R"
+    assert run["steps"] == CHUNK
+    assert 0 <= run["accuracy"] <= 1
+    assert len(run["accuracy_by_chunk"]) == 1
+    assert run["parameters"] > settings.dim * settings.symbols
+    assert 0 < found["majority"]["2"] < 0.5

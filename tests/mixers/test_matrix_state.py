@@ -1,0 +1,163 @@
+"""Mixers with a matrix of state per head against loops over tokens in f64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.mixers import (
+    DualDecayConfig,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
+    Mamba2Config,
+    MixerConfig,
+)
+from jaxblt.mixers.matrix_state import Decay
+from jaxblt.models import StackConfig
+from jaxblt.testing import Subject
+from tests.tolerances import assert_close
+
+Weights = dict[str, Any]
+SHAPE: dict[str, Any] = {
+    "num_heads": 2,
+    "num_key_heads": 1,
+    "head_dim": 6,
+    "value_head_dim": 4,
+    "chunk_size": 8,
+}
+DELTA = GatedDeltaNetConfig(dim=6, **SHAPE)
+NEGATIVE = GatedDeltaNetConfig(dim=6, **SHAPE, allow_negative_eigenvalues=True)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x * sigmoid(x)
+
+
+def stream(w: Weights, name: str, x: np.ndarray) -> np.ndarray:
+    """silu of the short convolution of one document's projection, [T, H, K]."""
+    z, taps = np.einsum("td,dhk->thk", x, w["streams"][name]["kernel"]), w["streams"][f"{name}_taps"]
+    y = np.zeros_like(z)
+    for lag in range(taps.shape[-1]):
+        y[lag:] += taps[..., lag] * z[: len(z) - lag]
+    return silu(y)
+
+
+def decay(w: Weights, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    dt = np.log1p(np.exp(x @ w["decay"]["step"]["kernel"] + w["decay"]["bias"]))
+    return np.exp(-np.exp(w["decay"]["log_rate"]) * dt), dt
+
+
+def read_out(w: Weights, o: np.ndarray, x: np.ndarray) -> np.ndarray:
+    w = w["readout"]
+    o = o / np.sqrt(np.mean(o**2, -1, keepdims=True) + 1e-6) * w["norm"]["scale"]
+    o = o * silu(np.einsum("td,dhv->thv", x, w["gate"]["kernel"]))
+    return np.einsum("thv,hvd->td", o, w["out"]["kernel"])
+
+
+def delta(w: Weights, x: np.ndarray, reach: float) -> np.ndarray:
+    (q, k, v), (a, _) = (stream(w, name, x) for name in "qkv"), decay(w, x)
+    q, k = (z / np.sqrt(np.sum(z**2, -1, keepdims=True) + 1e-6) for z in (q, k))
+    beta, o = reach * sigmoid(x @ w["beta"]["kernel"]), np.zeros_like(v)
+    for h in range(v.shape[1]):
+        memory = np.zeros((k.shape[2], v.shape[2]))
+        for t in range(len(x)):
+            memory = a[t, h] * (memory - beta[t, h] * np.outer(k[t, 0], k[t, 0] @ memory))
+            memory = memory + beta[t, h] * np.outer(k[t, 0], v[t, h])
+            o[t, h] = q[t, 0] @ memory
+    return read_out(w, o, x)
+
+
+def gated(w: Weights, x: np.ndarray) -> np.ndarray:
+    q, k, v = (stream(w, name, x) for name in "qkv")
+    gate = np.einsum("td,dr,rjk->tjk", x, w["gate_in"]["kernel"], w["gate_out"]["kernel"])
+    a, o = sigmoid(gate + w["gate_out"]["bias"]) ** (1 / 16), np.zeros_like(v)
+    for h in range(v.shape[1]):
+        memory = np.zeros((k.shape[2], v.shape[2]))
+        for t in range(len(x)):
+            memory = a[t, 0][:, None] * memory + np.outer(k[t, 0], v[t, h])
+            o[t, h] = q[t, 0] @ memory / np.sqrt(k.shape[2])
+    return read_out(w, o, x)
+
+
+def mamba2(w: Weights, x: np.ndarray) -> np.ndarray:
+    (c, b, v), (a, dt) = (stream(w, name, x) for name in "qkv"), decay(w, x)
+    o = np.zeros_like(v)
+    for h in range(v.shape[1]):
+        memory = np.zeros((b.shape[2], v.shape[2]))
+        for t in range(len(x)):
+            memory = a[t, h] * memory + dt[t, h] * np.outer(b[t, 0], v[t, h])
+            o[t, h] = c[t, 0] @ memory + w["skip"][h] * v[t, h]
+    return read_out(w, o, x)
+
+
+def dual(w: Weights, x: np.ndarray) -> np.ndarray:
+    """Without a recurrence: weights of all pairs, each step's divided by their sum."""
+    q, k, v = (np.einsum("td,dhk->thk", x, w[name]["kernel"]) for name in "qkv")
+    q, k = (np.where(z > 0, z + 1, np.exp(z)) for z in (q, k))
+    ago = np.arange(len(x))[:, None] - np.arange(len(x))[None]
+    o = np.zeros((len(x), 2 * v.shape[1], v.shape[2]))
+    for i, rate in enumerate(sigmoid(w["decay"])):
+        weights = np.where(ago >= 0, q[:, i // 2] @ k[:, i // 2].T * rate ** np.maximum(ago, 0), 0)
+        o[:, i] = weights / weights.sum(1, keepdims=True) @ v[:, i // 2]
+    return np.einsum("thk,hkd->td", o, w["out"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("config", "loop"),
+    [
+        (DELTA, lambda w, x: delta(w, x, 1)),
+        (NEGATIVE, lambda w, x: delta(w, x, 2)),
+        (GatedLinearAttentionConfig(dim=6, gate_rank=3, **SHAPE), gated),
+        (Mamba2Config(dim=6, head_dim=4, state_dim=5, chunk_size=8), mamba2),
+        (DualDecayConfig(dim=6, num_heads=2, chunk_size=8), dual),
+    ],
+    ids=["delta", "delta_negative", "gated", "mamba2", "dual_decay"],
+)
+def test_equals_the_loop(config: MixerConfig, loop: Callable[[Weights, np.ndarray], np.ndarray]) -> None:
+    subject = Subject(config)
+    w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), subject.params["params"])
+    ids, expected = subject.documents(), np.zeros(subject.x.shape)
+    for row, document in {(r, s) for r in range(len(ids)) for s in ids[r] if s}:
+        span = ids[row] == document
+        expected[row, span] = loop(w, subject.x[row, span].astype(np.float64))
+    assert_close(subject.run(ids=ids), expected, jnp.float32, n=subject.length * 6)
+
+
+def test_decays_start_near_one() -> None:
+    """As those of Mamba-2 do: a bias that is reset to zero gives exp(-A log 2), at most a half."""
+    x = jax.random.normal(jax.random.key(0), (1, 64, 128))
+    (log_gate, dt), params = Decay(64, jnp.float32).init_with_output(jax.random.key(1), x)
+    decays = np.exp(np.asarray(log_gate))
+    assert np.median(decays) > 0.8
+    assert np.mean(decays > 0.98) > 0.1
+    bias = jax.nn.softplus(params["params"]["bias"].unbox())
+    assert float(bias.min()) >= 0.999e-3
+    assert float(bias.max()) <= 0.1001
+    assert float(dt.min()) > 0
+
+
+def test_the_delta_rule_replaces_what_it_held_at_a_key() -> None:
+    """One key, written twice with b = 1 and no decay: the second value alone is read, in its own size."""
+    from jaxblt.mixers.gated_delta_net import DeltaRule
+    from jaxblt.mixers.marks import mark
+
+    key = jnp.array([0.6, 0.8])[None, None, None]
+    q = k = jnp.tile(key, (1, 3, 1, 1))
+    v = jnp.asarray(np.random.default_rng(0).normal(size=(1, 3, 1, 5)), jnp.float32)
+    beta, log_gate = jnp.ones((1, 3, 1)), jnp.zeros((1, 3, 1))
+    o, _ = DeltaRule(4).run((q, k, v, beta, log_gate), mark(None), None)
+    assert_close(o, v, jnp.float32, n=8)
+
+
+def test_letters_of_the_stack_build() -> None:
+    for pattern in ("DDDW", "G", "2", "E"):
+        config = StackConfig(dim=64, num_layers=len(pattern), pattern=pattern)
+        assert config.mixer(pattern[0]).dim == 64
+        config.mixer(pattern[0]).build()
