@@ -162,10 +162,13 @@ def _stored(where: epath.Path, request: _Request) -> Any:
 
 
 def _fitting(make: Callable[[Any], Any], stored: Any) -> Any:
-    """What `make` asks for, given what is stored; if a model does not fit the names there, under today's names."""
+    """What `make` asks for, given what is stored; if a model does not fit the names there, under today's names.
+
+    An array where the model looks for a module is an error of another kind than a missing name.
+    """
     try:
         return make(stored)
-    except StateMismatch:
+    except (StateMismatch, ValueError):
         current = with_current_names(stored)
         if current is stored:
             raise

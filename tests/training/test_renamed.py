@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,9 @@ import optax
 import pytest
 
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig
+from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.checkpoint import Checkpointer, abstract_like, restore
+from jaxblt.training.fitting import fitting_shapes
 from jaxblt.training.frozen_store import read_frozen, write_frozen
 from jaxblt.training.integrity import StateMismatch
 from jaxblt.training.renamed import current_name
@@ -52,7 +56,8 @@ def test_parameters_and_optimiser_are_read_under_their_old_names(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, NEW)
 
 
-def test_a_model_that_does_not_fit_the_old_names_is_asked_about_todays(tmp_path):
+@pytest.mark.parametrize("error", [StateMismatch, ValueError])
+def test_a_model_that_does_not_fit_the_old_names_is_asked_about_todays(tmp_path, error):
     with Checkpointer(tmp_path) as checkpoints:
         checkpoints.save(1, OLD)
     asked = []
@@ -60,11 +65,28 @@ def test_a_model_that_does_not_fit_the_old_names_is_asked_about_todays(tmp_path)
     def fit(stored):
         asked.append(sorted(stored["head"]))
         if "logits" not in stored["head"]:
-            raise StateMismatch("the model has no such head")
+            raise error("the model has no such head")
         return abstract_like(NEW)
 
     jax.tree.map(np.testing.assert_array_equal, restore(tmp_path, fit).state, NEW)
     assert asked == [["kernel", "norm"], ["logits", "norm"]]
+
+
+def test_a_hyena_stored_under_old_names_fits_its_model(tmp_path):
+    """An array stands where the model of today has a module."""
+    ids = jnp.full((1, 8), 70, jnp.int32)
+    model = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="H"), tie_head=False).build()
+    init = lambda: model.init(jax.random.key(0), ids)["params"]  # noqa: E731
+    params = nn.meta.unbox(jax.jit(init)())
+    block = params["stack"]["periods"]["block_0"]
+    mixer = {**block["mixer"], **{name: block["mixer"][name]["kernel"] for name in ("in", "out")}}
+    stack = {**params["stack"], "periods": {"block_0": {**block, "mixer": mixer}}}
+    head = {"norm": params["head"]["norm"], "kernel": params["head"]["logits"]["kernel"]}
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, {**params, "stack": stack, "head": head})
+    apply = lambda params: model.apply({"params": params}, ids)  # noqa: E731
+    found = restore(tmp_path, partial(fitting_shapes, init, apply)).state
+    jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
 def test_a_frozen_tree_is_known_by_the_names_that_it_was_stored_under(tmp_path):
