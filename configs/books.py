@@ -11,7 +11,7 @@ Stacks are not scanned: few blocks compile as fast in a row, and a scan copies w
 from dataclasses import replace
 
 from jaxblt.data.config import DataConfig
-from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
+from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.optimizer import AdamWConfig
@@ -107,6 +107,15 @@ def blt() -> Recipe:
         optimizer=_adamw(decay_tables=True),
         train=_train(4800, 7.0, evaluations=4),
     )
+
+
+def pulse() -> Recipe:
+    """`books` with Gated DeltaNet for Hyena in the latent stack, for the same wall time."""
+    base = blt()
+    latent = base.model.latent
+    delta = GatedDeltaNetConfig(dim=latent.dim, num_heads=latent.dim // 128)
+    latent = replace(latent, pattern="DDAD", mixers={"D": delta, "A": latent.mixers["A"]})
+    return replace(base, name="books_pulse", model=replace(base.model, latent=latent))
 
 
 def blt_32k() -> Recipe:

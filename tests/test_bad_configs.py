@@ -154,6 +154,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "packing": ("best",),
         "stride": (0, 1.5),
         "partial": ("cut",),
+        "length_schedule": ((8,), ((2, 8.0),), ((2, 12),), [(2, 8)]),
         "context": (-1, 4096, 1.5),
         "alignment": (0, 2.5),
         "buckets": ((0,), (1.5,), [8]),

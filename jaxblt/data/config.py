@@ -2,8 +2,10 @@
 
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
+from jaxblt.data.buckets import rows_within
 from jaxblt.data.samples import SAMPLES, sample_source
 from jaxblt.data.sources import DocumentSource, FastaSource, JsonlSource, Regions, TextSource, open_bed
 from jaxblt.data.splits import SplitName, split_by_document, split_by_name, split_by_position
@@ -27,6 +29,8 @@ class DataConfig:
         "buckets": one document a row, in rows of the lengths `buckets` and `seq_len`.
       stride: for windows, pairs from one to the next; None is seq_len.
       partial: for windows, "keep" or "drop" the last one of a document when it is not full.
+      length_schedule: for windows, in training: rising pairs (step, length). Rows have `length` positions before `step`
+        and `seq_len` from the last step on; shorter rows are as many more in a batch, so that it has as many positions.
       context: for windows, in evaluation: pairs that precede the scored ones wherever there are as many.
       alignment: packed documents start at multiples of it; a recipe raises it to a multiple of its patcher's block.
       buckets: row lengths of the buckets below `seq_len`, which takes the overflow.
@@ -58,6 +62,7 @@ class DataConfig:
     packing: Literal["windows", "first_fit", "sequential", "buckets"] = "windows"
     stride: int | None = None
     partial: Literal["keep", "drop"] = "keep"
+    length_schedule: tuple[tuple[int, int], ...] = ()
     context: int = 0
     alignment: int = 1
     buckets: tuple[int, ...] = ()
@@ -100,6 +105,7 @@ class DataConfig:
                 f"stride and context are of packing='windows', got {self.stride} and {self.context} with "
                 f"packing={self.packing!r}"
             )
+        self._check_length_schedule()
         if self.split != "names" and (self.validation_names or self.test_names):
             raise ValueError(f"validation_names and test_names need split='names', got split={self.split!r}")
         if self.buckets and self.packing != "buckets":
@@ -117,6 +123,30 @@ class DataConfig:
                 f"entropies={self.entropies!r} are of one strand: compute them in the step, or turn "
                 "reverse_complement off"
             )
+
+    def _check_length_schedule(self) -> None:
+        if not self.length_schedule:
+            return
+        if self.packing != "windows" or self.stride is not None:
+            raise ValueError(
+                f"length_schedule {self.length_schedule} needs packing='windows' without stride, got "
+                f"packing={self.packing!r} and stride={self.stride}"
+            )
+        steps, lengths = zip(*self.length_schedule, strict=True)
+        if not all(a < b for pair in (steps, lengths) for a, b in pairwise((0, *pair))):
+            raise ValueError(
+                f"steps and lengths of length_schedule must rise from above 0, got {self.length_schedule}"
+            )
+        if lengths[-1] >= self.seq_len or any(self.seq_len % length for length in lengths):
+            raise ValueError(
+                f"lengths of length_schedule must divide seq_len = {self.seq_len} and lie below it, got "
+                f"{self.length_schedule}"
+            )
+
+    def rows_of(self, row_length: int) -> int:
+        """Rows in a batch of rows of this length."""
+        most = self.batch_size * self.seq_len // row_length if self.length_schedule else self.batch_size
+        return rows_within(row_length, most_rows=most, max_tokens=self.max_tokens)
 
     @property
     def sample_or_kind(self) -> str:

@@ -8,12 +8,11 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxblt.data.batch import Batch
-from jaxblt.data.buckets import rows_within
 from jaxblt.data.entropies import Entropies
 from jaxblt.data.history import History
 from jaxblt.data.iterator import BatchIterator
 from jaxblt.data.rows import empty_rows
-from jaxblt.data.schedule import Endless, OnePass, Shuffled
+from jaxblt.data.schedule import Endless, OnePass, Shuffled, Staged
 
 Row = dict[str, np.ndarray]
 
@@ -35,7 +34,7 @@ class Dataset(ABC):
 
     config: Any
     mode: Literal["train", "eval"]
-    schedule: Shuffled | OnePass | Endless
+    schedule: Shuffled | Staged | OnePass | Endless
     process_index: int = 0
     process_count: int = 1
     entropies: Entropies | None = None
@@ -76,7 +75,12 @@ class Dataset(ABC):
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Rows in the batches of each bucket, over all processes."""
-        return batch_sizes(self.config, self.row_lengths)
+        return tuple(self.config.rows_of(length) for length in self.row_lengths)
+
+    @property
+    def settled(self) -> int:
+        """The first step from which rows have the length that they keep."""
+        return self.schedule.begins[-1] if isinstance(self.schedule, Staged) else 0
 
     def slots(self, step: int) -> range:
         """The slots of a step's batch that this process makes."""
@@ -134,9 +138,3 @@ class Dataset(ABC):
             `if __name__ == "__main__":`); 0 uses a thread of this one.
         """
         return BatchIterator(self, start_step, prefetch=prefetch, workers=workers)
-
-
-def batch_sizes(config: Any, row_lengths: Sequence[int]) -> tuple[int, ...]:
-    """Rows in a batch of each row length: `config.batch_size`, or fewer to keep within `config.max_tokens`."""
-    budget = {"most_rows": config.batch_size, "max_tokens": config.max_tokens}
-    return tuple(rows_within(length, **budget) for length in row_lengths)

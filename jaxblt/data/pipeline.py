@@ -1,19 +1,19 @@
 """Datasets: opens what a config names, and cuts documents into rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from jaxblt.data.buckets import bucket
 from jaxblt.data.config import DataConfig, apply_split, open_source
-from jaxblt.data.dataset import Dataset, Row, batch_sizes
+from jaxblt.data.dataset import Dataset, Row
 from jaxblt.data.entropies import read_entropies
 from jaxblt.data.packing import pack
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import RowIndex, Span, pair_counts, stream_ids, write_span
-from jaxblt.data.schedule import OnePass, Shuffled
+from jaxblt.data.schedule import OnePass, Shuffled, Staged
 from jaxblt.data.sources import DocumentSource, Regions, ReverseComplement, document_ends
 from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import TaskDataConfig, open_task
@@ -42,7 +42,8 @@ class DocumentDataset(Dataset):
 
     @property
     def num_rows(self) -> int:
-        return sum(len(index) for index in self.indexes)
+        indexes = self.indexes[-1:] if self.settled else self.indexes
+        return sum(len(index) for index in indexes)
 
     @property
     def num_bytes(self) -> int:
@@ -135,12 +136,11 @@ def make_dataset(
             f"split {split!r} holds no byte: check the data, or change fractions {config.fractions}"
         )
     rows = tuple(len(index) for index in indexes)
-    sizes = batch_sizes(config, [index.row_length for index in indexes])
-    schedule = Shuffled(rows, sizes, config.seed) if mode == "train" else OnePass(rows, sizes)
+    sizes = tuple(config.rows_of(index.row_length) for index in indexes)
     return DocumentDataset(
         config=config,
         mode=mode,
-        schedule=schedule,
+        schedule=_schedule(config, mode, rows, sizes),
         process_index=process_index,
         process_count=process_count,
         entropies=None if config.entropies is None else read_entropies(config.entropies, whole),
@@ -149,10 +149,24 @@ def make_dataset(
     )
 
 
+def _schedule(
+    config: DataConfig, mode: str, rows: tuple[int, ...], sizes: tuple[int, ...]
+) -> Shuffled | Staged | OnePass:
+    if mode == "eval":
+        return OnePass(rows, sizes)
+    if not config.length_schedule:
+        return Shuffled(rows, sizes, config.seed)
+    begins = (0, *(step for step, _ in config.length_schedule))
+    stages = tuple(Shuffled((n,), size, config.seed) for n, size in zip(rows, sizes, strict=True))
+    return Staged(stages, begins)
+
+
 def _indexes(config: DataConfig, pairs: np.ndarray, mode: str, split: str) -> Sequence[RowIndex]:
     options: dict[str, Any] = {"alignment": config.alignment, "long_documents": config.long_documents}
     if config.packing == "windows":
-        return [_windows(config, pairs, mode, split)]
+        lengths = [length for _, length in config.length_schedule] if mode == "train" else []
+        stages = [replace(config, seq_len=length, length_schedule=()) for length in lengths]
+        return [_windows(stage, pairs, mode, split) for stage in (*stages, config)]
     if config.packing == "buckets":
         return bucket(pairs, config.buckets, config.seq_len, **options)
     return [pack(pairs, config.seq_len, method=config.packing, **options)]

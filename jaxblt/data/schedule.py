@@ -109,6 +109,26 @@ class OnePass:
 
 
 @dataclass(frozen=True)
+class Staged:
+    """One bucket after the other, for rows that grow: bucket i is shuffled from step `begins[i]` to the next one's.
+
+    Attributes:
+      stages: the order within each bucket, which has one.
+      begins: first steps, rising from 0.
+    """
+
+    stages: tuple[Shuffled, ...]
+    begins: tuple[int, ...]
+
+    def place(self, step: int) -> Place:
+        stage = bisect_right(self.begins, step) - 1
+        return Place(stage, self.stages[stage].place(step - self.begins[stage]).sample)
+
+    def row(self, place: Place, slot: int) -> int:
+        return self.stages[place.bucket].row(Place(0, place.sample), slot)
+
+
+@dataclass(frozen=True)
 class Endless:
     """Rows that are made as they are asked for: slot s of step k holds row k·B + s, and no row comes twice.
 

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxblt.data.buckets import bucket
+from jaxblt.data.buckets import bucket, rows_within
 from jaxblt.data.config import DataConfig
-from jaxblt.data.dataset import Dataset, Row, batch_sizes
+from jaxblt.data.dataset import Dataset, Row
 from jaxblt.data.examples import Examples, TaskSource
 from jaxblt.data.packing import PackedIndex
 from jaxblt.data.schedule import Endless, OnePass, Shuffled
@@ -56,6 +56,10 @@ class TaskDataConfig:
                 f"TaskDataConfig.seq_len must be at least {self.task.length}, the longest example of "
                 f"{type(self.task).__name__}, got {self.seq_len}"
             )
+
+    def rows_of(self, row_length: int) -> int:
+        """Rows in a batch of rows of this length."""
+        return rows_within(row_length, most_rows=self.batch_size, max_tokens=self.max_tokens)
 
     @property
     def vocab_size(self) -> int:
@@ -162,7 +166,7 @@ def _schedule(
     config: TaskDataConfig, mode: str, examples: Examples, indexes: tuple[PackedIndex, ...]
 ) -> Shuffled | OnePass | Endless:
     lengths = [index.row_length for index in indexes] or [config.seq_len]
-    sizes = batch_sizes(config, lengths)
+    sizes = tuple(config.rows_of(length) for length in lengths)
     if examples.count is None:
         return Endless(sizes[0])
     rows = tuple(len(index) for index in indexes) or (examples.count,)

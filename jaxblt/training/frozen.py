@@ -179,12 +179,12 @@ def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, frozen: Mapping[str, Fr
 def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen]) -> tuple[Any, Any, Any]:
     """Ids, segments and entropies [rows, T] of training batches, the same in every process.
 
-    Of endless, shuffled data these are the first; of one pass in order they lie at equal distances.
+    Of endless, shuffled data these are the first of full length; of one pass in order they lie at equal distances.
     """
     config, data = data.config, replace(data, history=entropy_history(recipe))
     rows = -(-SAMPLE_BYTES // config.seq_len)
     rows = rows if data.num_rows is None else min(rows, data.num_rows)
-    steps: Any = range(-(-rows // config.batch_size))
+    steps: Any = range(data.settled, data.settled + -(-rows // config.batch_size))
     if data.num_batches is not None:
         steps = np.unique(np.linspace(0, data.num_batches - 1, len(steps)).astype(int)).tolist()
     batches = [data.batch(step, slots=range(data.rows_at(step))) for step in steps]

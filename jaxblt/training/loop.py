@@ -23,7 +23,7 @@ from jaxblt.training.folder import claimed
 from jaxblt.training.frozen import load_frozen, load_params, resolve
 from jaxblt.training.frozen_store import write_frozen
 from jaxblt.training.health import BadSteps, check_health, spans
-from jaxblt.training.meter import Meter, traced
+from jaxblt.training.meter import Cost, Meter, traced
 from jaxblt.training.metrics import Metrics, as_scalars
 from jaxblt.training.picture import first_passage, log_passage
 from jaxblt.training.preemption import StopRequest
@@ -137,7 +137,9 @@ def fit(
         startup.done("calibration and parameters")
 
         train_step = recipe_step(setup)
-        cost = model_cost(setup.task, setup.abstract.params, recipe.data.seq_len)
+        lengths = data.row_lengths if data.settled else (recipe.data.seq_len,)
+        costs = {length: model_cost(setup.task, setup.abstract.params, length) for length in lengths}
+        cost = costs[recipe.data.seq_len]
         example = to_devices(data.batch(first), mesh, recipe.data.batch_size, setup.layout)
         report = describe(setup, data, op_choices(train_step, state, example), cost)
         peak = peak_flops(jax.devices()[0].device_kind)
@@ -161,7 +163,7 @@ def fit(
             log.text(first, "report", f"```\n{report}\n```")
             progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
             trainer = Trainer(
-                setup, data, train_step, validation, checkpoints, log, progress, meter, stop, startup
+                setup, data, train_step, costs, validation, checkpoints, log, progress, meter, stop, startup
             )
             return trainer.run(state, first)
 
@@ -231,11 +233,15 @@ def check_steps_left(recipe: Recipe, stored: Resolved, step: int) -> None:
 
 @dataclass(frozen=True)
 class Trainer:
-    """The loop itself, with everything it talks to. Metrics stay on the devices between log lines."""
+    """The loop itself, with everything it talks to, the cost of a byte by length of row, and shapes compiled for.
+
+    Metrics stay on the devices between log lines.
+    """
 
     setup: Setup
     data: Dataset
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    costs: dict[int, Cost]
     validation: Validation
     checkpoints: Checkpointer
     log: RunLog
@@ -243,6 +249,7 @@ class Trainer:
     meter: Meter
     stop: StopRequest
     startup: Startup
+    compiled: set[tuple[int, ...]] = field(default_factory=set)
 
     def run(self, state: TrainState, first: int) -> Fitted:
         """Steps from `first` to the recipe's last, or until a signal or the time limit; saves before it returns."""
@@ -256,7 +263,7 @@ class Trainer:
         ):
             while step < train.steps and not stopped:
                 trace(step)
-                state, metrics = self.advance(state, batches, step, compiled=step > first)
+                state, metrics = self.advance(state, batches, step)
                 step += 1
                 last = step == train.steps
                 bad.add(step, metrics)
@@ -279,23 +286,25 @@ class Trainer:
             self.progress.say(f"stopped and saved at step {step} of {train.steps}; fit again to go on")
         return Fitted(self.setup.recipe, state, step, finished, validated)
 
-    def advance(
-        self, state: TrainState, batches: Iterator[Batch], step: int, *, compiled: bool
-    ) -> tuple[TrainState, Metrics]:
+    def advance(self, state: TrainState, batches: Iterator[Batch], step: int) -> tuple[TrainState, Metrics]:
         """Hands the devices one step; does not wait for them, but where the step has to be compiled first."""
         asked = time.perf_counter()
         local = next(batches)
         waited = time.perf_counter() - asked
         batch = to_devices(local, self.setup.mesh, self.data.config.batch_size, self.setup.layout)
+        compiled, first = local.inputs.shape in self.compiled, not self.compiled
+        self.compiled.add(local.inputs.shape)
         guard = "disallow" if compiled else "allow"
         with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard(guard):
             state, metrics = self.train_step(state, batch)
+        self.meter.cost = self.costs.get(local.inputs.shape[1], self.meter.cost)
         if compiled:
             self.meter.add(int(np.count_nonzero(local.segment_ids)) * self.data.process_count, waited)
         else:
             jax.block_until_ready(metrics)
-            self.startup.done("compiling and the first step")
-            self.progress.say(self.startup.line())
+            if first:
+                self.startup.done("compiling and the first step")
+                self.progress.say(self.startup.line())
             self.meter.restart()
         return state, metrics
 
