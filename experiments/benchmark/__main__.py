@@ -25,6 +25,7 @@ BENCHMARKS = {
     "record": "record",
     "results": "results",
     "ring": "benchmark",
+    "scaling": "scaling",
     "sequence_parallel": "sequence_parallel",
     "sequence_plan": "plan",
     "stack": "stack",

@@ -28,7 +28,7 @@ from jaxblt.training.metrics import Metrics, as_scalars
 from jaxblt.training.picture import first_passage, log_passage
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.report import describe, model_cost, op_choices
+from jaxblt.training.report import costs_by_length, describe, op_choices
 from jaxblt.training.resolved import (
     Resolved,
     adopt,
@@ -137,13 +137,11 @@ def fit(
         startup.done("calibration and parameters")
 
         train_step = recipe_step(setup)
-        lengths = data.row_lengths if data.settled else (recipe.data.seq_len,)
-        costs = {length: model_cost(setup.task, setup.abstract.params, length) for length in lengths}
-        cost = costs[recipe.data.seq_len]
+        costs, full = costs_by_length(setup, data), recipe.data.seq_len
         example = to_devices(data.batch(first), mesh, recipe.data.batch_size, setup.layout)
-        report = describe(setup, data, op_choices(train_step, state, example), cost)
+        report = describe(setup, data, op_choices(train_step, state, example), costs[full])
         peak = peak_flops(jax.devices()[0].device_kind)
-        meter = Meter(cost, None if peak is None else peak * mesh.size, seconds=seconds)
+        meter = Meter(costs[full], None if peak is None else peak * mesh.size, seconds=seconds)
         validation = Validation(setup, source)
         startup.done("tracing")
 

@@ -43,6 +43,12 @@ def model_cost(task: Task, params: Any, length: int) -> Cost:
     return Cost(byte=3 * (most - patch * blocks * many) / length, patch=3 * patch)
 
 
+def costs_by_length(setup: Setup, data: Dataset) -> dict[int, Cost]:
+    """`model_cost` of full rows, and of the shorter ones of a length schedule."""
+    lengths = data.row_lengths if data.settled else (setup.recipe.data.seq_len,)
+    return {length: model_cost(setup.task, setup.abstract.params, length) for length in lengths}
+
+
 def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> float:
     """Of one row of `length` bytes, its blocks having `slots` slots."""
 

@@ -1,0 +1,150 @@
+"""Time and memory of a block by length: python -m experiments.benchmark scaling --mixers D A --out FILE."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxblt.models import StackConfig
+
+LONG = 16_384
+"""Tokens from which the exponent is fitted: below, constant costs hide it."""
+PASSES = ("forward", "forward+backward")
+
+
+def scaling(
+    out: str,
+    mixers: tuple[str, ...] = ("D", "G", "2", "H", "A"),
+    lengths: tuple[int, ...] = (
+        2048,
+        4096,
+        8192,
+        16_384,
+        32_768,
+        65_536,
+        131_072,
+        262_144,
+        524_288,
+        1_048_576,
+    ),
+    dim: int = 1024,
+    attention_up_to: int = 65_536,
+    trials: int = 20,
+) -> dict[str, Any]:
+    """Times a block of each mixer with its MLP on one row, bf16, and plans its memory with and without remat.
+
+    Blocks of one length are timed in turns. Of each mixer it tells the exponent of time in length, and the length from
+    which it is faster than attention's block, with the interval that the medians' intervals give.
+
+    Args:
+      out: file for the figures as JSON, written anew after each length.
+      mixers: names of the stack's table; A is attention.
+      lengths: tokens of the row, rising.
+      dim: width; heads have 128.
+      attention_up_to: longest row of attention.
+      trials: timed calls of each, at least 20.
+    """
+    from experiments.benchmark._schema import save
+
+    if list(lengths) != sorted(set(lengths)):
+        raise ValueError(f"--lengths must rise, got {lengths}")
+    figures: dict[str, Any] = {"dim": dim, "rows": 1, "blocks": {name: [] for name in mixers}}
+    for length in lengths:
+        chosen = [name for name in mixers if name != "A" or length <= attention_up_to]
+        for name, found in at_length(chosen, length, dim, trials).items():
+            figures["blocks"][name].append({"tokens": length, **found})
+        figures["growth"] = {name: growth(found) for name, found in figures["blocks"].items()}
+        figures["crossover"] = {
+            name: crossing(found, figures["blocks"]["A"])
+            for name, found in figures["blocks"].items()
+            if name != "A" and "A" in mixers
+        }
+        save("scaling", out, figures)
+    return figures
+
+
+def block(name: str, dim: int) -> "StackConfig":
+    """One block of a mixer and an MLP."""
+    from jaxblt.mixers import (
+        AttentionConfig,
+        GatedDeltaNetConfig,
+        GatedLinearAttentionConfig,
+        HyenaConfig,
+        Mamba2Config,
+    )
+    from jaxblt.models import StackConfig
+
+    heads = max(dim // 128, 1)
+    known = {
+        "A": AttentionConfig(dim=dim, num_heads=heads, packed=False),
+        "D": GatedDeltaNetConfig(dim=dim, num_heads=heads),
+        "G": GatedLinearAttentionConfig(dim=dim, num_heads=heads),
+        "H": HyenaConfig(dim=dim, packed=False),
+        "2": Mamba2Config(dim=dim),
+    }
+    used = {key: config for key, config in known.items() if key == name}
+    return StackConfig(dim=dim, num_layers=1, pattern=(name,), mixers=used, scan=False)
+
+
+def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict[str, dict[str, Any]]:
+    """Seconds of both passes and planned bytes of each block on a row of this length."""
+    import jax
+    import jax.numpy as jnp
+
+    from experiments.benchmark._forward import draw, planned_bytes
+    from experiments.benchmark._schema import timed
+    from jaxblt.models.stack import Stack
+    from jaxblt.profiling import Case, forward_backward, measure_all
+    from jaxblt.training.state import widen
+
+    def case(name: str, remat: str = "none") -> Case:
+        config = replace(block(name, dim), remat=remat)
+        params = draw(Stack(config), jnp.zeros((1, 16, dim), jnp.float32))
+
+        def program(params: Any, x: Any) -> Any:
+            return Stack(config, x.dtype).apply({"params": widen(params)}, x)[0]  # pyright: ignore[reportIndexIssue]
+
+        return Case(name, program, (params, x))
+
+    key = jax.random.key(length)
+    x = jax.random.normal(key, (1, length, dim), jnp.bfloat16)
+    forward = [case(name) for name in mixers]
+    both = [forward_backward(one, key) for one in forward]
+    again = [forward_backward(case(name, "full"), key) for name in mixers]
+    found: dict[str, dict[str, Any]] = {name: {} for name in mixers}
+    for label, cases in zip(PASSES, (forward, both), strict=True):
+        measured = measure_all([replace(c, fn=jax.jit(c.fn)) for c in cases], trials=trials)
+        for name, taken in zip(mixers, measured, strict=True):
+            found[name][label] = timed(taken) | {"tokens_per_second": length / taken.summary.median}
+    for name, kept, made_again in zip(mixers, both, again, strict=True):
+        found[name]["planned_bytes"] = planned_bytes(kept.fn, *kept.args)
+        found[name]["planned_bytes_with_remat"] = planned_bytes(made_again.fn, *made_again.args)
+    return found
+
+
+def growth(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The exponent of each pass's time."""
+    from experiments.benchmark._exponents import exponent
+
+    tokens = [at["tokens"] for at in found]
+    return {p: exponent(tokens, [at[p]["median"] for at in found], first=LONG) for p in PASSES}
+
+
+def crossing(found: Sequence[dict[str, Any]], attention: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """For each pass the length from which the block is faster than attention's, and the interval's ends."""
+    from experiments.benchmark._exponents import crossover
+
+    pairs = list(zip(found, attention, strict=False))
+    tokens = [at["tokens"] for at, _ in pairs]
+
+    def ratios(p: str, above: str, below: str) -> list[float]:
+        return [other[p][above] / own[p][below] for own, other in pairs]
+
+    return {
+        p: {
+            "value": crossover(tokens, ratios(p, "median", "median")),
+            "low": crossover(tokens, ratios(p, "high", "low")),
+            "high": crossover(tokens, ratios(p, "low", "high")),
+        }
+        for p in PASSES
+    }

@@ -1,0 +1,63 @@
+"""Time by length: exponents, where curves cross, and the benchmark's figures."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.benchmark import scaling
+from experiments.benchmark._exponents import crossover, exponent
+from jaxblt.models import StackConfig
+
+LENGTHS = (1024, 2048, 4096, 8192)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_the_exponent_of_a_power_is_found_past_a_constant(power: float) -> None:
+    seconds = [3e-3 * n**power if n > 1024 else 1.0 for n in LENGTHS]
+    found = exponent(LENGTHS, seconds, first=2048)
+    assert found is not None
+    assert found["low"] <= found["value"] <= found["high"]
+    assert np.isclose(found["value"], power)
+    assert found["high"] - found["low"] < 1e-6
+    noisy = exponent(LENGTHS, [1.0, 2.2, 3.8, 8.1], first=1)
+    assert noisy is not None
+    assert noisy["low"] < 1 < noisy["high"]
+    assert exponent(LENGTHS, seconds, first=4096) is None
+
+
+@pytest.mark.parametrize(
+    ("ratios", "length"),
+    [
+        ((0.5, 0.5, 2.0, 4.0), 2048 * 2**0.5),
+        ((2.0, 0.5, 0.5, 0.5), None),
+        ((2.0, 3.0, 4.0, 5.0), 1024.0),
+        ((2.0, 1.0, 4.0, 5.0), 2048.0),
+    ],
+)
+def test_curves_cross_where_the_ratio_stays_above_one(
+    ratios: tuple[float, ...], length: float | None
+) -> None:
+    found = crossover(LENGTHS, ratios)
+    assert found == length or (found is not None and length is not None and np.isclose(found, length))
+
+
+def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name))
+    out = tmp_path / "scaling.json"
+    scaling.scaling(str(out), mixers=("R", "A"), lengths=(16, 32), dim=32, attention_up_to=16)
+    found = json.loads(out.read_text())
+    assert [at["tokens"] for at in found["blocks"]["R"]] == [16, 32]
+    assert [at["tokens"] for at in found["blocks"]["A"]] == [16]
+    for at in found["blocks"]["R"]:
+        assert 0 < at["forward"]["median"] < at["forward+backward"]["median"]
+        assert at["planned_bytes"]["temporaries"] > 0
+        assert at["planned_bytes_with_remat"]["arguments"] == at["planned_bytes"]["arguments"]
+    assert found["growth"]["R"]["forward"] is None  # no row is long
+    assert set(found["crossover"]) == {"R"}
+
+
+def test_lengths_must_rise(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--lengths must rise, got \(32, 16\)"):
+        scaling.scaling(str(tmp_path / "out.json"), lengths=(32, 16))
