@@ -5,7 +5,7 @@ nothing, and a log gate of zero keeps the state. So a row is exact whatever its 
 of zero, wherever the ids that the package is given change.
 """
 
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any
 
 import jax
@@ -96,8 +96,7 @@ def call_jla(
     Raises:
       ValueError: the package's own, where its kernels do not take the call.
     """
-    from jla import ops  # pyright: ignore[reportMissingImports]
-
+    ops = import_module("jla.ops")
     q, k, v = (only_tokens(x, segment_ids) for x in (q, k, v))
     gates = {}
     if log_gate is not None:
