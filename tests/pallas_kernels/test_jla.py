@@ -1,6 +1,10 @@
 """What jax-linear-attention needs before any call is looked at, and when explain says that it is lacking."""
 
+import tomllib
+from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -9,7 +13,11 @@ import pytest
 
 from pallas_kernels import gated_delta_rule, gated_linear_attention
 from pallas_kernels._linear_state import jla
-from pallas_kernels.runtime import Device
+from pallas_kernels.gated_delta_rule import bench as delta_rule_bench
+from pallas_kernels.gated_delta_rule.shapes import DeltaRuleShape
+from pallas_kernels.gated_linear_attention import bench as linear_attention_bench
+from pallas_kernels.gated_linear_attention.shapes import LinearAttentionShape
+from pallas_kernels.runtime import Device, compiling_for
 from tests.pallas_kernels.jla import HOPPER, installed
 
 STREAM = jax.ShapeDtypeStruct((1, 256, 4, 128), jnp.bfloat16)
@@ -64,10 +72,22 @@ def test_a_machine_without_the_gpu_cannot_compile_for_it(monkeypatch: pytest.Mon
 
 def test_the_extra_asks_for_the_version_that_is_tested() -> None:
     """And nothing that is installed for the tests asks for it."""
-    import tomllib
-    from pathlib import Path
-
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     assert extras["jla"] == [f"{jla.PACKAGE}=={jla.VERSION}"]
     assert not [name for name in extras if name != "jla" and jla.PACKAGE in " ".join(extras[name])]
+
+
+def test_the_benchmarks_time_it_against_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And XLA against a loop where it does not take the call."""
+    installed(monkeypatch)
+    plans = {
+        delta_rule_bench: DeltaRuleShape("small", 1, 64, 2, 1, 64, 64),
+        linear_attention_bench: LinearAttentionShape("small", 1, 64, 2, 2, 64, 64, "key"),
+    }
+    target = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
+    for bench, shape in plans.items():
+        with compiling_for(target):
+            taken, refused = bench.plan(shape), bench.plan(replace(shape, values=32))
+        assert [case.name for case in (taken.plain, *taken.versions)] == ["xla", "jla"]
+        assert [case.name for case in (refused.plain, *refused.versions)] == ["plain", "xla"]

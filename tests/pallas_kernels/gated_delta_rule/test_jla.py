@@ -138,7 +138,7 @@ def on_gpu(arrays: dict[str, Any]) -> Any:
 
 @needs_jla
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("check", ["reference", "poison", "vmap", "remat"])
 @pytest.mark.parametrize(
     ("length", "heads", "key_heads", "keys", "values"),
@@ -152,7 +152,7 @@ def test_its_kernels(check: str, length: int, heads: int, key_heads: int, keys: 
 
 @needs_jla
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
 def test_strong_decay_in_its_kernels(strong: float) -> None:
     given = case("strong", on_gpu, rows(2048, 4, 4, 128, 128))

@@ -138,7 +138,7 @@ GPU_SHAPES = [
 
 @needs_jla
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("check", ["reference", "poison", "vmap", "remat"])
 @pytest.mark.parametrize(("gate", "length", "heads", "key_heads", "keys", "values"), GPU_SHAPES)
 def test_its_kernels(
@@ -150,7 +150,7 @@ def test_its_kernels(
 
 @needs_jla
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("gate", KINDS)
 @pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
 def test_strong_decay_in_its_kernels(gate: str, strong: float) -> None:
