@@ -19,6 +19,7 @@ OPTIONAL = {
     "cuda13": ("jax_cuda13_plugin", "jax_triton"),
     "cuda12": ("jax_cuda12_plugin", "jax_triton"),
     "triton": ("triton", "jax_triton"),
+    "jla": ("jla",),
 }
 Verdict = Literal["ok", "note", "bad"]
 

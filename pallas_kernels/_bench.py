@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from pallas_kernels._dispatch import Implementation, current_device
 from pallas_kernels._measure import (
     Case,
     Ceilings,
@@ -46,6 +47,13 @@ class Plan:
     plain: Case
     versions: Sequence[Case]
     work: Mapping[str, Work]
+
+
+def kernels_for(table: Sequence[Implementation], *args: Any, **options: Any) -> list[str]:
+    """Names of the implementations before "xla" in a table that can run such a call on this machine."""
+    names = [entry.name for entry in table]
+    ahead = table[: names.index("xla")]
+    return [entry.name for entry in ahead if entry.why_not(current_device(), *args, **options) is None]
 
 
 def run_plan(plan: Plan, ceilings: Ceilings, key: PRNGKeyArray) -> dict[str, Any]:

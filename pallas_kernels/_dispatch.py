@@ -23,7 +23,7 @@ class Implementation:
     """One way to compute an op.
 
     Attributes:
-      name: "reference", "xla", "cudnn", "mosaic_gpu" or "triton".
+      name: "reference", "xla", "cudnn", "mosaic_gpu", "triton" or, of an optional package, "jla".
       run: the function, with the op's own signature less `implementation`.
       why_not: given the device and the call's arguments (or their ShapeDtypeStructs), None if it can run.
       rather_not: given the same, of a call that it can run: why an entry after it is to be taken all the same, which it
@@ -54,20 +54,21 @@ def current_device() -> Device:
     device = jax.config.jax_default_device or jax.devices()[0]
     if isinstance(device, str):
         device = jax.devices(device)[0]
-    return _as_device(device)
+    return as_device(device)
 
 
 @contextmanager
 def compiling_for(device: Any) -> Iterator[None]:
     """Inside the block ops choose for `device`, a JAX device that this machine need not have."""
-    token = _TARGET.set(_as_device(device))
+    token = _TARGET.set(as_device(device))
     try:
         yield
     finally:
         _TARGET.reset(token)
 
 
-def _as_device(device: Any) -> Device:
+def as_device(device: Any) -> Device:
+    """A JAX device as ops see it."""
     text = getattr(device, "compute_capability", None)
     capability = None if text is None else (int(text.split(".")[0]), int(text.split(".")[1]))
     return Device(platform=device.platform, capability=capability, kind=device.device_kind)

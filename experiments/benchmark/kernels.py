@@ -12,10 +12,16 @@ SHAPES = {
     ),
     "blocked_conv": ("evo2_7b_mr_128k", "d768_8k", "d768_64k"),
     "byte_head": ("d512_8k", "d1024_1m"),
-    "gated_delta_rule": ("qwen3_next_32k", "h32_d128_4k", "h32_d128_256k"),
+    "gated_delta_rule": (
+        "qwen3_next_32k",
+        "h32_kv8_d128_32k",
+        "h32_d128_32k",
+        "h32_d128_4k",
+        "h32_d128_256k",
+    ),
     "gated_linear_attention": (
         *("mamba2_2b_8k", "gla_1b_8k", "gsa_1b_write_8k"),
-        *("gsa_1b_read_8k", "h32_d128_64k", "h32_d128_gla_8k"),
+        *("gsa_1b_read_8k", "h32_d128_8k", "h32_d128_64k", "h32_d128_gla_8k"),
     ),
     "hash_embedding": ("d512_8k", "blt_d1024_8k"),
     "linear_scan": ("recurrentgemma_2b_8k", "books", "modal_d768_64k", "modal_d768_1m"),

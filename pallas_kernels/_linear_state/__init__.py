@@ -2,4 +2,5 @@
 
 `tokens`: holes, padding and documents. `chunks`: time cut into chunks. `decays`: products of gates over stretches of a
 chunk. `products`: matrix products on narrow operands, with gradients on narrow operands. `checks`: arguments.
+`jla`: the kernels of jax-linear-attention, an optional package.
 """

@@ -7,11 +7,14 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
+from pallas_kernels._linear_state.jla import rather_not_short
+from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla, why_not
 from pallas_kernels.gated_delta_rule.reference import gated_delta_rule_reference
 from pallas_kernels.gated_delta_rule.xla import gated_delta_rule_xla
 
 OP = "gated_delta_rule"
 TABLE = (
+    Implementation("jla", gated_delta_rule_jla, why_not, rather_not_short),
     Implementation("xla", gated_delta_rule_xla),
     Implementation("reference", gated_delta_rule_reference),
 )
@@ -29,7 +32,7 @@ def gated_delta_rule(
     output_final_state: bool = False,
     scale: float | None = None,
     chunk_size: int = 64,
-    implementation: Literal["xla", "reference"] | None = None,
+    implementation: Literal["jla", "xla", "reference"] | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Linear attention that replaces what its state holds at a key, in linear time.
 

@@ -1,4 +1,4 @@
-"""All chunks at once against one after another: `python -m pallas_kernels.gated_delta_rule.bench`."""
+"""Kernels against chunks in XLA, or those against a loop: `python -m pallas_kernels.gated_delta_rule.bench`."""
 
 from functools import partial
 from typing import Any
@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
 from pallas_kernels._measure import Case
-from pallas_kernels.gated_delta_rule.api import gated_delta_rule
+from pallas_kernels.gated_delta_rule.api import TABLE, gated_delta_rule
 from pallas_kernels.gated_delta_rule.shapes import SHAPES, DeltaRuleShape
 
 CHUNK = 64
@@ -33,19 +33,23 @@ def arrays(shape: DeltaRuleShape) -> dict[str, Any]:
 
 
 def plan(shape: DeltaRuleShape, *, chunk_size: int = CHUNK) -> Plan:
-    """The op in bf16 against a loop over chunks, both checked against the op in fp32."""
+    """The kernels that run here against XLA, or XLA against a loop over chunks; all checked against XLA in fp32."""
     given = arrays(shape)
     args = tuple(given[name] for name in NAMES)
-    op, width = partial(_call, chunk_size), shape.keys + shape.values
+    xla, width = Case("xla", partial(_call, "xla", chunk_size), args), shape.keys + shape.values
+    kernels = [
+        Case(name, partial(_call, name, chunk_size), args)
+        for name in kernels_for(TABLE, *args[:4], log_gate=given["log_gate"])
+    ]
     states = shape.batch * shape.length * shape.heads
     # Half a chunk of scores and of similar keys, of three products with them, and of the inverse; three of the state.
     scores = chunk_size * (2.0 * shape.keys + width + shape.values) + chunk_size**2 / 3
     flops = states * (scores + 6.0 * shape.keys * shape.values)
     inputs, output = float(sum(x.nbytes for x in args)), float(given["v"].nbytes)
     return Plan(
-        truth=Case("truth", partial(_in_fp32, op), args),
-        plain=Case("plain", partial(_loop, chunk_size), args),
-        versions=[Case("xla", op, args)],
+        truth=Case("truth", partial(_in_fp32, xla.fn), args),
+        plain=xla if kernels else Case("plain", partial(_loop, chunk_size), args),
+        versions=kernels or [xla],
         work={
             "forward": Work(flops, inputs + output),
             # Backward reads the inputs and the cotangent and writes the gradients.
@@ -54,9 +58,9 @@ def plan(shape: DeltaRuleShape, *, chunk_size: int = CHUNK) -> Plan:
     )
 
 
-def _call(chunk_size: int, *args: Any, **options: Any) -> Any:
+def _call(implementation: Any, chunk_size: int, *args: Any, **options: Any) -> Any:
     streams = dict(zip(NAMES, args, strict=True))
-    return gated_delta_rule(**streams, **options, chunk_size=chunk_size, implementation="xla")
+    return gated_delta_rule(**streams, **options, chunk_size=chunk_size, implementation=implementation)
 
 
 def _in_fp32(op: Any, *args: Any) -> Any:
@@ -67,7 +71,7 @@ def _loop(chunk_size: int, *args: Any) -> Any:
     """One chunk after another, each from the state that the one before it leaves; the length is a multiple of it."""
 
     def step(state: Any, chunk: tuple[Any, ...]) -> tuple[Any, Any]:
-        o, state = _call(chunk_size, *chunk, initial_state=state, output_final_state=True)
+        o, state = _call("xla", chunk_size, *chunk, initial_state=state, output_final_state=True)
         return state, o
 
     def chunks(x: Any) -> Any:

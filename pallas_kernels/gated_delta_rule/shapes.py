@@ -20,6 +20,8 @@ SHAPES = (
     # Qwen3-Next 80B-A3B: 32 heads of values share 16 of keys.
     DeltaRuleShape("qwen3_next_32k", 1, 32768, 32, 16, 128, 128),
     # Shapes that kernels for Hopper are timed at.
+    DeltaRuleShape("h32_kv8_d128_32k", 1, 32768, 32, 8, 128, 128),
+    DeltaRuleShape("h32_d128_32k", 1, 32768, 32, 32, 128, 128),
     DeltaRuleShape("h32_d128_4k", 8, 4096, 32, 32, 128, 128),
     DeltaRuleShape("h32_d128_256k", 1, 262_144, 32, 32, 128, 128),
     # Decoding.

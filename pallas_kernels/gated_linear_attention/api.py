@@ -7,11 +7,14 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
+from pallas_kernels._linear_state.jla import rather_not_short
+from pallas_kernels.gated_linear_attention.jla import gated_linear_attention_jla, why_not
 from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
 
 OP = "gated_linear_attention"
 TABLE = (
+    Implementation("jla", gated_linear_attention_jla, why_not, rather_not_short),
     Implementation("xla", gated_linear_attention_xla),
     Implementation("reference", gated_linear_attention_reference),
 )
@@ -30,7 +33,7 @@ def gated_linear_attention(
     output_final_state: bool = False,
     scale: float | None = None,
     chunk_size: int = 64,
-    implementation: Literal["xla", "reference"] | None = None,
+    implementation: Literal["jla", "xla", "reference"] | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Linear attention with a gated matrix of state per head, in linear time.
 

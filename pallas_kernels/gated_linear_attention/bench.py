@@ -1,4 +1,4 @@
-"""All chunks at once against one after another: `python -m pallas_kernels.gated_linear_attention.bench`."""
+"""Kernels against XLA, or XLA against a loop: `python -m pallas_kernels.gated_linear_attention.bench`."""
 
 from functools import partial
 from typing import Any
@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
 from pallas_kernels._measure import Case
-from pallas_kernels.gated_linear_attention.api import gated_linear_attention
+from pallas_kernels.gated_linear_attention.api import TABLE, gated_linear_attention
 from pallas_kernels.gated_linear_attention.shapes import SHAPES, LinearAttentionShape
 
 CHUNK = 64
@@ -35,18 +35,22 @@ def arrays(shape: LinearAttentionShape) -> dict[str, Any]:
 
 
 def plan(shape: LinearAttentionShape, *, chunk_size: int = CHUNK) -> Plan:
-    """The op in bf16 against a loop over chunks, both checked against the op in fp32."""
+    """The kernels that run here against XLA, or XLA against a loop over chunks; all checked against XLA in fp32."""
     given = arrays(shape)
     names, args = tuple(given), tuple(given.values())
-    op = partial(_call, names, chunk_size)
+    xla = Case("xla", partial(_call, "xla", names, chunk_size), args)
+    kernels = [
+        Case(name, partial(_call, name, names, chunk_size), args)
+        for name in kernels_for(TABLE, *args[:3], **{names[3]: args[3]})
+    ]
     states = shape.batch * shape.length * shape.heads
     # Scores and their product with v of half a chunk on average, a write to and a read of the state.
     flops = states * (chunk_size * (shape.keys + shape.values) + 4.0 * shape.keys * shape.values)
     inputs, output = float(sum(x.nbytes for x in args)), float(given["v"].nbytes)
     return Plan(
-        truth=Case("truth", partial(_in_fp32, op), args),
-        plain=Case("plain", partial(_loop, names, chunk_size), args),
-        versions=[Case("xla", op, args)],
+        truth=Case("truth", partial(_in_fp32, xla.fn), args),
+        plain=xla if kernels else Case("plain", partial(_loop, names, chunk_size), args),
+        versions=kernels or [xla],
         work={
             "forward": Work(flops, inputs + output),
             # Backward reads the inputs and the cotangent and writes the gradients.
@@ -55,9 +59,9 @@ def plan(shape: LinearAttentionShape, *, chunk_size: int = CHUNK) -> Plan:
     )
 
 
-def _call(names: tuple[str, ...], chunk_size: int, *args: Any, **options: Any) -> Any:
+def _call(implementation: Any, names: tuple[str, ...], chunk_size: int, *args: Any, **options: Any) -> Any:
     streams = dict(zip(names, args, strict=True))
-    return gated_linear_attention(**streams, **options, chunk_size=chunk_size, implementation="xla")
+    return gated_linear_attention(**streams, **options, chunk_size=chunk_size, implementation=implementation)
 
 
 def _in_fp32(op: Any, *args: Any) -> Any:
@@ -68,7 +72,7 @@ def _loop(names: tuple[str, ...], chunk_size: int, *args: Any) -> Any:
     """One chunk after another, each from the state that the one before it leaves; the length is a multiple of it."""
 
     def step(state: Any, chunk: tuple[Any, ...]) -> tuple[Any, Any]:
-        o, state = _call(names, chunk_size, *chunk, initial_state=state, output_final_state=True)
+        o, state = _call("xla", names, chunk_size, *chunk, initial_state=state, output_final_state=True)
         return state, o
 
     def chunks(x: Any) -> Any:

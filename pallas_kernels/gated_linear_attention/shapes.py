@@ -27,6 +27,7 @@ SHAPES = (
     LinearAttentionShape("gsa_1b_write_8k", 8, 8192, 4, 4, 512, 64, "value"),
     LinearAttentionShape("gsa_1b_read_8k", 8, 8192, 4, 4, 64, 512, "key"),
     # Shapes that kernels for Hopper are timed at.
+    LinearAttentionShape("h32_d128_8k", 8, 8192, 32, 32, 128, 128),
     LinearAttentionShape("h32_d128_64k", 1, 65536, 32, 32, 128, 128),
     LinearAttentionShape("h32_d128_gla_8k", 8, 8192, 32, 32, 128, 128, "key"),
     # Decoding.

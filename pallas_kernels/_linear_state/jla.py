@@ -1,0 +1,117 @@
+"""Calls of the Hopper kernels of jax-linear-attention, an optional package, and where they run.
+
+The package knows documents, but neither holes nor padding. Here they become tokens that do nothing: zeros write
+nothing, and a log gate of zero keeps the state. So a row is exact whatever its ids are. A document begins, from a state
+of zero, wherever the ids that the package is given change.
+"""
+
+from importlib import import_module, metadata
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels._compat import varying_axes
+from pallas_kernels._dispatch import Device, as_device
+from pallas_kernels._hopper import why_not_on, why_not_streams
+from pallas_kernels._linear_state.tokens import count_documents, only_tokens
+
+PACKAGE, VERSION = "jax-linear-attention", "0.1.0"
+
+JAX = "0.11.2"
+"""What the package is written for: Pallas' GPU dialect changes with every version of JAX."""
+
+CHUNK = 64
+"""Steps of a chunk in all of its kernels."""
+
+MOST_CHUNKS = 65_535 - 128
+"""Chunks that it takes in one row: the blocks of a CUDA grid, less the pieces that it may cut a row into."""
+
+LOWEST_LOG_GATE = -88.0
+"""exp(-88) is less than the least normal number of fp32, so it forgets all. The kernels subtract sums of log gates from
+a chunk's start: -inf would give NaN, and sums of larger gates lose the digits of small ones beside them."""
+
+
+def why_not_package(device: Device) -> str | None:
+    """Why none of its kernels runs on `device`, or None: the GPU, what is installed, and this machine."""
+    if (reason := why_not_on(device)) is not None:
+        return reason
+    try:
+        found = metadata.version(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return f'{PACKAGE} {VERSION} is not installed: pip install -e ".[jla]"'
+    if found != VERSION:
+        return f"{PACKAGE} {VERSION} is what it is tested with, {found} is installed"
+    if jax.__version__ != JAX:
+        return f"{PACKAGE} {VERSION} is written for jax {JAX}, this is {jax.__version__}"
+    if why_not_on(here := this_machine()) is not None:
+        return f"it compiles on a machine with such a GPU only, this one has {here.kind}"
+    return None
+
+
+def this_machine() -> Device:
+    """The device that the package looks at to decide whether its kernels run."""
+    return as_device(jax.devices()[0])
+
+
+def why_not_rows(device: Device, q: Any, k: Any, v: Any, *others: Any) -> str | None:
+    """Why its kernels do not take these streams and further arrays (None for one that is not given), or None."""
+    if (reason := why_not_package(device)) is not None:
+        return reason
+    if (reason := why_not_streams(device, q, k, v)) is not None:
+        return reason
+    traced = (x for x in (q, k, v, *others) if isinstance(x, jax.Array))
+    if axes := frozenset[str]().union(*(varying_axes(x) for x in traced)):
+        return f"inside shard_map over {', '.join(sorted(axes))} its gradients lack their mesh axes"
+    if (chunks := -(-v.shape[1] // CHUNK)) > MOST_CHUNKS:
+        return f"it takes at most {MOST_CHUNKS * CHUNK} steps a row, not {v.shape[1]} ({chunks} chunks)"
+    return None
+
+
+def rather_not_short(device: Device, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> str | None:
+    """Why a row of a few steps, as in decoding, is left to others, or None."""
+    length = v.shape[1]
+    return f"rows of {length} steps would be filled up to {CHUNK}" if length < CHUNK else None
+
+
+def call_jla(
+    kind: str,
+    q: Float[Array, "B T J K"],
+    k: Float[Array, "B T J K"],
+    v: Float[Array, "B T H V"],
+    *,
+    segment_ids: Int[Array, "B T"] | None,
+    initial_state: Float[Array, "B H K V"] | None,
+    output_final_state: bool,
+    scale: float,
+    log_gate: Float[Array, "B T ..."] | None = None,
+    beta: Float[Array, "B T H"] | None = None,
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
+    """The package's op `kind` under our segment ids, by its Mosaic kernels and nothing else.
+
+    Outputs and gradients are zero at holes and padding, where NaN may lie. A log gate below `LOWEST_LOG_GATE` acts as
+    that and has a gradient of zero.
+
+    Raises:
+      ValueError: the package's own, where its kernels do not take the call.
+    """
+    ops = import_module("jla.ops")
+    q, k, v = (only_tokens(x, segment_ids) for x in (q, k, v))
+    gates = {}
+    if log_gate is not None:
+        wide = only_tokens(log_gate, segment_ids).astype(jnp.float32)
+        gates["g"] = jnp.maximum(wide, jnp.float32(LOWEST_LOG_GATE))
+    if beta is not None:
+        gates["beta"] = only_tokens(beta, segment_ids)
+    o, final = ops.linear_attention(
+        kind,
+        *(q, k, v),
+        **gates,
+        impl="mosaic_gpu",
+        segment_ids=None if segment_ids is None else count_documents(segment_ids),
+        initial_state=None if initial_state is None else initial_state.astype(jnp.float32),
+        output_final_state=output_final_state,
+        scale=scale,
+    )
+    return (o, final) if output_final_state else o

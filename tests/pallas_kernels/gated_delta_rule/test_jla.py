@@ -1,0 +1,163 @@
+"""gated_delta_rule by jax-linear-attention: calls that it takes, tokens that do nothing, its kernels on a GPU."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.gated_delta_rule import explain, gated_delta_rule
+from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.jla import HOPPER, as_others_write, installed, needs_jla, rows, stand_in
+from tests.pallas_kernels.linear_state import heads, log_gates, not_tokens, packed
+from tests.pallas_kernels.op_suite import OpCase, value_and_grads
+from tests.tolerances import assert_close
+
+LENGTH = 21
+
+
+def reference(arrays: dict[str, Any]) -> Any:
+    return gated_delta_rule(**arrays, output_final_state=True, scale=0.5, implementation="reference")
+
+
+def adapter(arrays: dict[str, Any]) -> Any:
+    return gated_delta_rule_jla(**arrays, output_final_state=True, scale=0.5)
+
+
+def case(name: str, run: Any, arrays: dict[str, Any], *, gated: bool = True) -> OpCase:
+    (batch, length, heads, _), keys = arrays["v"].shape, arrays["k"].shape[3]
+    arrays = arrays | {"segment_ids": packed(length)}
+    beta = np.random.default_rng(5).uniform(0, 2, (batch, length, heads))
+    arrays["beta"] = jnp.asarray(beta, jnp.float32)
+    if gated:
+        arrays["log_gate"] = log_gates(4, (batch, length, heads))
+    terms = length * keys
+    return OpCase(
+        name=name,
+        run=run,
+        reference=reference,
+        arrays=arrays,
+        unused=not_tokens(arrays),
+        terms=terms,
+        grad_terms=2 * terms,
+    )
+
+
+GATED = case("gated", adapter, heads(LENGTH))
+
+
+@pytest.mark.parametrize("check", ["reference", "poison"])
+def test_documents_holes_and_padding(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = stand_in(monkeypatch)
+    op_suite.CHECKS[check](GATED)
+    assert set(calls.kinds) <= {"gated_deltanet"}
+
+
+def test_nothing_is_forgotten_without_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = stand_in(monkeypatch)
+    op_suite.CHECKS["reference"](case("no gates", partial(adapter), heads(LENGTH), gated=False))
+    assert calls.kinds == ["deltanet"] * len(calls.kinds)
+
+
+@pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
+def test_strong_decay(strong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is handed over is finite; values and gradients are those of the gate that was given."""
+    calls = stand_in(monkeypatch)
+    gate = GATED.arrays["log_gate"]
+    strong_gates = np.random.default_rng(9).uniform(size=gate.shape) < 0.4
+    arrays = {**GATED.arrays, "log_gate": jnp.where(strong_gates, strong, gate)}
+    adapter(arrays)
+    assert float(calls.given[0]["g"].min()) >= -88
+    actual, expected = (value_and_grads(run, arrays, optimised=True) for run in (GATED.run, reference))
+    for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(got, want, n=GATED.grad_terms)
+
+
+def test_rows_without_a_token_keep_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    ids = GATED.arrays["segment_ids"].at[0].set(0).at[1].set(-3)
+    o, final = adapter({**GATED.arrays, "segment_ids": ids})
+    np.testing.assert_array_equal(final, GATED.arrays["initial_state"])
+    assert not np.any(o)
+
+
+def test_the_output_comes_alone_without_a_final_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = stand_in(monkeypatch)
+    q, k, v, beta = (GATED.arrays[n] for n in ("q", "k", "v", "beta"))
+    assert gated_delta_rule_jla(q, k, v, beta).shape == v.shape
+    assert calls.given[0]["segment_ids"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
+        ({"dtype": jnp.float16}, "it takes bf16 streams, these are float16"),
+        ({"keys": 96}, r"it takes heads of K, V in [(64, 64), "),
+        ({"values": 512}, "not (128, 512)"),
+        ({"length": 5_000_000}, "it takes at most 4186048 steps a row, not 5000000"),
+        ({"length": 1}, "rows of 1 steps would be filled up to 64"),
+    ],
+)
+def test_what_it_does_not_take(change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    call = {"keys": 128, "values": 128, "length": 4096, "dtype": jnp.bfloat16} | change
+
+    def stream(heads: int, width: int) -> Any:
+        return jax.ShapeDtypeStruct((1, call["length"], heads, width), call["dtype"])
+
+    q, v = stream(2, call["keys"]), stream(4, call["values"])
+    text = explain(q, q, v, jax.ShapeDtypeStruct(v.shape[:3], jnp.float32), device=HOPPER)
+    assert text.startswith("gated_delta_rule: xla on NVIDIA H200 (not jla: ")
+    assert reason in text
+
+
+def test_inside_shard_map_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rule for gradients gives types that do not vary over the mesh; jax refuses those."""
+    installed(monkeypatch)
+    told = []
+
+    def local(x: Any, beta: Any) -> Any:
+        told.append(explain(x, x, x, beta, device=HOPPER))
+        return x
+
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec("data")
+    x, beta = jnp.zeros((2, 64, 1, 64), jnp.bfloat16), jnp.zeros((2, 64, 1))
+    jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec), x, beta)
+    assert "not jla: inside shard_map over data its gradients lack their mesh axes" in told[0]
+
+
+def on_gpu(arrays: dict[str, Any]) -> Any:
+    return gated_delta_rule(**arrays, output_final_state=True, scale=0.5, implementation="jla")
+
+
+@needs_jla
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("check", ["reference", "poison", "vmap", "remat"])
+@pytest.mark.parametrize(
+    ("length", "heads", "key_heads", "keys", "values"),
+    [(2048, 4, 4, 128, 128), (2001, 4, 2, 64, 128), (100, 16, 4, 128, 64), (512, 2, 1, 128, 256)],
+)
+def test_its_kernels(check: str, length: int, heads: int, key_heads: int, keys: int, values: int) -> None:
+    arrays = rows(length, heads, key_heads, keys, values)
+    with as_others_write():
+        op_suite.CHECKS[check](case("kernels", on_gpu, arrays))
+
+
+@needs_jla
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
+def test_strong_decay_in_its_kernels(strong: float) -> None:
+    given = case("strong", on_gpu, rows(2048, 4, 4, 128, 128))
+    gate = given.arrays["log_gate"]
+    strong_gates = np.random.default_rng(9).uniform(size=gate.shape) < 0.4
+    arrays = {**given.arrays, "log_gate": jnp.where(strong_gates, strong, gate)}
+    with as_others_write():
+        op_suite.check_reference(dataclasses.replace(given, arrays=arrays))

@@ -1,0 +1,161 @@
+"""gated_linear_attention by jax-linear-attention: calls that it takes, tokens that do nothing, its kernels on a GPU."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.gated_linear_attention import explain, gated_linear_attention
+from pallas_kernels.gated_linear_attention.jla import gated_linear_attention_jla
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.jla import HOPPER, as_others_write, installed, needs_jla, rows, stand_in
+from tests.pallas_kernels.linear_state import heads, log_gates, not_tokens, packed
+from tests.pallas_kernels.op_suite import OpCase, value_and_grads
+from tests.tolerances import assert_close
+
+LENGTH = 21
+KINDS = {"log_gate": "simple_gla", "log_key_gate": "gla"}
+
+
+def reference(arrays: dict[str, Any]) -> Any:
+    return gated_linear_attention(**arrays, output_final_state=True, scale=0.5, implementation="reference")
+
+
+def adapter(arrays: dict[str, Any]) -> Any:
+    return gated_linear_attention_jla(**arrays, output_final_state=True, scale=0.5)
+
+
+def case(gate: str | None, run: Any, arrays: dict[str, Any]) -> OpCase:
+    length, keys = arrays["k"].shape[1], arrays["k"].shape[3]
+    arrays = arrays | {"segment_ids": packed(length)}
+    if gate is not None:
+        like = arrays["v"].shape[:3] if gate == "log_gate" else arrays["k"].shape
+        arrays[gate] = log_gates(4, like)
+    return OpCase(
+        name=str(gate),
+        run=run,
+        reference=reference,
+        arrays=arrays,
+        unused=not_tokens(arrays),
+        terms=length * keys,
+        grad_terms=2 * length * keys,
+    )
+
+
+# one function each, as a case's programs are kept by function
+CASES = {gate: case(gate, partial(adapter), heads(LENGTH)) for gate in (*KINDS, None)}
+
+
+@pytest.mark.parametrize("check", ["reference", "poison"])
+@pytest.mark.parametrize("gate", KINDS)
+def test_documents_holes_and_padding(gate: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = stand_in(monkeypatch)
+    op_suite.CHECKS[check](CASES[gate])
+    assert set(calls.kinds) <= {KINDS[gate]}
+
+
+def test_nothing_is_forgotten_without_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = stand_in(monkeypatch)
+    op_suite.CHECKS["reference"](CASES[None])
+    assert calls.kinds == ["simple_gla"] * len(calls.kinds)
+
+
+@pytest.mark.parametrize("gate", KINDS)
+@pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
+def test_strong_decay(gate: str, strong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is handed over is finite; values and gradients are those of the gate that was given."""
+    calls = stand_in(monkeypatch)
+    given = CASES[gate]
+    strong_gates = np.random.default_rng(9).uniform(size=given.arrays[gate].shape) < 0.4
+    arrays = {**given.arrays, gate: jnp.where(strong_gates, strong, given.arrays[gate])}
+    adapter(arrays)
+    assert float(calls.given[0]["g"].min()) >= -88
+    actual, expected = (value_and_grads(run, arrays, optimised=True) for run in (given.run, reference))
+    for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(got, want, n=given.grad_terms)
+
+
+def test_rows_without_a_token_keep_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    arrays = CASES["log_gate"].arrays
+    o, final = adapter({**arrays, "segment_ids": arrays["segment_ids"].at[0].set(0).at[1].set(-3)})
+    np.testing.assert_array_equal(final, arrays["initial_state"])
+    assert not np.any(o)
+
+
+HEADS = {"heads": 4, "key_heads": 4, "keys": 128, "values": 128, "length": 4096}
+
+
+@pytest.mark.parametrize(
+    ("gate", "change", "reason"),
+    [
+        ("log_value_gate", {}, "it has no gates by value channel"),
+        ("log_gate", {"keys": 256}, "it takes heads of K and V in (64, 128), not 256 and 128"),
+        ("log_gate", {"values": 32}, "not 128 and 32"),
+        ("log_gate", {"length": 5_000_000}, "it takes at most 4186048 steps a row"),
+        ("log_gate", {"length": 1}, "rows of 1 steps would be filled up to 64"),
+        ("log_key_gate", {"key_heads": 2}, "as many heads of k as of v, not 2 and 4"),
+        ("log_key_gate", {"heads": 1, "key_heads": 1, "keys": 64}, "multiples of 128 channels"),
+        ("log_key_gate", {"length": 2_100_000}, "at most 2092992 steps a row, not 2100000"),
+        ("log_gate", {"key_heads": 1}, None),
+        ("log_key_gate", {}, None),
+    ],
+)
+def test_what_it_takes(
+    gate: str, change: dict[str, int], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch)
+    call = HEADS | change
+    q, v = (
+        jax.ShapeDtypeStruct((1, call["length"], call[n], call[width]), jnp.bfloat16)
+        for n, width in (("key_heads", "keys"), ("heads", "values"))
+    )
+    shape = {"log_gate": v.shape[:3], "log_key_gate": q.shape, "log_value_gate": v.shape}[gate]
+    text = explain(q, q, v, **{gate: jax.ShapeDtypeStruct(shape, jnp.float32)}, device=HOPPER)
+    if reason is None:
+        assert text == "gated_linear_attention: jla on NVIDIA H200"
+    else:
+        assert text.startswith("gated_linear_attention: xla on NVIDIA H200 (not jla: ")
+        assert reason in text
+
+
+def on_gpu(arrays: dict[str, Any]) -> Any:
+    return gated_linear_attention(**arrays, output_final_state=True, scale=0.5, implementation="jla")
+
+
+GPU_SHAPES = [
+    ("log_gate", 2048, 4, 4, 128, 128),
+    ("log_gate", 2001, 8, 1, 128, 64),
+    ("log_gate", 100, 16, 4, 64, 128),
+    ("log_key_gate", 2048, 4, 4, 128, 128),
+    ("log_key_gate", 333, 16, 16, 64, 128),
+]
+
+
+@needs_jla
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("check", ["reference", "poison", "vmap", "remat"])
+@pytest.mark.parametrize(("gate", "length", "heads", "key_heads", "keys", "values"), GPU_SHAPES)
+def test_its_kernels(
+    check: str, gate: str, length: int, heads: int, key_heads: int, keys: int, values: int
+) -> None:
+    with as_others_write():
+        op_suite.CHECKS[check](case(gate, on_gpu, rows(length, heads, key_heads, keys, values)))
+
+
+@needs_jla
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("gate", KINDS)
+@pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
+def test_strong_decay_in_its_kernels(gate: str, strong: float) -> None:
+    given = case(gate, on_gpu, rows(2048, 4, 4, 128, 128))
+    strong_gates = np.random.default_rng(9).uniform(size=given.arrays[gate].shape) < 0.4
+    arrays = {**given.arrays, gate: jnp.where(strong_gates, strong, given.arrays[gate])}
+    with as_others_write():
+        op_suite.check_reference(dataclasses.replace(given, arrays=arrays))

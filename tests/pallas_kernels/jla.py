@@ -1,0 +1,82 @@
+"""jax-linear-attention as the adapters' tests see it: a stand-in without kernels, and the calls of the real one."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata, util
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels._linear_state import jla
+from pallas_kernels.gated_delta_rule.reference import gated_delta_rule_reference
+from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
+from pallas_kernels.runtime import Device
+
+HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+needs_jla = pytest.mark.skipif(util.find_spec("jla") is None, reason="jax-linear-attention is not installed")
+
+
+@dataclass
+class StandIn:
+    """Computes the package's ops step by step: all steps are tokens, a document begins where the id changes."""
+
+    kinds: list[str] = field(default_factory=list)
+    given: list[dict[str, Any]] = field(default_factory=list)
+
+    def linear_attention(
+        self, kind: str, q: Any, k: Any, v: Any, *, impl: str, segment_ids: Any, **options: Any
+    ) -> tuple[Any, Any]:
+        assert impl == "mosaic_gpu", "anything else may fall to what is slower than XLA"
+        self.kinds.append(kind)
+        self.given.append({"q": q, "k": k, "v": v, "segment_ids": segment_ids, **options})
+        if segment_ids is not None:
+            begins = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
+            options["segment_ids"] = 1 + jnp.cumsum(begins, 1, dtype=jnp.int32)
+        if kind in ("deltanet", "gated_deltanet"):
+            gate = {"log_gate": options.pop("g", None), "beta": options.pop("beta")}
+            found = gated_delta_rule_reference(q, k, v, **gate, **options)
+        else:
+            name = {"simple_gla": "log_gate", "gla": "log_key_gate"}[kind]
+            found = gated_linear_attention_reference(q, k, v, **{name: options.pop("g")}, **options)
+        return found if options["output_final_state"] else (found, None)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """Puts a stand-in where the package would be imported from."""
+    module, ops = ModuleType("jla.ops"), StandIn()
+    module.linear_attention = ops.linear_attention  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jla.ops", module)
+    return ops
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, version: str = jla.VERSION, here: Device = HOPPER) -> None:
+    """As if the package were installed, with its version of JAX, on such a machine."""
+    others = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: version if name == jla.PACKAGE else others(name))
+    monkeypatch.setattr(jax, "__version__", jla.JAX)
+    monkeypatch.setattr(jla, "this_machine", lambda: here)
+
+
+def rows(
+    length: int, heads: int, key_heads: int, keys: int, values: int, *, batch: int = 2
+) -> dict[str, Any]:
+    """bf16 streams with keys of length 1, a state, documents with holes and padding: what real kernels take."""
+    rng = np.random.default_rng(0)
+    shapes = {"q": (key_heads, keys), "k": (key_heads, keys), "v": (heads, values)}
+    found = {n: rng.standard_normal((batch, length, *shape)) for n, shape in shapes.items()}
+    found["k"] /= np.linalg.norm(found["k"], axis=-1, keepdims=True)
+    state = jnp.asarray(rng.standard_normal((batch, heads, keys, values)), jnp.float32)
+    return {n: jnp.asarray(x, jnp.bfloat16) for n, x in found.items()} | {"initial_state": state}
+
+
+@contextlib.contextmanager
+def as_others_write() -> Iterator[None]:
+    """Without the suite's strictness on dtypes and ranks, which the package's own code does not keep to."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
