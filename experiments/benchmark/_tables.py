@@ -31,6 +31,7 @@ OPS = (
         "hash_embedding",
         "modal_conv",
         "modal_conv_books",
+        "modal_conv_d768_8k",
     ),
     *("patch_attention_lookup", "patch_attention_pool", "short_conv"),
 )
@@ -105,6 +106,25 @@ def context(folder: Folder) -> str:
 
 def _interval(value: Figures) -> str:
     return f"{value['value']:.3f} ({value['low']:.3f} to {value['high']:.3f})"
+
+
+def recall(folder: Folder) -> str:
+    """Pairs that small models recall, by mixer."""
+    found = folder["recall"]
+    head = ("mixer", "pairs", "seed", "right", "always the commonest", "parameters", "steps", "seconds")
+    rows = [
+        (
+            *(f"`{run['mixer']}`", str(run["pairs"]), str(run["seed"])),
+            *(f"{100 * run['accuracy']:.2f} %", percent(found["majority"][str(run["pairs"])])),
+            *(count(run["parameters"]), count(run["steps"]), f"{run['seconds']:.0f}"),
+        )
+        for run in found["runs"]
+    ]
+    said = prose(
+        f"Multi-query recall on rows that the models have not seen, {found['settings']['layers']} layers of width "
+        f"{found['settings']['dim']}. Training ends where almost all answers are right."
+    )
+    return f"{said}\n\n{table(head, rows)}"
 
 
 def operations(folder: Folder) -> str:

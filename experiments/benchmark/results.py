@@ -25,6 +25,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Trained models", _tables.training),
     ("The train step of `books`", _tables.steps),
     ("Longer contexts", _tables.context),
+    ("Recall", _tables.recall),
     ("Operations", _tables.operations),
     ("FlexAttention as a peer", _tables.peers),
     ("Partial attention", _tables.attention_parts),

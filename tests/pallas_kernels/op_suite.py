@@ -63,7 +63,8 @@ def _in_fp32(arrays: Mapping[str, Any]) -> Arrays:
     return {name: jnp.asarray(x, jnp.float32) if _is_float(x) else x for name, x in arrays.items()}
 
 
-def _cotangents(out: Any, seed: int = 0) -> Any:
+def random_cotangents(out: Any, seed: int = 0) -> Any:
+    """Standard normal numbers of the shapes and dtypes of `out`."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), out)
 
@@ -77,7 +78,7 @@ def value_and_grads(
     """
     floats, others = _split(arrays)
     if cotangents is None:
-        cotangents = _cotangents(jax.eval_shape(lambda f, o: run({**f, **o}), floats, others))
+        cotangents = random_cotangents(jax.eval_shape(lambda f, o: run({**f, **o}), floats, others))
     return _jitted_gradients(run, optimised and jax.default_backend() == "cpu")(floats, others, cotangents)
 
 
@@ -114,7 +115,7 @@ def _compare(case: OpCase, actual: tuple[Any, Any], expected: tuple[Any, Any]) -
 def check_reference(case: OpCase) -> None:
     """Values and gradients, jitted, against the reference."""
     actual = value_and_grads(case.run, case.arrays)
-    cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), _cotangents(actual[0]))
+    cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), random_cotangents(actual[0]))
     expected = value_and_grads(case.reference, _in_fp32(case.arrays), cotangents, optimised=True)
     _compare(case, actual, expected)
 
@@ -126,7 +127,7 @@ def check_vmap(case: OpCase) -> None:
     second = {n: x * jnp.asarray(0.5, x.dtype) if _is_float(x) else x for n, x in second.items()}
     stacked = {n: jnp.stack([first[n], second[n]]) for n in first}
     out, grads = value_and_grads(jax.vmap(case.run), stacked)
-    cotangents = _cotangents(out)
+    cotangents = random_cotangents(out)
     for i, arrays in enumerate((first, second)):
         row = (jax.tree.map(lambda x, i=i: x[i], out), jax.tree.map(lambda x, i=i: x[i], grads))
         cotangent = jax.tree.map(lambda x, i=i: x[i], cotangents)
