@@ -12,6 +12,9 @@ from pallas_kernels._hopper import why_not_on
 LANES = 128
 """Columns of a program: one a thread of a warpgroup."""
 
+STEPS = 16
+"""Time steps of a tile: 8 KB of fp32."""
+
 FULL = 64
 """With as many programs or more a row is walked from end to end; with fewer it is cut into pieces."""
 
@@ -29,29 +32,26 @@ class Grid:
     Attributes:
       rows: rows of a program, more than one only if a row is narrower than 128 columns.
       columns: columns of a program, 128 / rows.
-      steps: time steps of a tile.
       tiles: tiles of a piece.
       pieces: pieces of a row; the last may be shorter.
     """
 
     rows: int
     columns: int
-    steps: int
     tiles: int
     pieces: int
 
 
-def lay_out(rows: int, length: int, width: int, itemsize: int, pieces: int | None = None) -> Grid:
-    """The grid for [rows, length, width] of factors of `itemsize` bytes; `pieces` instead of a number of its own."""
+def lay_out(rows: int, length: int, width: int, pieces: int | None = None) -> Grid:
+    """The grid for streams [rows, length, width]; `pieces` instead of a number that fills an H200."""
     columns = width if width < LANES and LANES % width == 0 else LANES
     together = LANES // columns
-    steps = 64 // itemsize
-    tiles = -(-length // steps)
+    tiles = -(-length // STEPS)
     if pieces is None:
         programs = -(-rows // together) * -(-width // columns)
         pieces = 1 if programs >= FULL else max(1, min(-(-WANTED // programs), tiles // SHORTEST))
     each = -(-tiles // pieces)
-    return Grid(rows=together, columns=columns, steps=steps, tiles=each, pieces=-(-tiles // each))
+    return Grid(rows=together, columns=columns, tiles=each, pieces=-(-tiles // each))
 
 
 def why_not(device: Device, a: Any, b: Any, **_: Any) -> str | None:

@@ -48,7 +48,7 @@ def linear_scan_mosaic_gpu(
     """
     a, b, initial = vary_alike(a, b, initial)
     *rows, length, width = b.shape
-    grid = lay_out(math.prod(rows), length, width, a.dtype.itemsize, pieces)
+    grid = lay_out(math.prod(rows), length, width, pieces)
     start = None if initial is None else initial.reshape(-1, 1, width).astype(jnp.float32)
     options = _Options(grid, reverse, b.dtype, interpret)
     h = _scan(_shared_rows(a, b.shape, grid.rows), b.reshape(-1, length, width), start, options)

@@ -24,10 +24,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels.linear_scan.hopper import LANES, Grid
+from pallas_kernels.linear_scan.hopper import LANES, STEPS, Grid
 
-BYTES = 64 * 1024
-"""Shared memory for tiles that arrive: with those that leave, two programs fit on a multiprocessor."""
+SHARED = 108 * 1024
+"""Bytes of shared memory for tiles, so that two programs fit on a multiprocessor."""
 
 GROUP = 8
 """Steps whose values are read from shared memory before the first of them is used."""
@@ -82,9 +82,9 @@ def run(
     grid = walk.grid
     rows, length, width = streams[-1].shape
     blocks = -(-width // grid.columns)
-    box = (grid.rows, grid.steps, grid.columns)
+    box = (grid.rows, STEPS, grid.columns)
     edge = (grid.rows, grid.columns)
-    stages = max(2, BYTES // sum(LANES * grid.steps * z.dtype.itemsize for z in streams))
+    stages = _stages([z.dtype for z in streams], outputs)
     edges = [z for z in (start, beyond) if z is not None]
     like = streams[-1]
     # Widened to whole blocks: a copy of one row's columns is not clipped at the row's end.
@@ -111,6 +111,12 @@ def run(
     return results[: len(outputs)], [z[..., :width] for z in results[len(outputs) :]]
 
 
+def _stages(streams: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """Tiles of each stream that arrive at a time: what tiles of the outputs, two of each, leave room for."""
+    arriving, leaving = (LANES * STEPS * sum(jnp.dtype(d).itemsize for d in dtypes) for dtypes in (streams, outputs))
+    return (SHARED - 2 * leaving) // arriving
+
+
 def _program(*refs: Any, walk: Walk, has: tuple[bool, bool], counts: tuple[int, int]) -> None:
     """One piece of `grid.rows` rows, `grid.columns` columns."""
     *arrays, loaded, stored, edges, beside, arrived, ready = refs
@@ -122,30 +128,30 @@ def _program(*refs: Any, walk: Walk, has: tuple[bool, bool], counts: tuple[int, 
     row, piece = lax.axis_index("rows") * grid.rows, lax.axis_index("piece")
     columns = pl.ds(lax.axis_index("block") * grid.columns, grid.columns)
     first = piece * grid.tiles
-    count = jnp.minimum(grid.tiles, -(-length // grid.steps) - first)
+    count = jnp.minimum(grid.tiles, -(-length // STEPS) - first)
 
     def start_of(k: Array) -> Array:
         """The first step of the k-th tile of the walk."""
-        return (first + (count - 1 - k if walk.reverse else k)) * grid.steps
+        return (first + (count - 1 - k if walk.reverse else k)) * STEPS
 
     def load(k: Array) -> None:
         slot, start = k % stages, start_of(k)
         for stream, tiles in zip(streams, loaded, strict=True):
             rows = pl.ds(row % stream.shape[0], grid.rows)
-            box = stream.at[rows, pl.ds(start, grid.steps), columns]
+            box = stream.at[rows, pl.ds(start, STEPS), columns]
             plgpu.copy_gmem_to_smem(box, tiles.at[slot], arrived.at[slot])
         if walk.neighbour:
-            step = jnp.maximum(start - 1, 0) if walk.reverse else jnp.minimum(start + grid.steps, length - 1)
+            step = jnp.maximum(start - 1, 0) if walk.reverse else jnp.minimum(start + STEPS, length - 1)
             box = streams[-1].at[pl.ds(row, grid.rows), step, columns]
             plgpu.copy_gmem_to_smem(box, beside[0].at[slot], arrived.at[slot])
 
     def store(k: Array, steps: int) -> None:
         for tile, output in zip(stored, outputs, strict=True):
-            part = tile.at[k % 2] if steps == grid.steps else tile.at[k % 2, :, :steps]
+            part = tile.at[k % 2] if steps == STEPS else tile.at[k % 2, :, :steps]
             plgpu.copy_smem_to_gmem(part, output.at[pl.ds(row, grid.rows), pl.ds(start_of(k), steps), columns])
 
     # A tile as wide as a row is copied as plain memory, which is clipped at the array's end and not at the row's.
-    rest = length % grid.steps if grid.rows == 1 else 0
+    rest = length % STEPS if grid.rows == 1 else 0
 
     def advance(k: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
         plgpu.barrier_wait(arrived.at[k % stages])
@@ -156,11 +162,11 @@ def _program(*refs: Any, walk: Walk, has: tuple[bool, bool], counts: tuple[int, 
         plgpu.commit_smem()
         pl.when(k + stages < count)(lambda: load(k + stages))
         if rest and outputs:
-            whole = start_of(k) + grid.steps <= length
-            pl.when(whole)(lambda: store(k, grid.steps))
+            whole = start_of(k) + STEPS <= length
+            pl.when(whole)(lambda: store(k, STEPS))
             pl.when(~whole)(lambda: store(k, rest))
         else:
-            store(k, grid.steps)
+            store(k, STEPS)
         return states
 
     for k in range(stages):
@@ -193,17 +199,17 @@ class _Tile:
 
     def walk(self, states: tuple[Array, ...], after: Array | None, beyond: Array) -> tuple[Array, ...]:
         """All steps, in groups whose values are read first. `after` is the neighbour behind the tile's last step."""
-        steps, sign = self.of.grid.steps, -1 if self.of.reverse else 1
+        sign = -1 if self.of.reverse else 1
         ahead = self.of.neighbour
 
         def walk_group(j: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
-            first = steps - 1 - j * GROUP if self.of.reverse else j * GROUP
+            first = STEPS - 1 - j * GROUP if self.of.reverse else j * GROUP
             now = [first + sign * i for i in range(GROUP)]
             values = [[_read(ref.at[:, i]) for ref in self.inputs[: len(self.inputs) - ahead]] for i in now]
             if ahead:
                 # The tile's last step has its neighbour elsewhere; what is read in its place is not used.
-                following = [_read(self.inputs[-1].at[:, jnp.clip(i + sign, 0, steps - 1)]) for i in now]
-                following[-1] = jnp.where(j == steps // GROUP - 1, after, following[-1])
+                following = [_read(self.inputs[-1].at[:, jnp.clip(i + sign, 0, STEPS - 1)]) for i in now]
+                following[-1] = jnp.where(j == STEPS // GROUP - 1, after, following[-1])
                 for i, value, neighbour in zip(now, values, following, strict=True):
                     value.append(jnp.where(self.start + i == self._end(), beyond, neighbour))
             for i, value in zip(now, values, strict=True):
@@ -212,7 +218,7 @@ class _Tile:
                     ref[:, i] = result.astype(ref.dtype)
             return states
 
-        return lax.fori_loop(0, steps // GROUP, walk_group, states)
+        return lax.fori_loop(0, STEPS // GROUP, walk_group, states)
 
     def _end(self) -> int:
         """The last step of the row's walk."""
@@ -221,7 +227,7 @@ class _Tile:
     def _step(self, i: Array, states: tuple[Array, ...], values: Sequence[Array]) -> Any:
         """Steps behind the row's end change no state: what lies there is no number of the row's."""
         new, results = self.of.step(states, tuple(values))
-        if self.length % self.of.grid.steps:
+        if self.length % STEPS:
             inside = self.start + i < self.length
             new = tuple(jnp.where(inside, x, y) for x, y in zip(new, states, strict=True))
         return new, results

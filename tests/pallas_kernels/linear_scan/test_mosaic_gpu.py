@@ -12,7 +12,7 @@ import pytest
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels.linear_scan import explain, linear_scan
-from pallas_kernels.linear_scan.hopper import lay_out, why_not
+from pallas_kernels.linear_scan.hopper import STEPS, lay_out, why_not
 from pallas_kernels.linear_scan.mosaic_gpu import linear_scan_mosaic_gpu
 from pallas_kernels.linear_scan.shapes import SHAPES, LinearScanShape
 from tests.pallas_kernels import op_suite
@@ -152,6 +152,6 @@ def test_is_taken_by_name_only() -> None:
     [(4, 8192, 2560, 1), (1, 1 << 20, 256, 132), (1, 100, 256, 1), (6144, 512, 16, 1), (1, 65536, 2560, 14)],
 )
 def test_cuts_rows_only_where_columns_are_few(rows: int, length: int, width: int, pieces: int) -> None:
-    grid = lay_out(rows, length, width, 4)
+    grid = lay_out(rows, length, width)
     assert grid.pieces == pieces
-    assert (grid.pieces - 1) * grid.tiles * grid.steps < length <= grid.pieces * grid.tiles * grid.steps
+    assert (grid.pieces - 1) * grid.tiles * STEPS < length <= grid.pieces * grid.tiles * STEPS
