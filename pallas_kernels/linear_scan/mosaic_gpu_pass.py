@@ -150,8 +150,9 @@ def _program(*refs: Any, walk: Walk, has: tuple[bool, bool], counts: tuple[int, 
             part = tile.at[k % 2] if steps == STEPS else tile.at[k % 2, :, :steps]
             plgpu.copy_smem_to_gmem(part, output.at[pl.ds(row, grid.rows), pl.ds(start_of(k), steps), columns])
 
-    # A tile as wide as a row is copied as plain memory, which is clipped at the array's end and not at the row's.
-    rest = length % STEPS if grid.rows == 1 else 0
+    # A tile of one row that is as wide as the row is copied as plain memory, which is clipped at the array's end, not
+    # at the row's. Leave all others whole: one step alone is plain memory too, and would not be clipped at the width.
+    rest = length % STEPS if streams[-1].shape[2] == LANES else 0
 
     def advance(k: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
         plgpu.barrier_wait(arrived.at[k % stages])
