@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case

@@ -16,8 +16,8 @@ STEPS = 16
 """Time steps of a tile: 8 KB of fp32."""
 
 FULL = 40
-"""With as many programs or more a row is walked from end to end; with fewer it is cut into pieces. On an H200 whole rows
-took 1.25 times the floor forward with 64 programs and 2.6 with 20, pieces 1.9."""
+"""With as many programs or more a row is walked from end to end; with fewer it is cut into pieces. On an H200
+whole rows took 1.25 times the floor forward with 64 programs and 2.6 with 20, pieces 1.9."""
 
 WANTED = 264
 """Programs that a cut is to make: two on each of an H200's 132 multiprocessors."""

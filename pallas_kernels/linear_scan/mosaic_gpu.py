@@ -51,7 +51,7 @@ def linear_scan_mosaic_gpu(
     grid = lay_out(math.prod(rows), length, width, pieces)
     start = None if initial is None else initial.reshape(-1, 1, width).astype(jnp.float32)
     options = _Options(grid, reverse, b.dtype, interpret)
-    h = _scan(_shared_rows(a, b.shape, grid.rows), b.reshape(-1, length, width), start, options)
+    h: Any = _scan(_shared_rows(a, b.shape, grid.rows), b.reshape(-1, length, width), start, options)
     return h.reshape(b.shape)
 
 
@@ -102,7 +102,7 @@ def _edges(
 
 
 def _forward(a: Array, b: Array, initial: Array | None, options: _Options) -> tuple[Array, Any]:
-    h = _scan(a, b, initial, options)
+    h: Any = _scan(a, b, initial, options)
     return h, (a, h, initial)
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -90,8 +89,14 @@ def run(
     # Widened to whole blocks: a copy of one row's columns is not clipped at the row's end.
     last = varying_like(like, (rows, grid.pieces, blocks * grid.columns), jnp.float32)
     results = plgpu.kernel(
-        partial(_program, walk=walk, has=(start is not None, beyond is not None), counts=(len(streams), len(outputs))),
-        out_type=[varying_like(like, (rows, length, width), dtype) for dtype in outputs] + [last] * walk.states,
+        partial(
+            _program,
+            walk=walk,
+            has=(start is not None, beyond is not None),
+            counts=(len(streams), len(outputs)),
+        ),
+        out_type=[varying_like(like, (rows, length, width), dtype) for dtype in outputs]
+        + [last] * walk.states,
         grid=(blocks, -(-rows // grid.rows), grid.pieces),
         grid_names=("block", "rows", "piece"),
         scratch_types=[
@@ -113,7 +118,9 @@ def run(
 
 def _stages(streams: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Tiles of each stream that arrive at a time: what tiles of the outputs, two of each, leave room for."""
-    arriving, leaving = (LANES * STEPS * sum(jnp.dtype(d).itemsize for d in dtypes) for dtypes in (streams, outputs))
+    arriving, leaving = (
+        LANES * STEPS * sum(jnp.dtype(d).itemsize for d in dtypes) for dtypes in (streams, outputs)
+    )
     return (SHARED - 2 * leaving) // arriving
 
 
@@ -148,7 +155,9 @@ def _program(*refs: Any, walk: Walk, has: tuple[bool, bool], counts: tuple[int, 
     def store(k: Array, steps: int) -> None:
         for tile, output in zip(stored, outputs, strict=True):
             part = tile.at[k % 2] if steps == STEPS else tile.at[k % 2, :, :steps]
-            plgpu.copy_smem_to_gmem(part, output.at[pl.ds(row, grid.rows), pl.ds(start_of(k), steps), columns])
+            plgpu.copy_smem_to_gmem(
+                part, output.at[pl.ds(row, grid.rows), pl.ds(start_of(k), steps), columns]
+            )
 
     # A tile of one row that is as wide as the row is copied as plain memory, which is clipped at the array's end, not
     # at the row's. Leave all others whole: one step alone is plain memory too, and would not be clipped at the width.
@@ -157,7 +166,9 @@ def _program(*refs: Any, walk: Walk, has: tuple[bool, bool], counts: tuple[int, 
     def advance(k: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
         plgpu.barrier_wait(arrived.at[k % stages])
         plgpu.wait_smem_to_gmem(len(outputs), wait_read_only=True)
-        tile = _Tile(walk, length, start_of(k), [z.at[k % stages] for z in loaded], [z.at[k % 2] for z in stored])
+        tile = _Tile(
+            walk, length, start_of(k), [z.at[k % stages] for z in loaded], [z.at[k % 2] for z in stored]
+        )
         after = _read(beside[0].at[k % stages]) if walk.neighbour else None
         states = tile.walk(states, after, beyond)
         plgpu.commit_smem()
@@ -172,7 +183,7 @@ def _program(*refs: Any, walk: Walk, has: tuple[bool, bool], counts: tuple[int, 
 
     for k in range(stages):
         pl.when(k < count)(partial(load, jnp.int32(k)))
-    for array, edge, at in zip(given, edges, [piece] * has[0] + [0] * has[1], strict=False):
+    for array, edge, at in zip(given, edges[: len(given)], [piece] * has[0] + [0] * has[1], strict=True):
         plgpu.copy_gmem_to_smem(array.at[pl.ds(row, grid.rows), at, columns], edge, ready)
     if given:
         plgpu.barrier_wait(ready)
@@ -198,7 +209,7 @@ class _Tile:
     inputs: Sequence[Any]
     outputs: Sequence[Any]
 
-    def walk(self, states: tuple[Array, ...], after: Array | None, beyond: Array) -> tuple[Array, ...]:
+    def walk(self, states: tuple[Array, ...], after: Any, beyond: Array) -> tuple[Array, ...]:
         """All steps, in groups whose values are read first. `after` is the neighbour behind the tile's last step."""
         sign = -1 if self.of.reverse else 1
         ahead = self.of.neighbour

@@ -98,7 +98,7 @@ def _blocked_conv() -> Iterator[Program]:
 
 
 def _linear_scan() -> Iterator[Program]:
-    """Walked whole and in pieces, in both dtypes; shared factors of narrow rows; against time with a last tile not full."""
+    """Whole and in pieces, in both dtypes; narrow rows that share factors, against time, a last tile not full."""
     for shape in scan_shapes.SHAPES:
         if shape.name in ("recurrentgemma_2b_8k", "recurrentgemma_2b_8k_bf16", "d256_1m"):
             b = jax.ShapeDtypeStruct((shape.batch, shape.length, shape.width), shape.dtype)
