@@ -72,4 +72,4 @@ def why_not(device: Device, a: Any, b: Any, **_: Any) -> str | None:
 def rather_not(device: Device, a: Any, b: Any, **_: Any) -> str | None:
     """Why another entry is taken unless this one is asked for by name."""
     del device, a, b
-    return "it has not been timed on a GPU"
+    return "its tests on a GPU have not passed yet"

@@ -1,6 +1,7 @@
 """The Hopper kernel: simulated on the CPU, on a GPU what one device can run, and what it is not asked to do.
 
-Remat and several devices cannot be simulated; `make gpu-compile` compiles both.
+Remat and several devices cannot be simulated; `make gpu-compile` compiles both. The simulation compiles for seconds a
+kernel, and does not know which copies a GPU makes as plain memory.
 """
 
 from functools import partial
@@ -56,9 +57,12 @@ SIMULATED = partial(linear_scan_mosaic_gpu, interpret=True)
 CASES = [
     case("two tiles, blocks not full", (2, 21, 132), SIMULATED),
     case("narrow rows of bf16, against time", (9, 37, 16), SIMULATED, dtype=jnp.bfloat16, reverse=True),
-    case("pieces, shared factors", (4, 2, 40, 64), SIMULATED, shared=True, pieces=2),
-    case("pieces, against time, no state", (2, 52, 8), SIMULATED, initial=False, reverse=True, pieces=3),
+    case("pieces, shared factors", (2, 2, 40, 64), SIMULATED, shared=True, pieces=2),
     case("one step", (3, 1, 4), SIMULATED),
+    pytest.param(
+        case("pieces, against time, no state", (2, 52, 8), SIMULATED, initial=False, reverse=True, pieces=3),
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
@@ -142,7 +146,7 @@ def test_takes_the_shapes_of_real_models(shape: LinearScanShape) -> None:
 def test_is_taken_by_name_only() -> None:
     x = jax.ShapeDtypeStruct((4, 8192, 2560), jnp.float32)
     found = explain(x, x, device=HOPPER)
-    assert found == "linear_scan: xla on NVIDIA H200 (not mosaic_gpu: it has not been timed on a GPU)"
+    assert found == "linear_scan: xla on NVIDIA H200 (not mosaic_gpu: its tests on a GPU have not passed yet)"
     with pytest.raises(ValueError, match="this is cpu"):
         linear_scan(jnp.ones((1, 2, 8)), jnp.ones((1, 2, 8)), implementation="mosaic_gpu")
 
