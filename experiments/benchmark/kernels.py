@@ -24,7 +24,14 @@ SHAPES = {
         *("gsa_1b_read_8k", "h32_d128_8k", "h32_d128_64k", "h32_d128_gla_8k"),
     ),
     "hash_embedding": ("d512_8k", "blt_d1024_8k"),
-    "linear_scan": ("recurrentgemma_2b_8k", "books", "modal_d768_64k", "modal_d768_1m"),
+    "linear_scan": (
+        "recurrentgemma_2b_8k",
+        "recurrentgemma_2b_8k_bf16",
+        "recurrentgemma_2b_64k",
+        "books",
+        "modal_d768_64k",
+        "modal_d768_1m",
+    ),
     "modal_conv": ("d768_8k", "d768_64k", "d768_1m", "d256_4m"),
     "patch_attention": (
         *("pool_blt_1b_64k", "lookup_blt_1b_64k", "lookup_blt_8b_64k"),

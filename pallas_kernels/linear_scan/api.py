@@ -1,5 +1,6 @@
 """The public function and its implementation table."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -7,12 +8,33 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels.linear_scan import hopper
 from pallas_kernels.linear_scan.reference import linear_scan_reference
 from pallas_kernels.linear_scan.xla import linear_scan_xla
 
+
+def _mosaic_gpu(*args: Any, **options: Any) -> Any:
+    # Pallas' GPU dialect takes over a second to import.
+    from pallas_kernels.linear_scan.mosaic_gpu import linear_scan_mosaic_gpu
+
+    return linear_scan_mosaic_gpu(*args, **options)
+
+
+def _widened(run: Callable[..., Any]) -> Callable[..., Any]:
+    """An implementation whose inputs are in the dtype of its sums."""
+
+    def widened(a: Any, b: Any, *, initial: Any = None, reverse: bool = False) -> Any:
+        dtype = jnp.float64 if jnp.float64 in (a.dtype, b.dtype) else jnp.float32
+        wide = None if initial is None else initial.astype(dtype)
+        return run(a.astype(dtype), b.astype(dtype), initial=wide, reverse=reverse)
+
+    return widened
+
+
 TABLE = (
-    Implementation("xla", linear_scan_xla),
-    Implementation("reference", linear_scan_reference),
+    Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not, hopper.rather_not),
+    Implementation("xla", _widened(linear_scan_xla)),
+    Implementation("reference", _widened(linear_scan_reference)),
 )
 
 
@@ -22,7 +44,7 @@ def linear_scan(
     *,
     initial: Float[Array, "*S D"] | None = None,
     reverse: bool = False,
-    implementation: Literal["xla", "reference"] | None = None,
+    implementation: Literal["mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Float[Array, "*S T D"]:
     """Run h_t = a_t h_{t-1} + b_t along the last axis but one, elementwise, and return every h_t.
 
@@ -37,12 +59,10 @@ def linear_scan(
       h, in fp32 (f64 if a or b is), whatever the inputs' dtype.
 
     Raises:
-      ValueError: shapes or dtypes that do not fit, or an implementation that is unknown.
+      ValueError: shapes or dtypes that do not fit, or an implementation that is unknown or cannot run here.
     """
     _check(a, b, initial)
-    dtype = jnp.float64 if jnp.float64 in (a.dtype, b.dtype) else jnp.float32
-    a, b = a.astype(dtype), b.astype(dtype)
-    options = {"initial": None if initial is None else initial.astype(dtype), "reverse": reverse}
+    options = {"initial": initial, "reverse": reverse}
     chosen = choose("linear_scan", TABLE, implementation, current_device(), a, b, **options)
     return chosen.run(a, b, **options)
 

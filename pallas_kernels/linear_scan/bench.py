@@ -1,44 +1,38 @@
-"""The op against doubling over all steps: `python -m pallas_kernels.linear_scan.bench`."""
+"""The Hopper kernel against the XLA form and the floor: `python -m pallas_kernels.linear_scan.bench`."""
 
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
-from pallas_kernels.linear_scan.reference import linear_scan_reference
+from pallas_kernels.linear_scan.api import linear_scan
+from pallas_kernels.linear_scan.mosaic_gpu import linear_scan_mosaic_gpu
 from pallas_kernels.linear_scan.shapes import SHAPES, LinearScanShape
-from pallas_kernels.linear_scan.xla import linear_scan_xla
 
 
-def plan(shape: LinearScanShape) -> Plan:
-    """Factors between 0 and 1 in fp32, as gates give them."""
+def plan(shape: LinearScanShape, *, interpret: bool = False) -> Plan:
+    """Factors between 0 and 1, as gates give them."""
     keys = jax.random.split(jax.random.key(1))
     full = (shape.batch, shape.length, shape.width)
-    a = jax.nn.sigmoid(2 + jax.random.normal(keys[0], full))
-    b = jax.random.normal(keys[1], full)
+    a = jax.nn.sigmoid(2 + jax.random.normal(keys[0], full)).astype(shape.dtype)
+    b = jax.random.normal(keys[1], full, shape.dtype)
+    given, states = float(a.nbytes + b.nbytes), 4.0 * b.size
     return Plan(
-        truth=Case("truth", linear_scan_reference, (a, b)),
-        plain=Case("plain", _doubled, (a, b)),
-        versions=[Case("xla", linear_scan_xla, (a, b))],
+        truth=Case("truth", _named("reference"), (a, b)),
+        plain=Case("xla", _named("xla"), (a, b)),
+        versions=[Case("mosaic_gpu", partial(linear_scan_mosaic_gpu, interpret=interpret), (a, b))],
         work={
-            "forward": Work(2.0 * b.size, 3.0 * b.nbytes),
+            "forward": Work(2.0 * b.size, given + states),
             # Backward reads a, h and the cotangent, which comes after h, and writes both gradients.
-            "forward+backward": Work(5.0 * b.size, 8.0 * b.nbytes),
+            "forward+backward": Work(5.0 * b.size, 2 * given + a.nbytes + 3 * states),
         },
     )
 
 
-def _doubled(a: Any, b: Any) -> Any:
-    """log2 T passes over all steps, each kept for the gradient."""
-    shift = 1
-    while shift < a.shape[1]:
-        late = ((0, 0), (shift, 0), (0, 0))
-        b = b + a * jnp.pad(b[:, :-shift], late)
-        a = a * jnp.pad(a[:, :-shift], late, constant_values=1)
-        shift *= 2
-    return b
+def _named(implementation: Any) -> Any:
+    return partial(linear_scan, implementation=implementation)
 
 
 if __name__ == "__main__":

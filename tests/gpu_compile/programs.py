@@ -13,6 +13,8 @@ from pallas_kernels.attention import masks, mosaic_gpu_partial, mosaic_gpu_parti
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
+from pallas_kernels.linear_scan import shapes as scan_shapes
+from pallas_kernels.linear_scan.mosaic_gpu import linear_scan_mosaic_gpu
 from pallas_kernels.modal_conv import hopper as modal_hopper
 from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
@@ -93,6 +95,22 @@ def _blocked_conv() -> Iterator[Program]:
     for name, arrays in (("gated", gated), ("plain", plain)):
         yield Program(f"blocked_conv/{name}", lambda arrays: blocked_conv_mosaic_gpu(**arrays), (arrays,))
     yield from _transformed("blocked_conv", blocked_conv_mosaic_gpu, gated)
+
+
+def _linear_scan() -> Iterator[Program]:
+    """Whole and in pieces, in both dtypes; narrow rows that share factors, against time, a last tile not full."""
+    for shape in scan_shapes.SHAPES:
+        if shape.name in ("recurrentgemma_2b_8k", "recurrentgemma_2b_8k_bf16", "d256_1m"):
+            b = jax.ShapeDtypeStruct((shape.batch, shape.length, shape.width), shape.dtype)
+            out = jax.ShapeDtypeStruct(b.shape, jnp.float32)
+            arrays = {"a": b, "b": b, "initial": jax.ShapeDtypeStruct(b.shape[::2], jnp.float32)}
+            yield Program(f"linear_scan/{shape.name}", _gradients(linear_scan_mosaic_gpu), (out, arrays))
+    narrow = jax.ShapeDtypeStruct((8, 768, 500, 16), jnp.float32)
+    arrays = {"a": jax.ShapeDtypeStruct((1, *narrow.shape[1:]), jnp.float32), "b": narrow}
+    backward = _gradients(partial(linear_scan_mosaic_gpu, reverse=True))
+    yield Program("linear_scan/narrow_reverse", backward, (narrow, arrays))
+    b = jax.ShapeDtypeStruct((4, 8192, 2560), jnp.bfloat16)
+    yield from _transformed("linear_scan", linear_scan_mosaic_gpu, {"a": b, "b": b})
 
 
 def _modal_conv() -> Iterator[Program]:
@@ -193,6 +211,7 @@ def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
 PROGRAMS: tuple[Program, ...] = (
     *_attention(),
     *_blocked_conv(),
+    *_linear_scan(),
     *_modal_conv(),
     *_patch_attention(),
     *_short_conv(),
