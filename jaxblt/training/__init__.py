@@ -4,12 +4,15 @@
 """
 
 from jaxblt.training.objectives import Masked, NextByte, Objective, OrderAgnostic, Span
-from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.optimizers import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
 __all__ = [
+    "AdafactorConfig",
     "AdamWConfig",
+    "LionConfig",
     "Masked",
+    "MuonConfig",
     "NextByte",
     "Objective",
     "OrderAgnostic",

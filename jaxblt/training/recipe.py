@@ -13,8 +13,9 @@ from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.training.objectives import NextByte, Objective
-from jaxblt.training.optimizer import AdamWConfig, make_schedule
+from jaxblt.training.optimizers import AdamWConfig, Optimizer
 from jaxblt.training.packing import align, take_back_promises
+from jaxblt.training.schedule import make_schedule
 from jaxblt.training.serialize import from_json, to_json
 from jaxblt.training.startup import USER_CACHE
 from jaxblt.validation import MOST_SEED, check_bounds, check_buildable, check_fields
@@ -107,7 +108,7 @@ class Recipe:
     model: Any
     data: RowsConfig
     objective: Objective = NextByte()
-    optimizer: AdamWConfig = AdamWConfig()
+    optimizer: Optimizer = AdamWConfig()
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = MeshConfig()
     patcher: PatcherConfig | None = None

@@ -21,9 +21,10 @@ from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
 from jaxblt.training.metrics import Metrics
-from jaxblt.training.optimizer import make_optimizer, make_schedule
+from jaxblt.training.optimizer import make_optimizer
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
 from jaxblt.training.recipe import Recipe, layout_of
+from jaxblt.training.schedule import make_schedule
 from jaxblt.training.state import ENTROPY, Frozen, TrainState, start
 from jaxblt.training.step import Task, make_train_step
 

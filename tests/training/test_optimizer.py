@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.training.optimizer import AdamWConfig, decay_mask, make_optimizer, make_schedule
+from jaxblt.training.optimizer import AdamWConfig, decay_mask, make_optimizer
+from jaxblt.training.schedule import make_schedule
 
 
 def test_schedule_has_its_golden_numbers():
@@ -22,6 +23,26 @@ def test_decay_can_end_before_the_run():
     schedule = make_schedule(AdamWConfig(learning_rate=1.0, warmup_steps=0, decay_steps=50, floor=0.25), 1000)
     assert float(schedule(0)) == 1.0
     assert float(schedule(50)) == float(schedule(1000)) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("schedule", "golden"),
+    [
+        ("linear", {5: 1e-3, 10: 2e-3, 60: 1.1e-3, 110: 2e-4, 500: 2e-4}),
+        ("wsd", {5: 1e-3, 10: 2e-3, 60: 2e-3, 88: 2e-3, 99: 1.1e-3, 110: 2e-4, 500: 2e-4}),
+        ("constant", {5: 1e-3, 10: 2e-3, 60: 2e-3, 500: 2e-3}),
+    ],
+)
+def test_other_shapes_have_their_golden_numbers(schedule, golden):
+    config = AdamWConfig(learning_rate=2e-3, warmup_steps=10, floor=0.1, schedule=schedule)
+    rates = make_schedule(config, 110)
+    for step, rate in golden.items():
+        np.testing.assert_allclose(float(rates(step)), rate, rtol=1e-6)
+
+
+def test_a_warmup_into_the_decay_of_wsd_is_refused():
+    with pytest.raises(ValueError, match=r"warmup_steps = 90 must be at most 88, where the decay"):
+        make_schedule(AdamWConfig(warmup_steps=90, schedule="wsd"), 110)
 
 
 def test_warmup_longer_than_the_run_is_refused():
