@@ -37,6 +37,7 @@ NAMES = {
     "gated_delta_net": "jaxblt.mixers.gated_delta_net:GatedDeltaNetConfig",
     "gated_linear_attention": "jaxblt.mixers.gated_linear_attention:GatedLinearAttentionConfig",
     "mamba2": "jaxblt.mixers.mamba2:Mamba2Config",
+    "state_engine": "jaxblt.mixers.state_engine:StateEngineConfig",
     "dual_decay": "jaxblt.mixers.dual_decay:DualDecayConfig",
     "modal": "jaxblt.mixers.filters:ModalFilter",
     "implicit": "jaxblt.mixers.filters:ImplicitFilter",
