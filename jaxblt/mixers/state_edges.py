@@ -66,7 +66,11 @@ class EdgeStreams:
 
 
 def move(
-    cell: Cell | None, weights: dict[str, Array], s: Float[Array, "B H S M"], h: Float[Array, "B H S M"], c: Any
+    cell: Cell | None,
+    weights: dict[str, Array],
+    s: Float[Array, "B H S M"],
+    h: Float[Array, "B H S M"],
+    c: Any,
 ) -> tuple[Float[Array, "B H S M"], Float[Array, "B H S M"] | None]:
     """States behind an edge, and c of an LSTM: a cell whose input are the slots s and whose state is the last edge's h.
 
@@ -158,11 +162,13 @@ class EdgeCore:
             return self._window(engine, window, halves)
 
         after, found = jax.lax.scan(step, start, windows)
-        found = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1, *x.shape[3:])[:, :length], found)
+        found = jax.tree.map(
+            lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1, *x.shape[3:])[:, :length], found
+        )
         ended = jnp.max(jnp.where(ids != 0, jnp.arange(1, length + 1)[None], 0), 1)
         last = jnp.take_along_axis(time, jnp.maximum(ended - 1, 0)[:, None], 1) + 1
         total = jnp.where((ended > 0)[:, None], last, start.time)
-        return found, after.replace(time=total.astype(jnp.int32))
+        return found, Engine(after.slots, after.edge, after.cell, total.astype(jnp.int32))
 
     def _window(self, engine: Engine, window: Any, halves: int) -> tuple[Engine, Any]:
         """Tokens with at most one edge: those before it, the edge, and those from it on."""

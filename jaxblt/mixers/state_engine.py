@@ -42,8 +42,8 @@ class StateEngineConfig:
     writes as much as one slot takes, whatever S is. Slots are convex mixtures of zero and of what was routed to them:
     they do not grow with the number of tokens. Reading is gated slot attention (Zhang et al., 2409.07146, sec. 3).
 
-    With a `cell`, `state_attention` or `state_routes` slots move at edges, every `interval` tokens of a document. Chunks
-    are run one after another then, and a mesh that splits the sequence scatters heads.
+    With a `cell`, `state_attention` or `state_routes` slots move at edges, every `interval` tokens of a document.
+    Chunks are run one after another then, and a mesh that splits the sequence scatters heads.
 
     Attributes:
       dim: width D.
@@ -57,8 +57,8 @@ class StateEngineConfig:
       state_attention: at an edge the slots of a head attend to each other.
       state_routes: routes look at the slots as of the last edge, too.
       adaptive_count: a token uses 4 + c (S - 4) slots, with a c of the document so far (`jaxblt.mixers.state_count`).
-      balance_weight: of the loss S sum_s f_s P_s (Switch Transformer, 2101.03961, sec. 2.2), with f_s the share of tokens
-        that choose slot s and P_s its mean route.
+      balance_weight: of the loss S sum_s f_s P_s (Switch Transformer, 2101.03961, sec. 2.2), with f_s the share of
+        tokens that choose slot s and P_s its mean route.
       count_weight: of the loss mean c.
       short_taps: taps of the short convolutions of q, k and v.
       causal: True; the engine has no bidirectional form.
@@ -204,7 +204,9 @@ class StateEngine(nn.Module):
             return y, None
         return y, dataclasses.replace(before, clock=rows.clock, short=short, engine=after, counted=counted)
 
-    def _mask(self, rows: Rows, counted: Any, *, training: bool) -> tuple[Float[Array, "B T H S"] | None, Any]:
+    def _mask(
+        self, rows: Rows, counted: Any, *, training: bool
+    ) -> tuple[Float[Array, "B T H S"] | None, Any]:
         """The share of each slot that each token has, if the count is adaptive, and the sums behind the call."""
         config = self.config
         if not config.adaptive_count:
@@ -220,23 +222,24 @@ class StateEngine(nn.Module):
         self, x: Float[Array, "B T D"], qkv: Any, mask: Float[Array, "B T H S"] | None
     ) -> tuple[SlotStreams | EdgeStreams, Float[Array, "B T H S"] | None]:
         """What tokens bring to the slots, and their routes; None if those look at the states."""
-        config, heads = self.config, self.config.num_heads
+        config, heads, (q, k, v) = self.config, self.config.num_heads, qkv
         shared: Any = {"dtype": self.dtype, "accumulate": jnp.float32}
         bias, sizes = nn.initializers.zeros, {"h": heads, "s": config.slots}
-        logits = Linear("btd,dhs->bths", sizes, ("embed", "heads", None), bias=bias, name="route", **shared)(x)
+        logits = Linear("btd,dhs->bths", sizes, ("embed", "heads", None), bias=bias, name="route", **shared)(
+            x
+        )
         start = nn.initializers.constant(math.log(math.e - 1))  # softplus of it is 1
         gate = Linear("btd,dh->bth", {"h": heads}, ("embed", "heads"), bias=start, name="gate", **shared)(x)
         log_gate, logits = -jax.nn.softplus(gate.astype(jnp.float32)), logits.astype(jnp.float32)
         if config.state_routes:
             sizes, names = {"h": heads, "k": config.shape.keys}, ("embed", "heads", "head_dim")
             query = Linear("btd,dhk->bthk", sizes, names, self.dtype, name="route_query")(x)
-            return EdgeStreams(*qkv, log_gate, logits, query, mask), None
-        logits = only_allowed(logits, mask)
-        chosen = None
+            return EdgeStreams(q, k, v, log_gate, logits, query, mask), None
+        logits, chosen = only_allowed(logits, mask), None
         if config.top_k_states is not None:
             chosen = held(self, "routes", largest(logits, config.top_k_states))
         routes = routed(logits, chosen)
-        return SlotStreams(*qkv, slot_gates(routes, log_gate, jnp.asarray(config.pace)), mask), routes
+        return SlotStreams(q, k, v, slot_gates(routes, log_gate, jnp.asarray(config.pace)), mask), routes
 
     def _core(self) -> SlotCore | EdgeCore:
         config, shape = self.config, (self.config.num_heads, self.config.slots)
@@ -300,4 +303,6 @@ def _over_tokens(rows: Rows, x: Float[Array, "B T ..."]) -> Float[Array, "..."]:
     if rows.content is None:
         return jnp.mean(x, (0, 1))
     content = rows.content.reshape(*x.shape[:2], *(1,) * (x.ndim - 2))
-    return jnp.sum(jnp.where(content, x, 0), (0, 1)) / jnp.maximum(jnp.sum(rows.content, dtype=jnp.float32), 1)
+    return jnp.sum(jnp.where(content, x, 0), (0, 1)) / jnp.maximum(
+        jnp.sum(rows.content, dtype=jnp.float32), 1
+    )

@@ -63,9 +63,7 @@ def largest(logits: Float[Array, "... S"], count: int) -> Int[Array, "... {count
     return jax.lax.top_k(jax.lax.stop_gradient(logits), count)[1]
 
 
-def routed(
-    logits: Float[Array, "... S"], chosen: Int[Array, "... k"] | None = None
-) -> Float[Array, "... S"]:
+def routed(logits: Float[Array, "... S"], chosen: Int[Array, "... k"] | None = None) -> Float[Array, "... S"]:
     """The softmax over slots, in fp32; over those `chosen` alone if they are given, so that it still sums to 1."""
     logits = logits.astype(jnp.float32)
     if chosen is not None:
@@ -93,7 +91,8 @@ def write_and_read(
         "chunk_size": chunk_size,
         "output_final_state": slots is not None,
     }
-    keys, values = (None, None) if slots is None else (slots.keys, slots.values)
+    keys: Any = None if slots is None else slots.keys
+    values: Any = None if slots is None else slots.values
     written = _written(gate, v.dtype)
     scores: Any = gated_linear_attention(q, k, written, log_value_gate=gate, initial_state=keys, **options)
     if slots is not None:

@@ -67,7 +67,8 @@ DEFAULTS: Mapping[str, Any] = Table(
 )
 """Mixers that a pattern may name without more: Hyena with a modal, a short and a medium explicit filter, attention over
 the document and over a sliding window, gated recurrence, minLSTM, GRU, LSTM, neural Turing machine; with a matrix of
-state per head Gated DeltaNet, gated linear attention, Mamba-2, and linear attention with two decays; and a state engine."""
+state per head Gated DeltaNet, gated linear attention, Mamba-2, and linear attention with two decays; and a
+state engine."""
 
 
 @dataclasses.dataclass(frozen=True)

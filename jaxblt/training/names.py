@@ -23,6 +23,7 @@ NAMES = {
     "mesh": "jaxblt.parallel.mesh:MeshConfig",
     "patcher": "jaxblt.patching.config:PatcherConfig",
     "blt": "jaxblt.models.blt:BLTConfig",
+    "byte_classifier": "jaxblt.models.classifier:ByteClassifierConfig",
     "byte_lm": "jaxblt.models.byte_lm:ByteLMConfig",
     "stack": "jaxblt.models.stack:StackConfig",
     "embedding": "jaxblt.models.embeddings:EmbeddingConfig",
