@@ -43,10 +43,10 @@ class RunningSum:
 
 
 class SlotCount(nn.Module):
-    """c_t = sigmoid(w . silu(mean_{i <= t} x_i W) + b), n_t = 4 + c_t (S - 4), mask_ts = clip(n_t - s, 0, 1).
+    """c_t = sigmoid(w . silu(mean_{i <= t} x_i W) + b), n_t = 4 + c_t (S - 4), mask_ts = f(clip(n_t - s, 0, 1)).
 
-    Slots below n_t are there and those above n_t + 1 are not. The one in between is there in part, through which c has
-    a gradient.
+    Slots s <= n_t - 1 are there and slots s >= n_t are not. The one in between is there in part, through which c has a
+    gradient; f(u) = 3 u^2 - 2 u^3 spares that gradient jumps.
     """
 
     slots: int
@@ -65,8 +65,8 @@ class SlotCount(nn.Module):
         c = Linear("bte,eo->bto", {"o": 1}, ("features", None), jnp.float32, bias=zeros, name="out")(mean)
         c = jax.nn.sigmoid(c[..., 0])
         count = LEAST + c * (self.slots - LEAST)
-        mask = jnp.clip(count[..., None] - jnp.arange(self.slots, dtype=jnp.float32)[None, None], 0, 1)
-        return mask, c, after
+        part = jnp.clip(count[..., None] - jnp.arange(self.slots, dtype=jnp.float32)[None, None], 0, 1)
+        return part * part * (3 - 2 * part), c, after
 
 
 def start_count(batch_size: int) -> Float[Array, "B E"]:
