@@ -123,6 +123,7 @@ class EdgeCore:
       bias: of the read scores.
       pace: factor of each slot's log gate.
       cell_weights, attention_weights: of `move` and `communicate`; the latter None for slots that do not attend.
+      aligned: in training documents begin at multiples of `interval`, so that no window has an edge inside.
     """
 
     bias: Float[Array, "H S"]
@@ -132,6 +133,7 @@ class EdgeCore:
     cell: Cell | None = flax.struct.field(pytree_node=False)
     interval: int = flax.struct.field(pytree_node=False)
     chunk_size: int = flax.struct.field(pytree_node=False)
+    aligned: bool = flax.struct.field(pytree_node=False)
     top_k: int | None = flax.struct.field(pytree_node=False)
     per_head: tuple[str, ...] = flax.struct.field(
         pytree_node=False, default=("bias", "cell_weights", "attention_weights")
@@ -154,8 +156,8 @@ class EdgeCore:
         edge = (ids != 0) & (time > 0) & (time % self.interval == 0)
         # No window of `interval` tokens holds two edges: a document has its first after as many tokens.
         width = min(self.interval, length)
-        given = marks.segment_ids is None or marks.alignment % self.interval == 0
-        halves = 1 if width == 1 or (carry is None and given) else 2
+        known = carry is None and (marks.segment_ids is None or self.aligned)
+        halves = 1 if width == 1 or known else 2
         windows = jax.tree.map(lambda x: _windows(x, width), (streams, ids, new, edge))
 
         def step(engine: Engine, window: Any) -> tuple[Engine, Any]:

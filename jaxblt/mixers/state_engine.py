@@ -62,8 +62,9 @@ class StateEngineConfig:
       count_weight: of the loss mean c.
       short_taps: taps of the short convolutions of q, k and v.
       causal: True; the engine has no bidirectional form.
-      segment_alignment: promised by the packer: documents start at multiples of it. A multiple of `interval` halves the
-        work of edges.
+      packed: whether rows may hold several documents. False promises one a row, at its start.
+      segment_alignment: promised by the packer: documents start at multiples of it. A multiple of `interval`, or one
+        document a row, halves the work of edges.
       chunk_size: steps that the op computes at once, a power of two; the result does not depend on it.
     """
 
@@ -82,6 +83,7 @@ class StateEngineConfig:
     count_weight: float = 0.01
     short_taps: int = 4
     causal: bool = True
+    packed: bool = True
     segment_alignment: int = 1
     chunk_size: int = 64
 
@@ -254,6 +256,7 @@ class StateEngine(nn.Module):
             cell=config.cell,
             interval=config.interval,
             chunk_size=config.chunk_size,
+            aligned=not config.packed or config.segment_alignment % config.interval == 0,
             top_k=config.top_k_states,
         )
 

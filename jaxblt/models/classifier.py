@@ -17,6 +17,8 @@ from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.validation import check_bounds, check_fields
 
+Pooling = Literal["mean", "last"]
+
 
 @dataclasses.dataclass(frozen=True)
 class ByteClassifierConfig:
@@ -32,7 +34,7 @@ class ByteClassifierConfig:
 
     stack: StackConfig = StackConfig()
     num_classes: int = 2
-    pooling: Literal["mean", "last"] = "mean"
+    pooling: Pooling = "mean"
     hash: HashConfig | None = None
     vocab_size: int = VOCAB_SIZE
 
@@ -99,23 +101,12 @@ class ByteClassifier(nn.Module):
         table = EmbeddingConfig(dim=config.stack.dim, hash=config.hash, vocab_size=config.vocab_size)
         x, _ = ByteEmbedding(table, self.dtype, name="embedding")(ids, segment_ids=segment_ids)
         x, _ = Stack(config.stack, self.dtype, name="stack")(x, segment_ids=segment_ids, positions=positions)
-        x = RMSNorm(dtype=self.dtype, name="norm")(self._pooled(x, segment_ids))
+        x = RMSNorm(dtype=self.dtype, name="norm")(pool(x, segment_ids, config.pooling))
         sizes, names, zeros = {"c": config.num_classes}, ("embed", None), nn.initializers.zeros
         head = Linear(
             "bd,dc->bc", sizes, names, self.dtype, bias=zeros, accumulate=jnp.float32, name="classes"
         )
         return head(x), None
-
-    def _pooled(self, x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None) -> Float[Array, "B D"]:
-        """One vector a row, in fp32."""
-        wide = x.astype(jnp.float32)
-        if segment_ids is None:
-            return jnp.mean(wide, 1) if self.config.pooling == "mean" else wide[:, -1]
-        if self.config.pooling == "last":
-            return jnp.take_along_axis(wide, last_index(segment_ids)[:, None, None], 1)[:, 0]
-        there = (segment_ids > 0)[..., None]
-        count = jnp.maximum(jnp.sum(there, 1, dtype=jnp.float32), 1)
-        return jnp.sum(jnp.where(there, wide, 0), 1) / count
 
     @nn.nowrap
     def init_state(self, batch_size: int, *, num_bytes: int) -> Never:
@@ -135,3 +126,17 @@ class ByteClassifier(nn.Module):
     @nn.nowrap
     def boundaries(self, state: Any) -> None:
         """None: there are no patches."""
+
+
+def pool(
+    x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None, pooling: Pooling
+) -> Float[Array, "B D"]:
+    """One vector a row, in fp32: the mean over its bytes, or what stands at the last of them."""
+    wide = x.astype(jnp.float32)
+    if segment_ids is None:
+        return jnp.mean(wide, 1) if pooling == "mean" else wide[:, -1]
+    if pooling == "last":
+        return jnp.take_along_axis(wide, last_index(segment_ids)[:, None, None], 1)[:, 0]
+    there = (segment_ids > 0)[..., None]
+    count = jnp.maximum(jnp.sum(there, 1, dtype=jnp.float32), 1)
+    return jnp.sum(jnp.where(there, wide, 0), 1) / count
