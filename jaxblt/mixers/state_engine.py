@@ -292,9 +292,14 @@ class StateEngine(nn.Module):
         """Sows the balance loss and the mass that tokens write to and read from each slot."""
         config, count = self.config, self.config.slots
         mass = _over_tokens(rows, routes)
-        chosen = jax.nn.one_hot(largest(routes, config.top_k_states or 1), count).sum(-2)
-        share = _over_tokens(rows, chosen) / (config.top_k_states or 1)
-        balance = count * jnp.mean(jnp.sum(jax.lax.stop_gradient(share) * mass, -1))
+        likeliest = jax.nn.one_hot(jnp.argmax(routes, -1), count)
+        chosen = (
+            likeliest
+            if config.top_k_states is None
+            else (routes > 0).astype(jnp.float32) / config.top_k_states
+        )
+        share = jax.lax.stop_gradient(_over_tokens(rows, chosen))
+        balance = count * jnp.mean(jnp.sum(share * mass, -1))
         sow_loss(self, "state_balance", config.balance_weight * balance)
         sow_metric(self, "state_balance", balance)
         sow_metric(self, "state_route_mass", jnp.mean(mass, 0))

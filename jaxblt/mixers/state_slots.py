@@ -60,7 +60,8 @@ def only_allowed(logits: Float[Array, "... S"], mask: Float[Array, "... S"] | No
 
 def largest(logits: Float[Array, "... S"], count: int) -> Int[Array, "... {count}"]:
     """The indices of the `count` largest; of equal ones the first."""
-    return jax.lax.top_k(jax.lax.stop_gradient(logits), count)[1]
+    # XLA gathers the operand of a top-k that is split along another axis, and leaves that of a sort where it is
+    return jnp.argsort(jax.lax.stop_gradient(logits), axis=-1, descending=True)[..., :count]
 
 
 def routed(logits: Float[Array, "... S"], chosen: Int[Array, "... k"] | None = None) -> Float[Array, "... S"]:

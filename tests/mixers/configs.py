@@ -105,8 +105,8 @@ PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
     ),
     "dual_decay": (DualDecayConfig(dim=8, num_heads=2, chunk_size=8), (*STREAMED, "every_parameter")),
     "state_engine": (
-        StateEngineConfig(dim=8, num_heads=2, head_dim=4, num_slots=6, top_k_states=2, chunk_size=8),
-        (*STREAMED, "gradients", "every_parameter", "bfloat16", "gathers"),
+        StateEngineConfig(dim=8, num_heads=2, head_dim=4, num_slots=6, top_k_states=2, chunk_size=4),
+        (*STREAMED, "gathers"),
     ),
     "state_engine_edges": (
         StateEngineConfig(
@@ -120,11 +120,11 @@ PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
             state_routes=True,
             chunk_size=4,
         ),
-        (*STREAMED, "causal", "every_parameter", "finite_gradients"),
+        (*STREAMED, "causal", "every_parameter"),
     ),
     "state_engine_counted": (
         StateEngineConfig(dim=8, num_heads=2, levels=(8, 4), adaptive_count=True, chunk_size=8),
-        ("packed",),
+        (),
     ),
     "hyena_modal_aligned": (HyenaConfig(dim=4, filter=MODAL, segment_alignment=128), ("packed", "holes")),
     "hyena_explicit_aligned": (

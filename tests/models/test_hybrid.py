@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxblt.mixers import AttentionConfig, GRUConfig, NTMConfig, StateEngineConfig
 from jaxblt.models import Stack, StackConfig
@@ -25,6 +26,7 @@ HYBRID = StackConfig(
 )
 
 
+@pytest.mark.slow(weekly=1, group="variants of state engines")
 def test_every_part_of_a_hybrid_moves_the_output_and_has_a_gradient() -> None:
     stack, x = Stack(HYBRID), jax.random.normal(jax.random.key(0), (2, 12, 8))
     params = nn.meta.unbox(jax.jit(stack.init)(jax.random.key(1), x))["params"]
