@@ -120,7 +120,7 @@ PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
             state_routes=True,
             chunk_size=4,
         ),
-        (*STREAMED, "causal", "every_parameter"),
+        (*STREAMED, "causal"),
     ),
     "state_engine_counted": (
         StateEngineConfig(dim=8, num_heads=2, levels=(8, 4), adaptive_count=True, chunk_size=8),
