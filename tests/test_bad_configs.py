@@ -35,9 +35,11 @@ from jaxblt.mixers import (
     LSTMConfig,
     Mamba2Config,
     NTMConfig,
+    StateEngineConfig,
 )
 from jaxblt.mixers.filters import ModalFilter
-from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
+from jaxblt.mixers.state_manager import StateManager
+from jaxblt.models import BLTConfig, ByteClassifierConfig, ByteLMConfig, StackConfig
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.parallel.layout import SequenceLayout
@@ -82,6 +84,7 @@ GOOD: dict[type, dict[str, Any]] = {
     PositionConfig: {},
     StackConfig: {},
     ByteLMConfig: {},
+    ByteClassifierConfig: {},
     BLTConfig: {},
     AttentionConfig: {"dim": 64},
     HyenaConfig: {"dim": 64},
@@ -93,6 +96,8 @@ GOOD: dict[type, dict[str, Any]] = {
     GatedLinearAttentionConfig: {"dim": 64},
     Mamba2Config: {"dim": 64},
     DualDecayConfig: {"dim": 64},
+    StateEngineConfig: {"dim": 64},
+    StateManager: {},
     ModalFilter: {},
     ImplicitFilter: {"filter_len": 64},
     ExplicitFilter: {},
@@ -182,6 +187,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "buckets": ((0,), (1.5,), [8]),
         "max_tokens": (0, 63, 1.5),
         "seed": (-1, 1.5),
+        "labels": ("byte", True),
     },
     MQAR: SETS
     | {"symbols": (1, 15, 2.5), "pairs": (0, 17, 2.5), "positions": (2, 31, 33), "power": (0.0, 1.5, NAN)},
@@ -242,6 +248,12 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "remat": ("some",),
         "scan": ("yes",),
     },
+    ByteClassifierConfig: {
+        "stack": (None, 3),
+        "num_classes": (1, 2.5),
+        "pooling": ("max",),
+        "vocab_size": (256,),
+    },
     ByteLMConfig: {"stack": (None, 3), "vocab_size": (256, 260.0), "tie_head": (1,)},
     BLTConfig: {
         "look_back": (1, 2.5),
@@ -295,6 +307,27 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "chunk_size": (0, 48),
     },
     DualDecayConfig: {"dim": (0, 63), "num_heads": (0, 7, 2.5), "causal": (False, 1), "chunk_size": (0, 48)},
+    StateEngineConfig: {
+        "dim": (0, 63, 2.5),
+        "num_heads": (0, 7, 2.5),
+        "num_slots": (0, 2.5),
+        "levels": ((0, 4), (2.5,), 8),
+        "head_dim": (0, 2.5),
+        "top_k_states": (0, 17, 2.5),
+        "cell": ("rnn",),
+        "interval": (0, 2.5),
+        "state_attention": (1,),
+        "state_routes": (1,),
+        "adaptive_count": (1,),
+        "balance_weight": (-0.1, NAN),
+        "count_weight": (-0.1, NAN),
+        "short_taps": (0, 2.5),
+        "causal": (False, 1),
+        "packed": (1,),
+        "segment_alignment": (0, 2.5),
+        "chunk_size": (0, 48, 2.5),
+    },
+    StateManager: {"decay": (-0.1, 1, NAN), "threshold": (-0.1, 1, NAN)},
     ModalFilter: {"modes": (0, 2.5), "min_timescale": (0.0, NAN, 1e9), "max_timescale": (-1.0, INF)},
     ImplicitFilter: {
         "filter_len": (0, 2.5),

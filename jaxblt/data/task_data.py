@@ -1,10 +1,12 @@
 """Rows of a task: one example a row, generated or loaded, as a pure function of seed, step and slot."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from jaxblt.data.batch import Batch
 from jaxblt.data.buckets import bucket, rows_within
 from jaxblt.data.config import DataConfig
 from jaxblt.data.dataset import Dataset, Row
@@ -12,6 +14,7 @@ from jaxblt.data.examples import Examples, TaskSource
 from jaxblt.data.packing import PackedIndex
 from jaxblt.data.schedule import Endless, OnePass, Shuffled
 from jaxblt.data.splits import SplitName
+from jaxblt.data.vocab import OFFSET
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields
 
 
@@ -26,6 +29,8 @@ class TaskDataConfig:
       buckets: lengths of shorter rows, for tasks whose examples are loaded and differ in length.
       max_tokens: the most positions of a batch; one of longer rows has fewer of them. None sets no limit.
       seed: picks an endless training split's examples, and else their order.
+      labels: what makes `Batch.labels`, for the objective `Classify`, of a row's one answer: "digit" takes the bytes
+        "0" to "9" of texts and files, "symbol" the numbers of symbols of tasks that are drawn. None for no labels.
 
     Raises:
       ValueError: an option is out of range, or a row is too short for the task.
@@ -37,6 +42,7 @@ class TaskDataConfig:
     buckets: tuple[int, ...] = ()
     max_tokens: int | None = None
     seed: int = 0
+    labels: Literal["digit", "symbol"] | None = None
 
     packing = "buckets"  # one example a row, with padding behind it
     alignment = 1
@@ -104,6 +110,13 @@ class TaskDataset(Dataset):
         row["positions"][:count] = np.arange(count)
         row["loss_mask"][:count] = scored
 
+    def batch(self, step: int, *, slots: Sequence[int] | None = None) -> Batch:
+        made = super().batch(step, slots=slots)
+        if self.config.labels is None:
+            return made
+        first = OFFSET + (ord("0") if self.config.labels == "digit" else 0)
+        return replace(made, labels=_answers(made) - first)
+
     def groups(self, step: int) -> np.ndarray:
         """Int64[slots], the subtask of each of this process's rows; 0 without subtasks, -1 for an empty row."""
         bucket, groups = self.schedule.place(step).bucket, self.examples.groups
@@ -115,6 +128,21 @@ class TaskDataset(Dataset):
 
     def _example(self, bucket: int, number: int) -> int:
         return int(self.indexes[bucket].documents[number]) if self.indexes else number
+
+
+def _answers(batch: Batch) -> np.ndarray:
+    """Int32[rows], the id that each row answers with.
+
+    Raises:
+      ValueError: a row has several answers.
+    """
+    scored = np.asarray(batch.loss_mask) > 0
+    if np.any(scored.sum(1) > 1):
+        raise ValueError(
+            f"TaskDataConfig.labels needs rows of one answer, got {scored.sum(1).max()} in a row: set labels=None, and "
+            "objective=NextByte(accuracy=True)"
+        )
+    return np.where(scored, batch.targets, 0).sum(1).astype(np.int32)
 
 
 def open_task(

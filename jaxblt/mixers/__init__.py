@@ -11,6 +11,7 @@ from jaxblt.mixers.hyena import Hyena, HyenaConfig
 from jaxblt.mixers.mamba2 import Mamba2, Mamba2Config
 from jaxblt.mixers.ntm import NTM, NTMConfig
 from jaxblt.mixers.recurrence import GatedRecurrence, GatedRecurrenceConfig
+from jaxblt.mixers.state_engine import StateEngine, StateEngineConfig
 
 __all__ = [
     "GRU",
@@ -37,6 +38,8 @@ __all__ = [
     "MixerConfig",
     "ModalFilter",
     "NTMConfig",
+    "StateEngine",
+    "StateEngineConfig",
     "check_capacity",
     "init_state",
 ]

@@ -3,9 +3,11 @@
 from jaxblt.models.blt import BLT, BLTConfig
 from jaxblt.models.blt_state import BLTState, init_blt_state
 from jaxblt.models.byte_lm import ByteLM, ByteLMConfig, ByteLMState, init_byte_lm_state
+from jaxblt.models.classifier import ByteClassifier, ByteClassifierConfig
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig, SegmentAwarePosition
 from jaxblt.models.protocol import LanguageModel, ModelConfig
+from jaxblt.models.pulse import SimplePulse
 from jaxblt.models.remat import Remat
 from jaxblt.models.row_layout import RowLayout
 from jaxblt.models.stack import (
@@ -21,6 +23,8 @@ __all__ = [
     "BLT",
     "BLTConfig",
     "BLTState",
+    "ByteClassifier",
+    "ByteClassifierConfig",
     "ByteEmbedding",
     "ByteLM",
     "ByteLMConfig",
@@ -33,6 +37,7 @@ __all__ = [
     "Remat",
     "RowLayout",
     "SegmentAwarePosition",
+    "SimplePulse",
     "Stack",
     "StackConfig",
     "StackState",

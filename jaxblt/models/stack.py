@@ -27,6 +27,7 @@ from jaxblt.mixers import (
     Mamba2Config,
     MixerConfig,
     NTMConfig,
+    StateEngineConfig,
     init_state,
 )
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
@@ -61,11 +62,13 @@ DEFAULTS: Mapping[str, Any] = Table(
         "G": GatedLinearAttentionConfig(dim=64),
         "2": Mamba2Config(dim=64),
         "E": DualDecayConfig(dim=64),
+        "T": StateEngineConfig(dim=64),
     }
 )
 """Mixers that a pattern may name without more: Hyena with a modal, a short and a medium explicit filter, attention over
 the document and over a sliding window, gated recurrence, minLSTM, GRU, LSTM, neural Turing machine; with a matrix of
-state per head Gated DeltaNet, gated linear attention, Mamba-2, and linear attention with two decays."""
+state per head Gated DeltaNet, gated linear attention, Mamba-2, and linear attention with two decays; and a
+state engine."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxblt.mixers.base import MixerConfig, State, init_state
 from jaxblt.mixers.choices import COLLECTION
+from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing.tolerances import bound, worst
 
 ROWS = 3
@@ -36,7 +37,7 @@ class Subject:
         self.module = config.build()
         if params is None:
             made = nn.meta.unbox(jax.jit(self.module.init)(jax.random.key(seed), self.x))
-            params = {name: made[name] for name in made if name != COLLECTION}
+            params = {name: made[name] for name in made if name not in (COLLECTION, *SIDE_OUTPUTS)}
         self.params = params
 
     @functools.cached_property

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxblt.data.batch import Batch
 from jaxblt.models.remat import Remat
@@ -81,11 +81,15 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
         entropies = None if recipe.data.entropies is None else jnp.zeros(shape, jnp.float32)
         history = entropy_history(recipe)
         before = None if history is None else jnp.zeros((shape[0], history.length), jnp.int32)
-        return Batch(ids, ids, ids, ids, ids, entropies, before)
+        labelled = getattr(recipe.data, "labels", None) is not None
+        labels = jnp.zeros(shape[:1], jnp.int32) if labelled else None
+        return Batch(ids, ids, ids, ids, ids, entropies, before, labels)
 
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), jax.eval_shape(make)
-    )
+    def placed(x: Any) -> jax.ShapeDtypeStruct:
+        spec = PartitionSpec(*sharding.spec[: x.ndim])
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(placed, jax.eval_shape(make))
 
 
 def plan_step(recipe: Recipe, mesh: Mesh) -> StepMemory:

@@ -15,6 +15,7 @@ from jaxblt.mixers import (
     MixerConfig,
     ModalFilter,
     NTMConfig,
+    StateEngineConfig,
 )
 
 MODAL = ModalFilter(modes=4, max_timescale=64.0)
@@ -103,6 +104,28 @@ PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
         (*STREAMED, "every_parameter"),
     ),
     "dual_decay": (DualDecayConfig(dim=8, num_heads=2, chunk_size=8), (*STREAMED, "every_parameter")),
+    "state_engine": (
+        StateEngineConfig(dim=8, num_heads=2, head_dim=4, num_slots=6, top_k_states=2, chunk_size=4),
+        (*STREAMED, "gathers"),
+    ),
+    "state_engine_edges": (
+        StateEngineConfig(
+            dim=8,
+            num_heads=4,
+            head_dim=3,
+            num_slots=5,
+            cell="gru",
+            interval=5,
+            state_attention=True,
+            state_routes=True,
+            chunk_size=4,
+        ),
+        (*STREAMED, "causal"),
+    ),
+    "state_engine_counted": (
+        StateEngineConfig(dim=8, num_heads=2, levels=(8, 4), adaptive_count=True, chunk_size=8),
+        (),
+    ),
     "hyena_modal_aligned": (HyenaConfig(dim=4, filter=MODAL, segment_alignment=128), ("packed", "holes")),
     "hyena_explicit_aligned": (
         HyenaConfig(dim=4, filter=EXPLICIT, segment_alignment=128),

@@ -1,0 +1,81 @@
+"""Stored states as codes: an autoencoder with vector quantisation (van den Oord et al., 1711.00937, sec. 3)."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxblt.layers import dense, named
+from jaxblt.side_outputs import sow_loss, sow_metric
+from jaxblt.validation import whole
+
+
+class StateCompressor(nn.Module):
+    """decode(e_i) with i the code nearest to encode(state); gradients pass the choice straight through.
+
+    The loss |state - decoded|^2 + |sg(z) - e|^2 + commitment |z - sg(e)|^2, means over entries, is sown as
+    "state_compressor", sg being `stop_gradient`; the number of codes in use, exp of the entropy of their shares, as a
+    metric of the same name. Compress what is stored, such as `state.slots.values` between turns of a conversation.
+
+    Attributes:
+      dim: width of a state.
+      code_dim: width of a code.
+      codes: in the book.
+      commitment: weight of the third part of the loss.
+      dtype: of the autoencoder's products; distances are fp32.
+    """
+
+    dim: int
+    code_dim: int = 16
+    codes: int = 256
+    commitment: float = 0.25
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        for name in ("dim", "code_dim", "codes"):
+            whole(f"StateCompressor.{name}", getattr(self, name), least=1)
+        self.encoder = dense(self.code_dim, axes=("embed", "features"), dtype=self.dtype, name="encoder")
+        self.decoder = dense(self.dim, axes=("features", "embed"), dtype=self.dtype, name="decoder")
+        init = named(nn.initializers.normal(self.code_dim**-0.5), None, "features")
+        self.book = self.param("book", init, (self.codes, self.code_dim), jnp.float32)
+
+    def __call__(self, states: Float[Array, "*B D"]) -> tuple[Float[Array, "*B D"], Int[Array, "*B"]]:
+        """The states as they come back, and their codes.
+
+        Raises:
+          ValueError: the states have another width.
+        """
+        z, codes = self._encoded(states)
+        chosen = jnp.take(self.book, codes, axis=0)
+        decoded = self.decoder(z + jax.lax.stop_gradient(chosen - z)).astype(states.dtype)
+        self._report(states, decoded, z, chosen, codes)
+        return decoded, codes
+
+    def encode(self, states: Float[Array, "*B D"]) -> Int[Array, "*B"]:
+        """The code of each state."""
+        return self._encoded(states)[1]
+
+    def decode(self, codes: Int[Array, "*B"]) -> Float[Array, "*B D"]:
+        """The state that each code stands for."""
+        return self.decoder(jnp.take(self.book, codes, axis=0))
+
+    def _encoded(self, states: Float[Array, "*B D"]) -> tuple[Float[Array, "*B E"], Int[Array, "*B"]]:
+        if states.shape[-1] != self.dim:
+            raise ValueError(
+                f"StateCompressor(dim={self.dim}) got states of shape {states.shape}: set dim={states.shape[-1]}"
+            )
+        z = self.encoder(states).astype(jnp.float32)
+        book = jax.lax.stop_gradient(self.book)
+        near = jnp.einsum("...e,ce->...c", z, book, precision=jax.lax.Precision.HIGHEST)
+        length = jnp.sum(book * book, -1).reshape((1,) * (near.ndim - 1) + (-1,))
+        return z, jnp.argmin(length - 2 * near, -1).astype(jnp.int32)
+
+    def _report(self, states: Array, decoded: Array, z: Array, chosen: Array, codes: Array) -> None:
+        still = jax.lax.stop_gradient
+        error = jnp.mean(jnp.square((states - decoded).astype(jnp.float32)))
+        book, commit = jnp.mean(jnp.square(still(z) - chosen)), jnp.mean(jnp.square(z - still(chosen)))
+        sow_loss(self, "state_compressor", error + book + self.commitment * commit)
+        share = jnp.mean(jax.nn.one_hot(codes.reshape(-1), self.codes), 0)
+        sow_metric(self, "state_compressor", jnp.exp(jnp.sum(jax.scipy.special.entr(share))))

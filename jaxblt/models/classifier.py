@@ -1,0 +1,142 @@
+"""A classifier of rows of bytes: embedding, one stack, and a head over what the stack says of all bytes."""
+
+import dataclasses
+from typing import Any, Literal, Never
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxblt.data.vocab import VOCAB_SIZE
+from jaxblt.layers import Linear, RMSNorm
+from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
+from jaxblt.models.positions import last_index
+from jaxblt.models.row_layout import RowLayout, promise
+from jaxblt.models.stack import Stack, StackConfig
+from jaxblt.parallel.layout import CONTIGUOUS
+from jaxblt.patching.config import PatcherConfig
+from jaxblt.validation import check_bounds, check_fields
+
+Pooling = Literal["mean", "last"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ByteClassifierConfig:
+    """Logits of a row's class, for the objective `Classify`. A row holds one document, with padding behind it.
+
+    Attributes:
+      stack: the blocks; its width is the model's.
+      num_classes: of the head.
+      pooling: the mean over the row's bytes, or the last byte.
+      hash: n-gram tables added to the byte embedding, or None.
+      vocab_size: ids.
+    """
+
+    stack: StackConfig = StackConfig()
+    num_classes: int = 2
+    pooling: Pooling = "mean"
+    hash: HashConfig | None = None
+    vocab_size: int = VOCAB_SIZE
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "num_classes", least=2, why=": a row is of one class or another")
+        check_vocab_size(self)
+        if self.stack.layout != CONTIGUOUS:
+            raise ValueError(
+                f"a classifier reads bytes in order, and the stack's layout is {self.stack.layout.kind!r}: use "
+                "layout='contiguous'"
+            )
+
+    @property
+    def causal(self) -> bool:
+        """Whether the stack is causal; `Classify(causal=...)` says the same."""
+        return self.stack.causal
+
+    def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "ByteClassifierConfig":
+        """The config for rows of bytes in which documents lie as `of_bytes` says; there are no slots."""
+        return promise(self, of_bytes)
+
+    def build(
+        self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None, name: str | None = None
+    ) -> "ByteClassifier":
+        """The module; parameters are fp32, computation in `dtype`, logits in fp32.
+
+        Raises:
+          ValueError: there is a patcher.
+        """
+        if patcher is not None:
+            raise ValueError(f"a ByteClassifier has no patches, got mode {patcher.mode!r}: set patcher=None")
+        return ByteClassifier(self, dtype, name=name)
+
+
+class ByteClassifier(nn.Module):
+    """Logits = RMSNorm(pool(stack(embedding))) W + b."""
+
+    config: ByteClassifierConfig
+    dtype: Any = jnp.float32
+
+    patcher = None
+    grid = 1
+
+    @nn.compact
+    def __call__(
+        self,
+        ids: Int[Array, "B T"],
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        entropies: None = None,
+        patches: None = None,
+    ) -> tuple[Float[Array, "B C"], None]:
+        """Logits of each row's class in fp32, and no patches; zeros are pooled where a row holds nothing.
+
+        Args:
+          ids: byte ids.
+          segment_ids: 0 for padding; None for full rows.
+          positions: offset in the document; None counts the row.
+          entropies, patches: None; they are of models with patches.
+        """
+        config = self.config
+        table = EmbeddingConfig(dim=config.stack.dim, hash=config.hash, vocab_size=config.vocab_size)
+        x, _ = ByteEmbedding(table, self.dtype, name="embedding")(ids, segment_ids=segment_ids)
+        x, _ = Stack(config.stack, self.dtype, name="stack")(x, segment_ids=segment_ids, positions=positions)
+        x = RMSNorm(dtype=self.dtype, name="norm")(pool(x, segment_ids, config.pooling))
+        sizes, names, zeros = {"c": config.num_classes}, ("embed", None), nn.initializers.zeros
+        head = Linear(
+            "bd,dc->bc", sizes, names, self.dtype, bias=zeros, accumulate=jnp.float32, name="classes"
+        )
+        return head(x), None
+
+    @nn.nowrap
+    def init_state(self, batch_size: int, *, num_bytes: int) -> Never:
+        """Refused: a classifier has no next byte."""
+        raise ValueError("a ByteClassifier predicts no bytes and cannot generate: use a ByteLMConfig")
+
+    @nn.nowrap
+    def prefill(self, ids: Int[Array, "B T"], state: Any, **options: Any) -> Never:
+        """Refused, as `init_state`."""
+        self.init_state(0, num_bytes=0)
+
+    @nn.nowrap
+    def step(self, ids: Int[Array, "B"], state: Any, **options: Any) -> Never:
+        """Refused, as `init_state`."""
+        self.init_state(0, num_bytes=0)
+
+    @nn.nowrap
+    def boundaries(self, state: Any) -> None:
+        """None: there are no patches."""
+
+
+def pool(
+    x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None, pooling: Pooling
+) -> Float[Array, "B D"]:
+    """One vector a row, in fp32: the mean over its bytes, or what stands at the last of them."""
+    wide = x.astype(jnp.float32)
+    if segment_ids is None:
+        return jnp.mean(wide, 1) if pooling == "mean" else wide[:, -1]
+    if pooling == "last":
+        return jnp.take_along_axis(wide, last_index(segment_ids)[:, None, None], 1)[:, 0]
+    there = (segment_ids > 0)[..., None]
+    count = jnp.maximum(jnp.sum(there, 1, dtype=jnp.float32), 1)
+    return jnp.sum(jnp.where(there, wide, 0), 1) / count

@@ -1,0 +1,109 @@
+"""Housekeeping of slots: a dead one is pruned and begun anew, the others stay; stored states as codes."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.mixers import StateEngineConfig, init_state
+from jaxblt.mixers.state_compressor import StateCompressor
+from jaxblt.mixers.state_manager import StateManager, begin_anew, clear, prune
+from jaxblt.mixers.state_slots import Slots
+from jaxblt.side_outputs import SIDE_OUTPUTS
+
+CONFIG = StateEngineConfig(dim=6, num_heads=2, head_dim=3, num_slots=4, chunk_size=8)
+DEAD = np.zeros((2, 4), bool)
+DEAD[0, 1] = True
+
+
+def only_dead_changed(before: Any, after: Any) -> bool:
+    """Whether arrays [..., H, S] differ at the dead slot, and are equal bit by bit elsewhere."""
+    before, after = np.asarray(before), np.asarray(after)
+    np.testing.assert_array_equal(before[..., ~DEAD], after[..., ~DEAD])
+    return bool(np.all(before[..., DEAD] != after[..., DEAD]))
+
+
+def test_a_planted_dead_slot_is_pruned_and_begun_anew() -> None:
+    x, module, manager = jax.random.normal(jax.random.key(0), (2, 16, 6)), CONFIG.build(), StateManager()
+    params = jax.jit(module.init)(jax.random.key(1), x)["params"]
+    params = jax.tree.map(lambda box: box.unbox(), params, is_leaf=lambda p: hasattr(p, "unbox"))
+    planted = params | {"read_bias": jnp.where(DEAD, -9.0, 0.0)}
+
+    @jax.jit
+    def read_mass(params: Any) -> Any:
+        _, side = module.apply({"params": params}, x, mutable=SIDE_OUTPUTS)
+        return side["metrics"]["state_read_mass"][0].value.reshape(2, 4)
+
+    importance = None
+    for _ in range(3):
+        importance = manager.update(importance, read_mass(planted))
+    assert importance is not None
+    np.testing.assert_array_equal(manager.dead(importance), DEAD)
+    pruned = prune(planted, manager.dead(importance))
+    assert only_dead_changed(planted["read_bias"], pruned["read_bias"])
+    assert only_dead_changed(planted["route"]["bias"], pruned["route"]["bias"])
+    mass = np.asarray(read_mass(pruned))
+    assert np.all((mass == 0) == DEAD)
+    fresh = begin_anew(pruned, jnp.asarray(DEAD), jax.random.key(2))
+    assert only_dead_changed(pruned["route"]["kernel"], fresh["route"]["kernel"])
+    assert np.all(np.asarray(read_mass(fresh)) > 0.1)
+
+
+def test_importance_forgets() -> None:
+    manager = StateManager(decay=0.75)
+    start = manager.update(None, jnp.asarray([[0.75, 0.25]]))
+    np.testing.assert_allclose(start, [[1.5, 0.5]])
+    np.testing.assert_allclose(manager.update(start, jnp.asarray([[0.25, 0.75]])), [[1.25, 0.75]])
+
+
+def test_dead_slots_of_a_state_are_emptied() -> None:
+    state = init_state(dataclasses.replace(CONFIG, cell="lstm"), 2, capacity=1)
+    state = jax.tree.map(lambda a: jnp.ones_like(a), state)
+    cleared = clear(state, jnp.asarray(DEAD))
+    assert only_dead_changed(jnp.moveaxis(state.slots.keys, 2, 0), jnp.moveaxis(cleared.slots.keys, 2, 0))
+    for old, new in (
+        (state.slots.values, cleared.slots.values),
+        (state.engine.edge, cleared.engine.edge),
+        (state.engine.cell, cleared.engine.cell),
+    ):
+        assert only_dead_changed(jnp.moveaxis(old, 3, 0), jnp.moveaxis(new, 3, 0))
+    plain = clear(dataclasses.replace(state, engine=state.slots), jnp.asarray(DEAD))
+    assert isinstance(plain.engine, Slots)
+    np.testing.assert_array_equal(plain.slots.values, cleared.slots.values)
+
+
+def test_codes_stand_for_states_and_the_encoder_learns_through_them() -> None:
+    compressor = StateCompressor(dim=8, code_dim=4, codes=16)
+    states = jax.random.normal(jax.random.key(0), (3, 5, 8))
+    params = compressor.init(jax.random.key(1), states)["params"]
+    params = jax.tree.map(lambda box: box.unbox(), params, is_leaf=lambda p: hasattr(p, "unbox"))
+    (decoded, codes), side = compressor.apply({"params": params}, states, mutable=SIDE_OUTPUTS)
+    z = np.asarray(states @ params["encoder"]["kernel"])
+    apart = np.linalg.norm(z[..., None, :] - np.asarray(params["book"]), axis=-1)
+    np.testing.assert_array_equal(codes, apart.argmin(-1))
+    np.testing.assert_allclose(
+        compressor.apply({"params": params}, codes, method="decode"), decoded, rtol=1e-5, atol=1e-6
+    )
+    nearest = apart.min(-1) ** 2 / 4
+    loss = np.mean((states - decoded) ** 2) + 1.25 * nearest.mean()
+    assert float(side["losses"]["state_compressor"][0]) == pytest.approx(float(loss), rel=1e-5)
+    assert 1 <= float(side["metrics"]["state_compressor"][0].value) <= len(np.unique(codes)) + 1e-3
+
+    def through(params: Any) -> Any:
+        return jnp.sum(compressor.apply({"params": params}, states)[0][0])
+
+    straight = jax.grad(through)(params)["encoder"]["kernel"]
+    expected = np.einsum("td,e->de", states[0], np.asarray(params["decoder"]["kernel"]).sum(1))
+    np.testing.assert_allclose(straight, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_bad_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="decay must be at least 0 and < 1, got 1"):
+        StateManager(decay=1)
+    with pytest.raises(ValueError, match=r"codes must be at least 1, got 0"):
+        StateCompressor(dim=4, codes=0).init(jax.random.key(0), jnp.zeros((1, 4)))
+    with pytest.raises(ValueError, match=r"dim=4\) got states of shape \(1, 5\): set dim=5"):
+        StateCompressor(dim=4).init(jax.random.key(0), jnp.zeros((1, 5)))
