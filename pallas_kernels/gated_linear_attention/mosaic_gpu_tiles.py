@@ -1,0 +1,146 @@
+"""What the Hopper kernels of linear attention share: tiles of 64 x 64, their products, and decays as products.
+
+The sum of log gates over a stretch of a chunk is a row of ones times the gates. Two bf16 numbers carry 16 bits of a
+gate, and tensor cores add them in fp32. No sum is a difference of two others.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.attention.tiles import across, indices, swizzled, zeros
+from pallas_kernels.gated_linear_attention.hopper import PIECE
+
+LEVELS = 6
+"""Blocks of 2, 4 ... 64 steps, each of two halves."""
+
+Gate = Literal["head", "key", "value"]
+Tile = Float[Array, "64 64"]
+
+
+class Call(NamedTuple):
+    """What a program knows when it is compiled.
+
+    Attributes:
+      gate: what has gates of its own.
+      chunks: of 64 steps.
+      ratio: heads of values to a head of keys.
+      keys: tiles of 64 key channels.
+      workers: tiles of 64 value channels, a warpgroup each.
+      scale: of the outputs.
+      simulated: without products whose left operand is in registers.
+    """
+
+    gate: Gate
+    chunks: int
+    ratio: int
+    keys: int
+    workers: int
+    scale: float
+    simulated: bool
+
+
+def tiles(*places: int) -> Any:
+    """Scratch for tiles that tensor cores read."""
+    return swizzled((*places, PIECE, PIECE), jnp.bfloat16)
+
+
+def read(ref: Any) -> Tile:
+    """A tile from shared memory, in fp32 and registers."""
+    return plgpu.load(ref, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+
+
+def multiply(pairs: Sequence[tuple[Any, Any]], call: Call, total: Array | None = None) -> Array:
+    """total + sum left @ right in fp32; `right` is in shared memory, `left` there or in registers, in bf16."""
+    if call.simulated:
+        for left, right in pairs:
+            product = jnp.dot(left[...], right[...], preferred_element_type=jnp.float32)
+            total = product if total is None else total + product
+        plgpu.commit_smem()  # Threads have read tiles here, where the copy engine may write next.
+        assert total is not None
+        return total
+
+    def issue(ref: Any) -> None:
+        for left, right in pairs:
+            plgpu.wgmma(ref, left, right)
+
+    if total is not None:
+        run: Any = pl.run_state(issue)
+        return run(plgpu.WGMMAAccumulatorRef.init(total))
+
+    def fresh(ref: Any) -> Array:
+        issue(ref)
+        return ref[...]
+
+    shape = (pairs[0][0].shape[0], pairs[0][1].shape[1])
+    return pl.run_scoped(fresh, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+def rows_and_columns() -> tuple[Int[Array, "64 64"], Int[Array, "64 64"]]:
+    """Which step each row, and which each column, of a tile of pairs is."""
+    return indices(PIECE, 0), indices(PIECE, 1)
+
+
+def until() -> Bool[Array, "64 64"]:
+    """Steps up to a row's own: the gates that a state from before the chunk has passed when it is read."""
+    row, column = rows_and_columns()
+    return column <= row
+
+
+def behind() -> Bool[Array, "64 64"]:
+    """Steps behind a row's own: the gates that what is written there passes up to the chunk's end."""
+    row, column = rows_and_columns()
+    return column > row
+
+
+def to_middle(level: int) -> Bool[Array, "64 64"]:
+    """Steps between a row and the middle of its block of 2^(level + 1), its own where it lies in the second half."""
+    row, column = rows_and_columns()
+    second = ((row >> level) & 1) == 1
+    return ((row >> level) == (column >> level)) & ((second & (column <= row)) | (~second & (column > row)))
+
+
+def is_second(level: int) -> Bool[Array, "64 64"]:
+    """Rows in the second half of their block of 2^(level + 1)."""
+    return ((indices(PIECE, 0) >> level) & 1) == 1
+
+
+def are_apart(level: int) -> Bool[Array, "64 64"]:
+    """Pairs of a row in the second half and a column in the first half of one block of 2^(level + 1)."""
+    row, column = rows_and_columns()
+    return is_second(level) & ((row >> level) == (column >> level) + 1)
+
+
+def are_same() -> Bool[Array, "64 64"]:
+    """The diagonal."""
+    row, column = rows_and_columns()
+    return row == column
+
+
+def ones(where: Bool[Array, "64 64"] | None = None) -> Tile:
+    """1 there and 0 elsewhere, in bf16."""
+    if where is None:
+        return (zeros(PIECE) + 1.0).astype(jnp.bfloat16)
+    return jnp.where(where, zeros(PIECE) + 1.0, 0.0).astype(jnp.bfloat16)
+
+
+def decay(steps: Tile, gates: Sequence[Any], call: Call) -> Tile:
+    """2^(sum of the gates, in shared memory, over the steps that each row has ones at)."""
+    return jnp.exp2(multiply([(steps, gate) for gate in gates], call))
+
+
+def store(ref: Any, x: Tile) -> None:
+    """x in bf16 where tensor cores will read it, told to them."""
+    ref[...] = x.astype(jnp.bfloat16)
+    plgpu.commit_smem()
+
+
+def spread(x: Float[Array, "64"]) -> Tile:
+    """One number a row in each column."""
+    return across(x, PIECE)
+
+
