@@ -7,11 +7,22 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
+from pallas_kernels.gated_linear_attention.hopper import rather_not, why_not
 from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
 
 OP = "gated_linear_attention"
+
+
+def _mosaic_gpu(*args: Any, **options: Any) -> Any:
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
+
+    return gated_linear_attention_mosaic_gpu(*args, **options)
+
+
 TABLE = (
+    Implementation("mosaic_gpu", _mosaic_gpu, why_not, rather_not),
     Implementation("xla", gated_linear_attention_xla),
     Implementation("reference", gated_linear_attention_reference),
 )
@@ -30,7 +41,7 @@ def gated_linear_attention(
     output_final_state: bool = False,
     scale: float | None = None,
     chunk_size: int = 64,
-    implementation: Literal["xla", "reference"] | None = None,
+    implementation: Literal["xla", "mosaic_gpu", "reference"] | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Linear attention with a gated matrix of state per head, in linear time.
 

@@ -132,7 +132,10 @@ def sums_of_heads(log2: Float[Array, "B T H"], parts: int) -> tuple[Array, Array
 
 
 def halves_of_gates(log2: Float[Array, "B T H C"]) -> tuple[Array, Array]:
-    """bf16 numbers whose sum has 16 bits of each gate. XLA may drop a cast to bf16 and back, but no `reduce_precision`."""
+    """bf16 numbers whose sum has 16 bits of each gate.
+
+    XLA may drop a cast to bf16 and back, but no `reduce_precision`.
+    """
     high = lax.reduce_precision(log2, exponent_bits=8, mantissa_bits=7)
     return _matrix(high.astype(jnp.bfloat16)), _matrix((log2 - high).astype(jnp.bfloat16))
 

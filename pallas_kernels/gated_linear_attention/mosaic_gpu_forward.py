@@ -11,7 +11,8 @@ P is the decay from the chunk's start up to a step, s that behind a step, p that
 has the pairs that lie in different halves of one block of 2^(l + 1) steps. F_l is the decay between a step and that
 block's middle. X_l is F_l k in first halves and F_l q in second halves, so that one product has both sides.
 
-With key gates and two warpgroups each makes scores of 64 key channels. Both then multiply all of them with their values.
+With key gates and two warpgroups each makes scores of 64 key channels. Both then multiply all of them with their
+values.
 """
 
 from collections.abc import Sequence
@@ -30,20 +31,16 @@ from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     LEVELS,
     Call,
+    Pairs,
     Tile,
-    are_apart,
-    are_same,
-    behind,
     decay,
-    is_second,
     multiply,
     ones,
+    pairs,
     read,
     spread,
     store,
     tiles,
-    to_middle,
-    until,
 )
 
 STAGES = 2
@@ -90,7 +87,7 @@ def forward(
       streams: q, k, v as matrices [B, T, heads x channels], gates (see `Stage`), initial states in fp32.
     """
     v, start = streams[2], streams[-1]
-    return plgpu.kernel(
+    o, final = plgpu.kernel(
         partial(_program, call=call),
         out_type=[varying_like(v, v.shape, v.dtype), varying_like(v, start.shape, jnp.float32)],
         grid=(heads, v.shape[0]),
@@ -104,6 +101,7 @@ def forward(
         interpret=interpret,
         kernel_name=f"gated_linear_attention_{call.gate}",
     )(*streams)
+    return o, final
 
 
 def _scratch(call: Call) -> Shared:
@@ -231,7 +229,7 @@ def _by_head(shared: Shared, step: Array, state: State, call: Call) -> tuple[Til
     q, k, v, states, spare = _places(shared, step, call)
     sums, rest = (ref.at[step % STAGES] for ref in shared.stage.gates)
     here = spread(by_row(sums))
-    decays = jnp.where(until(), jnp.exp2(here - along(sums)), 0.0)
+    decays = jnp.where(pairs().until(), jnp.exp2(here - along(sums)), 0.0)
     scores = (_scores(q, k, call) * decays).astype(jnp.bfloat16)
     entered = multiply(list(zip(q, states, strict=True)), call) * jnp.exp2(here)
     out = multiply([(scores, v)], call, entered)
@@ -242,61 +240,68 @@ def _by_head(shared: Shared, step: Array, state: State, call: Call) -> tuple[Til
 
 def _by_key(shared: Shared, step: Array, state: State, call: Call) -> tuple[Tile, State]:
     q, k, v, states, spare = _places(shared, step, call)
-    slot, worker = step % STAGES, lax.axis_index("warpgroup")
+    slot, worker, masks = step % STAGES, lax.axis_index("warpgroup"), pairs()
     gates = [[gate.at[slot, i] for gate in shared.stage.gates] for i in range(call.keys)]
     split = call.workers > 1
     scores = zeros(PIECE)
     for i in [worker] if split else range(call.keys):
         tile = [ref.at[slot, i] for ref in (shared.stage.q, shared.stage.k)]
         own = [gate.at[slot, i] for gate in shared.stage.gates]
-        scores = scores + _scores_by_key(tile, own, spare, call)
-    pairs = [(scores.astype(jnp.bfloat16), v)]
+        scores = scores + _scores_by_key(tile, own, spare, masks, call)
+    weighed = [(scores.astype(jnp.bfloat16), v)]
     if split:
         store(spare.at[0], scores)
         plgpu.barrier_arrive(shared.joint)
         plgpu.barrier_wait(shared.joint)
-        pairs.append((shared.spare.at[1 - worker, 0], v))
+        weighed.append((shared.spare.at[1 - worker, 0], v))
     else:
         plgpu.commit_smem()
-    out = multiply([*zip(q, states, strict=True), *pairs], call)
+    out = multiply([*zip(q, states, strict=True), *weighed], call)
     if split:
         plgpu.barrier_arrive(shared.joint)
-    state = tuple(part * spread(_total_by_row(x, call)) for part, x in zip(state, gates, strict=True))
+    state = tuple(part * spread(_total_by_row(x, masks, call)) for part, x in zip(state, gates, strict=True))
     state = _written(k, v, state, call)
     if split:
         plgpu.barrier_wait(shared.joint)
     return out, state
 
 
-def _total_by_row(gates: list[Any], call: Call) -> Float[Array, "64"]:
+def _total_by_row(gates: list[Any], masks: Pairs, call: Call) -> Float[Array, "64"]:
     """Decay of a chunk by key channel. All rows of the product are the same: the diagonal has one to a row."""
-    return jnp.where(are_same(), decay(ones(), gates, call), 0.0).sum(axis=1)
+    return jnp.where(masks.same(), decay(ones(), gates, call), 0.0).sum(axis=1)
 
 
-def _scores_by_key(tile: list[Any], gates: list[Any], spare: Any, call: Call) -> Tile:
+def _scores_by_key(tile: list[Any], gates: list[Any], spare: Any, masks: Pairs, call: Call) -> Tile:
     """Scores over 64 key channels; q and k are left with their decays from and to the chunk's ends."""
-    scores = jnp.where(are_same(), spread((read(tile[0]) * read(tile[1])).sum(axis=1)), 0.0)
-    for level in range(LEVELS):
+    scores = jnp.where(masks.same(), spread((read(tile[0]) * read(tile[1])).sum(axis=1)), 0.0)
+
+    def add(level: Array, scores: Tile) -> Tile:
         place = spare.at[level % 2]
-        halves = jnp.where(is_second(level), read(tile[0]), read(tile[1]))
-        store(place, halves * decay(ones(to_middle(level)), gates, call))
-        scores = scores + jnp.where(are_apart(level), multiply([(place, place.T)], call), 0.0)
-    for ref, steps in zip(tile, (until(), behind()), strict=True):
+        halves = jnp.where(masks.is_second(level), read(tile[0]), read(tile[1]))
+        store(place, halves * decay(ones(masks.to_middle(level)), gates, call))
+        return scores + jnp.where(masks.apart(level), multiply([(place, place.T)], call), 0.0)
+
+    scores = lax.fori_loop(0, LEVELS, add, scores)
+    for ref, steps in zip(tile, (masks.until(), masks.behind()), strict=True):
         ref[...] = (read(ref) * decay(ones(steps), gates, call)).astype(jnp.bfloat16)
     return scores
 
 
 def _by_value(shared: Shared, step: Array, state: State, call: Call) -> tuple[Tile, State]:
-    q, k, place, states, spare = _places(shared, step, call)
+    q, k, v, states, spare = _places(shared, step, call)
     gates = [gate.at[step % STAGES, lax.axis_index("warpgroup")] for gate in shared.stage.gates]
-    scores, v = _scores(q, k, call), read(place)
-    out = multiply(list(zip(q, states, strict=True)), call) * decay(ones(until()), gates, call)
-    out = out + spread(jnp.where(are_same(), scores, 0.0).sum(axis=1)) * v
-    for level in range(LEVELS):
-        decays, written = decay(ones(to_middle(level)), gates, call), spare.at[level % 2]
-        store(written, decays * v)
-        lower = jnp.where(are_apart(level), scores, 0.0).astype(jnp.bfloat16)
-        out = out + decays * multiply([(lower, written)], call)
-    store(spare.at[0], v * decay(ones(behind()), gates, call))
+    masks, scores = pairs(), _scores(q, k, call)
+    out = multiply(list(zip(q, states, strict=True)), call) * decay(ones(masks.until()), gates, call)
+    out = out + spread(jnp.where(masks.same(), scores, 0.0).sum(axis=1)) * read(v)
+    scores = scores.astype(jnp.bfloat16)
+
+    def add(level: Array, out: Tile) -> Tile:
+        decays, written = decay(ones(masks.to_middle(level)), gates, call), spare.at[level % 2]
+        store(written, decays * read(v))
+        lower = jnp.where(masks.apart(level), scores, jnp.zeros((), scores.dtype))
+        return out + decays * multiply([(lower, written)], call)
+
+    out = lax.fori_loop(0, LEVELS, add, out)
+    store(spare.at[0], read(v) * decay(ones(masks.behind()), gates, call))
     total = decay(ones(), gates, call)
     return out, _written(k, spare.at[0], [part * total for part in state], call)

@@ -80,45 +80,44 @@ def multiply(pairs: Sequence[tuple[Any, Any]], call: Call, total: Array | None =
     return pl.run_scoped(fresh, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
-def rows_and_columns() -> tuple[Int[Array, "64 64"], Int[Array, "64 64"]]:
-    """Which step each row, and which each column, of a tile of pairs is."""
-    return indices(PIECE, 0), indices(PIECE, 1)
+class Pairs(NamedTuple):
+    """Masks over pairs of steps of a chunk, of which one is a row and one a column of a tile."""
+
+    row: Int[Array, "64 64"]
+    column: Int[Array, "64 64"]
+
+    def until(self) -> Bool[Array, "64 64"]:
+        """Steps up to a row's own: the gates that a state from before the chunk has passed when it is read."""
+        return self.column <= self.row
+
+    def behind(self) -> Bool[Array, "64 64"]:
+        """Steps behind a row's own: the gates that what is written there passes up to the chunk's end."""
+        return self.column > self.row
+
+    def same(self) -> Bool[Array, "64 64"]:
+        """The diagonal."""
+        return self.column == self.row
+
+    def is_second(self, level: Array) -> Bool[Array, "64 64"]:
+        """Rows in the second half of their block of 2^(level + 1)."""
+        return ((self.row >> level) & 1) == 1
+
+    def to_middle(self, level: Array) -> Bool[Array, "64 64"]:
+        """Steps between a row and the middle of its block of 2^(level + 1), its own in the second half."""
+        start, second = (self.row >> level) << level, self.is_second(level)
+        first = jnp.where(second, start, self.row + 1)
+        last = jnp.where(second, self.row, start + ((1 << level) - 1))
+        return (self.column >= first) & (self.column <= last)
+
+    def apart(self, level: Array) -> Bool[Array, "64 64"]:
+        """Rows in the second half and columns in the first half of one block of 2^(level + 1)."""
+        start, half = (self.row >> level) << level, 1 << level
+        return self.is_second(level) & (self.column >= start - half) & (self.column < start)
 
 
-def until() -> Bool[Array, "64 64"]:
-    """Steps up to a row's own: the gates that a state from before the chunk has passed when it is read."""
-    row, column = rows_and_columns()
-    return column <= row
-
-
-def behind() -> Bool[Array, "64 64"]:
-    """Steps behind a row's own: the gates that what is written there passes up to the chunk's end."""
-    row, column = rows_and_columns()
-    return column > row
-
-
-def to_middle(level: int) -> Bool[Array, "64 64"]:
-    """Steps between a row and the middle of its block of 2^(level + 1), its own where it lies in the second half."""
-    row, column = rows_and_columns()
-    second = ((row >> level) & 1) == 1
-    return ((row >> level) == (column >> level)) & ((second & (column <= row)) | (~second & (column > row)))
-
-
-def is_second(level: int) -> Bool[Array, "64 64"]:
-    """Rows in the second half of their block of 2^(level + 1)."""
-    return ((indices(PIECE, 0) >> level) & 1) == 1
-
-
-def are_apart(level: int) -> Bool[Array, "64 64"]:
-    """Pairs of a row in the second half and a column in the first half of one block of 2^(level + 1)."""
-    row, column = rows_and_columns()
-    return is_second(level) & ((row >> level) == (column >> level) + 1)
-
-
-def are_same() -> Bool[Array, "64 64"]:
-    """The diagonal."""
-    row, column = rows_and_columns()
-    return row == column
+def pairs() -> Pairs:
+    """Of a chunk."""
+    return Pairs(indices(PIECE, 0), indices(PIECE, 1))
 
 
 def ones(where: Bool[Array, "64 64"] | None = None) -> Tile:
@@ -142,5 +141,3 @@ def store(ref: Any, x: Tile) -> None:
 def spread(x: Float[Array, "64"]) -> Tile:
     """One number a row in each column."""
     return across(x, PIECE)
-
-

@@ -13,6 +13,8 @@ from pallas_kernels.attention import masks, mosaic_gpu_partial, mosaic_gpu_parti
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
+from pallas_kernels.gated_linear_attention import shapes as linear_shapes
+from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
 from pallas_kernels.modal_conv import hopper as modal_hopper
 from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
@@ -93,6 +95,27 @@ def _blocked_conv() -> Iterator[Program]:
     for name, arrays in (("gated", gated), ("plain", plain)):
         yield Program(f"blocked_conv/{name}", lambda arrays: blocked_conv_mosaic_gpu(**arrays), (arrays,))
     yield from _transformed("blocked_conv", blocked_conv_mosaic_gpu, gated)
+
+
+def _gated_linear_attention() -> Iterator[Program]:
+    """Each gate with heads of 128; with gradients as models make them, and slots that are written and read."""
+    op, run = "gated_linear_attention", gated_linear_attention_mosaic_gpu
+    shape = next(shape for shape in linear_shapes.SHAPES if shape.name == "h32_d128_gla_8k")
+    channels = (shape.batch, shape.length, shape.heads, shape.keys)
+    x, gate = (jax.ShapeDtypeStruct(channels, dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    narrow = jax.ShapeDtypeStruct((*channels[:3], 64), jnp.bfloat16)
+    streams = {"q": x, "k": x, "v": x}
+    slots = {"q": narrow, "k": narrow, "log_key_gate": jax.ShapeDtypeStruct(narrow.shape, jnp.float32)}
+    calls = {
+        "heads": streams | {"log_gate": jax.ShapeDtypeStruct(channels[:3], jnp.float32)},
+        "values": streams | {"log_value_gate": gate},
+        "values_64": streams | {"v": narrow, "log_value_gate": slots["log_key_gate"]},
+        "keys_64": streams | slots,
+        "keys_values_64": streams | {"v": narrow, "log_key_gate": gate},
+    }
+    for name, arrays in calls.items():
+        yield Program(f"{op}/{name}", lambda arrays: run(**arrays), (arrays,))
+    yield from _transformed(op, run, streams | {"log_key_gate": gate})
 
 
 def _modal_conv() -> Iterator[Program]:
@@ -193,6 +216,7 @@ def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
 PROGRAMS: tuple[Program, ...] = (
     *_attention(),
     *_blocked_conv(),
+    *_gated_linear_attention(),
     *_modal_conv(),
     *_patch_attention(),
     *_short_conv(),
