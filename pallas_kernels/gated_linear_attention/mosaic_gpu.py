@@ -6,7 +6,7 @@ fp32. Values wider than a program's are heads that share their keys.
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,9 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._linear_state.tokens import count_documents, only_tokens
 from pallas_kernels.gated_linear_attention.hopper import PIECE
+from pallas_kernels.gated_linear_attention.mosaic_gpu_backward import gradients
 from pallas_kernels.gated_linear_attention.mosaic_gpu_forward import forward
+from pallas_kernels.gated_linear_attention.mosaic_gpu_states import states
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import Call, Gate
 from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
 
@@ -70,12 +72,11 @@ def _attend(
     scale: float,
     interpret: Any,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    q, k, v, gate = (only_tokens(x, ids) for x in (q, k, v, gate))
-    log2 = jnp.maximum(gate.astype(jnp.float32) * math.log2(math.e), LEAST)
-    if ids is not None:
-        begins = jnp.diff(count_documents(ids), axis=1, prepend=0) > 0
-        log2 = jnp.where(begins.reshape(*begins.shape, *(1,) * (gate.ndim - 2)), LEAST, log2)
-    return _call(q, k, v, log2, state.astype(jnp.float32), GATES[name], scale, interpret)
+    q, k, v, log2 = _prepare(ids, q, k, v, gate)
+    split = _split(k, v, GATES[name], scale, interpret)
+    streams = vary_alike(*(_matrix(x) for x in (q, k, v)), *split.gates(log2), split.states(state))
+    o, final = forward(streams, split.call, split.heads, interpret)
+    return o[:, : v.shape[1]].reshape(v.shape), split.whole_states(final)
 
 
 def _attend_fwd(*args: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -84,22 +85,82 @@ def _attend_fwd(*args: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def _attend_bwd(name: str, scale: float, interpret: Any, kept: tuple[Any, ...], cotangents: Any) -> Any:
     *arrays, ids = kept
+    if GATES[name] == "head":
+        return *_gradients_by_xla(name, scale, kept, cotangents), None
+    q, k, v, gate, state = arrays
+    prepared, pull = jax.vjp(partial(_prepare, ids), q, k, v, gate)
+    split = _split(k, v, GATES[name], scale, interpret)
+    streams = [_matrix(x) for x in prepared[:3]]
+    do, gates = _matrix(cotangents[0]), split.gates(prepared[3])
+    options: tuple[Any, ...] = (split.call, split.heads, interpret)
+    before, _ = states(vary_alike(*streams[1:], *gates, split.states(state)), *options)
+    ahead = vary_alike(streams[0], do, *gates, split.states(cotangents[1]))
+    behind, dstate = states(ahead, *options, reverse=True)
+    *found, dgate = gradients(vary_alike(*streams, do, *gates, before, behind), *options)
+    dq, dk = (split.sum_heads(x, k).astype(k.dtype) for x in found[:2])
+    dv = found[2][:, : v.shape[1]].reshape(v.shape)
+    dgate = (split.sum_heads(dgate, k) if GATES[name] == "key" else dgate[:, : v.shape[1]]).reshape(
+        gate.shape
+    )
+    return *pull((dq, dk, dv, dgate * math.log(2))), split.whole_states(dstate).astype(state.dtype), None
+
+
+def _gradients_by_xla(name: str, scale: float, kept: tuple[Any, ...], cotangents: Any) -> Any:
+    *arrays, ids = kept
 
     def run(q: Array, k: Array, v: Array, gate: Array, state: Array) -> Any:
         options = {"segment_ids": ids, "initial_state": state, "output_final_state": True, "scale": scale}
         return gated_linear_attention_xla(q, k, v, **{name: gate}, **options)
 
-    return *jax.vjp(run, *arrays)[1](cotangents), None
+    return jax.vjp(run, *arrays)[1](cotangents)
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _call(
-    q: Array, k: Array, v: Array, log2: Array, state: Array, gate: Gate, scale: float, interpret: Any
-) -> tuple[Array, Array]:
-    """The kernel on heads of values that are as wide as it takes."""
-    (batch, length, heads, values), keys = v.shape, k.shape[3]
+def _prepare(
+    ids: Int[Array, "B T"] | None, q: Array, k: Array, v: Array, gate: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Zeros where there is no token, and gates in units of log 2 that forget all where a document begins."""
+    q, k, v, gate = (only_tokens(x, ids) for x in (q, k, v, gate))
+    log2 = jnp.maximum(gate.astype(jnp.float32) * math.log2(math.e), LEAST)
+    if ids is not None:
+        begins = jnp.diff(count_documents(ids), axis=1, prepend=0) > 0
+        log2 = jnp.where(begins.reshape(*begins.shape, *(1,) * (gate.ndim - 2)), LEAST, log2)
+    return q, k, v, log2
+
+
+class Split(NamedTuple):
+    """Heads of values cut into parts that are as wide as a program takes; the heads that there are then."""
+
+    call: Call
+    heads: int
+    parts: int
+
+    def gates(self, log2: Array) -> tuple[Array, Array]:
+        """As the kernels take them."""
+        return sums_of_heads(log2, self.parts) if self.call.gate == "head" else halves_of_gates(log2)
+
+    def states(self, state: Float[Array, "B H K V"]) -> Float[Array, "B heads K width"]:
+        """In fp32."""
+        batch, _, keys, _ = state.shape
+        cut = state.astype(jnp.float32).reshape(batch, -1, keys, self.parts, self.call.workers * PIECE)
+        return jnp.moveaxis(cut, 3, 2).reshape(batch, self.heads, keys, -1)
+
+    def whole_states(self, state: Float[Array, "B heads K width"]) -> Float[Array, "B H K V"]:
+        """The inverse of `states`."""
+        batch, _, keys, width = state.shape
+        cut = jnp.moveaxis(state.reshape(batch, -1, self.parts, keys, width), 2, 3)
+        return cut.reshape(batch, self.heads // self.parts, keys, -1)
+
+    def sum_heads(self, x: Float[Array, "B padded C"], k: Float[Array, "B T J K"]) -> Float[Array, "B T J K"]:
+        """Of all heads that share one of keys, in fp32 if they are several."""
+        x = x[:, : k.shape[1]].reshape(*k.shape[:3], -1, k.shape[3])
+        return x[:, :, :, 0] if x.shape[3] == 1 else x.astype(jnp.float32).sum(3)
+
+
+def _split(k: Array, v: Array, gate: Gate, scale: float, interpret: Any) -> Split:
+    (_, length, heads, values), keys = v.shape, k.shape[3]
     # Two warpgroups share what they make of key channels only if each has 64 of them.
     width = 2 * PIECE if values % (2 * PIECE) == 0 and (gate != "key" or keys == 2 * PIECE) else PIECE
     parts = values // width
@@ -112,13 +173,7 @@ def _call(
         scale=scale,
         simulated=interpret is not None,
     )
-    states = state.reshape(batch, heads, keys, parts, width)
-    states = jnp.moveaxis(states, 3, 2).reshape(batch, heads * parts, keys, width)
-    gates = sums_of_heads(log2, parts) if gate == "head" else halves_of_gates(log2)
-    streams = vary_alike(_matrix(q), _matrix(k), _matrix(v), *gates, states)
-    o, final = forward(streams, call, heads * parts, interpret)
-    final = jnp.moveaxis(final.reshape(batch, heads, parts, keys, width), 2, 3)
-    return o[:, :length].reshape(v.shape), final.reshape(state.shape)
+    return Split(call, heads * parts, parts)
 
 
 def sums_of_heads(log2: Float[Array, "B T H"], parts: int) -> tuple[Array, Array]:

@@ -30,10 +30,14 @@ from pallas_kernels.attention.tiles import along, by_row, zeros
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     LEVELS,
+    STAGES,
     Call,
     Pairs,
+    State,
     Tile,
+    boxes,
     decay,
+    feed,
     multiply,
     ones,
     pairs,
@@ -41,13 +45,8 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     spread,
     store,
     tiles,
+    total_by_row,
 )
-
-STAGES = 2
-"""Chunks whose loads are under way or in use at a time."""
-
-State = tuple[Tile, ...]
-"""S by tiles of key channels."""
 
 
 class Stage(NamedTuple):
@@ -137,52 +136,34 @@ def _program(*refs: Any, call: Call) -> None:
 
 
 def _feed(arrays: Stage, shared: Shared, call: Call) -> None:
-    """Copies one chunk after another as soon as its place is free, and sees all places free again."""
-    row, head = lax.axis_index("row"), lax.axis_index("head")
+    """Copies one chunk after another."""
+    row, head, stage = lax.axis_index("row"), lax.axis_index("head"), shared.stage
+    group = head // call.ratio
 
     def sources(step: Array) -> list[tuple[Any, Any]]:
-        steps, slot = pl.ds(step * PIECE, PIECE), step % STAGES
-
-        def boxes(ref: Any, places: Any, of: Any, count: int) -> list[tuple[Any, Any]]:
-            return [
-                (ref.at[row, steps, pl.ds((of * count + i) * PIECE, PIECE)], places.at[slot, i])
-                for i in range(count)
-            ]
-
-        group, stage = head // call.ratio, shared.stage
+        slot, at = step % STAGES, (row, step)
+        keys, workers = ([(slot, i) for i in range(n)] for n in (call.keys, call.workers))
         found = [
-            *boxes(arrays.q, stage.q, group, call.keys),
-            *boxes(arrays.k, stage.k, group, call.keys),
-            *boxes(arrays.v, stage.v, head, call.workers),
+            *boxes(arrays.q, at, group, [stage.q.at[place] for place in keys]),
+            *boxes(arrays.k, at, group, [stage.k.at[place] for place in keys]),
+            *boxes(arrays.v, at, head, [stage.v.at[place] for place in workers]),
         ]
-        for gate, places in zip(arrays.gates, stage.gates, strict=True):
+        of, places = (group, keys) if call.gate == "key" else (head, workers)
+        for gate, tile in zip(arrays.gates, stage.gates, strict=True):
             if call.gate == "head":
-                found.append((gate.at[row, head, steps], places.at[slot]))
+                found.append((gate.at[row, head, pl.ds(step * PIECE, PIECE)], tile.at[slot]))
             else:
-                of, count = (group, call.keys) if call.gate == "key" else (head, call.workers)
-                found += boxes(gate, places, of, count)
+                found += boxes(gate, at, of, [tile.at[place] for place in places])
         return found
 
-    def advance(step: Array, _: None) -> None:
-        slot = step % STAGES
-        pl.when(step >= STAGES)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
-        for source, place in sources(step):
-            plgpu.copy_gmem_to_smem(source, place, shared.there.at[slot])
-
-    lax.fori_loop(0, call.chunks, advance, None)
-    lax.fori_loop(
-        max(call.chunks - STAGES, 0),
-        call.chunks,
-        lambda step, _: plgpu.barrier_wait(shared.free.at[step % STAGES]),
-        None,
-    )
+    feed(sources, shared.there, shared.free, call.chunks)
 
 
 def _compute(start: Any, o: Any, final: Any, shared: Shared, call: Call) -> None:
     """A warpgroup's value channels, chunk after chunk."""
     row, head, worker = (lax.axis_index(name) for name in ("row", "head", "warpgroup"))
     own = pl.ds(worker * PIECE, PIECE)
-    boxes = [(row, head, pl.ds(i * PIECE, PIECE), own) for i in range(call.keys)]
+    parts = [(row, head, pl.ds(i * PIECE, PIECE), own) for i in range(call.keys)]
     chunk = {"head": _by_head, "key": _by_key, "value": _by_value}[call.gate]
     spare = shared.spare.at[worker]
 
@@ -200,9 +181,9 @@ def _compute(start: Any, o: Any, final: Any, shared: Shared, call: Call) -> None
         plgpu.barrier_arrive(shared.free.at[slot])
         return state
 
-    state = tuple(plgpu.load(start.at[box], layout=plgpu.Layout.WGMMA, optimized=False) for box in boxes)
+    state = tuple(plgpu.load(start.at[box], layout=plgpu.Layout.WGMMA, optimized=False) for box in parts)
     state = lax.fori_loop(0, call.chunks, advance, state)
-    for box, part in zip(boxes, state, strict=True):
+    for box, part in zip(parts, state, strict=True):
         final[box] = part
     plgpu.wait_smem_to_gmem(0)
 
@@ -259,16 +240,11 @@ def _by_key(shared: Shared, step: Array, state: State, call: Call) -> tuple[Tile
     out = multiply([*zip(q, states, strict=True), *weighed], call)
     if split:
         plgpu.barrier_arrive(shared.joint)
-    state = tuple(part * spread(_total_by_row(x, masks, call)) for part, x in zip(state, gates, strict=True))
+    state = tuple(part * spread(total_by_row(x, masks, call)) for part, x in zip(state, gates, strict=True))
     state = _written(k, v, state, call)
     if split:
         plgpu.barrier_wait(shared.joint)
     return out, state
-
-
-def _total_by_row(gates: list[Any], masks: Pairs, call: Call) -> Float[Array, "64"]:
-    """Decay of a chunk by key channel. All rows of the product are the same: the diagonal has one to a row."""
-    return jnp.where(masks.same(), decay(ones(), gates, call), 0.0).sum(axis=1)
 
 
 def _scores_by_key(tile: list[Any], gates: list[Any], spare: Any, masks: Pairs, call: Call) -> Tile:

@@ -4,10 +4,11 @@ The sum of log gates over a stretch of a chunk is a row of ones times the gates.
 gate, and tensor cores add them in fp32. No sum is a difference of two others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
@@ -18,8 +19,14 @@ from pallas_kernels.gated_linear_attention.hopper import PIECE
 LEVELS = 6
 """Blocks of 2, 4 ... 64 steps, each of two halves."""
 
+STAGES = 2
+"""Chunks whose loads are under way or in use at a time."""
+
 Gate = Literal["head", "key", "value"]
 Tile = Float[Array, "64 64"]
+
+State = tuple[Tile, ...]
+"""S, or its gradient, by tiles of key channels."""
 
 
 class Call(NamedTuple):
@@ -52,6 +59,35 @@ def tiles(*places: int) -> Any:
 def read(ref: Any) -> Tile:
     """A tile from shared memory, in fp32 and registers."""
     return plgpu.load(ref, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+
+
+def boxes(ref: Any, at: tuple[Any, Any], of: Any, places: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """What of a matrix [B, T, heads x channels] goes to each place.
+
+    Args:
+      at: row, and chunk.
+      of: head.
+      places: one for each tile of a head's channels.
+    """
+    row, steps = at[0], pl.ds(at[1] * PIECE, PIECE)
+    columns = [pl.ds((of * len(places) + i) * PIECE, PIECE) for i in range(len(places))]
+    return [(ref.at[row, steps, column], place) for column, place in zip(columns, places, strict=True)]
+
+
+def feed(sources: Callable[[Array], list[tuple[Any, Any]]], there: Any, free: Any, steps: int) -> None:
+    """Copies what each step needs as soon as its place is free, and sees all places free again."""
+
+    def advance(step: Array, _: None) -> None:
+        slot = step % STAGES
+        pl.when(step >= STAGES)(lambda: plgpu.barrier_wait(free.at[slot]))
+        for source, place in sources(step):
+            plgpu.copy_gmem_to_smem(source, place, there.at[slot])
+
+    def drain(step: Array, _: None) -> None:
+        plgpu.barrier_wait(free.at[step % STAGES])
+
+    lax.fori_loop(0, steps, advance, None)
+    lax.fori_loop(max(steps - STAGES, 0), steps, drain, None)
 
 
 def multiply(pairs: Sequence[tuple[Any, Any]], call: Call, total: Array | None = None) -> Array:
@@ -130,6 +166,11 @@ def ones(where: Bool[Array, "64 64"] | None = None) -> Tile:
 def decay(steps: Tile, gates: Sequence[Any], call: Call) -> Tile:
     """2^(sum of the gates, in shared memory, over the steps that each row has ones at)."""
     return jnp.exp2(multiply([(steps, gate) for gate in gates], call))
+
+
+def total_by_row(gates: Sequence[Any], masks: Pairs, call: Call) -> Float[Array, "64"]:
+    """Decay of a chunk by key channel. All rows of the product are the same: the diagonal has one to a row."""
+    return jnp.where(masks.same(), decay(ones(), gates, call), 0.0).sum(axis=1)
 
 
 def store(ref: Any, x: Tile) -> None:
