@@ -1,4 +1,4 @@
-"""Hopper: the forward kernel (`mosaic_gpu_forward`) between arrays of the op; gradients are those of `xla`.
+"""Hopper: the kernels between arrays of the op. Backward keeps the inputs and makes the states of chunks again.
 
 A document is a gate of zero at its first step. Gates reach the kernel in units of log 2, cut where nothing is left in
 fp32. Values wider than a program's are heads that share their keys.
@@ -16,11 +16,10 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._linear_state.tokens import count_documents, only_tokens
 from pallas_kernels.gated_linear_attention.hopper import PIECE
-from pallas_kernels.gated_linear_attention.mosaic_gpu_backward import gradients
+from pallas_kernels.gated_linear_attention.mosaic_gpu_backward import gradients, sum_parts
 from pallas_kernels.gated_linear_attention.mosaic_gpu_forward import forward
 from pallas_kernels.gated_linear_attention.mosaic_gpu_states import states
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import Call, Gate
-from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
 
 LEAST = -192.0
 """Where gates are cut, in units of log 2: 2^-192 is 0 in fp32."""
@@ -85,8 +84,6 @@ def _attend_fwd(*args: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def _attend_bwd(name: str, scale: float, interpret: Any, kept: tuple[Any, ...], cotangents: Any) -> Any:
     *arrays, ids = kept
-    if GATES[name] == "head":
-        return *_gradients_by_xla(name, scale, kept, cotangents), None
     q, k, v, gate, state = arrays
     prepared, pull = jax.vjp(partial(_prepare, ids), q, k, v, gate)
     split = _split(k, v, GATES[name], scale, interpret)
@@ -99,20 +96,13 @@ def _attend_bwd(name: str, scale: float, interpret: Any, kept: tuple[Any, ...], 
     *found, dgate = gradients(vary_alike(*streams, do, *gates, before, behind), *options)
     dq, dk = (split.sum_heads(x, k).astype(k.dtype) for x in found[:2])
     dv = found[2][:, : v.shape[1]].reshape(v.shape)
-    dgate = (split.sum_heads(dgate, k) if GATES[name] == "key" else dgate[:, : v.shape[1]]).reshape(
-        gate.shape
-    )
+    if split.call.gate == "head":
+        dgate = sum_parts(dgate, gates[0], gate.shape[2])[:, : gate.shape[1]]
+    elif split.call.gate == "key":
+        dgate = split.sum_heads(dgate, k)
+    else:
+        dgate = dgate[:, : gate.shape[1]].reshape(gate.shape)
     return *pull((dq, dk, dv, dgate * math.log(2))), split.whole_states(dstate).astype(state.dtype), None
-
-
-def _gradients_by_xla(name: str, scale: float, kept: tuple[Any, ...], cotangents: Any) -> Any:
-    *arrays, ids = kept
-
-    def run(q: Array, k: Array, v: Array, gate: Array, state: Array) -> Any:
-        options = {"segment_ids": ids, "initial_state": state, "output_final_state": True, "scale": scale}
-        return gated_linear_attention_xla(q, k, v, **{name: gate}, **options)
-
-    return jax.vjp(run, *arrays)[1](cotangents)
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)

@@ -8,6 +8,8 @@ same derivatives. Per level (see `mosaic_gpu_forward`) X has F a in second halve
 with W = scale do v^T for keys and W = q k^T for values, and dE the gradient of the log of F. X X^T has the scores, or
 the gradient of the scores. The gradient of a gate sums dE over the steps whose F it is part of: it is no difference.
 
+With gates by head decays are those of pairs. Their gradients leave the kernel as four numbers a step, see `sum_parts`.
+
 A program takes a chunk, a head and a row. Two warpgroups have 64 channels each of keys and of values.
 """
 
@@ -19,10 +21,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels.attention.tiles import zeros
+from pallas_kernels.attention.tiles import along, by_row, zeros
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     LEVELS,
@@ -39,6 +41,9 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     store,
     tiles,
 )
+
+PARTS = 4
+"""What the gradient of a head's gates is the sum of: pairs, reading and writing by step, states by key channel."""
 
 
 class Shared(NamedTuple):
@@ -60,6 +65,8 @@ class Shared(NamedTuple):
 def gradients(streams: Sequence[Array], call: Call, heads: int, interpret: Any) -> tuple[Array, ...]:
     """dq, dk and dv as matrices in bf16, of each head of v; that of the gates in fp32, with whole chunks.
 
+    For gates by head that is [B, heads x warpgroups x 4, T].
+
     Args:
       streams: q, k, v, do, two gates as matrices (see `mosaic_gpu_forward`), states before and gradients behind chunks.
     """
@@ -68,7 +75,10 @@ def gradients(streams: Sequence[Array], call: Call, heads: int, interpret: Any) 
     keys = heads * call.keys * PIECE
     channels = keys if call.gate == "key" else full
     results = [(length, keys, q.dtype)] * 2 + [(length, full, v.dtype)]
-    results.append((call.chunks * PIECE, channels, jnp.float32))
+    if call.gate == "head":
+        results.append((heads * _warpgroups(call) * PARTS, call.chunks * PIECE, jnp.float32))
+    else:
+        results.append((call.chunks * PIECE, channels, jnp.float32))
     return tuple(
         plgpu.kernel(
             partial(_program, call=call),
@@ -94,13 +104,14 @@ def _warpgroups(call: Call) -> int:
 def _scratch(call: Call) -> Shared:
     keys, values, count = call.keys, call.workers, _warpgroups(call)
     channels = keys if call.gate == "key" else values
-    copies = 2 * (keys + values + channels + keys * values)
+    gates = plgpu.SMEM((PIECE,), jnp.float32) if call.gate == "head" else tiles(channels)
+    copies = 2 * (keys + values + keys * values + (1 if call.gate == "head" else channels))
     return Shared(
         q=tiles(keys),
         k=tiles(keys),
         v=tiles(values),
         do=tiles(values),
-        gates=(tiles(channels), tiles(channels)),
+        gates=(gates, gates),
         before=tiles(keys, values),
         behind=tiles(keys, values),
         there=plgpu.Barrier(num_arrivals=copies),
@@ -120,20 +131,22 @@ def _program(*refs: Any, call: Call) -> None:
     own_keys, own_values = (
         [worker] if _warpgroups(call) > 1 else range(n) for n in (call.keys, call.workers)
     )
-    compute = _by_key if call.gate == "key" else _by_value
+    compute = {"head": _by_head, "key": _by_key, "value": _by_value}[call.gate]
     found = compute(shared, list(own_keys), list(own_values), worker, call)
     plgpu.commit_smem()
     steps = pl.ds(chunk * PIECE, PIECE)
-    for result, count, done in (
-        (dq, call.keys, found[0]),
-        (dk, call.keys, found[1]),
-        (dv, call.workers, found[2]),
+    for result, count, done in zip(
+        (dq, dk, dv), (call.keys, call.keys, call.workers), found[:3], strict=True
     ):
         for i, tile in done:
             plgpu.copy_smem_to_gmem(tile, result.at[row, steps, pl.ds((head * count + i) * PIECE, PIECE)])
-    count = call.keys if call.gate == "key" else call.workers
-    for i, tile in found[3]:
-        dgate[row, steps, pl.ds((head * count + i) * PIECE, PIECE)] = tile
+    if call.gate == "head":
+        for i, numbers in found[3]:
+            dgate[row, (head * _warpgroups(call) + worker) * PARTS + i, steps] = numbers
+    else:
+        count = call.keys if call.gate == "key" else call.workers
+        for i, tile in found[3]:
+            dgate[row, steps, pl.ds((head * count + i) * PIECE, PIECE)] = tile
     plgpu.wait_smem_to_gmem(0)
 
 
@@ -148,9 +161,12 @@ def _load(arrays: Sequence[Any], shared: Shared, call: Call) -> None:
         *boxes(k, at, group, [shared.k.at[i] for i in keys]),
         *boxes(v, at, head, [shared.v.at[i] for i in values]),
         *boxes(do, at, head, [shared.do.at[i] for i in values]),
-        *boxes(high, at, of, [shared.gates[0].at[i] for i in channels]),
-        *boxes(low, at, of, [shared.gates[1].at[i] for i in channels]),
     ]
+    for gate, places in ((high, shared.gates[0]), (low, shared.gates[1])):
+        if call.gate == "head":
+            found.append((gate.at[row, head, pl.ds(chunk * PIECE, PIECE)], places))
+        else:
+            found += boxes(gate, at, of, [places.at[i] for i in channels])
     first = ((row * heads + head) * call.chunks + chunk) * call.keys
     for source, place in ((before, shared.before), (behind, shared.behind)):
         for i in keys:
@@ -169,6 +185,70 @@ def _weights(lower: Tile, upper: Tile, masks: Pairs) -> tuple[Tile, Tile]:
     """W + W^T off the diagonal in bf16, and the diagonal in each column."""
     both = jnp.where(masks.behind(), upper, lower).astype(jnp.bfloat16)
     return both, spread(jnp.where(masks.same(), lower, 0.0).sum(axis=1))
+
+
+def _by_head(shared: Shared, keys: list[Any], values: list[Any], worker: Any, call: Call) -> tuple[Done, ...]:
+    masks, all_values, all_keys = pairs(), range(call.workers), range(call.keys)
+    q, k = ([ref.at[i] for i in all_keys] for ref in (shared.q, shared.k))
+    v, do = ([ref.at[j] for j in all_values] for ref in (shared.v, shared.do))
+    here, there = spread(by_row(shared.gates[0])), along(shared.gates[0])
+    reading, writing = jnp.exp2(here), spread(jnp.exp2(by_row(shared.gates[1])))
+
+    def product(left: list[Any], right: list[Any], decays: Tile) -> Tile:
+        return multiply([(a, b.T) for a, b in zip(left, right, strict=True)], call) * decays
+
+    lower = jnp.where(masks.until(), jnp.exp2(here - there), 0.0)
+    weights = product(do, v, lower * call.scale)
+    weighed = jnp.where(masks.same(), 0.0, product(q, k, weights))
+    store(shared.spare.at[worker, 0], weighed)
+    behind = multiply([(ones(masks.column >= masks.row), shared.spare.at[worker, 0])], call)
+    # Both warpgroups have all pairs: the first counts them.
+    spanning = jnp.where((masks.column < masks.row) & (worker == 0), behind, 0.0).sum(axis=1)
+    upper = jnp.where(masks.column >= masks.row, jnp.exp2(there - here), 0.0) * call.scale
+    weights, turned = weights.astype(jnp.bfloat16), product(v, do, upper).astype(jnp.bfloat16)
+    scores = product(k, q, upper).astype(jnp.bfloat16)
+    made, read_by, written_by, kept = [], zeros(PIECE), zeros(PIECE), zeros(PIECE)
+    for j in values:
+        entered = multiply([(a, shared.behind.at[i, j]) for i, a in enumerate(k)], call) * writing
+        made.append((shared.v.at[j], multiply([(scores, shared.do.at[j])], call, entered)))
+    for i in keys:
+        states = [[ref.at[i, j] for j in all_values] for ref in (shared.before, shared.behind)]
+        place_q, place_k = shared.q.at[i], shared.k.at[i]
+        entered, left = product(do, states[0], reading * call.scale), product(v, states[1], writing)
+        read_by, written_by = read_by + read(place_q) * entered, written_by + read(place_k) * left
+        for a, b in zip(*states, strict=True):
+            kept = kept + read(a) * read(b)
+        made.append((place_q, multiply([(weights, place_k)], call, entered)))
+        made.append((place_k, multiply([(turned, place_q)], call, left)))
+    plgpu.barrier_arrive(shared.joint)
+    plgpu.barrier_wait(shared.joint)
+    plgpu.commit_smem()  # All threads' products have read the places that are written next.
+    for place, x in made:
+        place[...] = x.astype(jnp.bfloat16)
+    numbers = (spanning, *(x.sum(axis=1) for x in (read_by, written_by, kept)))
+    tiles_of = [
+        [(i, ref.at[i]) for i in own] for ref, own in ((shared.q, keys), (shared.k, keys), (shared.v, values))
+    ]
+    return *tiles_of, list(enumerate(numbers))
+
+
+def sum_parts(
+    parts: Float[Array, "B rows padded"], sums: Float[Array, "B heads padded"], heads: int
+) -> Float[Array, "B padded H"]:
+    """The gradient of the gates of H heads: what spans a step, and of its chunk reading from it on, writing before it.
+
+    Args:
+      parts: of all heads and warpgroups, see `PARTS`; the states' are by key channel.
+      sums: of each chunk's gates up to a step, in units of log 2; the same heads, or parts of them.
+    """
+    batch, _, length = parts.shape
+    chunks = (batch, sums.shape[1], -1, PARTS, length // PIECE, PIECE)
+    pairs, reading, writing, states = jnp.moveaxis(parts.reshape(chunks).sum(2), 2, 0)
+    reading = jnp.cumsum(reading[..., ::-1], -1)[..., ::-1]
+    writing = jnp.cumsum(jnp.pad(writing[..., :-1], ((0, 0), (0, 0), (0, 0), (1, 0))), -1)
+    decays = jnp.exp2(sums.reshape(*sums.shape[:2], -1, PIECE)[..., -1:])
+    found = pairs + reading + writing + decays * states.sum(-1, keepdims=True)
+    return jnp.swapaxes(found.reshape(batch, heads, -1, length).sum(2), 1, 2)
 
 
 def _by_key(shared: Shared, keys: list[Any], values: list[Any], worker: Any, call: Call) -> tuple[Done, ...]:
