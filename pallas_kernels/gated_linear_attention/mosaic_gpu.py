@@ -172,8 +172,8 @@ def sums_of_heads(log2: Float[Array, "B T H"], parts: int) -> tuple[Array, Array
     log2 = jnp.repeat(jnp.swapaxes(log2, 1, 2), parts, axis=1)
     log2 = jnp.pad(log2, ((0, 0), (0, 0), (0, -length % PIECE))).reshape(batch, heads * parts, -1, PIECE)
     after = jnp.pad(log2[..., 1:], ((0, 0), (0, 0), (0, 0), (0, 1)))
-    sums = jnp.cumsum(log2, -1), jnp.cumsum(after[..., ::-1], -1)[..., ::-1]
-    return tuple(x.reshape(batch, heads * parts, -1) for x in sums)
+    upto, behind = jnp.cumsum(log2, -1), jnp.cumsum(after[..., ::-1], -1)[..., ::-1]
+    return upto.reshape(batch, heads * parts, -1), behind.reshape(batch, heads * parts, -1)
 
 
 def halves_of_gates(log2: Float[Array, "B T H C"]) -> tuple[Array, Array]:

@@ -98,7 +98,7 @@ def _blocked_conv() -> Iterator[Program]:
 
 
 def _gated_linear_attention() -> Iterator[Program]:
-    """Each gate with heads of 128; with gradients as models make them, and slots that are written and read."""
+    """Gates by head, key channel and value channel with heads of 128, and 64 slots that are written and read."""
     op, run = "gated_linear_attention", gated_linear_attention_mosaic_gpu
     shape = next(shape for shape in linear_shapes.SHAPES if shape.name == "h32_d128_gla_8k")
     channels = (shape.batch, shape.length, shape.heads, shape.keys)
@@ -114,7 +114,7 @@ def _gated_linear_attention() -> Iterator[Program]:
         "keys_values_64": streams | {"v": narrow, "log_key_gate": gate},
     }
     for name, arrays in calls.items():
-        yield Program(f"{op}/{name}", lambda arrays: run(**arrays), (arrays,))
+        yield Program(f"{op}/{name}", _forward_and_gradients(run), (arrays["v"], arrays))
     yield from _transformed(op, run, streams | {"log_key_gate": gate})
 
 
@@ -203,6 +203,10 @@ def _transformed(
     specs = {name: P(AXIS) if a.ndim == out.ndim else P() for name, a in arrays.items()}
     split = jax.shard_map(_gradients(run), in_specs=(P(AXIS), specs), out_specs=specs)
     yield Program(f"{op}/shard_map", split, (out, arrays), devices=4)
+
+
+def _forward_and_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda cotangent, arrays: (run(**arrays), _gradients(run)(cotangent, arrays))
 
 
 def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
