@@ -8,13 +8,23 @@ from pallas_kernels._dispatch import Device, Implementation, choose, current_dev
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
 from pallas_kernels._linear_state.jla import rather_not_short
-from pallas_kernels.gated_linear_attention.jla import gated_linear_attention_jla, why_not
+from pallas_kernels.gated_linear_attention import hopper, jla
 from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
 
 OP = "gated_linear_attention"
+
+
+def _mosaic_gpu(*args: Any, **options: Any) -> Any:
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
+
+    return gated_linear_attention_mosaic_gpu(*args, **options)
+
+
 TABLE = (
-    Implementation("jla", gated_linear_attention_jla, why_not, rather_not_short),
+    Implementation("jla", jla.gated_linear_attention_jla, jla.why_not, rather_not_short),
+    Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not, hopper.rather_not),
     Implementation("xla", gated_linear_attention_xla),
     Implementation("reference", gated_linear_attention_reference),
 )
@@ -33,7 +43,7 @@ def gated_linear_attention(
     output_final_state: bool = False,
     scale: float | None = None,
     chunk_size: int = 64,
-    implementation: Literal["jla", "xla", "reference"] | None = None,
+    implementation: Literal["jla", "mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Linear attention with a gated matrix of state per head, in linear time.
 

@@ -13,6 +13,8 @@ from pallas_kernels.attention import masks, mosaic_gpu_partial, mosaic_gpu_parti
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
+from pallas_kernels.gated_linear_attention import shapes as linear_shapes
+from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
 from pallas_kernels.linear_scan import shapes as scan_shapes
 from pallas_kernels.linear_scan.mosaic_gpu import linear_scan_mosaic_gpu
 from pallas_kernels.modal_conv import hopper as modal_hopper
@@ -95,6 +97,27 @@ def _blocked_conv() -> Iterator[Program]:
     for name, arrays in (("gated", gated), ("plain", plain)):
         yield Program(f"blocked_conv/{name}", lambda arrays: blocked_conv_mosaic_gpu(**arrays), (arrays,))
     yield from _transformed("blocked_conv", blocked_conv_mosaic_gpu, gated)
+
+
+def _gated_linear_attention() -> Iterator[Program]:
+    """Gates by head, key channel and value channel with heads of 128, and 64 slots that are written and read."""
+    op, run = "gated_linear_attention", gated_linear_attention_mosaic_gpu
+    shape = next(shape for shape in linear_shapes.SHAPES if shape.name == "h32_d128_gla_8k")
+    channels = (shape.batch, shape.length, shape.heads, shape.keys)
+    x, gate = (jax.ShapeDtypeStruct(channels, dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    narrow = jax.ShapeDtypeStruct((*channels[:3], 64), jnp.bfloat16)
+    streams = {"q": x, "k": x, "v": x}
+    slots = {"q": narrow, "k": narrow, "log_key_gate": jax.ShapeDtypeStruct(narrow.shape, jnp.float32)}
+    calls = {
+        "heads": streams | {"log_gate": jax.ShapeDtypeStruct(channels[:3], jnp.float32)},
+        "values": streams | {"log_value_gate": gate},
+        "values_64": streams | {"v": narrow, "log_value_gate": slots["log_key_gate"]},
+        "keys_64": streams | slots,
+        "keys_values_64": streams | {"v": narrow, "log_key_gate": gate},
+    }
+    for name, arrays in calls.items():
+        yield Program(f"{op}/{name}", _forward_and_gradients(run), (arrays["v"], arrays))
+    yield from _transformed(op, run, streams | {"log_key_gate": gate})
 
 
 def _linear_scan() -> Iterator[Program]:
@@ -200,6 +223,10 @@ def _transformed(
     yield Program(f"{op}/shard_map", split, (out, arrays), devices=4)
 
 
+def _forward_and_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda cotangent, arrays: (run(**arrays), _gradients(run)(cotangent, arrays))
+
+
 def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
     def backward(cotangent: Any, arrays: Any) -> Any:
         _, vjp = jax.vjp(lambda arrays: run(**arrays), arrays)
@@ -211,6 +238,7 @@ def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
 PROGRAMS: tuple[Program, ...] = (
     *_attention(),
     *_blocked_conv(),
+    *_gated_linear_attention(),
     *_linear_scan(),
     *_modal_conv(),
     *_patch_attention(),

@@ -1,0 +1,32 @@
+"""What the Hopper kernels take, known without importing Pallas' GPU dialect, which takes over a second."""
+
+from typing import Any
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels._hopper import why_not_streams
+
+WIDTHS = (64, 128)
+"""Key channels of a head."""
+
+PIECE = 64
+"""Steps of a chunk, and channels of a tile: 128 bytes of bf16."""
+
+
+def why_not(
+    device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, log_value_gate: Any = None, **_: Any
+) -> str | None:
+    """Why the kernels are not to run such a call, or None."""
+    if refused := why_not_streams(device, q, k, v):
+        return refused
+    if k.shape[3] not in WIDTHS:
+        return f"its keys are {WIDTHS[0]} or {WIDTHS[1]} wide, not {k.shape[3]}"
+    if v.shape[3] % PIECE:
+        return f"its values are a multiple of {PIECE} wide, not {v.shape[3]}"
+    if log_key_gate is not None or log_value_gate is not None:
+        return "with gates by channel its results were wrong on an H200, though right in simulation"
+    return None
+
+
+def rather_not(*_: Any, **__: Any) -> str | None:
+    """Why it is taken only by name."""
+    return "its tests have not passed on a GPU"

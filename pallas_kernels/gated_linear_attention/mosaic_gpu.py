@@ -1,0 +1,190 @@
+"""Hopper: the kernels between arrays of the op. Backward keeps the inputs and makes the states of chunks again.
+
+A document is a gate of zero at its first step. Gates reach the kernel in units of log 2, cut where nothing is left in
+fp32. Values wider than a program's are heads that share their keys.
+"""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels._compat import vary_alike
+from pallas_kernels._linear_state.tokens import count_documents, only_tokens
+from pallas_kernels.gated_linear_attention.hopper import PIECE
+from pallas_kernels.gated_linear_attention.mosaic_gpu_backward import gradients, sum_parts
+from pallas_kernels.gated_linear_attention.mosaic_gpu_forward import forward
+from pallas_kernels.gated_linear_attention.mosaic_gpu_states import states
+from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import Call, Gate
+
+LEAST = -192.0
+"""Where gates are cut, in units of log 2: 2^-192 is 0 in fp32."""
+
+GATES: dict[str, Gate] = {"log_gate": "head", "log_key_gate": "key", "log_value_gate": "value"}
+
+
+def gated_linear_attention_mosaic_gpu(
+    q: Float[Array, "B T J K"],
+    k: Float[Array, "B T J K"],
+    v: Float[Array, "B T H V"],
+    *,
+    log_gate: Float[Array, "B T H"] | None = None,
+    log_key_gate: Float[Array, "B T J K"] | None = None,
+    log_value_gate: Float[Array, "B T H V"] | None = None,
+    segment_ids: Int[Array, "B T"] | None = None,
+    initial_state: Float[Array, "B H K V"] | None = None,
+    output_final_state: bool = False,
+    scale: float = 1.0,
+    chunk_size: int = 64,
+    interpret: Any = None,
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
+    """See `gated_linear_attention`; what `hopper.why_not` refuses is not looked at again, and chunks are of 64.
+
+    Args:
+      interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
+    """
+    gates = {"log_gate": log_gate, "log_key_gate": log_key_gate, "log_value_gate": log_value_gate}
+    given = [name for name, gate in gates.items() if gate is not None]
+    name = given[0] if given else "log_gate"
+    gate = gates[name] if given else jnp.zeros(v.shape[:3], jnp.float32)
+    state = initial_state
+    if state is None:
+        state = jnp.zeros((v.shape[0], v.shape[2], k.shape[3], v.shape[3]), jnp.float32)
+    arrays = vary_alike(q, k, v, gate, state)
+    found: Any = _attend(*arrays, segment_ids, name, float(scale), interpret)
+    return found if output_final_state else found[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
+def _attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    gate: Array,
+    state: Array,
+    ids: Int[Array, "B T"] | None,
+    name: str,
+    scale: float,
+    interpret: Any,
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
+    q, k, v, log2 = _prepare(ids, q, k, v, gate)
+    split = _split(k, v, GATES[name], scale, interpret)
+    streams = vary_alike(*(_matrix(x) for x in (q, k, v)), *split.gates(log2), split.states(state))
+    o, final = forward(streams, split.call, split.heads, interpret)
+    return o[:, : v.shape[1]].reshape(v.shape), split.whole_states(final)
+
+
+def _attend_fwd(*args: Any) -> tuple[Any, tuple[Any, ...]]:
+    return _attend(*args), args[:6]
+
+
+def _attend_bwd(name: str, scale: float, interpret: Any, kept: tuple[Any, ...], cotangents: Any) -> Any:
+    *arrays, ids = kept
+    q, k, v, gate, state = arrays
+    prepared, pull = jax.vjp(partial(_prepare, ids), q, k, v, gate)
+    split = _split(k, v, GATES[name], scale, interpret)
+    streams = [_matrix(x) for x in prepared[:3]]
+    do, gates = _matrix(cotangents[0]), split.gates(prepared[3])
+    options: tuple[Any, ...] = (split.call, split.heads, interpret)
+    before, _ = states(vary_alike(*streams[1:], *gates, split.states(state)), *options)
+    ahead = vary_alike(streams[0], do, *gates, split.states(cotangents[1]))
+    behind, dstate = states(ahead, *options, reverse=True)
+    *found, dgate = gradients(vary_alike(*streams, do, *gates, before, behind), *options)
+    dq, dk = (split.sum_heads(x, k).astype(k.dtype) for x in found[:2])
+    dv = found[2][:, : v.shape[1]].reshape(v.shape)
+    if split.call.gate == "head":
+        dgate = sum_parts(dgate, gates[0], gate.shape[2])[:, : gate.shape[1]]
+    elif split.call.gate == "key":
+        dgate = split.sum_heads(dgate, k)
+    else:
+        dgate = dgate[:, : gate.shape[1]].reshape(gate.shape)
+    return *pull((dq, dk, dv, dgate * math.log(2))), split.whole_states(dstate).astype(state.dtype), None
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _prepare(
+    ids: Int[Array, "B T"] | None, q: Array, k: Array, v: Array, gate: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Zeros where there is no token, and gates in units of log 2 that forget all where a document begins."""
+    q, k, v, gate = (only_tokens(x, ids) for x in (q, k, v, gate))
+    log2 = jnp.maximum(gate.astype(jnp.float32) * math.log2(math.e), LEAST)
+    if ids is not None:
+        begins = jnp.diff(count_documents(ids), axis=1, prepend=0) > 0
+        log2 = jnp.where(begins.reshape(*begins.shape, *(1,) * (gate.ndim - 2)), LEAST, log2)
+    return q, k, v, log2
+
+
+class Split(NamedTuple):
+    """Heads of values cut into parts that are as wide as a program takes; the heads that there are then."""
+
+    call: Call
+    heads: int
+    parts: int
+
+    def gates(self, log2: Array) -> tuple[Array, Array]:
+        """As the kernels take them."""
+        return sums_of_heads(log2, self.parts) if self.call.gate == "head" else halves_of_gates(log2)
+
+    def states(self, state: Float[Array, "B H K V"]) -> Float[Array, "B heads K width"]:
+        """In fp32."""
+        batch, _, keys, _ = state.shape
+        cut = state.astype(jnp.float32).reshape(batch, -1, keys, self.parts, self.call.workers * PIECE)
+        return jnp.moveaxis(cut, 3, 2).reshape(batch, self.heads, keys, -1)
+
+    def whole_states(self, state: Float[Array, "B heads K width"]) -> Float[Array, "B H K V"]:
+        """The inverse of `states`."""
+        batch, _, keys, width = state.shape
+        cut = jnp.moveaxis(state.reshape(batch, -1, self.parts, keys, width), 2, 3)
+        return cut.reshape(batch, self.heads // self.parts, keys, -1)
+
+    def sum_heads(self, x: Float[Array, "B padded C"], k: Float[Array, "B T J K"]) -> Float[Array, "B T J K"]:
+        """Of all heads that share one of keys, in fp32 if they are several."""
+        x = x[:, : k.shape[1]].reshape(*k.shape[:3], -1, k.shape[3])
+        return x[:, :, :, 0] if x.shape[3] == 1 else x.astype(jnp.float32).sum(3)
+
+
+def _split(k: Array, v: Array, gate: Gate, scale: float, interpret: Any) -> Split:
+    (_, length, heads, values), keys = v.shape, k.shape[3]
+    # Two warpgroups share what they make of key channels only if each has 64 of them.
+    width = 2 * PIECE if values % (2 * PIECE) == 0 and (gate != "key" or keys == 2 * PIECE) else PIECE
+    parts = values // width
+    call = Call(
+        gate=gate,
+        chunks=-(-length // PIECE),
+        ratio=heads * parts // k.shape[2],
+        keys=keys // PIECE,
+        workers=width // PIECE,
+        scale=scale,
+        simulated=interpret is not None,
+    )
+    return Split(call, heads * parts, parts)
+
+
+def sums_of_heads(log2: Float[Array, "B T H"], parts: int) -> tuple[Array, Array]:
+    """Sums of each chunk's gates up to a step and behind it, [B, H parts, T] with whole chunks."""
+    batch, length, heads = log2.shape
+    log2 = jnp.repeat(jnp.swapaxes(log2, 1, 2), parts, axis=1)
+    log2 = jnp.pad(log2, ((0, 0), (0, 0), (0, -length % PIECE))).reshape(batch, heads * parts, -1, PIECE)
+    after = jnp.pad(log2[..., 1:], ((0, 0), (0, 0), (0, 0), (0, 1)))
+    upto, behind = jnp.cumsum(log2, -1), jnp.cumsum(after[..., ::-1], -1)[..., ::-1]
+    return upto.reshape(batch, heads * parts, -1), behind.reshape(batch, heads * parts, -1)
+
+
+def halves_of_gates(log2: Float[Array, "B T H C"]) -> tuple[Array, Array]:
+    """bf16 numbers whose sum has 16 bits of each gate.
+
+    XLA may drop a cast to bf16 and back, but no `reduce_precision`.
+    """
+    high = lax.reduce_precision(log2, exponent_bits=8, mantissa_bits=7)
+    return _matrix(high.astype(jnp.bfloat16)), _matrix((log2 - high).astype(jnp.bfloat16))
+
+
+def _matrix(x: Float[Array, "B T H C"]) -> Float[Array, "B padded H*C"]:
+    """Heads side by side, and a multiple of 8 steps, as the copy engine wants it."""
+    return jnp.pad(x.reshape(*x.shape[:2], -1), ((0, 0), (0, -x.shape[1] % 8), (0, 0)))

@@ -1,0 +1,184 @@
+"""What the Hopper kernels of linear attention share: tiles of 64 x 64, their products, and decays as products.
+
+The sum of log gates over a stretch of a chunk is a row of ones times the gates. Two bf16 numbers carry 16 bits of a
+gate, and tensor cores add them in fp32. No sum is a difference of two others.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.attention.tiles import across, indices, swizzled, zeros
+from pallas_kernels.gated_linear_attention.hopper import PIECE
+
+LEVELS = 6
+"""Blocks of 2, 4 ... 64 steps, each of two halves."""
+
+STAGES = 2
+"""Chunks whose loads are under way or in use at a time."""
+
+Gate = Literal["head", "key", "value"]
+Tile = Float[Array, "64 64"]
+
+State = tuple[Tile, ...]
+"""S, or its gradient, by tiles of key channels."""
+
+
+class Call(NamedTuple):
+    """What a program knows when it is compiled.
+
+    Attributes:
+      gate: what has gates of its own.
+      chunks: of 64 steps.
+      ratio: heads of values to a head of keys.
+      keys: tiles of 64 key channels.
+      workers: tiles of 64 value channels, a warpgroup each.
+      scale: of the outputs.
+      simulated: without products whose left operand is in registers.
+    """
+
+    gate: Gate
+    chunks: int
+    ratio: int
+    keys: int
+    workers: int
+    scale: float
+    simulated: bool
+
+
+def tiles(*places: int) -> Any:
+    """Scratch for tiles that tensor cores read."""
+    return swizzled((*places, PIECE, PIECE), jnp.bfloat16)
+
+
+def read(ref: Any) -> Tile:
+    """A tile from shared memory, in fp32 and registers."""
+    return plgpu.load(ref, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+
+
+def boxes(ref: Any, at: tuple[Any, Any], of: Any, places: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """What of a matrix [B, T, heads x channels] goes to each place.
+
+    Args:
+      at: row, and chunk.
+      of: head.
+      places: one for each tile of a head's channels.
+    """
+    row, steps = at[0], pl.ds(at[1] * PIECE, PIECE)
+    columns = [pl.ds((of * len(places) + i) * PIECE, PIECE) for i in range(len(places))]
+    return [(ref.at[row, steps, column], place) for column, place in zip(columns, places, strict=True)]
+
+
+def feed(sources: Callable[[Array], list[tuple[Any, Any]]], there: Any, free: Any, steps: int) -> None:
+    """Copies what each step needs as soon as its place is free, and sees all places free again."""
+
+    def advance(step: Array, _: None) -> None:
+        slot = step % STAGES
+        pl.when(step >= STAGES)(lambda: plgpu.barrier_wait(free.at[slot]))
+        for source, place in sources(step):
+            plgpu.copy_gmem_to_smem(source, place, there.at[slot])
+
+    def drain(step: Array, _: None) -> None:
+        plgpu.barrier_wait(free.at[step % STAGES])
+
+    lax.fori_loop(0, steps, advance, None)
+    lax.fori_loop(max(steps - STAGES, 0), steps, drain, None)
+
+
+def multiply(pairs: Sequence[tuple[Any, Any]], call: Call, total: Array | None = None) -> Array:
+    """total + sum left @ right in fp32; `right` is in shared memory, `left` there or in registers, in bf16."""
+    if call.simulated:
+        for left, right in pairs:
+            product = jnp.dot(left[...], right[...], preferred_element_type=jnp.float32)
+            total = product if total is None else total + product
+        plgpu.commit_smem()  # Threads have read tiles here, where the copy engine may write next.
+        assert total is not None
+        return total
+
+    def issue(ref: Any) -> None:
+        for left, right in pairs:
+            plgpu.wgmma(ref, left, right)
+
+    if total is not None:
+        run: Any = pl.run_state(issue)
+        return run(plgpu.WGMMAAccumulatorRef.init(total))
+
+    def fresh(ref: Any) -> Array:
+        issue(ref)
+        return ref[...]
+
+    shape = (pairs[0][0].shape[0], pairs[0][1].shape[1])
+    return pl.run_scoped(fresh, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+class Pairs(NamedTuple):
+    """Masks over pairs of steps of a chunk, of which one is a row and one a column of a tile."""
+
+    row: Int[Array, "64 64"]
+    column: Int[Array, "64 64"]
+
+    def until(self) -> Bool[Array, "64 64"]:
+        """Steps up to a row's own: the gates that a state from before the chunk has passed when it is read."""
+        return self.column <= self.row
+
+    def behind(self) -> Bool[Array, "64 64"]:
+        """Steps behind a row's own: the gates that what is written there passes up to the chunk's end."""
+        return self.column > self.row
+
+    def same(self) -> Bool[Array, "64 64"]:
+        """The diagonal."""
+        return self.column == self.row
+
+    def is_second(self, level: Array) -> Bool[Array, "64 64"]:
+        """Rows in the second half of their block of 2^(level + 1)."""
+        return ((self.row >> level) & 1) == 1
+
+    def to_middle(self, level: Array) -> Bool[Array, "64 64"]:
+        """Steps between a row and the middle of its block of 2^(level + 1), its own in the second half."""
+        start, second = (self.row >> level) << level, self.is_second(level)
+        first = jnp.where(second, start, self.row + 1)
+        last = jnp.where(second, self.row, start + ((1 << level) - 1))
+        return (self.column >= first) & (self.column <= last)
+
+    def apart(self, level: Array) -> Bool[Array, "64 64"]:
+        """Rows in the second half and columns in the first half of one block of 2^(level + 1)."""
+        start, half = (self.row >> level) << level, 1 << level
+        return self.is_second(level) & (self.column >= start - half) & (self.column < start)
+
+
+def pairs() -> Pairs:
+    """Of a chunk."""
+    return Pairs(indices(PIECE, 0), indices(PIECE, 1))
+
+
+def ones(where: Bool[Array, "64 64"] | None = None) -> Tile:
+    """1 there and 0 elsewhere, in bf16."""
+    if where is None:
+        return (zeros(PIECE) + 1.0).astype(jnp.bfloat16)
+    return jnp.where(where, zeros(PIECE) + 1.0, 0.0).astype(jnp.bfloat16)
+
+
+def decay(steps: Tile, gates: Sequence[Any], call: Call) -> Tile:
+    """2^(sum of the gates, in shared memory, over the steps that each row has ones at)."""
+    return jnp.exp2(multiply([(steps, gate) for gate in gates], call))
+
+
+def total_by_row(gates: Sequence[Any], masks: Pairs, call: Call) -> Float[Array, "64"]:
+    """Decay of a chunk by key channel. All rows of the product are the same: the diagonal has one to a row."""
+    return jnp.where(masks.same(), decay(ones(), gates, call), 0.0).sum(axis=1)
+
+
+def store(ref: Any, x: Tile) -> None:
+    """x in bf16 where tensor cores will read it, told to them."""
+    ref[...] = x.astype(jnp.bfloat16)
+    plgpu.commit_smem()
+
+
+def spread(x: Float[Array, "64"]) -> Tile:
+    """One number a row in each column."""
+    return across(x, PIECE)

@@ -1,0 +1,169 @@
+"""The Hopper kernels: simulated on the CPU with races watched, on a GPU what one device can run, and what they refuse.
+
+Remat and several devices cannot be simulated; `make gpu-compile` compiles both.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels.gated_linear_attention import explain
+from pallas_kernels.gated_linear_attention.hopper import why_not
+from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
+from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.linear_state import log_gates, normal, packed, relative_rms
+from tests.pallas_kernels.op_suite import OpCase
+
+HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+# Key heads that are shared; places that are filled again; one warpgroup and two.
+SMALL = (
+    ("log_gate", 64, 128, 1, 2, 140),
+    ("log_key_gate", 128, 128, 1, 1, 140),
+    ("log_value_gate", 128, 128, 1, 1, 70),
+)
+# Tiles of keys without as many of values, and the reverse; heads of values in parts.
+OTHERS = (
+    ("log_gate", 128, 128, 1, 1, 70),
+    ("log_gate", 128, 64, 1, 1, 140),
+    ("log_key_gate", 64, 128, 1, 1, 140),
+    ("log_key_gate", 128, 64, 1, 2, 70),
+    ("log_value_gate", 64, 128, 1, 1, 140),
+)
+LARGE = tuple(
+    (gate, keys, values, 2, 4, length)
+    for gate in ("log_gate", "log_key_gate", "log_value_gate")
+    for keys, values, length in ((128, 128, 1000), (64, 64, 512), (64, 256, 777), (128, 64, 777))
+)
+
+
+@pytest.fixture
+def simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[plgpu.InterpretGPUParams]:
+    """How to simulate kernels: each is watched for races (`get_races` knows of the last one alone)."""
+    watched, watch = [], gpu_callbacks.GPURaceDetectionState
+
+    def recorded(**options: Any) -> Any:
+        watched.append(watch(**options))
+        return watched[-1]
+
+    monkeypatch.setattr(gpu_callbacks, "GPURaceDetectionState", recorded)
+    yield plgpu.InterpretGPUParams(detect_races=True)
+    assert watched, "nothing was simulated"
+    assert not any(kernel.races_found for kernel in watched)
+
+
+def arrays_of(
+    gate: str, keys: int, values: int, key_heads: int, heads: int, length: int, *, batch: int = 1
+) -> dict[str, Any]:
+    """Documents and holes, a state that enters, and gates of which one in fifty forgets all beside weak ones."""
+    narrow, full = (batch, length, key_heads, keys), (batch, length, heads, values)
+    shape = {"log_gate": full[:3], "log_key_gate": narrow, "log_value_gate": full}[gate]
+    strong = np.random.default_rng(9).uniform(size=shape) < 0.02
+    return {
+        "q": normal(0, narrow, jnp.bfloat16),
+        "k": normal(1, narrow, jnp.bfloat16) * jnp.asarray(keys**-0.5, jnp.bfloat16),
+        "v": normal(2, full, jnp.bfloat16),
+        gate: jnp.where(strong, -3000.0, log_gates(4, shape)),
+        "initial_state": normal(3, (batch, heads, keys, values)),
+        "segment_ids": packed(length)[:batch],
+    }
+
+
+def case(run: Any, *call: Any, batch: int = 1) -> OpCase:
+    arrays, (_, keys, _, _, _, length) = arrays_of(*call, batch=batch), call
+    both = {"output_final_state": True, "scale": 0.5}
+    return OpCase(
+        name="_".join(map(str, call)),
+        run=lambda arrays: run(**arrays, **both),
+        reference=lambda arrays: gated_linear_attention_reference(**arrays, **both),
+        arrays=arrays,
+        unused={n: np.asarray(arrays["segment_ids"]) <= 0 for n in ("q", "k", "v", call[0])},
+        terms=length * keys,
+        grad_terms=2 * length * keys,
+    )
+
+
+def check_reference(case: OpCase) -> None:
+    """Values within the table, and of values and gradients the error that the op's README states for bf16."""
+    found, grads = op_suite.value_and_grads(case.run, case.arrays)
+    cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), op_suite._cotangents(found))
+    wide = op_suite._in_fp32(case.arrays)
+    expected, expected_grads = op_suite.value_and_grads(case.reference, wide, cotangents, optimised=True)
+    for got, want in zip(found, expected, strict=True):
+        assert_close(got, want, jnp.bfloat16, case.terms)
+        assert relative_rms(got, want) <= 0.005
+    for name, want in expected_grads.items():
+        assert grads[name].dtype == case.arrays[name].dtype
+        assert relative_rms(grads[name], want) <= 0.005, f"gradient of {name}"
+
+
+def named(call: Any) -> str:
+    return "_".join(map(str, call))
+
+
+@pytest.mark.parametrize("call", SMALL, ids=named)
+def test_simulated(call: Any, simulation: Any) -> None:
+    """Values and gradients."""
+    check_reference(case(partial(gated_linear_attention_mosaic_gpu, interpret=simulation), *call))
+
+
+@pytest.mark.slow(weekly=1)
+@pytest.mark.parametrize("call", OTHERS, ids=named)
+def test_simulated_with_other_tiles(call: Any, simulation: Any) -> None:
+    check_reference(case(partial(gated_linear_attention_mosaic_gpu, interpret=simulation), *call))
+
+
+def test_simulated_without_a_gate(simulation: Any) -> None:
+    """Nothing is forgotten; rows without a token keep their state bit by bit, in which no document begins."""
+    arrays = arrays_of(*SMALL[0])
+    del arrays["log_gate"]
+    arrays["segment_ids"] = jnp.full_like(arrays["segment_ids"], -3)
+    run = partial(gated_linear_attention_mosaic_gpu, output_final_state=True, interpret=simulation)
+    o, final = run(**arrays)
+    np.testing.assert_array_equal(final, arrays["initial_state"])
+    assert not np.any(o)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
+@pytest.mark.parametrize("call", LARGE, ids=named)
+def test_on_a_gpu(call: Any, check: str) -> None:
+    """Not through the table, which refuses gates by channel until these pass."""
+    checks = op_suite.CHECKS | {"reference": check_reference}
+    checks[check](case(gated_linear_attention_mosaic_gpu, *call, batch=2))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"device": Device("gpu", (10, 0), "NVIDIA B200")},
+            "capability 9.0 exactly (H100, H200), this is NVIDIA B200",
+        ),
+        ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
+        ({"keys": 256}, "its keys are 64 or 128 wide, not 256"),
+        ({"values": 96}, "its values are a multiple of 64 wide, not 96"),
+        ({"log_key_gate": jax.ShapeDtypeStruct((1, 70, 2, 128), jnp.float32)}, "wrong on an H200"),
+    ],
+)
+def test_says_why_not(change: dict[str, Any], reason: str) -> None:
+    call: dict[str, Any] = {"device": HOPPER, "dtype": jnp.bfloat16, "keys": 128, "values": 128} | change
+    device, dtype, keys, values = (call.pop(name) for name in ("device", "dtype", "keys", "values"))
+    q, v = (jax.ShapeDtypeStruct((1, 70, 2, width), dtype) for width in (keys, values))
+    assert reason in (why_not(device, q, q, v, **call) or "it can run")
+
+
+def test_is_taken_by_name_alone() -> None:
+    x = jax.ShapeDtypeStruct((1, 70, 2, 64), jnp.bfloat16)
+    assert why_not(HOPPER, x, x, x) is None
+    assert explain(x, x, x, device=HOPPER).startswith(
+        "gated_linear_attention: xla on NVIDIA H200 (not mosaic"
+    )
