@@ -2,7 +2,6 @@
 
 from functools import cache, partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +23,7 @@ from jaxblt.patching import (
     scan_patcher,
 )
 from tests.mixer_table import table
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 HEADS = AttentionConfig(dim=16, num_heads=2)
@@ -56,8 +56,7 @@ def small_chunks(monkeypatch):
 
 
 def unboxed(config, *inputs, **options):
-    params = nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(0), *inputs, **options))["params"]
-    return jax.tree.map(lambda p: 1.5 * p if p.ndim > 1 else p, params)
+    return drawn(config.build(), *inputs, **options)["params"]
 
 
 @cache
@@ -73,7 +72,7 @@ def decoding(mode, pattern):
     )
     model = BLTConfig(LOCAL, latent, LOCAL, hash=GRAMS, bridge_heads=2, look_back=3)
     ids = jnp.ones((1, BLOCK), jnp.int32)
-    patches = make_patches(PATCHERS[mode], ids, entropies=jnp.zeros(ids.shape))
+    patches = jax.eval_shape(partial(make_patches, PATCHERS[mode]), ids, entropies=jnp.zeros(ids.shape))
     return Decoder(model, PATCHERS[mode], ENTROPY), {
         "model": unboxed(model, ids, patches=patches),
         "entropy": unboxed(ENTROPY, ids),

@@ -21,6 +21,7 @@ from jaxblt.testing.collectives import collectives
 from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
 from tests.mixer_table import table
+from tests.parameters import drawn
 from tests.tolerances import relative_error
 
 ROWS, LENGTH = 8, 48
@@ -75,7 +76,7 @@ def job(name: str) -> tuple[Task, Any, Batch]:
     ones = np.ones((ROWS, LENGTH), np.int32)
     ids = jnp.asarray(text[0])
     model = MODELS[name].build(patcher=PATCHER if name == "blt" else None)
-    boxed = jax.jit(model.init)(jax.random.key(0), ids)["params"]
+    boxed = drawn(model, ids, boxed=True)["params"]
     places = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), ones.shape)
     batch = Batch(*map(jnp.asarray, (*text, ones, places, ones)))
     return Task(model, packed=False), boxed, jax.device_get(batch)
