@@ -246,10 +246,10 @@ def test_logits_that_are_not_finite_name_prompt_byte_and_parameters(byte_model):
 def test_entropies_that_are_not_finite_are_an_error_too(trained):
     """They cut no patch, and the model's own logits stay finite."""
     params, _ = trained
-    decoder = Decoder(MODEL, PATCHER, ENTROPY)
+    decoder = Decoder(MODEL, ROOMY, ENTROPY)
     broken = with_nan(params, "entropy", "embedding", "bytes", row=ord("p") + 4)
     with pytest.raises(ValueError, match=r"prompt 0, byte 0 .* parameters entropy/embedding/bytes hold"):
-        generate(decoder, broken, [b"abc", b"a longer prompt"], max_new_bytes=12, sampling=GREEDY)
+        greedy(decoder, broken, PROMPTS)
 
 
 def test_errors():
