@@ -19,6 +19,8 @@ def drawn(module: nn.Module, *inputs: Any, boxed: bool = False, seed: int = 0, *
 
     def draw(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         z = rng.standard_normal(leaf.shape)
-        return jnp.asarray(z / leaf.shape[-2] ** 0.5 if len(leaf.shape) > 1 else 1 + 0.3 * z, leaf.dtype)
+        numbers = z / leaf.shape[-2] ** 0.5 if len(leaf.shape) > 1 else 1 + 0.3 * z
+        # Cast on the host: JAX would compile a program for each shape
+        return jnp.asarray(numbers.astype(leaf.dtype))
 
     return jax.tree.map(draw, shapes if boxed else nn.meta.unbox(shapes))
