@@ -21,18 +21,19 @@ if not selection.ON_GPU:
 # Keep Python's collector from looking through JAX's caches again and again
 gc.set_threshold(100_000, 20, 100)
 
+import functools  # noqa: E402
 import inspect  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 
-import tests.annotations  # noqa: E402
+from tests import annotations  # noqa: E402
 
 # before anything imports the library
-jaxtyping.install_import_hook(["jaxblt", "pallas_kernels"], f"{tests.annotations.__name__}.checked")
+annotations.install("jaxblt", "pallas_kernels")
 
 if not selection.ON_GPU:
     jax.config.update("jax_platforms", "cpu")
@@ -55,8 +56,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def _annotations(request: pytest.FixtureRequest) -> Iterator[None]:
     """Off in a test that expects an error: it hands over what annotations forbid, to see what the library says."""
-    source = inspect.getsource(request.function)
-    expects_error = "pytest.raises" in source and "TypeCheckError" not in source
-    jaxtyping.config.update("jaxtyping_disable", expects_error)
+    jaxtyping.config.update("jaxtyping_disable", _expects_error(request.function))
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@functools.cache
+def _expects_error(test: Callable[..., object]) -> bool:
+    source = inspect.getsource(test)
+    return "pytest.raises" in source and "TypeCheckError" not in source

@@ -2,13 +2,15 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from jaxtyping import TypeCheckError
+from jaxtyping import Array, Float, TypeCheckError
 
 from jaxblt.mixers.base import Clock
 from jaxblt.mixers.rotary import rotate
 from jaxblt.models import StackConfig
 from pallas_kernels.short_conv.reference import short_conv_reference
+from tests.annotations import checked
 
 X = jnp.ones((2, 3, 4, 6))
 
@@ -26,7 +28,22 @@ def test_a_wrong_shape_is_refused_while_tracing():
 
 def test_a_wrong_dtype_is_refused():
     with pytest.raises(TypeCheckError, match="segment_ids"):
-        short_conv_reference(X[0], jnp.ones((3, 2)), segment_ids=jnp.ones((3, 6)))
+        short_conv_reference(X[0], jnp.ones((4, 2)), segment_ids=jnp.ones((3, 6)))
+
+
+def test_a_function_inside_another_is_checked_each_time_it_is_defined():
+    def scaled(factor):
+        @checked
+        def scale(x: Float[Array, "T"]) -> Float[Array, "T"]:
+            return factor * x
+
+        return scale
+
+    for factor in (jnp.float32(2), jnp.float32(3)):
+        scale = scaled(factor)
+        np.testing.assert_array_equal(scale(jnp.ones(4)), factor * np.ones(4, np.float32))
+        with pytest.raises(TypeCheckError, match="x="):
+            scale(jnp.ones((4, 1)))
 
 
 def test_a_config_of_wrong_types_is_refused():

@@ -1,4 +1,4 @@
-"""The demo and the notebook run from top to bottom, in this process, on one device and on short rows."""
+"""The demo and the notebook run from top to bottom, in this process, on one device, and the demo in small."""
 
 import ast
 import json
@@ -16,6 +16,7 @@ from configs import demo as recipes
 from experiments import demo, patch
 from jaxblt.data import config, samples
 from jaxblt.data.sources import BytesSource
+from jaxblt.models import StackConfig
 from tests.compiled import compiled_once_and_quickly
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,8 +42,8 @@ def _one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The beginning of the book, in rows of a quarter of their length."""
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginning of the book, in rows of a quarter of their length, and stacks of two layers at most."""
     whole = samples.sample_source
 
     def beginning(name: str) -> BytesSource:
@@ -53,10 +54,15 @@ def short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "sample_source", beginning)
     monkeypatch.setattr(recipes, "SEQ_LEN", recipes.SEQ_LEN // 4)
     monkeypatch.setattr(recipes, "BLOCK", recipes.BLOCK // 4)
+    monkeypatch.setattr(recipes, "StackConfig", shallow)
+
+
+def shallow(*, num_layers: int, pattern: str, **fields: Any) -> StackConfig:
+    return StackConfig(num_layers=min(num_layers, 2), pattern=pattern[-2:], **fields)
 
 
 @pytest.mark.slow(weekly=1, group="whole runs of the demo")
-def test_demo_leaves_everything_it_promises_and_goes_on(short_rows, tmp_path, capsys):
+def test_demo_leaves_everything_it_promises_and_goes_on(small, tmp_path, capsys):
     run = tmp_path / "demo"
     demo.main(["--run-dir", str(run), "--steps", "4", "--entropy-steps", "4"])
     said = capsys.readouterr().out

@@ -4,7 +4,6 @@ import dataclasses
 import re
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +25,7 @@ from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, byte_entropies, decided, make_patches
 from jaxblt.testing.collectives import collectives
 from tests.mixer_table import table
+from tests.parameters import drawn
 from tests.tolerances import tol
 
 HEADS = AttentionConfig(dim=16, num_heads=2)
@@ -43,16 +43,23 @@ PATCHER = PatcherConfig(mode="entropy", threshold=5.2, block_size=32, capacity=2
 ROOMY = dataclasses.replace(PATCHER, capacity=32)
 
 
+PROMPTS = [b"abc", b"a longer prompt, of more than a block of bytes"]
+
+
+def greedy(decoder, params, prompts):
+    """30 bytes each; two prompts, of which one is as long as the longer of `PROMPTS`, take the programs of others."""
+    return generate(decoder, params, prompts, max_new_bytes=30, sampling=GREEDY)
+
+
 def unboxed(config, *inputs, **options):
-    return nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(0), *inputs, **options))["params"]
+    return drawn(config.build(), *inputs, **options)["params"]
 
 
 @pytest.fixture(scope="module")
 def trained():
     ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (2, 80)), jnp.int32)
-    entropy = jax.tree.map(lambda p: 2.0 * p if p.ndim > 1 else p, unboxed(ENTROPY, ids))
-    patches = make_patches(PATCHER, ids, entropies=jnp.zeros(ids.shape))
-    return {"model": unboxed(MODEL, ids, patches=patches), "entropy": entropy}, ids
+    patches = jax.eval_shape(partial(make_patches, PATCHER), ids, entropies=jnp.zeros(ids.shape))
+    return {"model": unboxed(MODEL, ids, patches=patches), "entropy": unboxed(ENTROPY, ids)}, ids
 
 
 def test_bytes_one_by_one_equal_the_parallel_pass(trained):
@@ -63,9 +70,9 @@ def test_bytes_one_by_one_equal_the_parallel_pass(trained):
     build = ENTROPY.build()
     measure = partial(byte_entropies, lambda p, i, **o: build.apply({"params": p}, i, **o))
     entropies = jax.jit(measure)(params["entropy"], ids)
-    patches = make_patches(PATCHER, ids, entropies=entropies)
-    sure = np.asarray(decided(PATCHER, entropies, segments, error=1e-4))
-    assert sure.all()
+    patches = jax.jit(partial(make_patches, PATCHER))(ids, entropies=entropies)
+    sure = jax.jit(partial(decided, PATCHER, error=1e-4))(entropies, segments)
+    assert np.asarray(sure).all()
     np.testing.assert_array_equal(np.asarray(closed), np.asarray(patches.closed).reshape(2, -1)[:, :80])
     assert 5 < int(jnp.sum(closed)) < 155
     whole, _ = jax.jit(MODEL.build().apply)({"params": params["model"]}, ids, patches=patches)
@@ -75,10 +82,9 @@ def test_bytes_one_by_one_equal_the_parallel_pass(trained):
 def test_a_row_does_not_depend_on_its_neighbours(trained):
     params, _ = trained
     decoder = Decoder(MODEL, ROOMY, ENTROPY)
-    together = generate(decoder, params, [b"abc", b"a longer prompt"], max_new_bytes=12, sampling=GREEDY)
-    alone = generate(decoder, params, [b"a longer prompt"], max_new_bytes=12, sampling=GREEDY)
-    assert together[1] == alone[0]
-    assert len(together[0]) == 12
+    one, other = greedy(decoder, params, PROMPTS), greedy(decoder, params, [PROMPTS[1], b"another"])
+    assert one[1] == other[0]
+    assert len(one[0]) == 30
 
 
 def test_a_byte_model_generates_the_argmax_of_its_parallel_pass():
@@ -95,10 +101,9 @@ def test_a_byte_model_generates_the_argmax_of_its_parallel_pass():
 
 def expect_the_bytes_of_one_device(decoder, params, prompts):
     """Greedy bytes on a mesh that splits the sequence; a step exchanges partial results alone, and keeps its parts."""
-    greedy = partial(generate, decoder, params, max_new_bytes=30, sampling=GREEDY)
-    expected, ids = greedy(prompts), jnp.ones(len(prompts), jnp.int32)
+    expected, ids = greedy(decoder, params, prompts), jnp.ones(len(prompts), jnp.int32)
     with jax.set_mesh(make_mesh(data=1, seq=4, devices=jax.devices()[:4])):
-        assert greedy(prompts) == expected
+        assert greedy(decoder, params, prompts) == expected
         state = init_decoder(decoder, len(prompts), num_bytes=90)
         step = jax.jit(partial(decode_step, decoder)).lower(params, ids, state, ids).compile()
         after = step(params, ids, state, ids)[2]
@@ -123,16 +128,17 @@ def test_a_fresh_state_can_be_donated(config):
     assert all(leaf.is_deleted() for leaf in leaves)
 
 
+@pytest.mark.slow(weekly=1, group="caches split over the sequence")
 def test_a_byte_model_s_caches_split_over_the_sequence():
     config = ByteLMConfig(stack=dataclasses.replace(LOCAL, num_layers=2, pattern="HA"))
     params = {"model": unboxed(config, jnp.ones((1, 8), jnp.int32))}
-    expect_the_bytes_of_one_device(Decoder(config), params, [b"abc", b"a longer prompt"])
+    expect_the_bytes_of_one_device(Decoder(config), params, PROMPTS)
 
 
+@pytest.mark.slow(weekly=1, group="caches split over the sequence")
 def test_a_byte_patched_model_s_caches_split_over_the_sequence(trained):
     """Its prompts close blocks, whose unused slots the latent stack passes over."""
-    prompts = [b"abc", b"a longer prompt, of more than a block of bytes"]
-    expect_the_bytes_of_one_device(Decoder(MODEL, ROOMY, ENTROPY), trained[0], prompts)
+    expect_the_bytes_of_one_device(Decoder(MODEL, ROOMY, ENTROPY), trained[0], PROMPTS)
 
 
 def test_a_byte_model_takes_a_prompt_split_over_the_sequence():
@@ -240,10 +246,10 @@ def test_logits_that_are_not_finite_name_prompt_byte_and_parameters(byte_model):
 def test_entropies_that_are_not_finite_are_an_error_too(trained):
     """They cut no patch, and the model's own logits stay finite."""
     params, _ = trained
-    decoder = Decoder(MODEL, PATCHER, ENTROPY)
+    decoder = Decoder(MODEL, ROOMY, ENTROPY)
     broken = with_nan(params, "entropy", "embedding", "bytes", row=ord("p") + 4)
     with pytest.raises(ValueError, match=r"prompt 0, byte 0 .* parameters entropy/embedding/bytes hold"):
-        generate(decoder, broken, [b"abc", b"a longer prompt"], max_new_bytes=12, sampling=GREEDY)
+        greedy(decoder, broken, PROMPTS)
 
 
 def test_errors():

@@ -2,7 +2,6 @@
 
 from functools import cache, partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +23,7 @@ from jaxblt.patching import (
     scan_patcher,
 )
 from tests.mixer_table import table
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 HEADS = AttentionConfig(dim=16, num_heads=2)
@@ -56,8 +56,7 @@ def small_chunks(monkeypatch):
 
 
 def unboxed(config, *inputs, **options):
-    params = nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(0), *inputs, **options))["params"]
-    return jax.tree.map(lambda p: 1.5 * p if p.ndim > 1 else p, params)
+    return drawn(config.build(), *inputs, **options)["params"]
 
 
 @cache
@@ -73,7 +72,7 @@ def decoding(mode, pattern):
     )
     model = BLTConfig(LOCAL, latent, LOCAL, hash=GRAMS, bridge_heads=2, look_back=3)
     ids = jnp.ones((1, BLOCK), jnp.int32)
-    patches = make_patches(PATCHERS[mode], ids, entropies=jnp.zeros(ids.shape))
+    patches = jax.eval_shape(partial(make_patches, PATCHERS[mode]), ids, entropies=jnp.zeros(ids.shape))
     return Decoder(model, PATCHERS[mode], ENTROPY), {
         "model": unboxed(model, ids, patches=patches),
         "entropy": unboxed(ENTROPY, ids),
@@ -101,6 +100,7 @@ def compare(actual, expected):
         held = (node.times >= 0)[..., None, None].astype(node.k.dtype)
         return node.replace(k=node.k * held, v=node.v * held)
 
+    @jax.jit
     def mask(state):
         state = jax.tree.map(cached, state, is_leaf=lambda node: isinstance(node, AttentionState))
         model = state.model
@@ -176,24 +176,26 @@ def test_the_patcher_s_state_after_a_prompt_of_any_length(mode):
 
 def test_generated_bytes_are_the_best_after_all_bytes_fed_one_by_one():
     decoder, params = decoding("entropy", "HA")
-    text = bytes(np.random.default_rng(3).integers(0, 256, 80).tolist())
+    text = bytes(np.random.default_rng(3).integers(0, 256, TOTAL - STEPS - 1).tolist())
     prompts = [b"", text[:15], text[:31], text[:40], text]
     with pytest.warns(PatchOverflowWarning) as warned:
         found = generate(decoder, params, prompts, max_new_bytes=STEPS, sampling=GREEDY)
     rows = [encode(prompt, bos=True) for prompt in prompts]
-    table = np.zeros((len(rows), len(text) + 1 + STEPS), np.int32)
-    for line, row, new in zip(table, rows, found, strict=True):
+    # the shape of prompts of every length, whose program feeds these too
+    table, fed = np.zeros((2, TOTAL, TOTAL), np.int32)
+    for i, (row, new) in enumerate(zip(rows, found, strict=True)):
         assert len(new) == STEPS
-        line[: len(row) + STEPS] = [*row, *(byte + 4 for byte in new)]
-    ids = jnp.asarray(table)
-    state = init_decoder(decoder, len(rows), num_bytes=table.shape[1])
-    fed = np.arange(ids.shape[1])[None] < np.array([len(row) + STEPS - 1 for row in rows])[:, None]
-    logits, _, state = feed(decoder, params, state, ids, jnp.asarray(fed, jnp.int32))
+        table[i, : len(row) + STEPS] = [*row, *(byte + 4 for byte in new)]
+        fed[i, : len(row) + STEPS - 1] = 1
+    state = init_decoder(decoder, TOTAL, num_bytes=TOTAL + STEPS)
+    logits, _, state = feed(decoder, params, state, jnp.asarray(table), jnp.asarray(fed))
     refused, wanted = (int(count.sum()) for count in decoder.build().boundaries(state.model))
     assert f"{refused} of {wanted} patch boundaries ({refused / wanted:.1%})" in str(warned[0].message)
-    for line, row, new in zip(logits, rows, found, strict=True):
+    for line, row, new in zip(np.asarray(logits), rows, found, strict=False):
         best = sample(
-            GREEDY, jax.random.split(jax.random.key(0), STEPS), line[len(row) - 1 : len(row) - 1 + STEPS]
+            GREEDY,
+            jax.random.split(jax.random.key(0), STEPS),
+            jnp.asarray(line[len(row) - 1 : len(row) - 1 + STEPS]),
         )
         assert new == bytes((np.asarray(best) - 4).tolist())
 

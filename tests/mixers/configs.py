@@ -1,4 +1,4 @@
-"""The mixers under test, tiny; the first three take every property, the others those their own code bears on."""
+"""The mixers under test, tiny; the first three's code bears on every property, that of the others on those named."""
 
 from jaxblt.mixers import (
     AttentionConfig,

@@ -60,8 +60,8 @@ def blt_loss():
     ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (2, LENGTH)), jnp.int32)
     places = np.arange(LENGTH)
     segments = jnp.asarray(np.stack([1 + (places >= 16), places < 27]), jnp.int32)
-    closed = jnp.broadcast_to(jnp.asarray(places % BLOCK % 3 == 2), segments.shape)
-    patches = from_closed(closed, segments, block_size=BLOCK, capacity=4)
+    closed = jnp.asarray(np.broadcast_to(places % BLOCK % 3 == 2, segments.shape))
+    patches = jax.jit(functools.partial(from_closed, block_size=BLOCK, capacity=4))(closed, segments)
     model = config.build()
     params = draw(model, ids, patches=patches, segment_ids=segments)
 
@@ -104,12 +104,17 @@ def error(actual, expected):
 
 
 def dot(a, b):
-    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)))
+    return sum(jax.tree.leaves(jax.tree.map(np.vdot, *jax.device_get((a, b)))))
 
 
 def difference(f, params, direction):
     """The derivative of a tree along a direction, by differences of fourth order."""
-    at = [f(jax.tree.map(lambda p, d, h=n * STEP: p + h * d, params, direction)) for n in (-2, -1, 1, 2)]
+    params, direction = jax.device_get((params, direction))
+    places = [
+        jax.tree.map(lambda p, d, h=np.float32(n * STEP): jnp.asarray(p + h * d), params, direction)
+        for n in (-2, -1, 1, 2)
+    ]
+    at = jax.device_get([f(place) for place in places])
     return jax.tree.map(lambda a, b, c, d: (8 * (c - b) - (d - a)) / (12 * STEP), *at)
 
 

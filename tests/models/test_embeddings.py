@@ -11,6 +11,7 @@ from jaxblt.models.embeddings import (
     HashConfig,
     init_embedding_state,
 )
+from tests.parameters import drawn
 
 CONFIG = HashConfig(sizes=(3, 5), table_size=101)
 
@@ -19,28 +20,26 @@ CONFIG = HashConfig(sizes=(3, 5), table_size=101)
 def test_streaming_equals_one_call(split):
     config = EmbeddingConfig(dim=8, hash=CONFIG)
     module = ByteEmbedding(config)
-    ids = jnp.asarray(np.random.default_rng(3).integers(4, 260, (2, 13)), jnp.int32)
-    segments = jnp.asarray([[1] * 6 + [2] * 7, [3] * 13], jnp.int32)
-    variables = module.init(jax.random.key(0), ids)
-    whole, _ = module.apply(variables, ids, segment_ids=segments)
+    ids = np.random.default_rng(3).integers(4, 260, (2, 13)).astype(np.int32)
+    segments = np.array([[1] * 6 + [2] * 7, [3] * 13], np.int32)
+    variables, apply = drawn(module, ids), jax.jit(module.apply)
+    whole, _ = apply(variables, ids, segment_ids=segments)
     state, parts = init_embedding_state(config, 2), []
     for start in range(0, 13, split):
         stop = start + split
-        part, state = module.apply(
-            variables, ids[:, start:stop], segment_ids=segments[:, start:stop], state=state
-        )
-        parts.append(part)
-    np.testing.assert_array_equal(np.asarray(whole), np.asarray(jnp.concatenate(parts, 1)))
+        part, state = apply(variables, ids[:, start:stop], segment_ids=segments[:, start:stop], state=state)
+        parts.append(np.asarray(part))
+    np.testing.assert_array_equal(np.asarray(whole), np.concatenate(parts, 1))
 
 
 def test_no_byte_changes_nothing_in_the_state():
     config = EmbeddingConfig(dim=8, hash=CONFIG)
     module = ByteEmbedding(config)
     ids = jnp.asarray([[10, 20, 30], [40, 50, 60]], jnp.int32)
-    variables = module.init(jax.random.key(0), ids)
-    _, state = module.apply(
+    variables, apply = drawn(module, ids), jax.jit(module.apply)
+    _, state = apply(
         variables, ids, segment_ids=jnp.ones((2, 3), jnp.int32), state=init_embedding_state(config, 2)
     )
-    _, after = module.apply(variables, ids, segment_ids=jnp.asarray([[0, 0, 0], [1, 1, 0]]), state=state)
+    _, after = apply(variables, ids, segment_ids=jnp.asarray([[0, 0, 0], [1, 1, 0]]), state=state)
     np.testing.assert_array_equal(np.asarray(state[1][0]), np.asarray(after[1][0]))
     assert not np.array_equal(np.asarray(state[1][1]), np.asarray(after[1][1]))

@@ -12,6 +12,7 @@ import pytest
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import Stack, StackConfig, init_stack_state, stack_periods, unstack_periods
 from tests.mixer_table import table
+from tests.parameters import drawn
 from tests.tolerances import assert_close, tol
 
 ATTENTION = AttentionConfig(dim=16, num_heads=2)
@@ -26,13 +27,13 @@ def inputs(length=12):
     return jax.random.normal(jax.random.key(1), (2, length, 16), jnp.float32)
 
 
+@functools.cache
 def build(cfg):
     stack = Stack(cfg)
     x = inputs()
-    return stack, nn.meta.unbox(jax.jit(stack.init)(jax.random.key(0), x))["params"], x
+    return stack, drawn(stack, x)["params"], x
 
 
-@functools.cache
 def plain():
     return build(config())
 
@@ -56,27 +57,36 @@ def test_scanned_and_unrolled_share_checkpoints():
 
 
 def test_layers_do_not_share_parameters():
-    _, params, _ = plain()
+    stack = Stack(config(pattern="A", num_layers=2))
+    params = nn.meta.unbox(jax.jit(stack.init)(jax.random.key(0), inputs()))["params"]
     kernels = params["periods"]["block_0"]["mlp"]["gate"]["kernel"]
     assert kernels.shape[0] == 2
     assert not np.array_equal(np.asarray(kernels[0]), np.asarray(kernels[1]))
 
 
+@functools.cache
+def plain_gradient():
+    _, params, x = plain()
+    return jax.jit(jax.value_and_grad(loss_of(config(), x)))(params)
+
+
 @pytest.mark.parametrize("policy", ["full", "dots"])
 def test_remat_keeps_loss_and_gradients(policy):
     _, params, x = plain()
-    value, grads = jax.jit(jax.value_and_grad(loss_of(config(), x)))(params)
+    value, grads = plain_gradient()
     again, rematted = jax.jit(jax.value_and_grad(loss_of(config(remat=policy), x)))(params)
     np.testing.assert_allclose(float(value), float(again), rtol=1e-6)
     jax.tree.map(lambda a, b: assert_close(a, b, n=512), rematted, grads)
 
 
-@pytest.mark.parametrize("scan", [True, False])
-def test_full_remat_needs_less_memory(scan):
-    _, params, _ = build(config(num_layers=8, scan=scan))
+@pytest.mark.parametrize(("scan", "num_layers"), [(True, 8), (False, 4)])
+def test_full_remat_needs_less_memory(scan, num_layers):
+    """Scanned layers share their programs; those of unrolled ones take each its own time to compile."""
+    cfg = config(num_layers=num_layers, scan=scan)
+    _, params, _ = build(cfg)
     x = inputs(256)
     peaks = [
-        jax.jit(jax.grad(loss_of(config(num_layers=8, remat=policy, scan=scan), x)))
+        jax.jit(jax.grad(loss_of(dataclasses.replace(cfg, remat=policy), x)))
         .lower(params)
         .compile()
         .memory_analysis()
@@ -141,19 +151,18 @@ def test_side_outputs_arrive_through_scan_and_remat(policy):
 
 
 def test_chunks_equal_one_call():
-    cfg = config(pattern="HWAR", num_layers=6, mixers=table(attention=ATTENTION, window=5))
+    cfg = config(pattern="HWAR", num_layers=4, mlp_dim=0, mixers=table(attention=ATTENTION, window=5))
     stack, params, x = build(cfg)
-    segments = jnp.asarray([[1] * 7 + [2] * 5, [1] * 12], jnp.int32)
+    segments = np.array([[1] * 7 + [2] * 5, [1] * 12], np.int32)
     whole, none = jax.jit(stack.apply)({"params": params}, x, segment_ids=segments)
     assert none is None
-    step = jax.jit(lambda x, s, state: stack.apply({"params": params}, x, segment_ids=s, state=state))
+    step = jax.jit(lambda p, x, s, state: stack.apply({"params": p}, x, segment_ids=s, state=state))
     state, parts = init_stack_state(cfg, 2, capacity=16), []
     for start in range(0, 12, 4):
-        y, state = step(x[:, start : start + 4], segments[:, start : start + 4], state)
-        parts.append(y)
-    np.testing.assert_allclose(
-        np.asarray(whole), np.asarray(jnp.concatenate(parts, 1)), **tol(jnp.float32, 256)
-    )
+        here = slice(start, start + 4)
+        y, state = step(params, np.asarray(x)[:, here], segments[:, here], state)
+        parts.append(np.asarray(y))
+    np.testing.assert_allclose(np.asarray(whole), np.concatenate(parts, 1), **tol(jnp.float32, 256))
 
 
 def test_dropout_acts_only_with_an_rng():

@@ -6,12 +6,12 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxblt.mixers import MixerConfig
 from jaxblt.parallel import make_mesh
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 ROWS = 2
@@ -47,7 +47,7 @@ def alone(config: MixerConfig, layout: str, length: int) -> tuple[Any, Any, Any]
     module, ids = config.build(), segments(layout, length)
     noise = np.random.default_rng(0).standard_normal((2, ROWS, length, config.dim)).astype(np.float32)
     x, dy = noise if ids is None else noise * (ids > 0)[None, ..., None]
-    params = nn.meta.unbox(jax.jit(module.init)(jax.random.key(0), jnp.asarray(x)))
+    params = drawn(module, x)
     args = (params, x, ids, dy)
     return module, args, jax.device_get(jax.jit(functools.partial(passes, module))(*args))
 

@@ -22,6 +22,7 @@ from jaxblt.mixers import (
 from jaxblt.mixers.sequence import SHORTEST, splits_call
 from jaxblt.parallel import make_mesh
 from jaxblt.testing.collectives import collectives
+from tests.parameters import drawn
 from tests.tolerances import assert_close, relative_error
 
 SEQ = 4
@@ -68,7 +69,7 @@ def feed(step: Any, params: Any, x: Any, ids: Any, state: Any) -> Any:
 def subject(name: str) -> tuple[nn.Module, Any, Any]:
     module = CONFIGS[name].build()
     x = np.random.default_rng(0).standard_normal((2, LENGTH, 8)).astype(np.float32)
-    return module, nn.meta.unbox(jax.jit(module.init)(jax.random.key(0), x)), x
+    return module, drawn(module, x), x
 
 
 MESHES = ({"data": 1, "seq": 4}, {"data": 2, "seq": 2})

@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +23,7 @@ from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
 from tests.mixer_table import table
 from tests.parallel.along import along
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 ROWS, BLOCKS, BLOCK = 2, 56, 11
@@ -87,7 +87,7 @@ def batch() -> Batch:
 @functools.cache
 def task(name: str) -> tuple[Task, Any]:
     model, rows = MODELS[name].build(patcher=PATCHER if "blt" in name else None), batch()
-    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), rows.inputs))["params"]
+    params = drawn(model, rows.inputs)["params"]
     return Task(model), jax.device_get(params)
 
 

@@ -21,6 +21,7 @@ from jaxblt.testing.collectives import collectives
 from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
 from tests.mixer_table import table
+from tests.parameters import drawn
 from tests.tolerances import relative_error
 
 ROWS, LENGTH = 8, 48
@@ -75,7 +76,7 @@ def job(name: str) -> tuple[Task, Any, Batch]:
     ones = np.ones((ROWS, LENGTH), np.int32)
     ids = jnp.asarray(text[0])
     model = MODELS[name].build(patcher=PATCHER if name == "blt" else None)
-    boxed = jax.jit(model.init)(jax.random.key(0), ids)["params"]
+    boxed = drawn(model, ids, boxed=True)["params"]
     places = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), ones.shape)
     batch = Batch(*map(jnp.asarray, (*text, ones, places, ones)))
     return Task(model, packed=False), boxed, jax.device_get(batch)
@@ -105,25 +106,38 @@ def on_mesh(name: str, layout: str) -> tuple[Any, float, Any, Mesh]:
     return after.opt_state.trace, float(metrics["loss"]), compiled, mesh
 
 
+TURNS = pytest.mark.slow(weekly=1, group="models over a tensor axis")
 CASES = pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("blt", "fsdp"),
         ("byte_lm", "four"),
         ("grouped", "seq"),
-        pytest.param("grouped", "data", marks=pytest.mark.slow),
-        pytest.param("grouped", "four", marks=pytest.mark.slow),
-        pytest.param("byte_lm", "fsdp", marks=pytest.mark.slow),
-        pytest.param("blt", "four", marks=pytest.mark.slow),
-        pytest.param("blt", "data", marks=pytest.mark.slow),
-        pytest.param("byte_lm", "data", marks=pytest.mark.slow),
-        pytest.param("blt", "seq", marks=pytest.mark.slow),
+        *(
+            pytest.param(name, layout, marks=TURNS)
+            for name, layout in (
+                ("blt", "fsdp"),
+                ("grouped", "data"),
+                ("grouped", "four"),
+                ("byte_lm", "fsdp"),
+                ("blt", "four"),
+                ("blt", "data"),
+                ("byte_lm", "data"),
+                ("blt", "seq"),
+            )
+        ),
     ],
 )
 
 
 @CASES
-def test_loss_and_gradients_are_those_of_one_device(name: str, layout: str) -> None:
+def test_a_split_step(name: str, layout: str) -> None:
+    """One case for what its compiled step shows, so that all of it falls into one week."""
+    expect_loss_and_gradients_of_one_device(name, layout)
+    expect_no_weight_gathered_that_tensor_splits(name, layout)
+    expect_the_table_to_say_what_a_device_holds(name, layout)
+
+
+def expect_loss_and_gradients_of_one_device(name: str, layout: str) -> None:
     expected, loss = one_device(name)
     found, same, _, _ = on_mesh(name, layout)
     assert same == pytest.approx(loss, rel=1e-5)
@@ -146,14 +160,10 @@ def sizes(shape: tuple[int, ...]) -> tuple[int, ...]:
 )
 def test_too_few_heads_stay_whole_over_tensor(name: str, layout: str) -> None:
     """Four of them over eight devices; two groups over two that exchange heads along the sequence besides."""
-    expected, loss = one_device(name)
-    found, same, _, _ = on_mesh(name, layout)
-    assert same == pytest.approx(loss, rel=1e-5)
-    assert max(jax.tree.leaves(jax.tree.map(relative_error, jax.device_get(found), expected))) < 1e-5
+    expect_loss_and_gradients_of_one_device(name, layout)
 
 
-@CASES
-def test_no_device_gathers_a_weight_that_tensor_splits(name: str, layout: str) -> None:
+def expect_no_weight_gathered_that_tensor_splits(name: str, layout: str) -> None:
     _, _, compiled, mesh = on_mesh(name, layout)
     found = placements(job(name)[1], mesh)
     split = {where: sizes(place.shape) for where, place in found.items() if "tensor" in place.spec}
@@ -167,8 +177,7 @@ def test_no_device_gathers_a_weight_that_tensor_splits(name: str, layout: str) -
     assert any(c.kind == "all-reduce" for c in collectives(compiled))
 
 
-@CASES
-def test_the_table_says_where_each_parameter_goes_and_how_much_a_device_holds(name: str, layout: str) -> None:
+def expect_the_table_to_say_what_a_device_holds(name: str, layout: str) -> None:
     gradients, _, _, mesh = on_mesh(name, layout)
     _, boxed, _ = job(name)
     rows = {line.split()[0]: line for line in sharding_table(boxed, mesh).splitlines()}

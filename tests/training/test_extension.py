@@ -26,9 +26,7 @@ ONE = jax.devices()[:1]
 
 def blt(rope_scale=1.0):
     heads = AttentionConfig(dim=16, num_heads=2, packed=False)
-    local = StackConfig(
-        dim=16, num_layers=1, pattern="W", mlp_dim=24, mixers=table(attention=heads, window=8)
-    )
+    local = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=0, mixers=table(attention=heads, window=8))
     latent = StackConfig(
         dim=16,
         num_layers=2,
