@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -185,12 +185,14 @@ class Run:
         return replace(self, recipe=recipe, task=self.task.cut_by(patcher))
 
 
-def load(run_dir: str | os.PathLike[str], *, step: int | None = None, dtype: str | None = None) -> Run:
+def load(
+    run_dir: str | os.PathLike[str], *, step: int | Literal["best"] | None = None, dtype: str | None = None
+) -> Run:
     """A run's model, parameters, patcher, threshold and vocabulary.
 
     Args:
       run_dir: the folder that was given to `fit`.
-      step: of the checkpoint; None for the newest that can be read.
+      step: of the checkpoint; None for the newest that can be read, "best" for that of the best evaluation.
       dtype: to compute in, "bfloat16" or "float32"; None for the recipe's.
 
     The folder need not be trusted: no code of it runs, nothing outside it is read, and nothing larger than its files
@@ -211,11 +213,23 @@ def load(run_dir: str | os.PathLike[str], *, step: int | None = None, dtype: str
     if dtype is not None:
         recipe = replace(recipe, train=replace(recipe.train, dtype=dtype))
     task = make_task(recipe)
-    restored = restore(
-        checkpoint_dir(run_dir), partial(_param_shapes, task, recipe), step=step, subtree="params"
-    )
+    shapes = partial(_param_shapes, task, recipe)
+    read = partial(restore, checkpoint_dir(run_dir), shapes, subtree="params")
+    restored = read(step=None if step == "best" else step)
+    if step == "best":
+        restored = read(step=_best_step(restored.meta, run_dir))
     frozen = load_frozen(run_dir, resolved, step=restored.step)
     return Run(recipe, restored.step, task, restored.state, frozen)
+
+
+def _best_step(meta: dict[str, Any], run_dir: str | os.PathLike[str]) -> int:
+    """The step of the best evaluation, of which the newest checkpoint tells."""
+    best = meta.get("best")
+    if not best:
+        raise ValueError(
+            f"{run_dir} has no best step: it was trained without evaluations; name a step, or None"
+        )
+    return int(best[0][1])
 
 
 def _param_shapes(task: Task, recipe: Recipe, stored: Any) -> Any:

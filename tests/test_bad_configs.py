@@ -143,6 +143,8 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "eval_every": (-1,),
         "eval_batches": (0, 1.5),
         "checkpoint_every": (0, -200),
+        "keep_best": (-1, 1.5),
+        "patience": (0, 1.5),
         "keep": (1, 2.5),
         "max_skips": (0,),
         "max_overflow": (-0.1, 1.5, NAN),

@@ -5,7 +5,7 @@ A step holds the state (arrays) and a JSON object. Nothing is pickled. The one m
 
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -246,6 +246,18 @@ def _is_new(record: logging.LogRecord) -> bool:
     return not (record.exc_info and "orbax" in record.pathname)
 
 
+class _Named:
+    """Has Orbax keep the steps that a function names."""
+
+    def __init__(self, steps: Callable[[], Collection[int]]) -> None:
+        self.steps = steps
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """One answer for each of the checkpoints."""
+        named = set(self.steps())
+        return [checkpoint.step in named for checkpoint in checkpoints]
+
+
 class Checkpointer:
     """Saves and restores the steps of one run. Every process calls every method.
 
@@ -253,6 +265,9 @@ class Checkpointer:
       directory: local, `gs://` or `s3://`; made by the first save if absent.
       keep: newest steps kept; at least 2, or there is nothing to fall back to.
       keep_period: steps that are a multiple of it are kept for ever.
+
+    Attributes:
+      best: gives steps that are kept besides, as long as it names them.
     """
 
     def __init__(
@@ -261,12 +276,14 @@ class Checkpointer:
         if keep < 2:
             raise ValueError(f"keep={keep}: keep at least 2 checkpoints, or a damaged one cannot be replaced")
         self.directory = _folder(directory)
+        self.best: Callable[[], Collection[int]] = tuple
         self._saving: int | None = None
         # of its own, or the first of two to close would take the other's away
         self._filter = partial(_is_new)
         logging.getLogger("absl").addFilter(self._filter)
         policies = ocp.training.preservation_policies
-        kept: list[Any] = [policies.LatestN(keep)]
+        # a function: Orbax copies its options deeply
+        kept: list[Any] = [policies.LatestN(keep), _Named(lambda: self.best())]
         if keep_period is not None:
             kept.append(policies.EveryNSteps(keep_period))
         self._policy = policies.AnyPreservationPolicy(kept)

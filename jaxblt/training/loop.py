@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.sources import DocumentSource
+from jaxblt.training.best import Standing
 from jaxblt.training.cadence import SaveCadence
 from jaxblt.training.checkpoint import Checkpointer, Restored
 from jaxblt.training.evaluate import Validation
@@ -128,11 +129,11 @@ def fit(
     ):
         data = open_data(recipe, mesh, source=source)
         startup.done("data")
-        setup, state, first, seconds = begin(
-            recipe, run_dir, data, mesh, checkpoints, resume_with=resume_with
-        )
-        if first >= setup.recipe.train.steps:
+        setup, state, first, meta = begin(recipe, run_dir, data, mesh, checkpoints, resume_with=resume_with)
+        standing = standing_of(setup.recipe, meta)
+        if first >= setup.recipe.train.steps or standing.exhausted:
             return already_finished(setup, state, first, run_dir)
+        checkpoints.best = lambda: standing.steps if setup.recipe.train.keep_best else ()
         data = replace(data, history=entropy_history(setup.recipe))
         startup.done("calibration and parameters")
 
@@ -141,7 +142,7 @@ def fit(
         example = to_devices(data.batch(first), mesh, recipe.data.batch_size, setup.layout)
         report = describe(setup, data, op_choices(train_step, state, example), costs[full])
         peak = peak_flops(jax.devices()[0].device_kind)
-        meter = Meter(costs[full], None if peak is None else peak * mesh.size, seconds=seconds)
+        meter = Meter(costs[full], None if peak is None else peak * mesh.size, seconds=meta["seconds"])
         validation = Validation(setup, source)
         startup.done("tracing")
 
@@ -161,17 +162,26 @@ def fit(
             log.text(first, "report", f"```\n{report}\n```")
             progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
             trainer = Trainer(
-                setup, data, train_step, costs, validation, checkpoints, log, progress, meter, stop, startup
+                *(setup, data, train_step, costs, validation, standing, checkpoints),
+                *(log, progress, meter, stop, startup),
             )
             return trainer.run(state, first)
 
 
 def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str | os.PathLike[str]) -> Fitted:
     """Says so; nothing is trained or written."""
-    steps = setup.recipe.train.steps
+    steps, why = setup.recipe.train.steps, ""
+    if step < steps:
+        why = ", and its evaluations no longer improved (train.patience)"
     with Progress(steps, start=step, show=jax.process_index() == 0) as progress:
-        progress.say(f"{run_dir} is finished: it is at step {step} of {steps}; nothing was changed")
+        progress.say(f"{run_dir} is finished: it is at step {step} of {steps}{why}; nothing was changed")
     return Fitted(setup.recipe, state, step, finished=True)
+
+
+def standing_of(recipe: Recipe, meta: dict[str, Any]) -> Standing:
+    """How the run's evaluations compare so far."""
+    train, objective = recipe.train, recipe.objective
+    return Standing(train.keep_best, train.patience, higher=objective.higher_is_better, meta=meta)
 
 
 def begin(
@@ -182,8 +192,8 @@ def begin(
     checkpoints: Checkpointer,
     *,
     resume_with: bool = False,
-) -> tuple[Setup, TrainState, int, float]:
-    """Setup, first state, its step, and the seconds of training behind it.
+) -> tuple[Setup, TrainState, int, dict[str, Any]]:
+    """Setup, first state, its step, and what was noted beside it: seconds of training, the best evaluations.
 
     1. The folder holds a checkpoint: the run goes on from the newest one that can be read, if the recipe learns what
        the run does (`adopt`). Log lines of later steps are dropped, for they come again.
@@ -199,7 +209,7 @@ def begin(
         setup = make_setup(recipe, mesh, frozen)
         state, meta, step = restore_state(checkpoints, setup, frozen)
         check_steps_left(recipe, stored, step)
-        return setup, forgive(state), step, meta["seconds"]
+        return setup, forgive(state), step, meta
     if recipe.init_from is not None:
         recipe = inherit(recipe, recipe.init_from)
     recipe, frozen = resolve(recipe, data, mesh)
@@ -207,7 +217,7 @@ def begin(
     state = init_state(setup, frozen)
     if recipe.init_from is not None:
         state = replace(state, params=load_params(recipe.init_from, setup.abstract.params))
-    return setup, state, 0, 0.0
+    return setup, state, 0, {"seconds": 0.0}
 
 
 def restore_state(checkpoints: Checkpointer, setup: Setup, frozen: dict[str, Frozen]) -> Restored:
@@ -241,6 +251,7 @@ class Trainer:
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     costs: dict[int, Cost]
     validation: Validation
+    standing: Standing
     checkpoints: Checkpointer
     log: RunLog
     progress: Progress
@@ -259,7 +270,7 @@ class Trainer:
             closing(self.data.iterator(first)) as batches,
             traced(Path(self.log.run_dir) / "profile", train.profile_steps) as trace,
         ):
-            while step < train.steps and not stopped:
+            while step < train.steps and not stopped and not self.standing.exhausted:
                 trace(step)
                 state, metrics = self.advance(state, batches, step)
                 step += 1
@@ -267,20 +278,26 @@ class Trainer:
                 bad.add(step, metrics)
                 if step % train.log_every == 0 or last:
                     self.write(metrics, step, bad)
-                paused = time.perf_counter()
+                paused, best = time.perf_counter(), False
                 if train.eval_every and (step % train.eval_every == 0 or last):
                     if not validated:
                         self.draw(state, step)
                     validated = self.validate(state, step)
+                    best = train.keep_best > 0 and step in self.standing.steps
+                    last = last or self.standing.exhausted
                 if train.time_limit_s is not None and self.meter.seconds > train.time_limit_s:
                     self.stop.set()
                 stopped = self.stop.agreed(step)
-                if saves.due(step) or last or stopped:
+                if saves.due(step) or best or last or stopped:
                     self.save(state, step, saves, leaving=last or stopped)
                 self.meter.pause(paused)
         self.checkpoints.wait()
-        finished = step >= train.steps
-        if not finished:
+        finished = step >= train.steps or self.standing.exhausted
+        if self.standing.exhausted:
+            self.progress.say(
+                f"ended at step {step}: {self.standing.since} evaluations in a row were no better"
+            )
+        elif not finished:
             self.progress.say(f"stopped and saved at step {step} of {train.steps}; fit again to go on")
         return Fitted(self.setup.recipe, state, step, finished, validated)
 
@@ -312,7 +329,9 @@ class Trainer:
         Where the run is left the state is saved all the same: it is that of the last good step, further on.
         """
         if leaving or not int(state.skipped_in_a_row):
-            self.checkpoints.save(step, without_frozen(forgive(state)), {"seconds": self.meter.seconds})
+            self.checkpoints.save(
+                step, without_frozen(forgive(state)), self.standing.meta | {"seconds": self.meter.seconds}
+            )
             saves.saved()
 
     def write(self, metrics: Metrics, step: int, bad: BadSteps) -> None:
@@ -331,6 +350,7 @@ class Trainer:
         found = self.validation(state)
         self.log.scalars(step, {f"validation/{name}": value for name, value in found.items()})
         headline = self.setup.recipe.objective.headline
+        self.standing.note(found[headline], step)
         self.progress.say(f"step {step}: validation {found[headline]:.4f} {headline.replace('_', ' ')}")
         return found
 

@@ -36,6 +36,9 @@ class TrainConfig:
       checkpoint_every: between checkpoints; the last step is always saved.
       checkpoint_every_s: the most seconds between checkpoints, whatever the steps; None for no limit.
       keep: checkpoints kept, the newest ones.
+      keep_best: checkpoints kept besides: those of the evaluations with the best headline figures, saved as they are
+        found. `jaxblt.load(run_dir, step="best")` reads the best one.
+      patience: evaluations in a row without a better headline figure after which the run ends; None for no such end.
       max_skips: steps in a row whose gradient may be non-finite (and is not applied) before the run fails.
       max_overflow: share of patch boundaries that may be refused for want of slots before the run fails.
       time_limit_s: seconds of training after which the run saves and ends, whatever the step; None for no limit.
@@ -54,6 +57,8 @@ class TrainConfig:
     checkpoint_every: int = 200
     checkpoint_every_s: float | None = 300.0
     keep: int = 2
+    keep_best: int = 0
+    patience: int | None = None
     max_skips: int = 5
     max_overflow: float = 0.1
     time_limit_s: float | None = None
@@ -67,6 +72,13 @@ class TrainConfig:
         check_bounds(self, "eval_batches", least=1, why=": None takes the whole split")
         check_bounds(self, "seed", least=0, most=MOST_SEED)
         check_bounds(self, "keep", least=2, why=", so that there is one to fall back to")
+        check_bounds(self, "keep_best", least=0)
+        check_bounds(self, "patience", least=1, why=": None ends no run early")
+        if (self.keep_best or self.patience) and not self.eval_every:
+            raise ValueError(
+                f"TrainConfig.keep_best = {self.keep_best} and patience = {self.patience} compare evaluations, and "
+                "eval_every is 0: set it"
+            )
         check_bounds(self, "max_overflow", least=0, most=1, why=": it is a share")
         check_bounds(self, "checkpoint_every_s", "time_limit_s", above=0, why=": seconds, None sets no limit")
         check_bounds(self, "profile_steps", least=0)

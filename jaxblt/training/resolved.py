@@ -29,6 +29,8 @@ FREE = (
     "train.checkpoint_every",
     "train.checkpoint_every_s",
     "train.keep",
+    "train.keep_best",
+    "train.patience",
     "train.max_skips",
     "train.max_overflow",
     "train.time_limit_s",

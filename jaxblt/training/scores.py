@@ -23,6 +23,11 @@ class IdScores:
     accuracy: bool = False
 
     @property
+    def higher_is_better(self) -> bool:
+        """Of the headline figure."""
+        return self.accuracy
+
+    @property
     def headline(self) -> str:
         """The figure to show first."""
         return "accuracy" if self.accuracy else "bits_per_byte"
@@ -70,6 +75,7 @@ class LabelScores:
     """Scores of an objective that asks for a class a row, `batch.labels`: mean cross-entropy and accuracy."""
 
     headline = "accuracy"
+    higher_is_better = True
 
     def weight(self, batch: Batch) -> Float[Array, ""]:
         """Rows that hold something."""
