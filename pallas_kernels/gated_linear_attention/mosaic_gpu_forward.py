@@ -38,6 +38,7 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     boxes,
     decay,
     feed,
+    load_state,
     multiply,
     ones,
     pairs,
@@ -181,7 +182,7 @@ def _compute(start: Any, o: Any, final: Any, shared: Shared, call: Call) -> None
         plgpu.barrier_arrive(shared.free.at[slot])
         return state
 
-    state = tuple(plgpu.load(start.at[box], layout=plgpu.Layout.WGMMA, optimized=False) for box in parts)
+    state = load_state(start, parts, (spare.at[0], spare.at[1], shared.states.at[worker, 0]))
     state = lax.fori_loop(0, call.chunks, advance, state)
     for box, part in zip(parts, state, strict=True):
         final[box] = part

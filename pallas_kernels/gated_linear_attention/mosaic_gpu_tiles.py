@@ -116,6 +116,26 @@ def multiply(pairs: Sequence[tuple[Any, Any]], call: Call, total: Array | None =
     return pl.run_scoped(fresh, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
+def load_state(ref: Any, boxes: Sequence[Any], places: Sequence[Any]) -> State:
+    """Tiles in fp32 from global memory, bit by bit, by way of three tiles of shared memory.
+
+    Inside `shard_map` what is loaded from global memory varies over mesh axes and a sum of products does not. A loop
+    carries one type.
+    """
+    found = []
+    for box in boxes:
+        left = plgpu.load(ref.at[box], layout=plgpu.Layout.WGMMA, optimized=False)
+        for place in places:
+            bits = lax.bitcast_convert_type(left, jnp.int32) & jnp.int32(-65536)
+            upper = lax.bitcast_convert_type(bits, jnp.float32)
+            place[...], left = upper.astype(jnp.bfloat16), left - upper
+        plgpu.commit_smem()
+        high, middle, low = (read(place) for place in places)
+        found.append(high + (middle + low))
+        plgpu.commit_smem()
+    return tuple(found)
+
+
 class Pairs(NamedTuple):
     """Masks over pairs of steps of a chunk, of which one is a row and one a column of a tile."""
 
