@@ -17,13 +17,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels.attention.tiles import by_row
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     STAGES,
     Call,
     State,
     boxes,
+    by_row,
     decay,
     feed,
     load_state,
