@@ -154,10 +154,7 @@ def fit(
             stop = closed_last.enter_context(StopRequest(every=recipe.train.log_every))
             write_frozen(run_dir, state.frozen)
             if is_main:
-                hashes = {name: tree.content_hash for name, tree in state.frozen.items()}
-                resolved = Resolved(setup.recipe, hashes)
-                keep_earlier(run_dir, resolved, first)
-                write_resolved(run_dir, resolved)
+                write_recipe(run_dir, setup.recipe, state, first)
             log.truncate_after(first)
             log.text(first, "report", f"```\n{report}\n```")
             progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
@@ -166,6 +163,13 @@ def fit(
                 *(log, progress, meter, stop, startup),
             )
             return trainer.run(state, first)
+
+
+def write_recipe(run_dir: str | os.PathLike[str], recipe: Recipe, state: TrainState, first: int) -> None:
+    """Writes the recipe with the hashes of its frozen trees; the one that held before step `first` is kept aside."""
+    resolved = Resolved(recipe, {name: tree.content_hash for name, tree in state.frozen.items()})
+    keep_earlier(run_dir, resolved, first)
+    write_resolved(run_dir, resolved)
 
 
 def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str | os.PathLike[str]) -> Fitted:

@@ -24,14 +24,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels.attention.tiles import along, by_row, zeros
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     LEVELS,
     Call,
     Pairs,
     Tile,
+    along,
     boxes,
+    by_row,
     decay,
     multiply,
     ones,
@@ -40,6 +41,7 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     spread,
     store,
     tiles,
+    zeros,
 )
 
 PARTS = 4
@@ -207,7 +209,7 @@ def _by_head(shared: Shared, keys: list[Any], values: list[Any], worker: Any, ca
     upper = jnp.where(masks.column >= masks.row, jnp.exp2(there - here), 0.0) * call.scale
     weights, turned = weights.astype(jnp.bfloat16), product(v, do, upper).astype(jnp.bfloat16)
     scores = product(k, q, upper).astype(jnp.bfloat16)
-    made, read_by, written_by, kept = [], zeros(PIECE), zeros(PIECE), zeros(PIECE)
+    made, read_by, written_by, kept = [], zeros(), zeros(), zeros()
     for j in values:
         entered = multiply([(a, shared.behind.at[i, j]) for i, a in enumerate(k)], call) * writing
         made.append((shared.v.at[j], multiply([(scores, shared.do.at[j])], call, entered)))
@@ -256,7 +258,7 @@ def _by_key(shared: Shared, keys: list[Any], values: list[Any], worker: Any, cal
     v, do = ([ref.at[j] for j in all_values] for ref in (shared.v, shared.do))
     lower, upper = (multiply([(a, b.T) for a, b in zip(*x, strict=True)], call) for x in ((do, v), (v, do)))
     weights = _weights(lower * call.scale, upper * call.scale, masks)
-    scores, dq, dk, dgate = zeros(PIECE), [], [], []
+    scores, dq, dk, dgate = zeros(), [], [], []
     for i in keys:
         before, behind = ([ref.at[i, j] for j in all_values] for ref in (shared.before, shared.behind))
         gates = [gate.at[i] for gate in shared.gates]
@@ -295,7 +297,7 @@ def _by_value(
     masks, all_values, all_keys = pairs(), range(call.workers), range(call.keys)
     q, k = ([ref.at[i] for i in all_keys] for ref in (shared.q, shared.k))
     lower, upper = (multiply([(a, b.T) for a, b in zip(*x, strict=True)], call) for x in ((q, k), (k, q)))
-    weights, scores, dv, dgate = _weights(lower, upper, masks), zeros(PIECE), [], []
+    weights, scores, dv, dgate = _weights(lower, upper, masks), zeros(), [], []
     for j in values:
         before, behind = ([ref.at[i, j] for i in all_keys] for ref in (shared.before, shared.behind))
         gates = [gate.at[j] for gate in shared.gates]
@@ -381,7 +383,7 @@ def _decayed(
         return da + jnp.where(second, reached, 0.0), db + jnp.where(second, 0.0, reached), scores, gate
 
     scores = jnp.where(masks.same(), spread((a() * b()).sum(axis=1)), 0.0)
-    found = (diagonal * b(), diagonal * a(), scores, zeros(PIECE))
+    found = (diagonal * b(), diagonal * a(), scores, zeros())
     da, db, scores, gate = lax.fori_loop(0, LEVELS, add, found)
     ends = []
     for place, side, steps, x, product in (

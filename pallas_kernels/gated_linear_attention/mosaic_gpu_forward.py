@@ -26,7 +26,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels.attention.tiles import along, by_row, zeros
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     LEVELS,
@@ -35,9 +34,12 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     Pairs,
     State,
     Tile,
+    along,
     boxes,
+    by_row,
     decay,
     feed,
+    load_state,
     multiply,
     ones,
     pairs,
@@ -46,6 +48,7 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     store,
     tiles,
     total_by_row,
+    zeros,
 )
 
 
@@ -181,7 +184,7 @@ def _compute(start: Any, o: Any, final: Any, shared: Shared, call: Call) -> None
         plgpu.barrier_arrive(shared.free.at[slot])
         return state
 
-    state = tuple(plgpu.load(start.at[box], layout=plgpu.Layout.WGMMA, optimized=False) for box in parts)
+    state = load_state(start, parts, (spare.at[0], spare.at[1], shared.states.at[worker, 0]))
     state = lax.fori_loop(0, call.chunks, advance, state)
     for box, part in zip(parts, state, strict=True):
         final[box] = part
@@ -224,7 +227,7 @@ def _by_key(shared: Shared, step: Array, state: State, call: Call) -> tuple[Tile
     slot, worker, masks = step % STAGES, lax.axis_index("warpgroup"), pairs()
     gates = [[gate.at[slot, i] for gate in shared.stage.gates] for i in range(call.keys)]
     split = call.workers > 1
-    scores = zeros(PIECE)
+    scores = zeros()
     for i in [worker] if split else range(call.keys):
         tile = [ref.at[slot, i] for ref in (shared.stage.q, shared.stage.k)]
         own = [gate.at[slot, i] for gate in shared.stage.gates]

@@ -17,15 +17,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels.attention.tiles import by_row
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     STAGES,
     Call,
     State,
     boxes,
+    by_row,
     decay,
     feed,
+    load_state,
     multiply,
     ones,
     pairs,
@@ -89,7 +90,7 @@ def _scratch(call: Call) -> Shared:
         gates=tuple(gates),
         there=plgpu.Barrier(num_arrivals=copies, num_barriers=STAGES),
         free=plgpu.Barrier(num_arrivals=workers, num_barriers=STAGES),
-        spare=tiles(workers, keys if call.gate == "key" else 1),
+        spare=tiles(workers, 3),
         states=tiles(workers, keys),
     )
 
@@ -155,7 +156,7 @@ def _compute(start: Any, found: Any, last: Any, shared: Shared, call: Call, reve
         plgpu.barrier_arrive(shared.free.at[step % STAGES])
         return state
 
-    state = tuple(plgpu.load(start.at[box], layout=plgpu.Layout.WGMMA, optimized=False) for box in parts)
+    state = load_state(start, parts, [shared.spare.at[worker, i] for i in range(3)])
     state = lax.fori_loop(0, call.chunks, advance, state)
     for box, part in zip(parts, state, strict=True):
         last[box] = part

@@ -13,7 +13,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.attention.tiles import across, indices, swizzled, zeros
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 
 LEVELS = 6
@@ -53,7 +52,25 @@ class Call(NamedTuple):
 
 def tiles(*places: int) -> Any:
     """Scratch for tiles that tensor cores read."""
-    return swizzled((*places, PIECE, PIECE), jnp.bfloat16)
+    tiling: Any = plgpu.TilingTransform((8, PIECE))  # pyright: ignore[reportAbstractUsage]
+    swizzle: Any = plgpu.SwizzleTransform(2 * PIECE)  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM((*places, PIECE, PIECE), jnp.bfloat16, transforms=(tiling, swizzle))
+
+
+def zeros() -> Tile:
+    """A tile in registers, laid out as products are."""
+    return plgpu.layout_cast(jnp.zeros((PIECE, PIECE), jnp.float32), plgpu.Layout.WGMMA)
+
+
+def by_row(ref: Any) -> Float[Array, "64"]:
+    """A vector from memory, one number for each row of a product."""
+    return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+
+
+def along(ref: Any) -> Tile:
+    """One number a column, from memory, in each row."""
+    column = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+    return lax.broadcast_in_dim(column, (PIECE, PIECE), [1])
 
 
 def read(ref: Any) -> Tile:
@@ -116,6 +133,26 @@ def multiply(pairs: Sequence[tuple[Any, Any]], call: Call, total: Array | None =
     return pl.run_scoped(fresh, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
+def load_state(ref: Any, boxes: Sequence[Any], places: Sequence[Any]) -> State:
+    """Tiles in fp32 from global memory, bit by bit, by way of three tiles of shared memory.
+
+    Inside `shard_map` what is loaded from global memory varies over mesh axes and a sum of products does not. A loop
+    carries one type.
+    """
+    found = []
+    for box in boxes:
+        left = plgpu.load(ref.at[box], layout=plgpu.Layout.WGMMA, optimized=False)
+        for place in places:
+            bits = lax.bitcast_convert_type(left, jnp.int32) & jnp.int32(-65536)
+            upper = lax.bitcast_convert_type(bits, jnp.float32)
+            place[...], left = upper.astype(jnp.bfloat16), left - upper
+        plgpu.commit_smem()
+        high, middle, low = (read(place) for place in places)
+        found.append(high + (middle + low))
+        plgpu.commit_smem()
+    return tuple(found)
+
+
 class Pairs(NamedTuple):
     """Masks over pairs of steps of a chunk, of which one is a row and one a column of a tile."""
 
@@ -153,14 +190,16 @@ class Pairs(NamedTuple):
 
 def pairs() -> Pairs:
     """Of a chunk."""
-    return Pairs(indices(PIECE, 0), indices(PIECE, 1))
+    return Pairs(
+        *(plgpu.broadcasted_iota(jnp.int32, (PIECE, PIECE), i, layout=plgpu.Layout.WGMMA) for i in (0, 1))
+    )
 
 
 def ones(where: Bool[Array, "64 64"] | None = None) -> Tile:
     """1 there and 0 elsewhere, in bf16."""
     if where is None:
-        return (zeros(PIECE) + 1.0).astype(jnp.bfloat16)
-    return jnp.where(where, zeros(PIECE) + 1.0, 0.0).astype(jnp.bfloat16)
+        return (zeros() + 1.0).astype(jnp.bfloat16)
+    return jnp.where(where, zeros() + 1.0, 0.0).astype(jnp.bfloat16)
 
 
 def decay(steps: Tile, gates: Sequence[Any], call: Call) -> Tile:
@@ -181,4 +220,4 @@ def store(ref: Any, x: Tile) -> None:
 
 def spread(x: Float[Array, "64"]) -> Tile:
     """One number a row in each column."""
-    return across(x, PIECE)
+    return lax.broadcast_in_dim(x, (PIECE, PIECE), [0])

@@ -22,6 +22,7 @@ from pallas_kernels.gated_linear_attention.reference import gated_linear_attenti
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.linear_state import log_gates, normal, packed, relative_rms
 from tests.pallas_kernels.op_suite import OpCase
+from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 # Key heads that are shared; places that are filled again; one warpgroup and two.
