@@ -229,7 +229,7 @@ def _row_states(
 def _bytes_held(batch: Batch, patches: Patches | None) -> Int[Array, "B S"]:
     """The bytes to be answered for in each state of a row, BOS not counted."""
     if patches is None:
-        return batch.loss_mask.astype(jnp.int32) * (batch.inputs != BOS)
+        return batch.loss_mask.astype(jnp.int32) * (batch.inputs != BOS).astype(jnp.int32)
     lengths = patches.lengths.reshape(len(batch.inputs), -1)
     # a record of one row begins with BOS, in its first patch
     return lengths.at[:, 0].add(-1)

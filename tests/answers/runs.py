@@ -19,19 +19,27 @@ from jaxblt.training.setup import make_task
 from jaxblt.training.state import freeze_entropy
 from tests.mixer_table import table
 
-SEQ_LEN, BLOCK, ROWS = 64, 16, 4
+SEQ_LEN, BLOCK, ROWS = 64, 16, 8
 HEADS = AttentionConfig(dim=16, num_heads=2)
 HYENA = HyenaConfig(dim=16, filter=ModalFilter(modes=4, max_timescale=64.0))
 LOCAL = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=24, mixers=table(attention=HEADS, window=8))
 BYTES = ByteLMConfig(
     stack=StackConfig(
-        dim=16, num_layers=3, pattern="HA", mlp_dim=24, mixers=table(attention=HEADS, hyena=HYENA)
+        dim=16, num_layers=2, pattern="HA", mlp_dim=24, mixers=table(attention=HEADS, hyena=HYENA)
     )
 )
-LATENT = StackConfig(
-    dim=24, num_layers=2, pattern="HA", mlp_dim=24, mixers=table(attention=HEADS, hyena=HYENA)
-)
+LATENT = StackConfig(dim=24, num_layers=1, pattern="H", mlp_dim=24, mixers=table(hyena=HYENA))
 PATCHES = BLTConfig(LOCAL, LATENT, LOCAL, hash=None, bridge_heads=2, look_back=3)
+
+
+def random_records(*lengths: int) -> list[bytes]:
+    """Of so many bytes."""
+    rng = np.random.default_rng(len(lengths))
+    return [rng.integers(0, 256, n).astype(np.uint8).tobytes() for n in lengths]
+
+
+SHORT = random_records(13, 29, 1, 16, 22, 62, 40)
+LONG = random_records(66, 70, 150, 179)
 PATCHER = PatcherConfig(mode="entropy", threshold=2.0, block_size=BLOCK, capacity=14)
 
 
@@ -79,10 +87,10 @@ def drawn(model: Any) -> Any:
     rng = np.random.default_rng(0)
 
     def draw(path: Any, shape: Any) -> jax.Array:
-        name = path[-1].key
         noise = rng.normal(size=shape.shape).astype(np.float32)
-        wide = name == "kernel"
-        return jnp.asarray(1 + 0.1 * noise if name == "scale" else noise / 3 if wide else noise)
+        if path[-1].key == "scale":
+            return jnp.asarray(1 + 0.1 * noise)
+        return jnp.asarray(noise / np.float32(shape.shape[-2] ** 0.5) if path[-1].key == "kernel" else noise)
 
     return jax.tree_util.tree_map_with_path(draw, nn.meta.unbox(shapes)["params"])
 
@@ -104,9 +112,3 @@ def random_probabilities(seed: int = 0) -> np.ndarray:
 
 def ids_of(text: bytes) -> list[int]:
     return [byte + OFFSET for byte in text]
-
-
-def random_records(seed: int, count: int, most: int) -> list[bytes]:
-    """Of 1 to `most` bytes."""
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, 256, n).astype(np.uint8).tobytes() for n in rng.integers(1, most, count)]

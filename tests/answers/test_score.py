@@ -12,22 +12,23 @@ import pytest
 
 from jaxblt.answers import reading
 from jaxblt.answers.score import _target_nats, scoring_reader
+from jaxblt.data import make_dataset
 from jaxblt.data.batch import Batch
 from jaxblt.data.rows import Span, empty_rows, stream_ids, write_span
 from jaxblt.data.sources import BytesSource, Regions, reverse_complement, whole
 from jaxblt.data.vocab import BOS, EOS
 from jaxblt.training.objectives import Masked
+from jaxblt.training.setup import entropy_history
 from tests.answers.runs import (
     BLOCK,
+    LONG,
     ROWS,
     SEQ_LEN,
+    SHORT,
     ids_of,
     markov_run,
     random_probabilities,
-    random_records,
 )
-
-SHORT = random_records(1, 5, 30) + random_records(2, 3, SEQ_LEN - 1)
 
 
 def score(run, sequences, **options):
@@ -48,7 +49,7 @@ def test_packed_with_others_is_equal(run):
     """Two or three records a row, in the program that reads one."""
     reader, source = scoring_reader(run, window=None, batch_size=ROWS), BytesSource(SHORT)
     arrays, places = empty_rows(ROWS, SEQ_LEN), []
-    for row, documents in enumerate(((0, 1), (2, 3), (4, 0, 1))):
+    for row, documents in enumerate(((0, 1), (2, 3), (4, 0, 2))):
         offset = 0
         for segment, i in enumerate(documents, start=1):
             span = Span(i, 0, len(SHORT[i]) + 1, offset, 0)
@@ -75,16 +76,21 @@ def test_sums_and_bits_are_those_of_the_bytes(run):
     np.testing.assert_array_equal(kept.scored, kept.lengths + 1)
 
 
-def test_long_records_are_scored_as_evaluation_scores_windows(runs):
-    """Evaluation begins its windows at the same bytes, with the whole record's entropies, in a pipeline of its own."""
+def test_long_records_are_scored_in_the_windows_of_evaluation(runs):
+    """The pipeline makes its rows by itself: same first bytes, EOS, and the whole record's entropies."""
     run = runs["patches"]
-    records = [SHORT[0], *random_records(3, 2, 180)]
-    assert max(map(len, records)) > 2 * SEQ_LEN
-    data = dataclasses.replace(run.recipe.data, context=SEQ_LEN // 2)
-    expected = run.evaluate("all", data=data, source=BytesSource(records))
-    found = score(run, records, per_byte=True)
-    assert found.scored.sum() == expected["bytes"]
-    np.testing.assert_allclose(-found.log_likelihood.sum(), expected["loss"] * expected["bytes"], rtol=1e-5)
+    data = dataclasses.replace(run.recipe.data, context=SEQ_LEN // 2, batch_size=ROWS)
+    rows = make_dataset(data, split="all", mode="eval", source=BytesSource(LONG))
+    rows = dataclasses.replace(rows, history=entropy_history(run.recipe))
+    reader, expected, count = scoring_reader(run, window=None, batch_size=ROWS), 0.0, 0
+    for index in range(rows.num_batches):
+        batch = jax.tree.map(jnp.asarray, rows.batch(index))
+        nats, _ = _target_nats(reader.task, reader.params, reader.frozen, batch)
+        expected += float(jnp.sum(nats * batch.loss_mask.astype(jnp.float32)))
+        count += int(batch.loss_mask.sum())
+    found = score(run, LONG, per_byte=True)
+    assert found.scored.sum() == count
+    np.testing.assert_allclose(found.log_likelihood.sum(), expected, rtol=1e-5)
     np.testing.assert_allclose(found.log_likelihood, [x.sum() for x in found.per_byte], rtol=1e-12)
 
 
@@ -192,7 +198,7 @@ def test_logits_that_are_not_finite_name_record_and_byte():
     logits = run.params["logits"].at[ord("G") + 4, ord("T") + 4].set(jnp.nan)
     broken = dataclasses.replace(run, params={"logits": logits})
     with pytest.raises(ValueError, match="record '1' is nan at byte 4; parameters model/logits hold NaN"):
-        broken.score([b"ACGA", b"ACAGA"], batch_size=ROWS)
+        broken.score([b"ACTA", b"ACAGA"], batch_size=ROWS)
 
 
 def test_entropies_that_are_not_finite_are_an_error(runs):
