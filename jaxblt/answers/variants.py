@@ -93,13 +93,16 @@ def variants(
     reader = scoring_reader(run, window=size, batch_size=batch_size)
     source = fasta if isinstance(fasta, DocumentSource) else open_fasta(fasta, run.recipe.data)
     numbers = {name: i for i, name in enumerate(source.names)}
-    found, ratios = [], []
-    for group in batched(read_vcf(vcf), AT_ONCE):
-        pairs = [allele_windows(source, _number(numbers, v), v, size) for v in group]
-        ratios.append(_ratios(reader, group, pairs))
-        found += group
+    found = tuple(read_vcf(vcf))
+    for variant in found:
+        # Find what is wrong with the last row before hours are spent on the first ones
+        _check_variant(source, numbers, variant, size)
+    ratios = []
+    for group in batched(found, AT_ONCE):
+        windows = [allele_windows(source, numbers[v.chrom], v, size) for v in group]
+        ratios.append(_ratios(reader, group, windows))
     forward, reverse = np.concatenate(ratios, 1)
-    return VariantScores(tuple(found), forward, reverse, (forward + reverse) / 2)
+    return VariantScores(found, forward, reverse, (forward + reverse) / 2)
 
 
 def allele_windows(source: DocumentSource, number: int, variant: Variant, size: int) -> tuple[bytes, bytes]:
@@ -110,17 +113,9 @@ def allele_windows(source: DocumentSource, number: int, variant: Variant, size: 
       number: of the variant's record.
       variant: what is changed where.
       size: bytes of a window that no end of the record cuts short.
-
-    Raises:
-      ValueError: the reference allele is not what the record holds, or an allele is longer than the window.
     """
     start, before, after = variant.pos - 1, len(variant.ref), len(variant.alt)
-    if max(before, after) > size:
-        raise ValueError(
-            f"{variant.chrom}:{variant.pos} has an allele of {max(before, after)} bytes, longer than the windows: "
-            f"raise context = {size}"
-        )
-    ref = _reference_allele(source, number, variant)
+    ref = source.read(number, start, start + before)
     alt = variant.alt.lower() if ref[:1].islower() else variant.alt.upper()
     left = min((size - max(before, after)) // 2, start)
     right = int(source.lengths[number]) - (start + before)
@@ -132,27 +127,27 @@ def allele_windows(source: DocumentSource, number: int, variant: Variant, size: 
     return head + ref + tail[: length - before], head + alt.encode() + tail[: length - after]
 
 
-def _reference_allele(source: DocumentSource, number: int, variant: Variant) -> bytes:
-    """What the record holds at the variant, if it is the reference allele in either case."""
-    length = int(source.lengths[number])
-    start = min(variant.pos - 1, length)
-    held = source.read(number, start, min(start + len(variant.ref), length))
-    if held.upper() != variant.ref.upper().encode():
-        raise ValueError(
-            f"{variant.chrom}:{variant.pos}: the VCF file expects reference allele {variant.ref!r}, the FASTA record "
-            f"of {length} bases holds {held.decode('ascii', 'replace')!r}: take the reference that the variants were "
-            "called against"
-        )
-    return held
-
-
-def _number(numbers: dict[str, int], variant: Variant) -> int:
+def _check_variant(source: DocumentSource, numbers: dict[str, int], variant: Variant, size: int) -> None:
+    """Raises ValueError unless both alleles fit into a window, and the reference one is what the FASTA file holds."""
     if variant.chrom not in numbers:
         raise ValueError(
             f"{variant}: the FASTA file has no record {variant.chrom!r}, it has {', '.join(list(numbers)[:8])}: rename "
             "the chromosomes of one file"
         )
-    return numbers[variant.chrom]
+    where, longest = f"{variant.chrom}:{variant.pos}", max(len(variant.ref), len(variant.alt))
+    if longest > size:
+        raise ValueError(
+            f"{where} has an allele of {longest} bytes, longer than the windows: raise context = {size}"
+        )
+    number = numbers[variant.chrom]
+    length: int = int(source.lengths[number])
+    start = min(variant.pos - 1, length)
+    held = source.read(number, start, min(start + len(variant.ref), length))
+    if held.upper() != variant.ref.upper().encode():
+        raise ValueError(
+            f"{where}: the VCF file expects reference allele {variant.ref!r}, the FASTA record of {length} bases holds "
+            f"{held.decode('ascii', 'replace')!r}: take the reference that the variants were called against"
+        )
 
 
 def _ratios(reader: Reader, group: Sequence[Variant], windows: Sequence[tuple[bytes, bytes]]) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxblt.data import DataConfig
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
-from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
+from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.run import Run
@@ -22,6 +22,8 @@ from tests.mixer_table import table
 SEQ_LEN, BLOCK, ROWS = 64, 16, 8
 HEADS = AttentionConfig(dim=16, num_heads=2)
 HYENA = HyenaConfig(dim=16, filter=ModalFilter(modes=4, max_timescale=64.0))
+SHORT_HYENA = HyenaConfig(dim=16, filter=ExplicitFilter(taps=3))
+NEAR = StackConfig(dim=16, num_layers=1, pattern="S", mlp_dim=24, mixers={"S": SHORT_HYENA})
 LOCAL = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=24, mixers=table(attention=HEADS, window=8))
 BYTES = ByteLMConfig(
     stack=StackConfig(
@@ -29,7 +31,7 @@ BYTES = ByteLMConfig(
     )
 )
 LATENT = StackConfig(dim=24, num_layers=1, pattern="H", mlp_dim=24, mixers=table(hyena=HYENA))
-PATCHES = BLTConfig(LOCAL, LATENT, LOCAL, hash=None, bridge_heads=2, look_back=3)
+PATCHES = BLTConfig(NEAR, LATENT, NEAR, hash=None, bridge_heads=2, look_back=3)
 
 
 def random_records(*lengths: int) -> list[bytes]:

@@ -13,17 +13,16 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.rows import Span, empty_rows, stream_ids, write_span
 from jaxblt.data.sources import BytesSource
 from jaxblt.data.vocab import EOS
-from jaxblt.mixers import ExplicitFilter
 from jaxblt.models import StackConfig, unstack_periods
 from jaxblt.models.hidden import find_layer, hidden_states, layers_of
 from tests.answers.runs import (
     BLOCK,
     BYTES,
-    HYENA,
     LONG,
     ROWS,
     SEQ_LEN,
     SHORT,
+    SHORT_HYENA,
     drawn,
     ids_of,
     markov_run,
@@ -109,8 +108,8 @@ def test_patches_hold_the_bytes_of_the_record_and_nothing_else(runs, tmp_path):
 
 def test_layers_are_the_same_scanned_unrolled_and_with_remat():
     """Read off one program each; the last block's output is what the head's norm takes."""
-    short = dataclasses.replace(HYENA, filter=ExplicitFilter(taps=3))
-    stack = StackConfig(dim=16, num_layers=3, pattern="ST", mixers={"S": short, "T": short}, mlp_dim=0)
+    mixers = {"S": SHORT_HYENA, "T": SHORT_HYENA}
+    stack = StackConfig(dim=16, num_layers=3, pattern="ST", mixers=mixers, mlp_dim=0)
     scanned = dataclasses.replace(BYTES, stack=stack)
     apart = dataclasses.replace(BYTES, stack=dataclasses.replace(stack, scan=False, remat="full"))
     params = drawn(scanned.build())

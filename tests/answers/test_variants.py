@@ -1,5 +1,6 @@
 """Ratios of variants against windows written down by hand, under a model whose probabilities are known."""
 
+import dataclasses
 import gzip
 import math
 from itertools import pairwise
@@ -132,11 +133,13 @@ BAD = [
 
 @pytest.mark.parametrize(("row", "message"), BAD)
 def test_bad_rows_are_named(tmp_path, row, message):
+    """Before anything is scored: the run has no parameters to do it with."""
     vcf = tmp_path / "bad.vcf"
-    vcf.write_text(row + "\n")
+    vcf.write_text(row + "\n" + ("one\t5\t.\tA\tG\n" if row[0] != "#" else ""))
+    run = dataclasses.replace(dna_run(random_probabilities()), params=None)
     source = BytesSource([ONE.encode(), b"ggNacgt"], ["one", "two"])
     with pytest.raises(ValueError, match=message):
-        dna_run(random_probabilities()).variants(vcf, source, context=CONTEXT, batch_size=ROWS)
+        run.variants(vcf, source, context=CONTEXT, batch_size=ROWS)
 
 
 def test_bad_files_are_named(files, tmp_path):
