@@ -10,6 +10,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxblt.answers import (
+    BATCH_SIZE,
+    Embeddings,
+    Pool,
+    Scores,
+    Sequences,
+    VariantScores,
+    embed,
+    score,
+    variants,
+)
 from jaxblt.data import vocab
 from jaxblt.data.pipeline import make_dataset
 from jaxblt.data.sources import DocumentSource
@@ -142,6 +153,42 @@ class Run:
                 "objective": task.objective,
             }
             return evaluate(step, state, dataset, devices, max_batches=max_batches, **options)
+
+    def score(
+        self,
+        sequences: Sequences,
+        *,
+        per_byte: bool = False,
+        both_strands: bool = False,
+        window: int | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> Scores:
+        """Log-likelihood of each record in nats; see `jaxblt.answers.score`."""
+        options = {"window": window, "batch_size": batch_size}
+        return score(self, sequences, per_byte=per_byte, both_strands=both_strands, **options)
+
+    def embed(
+        self,
+        sequences: Sequences,
+        *,
+        layer: int | Literal["final"] | None = None,
+        pool: Pool = "mean",
+        window: int | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> Embeddings:
+        """Hidden states of each record, by layer and pool; see `jaxblt.answers.embed`."""
+        return embed(self, sequences, layer=layer, pool=pool, window=window, batch_size=batch_size)
+
+    def variants(
+        self,
+        vcf: str | os.PathLike[str],
+        fasta: str | os.PathLike[str] | DocumentSource,
+        *,
+        context: int | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> VariantScores:
+        """Log-likelihood ratios of the variants of a VCF file, both strands; see `jaxblt.answers.variants`."""
+        return variants(self, vcf, fasta, context=context, batch_size=batch_size)
 
     def recalibrate(
         self,

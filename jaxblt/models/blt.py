@@ -123,6 +123,14 @@ class BLT(nn.Module):
     dtype: Any = jnp.float32
     patcher: PatcherConfig | None = None
 
+    patch_stacks = ("latent",)
+
+    @property
+    def stacks(self) -> dict[str, StackConfig]:
+        """The stacks by the names of their submodules, in the order in which bytes pass them."""
+        config = self.config
+        return {"encoder": config.encoder, "latent": config.latent, "decoder": config.decoder}
+
     def setup(self) -> None:
         config, dtype = self.config, self.dtype
         self.embedding = ByteEmbedding(config.embedding, dtype)

@@ -144,6 +144,11 @@ class ByteLM(nn.Module):
     patcher = None
     grid = 1
 
+    @property
+    def stacks(self) -> dict[str, StackConfig]:
+        """The stacks by the names of their submodules, in the order in which bytes pass them."""
+        return {"stack": self.config.stack}
+
     def setup(self) -> None:
         self.embedding = ByteEmbedding(self.config.embedding, self.dtype)
         self.stack = Stack(self.config.stack, self.dtype)

@@ -291,7 +291,7 @@ class Stack(nn.Module):
         if config.scan:
             scanned = nn.scan(
                 Period,
-                variable_axes={"params": 0, "losses": 0, "metrics": 0},
+                variable_axes={"params": 0, "losses": 0, "metrics": 0, "intermediates": 0},
                 split_rngs={"params": True, "dropout": True},
                 in_axes=(nn.broadcast, nn.broadcast, 0),  # pyright: ignore[reportArgumentType]
                 length=config.repeats,

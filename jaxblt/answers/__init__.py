@@ -1,0 +1,27 @@
+"""Answers from a trained run: log-likelihoods, hidden states, effects of variants.
+
+`jaxblt.load(run_dir)` returns a run; `run.score`, `run.embed` and `run.variants` call this room. A record is a document
+of its own: its answer does not depend on the records beside it. Generation is in `jaxblt.inference`, the loss over a
+split in `jaxblt.training.evaluate`.
+"""
+
+from jaxblt.answers.embed import Embeddings, Pool, embed
+from jaxblt.answers.records import Sequences, open_records
+from jaxblt.answers.score import BATCH_SIZE, Scores, score
+from jaxblt.answers.variants import VariantScores, variants
+from jaxblt.answers.vcf import Variant, read_vcf
+
+__all__ = [
+    "BATCH_SIZE",
+    "Embeddings",
+    "Pool",
+    "Scores",
+    "Sequences",
+    "Variant",
+    "VariantScores",
+    "embed",
+    "open_records",
+    "read_vcf",
+    "score",
+    "variants",
+]

@@ -1,0 +1,115 @@
+"""Answers as commands: from a run's folder and a file to a file of answers. Each returns the line to print."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jaxblt.answers.embed import Pool
+from jaxblt.answers.score import BATCH_SIZE
+
+
+def score(
+    run_dir: Path,
+    file: Path,
+    /,
+    *,
+    out: Path,
+    per_byte: bool = False,
+    both_strands: bool = False,
+    window: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    step: int | None = None,
+) -> str:
+    """Write the log-likelihood of each record of a file, in nats, as tab-separated values.
+
+    Args:
+      run_dir: folder of a run that predicts the next byte.
+      file: FASTA (by its ending), JSON lines (.jsonl) or text, which is one record.
+      out: file to write, with columns name, length, scored, log_likelihood, bits_per_byte.
+      per_byte: add a column with the nats of every byte, commas between them.
+      both_strands: mean over the record and its reverse complement.
+      window: most positions of a row; by default the length of the run's training rows.
+      batch_size: rows that are read at once.
+      step: of the checkpoint; by default the newest.
+
+    Returns:
+      A line that says what was written.
+    """
+    from jaxblt.run import load
+
+    options = {"window": window, "batch_size": batch_size}
+    found = load(run_dir, step=step).score(file, per_byte=per_byte, both_strands=both_strands, **options)
+    found.to_tsv(out)
+    bits = -found.log_likelihood.sum() / found.scored.sum() / np.log(2)
+    return f"{len(found)} records, {found.lengths.sum():,} bytes, {bits:.4f} bits per byte, in {out}"
+
+
+def embed(
+    run_dir: Path,
+    file: Path,
+    /,
+    *,
+    out: Path,
+    layer: int | Literal["final"] | None = None,
+    pool: Pool = "mean",
+    window: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    step: int | None = None,
+) -> str:
+    """Write hidden states of each record of a file as a NumPy archive (.npz).
+
+    Args:
+      run_dir: folder of a run.
+      file: FASTA (by its ending), JSON lines (.jsonl) or text, which is one record.
+      out: file to write, with arrays names, lengths and states.
+      layer: number of a block, negative from the end, or "final".
+      pool: "mean", "last", "per_byte" or "per_patch".
+      window: most positions of a row; by default the length of the run's training rows.
+      batch_size: rows that are read at once.
+      step: of the checkpoint; by default the newest.
+
+    Returns:
+      A line that says what was written.
+    """
+    from jaxblt.run import load
+
+    options = {"window": window, "batch_size": batch_size}
+    found = load(run_dir, step=step).embed(file, layer=layer, pool=pool, **options)
+    found.to_npz(out)
+    states = sum(array.size // array.shape[-1] for array in found.arrays)
+    width = found.arrays[0].shape[-1]
+    return f"{len(found)} records, {states:,} states of width {width} from layer {found.layer}, in {out}"
+
+
+def variants(
+    run_dir: Path,
+    vcf: Path,
+    fasta: Path,
+    /,
+    *,
+    out: Path,
+    context: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    step: int | None = None,
+) -> str:
+    """Write log p(alt) - log p(ref) of each variant of a VCF file, in nats, as tab-separated values.
+
+    Args:
+      run_dir: folder of a run that predicts the next byte.
+      vcf: variants, plain or .gz.
+      fasta: the reference that they were called against.
+      out: file to write, with columns chrom, pos, id, ref, alt, score_forward, score_reverse, score.
+      context: bytes of a window; by default the length of the run's training rows, at most 8,192.
+      batch_size: windows that are read at once.
+      step: of the checkpoint; by default the newest.
+
+    Returns:
+      A line that says what was written.
+    """
+    from jaxblt.run import load
+
+    found = load(run_dir, step=step).variants(vcf, fasta, context=context, batch_size=batch_size)
+    found.to_tsv(out)
+    above = int((found.score > 0).sum())
+    return f"{len(found)} variants, {above} likelier than the reference, in {out}"

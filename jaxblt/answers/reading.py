@@ -1,0 +1,163 @@
+"""Records in rows of a few lengths: which bytes stand where, as a function of the record alone.
+
+A record of at most `window` pairs (see `jaxblt.data.rows`) has a row of its own, in the shortest bucket that holds it.
+A longer one is read in windows of `window` pairs that begin `stride` pairs apart. Every pair is scored in one window,
+the first that holds it. Pairs scored after the first window have `window - stride` pairs of context or more.
+
+Every program has a fixed number of rows, and rows without a record are empty. So a record is always read by the same
+program, and what stands in the other rows does not matter.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import batched
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxblt.data.batch import Batch
+from jaxblt.data.history import History
+from jaxblt.data.rows import Span, empty_rows, stream_ids, write_span
+from jaxblt.data.sources import DocumentSource, whole
+from jaxblt.data.vocab import PAD
+from jaxblt.data.windows import WindowIndex
+from jaxblt.training.setup import HISTORY_MULTIPLE
+from jaxblt.training.step import Task
+from jaxblt.validation import whole as check_whole
+
+if TYPE_CHECKING:
+    from jaxblt.run import Run
+
+SHORTEST = 128
+"""Positions in the rows of the first bucket; each further one is twice as long, up to the window."""
+
+IN_FLIGHT = 2
+"""Batches handed to the device before the oldest result is fetched."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A model and how it reads records.
+
+    Attributes:
+      task: model and entropy model that take any segment ids.
+      params: of the model.
+      frozen: trees that were not trained, the entropy model's among them.
+      window: most positions of a row.
+      stride: pairs from one window of a long record to the next.
+      batch_size: rows of every program.
+      history: what an entropy model has to know of a record before a window that begins inside it.
+    """
+
+    task: Task
+    params: Any
+    frozen: dict[str, Any]
+    window: int
+    stride: int
+    batch_size: int
+    history: History | None
+
+    @property
+    def named_params(self) -> dict[str, Any]:
+        """All parameters, by what an error is to call them."""
+        return {"model": self.params, **{name: tree.params for name, tree in self.frozen.items()}}
+
+
+def make_reader(run: "Run", *, window: int | None, batch_size: int) -> Reader:
+    """How a run reads records.
+
+    Args:
+      run: a trained run.
+      window: most positions of a row; None for the length of the run's training rows.
+      batch_size: rows of a program.
+
+    Raises:
+      ValueError: `window` is less than 2, or `batch_size` less than 1.
+    """
+    length: int = run.recipe.data.seq_len if window is None else window
+    check_whole("window", length, least=2)
+    check_whole("batch_size", batch_size, least=1)
+    task = Task(run.model, entropy_model=run.entropy_model)
+    grid = 1 if run.patcher is None else run.patcher.block_size
+    # Keep the blocks of a window where the record's own blocks are
+    stride = max(length // 2 // grid * grid, 1) if length >= 2 * grid else length // 2
+    return Reader(task, run.params, run.frozen, length, stride, batch_size, _history(run))
+
+
+def _history(run: "Run") -> History | None:
+    """As in training on windows (`jaxblt.training.setup.entropy_history`), whatever the packing was."""
+    patcher, model = run.patcher, run.recipe.entropy_model
+    if patcher is None or not patcher.needs_entropies or model is None:
+        return None
+    if patcher.entropy_context is not None:
+        return History(patcher.entropy_context, patcher.entropy_context // 2)
+    reach = getattr(model, "receptive_field", None)
+    return None if reach is None else History(-(-(reach + 1) // HISTORY_MULTIPLE) * HISTORY_MULTIPLE)
+
+
+def read(
+    reader: Reader, source: DocumentSource, pairs: np.ndarray
+) -> Iterator[tuple[tuple[Span, ...], Batch]]:
+    """Batches of rows, and the span of a record in each row that is not empty.
+
+    Args:
+      reader: see `make_reader`.
+      source: the records.
+      pairs: Int64[N], pairs to read of each.
+    """
+    short = np.flatnonzero(pairs <= reader.window)
+    edges = np.array(bucket_lengths(reader.window))
+    home = np.searchsorted(edges, pairs[short])
+    for b, length in enumerate(edges.tolist()):
+        spans = (Span(i, 0, int(pairs[i]), 0, 0) for i in short[home == b].tolist())
+        for group in batched(spans, reader.batch_size):
+            yield group, _fill(reader, source, group, length, None)
+    for group in batched(_windows(reader, pairs), reader.batch_size):
+        yield group, _fill(reader, source, group, reader.window, reader.history)
+
+
+def bucket_lengths(window: int) -> list[int]:
+    """Lengths of rows: 128, 256, ... below the window, and the window."""
+    lengths = [window]
+    size = SHORTEST
+    while size < window:
+        lengths.append(size)
+        size *= 2
+    return sorted(lengths)
+
+
+def _windows(reader: Reader, pairs: np.ndarray) -> Iterator[Span]:
+    """The windows of the records that are longer than a row."""
+    long = np.flatnonzero(pairs > reader.window)
+    index = WindowIndex(pairs[long], reader.window, reader.stride, score="new")
+    for row in range(len(index)):
+        (span,) = index.spans(row)
+        yield span._replace(document=int(long[span.document]))
+
+
+def _fill(
+    reader: Reader, source: DocumentSource, spans: tuple[Span, ...], length: int, history: History | None
+) -> Batch:
+    arrays = empty_rows(reader.batch_size, length)
+    if history is not None:
+        arrays["history"] = np.full((reader.batch_size, history.length), PAD, np.int32)
+    records = whole(source)
+    for i, span in enumerate(spans):
+        row = {name: array[i] for name, array in arrays.items()}
+        write_span(row, stream_ids(source, span.document, span.start, span.stop), span, 1)
+        if history is not None:
+            before = history.ids(records, span, flip=False)
+            row["history"][history.length - len(before) :] = before
+    return Batch(**{name: jnp.asarray(array) for name, array in arrays.items()})
+
+
+def ahead[T](results: Iterable[T]) -> Iterator[T]:
+    """The same results, each asked for a few before it is used: the device works while the host looks at it."""
+    waiting: deque[T] = deque()
+    for result in results:
+        waiting.append(result)
+        if len(waiting) >= IN_FLIGHT:
+            yield waiting.popleft()
+    yield from waiting

@@ -1,0 +1,87 @@
+"""What a caller hands over as sequences, opened as documents with names."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxblt.data.config import DataConfig
+from jaxblt.data.sources import BytesSource, DocumentSource, FastaSource, JsonlSource, TextSource
+from jaxblt.data.sources.files import COMPRESSED
+from jaxblt.data.task_data import RowsConfig
+
+Sequences = Sequence[bytes | str] | str | os.PathLike[str] | DocumentSource
+"""A list of bytes or text, the path of a FASTA, JSON lines or text file, or documents."""
+
+FASTA = (".fa", ".fasta", ".fna", ".ffn", ".faa", ".frn")
+"""Names of FASTA files end so, before a `.gz` or `.xz`."""
+
+
+def open_records(sequences: Sequences, data: RowsConfig) -> DocumentSource:
+    """The records of a path, of a list, or of documents that are open already.
+
+    A FASTA file (by its ending) has a record a header, JSON lines a record a line, and any other file is one record.
+    Case of FASTA bases follows the run's data: `soft_mask="upper"` raises lower-case bases, "keep" leaves them. In
+    lists, text files and open documents every byte is taken as it is; N is a byte like any other. Text in a list is
+    encoded as UTF-8.
+
+    Args:
+      sequences: see `Sequences`; records of a list are named "0", "1", ...
+      data: of the run.
+
+    Raises:
+      FileNotFoundError: a path names no file.
+      ValueError: there is no record, one is empty, or is neither bytes nor text.
+    """
+    source = _opened(sequences, data)
+    if not len(source):
+        raise ValueError("no sequences were given: expected at least one record")
+    empty = np.flatnonzero(np.asarray(source.lengths) == 0)
+    if empty.size:
+        name = source.names[int(empty[0])]
+        raise ValueError(f"record {name!r} is empty (0 bytes), expected at least one byte: leave it out")
+    return source
+
+
+def _opened(sequences: Any, data: RowsConfig) -> DocumentSource:
+    if isinstance(sequences, str | os.PathLike):
+        return _open_file(Path(sequences), data)
+    if isinstance(sequences, DocumentSource):
+        return sequences
+    if isinstance(sequences, bytes | bytearray) or not isinstance(sequences, Sequence):
+        raise ValueError(
+            f"sequences must be a list of bytes, a path or a DocumentSource, got {sequences!r:.40}: put it in a list"
+        )
+    return BytesSource([_as_bytes(i, item) for i, item in enumerate(sequences)])
+
+
+def _open_file(path: Path, data: RowsConfig) -> DocumentSource:
+    try:
+        return open_fasta(path, data) if _ending(path) in FASTA else _open_text(path, data)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; a sequence itself goes into a list: [b'ACGT']") from error
+
+
+def open_fasta(path: str | os.PathLike[str], data: RowsConfig) -> FastaSource:
+    """A FASTA file whose case is what the run was trained on."""
+    return FastaSource(path, soft_mask=data.soft_mask if isinstance(data, DataConfig) else "keep")
+
+
+def _open_text(path: Path, data: RowsConfig) -> DocumentSource:
+    if _ending(path) == ".jsonl":
+        return JsonlSource(path, field=data.field if isinstance(data, DataConfig) else "text")
+    return TextSource(path)
+
+
+def _ending(path: Path) -> str:
+    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix.lower()
+
+
+def _as_bytes(i: int, item: Any) -> bytes:
+    if isinstance(item, str):
+        return item.encode()
+    if not isinstance(item, bytes):
+        raise ValueError(f"sequence {i} must be bytes or text, got {item!r:.40}: make it bytes")
+    return item

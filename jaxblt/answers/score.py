@@ -1,0 +1,210 @@
+"""Log-likelihoods of records under a trained run."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxblt.answers.reading import Reader, ahead, make_reader, read
+from jaxblt.answers.records import Sequences, open_records
+from jaxblt.answers.strands import check_nucleotides
+from jaxblt.answers.tables import write_tsv
+from jaxblt.data.batch import Batch
+from jaxblt.data.rows import Span, pair_counts
+from jaxblt.data.sources import DocumentSource, ReverseComplement, document_ends
+from jaxblt.data.task_data import RowsConfig
+from jaxblt.models.finite import explain_nonfinite
+from jaxblt.patching import warn_overflow
+from jaxblt.training.metrics import cross_entropy
+from jaxblt.training.objectives import NextByte
+from jaxblt.training.step import Task, find_entropies, predict
+
+if TYPE_CHECKING:
+    from jaxblt.run import Run
+
+BATCH_SIZE = 8
+"""Rows of a program where the caller does not say."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """A row a record, in the order given.
+
+    Attributes:
+      names: of the records.
+      lengths: Int64[N], bytes of each.
+      scored: Int64[N], targets: the bytes, and one more where EOS was scored.
+      log_likelihood: Float64[N], nats: the sum of log p over the targets.
+      bits_per_byte: Float64[N], -log_likelihood / (scored · ln 2).
+      per_byte: for each record Float64[scored], nats of every target in order; None if they were not asked for.
+    """
+
+    names: tuple[str, ...]
+    lengths: np.ndarray
+    scored: np.ndarray
+    log_likelihood: np.ndarray
+    bits_per_byte: np.ndarray
+    per_byte: tuple[np.ndarray, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def to_tsv(self, path: str | os.PathLike[str]) -> None:
+        """Writes columns name, length, scored, log_likelihood, bits_per_byte, and per_byte (with commas)."""
+        header = ["name", "length", "scored", "log_likelihood", "bits_per_byte"]
+        columns = [self.names, *(getattr(self, name).tolist() for name in ("lengths", *header[2:]))]
+        if self.per_byte is not None:
+            header = [*header, "per_byte"]
+            columns.append([",".join(f"{x:.9g}" for x in nats) for nats in self.per_byte])
+        write_tsv(path, header, zip(*columns, strict=True))
+
+
+def score(
+    run: "Run",
+    sequences: Sequences,
+    *,
+    per_byte: bool = False,
+    both_strands: bool = False,
+    window: int | None = None,
+    batch_size: int = BATCH_SIZE,
+) -> Scores:
+    """Log-likelihood of each record in nats: Σ_t log p(byte t | BOS, bytes before t).
+
+    Every byte is scored once. EOS is scored behind the last byte if the run's data ends documents with it
+    (`run.recipe.data.ends_with_eos`: True for text, False for FASTA, unless `eos` says otherwise) and the record ends
+    where its source says that a text ends.
+
+    A record is a document of its own, and its patches are cut by its own entropies. Beside other records, or in another
+    order, it is read by the same program in a row of its own.
+
+    Records longer than `window` are read in windows that overlap by about half. A byte beyond the first window sees the
+    bytes of its own window only, about half a window or more.
+
+    Args:
+      run: trained to predict the next byte.
+      sequences: a list of bytes or text, a path, or a DocumentSource; see `open_records` for case and N.
+      per_byte: keep the nats of every target.
+      both_strands: the mean over the record and its reverse complement, as sums and byte by byte: byte t's nats are the
+        mean of its own on the record and those of its complement on the other strand.
+      window: most positions of a row; None for the length of the run's training rows.
+      batch_size: rows that are read at once.
+
+    Raises:
+      ValueError: the run does not predict the next byte; there is no record, or an empty one; a byte has no complement;
+        or a log-likelihood is not finite (names record and byte).
+
+    Warns:
+      PatchOverflowWarning: blocks have fewer slots than these records ask for; see `Run.recalibrate`.
+    """
+    reader = scoring_reader(run, window=window, batch_size=batch_size)
+    source = open_records(sequences, run.recipe.data)
+    if both_strands:
+        check_nucleotides(source)
+    pairs = target_counts(source, run.recipe.data)
+    strands = [source, ReverseComplement(source)] if both_strands else [source]
+    if per_byte:
+        found = [_every_target(reader, strand, pairs) for strand in strands]
+        lengths = np.asarray(source.lengths).tolist()
+        nats = _mean_of_strands(found[0], found[1], lengths) if both_strands else found[0]
+        sums = np.array([x.sum() for x in nats])
+    else:
+        nats, sums = None, np.mean([log_likelihoods(reader, strand, pairs) for strand in strands], 0)
+    bits = -sums / pairs / np.log(2)
+    sizes = np.asarray(source.lengths, np.int64)
+    return Scores(tuple(source.names), sizes, pairs, sums, bits, None if nats is None else tuple(nats))
+
+
+def scoring_reader(run: "Run", *, window: int | None, batch_size: int) -> Reader:
+    """A reader of a run that predicts the next byte.
+
+    Raises:
+      ValueError: it does not, or an option is out of range.
+    """
+    objective = run.recipe.objective
+    if not isinstance(objective, NextByte):
+        raise ValueError(
+            f"run {run.recipe.name!r} was trained with objective {type(objective).__name__}, expected NextByte: only a "
+            "model of the next byte has a log-likelihood; run.embed takes any"
+        )
+    return make_reader(run, window=window, batch_size=batch_size)
+
+
+def target_counts(source: DocumentSource, data: RowsConfig) -> np.ndarray:
+    """Int64[N], targets of each record: its bytes, and EOS where it ends and the run's data has it."""
+    lengths = np.asarray(source.lengths, np.int64)
+    return pair_counts(lengths, document_ends(source), eos=getattr(data, "ends_with_eos", False))
+
+
+def log_likelihoods(reader: Reader, source: DocumentSource, pairs: np.ndarray) -> np.ndarray:
+    """Float64[N], nats of each record: the sum over its first `pairs` targets."""
+    sums = np.zeros(len(source), np.float64)
+    for span, nats in _pieces(reader, source, pairs):
+        sums[span.document] += nats.sum()
+    return sums
+
+
+def _every_target(reader: Reader, source: DocumentSource, pairs: np.ndarray) -> list[np.ndarray]:
+    found = [np.empty(count, np.float64) for count in pairs.tolist()]
+    for span, nats in _pieces(reader, source, pairs):
+        found[span.document][span.scored : span.stop] = nats
+    return found
+
+
+def _mean_of_strands(
+    forward: list[np.ndarray], reverse: list[np.ndarray], lengths: list[int]
+) -> list[np.ndarray]:
+    """Byte by byte in the order of the forward strand; EOS, where it was scored, stays last."""
+    turned = [np.append(r[:n][::-1], r[n:]) for r, n in zip(reverse, lengths, strict=True)]
+    return [(f + r) / 2 for f, r in zip(forward, turned, strict=True)]
+
+
+def _pieces(reader: Reader, source: DocumentSource, pairs: np.ndarray) -> Iterator[tuple[Span, np.ndarray]]:
+    """The scored targets of each span, Float64 in nats."""
+    results = (
+        (spans, _target_nats(reader.task, reader.params, reader.frozen, batch))
+        for spans, batch in read(reader, source, pairs)
+    )
+    refused = wanted = 0.0
+    for spans, result in ahead(results):
+        nats, counts = jax.device_get(result)
+        refused, wanted = refused + float(counts[0]), wanted + float(counts[1])
+        for row, span in zip(nats, spans, strict=False):
+            piece = row[span.scored - span.start : span.stop - span.start].astype(np.float64)
+            _check_finite(piece, span, source, reader)
+            yield span, piece
+    patcher = reader.task.patcher
+    if patcher is not None:
+        warn_overflow(refused, wanted, capacity=patcher.slots, block_size=patcher.block_size)
+
+
+@partial(jax.jit, static_argnums=0)
+def _target_nats(
+    task: Task, params: Any, frozen: Any, batch: Batch
+) -> tuple[Float[Array, "B T"], tuple[Any, Any]]:
+    """log p of every target, and boundaries refused and asked for."""
+    entropies = find_entropies(task, frozen, batch)
+    logits, patches, _ = predict(task, params, frozen, replace(batch, entropies=entropies), {})
+    nats = -cross_entropy(logits, batch.targets)
+    if entropies is not None:
+        # An entropy of NaN cuts no patch, and the logits would hide it.
+        nats = jnp.where(jnp.isfinite(entropies), nats, jnp.nan)
+    if patches is None:
+        return nats, (jnp.int32(0), jnp.int32(0))
+    refused = jnp.sum(patches.overflow)
+    return nats, (refused, refused + jnp.sum(patches.lengths > 0))
+
+
+def _check_finite(nats: np.ndarray, span: Span, source: DocumentSource, reader: Reader) -> None:
+    if np.isfinite(nats).all():
+        return
+    at = int(np.argmin(np.isfinite(nats)))
+    raise ValueError(
+        f"log-likelihood of record {source.names[span.document]!r} is {nats[at]} at byte {span.scored + at}; "
+        f"{explain_nonfinite(reader.named_params)}"
+    )
