@@ -16,7 +16,7 @@ TABLES = ("vocab", "hash")
 FILTERS = ("modes", "taps")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class OptimizerConfig(ScheduleConfig, ABC):
     """What all optimisers have: a schedule, weight decay and clipping.
 
@@ -46,7 +46,7 @@ class OptimizerConfig(ScheduleConfig, ABC):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AdamWConfig(OptimizerConfig):
     """AdamW (Loshchilov & Hutter, 1711.05101).
 

@@ -15,7 +15,7 @@ MODEL = "embed"
 HEAD = "vocab"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LionConfig(OptimizerConfig):
     """Lion (Chen et al., 2302.06675): steps by the sign of an average. Rates are 3 to 10 times lower than AdamW's.
 
@@ -36,7 +36,7 @@ class LionConfig(OptimizerConfig):
         return optax.lion(rate, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=mask)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AdafactorConfig(OptimizerConfig):
     """Adafactor (Shazeer & Stern, 1804.04235): second moments of a matrix as one row and one column of numbers.
 
@@ -65,7 +65,7 @@ class AdafactorConfig(OptimizerConfig):
         return optax.chain(moments, clip, size, *_tail(self, rate, mask))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MuonConfig(AdamWConfig):
     """Muon (Jordan et al. 2024) for matrices inside the model, and Adam with Nesterov's momentum for the rest.
 

@@ -9,26 +9,26 @@ import optax
 from jaxblt.validation import check_bounds, check_fields
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ScheduleConfig:
     """A linear warm-up, and what the learning rate does then.
 
     Attributes:
       learning_rate: the peak.
-      schedule: "cosine" or "linear" decay to the floor; "wsd" stays at the peak and decays linearly at the end
-        (warm-up, stable, decay; Hu et al., 2404.06395, sec. 4); "constant" stays.
       warmup_steps: steps of linear rise from 0 to the peak.
       decay_steps: step at which the floor is reached; None takes the run's number of steps.
-      decay_share: of "wsd", share of `decay_steps` in which the rate decays.
       floor: the last learning rate as a fraction of the peak.
+      schedule: "cosine" or "linear" decay to the floor; "wsd" stays at the peak and decays linearly at the end
+        (warm-up, stable, decay; Hu et al., 2404.06395, sec. 4); "constant" stays.
+      decay_share: of "wsd", share of `decay_steps` in which the rate decays.
     """
 
     learning_rate: float = 1e-3
-    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     warmup_steps: int = 100
     decay_steps: int | None = None
-    decay_share: float = 0.2
     floor: float = 0.1
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    decay_share: float = 0.2
 
     def __post_init__(self) -> None:
         check_fields(self)
