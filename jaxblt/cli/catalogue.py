@@ -72,17 +72,26 @@ def _read(stored: dict) -> Dataset:
 
 
 def dataset_of(recipe: Recipe) -> Dataset | None:
-    """The data set that a recipe reads; None if it reads embedded data or makes its own.
-
-    Raises:
-      ValueError: it reads files that are in no data set.
-    """
-    task = getattr(recipe.data, "task", None)
-    paths = (getattr(task, "path", None),) if task is not None else recipe.data.paths
-    wanted = [path for path in paths if path is not None]
+    """The data set that a recipe reads; None if it reads other files or none."""
+    paths = files_of(recipe)
     for dataset in catalogue().values():
-        if wanted and all(Path(path).is_relative_to(dataset.folder) for path in wanted):
+        if paths and all(Path(path).is_relative_to(dataset.folder) for path in paths):
             return dataset
-    if wanted:
-        raise ValueError(f"recipe {recipe.name!r} reads files of its own, {', '.join(wanted)}: nothing to fetch")
     return None
+
+
+def files_of(recipe: Recipe) -> tuple[str, ...]:
+    """Paths and globs that a recipe reads; none if its data are embedded, or made by its task."""
+    task = getattr(recipe.data, "task", None)
+    if task is None:
+        return recipe.data.paths
+    path = getattr(task, "path", None)
+    return () if path is None else (path,)
+
+
+def fetch_hint(recipe: Recipe) -> str:
+    """What to do for a recipe whose data are missing and can be fetched; else nothing."""
+    dataset = dataset_of(recipe)
+    if dataset is None or dataset.folder.exists():
+        return ""
+    return f"; `jaxblt data fetch {dataset.name}` makes {dataset.folder}"

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from jaxblt.cli.catalogue import fetch_hint
 from jaxblt.cli.recipe_options import parse_recipe_and
 
 ABOUT = (
@@ -41,7 +42,11 @@ def main(argv: Sequence[str]) -> None:
     launch = asdict(options)
     resume_with = launch.pop("resume_with")
     init_distributed(**launch)
-    if not fit(recipe, run_dir, resume_with=resume_with).finished:
+    try:
+        fitted = fit(recipe, run_dir, resume_with=resume_with)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}{fetch_hint(recipe)}") from error
+    if not fitted.finished:
         # All is saved: another signal of those that stopped the run must not make its end look like a failure.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
