@@ -36,7 +36,10 @@ def kinds() -> dict[str, dict[str, type | None]]:
 
 def choices() -> str:
     """What can be chosen, for a help text."""
-    told = [f"--{_option(field)} {'|'.join(named)}" for field, named in kinds().items()]
+    told = []
+    for field, named in kinds().items():
+        names = [name for name in named if len(named) > 2 or name == NONE]
+        told.append(f"--{_option(field)} {'|'.join(names)}")
     return f"Another kind of a part: {', '.join(told)}; then its own options."
 
 
@@ -78,7 +81,9 @@ def unchecked(recipe: Recipe, **changes: Any) -> Recipe:
 def _with_kind(recipe: Recipe, field: str, name: str) -> Recipe:
     named = kinds()[field]
     if name.replace("_", "-") not in named:
-        raise ValueError(f"--{_option(field)}: expected one of {', '.join(named)}, got {name or 'none'!r}")
+        raise ValueError(
+            f"--{_option(field)}: expected one of {', '.join(named)}, got {repr(name) if name else 'no name'}"
+        )
     kind = named[name.replace("_", "-")]
     if kind is None:
         return unchecked(recipe, **{field: None})
