@@ -107,6 +107,9 @@ def _download(file: Download, path: Path, *, compress: bool) -> str:
                 for part in _contents(answer, file, most):
                     found.update(part)
                     out.write(part)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise Unreachable(f"{urlsplit(file.url).hostname} does not answer with the file ({error})") from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", None) or error
         raise Unreachable(f"{urlsplit(file.url).hostname} does not answer ({reason})") from error

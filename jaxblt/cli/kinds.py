@@ -81,9 +81,8 @@ def unchecked(recipe: Recipe, **changes: Any) -> Recipe:
 def _with_kind(recipe: Recipe, field: str, name: str) -> Recipe:
     named = kinds()[field]
     if name.replace("_", "-") not in named:
-        raise ValueError(
-            f"--{_option(field)}: expected one of {', '.join(named)}, got {repr(name) if name else 'no name'}"
-        )
+        got = repr(name) if name else "no name"
+        raise ValueError(f"--{_option(field)}: expected one of {', '.join(named)}, got {got}")
     kind = named[name.replace("_", "-")]
     if kind is None:
         return unchecked(recipe, **{field: None})

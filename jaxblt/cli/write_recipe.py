@@ -33,8 +33,7 @@ def recipe_source(recipe: Recipe, *, function: str, file: str, origin: str) -> s
     imports: dict[str, set[str]] = {}
     for kind in _classes(recipe):
         imports.setdefault(public_module(kind), set()).add(kind.__name__)
-    lines = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items())]
-    imported = "\n".join(lines)
+    imported = "\n".join(_import(module, sorted(names)) for module, names in sorted(imports.items()))
     return f'''"""A recipe of your own, begun from {origin}.
 
 Train it:           jaxblt train {file}:{function}
@@ -52,6 +51,13 @@ def {function}() -> Recipe:
     """Say here what it trains, and what came out."""
     return {_rendered(recipe, 1, COMMENTED)}
 '''
+
+
+def _import(module: str, names: list[str]) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
 
 
 def _classes(value: Any) -> Iterator[type]:

@@ -6,7 +6,7 @@ import lzma
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,8 @@ from jaxblt.cli.catalogue import Dataset, Download, catalogue, dataset_of, fetch
 from jaxblt.cli.download import LOCK, rewrapped
 
 GENOME = b">one\nACGT" + b"ACGTAC\n" * 30
-STORED = b">x\n" + (lambda s: b"".join(s[i : i + 60] + b"\n" for i in range(0, len(s), 60)))(
-    b"ACGT" + b"ACGTAC" * 30
-)
+BASES = b"ACGT" + b"ACGTAC" * 30
+STORED = b">x\n" + b"".join(BASES[i : i + 60] + b"\n" for i in range(0, len(BASES), 60))
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -33,7 +32,7 @@ def server(tmp_path) -> Iterator[str]:
     (tmp_path / "served" / "a.txt").write_bytes(b"words")
     (tmp_path / "served" / "g.fa").write_bytes(GENOME)
     handler = partial(Quiet, directory=str(tmp_path / "served"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+    with HTTPServer(("127.0.0.1", 0), handler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{running.server_address[1]}"
         running.shutdown()

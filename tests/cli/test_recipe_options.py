@@ -82,9 +82,9 @@ def test_parts_of_another_kind_are_chosen_by_name():
     assert left == ["--objective.rate", "0.3", "--name", "x"]
     kept, _ = choose_kinds(recipes.get("mqar"), ["--objective=next-byte"])
     assert kept.objective == NextByte(accuracy=True)
-    with pytest.raises(ValueError, match="--objective: expected one of next-byte, masked.*, got 'maskd'"):
+    with pytest.raises(ValueError, match=r"--objective: expected one of next-byte, masked.*, got 'maskd'"):
         parsed("mqar", "--objective", "maskd")
-    with pytest.raises(ValueError, match="--objective: expected one of next-byte.*, got no name"):
+    with pytest.raises(ValueError, match=r"--objective: expected one of next-byte.*, got no name"):
         parsed("mqar", "--objective", "--name", "x")
     with pytest.raises(ValueError, match="objective Masked needs a model with causal=False"):
         parsed("mqar", "--objective", "masked")
