@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from jaxblt.data.config import DataConfig
 from jaxblt.training.recipe import Recipe
 
 ROOT = "data"
@@ -82,10 +83,9 @@ def dataset_of(recipe: Recipe) -> Dataset | None:
 
 def files_of(recipe: Recipe) -> tuple[str, ...]:
     """Paths and globs that a recipe reads; none if its data are embedded, or made by its task."""
-    task = getattr(recipe.data, "task", None)
-    if task is None:
+    if isinstance(recipe.data, DataConfig):
         return recipe.data.paths
-    path = getattr(task, "path", None)
+    path = getattr(recipe.data.task, "path", None)
     return () if path is None else (path,)
 
 

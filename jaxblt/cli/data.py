@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     if action != "fetch":
         raise ValueError(f"unknown action {action!r}: jaxblt data fetch NAME")
     if not names:
-        raise ValueError(f"name what to fetch: {', '.join(known())}")
+        raise ValueError(f"name what to fetch: {', '.join(catalogue())}")
     for dataset in dict.fromkeys(find(name) for name in names):
         if dataset is not None:
             fetch(dataset)
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 def usage() -> str:
     """Data sets, and the recipes that read them."""
-    readers = known()
+    readers = {name: dataset_of(recipes.get(name)) for name in recipes.RECIPES}
     lines = []
     for name, dataset in catalogue().items():
         of = ", ".join(recipe for recipe, read in readers.items() if read == dataset and recipe != name)
@@ -51,23 +51,21 @@ def usage() -> str:
     return USAGE.format(root=ROOT, sets="\n".join(lines))
 
 
-def known() -> dict[str, Dataset | None]:
-    """What can be fetched by name: data sets, and recipes with what they read."""
-    return {**catalogue(), **{name: dataset_of(recipes.get(name)) for name in recipes.RECIPES}}
-
-
 def find(name: str) -> Dataset | None:
     """The data set of that name, or of the recipe of that name; None, and a line, if the recipe needs none.
 
     Raises:
       ValueError: there is neither.
     """
-    names = known()
-    if name not in names:
+    if name in catalogue():
+        return catalogue()[name]
+    if name not in recipes.RECIPES:
+        names = dict.fromkeys([*catalogue(), *recipes.RECIPES])
         raise ValueError(f"no data set and no recipe {name!r}, choose one of: {', '.join(names)}")
-    if names[name] is None:
+    found = dataset_of(recipes.get(name))
+    if found is None:
         print(f"{name}: nothing to fetch, its data are embedded or made by the recipe")
-    return names[name]
+    return found
 
 
 def fetch(dataset: Dataset) -> None:

@@ -6,6 +6,7 @@ boundaries, and generated text. A table compares bits per byte on the held-out e
 """
 
 import dataclasses
+import importlib.util
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,7 +93,10 @@ def _picture(run_dir: str) -> None:
     model = patching.load_entropy_model(run_dir)
     assert model.patcher is not None
     ids = patching.encode(load_sample("book")[4000:4480], bos=True)
-    patching.draw(f"{run_dir}/patches.png", ids, model.entropies(ids), model.patcher)
+    if importlib.util.find_spec("matplotlib") is None:
+        print("\nno picture of patches: matplotlib is missing (pip install matplotlib)")
+    else:
+        patching.draw(f"{run_dir}/patches.png", ids, model.entropies(ids), model.patcher)
     patches = patching.segment(model.patcher, ids, model.entropies(ids))
     print("\npatches:", patching.render_patches(ids, patches)[:400].replace("\n", " "))
 

@@ -33,7 +33,7 @@ def server(tmp_path) -> Iterator[str]:
     (tmp_path / "served" / "g.fa").write_bytes(GENOME)
     handler = partial(Quiet, directory=str(tmp_path / "served"))
     with HTTPServer(("127.0.0.1", 0), handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
+        threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{running.server_address[1]}"
         running.shutdown()
 
