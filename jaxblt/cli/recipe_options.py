@@ -70,7 +70,7 @@ def clip_warmup(recipe: Recipe, argv: Sequence[str]) -> tuple[Recipe, list[str]]
     steps = option_value(argv, "--train.steps")
     optimizer = recipe.optimizer
     asked = any(option_value(argv, f"--optimizer.{name}") for name in ("warmup-steps", "decay-steps"))
-    if steps is None or not steps.isdigit() or asked or optimizer.decay_steps is not None:
+    if steps is None or not steps.isdigit() or asked or getattr(optimizer, "decay_steps", None) is not None:
         return recipe, []
     clipped = shorter_warmup(optimizer, int(steps))
     if clipped == optimizer:
