@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from configs import books, demo, ecoli, tasks
 from jaxblt.training.recipe import Recipe
+
+from . import books, demo, ecoli, tasks
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo_entropy": demo.entropy,

@@ -1,6 +1,6 @@
 """The main job in small, on the embedded English book: minutes on two CPU cores.
 
-python -m experiments.demo runs both recipes one after the other.
+jaxblt demo runs both recipes one after the other.
 """
 
 from jaxblt.data.config import DataConfig

@@ -1,7 +1,7 @@
 """The genome of E. coli K-12, split by position 80 / 10 / 10, both strands in training.
 
 The entropy of DNA is nearly flat, so the model reads bases without patches. Score with
-python -m experiments.evaluate runs/ecoli --split test --data.context 4096
+jaxblt evaluate runs/ecoli --split test --context 4096
 """
 
 from jaxblt.data.config import DataConfig

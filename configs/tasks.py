@@ -1,7 +1,7 @@
 """Small models on tasks that test what a mixer can remember and track.
 
 Name other mixers with --model.stack.pattern. Score a run's answers on the test split with
-python -m experiments.evaluate runs/mqar
+jaxblt evaluate runs/mqar
 
 `mqar`, `copy` and `parity` are made for CPUs; `listops` and `babi` are of a size for one GPU.
 """

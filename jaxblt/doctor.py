@@ -1,4 +1,4 @@
-"""`python -m jaxblt.doctor`: what is installed, what hardware JAX sees, and what each op will run on it."""
+"""`jaxblt doctor`: what is installed, what hardware JAX sees, and what each op will run on it."""
 
 import argparse
 import importlib
@@ -169,7 +169,7 @@ def examine(sections: dict[str, Callable[[], list[Finding]]] = SECTIONS) -> dict
 def main(argv: list[str] | None = None) -> int:
     """Prints the report; 1 when something essential is broken."""
     parser = argparse.ArgumentParser(
-        prog="python -m jaxblt.doctor",
+        prog="jaxblt doctor",
         description="Versions, devices, memory, a first computation, and what each op would run here. "
         "Lines marked !! are broken and make the exit status 1; lines marked -- are worth knowing.",
     )

@@ -63,6 +63,23 @@ class Run:
     frozen: dict[str, Frozen]
     vocabulary: ModuleType = vocab
 
+    def __repr__(self) -> str:
+        """What a notebook shows: no parameters, which alone would fill pages."""
+        recipe, patcher = self.recipe, self.patcher
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        lines = [f"Run {recipe.name!r} at step {self.step:,} of {recipe.train.steps:,}"]
+        lines.append(f"  model      {type(recipe.model).__name__}, {count:,} parameters")
+        lines.append(f"  data       {recipe.data.batch_size} x {recipe.data.seq_len:,} bytes a batch")
+        lines.append(f"  objective  {type(recipe.objective).__name__}, computed in {recipe.train.dtype}")
+        if patcher is not None:
+            told = "" if patcher.threshold is None else f", threshold {patcher.threshold:.4g} nats"
+            lines.append(
+                f"  patcher    {patcher.mode}, {patcher.slots} slots of {patcher.block_size} bytes{told}"
+            )
+        if self.frozen:
+            lines.append(f"  frozen     {', '.join(self.frozen)}")
+        return "\n".join(lines)
+
     @property
     def model(self) -> nn.Module:
         """The model, a Linen module: `logits, patches = run.model.apply({"params": run.params}, ids, ...)`.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.plan import PlanConfig
+from jaxblt.cli.plan import PlanConfig
 from jaxblt.data import DataConfig, TaskDataConfig
 from jaxblt.data.kmers import KmerVocab
 from jaxblt.evaluation.tasks import (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import configs
+from jaxblt.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,6 +51,12 @@ def test_commands_name_modules_and_tests_that_exist(path: Path) -> None:
     assert not [
         case for file, case in cases if f"def {case}(" not in (ROOT / file).read_text(encoding="utf-8")
     ]
+
+
+@each_document
+def test_commands_of_the_program_exist(path: Path) -> None:
+    named = set(re.findall(r"(?:^|`)jaxblt ([a-z]+)\b", path.read_text(encoding="utf-8"), re.MULTILINE))
+    assert named <= set(COMMANDS)
 
 
 def test_every_recipe_and_every_note_is_listed() -> None:

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ OTHER_FRAMEWORKS = {"torch", "tensorflow", "tensorboardX", "keras"}
 # Imported by the function that runs a kernel in Triton's language, whose own file `TRITON_KERNEL` needs it throughout.
 LAZY_IN_KERNELS = {"jax_triton", "triton"}
 TRITON_KERNEL = "triton_kernel"
+OTHER_NAMES = {"orbax-checkpoint": "orbax", "absl-py": "absl"}
+"""Modules of packages that are called something else."""
 HEAVY = (
     "grain",
     "orbax",
@@ -68,8 +71,13 @@ def _walk(node: ast.AST, path: Path, *, lazy: bool) -> Iterator[Import]:
                 base = ".".join([*package, *filter(None, [base])])
             yield Import(path, child.lineno, base, lazy, tuple(alias.name for alias in child.names))
         else:
-            inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_types(child)
             yield from _walk(child, path, lazy=inside)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    """Whether it is `if TYPE_CHECKING:`, which no program enters."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def _is_benchmark(path: Path) -> bool:
@@ -141,10 +149,29 @@ def test_what_is_declared_is_imported() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     declared = [*project["dependencies"], *extras["triton"], *extras["plot"], *extras["genomics"]]
-    names = {re.match(r"[\w-]+", line).group() for line in declared}  # pyright: ignore[reportOptionalMemberAccess]
-    modules = {"orbax" if name == "orbax-checkpoint" else name.replace("-", "_") for name in names}
-    unused = modules - {i.top for room in ROOMS for i in _imports(room)}
+    unused = _modules(declared) - {i.top for room in ROOMS for i in _imports(room)}
     assert not unused, f"nothing imports {unused}: drop them from pyproject.toml"
+
+
+def test_what_the_wheel_imports_is_declared() -> None:
+    """At the top of a module: a dependency. In a function: of an extra too. `jaxlib` and `triton` come with others."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    core, extras = project["dependencies"], [*chain(*project["optional-dependencies"].values())]
+    always = _modules(core) | {"jaxlib", "pallas_kernels", "jaxblt", *sys.stdlib_module_names}
+    lazily = always | _modules(extras) | LAZY_IN_KERNELS
+    wrong = [
+        str(i)
+        for room in ("pallas_kernels", "jaxblt", "configs")
+        for i in _imports(room)
+        if i.top not in (lazily if i.lazy or i.path.stem == TRITON_KERNEL else always | {room})
+        and not (i.lazy and _is_benchmark(i.path))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _modules(requirements: list[str]) -> set[str]:
+    names = {re.match(r"[\w-]+", line).group() for line in requirements}  # pyright: ignore[reportOptionalMemberAccess]
+    return {OTHER_NAMES.get(name, name.replace("-", "_")) for name in names}
 
 
 def test_the_walk_sees_every_kind_of_import() -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from experiments._cli import parse, run
 from experiments.benchmark._schema import check_commit
+from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
 
 BENCHMARKS = {
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
     function = find(name)
     if name not in READERS and not {"-h", "--help"} & set(rest):
         check_commit(git_commit()["commit"])  # now, and not after an hour of measuring
-    parse(function, rest, script=f"experiments.benchmark {name}")
+    parse(function, rest, prog=f"python -m experiments.benchmark {name}")
 
 
 if __name__ == "__main__":

@@ -114,12 +114,12 @@ class Entropies:
             raise ValueError(
                 f"data.entropies were made by another entropy model ({self.model[:12]}) than that of entropy_run "
                 f"({model[:12]}), which cuts patches where a model generates: write them again from that run "
-                "(experiments.patch --entropies-out)"
+                "(jaxblt patch --entropies-out)"
             )
         if self.context != context:
             raise ValueError(
                 f"data.entropies were made in a context of {self.context} bytes, and the patcher has entropy_context "
-                f"= {context}: write them again from entropy_run (experiments.patch --entropies-out)"
+                f"= {context}: write them again from entropy_run (jaxblt patch --entropies-out)"
             )
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:

@@ -164,7 +164,7 @@ def adopt(recipe: Recipe, stored: Resolved, *, resume_with: bool = False) -> Rec
     if changed and not resume_with:
         raise ValueError(
             "the folder holds a run with other settings; use another folder, or undo these changes, or say with "
-            "--resume-with (of experiments.train; resume_with=True of fit) that they are meant: "
+            "--resume-with (of jaxblt train; resume_with=True of fit) that they are meant: "
             + ", ".join(changed)
         )
     return recipe

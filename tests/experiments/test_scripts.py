@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments._cli import run
 from experiments.benchmark import __main__ as benchmarks
 from experiments.benchmark import kernels
+from jaxblt.cli.parsing import run
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = (

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments._cli import parse_mesh
-from experiments.plan import PlanConfig, complete, report
+from jaxblt.cli.mesh import parse_mesh
+from jaxblt.cli.plan import PlanConfig, complete, report
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.parallel import MeshConfig
 from jaxblt.patching import PatcherConfig

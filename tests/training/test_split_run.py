@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxblt
-from experiments.generate import generate
+from jaxblt.cli.generate import generate
 from jaxblt.models import ByteLMConfig, HashConfig
 from jaxblt.parallel import MeshConfig
 from jaxblt.training.loop import fit

@@ -1,4 +1,4 @@
-"""What the scripts share: recipes with overrides on the command line, and errors as one line."""
+"""What commands share: options from a command line, and errors as one line."""
 
 import contextlib
 import functools
@@ -8,82 +8,24 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import tyro
 
-import configs
-from jaxblt.parallel.mesh import AXES, MeshConfig
-from jaxblt.training.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class _NoOptions:
-    """Of a script that has a recipe's alone."""
-
-
-def parse_recipe(argv: Sequence[str], *, script: str, about: str) -> tuple[Recipe, str]:
-    """The recipe that `argv` names, with its overrides, and the run folder.
-
-    Exits with a list of recipes where none is named.
-    """
-    recipe, run_dir, _ = parse_recipe_and(argv, _NoOptions(), script=script, about=about)
-    return recipe, run_dir
-
-
-def parse_recipe_and[T](argv: Sequence[str], options: T, *, script: str, about: str) -> tuple[Recipe, str, T]:
-    """As `parse_recipe`, and the script's own options: a dataclass, whose values in `options` are the defaults."""
-    names = ", ".join(configs.RECIPES)
-    usage = f"usage: python -m {script} RECIPE [--run-dir DIR] [--overrides]\n\n{about}\n\nrecipes: {names}\n"
-    usage += f"options of a recipe: python -m {script} RECIPE --help"
-    if not argv or argv[0] in ("-h", "--help"):
-        print(usage)
-        raise SystemExit(0 if argv else 2)
-    name, *rest = argv
-    default = configs.get(name)
-
-    def command(
-        run_dir: Annotated[
-            str, tyro.conf.arg(help="folder of the run; an existing run goes on")
-        ] = f"runs/{name}",
-        own: Any = options,
-        recipe: Annotated[Recipe, tyro.conf.arg(name="")] = default,
-    ) -> tuple[Recipe, str, Any]:
-        return recipe, run_dir, own
-
-    command.__annotations__["own"] = Annotated[type(options), tyro.conf.arg(name="")]
-    flags = (tyro.conf.AvoidSubcommands,)
-    return _parse(command, rest, prog=f"python -m {script} {name}", description=about, config=flags)
-
-
-def parse_mesh(text: str) -> MeshConfig:
-    """ "data=2,seq=4" as a mesh; axes that are not named have size 1.
-
-    Raises:
-      ValueError: an axis is unknown or comes twice, or a size is no positive number.
-    """
-    sizes: dict[str, int] = {}
-    for part in filter(None, text.split(",")):
-        axis, _, size = part.partition("=")
-        if axis not in AXES or not size.isdigit() or int(size) < 1:
-            raise ValueError(f"--mesh {text!r}: {part!r} is not AXIS=SIZE with an axis of {', '.join(AXES)}")
-        if axis in sizes:
-            raise ValueError(f"--mesh {text!r}: {axis} comes twice")
-        sizes[axis] = int(size)
-    return MeshConfig(**(dict.fromkeys(AXES, 1) | sizes))
-
 
 def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
-    """Calls `main` with the command line; an error that names its own fix becomes one line and exit status 1."""
+    """Calls `main` with the command line and exits with the status that it returns, 0 for None.
+
+    An error that names its own fix becomes one line and exit status 1.
+    """
     try:
-        main(sys.argv[1:])
+        status = main(sys.argv[1:])
     except (ValueError, OSError, RuntimeError, ImportError, AssertionError) as error:
         if isinstance(error, AssertionError) and not _is_without_device(error):
             raise
         print(f"error: {explain(error)}", file=sys.stderr)
         raise SystemExit(1) from error
-    raise SystemExit(0)
+    raise SystemExit(status if isinstance(status, int) else 0)
 
 
 def explain(error: Exception) -> str:
@@ -91,13 +33,13 @@ def explain(error: Exception) -> str:
     said = str(error)
     if "RESOURCE_EXHAUSTED" in said:
         return (
-            f"out of memory ({_first_line(said)}): `python -m experiments.plan RECIPE` shows what needs it; raise "
+            f"out of memory ({_first_line(said)}): `jaxblt plan RECIPE` shows what needs it; raise "
             "train.accumulate, set remat of the model's stacks to 'full', or lower data.batch_size or data.seq_len"
         )
     if _is_without_device(error):
         return (
             f"JAX finds no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} here: unset it to take "
-            "what there is, or set it to cpu; `python -m jaxblt.doctor` shows what JAX finds"
+            "what there is, or set it to cpu; `jaxblt doctor` shows what JAX finds"
         )
     return said
 
@@ -113,7 +55,7 @@ def _first_line(said: str) -> str:
     return said.strip().partition("\n")[0][:200]
 
 
-def parse[T](function: Callable[..., T], argv: Sequence[str], *, script: str) -> T:
+def parse[T](function: Callable[..., T], argv: Sequence[str], *, prog: str) -> T:
     """Calls `function` with the options in `argv`; its docstring is the help."""
 
     @functools.wraps(function)
@@ -121,13 +63,14 @@ def parse[T](function: Callable[..., T], argv: Sequence[str], *, script: str) ->
         return functools.partial(function, *args, **options)
 
     # Call outside of the parser: an error of the script itself is none of the command line.
-    return _parse(bound, argv, prog=f"python -m {script}")()
+    return parse_options(bound, argv, prog=prog)()
 
 
-def _parse(function: Callable[..., Any], argv: Sequence[str], *, prog: str, **options: Any) -> Any:
+def parse_options(function: Callable[..., Any], argv: Sequence[str], *, prog: str, **options: Any) -> Any:
     """What `function` returns for the options in `argv`.
 
-    Exits with status 2 and one line that names option, value and what is expected, in place of tyro's box.
+    Keywords go to `tyro.cli`. Exits with status 2 and one line that names option, value and what is expected, in
+    place of tyro's box.
     """
     if {"-h", "--help"} & set(argv):
         return tyro.cli(function, args=list(argv), prog=prog, **options)
@@ -181,7 +124,7 @@ def one_line(box: str) -> str:
     said = message[0]
     for pattern, words in WORDING:
         said = re.sub(pattern, words, said)
-    if said.endswith(":"):  # "Missing from python -m experiments.patch:", and below what is missing
+    if said.endswith(":"):  # "Missing from jaxblt patch:", and below what is missing
         said = " ".join([said, *message[1:3]])
     if "Perhaps you meant:" in message:
         said += f"; perhaps {' or '.join(line for line in message[1:] if line.startswith('--'))}"

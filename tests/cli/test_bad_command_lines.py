@@ -1,6 +1,5 @@
-"""Bad command lines of every script, each met with one line that names option, value and what is expected."""
+"""Bad command lines of every command, each met with one line that names option, value and what is expected."""
 
-import importlib
 import lzma
 import re
 import sys
@@ -12,10 +11,12 @@ import numpy as np
 import pytest
 
 import jaxblt
-from experiments import _patching, evaluate
-from experiments._cli import one_line, run
-from experiments.generate import read_prompts
-from experiments.patch import patch
+from experiments.benchmark import __main__ as benchmarks
+from jaxblt.cli import patching
+from jaxblt.cli.generate import read_prompts
+from jaxblt.cli.main import main as jaxblt_main
+from jaxblt.cli.parsing import one_line, run
+from jaxblt.cli.patch import patch
 from jaxblt.data import DataConfig
 
 FASTA = b">first\nACGTACGTAC\n>second\nGGGG\n"
@@ -53,11 +54,11 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*TRAIN, "--mesh.seq", "0"), 2, "seq=0.*a size is at least 1, or -1"),
     ((*TRAIN, "--name", "a/b"), 1, "name must be a plain word, it names a folder; got 'a/b'"),
     (("train", "no_such_recipe"), 1, "unknown recipe 'no_such_recipe', choose one of: demo_entropy"),
-    (("patch",), 2, "Missing from python -m experiments.patch: STR text or FASTA"),
+    (("patch",), 2, "Missing from jaxblt patch: STR text or FASTA"),
     (("patch", "x", "y"), 2, "Unrecognized options: y"),
     (("patch", "x", "--mode", "words"), 2, "--mode: expected one of .*got 'words'"),
     (("patch", "x", "--starts", "3"), 2, "perhaps --start INT"),
-    (("generate",), 2, "Missing from python -m experiments.generate: STR folder of the run"),
+    (("generate",), 2, "Missing from jaxblt generate: STR folder of the run"),
     (("generate", "r", "--top-k", "few"), 2, "--top-k: expected a whole number, got 'few'"),
     (("evaluate", "r", "--split", "dev"), 2, "--split: expected one of 'train', .*got 'dev'"),
     (("plan", "demo", "--context", "0"), 1, "PlanConfig.context must be at least 1, got 0"),
@@ -106,9 +107,9 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("patch", "FASTA", "--record", "secnd"), 1, "--record 'secnd' is none of the file's 2: perhaps second"),
     (("patch", "FASTA", "--start", "2"), 1, r"has 2: name it with --record \(first, second\)"),
     (("patch", "FASTA", "--record", "second", "--length", "5"), 1, "leave 'second', which has 4 bytes"),
-    (("benchmark.__main__", "kernels", "--out-dir", "x", "--ops", "none"), 1, "no benchmark of an op 'none'"),
+    (("benchmark", "kernels", "--out-dir", "x", "--ops", "none"), 1, "no benchmark of an op 'none'"),
     (
-        ("benchmark.__main__", "no_such_name"),
+        ("benchmark", "no_such_name"),
         1,
         "unknown benchmark 'no_such_name', choose one of: attention_parts",
     ),
@@ -133,8 +134,7 @@ def outcome(monkeypatch: Any, capsys: Any, main: Any, *args: str) -> tuple[int, 
 
 @pytest.mark.parametrize(("line", "status", "says"), CASES, ids=[" ".join(line) for line, _, _ in CASES])
 def test_a_bad_command_line_is_told_in_one_line(line, status, says, files, monkeypatch, capsys):
-    script, *args = line
-    main = importlib.import_module(f"experiments.{script}").main
+    main, args = (benchmarks.main, line[1:]) if line[0] == "benchmark" else (jaxblt_main, line)
     code, said = outcome(monkeypatch, capsys, main, *(files.get(arg, arg) for arg in args))
     assert re.search(says, said)
     assert said.startswith("error: ")
@@ -145,7 +145,7 @@ def test_a_bad_command_line_is_told_in_one_line(line, status, says, files, monke
 def test_windows_are_not_asked_of_packed_rows(monkeypatch, capsys):
     recipe = SimpleNamespace(data=DataConfig(packing="first_fit"))
     monkeypatch.setattr(jaxblt, "load", lambda _: SimpleNamespace(recipe=recipe))
-    code, said = outcome(monkeypatch, capsys, evaluate.main, "r", "--seq-len", "512")
+    code, said = outcome(monkeypatch, capsys, jaxblt_main, "evaluate", "r", "--seq-len", "512")
     assert "--seq-len and --context are of windows, and the run's data.packing is 'first_fit': leave" in said
     assert code == 1
 
@@ -167,7 +167,7 @@ def unknown_backend(argv):
 @pytest.mark.parametrize(
     ("main", "says"),
     [
-        (out_of_memory, "Out of memory trying.*experiments.plan.*train.accumulate.*remat.*data.batch_size"),
+        (out_of_memory, "Out of memory trying.*jaxblt plan.*train.accumulate.*remat.*data.batch_size"),
         (lambda argv: backends(), "no device for JAX_PLATFORMS='cuda' here: unset it.*or set it to cpu"),
         (unknown_backend, "no device for JAX_PLATFORMS='cuda' here"),
     ],
@@ -208,9 +208,9 @@ def test_prompts_may_be_any_bytes(tmp_path):
 )
 def test_patch_reads_every_record_or_the_one_that_is_named(options, seen, files, monkeypatch, capsys):
     read: list[bytes] = []
-    monkeypatch.setattr(_patching, "segment", lambda config, ids, entropies: read.append(bytes(ids[1:] - 4)))
-    monkeypatch.setattr(_patching, "report", lambda *_: "figures")
-    monkeypatch.setattr(_patching, "warn_of_refusals", lambda *_: None)
+    monkeypatch.setattr(patching, "segment", lambda config, ids, entropies: read.append(bytes(ids[1:] - 4)))
+    monkeypatch.setattr(patching, "report", lambda *_: "figures")
+    monkeypatch.setattr(patching, "warn_of_refusals", lambda *_: None)
     patch(files["FASTA"], **options)
     assert [np.frombuffer(ids, np.int32).astype(np.uint8).tobytes() for ids in map(bytes, read)] == seen
     named = re.findall("record (.*)", capsys.readouterr().out)

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import pytest
 
-from configs import demo as recipes
-from experiments import demo, patch
+from jaxblt.cli import demo, patch
 from jaxblt.data import config, samples
 from jaxblt.data.sources import BytesSource
 from jaxblt.models import StackConfig
+from jaxblt.recipes import demo as recipes
 from tests.compiled import compiled_once_and_quickly
 
 ROOT = Path(__file__).resolve().parents[2]

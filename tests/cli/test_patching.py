@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from experiments import _patching
-from experiments.patch import patch
+from jaxblt.cli import patching
+from jaxblt.cli.patch import patch
 from jaxblt.data import read_entropies
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
@@ -26,7 +26,7 @@ def test_refused_boundaries_are_told_with_the_figure(tmp_path, monkeypatch, caps
     file = tmp_path / "words.txt"
     file.write_text("a bc def " * 40)
     monkeypatch.setattr(
-        _patching, "patcher_of", lambda *_: PatcherConfig(mode="space", block_size=32, capacity=8)
+        patching, "patcher_of", lambda *_: PatcherConfig(mode="space", block_size=32, capacity=8)
     )
     with pytest.warns(PatchOverflowWarning, match=r"\d+ of \d+ patch boundaries \(\d+\.\d%\) were refused"):
         patch(str(file))
@@ -39,11 +39,11 @@ def test_entropies_are_written_with_model_and_context(tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes(np.random.default_rng(0).integers(0, 256, 50).astype(np.uint8).tobytes())
     params = nn.meta.unbox(CONFIG.build().init(jax.random.key(0), jnp.ones((1, 4), jnp.int32)))["params"]
-    model = _patching.EntropyModel(
+    model = patching.EntropyModel(
         CONFIG, freeze(params, jnp.bfloat16), None, context=bounded_context(CONFIG, 16)
     )
-    source = _patching.open_file(str(file))
-    _patching.write_all(str(tmp_path / "e.npy"), source, model)
+    source = patching.open_file(str(file))
+    patching.write_all(str(tmp_path / "e.npy"), source, model)
     read_entropies(tmp_path / "e.npy", source).check(model.frozen.content_hash, 16)
 
 

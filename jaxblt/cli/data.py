@@ -1,0 +1,98 @@
+"""The data of the built-in recipes: jaxblt data fetch books."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from jaxblt import recipes
+from jaxblt.cli.catalogue import ROOT, Dataset, catalogue, dataset_of
+from jaxblt.cli.download import LOCK, Unreachable, obtain
+
+USAGE = """usage: jaxblt data fetch NAME [NAME ...]
+
+Makes the data of recipes in {root}/, below the current folder. Each file is checked by its SHA-256. A file that is
+there is not fetched again. NAME is a recipe or a data set:
+
+{sets}
+
+Other recipes need no files: their data are embedded, or made by the recipe."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Fetches what `argv` names; without a name, prints what there is.
+
+    Raises:
+      ValueError: there is no such action, recipe or data set; or a file has another checksum.
+      Unreachable: an address does not answer.
+    """
+    if not argv or {"-h", "--help"} & set(argv):
+        print(usage())
+        return 0 if argv else 2
+    action, *names = argv
+    if action != "fetch":
+        raise ValueError(f"unknown action {action!r}: jaxblt data fetch NAME")
+    if not names:
+        raise ValueError(f"name what to fetch: {', '.join(catalogue())}")
+    for dataset in dict.fromkeys(find(name) for name in names):
+        if dataset is not None:
+            fetch(dataset)
+    return 0
+
+
+def usage() -> str:
+    """Data sets, and the recipes that read them."""
+    readers = {name: dataset_of(recipes.get(name)) for name in recipes.RECIPES}
+    lines = []
+    for name, dataset in catalogue().items():
+        of = ", ".join(recipe for recipe, read in readers.items() if read == dataset and recipe != name)
+        size = sum(file.size or 0 for file in dataset.files) / 1e6
+        lines.append(f"  {name:8} {dataset.about}, {size:.0f} MB" + (f" (also {of})" if of else ""))
+    return USAGE.format(root=ROOT, sets="\n".join(lines))
+
+
+def find(name: str) -> Dataset | None:
+    """The data set of that name, or of the recipe of that name; None, and a line, if the recipe needs none.
+
+    Raises:
+      ValueError: there is neither.
+    """
+    if name in catalogue():
+        return catalogue()[name]
+    if name not in recipes.RECIPES:
+        names = dict.fromkeys([*catalogue(), *recipes.RECIPES])
+        raise ValueError(f"no data set and no recipe {name!r}, choose one of: {', '.join(names)}")
+    found = dataset_of(recipes.get(name))
+    if found is None:
+        print(f"{name}: nothing to fetch, its data are embedded or made by the recipe")
+    return found
+
+
+def fetch(dataset: Dataset) -> None:
+    """Makes all files of a data set that are not there.
+
+    Raises:
+      Unreachable: an address does not answer; says what to put where.
+      ValueError: a file has another checksum.
+    """
+    print(f"{dataset.name}: {dataset.about}; {dataset.licence}")
+    new = 0
+    for file in tqdm(dataset.files, unit="file", disable=None, leave=False):
+        try:
+            new += obtain(file, dataset.folder)
+        except Unreachable as error:
+            raise Unreachable(without_network(dataset, file.path, error)) from error
+    held = sum((dataset.folder / file.path).stat().st_size for file in dataset.files)
+    print(f"{dataset.folder}: {len(dataset.files)} files ({new} new), {held:,} bytes, all checked")
+
+
+def without_network(dataset: Dataset, path: str, error: Unreachable) -> str:
+    """What to do where an address cannot be reached, in one line."""
+    missing = sum(not (dataset.folder / file.path).exists() for file in dataset.files)
+    fetched = next(file for file in dataset.files if file.path == path)
+    checksum = f"SHA-256 {fetched.sha256}" if fetched.sha256 else f"its SHA-256 goes into {LOCK}"
+    return (
+        f"{error}: run `jaxblt data fetch {dataset.name}` where there is a network and copy the folder to "
+        f"{Path(dataset.folder).resolve()}; {missing} of {len(dataset.files)} files are missing, the first is "
+        f"{dataset.folder / path} ({checksum}) from {fetched.url}"
+    )

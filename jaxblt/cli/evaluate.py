@@ -1,0 +1,97 @@
+"""Scores a run on a split of its data or of its task: jaxblt evaluate RUN_DIR [--split test]."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from jaxblt.cli.mesh import parse_mesh
+from jaxblt.cli.parsing import parse
+from jaxblt.data.task_data import TaskDataConfig
+from jaxblt.validation import whole
+
+
+def evaluate(
+    run_dir: Annotated[str, tyro.conf.Positional],
+    split: Literal["train", "validation", "test", "all"] = "test",
+    context: int | None = None,
+    seq_len: int | None = None,
+    targets: str | None = None,
+    max_batches: int | None = None,
+    mesh: str | None = None,
+    recalibrate: bool = False,
+    out: str | None = None,
+) -> dict[str, float]:
+    """Bits per byte of a run's newest checkpoint: Σ log-loss / Σ bytes, every byte of the split scored once.
+
+    For a run on a task also its accuracy over answers, the exact match of whole examples, both by subtask, and the
+    accuracy of always giving the commonest answer.
+
+    Args:
+      run_dir: folder of the run.
+      split: of the run's data.
+      context: bytes that precede the scored ones of a window, wherever there are as many; half a row by default.
+      seq_len: bytes of a row; the recipe's by default.
+      targets: characters, such as ACGT, to score apart as well; the log-loss is still over the whole vocabulary.
+      max_batches: stop after so many.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows.
+      recalibrate: give blocks of patches as many slots as the split asks for; the threshold stays.
+      out: file for the figures as JSON.
+
+    Raises:
+      ValueError: an option is out of range, or does not go with the run's data or the devices.
+
+    Warns:
+      PatchOverflowWarning: blocks have fewer slots than the split asks for.
+    """
+    import jaxblt
+    from jaxblt.parallel import MeshConfig
+
+    for name, value, least in (
+        ("context", context, 0),
+        ("seq-len", seq_len, 1),
+        ("max-batches", max_batches, 1),
+    ):
+        if value is not None:
+            whole(f"--{name}", value, least=least)
+    if targets == "":
+        raise ValueError("--targets is empty: name characters such as ACGT, or leave it out")
+    loaded = jaxblt.load(run_dir)
+    length = loaded.recipe.data.seq_len if seq_len is None else seq_len
+    data = loaded.recipe.data
+    if data.packing == "windows":
+        data = replace(data, seq_len=length, stride=None, context=length // 2 if context is None else context)
+    elif seq_len is not None or context is not None:
+        raise ValueError(
+            f"--seq-len and --context are of windows, and the run's data.packing is {data.packing!r}: leave them out"
+        )
+    if recalibrate:
+        loaded = loaded.recalibrate(data, split=split)
+    spread = parse_mesh(mesh or "", MeshConfig())
+    found = loaded.evaluate(split, data=data, targets=targets, max_batches=max_batches, mesh=spread)
+    if isinstance(data, TaskDataConfig):
+        from jaxblt.evaluation.tasks import majority_baseline
+        from jaxblt.evaluation.tasks.evaluate import score_run
+
+        scores = score_run(loaded, split, max_batches=max_batches)
+        baseline = majority_baseline(data.task, split)
+        found |= scores.figures() | {"majority_accuracy": baseline.figures()["accuracy"]}
+    figures = {"run": loaded.recipe.name, "step": loaded.step, "split": split, "seq_len": length, **found}
+    if loaded.patcher is not None:
+        figures |= {
+            "capacity": loaded.patcher.slots,
+            "threshold": loaded.threshold,
+            "margin": loaded.patcher.margin,
+        }
+    print(json.dumps(figures, indent=2))
+    if out is not None:
+        Path(out).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and scores."""
+    parse(evaluate, argv, prog="jaxblt evaluate")

@@ -1,0 +1,94 @@
+"""Continues prompts with a trained run: jaxblt generate RUN_DIR --prompts "Once" "The"."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxblt.cli.mesh import parse_mesh
+from jaxblt.cli.parsing import parse
+from jaxblt.validation import MOST_SEED, whole
+
+
+def generate(
+    run_dir: Annotated[str, tyro.conf.Positional],
+    prompts: tuple[str, ...] = (),
+    prompts_hex: tuple[str, ...] = (),
+    prompts_file: tuple[str, ...] = (),
+    max_new_bytes: int = 256,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    mesh: str = "",
+) -> list[bytes]:
+    """Writes each prompt and its continuation to standard output, as raw bytes.
+
+    Args:
+      run_dir: folder of the run.
+      prompts: texts; an empty one starts a new document, as no prompt at all does.
+      prompts_hex: prompts of any bytes, as hexadecimal digits: "ff00" is two bytes.
+      prompts_file: files, each of which is one prompt.
+      max_new_bytes: bytes to sample at the most; EOS ends a document before.
+      temperature: 0 takes the most probable byte every time.
+      top_k: keep the k most probable bytes; 0 keeps all.
+      top_p: keep the fewest bytes whose probabilities sum to this.
+      seed: of the draws.
+      mesh: sizes of the mesh axes, such as "seq=8", for prompts and caches split over devices; one device by default.
+
+    Raises:
+      FileNotFoundError: a file of prompts is not there.
+      ValueError: an option is out of range, a prompt is not hexadecimal, or the mesh has not as many devices as there
+        are, or splits both the batch and the sequence.
+    """
+    import jax
+
+    import jaxblt
+    from jaxblt.inference import SamplingConfig
+    from jaxblt.inference import generate as continue_bytes
+    from jaxblt.parallel import replicated
+
+    whole("--max-new-bytes", max_new_bytes, least=1)
+    whole("--seed", seed, least=0, most=MOST_SEED)
+    sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+    data = read_prompts(prompts, prompts_hex, prompts_file)
+    loaded = jaxblt.load(run_dir)
+    devices = parse_mesh(mesh).build(jax.devices() if mesh else jax.devices()[:1])
+    if devices.shape["seq"] > 1 and devices.shape["data"] * devices.shape["fsdp"] > 1:
+        raise ValueError(
+            f"--mesh {mesh!r}: a decoder splits the batch or the sequence, not both: use seq alone"
+        )
+    params = jax.device_put(loaded.decoder_params, replicated(devices))
+    with jax.set_mesh(devices):
+        found = continue_bytes(
+            loaded.decoder, params, data, max_new_bytes=max_new_bytes, sampling=sampling, seed=seed
+        )
+    for prompt, continuation in zip(data, found, strict=True):
+        sys.stdout.buffer.write(prompt + continuation + b"\n")
+    return found
+
+
+def read_prompts(texts: Sequence[str], digits: Sequence[str], files: Sequence[str]) -> list[bytes]:
+    """The bytes of all prompts, in this order; one empty prompt where there is none.
+
+    Raises:
+      FileNotFoundError: a file is not there.
+      ValueError: digits that are not hexadecimal, or no pairs.
+    """
+    # Python hands over bytes of the command line that are no UTF-8 as surrogates.
+    found = [text.encode("utf-8", "surrogateescape") for text in texts]
+    for number in digits:
+        try:
+            found.append(bytes.fromhex(number))
+        except ValueError as error:
+            raise ValueError(
+                f"--prompts-hex {number!r} is not made of pairs of hexadecimal digits, such as 'ff00'"
+            ) from error
+    return [*found, *(Path(file).read_bytes() for file in files)] or [b""]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and generates."""
+    parse(generate, argv, prog="jaxblt generate")

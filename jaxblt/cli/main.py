@@ -1,0 +1,68 @@
+"""The program `jaxblt`: finds a command in a table, and runs it.
+
+A command is a row of `COMMANDS` and a module with `main(argv) -> int | None`. Its module is imported when it runs.
+"""
+
+import difflib
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from jaxblt.cli.parsing import run
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("jaxblt.cli.train", "train a recipe, or go on with its run"),
+    "evaluate": ("jaxblt.cli.evaluate", "bits per byte of a run on a split, and the scores of a task"),
+    "generate": ("jaxblt.cli.generate", "continue prompts with a run"),
+    "patch": ("jaxblt.cli.patch", "cut a file into patches, draw them, write entropies"),
+    "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),
+    "export": ("jaxblt.cli.export", "write a run's parameters to one file for other programs"),
+    "new": ("jaxblt.cli.new", "write a recipe file of your own to start from"),
+    "data": ("jaxblt.cli.data", "fetch the data of the built-in recipes"),
+    "demo": ("jaxblt.cli.demo", "train and show everything in small, on an embedded book"),
+    "doctor": ("jaxblt.doctor", "what this machine has, and what will run on it"),
+}
+"""Module and description of each command."""
+
+
+def main(argv: Sequence[str]) -> Any:
+    """Runs the command that `argv` begins with.
+
+    Raises:
+      ValueError: there is no such command.
+    """
+    if argv and argv[0] == "--version":
+        import jaxblt
+
+        print(f"jaxblt {jaxblt.__version__}")
+        return 0
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if argv else 2
+    name, *rest = argv
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" (perhaps {near[0]})" if near else ""
+        raise ValueError(f"unknown command {name!r}{hint}, choose one of: {', '.join(COMMANDS)}")
+    return import_module(COMMANDS[name][0]).main(rest)
+
+
+def usage() -> str:
+    """The table of commands."""
+    rows = [f"  {name:10} {about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: jaxblt COMMAND [options]",
+            "",
+            "Models that read raw bytes over very long contexts.",
+            "",
+            *rows,
+            "",
+            "jaxblt COMMAND --help explains a command; jaxblt --version prints the version.",
+        ]
+    )
+
+
+def console() -> None:
+    """Runs the program with the command line of its process, and exits."""
+    run(main)

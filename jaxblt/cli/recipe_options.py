@@ -1,0 +1,98 @@
+"""A recipe and what a command line overrides in it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import tyro
+
+from jaxblt import recipes
+from jaxblt.cli.find_recipe import FORMS, find_recipe
+from jaxblt.cli.kinds import choices, choose_kinds, unchecked
+from jaxblt.cli.mesh import expand_mesh
+from jaxblt.cli.parsing import parse_options
+from jaxblt.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class _NoOptions:
+    """Of a command that has a recipe's alone."""
+
+
+def parse_recipe(argv: Sequence[str], *, prog: str, about: str) -> tuple[Recipe, str]:
+    """The recipe that `argv` names, with its overrides, and the run folder.
+
+    Exits with a list of recipes where none is named.
+    """
+    recipe, run_dir, _ = parse_recipe_and(argv, _NoOptions(), prog=prog, about=about)
+    return recipe, run_dir
+
+
+def parse_recipe_and[T](argv: Sequence[str], options: T, *, prog: str, about: str) -> tuple[Recipe, str, T]:
+    """As `parse_recipe`, and the command's own options: a dataclass, whose values in `options` are the defaults."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_usage(prog, about))
+        raise SystemExit(0 if argv else 2)
+    given, *rest = argv
+    found, rest = choose_kinds(find_recipe(given), expand_mesh(rest))
+    default, said = clip_warmup(found, rest)
+
+    def command(
+        run_dir: Annotated[
+            str, tyro.conf.arg(help="folder of the run; an existing run goes on")
+        ] = f"runs/{found.name}",
+        own: Any = options,
+        recipe: Annotated[Recipe, tyro.conf.arg(name="")] = default,
+    ) -> tuple[Recipe, str, Any]:
+        return recipe, run_dir, own
+
+    command.__annotations__["own"] = Annotated[type(options), tyro.conf.arg(name="")]
+    about += f" --mesh seq=8,data=2 sets axes of the mesh. {choices()}"
+    flags = (tyro.conf.AvoidSubcommands,)
+    parsed = parse_options(command, rest, prog=f"{prog} {given}", description=about, config=flags)
+    for line in said:
+        print(line)
+    return parsed
+
+
+def _usage(prog: str, about: str) -> str:
+    return (
+        f"usage: {prog} RECIPE [--run-dir DIR] [--overrides]\n\n{about}\n\n"
+        f"RECIPE is {FORMS}.\nbuilt in: {', '.join(recipes.RECIPES)}\noptions of a recipe: {prog} RECIPE --help"
+    )
+
+
+def clip_warmup(recipe: Recipe, argv: Sequence[str]) -> tuple[Recipe, list[str]]:
+    """The recipe with a warm-up that fits --train.steps of `argv`, and a line that says so if it was clipped.
+
+    The warm-up stays what it is if `argv` sets it too, or if the schedule has an end of its own.
+    """
+    steps = option_value(argv, "--train.steps")
+    optimizer = recipe.optimizer
+    asked = any(option_value(argv, f"--optimizer.{name}") for name in ("warmup-steps", "decay-steps"))
+    if steps is None or not steps.isdigit() or asked or getattr(optimizer, "decay_steps", None) is not None:
+        return recipe, []
+    clipped = shorter_warmup(optimizer, int(steps))
+    if clipped == optimizer:
+        return recipe, []
+    line = (
+        f"optimizer.warmup_steps clipped from {optimizer.warmup_steps} to {clipped.warmup_steps}, to fit "
+        f"--train.steps {steps}"
+    )
+    return unchecked(recipe, optimizer=clipped), [line]
+
+
+def shorter_warmup[T](optimizer: T, steps: int) -> T:
+    """An optimiser's config whose warm-up takes at most half of `steps`, if it did not end before them."""
+    warmup = getattr(optimizer, "warmup_steps", 0)
+    return optimizer if warmup < steps else replace(optimizer, warmup_steps=steps // 2)  # pyright: ignore
+
+
+def option_value(argv: Sequence[str], option: str) -> str | None:
+    """The last value of an option in `argv`, written --a.b-c 1, --a.b_c 1 or with an equals sign."""
+    value = None
+    for i, word in enumerate(argv):
+        name, equals, behind = word.partition("=")
+        if name.replace("_", "-") == option:
+            value = behind if equals else (argv[i + 1] if i + 1 < len(argv) else None)
+    return value

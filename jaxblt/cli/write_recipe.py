@@ -1,0 +1,145 @@
+"""A recipe as Python source: what `jaxblt new` writes.
+
+Fields that have their default are left out. Fields of the recipe and of its parts carry what their class's docstring
+says of them.
+"""
+
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from jaxblt.training.recipe import Recipe
+
+WIDTH = 100
+COMMENTED = 2
+"""Levels of a recipe whose fields carry comments: its own, and those of its parts."""
+
+
+def recipe_source(recipe: Recipe, *, function: str, file: str, origin: str) -> str:
+    """A module with a function that returns an equal recipe.
+
+    Args:
+      recipe: to write down.
+      function: its name.
+      file: that the module will be, for the commands in its docstring.
+      origin: where the recipe is from.
+    """
+    imports: dict[str, set[str]] = {}
+    for kind in _classes(recipe):
+        imports.setdefault(public_module(kind), set()).add(kind.__name__)
+    imported = "\n".join(_import(module, sorted(names)) for module, names in sorted(imports.items()))
+    return f'''"""A recipe of your own, begun from {origin}.
+
+Train it:           jaxblt train {file}:{function}
+See every field:    jaxblt train {file}:{function} --help
+Change one:         jaxblt train {file}:{function} --train.steps 100
+Plan its memory:    jaxblt plan {file}:{function}
+
+Fields that are not written here have their defaults.
+"""
+
+{imported}
+
+
+def {function}() -> Recipe:
+    """Say here what it trains, and what came out."""
+    return {_rendered(recipe, 1, COMMENTED)}
+'''
+
+
+def _import(module: str, names: list[str]) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
+
+
+def _classes(value: Any) -> Iterator[type]:
+    """Of all configs that the source of `value` names."""
+    if is_dataclass(value):
+        yield type(value)
+        for _, item in _chosen(value):
+            yield from _classes(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _classes(item)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _classes(item)
+
+
+def _chosen(config: Any) -> list[tuple[str, Any]]:
+    """Fields, and their values, that are not their class's defaults."""
+    found = []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        default = field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        if field.init and (default is MISSING or type(value) is not type(default) or value != default):
+            found.append((field.name, value))
+    return found
+
+
+def _rendered(value: Any, depth: int, comments: int) -> str:
+    """Source of a value that begins on a line indented `depth` times; the next lines are indented too."""
+    if isinstance(value, Mapping):
+        items = [("", f"{json.dumps(name)}: {_rendered(item, depth + 1, 0)}") for name, item in value.items()]
+        return _brackets("{", items, "}", depth)
+    if isinstance(value, tuple):
+        items = [("", _rendered(item, depth + 1, 0)) for item in value]
+        return f"({items[0][1]},)" if len(items) == 1 else _brackets("(", items, ")", depth)
+    if not is_dataclass(value):
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    docs = field_docs(type(value)) if comments else {}
+    items = [
+        (docs.get(name, ""), f"{name}={_rendered(item, depth + 1, comments - 1 if comments else 0)}")
+        for name, item in _chosen(value)
+    ]
+    return _brackets(f"{type(value).__name__}(", items, ")", depth)
+
+
+def _brackets(opening: str, items: list[tuple[str, str]], closing: str, depth: int) -> str:
+    """Items with their comments, on one line if they are short and have none."""
+    flat = opening + ", ".join(text for _, text in items) + closing
+    if not any(comment for comment, _ in items) and "\n" not in flat and len(flat) < WIDTH - 4 * depth - 16:
+        return flat
+    margin = "    " * (depth + 1)
+    lines = [opening]
+    for comment, text in items:
+        lines += textwrap.wrap(comment, WIDTH, initial_indent=f"{margin}# ", subsequent_indent=f"{margin}# ")
+        lines.append(f"{margin}{text},")
+    return "\n".join([*lines, "    " * depth + closing])
+
+
+@cache
+def field_docs(kind: type) -> dict[str, str]:
+    """What the docstring of a config says of each field, in its section "Attributes"."""
+    _, _, section = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in section.splitlines():
+        if not line.startswith("  "):
+            break
+        if start := re.match(r"  (\w+(?:, \w+)*): (.*)", line):
+            names = start[1].split(", ")
+            found |= dict.fromkeys(names, start[2])
+        elif line.startswith("    "):
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return found
+
+
+def public_module(kind: type) -> str:
+    """The shortest module of the library that has a class under its name."""
+    parts = kind.__module__.split(".")
+    for length in range(2, len(parts)):
+        module = ".".join(parts[:length])
+        if getattr(import_module(module), kind.__name__, None) is kind:
+            return module
+    return kind.__module__
