@@ -1,0 +1,11 @@
+"""`jaxblt embed`: see `jaxblt.answers.commands.embed`."""
+
+from collections.abc import Sequence
+
+from jaxblt.answers.commands import embed
+from jaxblt.cli.parsing import parse
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses, answers, and prints what was written."""
+    print(parse(embed, argv, prog="jaxblt embed"))

@@ -1,0 +1,11 @@
+"""`jaxblt score`: see `jaxblt.answers.commands.score`."""
+
+from collections.abc import Sequence
+
+from jaxblt.answers.commands import score
+from jaxblt.cli.parsing import parse
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses, answers, and prints what was written."""
+    print(parse(score, argv, prog="jaxblt score"))

@@ -1,0 +1,11 @@
+"""`jaxblt variants`: see `jaxblt.answers.commands.variants`."""
+
+from collections.abc import Sequence
+
+from jaxblt.answers.commands import variants
+from jaxblt.cli.parsing import parse
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses, answers, and prints what was written."""
+    print(parse(variants, argv, prog="jaxblt variants"))
