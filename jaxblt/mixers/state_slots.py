@@ -58,7 +58,7 @@ def only_allowed(logits: Float[Array, "... S"], mask: Float[Array, "... S"] | No
     return jnp.where(there, logits + jnp.log(jnp.where(there, mask, 1)), -jnp.inf)
 
 
-def largest(logits: Float[Array, "... S"], count: int) -> Int[Array, "... K"]:
+def largest(logits: Float[Array, "... S"], count: int) -> Int[Array, "... count"]:
     """The indices of the `count` largest; of equal ones the first."""
     # XLA gathers the operand of a top-k that is split along another axis, and leaves that of a sort where it is
     return jnp.argsort(jax.lax.stop_gradient(logits), axis=-1, descending=True)[..., :count]
