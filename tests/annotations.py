@@ -19,8 +19,8 @@ CONF = beartype.BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.Type
 """An int is a float."""
 
 _CONTEXT = functools.partial(jaxtyping.jaxtyped, "context")
-_OF_NESTED: dict[types.CodeType, tuple[Callable[..., Any], Callable[..., Any]]] = {}
-"""By the code of a function inside another: the first such function, and its checks."""
+_OF_NESTED: dict[types.CodeType, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {}
+"""By the code of a function inside another: the first such function, its checks, and the annotations they are of."""
 
 
 def install(*packages: str) -> None:
@@ -71,10 +71,13 @@ def _checked_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
 def _with_checks(function: Callable[..., Any]) -> Callable[..., Any]:
     if "<locals>" not in function.__qualname__ or function.__code__.co_filename == "<string>":
         return _made(function)
+    hints = dict(function.__annotations__)
     if function.__code__ not in _OF_NESTED:
-        _OF_NESTED[function.__code__] = function, (checks := _made(function))
+        _OF_NESTED[function.__code__] = function, (checks := _made(function)), hints
         return checks
-    first, checks = _OF_NESTED[function.__code__]
+    first, checks, of_first = _OF_NESTED[function.__code__]
+    if hints != of_first:  # annotated by the function around it
+        return _made(function)
     return function if checks is first else _rebound(checks, first, function)
 
 
