@@ -120,8 +120,15 @@ def _brackets(opening: str, items: list[tuple[str, str]], closing: str, depth: i
 
 @cache
 def field_docs(kind: type) -> dict[str, str]:
-    """What the docstring of a config says of each field, in its section "Attributes"."""
-    _, _, section = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+    """What docstrings of a config, and of its bases, say of each field in their sections "Attributes"."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        found |= _attributes(inspect.cleandoc(base.__doc__ or ""))
+    return found
+
+
+def _attributes(doc: str) -> dict[str, str]:
+    _, _, section = doc.partition("Attributes:\n")
     found: dict[str, str] = {}
     names: list[str] = []
     for line in section.splitlines():
