@@ -46,10 +46,8 @@ class ImplicitFilter:
     -ln(target)/slow to -ln(target)/fast and scaled to unit energy. L = reference_len, never the length of the
     input. If not causal, the same network gives h[-t] by further outputs.
 
-    Streaming keeps min(filter_len, capacity) - 1 inputs a channel, and a token costs as many multiplications
-    a
-    channel: 32,768 taps and 768 channels are 96 MiB a row and layer in fp32. More taps than that do not
-      stream. The
+    Streaming keeps min(filter_len, capacity) - 1 inputs a channel, and a token costs as many multiplications a
+    channel: 32,768 taps and 768 channels are 96 MiB a row and layer in fp32. More taps than that do not stream. The
     network is evaluated once a call (once a loop, where XLA hoists it out of a scan over tokens).
 
     Attributes:

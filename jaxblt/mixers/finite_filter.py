@@ -10,12 +10,12 @@ from jaxtyping import Array, Float
 
 from jaxblt.layers import named
 from jaxblt.mixers.filters import FiniteFilter, ImplicitFilter
-from jaxblt.mixers.history import ShortHistory, joined, next_output, recent
+from jaxblt.mixers.history import ShortHistory, at_first_document, joined, next_output, recent
 from jaxblt.mixers.implicit_taps import ImplicitTaps, evaluate
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import Rows
 from pallas_kernels.blocked_conv import blocked_conv
-from pallas_kernels.long_conv import long_conv
+from pallas_kernels.long_conv import long_conv, long_conv_history
 
 MAX_BLOCKED = 512
 """Taps up to which Toeplitz blocks are faster than an FFT."""
@@ -127,20 +127,21 @@ class LongHistory:
     ) -> tuple[Float[Array, "B D T"], Float[Array, "B D S"] | None]:
         """Outputs, and the last inputs."""
         taps = _taps(self.filter, self.causal, self.shared, self.per_channel)
+        options = {
+            "segment_ids": marks.segment_ids,
+            "segment_alignment": marks.alignment,
+            "causal": self.causal,
+        }
         if carry is None:
-            options = {"segment_ids": marks.segment_ids, "segment_alignment": marks.alignment}
-            return self._conv(u, taps, causal=self.causal, **options), None
+            return self._conv(u, taps, **options), None
         after = joined(carry, recent(u, marks, carry.shape[-1]))
+        wide = u.astype(jnp.float32)
         if u.shape[-1] == 1:
-            own = (taps[None, :, :1] + self.bias[None, :, None]) * u.astype(jnp.float32)
-            y = next_output(carry, taps) + own
+            y = next_output(carry, taps) + (taps[None, :, :1] + self.bias[None, :, None]) * wide
             return y.astype(u.dtype), after
-        ids = marks.segment_ids
-        if ids is not None:
-            edge = jnp.broadcast_to(jnp.abs(ids[:, :1]), (ids.shape[0], carry.shape[-1]))
-            ids = jnp.concatenate([edge, ids], 1)
-        y = self._conv(jnp.concatenate([carry.astype(u.dtype), u], -1), taps, segment_ids=ids)
-        return y[..., carry.shape[-1] :], after
+        earlier = long_conv_history(carry, taps, steps=u.shape[-1])
+        y = self._conv(wide, taps, **options) + at_first_document(earlier, marks)
+        return y.astype(u.dtype), after
 
     def _conv(self, u: Array, taps: Array, **options: Any) -> Float[Array, "B D T"]:
         return long_conv(u, taps, bias=self.bias, implementation=self.implementation, **options)

@@ -140,10 +140,15 @@ class ShortHistory:
             padded = jnp.pad(past, ((0, 0), (0, 0), (0, steps)))
             added = self.op(padded, taps, **dict(self.options))[..., -steps:]
         added = jnp.pad(added, ((0, 0), (0, 0), (0, length - steps)))
-        if marks.segment_ids is None or marks.new is None:
-            return added
-        seen = (marks.segment_ids > 0) & (jnp.cumsum(marks.new, 1) == 0)
-        return jnp.where(seen[:, None], added, jnp.zeros((), added.dtype))
+        return at_first_document(added, marks)
+
+
+def at_first_document(added: Float[Array, "B D T"], marks: Marks) -> Float[Array, "B D T"]:
+    """What a carry adds, at the tokens of the document that it is of: those before the first that begins here."""
+    if marks.segment_ids is None or marks.new is None:
+        return added
+    seen = (marks.segment_ids > 0) & (jnp.cumsum(marks.new, 1) == 0)
+    return jnp.where(seen[:, None], added, jnp.zeros((), added.dtype))
 
 
 def next_output(past: Float[Array, "B D S"], taps: Float[Array, "D F"]) -> Float[Array, "B D 1"]:

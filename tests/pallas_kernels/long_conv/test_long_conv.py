@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.blocked_conv import blocked_conv
-from pallas_kernels.long_conv import explain, long_conv
+from pallas_kernels.long_conv import explain, long_conv, long_conv_history
 from pallas_kernels.long_conv.fft import fast_length, fft_product
 from pallas_kernels.long_conv.shapes import SHAPES
 from tests.pallas_kernels import op_suite
@@ -102,6 +102,27 @@ def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
 def test_packed_documents_are_computed_as_if_apart() -> None:
     arrays = streams(401) | {"filter": normal(4, (CHANNELS, 401)), "segment_ids": ragged(401)}
     assert_packed_is_apart(long_conv, arrays, n=401)
+
+
+@pytest.mark.parametrize(
+    ("past", "taps", "steps"), [(0, 5, 7), (40, 1, 3), (40, 90, 33), (61, 17, 5), (7, 20, 50)]
+)
+def test_history_and_row_give_the_last_outputs_of_both(past: int, taps: int, steps: int) -> None:
+    u, filter = normal(0, (2, 3, past + steps)), normal(1, (3, taps))
+    whole = long_conv(u, filter, implementation="reference")[..., past:]
+    ours = long_conv_history(u[..., :past], filter, steps=steps) + long_conv(u[..., past:], filter)
+    assert_close(ours, whole, n=past + steps)
+
+
+def test_history_refuses_what_does_not_fit() -> None:
+    past = jnp.zeros((1, 2, 4))
+    for arrays, steps, says in (
+        ((past[0], jnp.zeros((2, 3))), 1, r"past must be \[batch, channels, time\], got shape \(2, 4\)"),
+        ((past, jnp.zeros((3, 3))), 1, r"filter must be \[2 channels, taps\], got shape \(3, 3\)"),
+        ((past, jnp.zeros((2, 3))), 0, "steps must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            long_conv_history(*arrays, steps=steps)
 
 
 def test_a_medium_filter_gives_what_blocked_conv_gives() -> None:
