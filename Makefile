@@ -3,6 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs
 GPU_VENV := .venv-gpu
 GPU_STAMP := $(GPU_VENV)/.installed
 PLAN_STAMP := $(GPU_VENV)/.plan
@@ -14,11 +15,12 @@ PYTEST_ARGS ?=
 TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo test lint format types gpu-compile gpu-compile-now plan clean
+.PHONY: help venv install demo docs test lint format types gpu-compile gpu-compile-now plan clean
 
 help:
 	@echo "make demo   install, then train, evaluate and generate on embedded data (runs/demo)"
 	@echo "make test   install, then the test suite (WORKERS=$(WORKERS) processes; PYTEST_ARGS=... is passed on)"
+	@echo "make docs   install MkDocs too, then the documentation as a site in build/site; a warning is an error"
 	@echo "make lint   ruff check and ruff format --check"
 	@echo "make types  pyright on jaxblt and pallas_kernels"
 	@echo "make gpu-compile  if a source changed, every Mosaic and Triton kernel for an H200, no GPU needed (3 GB in $(GPU_VENV))"
@@ -55,6 +57,15 @@ demo: install
 # as they would otherwise, the longest come last and one process waits for the other.
 test: install
 	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+$(DOCS_STAMP): $(STAMP)
+	@echo "installing MkDocs into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@touch $(DOCS_STAMP)
+
+# Without --quiet, under which MkDocs does not count warnings. The variable silences an advertisement of its theme.
+docs: $(DOCS_STAMP)
+	@NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(BIN)/python -m mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 lint: install
 	@$(BIN)/ruff check .

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from jaxblt.run import Run
 
 __version__ = "0.1.0"
+"""Version of the package."""
 
 __all__ = ["__version__", "load", "reference_ops"]
 

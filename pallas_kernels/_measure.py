@@ -70,6 +70,7 @@ __all__ = [
 ]
 
 Method = Literal["profiler", "slope", "calls", "host"]
+"""How seconds are taken: the profiler's device time, or the wall clock of chained, repeated or single calls."""
 MIN_TRIALS = 20
 _SLOPE_SECONDS = (0.01, 0.05, 0.25)
 _LONG_SECONDS = 0.3

@@ -27,6 +27,7 @@ SAMPLES = {
         "lambda_phage.fa.xz", "fasta", "Phage lambda genome NC_001416.1, 48,502 bases: one document"
     ),
 }
+"""Samples that the package carries, by name."""
 
 
 def sample_source(name: str) -> BytesSource:

@@ -6,9 +6,18 @@ included).
 
 import numpy as np
 
-BOE, BOS, EOS, PAD = 0, 1, 2, 3
+BOE = 0
+"""Id that no pipeline puts into a document; it stands for hidden bytes."""
+BOS = 1
+"""Id before a document's first byte."""
+EOS = 2
+"""Id behind a document's last byte."""
+PAD = 3
+"""Id of places that hold nothing."""
 OFFSET = 4
+"""Special ids: byte b has id b + OFFSET."""
 VOCAB_SIZE = 256 + OFFSET
+"""Ids in all: the bytes and the special ids."""
 
 
 def encode(data: bytes, *, bos: bool = False, eos: bool = False) -> np.ndarray:

@@ -169,7 +169,8 @@ class ByteLM(nn.Module):
           ids: byte ids.
           segment_ids: documents, 0 for padding; None for one document a row.
           positions: offset in the document; None counts the row.
-          entropies, patches: None; they are of models with patches.
+          entropies: None; they are of models with patches.
+          patches: None, likewise.
         """
         _check_no_patches(entropies, patches)
         x, _ = self.embedding(ids, segment_ids=segment_ids)

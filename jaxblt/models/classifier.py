@@ -95,7 +95,8 @@ class ByteClassifier(nn.Module):
           ids: byte ids.
           segment_ids: 0 for padding; None for full rows.
           positions: offset in the document; None counts the row.
-          entropies, patches: None; they are of models with patches.
+          entropies: None; they are of models with patches.
+          patches: None, likewise.
         """
         config = self.config
         table = EmbeddingConfig(dim=config.stack.dim, hash=config.hash, vocab_size=config.vocab_size)

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 
 Remat = Literal["none", "full", "dots", "offload"]
+"""What a layer keeps for the backward pass, by name; `remat` says what each keeps."""
 
 # what crosses devices is never computed twice: every policy keeps these checkpoint_names
 ALWAYS_SAVED = ("ring_out", "ring_lse")

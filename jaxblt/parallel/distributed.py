@@ -57,7 +57,8 @@ def init_distributed(
 
     Args:
       coordinator: "host:port" of process 0, reachable from all.
-      num_processes, process_id: how many, and which one this is.
+      num_processes: how many there are.
+      process_id: which one this is, from 0.
       timeout_s: to wait for the others.
 
     Raises:

@@ -52,7 +52,10 @@ class SequenceLayout:
             )
 
 
-CONTIGUOUS, ZIGZAG = SequenceLayout("contiguous"), SequenceLayout("zigzag")
+CONTIGUOUS = SequenceLayout("contiguous")
+"""Tokens lie on the devices in their order."""
+ZIGZAG = SequenceLayout("zigzag")
+"""Each device has one early and one late piece, so that causal attention is equal work everywhere."""
 
 
 def to_zigzag(x: Shaped[Array, "B T ..."], axis: SeqAxis) -> Shaped[Array, "B T ..."]:

@@ -56,7 +56,10 @@ def make_mesh(
     """A mesh with axes data, fsdp, seq, tensor, all present (of size 1 when unused) and all of type Auto.
 
     Args:
-      data, fsdp, seq, tensor: sizes; at most one -1, which fills the rest.
+      data: size of the axis; at most one of the four is -1, which fills the rest.
+      fsdp: size of the axis.
+      seq: size of the axis.
+      tensor: size of the axis.
       devices: by default all devices of all processes.
 
     Raises:

@@ -31,6 +31,7 @@ DEFAULT_RULES: Rules = {
     "layers": None,
     "norm": None,
 }
+"""Mesh axes by logical axis of a parameter; None is not split."""
 
 
 class Placement(NamedTuple):

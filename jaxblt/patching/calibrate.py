@@ -82,7 +82,8 @@ def threshold_margin(
     In mode entropy the distance of the threshold from the nearest entropy: see `boundary_margin`.
 
     Args:
-      entropies, segment_ids: as for `calibrate_threshold`.
+      entropies: as for `calibrate_threshold`.
+      segment_ids: as for `calibrate_threshold`.
       config: with its threshold.
 
     Raises:

@@ -6,6 +6,7 @@ from typing import Literal
 from jaxblt.validation import check_bounds, check_fields
 
 Mode = Literal["entropy", "greedy", "space", "static", "byte", "optimal", "length_constrained"]
+"""Which rule cuts bytes into patches; `PatcherConfig` says what each does."""
 
 
 @dataclass(frozen=True, kw_only=True)

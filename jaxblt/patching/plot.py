@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxblt.patching.figure import new_figure
 from jaxblt.patching.patches import Patches
 from jaxblt.patching.render import label_byte, patch_spans
 
@@ -34,18 +35,19 @@ def plot_entropies(
       row: which row of the batch.
       bytes_per_line: of the picture. A passage of some hundred bytes stays readable.
 
+    Returns:
+      A figure that a notebook shows when it is a cell's last value.
+
     Raises:
       ValueError: ids and entropies are not one row of the patches' length.
     """
-    from matplotlib.figure import Figure
-
     ids, entropies = np.asarray(ids), np.asarray(entropies, np.float32)
     if ids.shape != (patches.num_bytes,) or entropies.shape != ids.shape:
         raise ValueError(
             f"ids and entropies must be one row of {patches.num_bytes}, got {ids.shape}, {entropies.shape}"
         )
     lines = -(-len(ids) // bytes_per_line)
-    figure = Figure(figsize=(16, 0.6 + 1.9 * lines), layout="constrained")
+    figure = new_figure(figsize=(16, 0.6 + 1.9 * lines), layout="constrained")
     axes = figure.subplots(lines, 1, squeeze=False)[:, 0]
     spans = patch_spans(patches, row)
     top = 1.1 * max(float(entropies.max(initial=0.0)), threshold or 0.0, 0.1)

@@ -136,6 +136,7 @@ class Classify(LabelScores):
 
 
 Objective = NextByte | Masked | Span | OrderAgnostic | Classify
+"""What a model is trained for: every objective that a recipe can name."""
 
 
 def maskable(batch: Batch) -> Bool[Array, "B T"]:

@@ -36,7 +36,8 @@ def attention(
 
     Args:
       q: queries, H heads of size K.
-      k, v: keys and values, G heads; H is a multiple of G and heads h*H/G .. share one.
+      k: keys, G heads; H is a multiple of G and heads h*H/G .. share one.
+      v: values, G heads.
       mask: which keys a query sees, such as `masks.CAUSAL & masks.documents(segment_ids)`. Intervals and ALiBi compare
         indices unless it has positions, which T != S needs.
       alibi_slopes: slope of each head (Press et al., 2108.12409).
@@ -91,7 +92,8 @@ def explain(
     """Which implementation `attention` runs for such arguments, and why not the faster ones.
 
     Args:
-      q, k: queries and keys, or their shapes and dtypes.
+      q: queries, or their shape and dtype.
+      k: keys, likewise.
       mask: of arrays, or of shapes and dtypes.
       alibi: whether there are slopes.
       device: what it would run on; this machine's default if None.

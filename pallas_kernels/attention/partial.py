@@ -74,8 +74,9 @@ def partial_attention(
 ) -> Partial:
     """Take the softmax over these keys alone, with its log-sum-exp.
 
+    Arguments that are not explained here are as for `attention`.
+
     Args:
-      q, k, v, scale, implementation: as for `attention`.
       mask: as for `attention`, without positions, so that intervals need T = S. cuDNN takes documents only as
         `masks.documents(ids)` of the same tokens. What lies beyond lengths has to be numbers. Key lengths [B, R]
         go with no other mask; kernels other than "mosaic_gpu" are given the keys once for each run.

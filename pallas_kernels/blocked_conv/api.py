@@ -26,6 +26,7 @@ TABLE = (
     Implementation("xla", blocked_conv_xla),
     Implementation("reference", blocked_conv_reference),
 )
+"""Implementations of the operation, fastest first."""
 
 
 def blocked_conv(

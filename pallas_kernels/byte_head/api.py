@@ -13,6 +13,7 @@ CROSS_ENTROPY_TABLE = (
     Implementation("xla", xla.cross_entropy),
     Implementation("reference", reference.cross_entropy),
 )
+"""Implementations of the cross entropy, fastest first."""
 ENTROPY_TABLE = (Implementation("xla", xla.entropy), Implementation("reference", reference.entropy))
 """Fastest first."""
 

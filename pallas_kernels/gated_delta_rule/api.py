@@ -18,6 +18,7 @@ TABLE = (
     Implementation("xla", gated_delta_rule_xla),
     Implementation("reference", gated_delta_rule_reference),
 )
+"""Implementations of the operation, fastest first."""
 
 
 def gated_delta_rule(
@@ -39,8 +40,8 @@ def gated_delta_rule(
     S_t = exp(log_gate_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = scale S_t^T q_t.
 
     Args:
-      q, k: queries and keys. Their J heads are shared by groups of H / J neighbouring heads of v. No key is normalised
-        here: states stay bounded where beta |k|^2 is at most 2.
+      q: queries. Their J heads, and those of the keys, are shared by groups of H / J neighbouring heads of v.
+      k: keys. None is normalised here: states stay bounded where beta |k|^2 is at most 2.
       v: values.
       beta: how much of the state at a key is replaced: 0 nothing, 1 all of it, 2 a reflection.
       log_gate: logarithm of a gate per head, at most 0; nothing is forgotten if None. -inf forgets everything.

@@ -25,8 +25,7 @@ def gated_delta_rule_summary(
     transition is zero. Stretches one after the other have P_2 P_1, and leave P_2 left_1 + left_2. The transition is
     what becomes of a state of I when all values are zero: K more columns of the state.
 
-    Args:
-      k, v, beta, log_gate, segment_ids, chunk_size, implementation: as of `gated_delta_rule`.
+    Arguments are as of `gated_delta_rule`.
 
     Returns:
       transition [B, H, K, K] and left [B, H, K, V].

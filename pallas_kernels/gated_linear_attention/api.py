@@ -28,6 +28,7 @@ TABLE = (
     Implementation("xla", gated_linear_attention_xla),
     Implementation("reference", gated_linear_attention_reference),
 )
+"""Implementations of the operation, fastest first."""
 
 
 def gated_linear_attention(
@@ -51,7 +52,8 @@ def gated_linear_attention(
     exp(log_gate_t) throughout, exp(log_key_gate_t) in each column or exp(log_value_gate_t) in each row.
 
     Args:
-      q, k: queries and keys. Their J heads are shared by groups of H / J neighbouring heads of v.
+      q: queries. Their J heads, and those of the keys, are shared by groups of H / J neighbouring heads of v.
+      k: keys.
       v: values.
       log_gate: logarithm of one gate per head, at most 0 (Mamba-2, fixed decays). -inf forgets everything.
       log_key_gate: of one gate per key channel and key head (gated linear attention, reading of slots).

@@ -26,9 +26,7 @@ def gated_linear_attention_summary(
     Behind the stretch the state is decay * state + left. Where a document begins behind the row's first token the decay
     is zero. Stretches one after the other have decay_2 decay_1, and leave decay_2 left_1 + left_2.
 
-    Args:
-      k, v, log_gate, log_key_gate, log_value_gate, segment_ids, chunk_size, implementation: as of
-        `gated_linear_attention`.
+    Arguments are as of `gated_linear_attention`.
 
     Returns:
       decay [B, H, 1, 1], [B, H, K, 1] or [B, H, 1, V], as the gate; left [B, H, K, V].

@@ -11,6 +11,7 @@ from pallas_kernels.hash_embedding.reference import hash_embedding as by_matmul
 from pallas_kernels.hash_embedding.xla import hash_embedding as by_gather
 
 TABLE = (Implementation("xla", by_gather), Implementation("reference", by_matmul))
+"""Implementations of the operation, fastest first."""
 
 
 def hash_embedding(

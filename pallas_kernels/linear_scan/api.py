@@ -36,6 +36,7 @@ TABLE = (
     Implementation("xla", _widened(linear_scan_xla)),
     Implementation("reference", _widened(linear_scan_reference)),
 )
+"""Implementations of the operation, fastest first."""
 
 
 def linear_scan(

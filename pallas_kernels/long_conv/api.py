@@ -14,6 +14,7 @@ TABLE = (
     Implementation("xla", long_conv_xla),
     Implementation("reference", long_conv_reference),
 )
+"""Implementations of the operation, fastest first."""
 
 
 def long_conv(

@@ -24,6 +24,7 @@ TABLE = (
     Implementation("xla", modal_conv_xla),
     Implementation("reference", modal_conv_reference),
 )
+"""Implementations of the operation, fastest first."""
 
 
 def modal_conv(

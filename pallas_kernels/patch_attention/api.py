@@ -51,7 +51,8 @@ def pool(
 
     Args:
       q: a query for each of the P patch slots of the N blocks of each row.
-      k, v: keys and values of the S bytes of each block.
+      k: keys of the S bytes of each block.
+      v: their values.
       patch_ids: the slot of each byte's patch; within a block they do not fall, P means padding.
       implementation: which to run; the best for the device if None.
 
@@ -87,7 +88,8 @@ def lookup(
 
     Args:
       q: queries of the S bytes of each of N blocks.
-      k, v: keys and values of M = W + P patches: W carried over from before the block, then its own slots.
+      k: keys of M = W + P patches: W carried over from before the block, then its own slots.
+      v: their values.
       latest: index among the M of the latest patch each byte sees; it does not fall within a block, but is negative
         for bytes that see none, before or after the others.
       valid: which of the M hold a patch that may be seen.
@@ -124,7 +126,8 @@ def explain(
 
     Args:
       direction: "pool" (patches over bytes) or "lookup" (bytes over patches).
-      arrays, options: of the call, arrays or ShapeDtypeStructs; without them the device alone is looked at.
+      arrays: of the call, or their ShapeDtypeStructs; without them the device alone is looked at.
+      options: of the call.
       device: what it would run on; this machine's default if None.
     """
     device = _dispatch.current_device() if device is None else device

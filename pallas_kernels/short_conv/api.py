@@ -33,6 +33,7 @@ TABLE = (
     Implementation("xla", short_conv_xla),
     Implementation("reference", short_conv_reference),
 )
+"""Implementations of the operation, fastest first."""
 
 
 def short_conv(

@@ -4,6 +4,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from IPython.core.formatters import DisplayFormatter
 
 from jaxblt.data.vocab import encode
 from jaxblt.patching import PatcherConfig, plot_entropies
@@ -33,6 +34,13 @@ def test_a_png_of_the_passage(passage, tmp_path):
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     assert len(data) > 20_000
     assert len(figure.axes) == 3
+
+
+def test_a_notebook_shows_the_picture_without_pyplot(passage):
+    ids, entropies, patches = passage
+    figure = plot_entropies(ids, entropies, patches, bytes_per_line=200)
+    shown, _ = DisplayFormatter().format(figure)
+    assert shown["image/png"].startswith(b"\x89PNG")
 
 
 def test_the_curve_stands_over_the_byte_that_was_predicted(passage):

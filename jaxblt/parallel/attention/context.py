@@ -26,7 +26,9 @@ from pallas_kernels.attention.masks import Mask
 from pallas_kernels.runtime import has_reference_ops
 
 ContextParallel = Literal["ring", "all_to_all", "all_gather"]
+"""How devices exchange what attention over a split sequence needs."""
 Implementation = Literal["reference", "xla", "cudnn"] | None
+"""Which attention runs on a device; None picks the best that the device and the shapes allow."""
 
 SHORT = 8192
 """Tokens a device up to which heads are scattered where they can be. With 32 query and 8 key heads of 128 on four
@@ -59,9 +61,10 @@ def context_attention(
     - None: "all_to_all" with ALiBi, whose distances the tiles of a ring do not know, and without a window where heads
       divide, tokens are in order, and a device has no more than `SHORT` of them; else "ring".
 
+    Arguments that are not explained here are as for `attention`. A token's place in the sequence is its position.
+
     Args:
-      q, k, v, segment_ids, causal, window, alibi_slopes, scale, implementation: as for `attention`, and a ring without
-        a window also takes "mosaic_gpu" (see `partial_attention`); a token's place in the sequence is its position.
+      implementation: as for `attention`; a ring without a window also takes "mosaic_gpu" (see `partial_attention`).
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
         each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
         where places count (a window, ALiBi) and in mode "all_gather". Rows of several go to XLA in a ring; on Hopper

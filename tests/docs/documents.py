@@ -1,0 +1,28 @@
+"""What the documents show: blocks of Python, and command lines of `jaxblt`."""
+
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SHELL = ("", "sh", "bash")
+
+
+def name_of(page: Path) -> str:
+    """A page by its path below the root."""
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks of a page in these languages."""
+    found = FENCE.findall(page.read_text(encoding="utf-8"))
+    return [text for language, text in found if language in languages]
+
+
+def command_lines(page: Path) -> list[list[str]]:
+    """Arguments of each line of a page's shell blocks that starts `jaxblt`, without variables before it."""
+    lines = [line for block in blocks(page, *SHELL) for line in block.splitlines()]
+    words = [re.sub(r"^(\w+=\S+ )+", "", line) for line in lines]
+    return [shlex.split(line, comments=True)[1:] for line in words if line.startswith("jaxblt ")]

@@ -1,0 +1,75 @@
+"""The real parser reads the options of every command line that a document shows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from jaxblt.cli import main, parsing, plan, train
+from jaxblt.cli.data import find
+from jaxblt.cli.new import new
+from jaxblt.cli.recipe_options import parse_recipe_and
+from tests.docs.documents import PAGES, command_lines, name_of
+
+SHOWN = {name_of(page): lines for page in PAGES if (lines := command_lines(page))}
+
+
+class Read(Exception):
+    """The command line was read."""
+
+
+@pytest.fixture
+def only_read(monkeypatch, tmp_path):
+    """Commands stop where their options have been read, in a folder in which `jaxblt new` may write."""
+    read = parsing.parse_options
+
+    def stop(function: Any, argv: Sequence[str], **options: Any) -> Any:
+        parsed = read(function, argv, **options)
+        if getattr(function, "__wrapped__", None) is new:
+            return parsed
+        raise Read
+
+    def stop_at_recipe(*args: Any, **options: Any) -> Any:
+        parse_recipe_and(*args, **options)
+        raise Read
+
+    monkeypatch.setattr(parsing, "parse_options", stop)
+    for module in (train, plan):
+        monkeypatch.setattr(module, "parse_recipe_and", stop_at_recipe)
+    monkeypatch.chdir(tmp_path)
+
+
+def accept(argv: list[str]) -> None:
+    """Reads the options of one command line, and runs it if it writes a recipe for the next one."""
+    if argv[0] == "data":
+        assert argv[1] == "fetch"
+        assert [find(name) for name in argv[2:]]
+        return
+    if argv in (["doctor"], ["--version"]):
+        return
+    try:
+        main.main(argv)
+    except Read:
+        return
+    assert argv[0] == "new"
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_command_lines_are_read(page, only_read):
+    for argv in SHOWN[page]:
+        accept(argv)
+
+
+def test_tutorials_show_command_lines():
+    assert sum(page.startswith("docs/tutorials/") for page in SHOWN) >= 4
+    assert any(argv[0] == "train" for argv in SHOWN["docs/tutorials/own-text.md"])
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["train", "ecoli", "--data.no-such 1"], ["score", "runs/x", "my.fa"], ["new", "a.py", "--form", "demo"]],
+)
+def test_a_wrong_command_line_is_told(argv, only_read, capsys):
+    with pytest.raises(SystemExit):
+        accept(argv)
+    assert "error: " in capsys.readouterr().err
