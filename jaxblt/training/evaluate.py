@@ -21,7 +21,7 @@ from jaxblt.patching import PatcherConfig, warn_overflow
 from jaxblt.training.metrics import Metrics, bits, cross_entropy, patch_counts
 from jaxblt.training.objectives import NextByte, Objective
 from jaxblt.training.setup import Setup, open_data, to_devices
-from jaxblt.training.state import TrainState
+from jaxblt.training.state import TrainState, evaluated
 from jaxblt.training.step import Task, find_entropies, predict
 from jaxblt.validation import whole
 
@@ -69,6 +69,8 @@ def make_eval_step(
 class Validation:
     """`state -> figures` of the validation split, which is opened when it is first asked for.
 
+    The parameters' average is scored where the state has one.
+
     Args:
       setup: of the run.
       source: documents to use instead of those that the recipe names.
@@ -89,7 +91,7 @@ class Validation:
         setup = self.setup
         most = setup.recipe.train.eval_batches
         options = {"layout": setup.layout, "patcher": setup.task.patcher, "objective": setup.task.objective}
-        return evaluate(self._step, state, self.data, setup.mesh, max_batches=most, **options)
+        return evaluate(self._step, evaluated(state), self.data, setup.mesh, max_batches=most, **options)
 
 
 def evaluate(
