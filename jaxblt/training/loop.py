@@ -366,7 +366,9 @@ class Trainer:
         self.log.scalars(step, {f"validation/{name}": value for name, value in found.items()})
         headline = self.setup.recipe.objective.headline
         self.standing.note(found[headline], step)
-        self.progress.say(f"step {step}: validation {found[headline]:.4f} {headline.replace('_', ' ')}")
+        by_source = [f"{n} {found[f'{n}/{headline}']:.4f}" for n in self.validation.data.source_names]
+        told = f" ({', '.join(by_source)})" if by_source else ""
+        self.progress.say(f"step {step}: validation {found[headline]:.4f} {headline.replace('_', ' ')}{told}")
         return found
 
     def draw(self, state: TrainState, step: int) -> None:
