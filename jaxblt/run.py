@@ -33,13 +33,13 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.fitting import check_recipe, fitting_shapes
-from jaxblt.training.frozen import calibrate, load_frozen
+from jaxblt.training.frozen import SUBTREE, calibrate, load_frozen
 from jaxblt.training.frozen_store import frozen_dir
 from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
 from jaxblt.training.safe_files import check_inside, sizes_below
 from jaxblt.training.setup import blank_inputs, init_params, make_task, open_data
-from jaxblt.training.state import ENTROPY, Frozen, TrainState, widen
+from jaxblt.training.state import ENTROPY, Frozen, TrainState, Weights, widen
 from jaxblt.training.step import Task
 
 
@@ -52,6 +52,7 @@ class Run:
       step: training steps that the parameters have seen.
       task: model, entropy model, objective and patcher, built for the rows of the recipe's data.
       params: of the model, fp32.
+      weights: which they are: "raw" as the last step left them, or "ema", their average.
       frozen: trees that were not trained, by name: the entropy model is `frozen["entropy"]`.
       vocabulary: the module that turns bytes into ids and back.
     """
@@ -61,6 +62,7 @@ class Run:
     task: Task
     params: Any
     frozen: dict[str, Frozen]
+    weights: Weights = "raw"
     vocabulary: ModuleType = vocab
 
     def __repr__(self) -> str:
@@ -68,7 +70,8 @@ class Run:
         recipe, patcher = self.recipe, self.patcher
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         lines = [f"Run {recipe.name!r} at step {self.step:,} of {recipe.train.steps:,}"]
-        lines.append(f"  model      {type(recipe.model).__name__}, {count:,} parameters")
+        which = "" if self.weights == "raw" else f", their average over steps (ema {recipe.train.ema})"
+        lines.append(f"  model      {type(recipe.model).__name__}, {count:,} parameters{which}")
         lines.append(f"  data       {recipe.data.batch_size} x {recipe.data.seq_len:,} bytes a batch")
         lines.append(f"  objective  {type(recipe.objective).__name__}, computed in {recipe.train.dtype}")
         if patcher is not None:
@@ -250,7 +253,11 @@ class Run:
 
 
 def load(
-    run_dir: str | os.PathLike[str], *, step: int | Literal["best"] | None = None, dtype: str | None = None
+    run_dir: str | os.PathLike[str],
+    *,
+    step: int | Literal["best"] | None = None,
+    dtype: str | None = None,
+    weights: Weights | None = None,
 ) -> Run:
     """A run's model, parameters, patcher, threshold and vocabulary.
 
@@ -258,14 +265,16 @@ def load(
       run_dir: the folder that was given to `fit`.
       step: of the checkpoint; None for the newest that can be read, "best" for that of the best evaluation.
       dtype: to compute in, "bfloat16" or "float32"; None for the recipe's.
+      weights: "ema" for the average of the parameters, "raw" for those of the step itself; None for the average if the
+        run has one.
 
     The folder need not be trusted: no code of it runs, nothing outside it is read, and nothing larger than its files
     is built.
 
     Raises:
       FileNotFoundError: the folder holds no run, or no checkpoint of that step.
-      ValueError: the run was made by another version of the configs, its config does not fit its checkpoints, or its
-        checkpoints lie elsewhere.
+      ValueError: the run was made by another version of the configs, its config does not fit its checkpoints, its
+        checkpoints lie elsewhere, or it has no average.
       CheckpointCorrupt: no checkpoint can be read.
     """
     resolved = read_resolved(run_dir)
@@ -278,12 +287,22 @@ def load(
         recipe = replace(recipe, train=replace(recipe.train, dtype=dtype))
     task = make_task(recipe)
     shapes = partial(_param_shapes, task, recipe)
-    read = partial(restore, checkpoint_dir(run_dir), shapes, subtree="params")
+    weights = _weights(recipe, run_dir, weights)
+    read = partial(restore, checkpoint_dir(run_dir), shapes, subtree=SUBTREE[weights])
     restored = read(step=None if step == "best" else step)
     if step == "best":
         restored = read(step=_best_step(restored.meta, run_dir))
     frozen = load_frozen(run_dir, resolved, step=restored.step)
-    return Run(recipe, restored.step, task, restored.state, frozen)
+    return Run(recipe, restored.step, task, restored.state, frozen, weights)
+
+
+def _weights(recipe: Recipe, run_dir: str | os.PathLike[str], asked: Weights | None) -> Weights:
+    """What to read: the weights asked for, or those that the run is judged by."""
+    if asked not in (None, *SUBTREE):
+        raise ValueError(f"weights must be 'ema', 'raw' or None, got {asked!r}")
+    if asked == "ema" and recipe.train.ema is None:
+        raise ValueError(f"{run_dir} has no average of its parameters (train.ema is None): use weights='raw'")
+    return recipe.train.weights if asked is None else asked
 
 
 def _best_step(meta: dict[str, Any], run_dir: str | os.PathLike[str]) -> int:

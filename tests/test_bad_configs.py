@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxblt.cli.plan import PlanConfig
-from jaxblt.data import DataConfig, TaskDataConfig
+from jaxblt.data import DataConfig, SourceConfig, TaskDataConfig
 from jaxblt.data.kmers import KmerVocab
 from jaxblt.evaluation.tasks import (
     MQAR,
@@ -63,6 +63,7 @@ GOOD: dict[type, dict[str, Any]] = {
     NextByte: {},
     OrderAgnostic: {},
     DataConfig: {},
+    SourceConfig: {"name": "s"},
     TaskDataConfig: {"task": Copy(), "seq_len": 64},
     MQAR: {},
     Copy: {},
@@ -134,7 +135,14 @@ OPTIMIZER: dict[str, tuple[Any, ...]] = {
 """Of all optimisers."""
 
 BAD: dict[type, dict[str, tuple[Any, ...]]] = {
+    SourceConfig: {
+        "name": ("", "a/b", 3),
+        "weight": (0.0, -1.0, NAN, INF, "1"),
+        "kind": ("fastq",),
+        "soft_mask": ("drop",),
+    },
     TrainConfig: {
+        "ema": (0.0, 1.0, -0.1, NAN, "0.9"),
         "steps": (0, -5, 2.5, True, "10", NAN, 10**10),
         "accumulate": (0, 1.5),
         "seed": (-1, 0.5, 2**32),

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxblt.answers.embed import Pool
 from jaxblt.answers.score import BATCH_SIZE
+from jaxblt.training.state import Weights
 
 
 def score(
@@ -20,6 +21,7 @@ def score(
     window: int | None = None,
     batch_size: int = BATCH_SIZE,
     step: int | None = None,
+    weights: Weights | None = None,
 ) -> str:
     """Write the log-likelihood of each record of a file, in nats, as tab-separated values.
 
@@ -32,6 +34,7 @@ def score(
       window: most positions of a row; by default the length of the run's training rows.
       batch_size: rows that are read at once.
       step: of the checkpoint; by default the newest.
+      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
     Returns:
       A line that says what was written.
@@ -39,7 +42,9 @@ def score(
     from jaxblt.run import load
 
     options = {"window": window, "batch_size": batch_size}
-    found = load(run_dir, step=step).score(file, per_byte=per_byte, both_strands=both_strands, **options)
+    found = load(run_dir, step=step, weights=weights).score(
+        file, per_byte=per_byte, both_strands=both_strands, **options
+    )
     found.to_tsv(out)
     bits = -found.log_likelihood.sum() / found.scored.sum() / np.log(2)
     return f"{len(found)} records, {found.lengths.sum():,} bytes, {bits:.4f} bits per byte, in {out}"
@@ -56,6 +61,7 @@ def embed(
     window: int | None = None,
     batch_size: int = BATCH_SIZE,
     step: int | None = None,
+    weights: Weights | None = None,
 ) -> str:
     """Write hidden states of each record of a file as a NumPy archive (.npz).
 
@@ -68,6 +74,7 @@ def embed(
       window: most positions of a row; by default the length of the run's training rows.
       batch_size: rows that are read at once.
       step: of the checkpoint; by default the newest.
+      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
     Returns:
       A line that says what was written.
@@ -75,7 +82,7 @@ def embed(
     from jaxblt.run import load
 
     options = {"window": window, "batch_size": batch_size}
-    found = load(run_dir, step=step).embed(file, layer=layer, pool=pool, **options)
+    found = load(run_dir, step=step, weights=weights).embed(file, layer=layer, pool=pool, **options)
     found.to_npz(out)
     states = sum(array.size // array.shape[-1] for array in found.arrays)
     width = found.arrays[0].shape[-1]
@@ -92,6 +99,7 @@ def variants(
     context: int | None = None,
     batch_size: int = BATCH_SIZE,
     step: int | None = None,
+    weights: Weights | None = None,
 ) -> str:
     """Write log p(alt) - log p(ref) of each variant of a VCF file, in nats, as tab-separated values.
 
@@ -103,13 +111,16 @@ def variants(
       context: bytes of a window; by default the length of the run's training rows, at most 8,192.
       batch_size: windows that are read at once.
       step: of the checkpoint; by default the newest.
+      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
     Returns:
       A line that says what was written.
     """
     from jaxblt.run import load
 
-    found = load(run_dir, step=step).variants(vcf, fasta, context=context, batch_size=batch_size)
+    found = load(run_dir, step=step, weights=weights).variants(
+        vcf, fasta, context=context, batch_size=batch_size
+    )
     found.to_tsv(out)
     above = int((found.score > 0).sum())
     return f"{len(found)} variants, {above} likelier than the reference, in {out}"

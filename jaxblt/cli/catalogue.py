@@ -84,7 +84,7 @@ def dataset_of(recipe: Recipe) -> Dataset | None:
 def files_of(recipe: Recipe) -> tuple[str, ...]:
     """Paths and globs that a recipe reads; none if its data are embedded, or made by its task."""
     if isinstance(recipe.data, DataConfig):
-        return recipe.data.paths
+        return recipe.data.paths + tuple(path for own in recipe.data.sources for path in own.paths)
     path = getattr(recipe.data.task, "path", None)
     return () if path is None else (path,)
 

@@ -11,6 +11,7 @@ import tyro
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.data.task_data import TaskDataConfig
+from jaxblt.training.state import Weights
 from jaxblt.validation import whole
 
 
@@ -23,6 +24,7 @@ def evaluate(
     max_batches: int | None = None,
     mesh: str | None = None,
     recalibrate: bool = False,
+    weights: Weights | None = None,
     out: str | None = None,
 ) -> dict[str, float]:
     """Bits per byte of a run's newest checkpoint: Σ log-loss / Σ bytes, every byte of the split scored once.
@@ -39,6 +41,7 @@ def evaluate(
       max_batches: stop after so many.
       mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows.
       recalibrate: give blocks of patches as many slots as the split asks for; the threshold stays.
+      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
       out: file for the figures as JSON.
 
     Raises:
@@ -59,7 +62,7 @@ def evaluate(
             whole(f"--{name}", value, least=least)
     if targets == "":
         raise ValueError("--targets is empty: name characters such as ACGT, or leave it out")
-    loaded = jaxblt.load(run_dir)
+    loaded = jaxblt.load(run_dir, weights=weights)
     length = loaded.recipe.data.seq_len if seq_len is None else seq_len
     data = loaded.recipe.data
     if data.packing == "windows":

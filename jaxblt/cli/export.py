@@ -12,6 +12,7 @@ import numpy as np
 import tyro
 
 from jaxblt.cli.parsing import parse
+from jaxblt.training.state import Weights
 from jaxblt.validation import whole
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}
@@ -22,6 +23,7 @@ def export(
     run_dir: Annotated[str, tyro.conf.Positional],
     file: Annotated[str, tyro.conf.Positional],
     step: int | None = None,
+    weights: Weights | None = None,
 ) -> None:
     """Writes a checkpoint's parameters in the safetensors format, without the optimiser.
 
@@ -32,6 +34,7 @@ def export(
       run_dir: folder of the run.
       file: to write; a file that exists is never overwritten.
       step: of the checkpoint; the newest by default.
+      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
     Raises:
       FileNotFoundError: the folder holds no run, or no checkpoint of that step.
@@ -45,11 +48,16 @@ def export(
         raise FileExistsError(f"{file} is there already, and nothing is overwritten: choose another name")
     if not Path(file).absolute().parent.is_dir():
         raise FileNotFoundError(f"{file} cannot be written: there is no folder {str(Path(file).parent)!r}")
-    run = jaxblt.load(run_dir, step=step)
+    run = jaxblt.load(run_dir, step=step, weights=weights)
     trees = {"model": run.params, "frozen": {name: tree.params for name, tree in run.frozen.items()}}
     paths, _ = jax.tree_util.tree_flatten_with_path(trees)
     arrays = {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(x) for path, x in paths}
-    metadata = {"format": "jaxblt", "recipe": run.recipe.to_json(), "step": str(run.step)}
+    metadata = {
+        "format": "jaxblt",
+        "recipe": run.recipe.to_json(),
+        "step": str(run.step),
+        "weights": run.weights,
+    }
     size = write_safetensors(file, arrays, metadata)
     print(f"wrote {file}: {len(arrays)} arrays of step {run.step}, {size:,} bytes")
 

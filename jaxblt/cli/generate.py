@@ -9,6 +9,7 @@ import tyro
 
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
+from jaxblt.training.state import Weights
 from jaxblt.validation import MOST_SEED, whole
 
 
@@ -23,6 +24,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     mesh: str = "",
+    weights: Weights | None = None,
 ) -> list[bytes]:
     """Writes each prompt and its continuation to standard output, as raw bytes.
 
@@ -37,6 +39,7 @@ def generate(
       top_p: keep the fewest bytes whose probabilities sum to this.
       seed: of the draws.
       mesh: sizes of the mesh axes, such as "seq=8", for prompts and caches split over devices; one device by default.
+      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
     Raises:
       FileNotFoundError: a file of prompts is not there.
@@ -54,7 +57,7 @@ def generate(
     whole("--seed", seed, least=0, most=MOST_SEED)
     sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     data = read_prompts(prompts, prompts_hex, prompts_file)
-    loaded = jaxblt.load(run_dir)
+    loaded = jaxblt.load(run_dir, weights=weights)
     devices = parse_mesh(mesh).build(jax.devices() if mesh else jax.devices()[:1])
     if devices.shape["seq"] > 1 and devices.shape["data"] * devices.shape["fsdp"] > 1:
         raise ValueError(

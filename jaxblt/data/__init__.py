@@ -9,6 +9,7 @@ from jaxblt.data.entropies import Entropies, read_entropies, source_hash, write_
 from jaxblt.data.examples import Example, Examples, TaskSource, question_and_answer
 from jaxblt.data.iterator import BatchIterator
 from jaxblt.data.kmers import KmerVocab
+from jaxblt.data.mixture import SourceConfig
 from jaxblt.data.packing import PackedIndex, pack
 from jaxblt.data.permutation import hash64, permute
 from jaxblt.data.pipeline import DocumentDataset, make_dataset
@@ -64,6 +65,7 @@ __all__ = [
     "Regions",
     "ReverseComplement",
     "RowsConfig",
+    "SourceConfig",
     "TaskDataConfig",
     "TaskDataset",
     "TaskSource",

@@ -1,11 +1,14 @@
 """What data a run reads and how it is cut into rows, as one frozen config."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Literal
 
+import numpy as np
+
 from jaxblt.data.buckets import rows_within
+from jaxblt.data.mixture import JoinedSource, SourceConfig
 from jaxblt.data.samples import SAMPLES, sample_source
 from jaxblt.data.sources import DocumentSource, FastaSource, JsonlSource, Regions, TextSource, open_bed
 from jaxblt.data.splits import SplitName, split_by_document, split_by_name, split_by_position
@@ -14,11 +17,13 @@ from jaxblt.validation import MOST_SEED, check_bounds, check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Data of a run: exactly one of `paths` and `sample`, or a source handed to `make_dataset`.
+    """Data of a run: exactly one of `paths`, `sample` and `sources`, or a source handed to `make_dataset`.
 
     Attributes:
       paths: files and globs; plain files are read where they lie, `.gz` and `.xz` are held in memory.
       sample: the name of an embedded sample instead.
+      sources: several sources with weights instead; a row is of one of them, which seed, step and slot choose. Each is
+        split by itself, and evaluations score each by itself as well.
       kind: how the files are read; a sample knows its own.
       field: the field that holds the text of JSON lines.
       bed: for FASTA, a BED file whose intervals become the documents (padded with N out of bounds).
@@ -53,6 +58,7 @@ class DataConfig:
 
     paths: tuple[str, ...] = ()
     sample: str | None = None
+    sources: tuple[SourceConfig, ...] = ()
     kind: Literal["text", "jsonl", "fasta"] = "text"
     field: str = "text"
     bed: str | None = None
@@ -97,7 +103,31 @@ class DataConfig:
             raise ValueError("DataConfig.scored is empty, so that no byte is scored: None scores all")
         if self.sample is not None and self.sample not in SAMPLES:
             raise ValueError(f"unknown sample {self.sample!r}: choose one of {', '.join(map(repr, SAMPLES))}")
+        self._check_sources()
         self._check_pairs_of_options()
+
+    def _check_sources(self) -> None:
+        if not self.sources:
+            return
+        names = [source.name for source in self.sources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"DataConfig.sources must have names of their own, got {', '.join(names)}")
+        if self.paths or self.sample is not None or self.bed is not None:
+            raise ValueError(
+                f"DataConfig.sources name the documents, got paths={self.paths!r}, sample={self.sample!r} and "
+                f"bed={self.bed!r} besides: leave these to the sources"
+            )
+        if self.packing == "buckets":
+            raise ValueError(
+                "DataConfig.sources need rows of one length, got packing='buckets': use 'first_fit' or 'windows'"
+            )
+        for source in self.sources:
+            self.of(source)
+
+    def of(self, source: SourceConfig) -> "DataConfig":
+        """The config of one source by itself."""
+        own = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in ("name", "weight")}
+        return replace(self, sources=(), **own)
 
     def _check_pairs_of_options(self) -> None:
         if self.packing != "windows" and (self.stride is not None or self.context):
@@ -150,7 +180,10 @@ class DataConfig:
 
     @property
     def sample_or_kind(self) -> str:
-        """The kind of the sample where one is named, else `kind`."""
+        """The kind of the sample where one is named, else `kind`; of sources the one that they share, else "text"."""
+        shared = {self.of(source).sample_or_kind for source in self.sources}
+        if shared:
+            return shared.pop() if len(shared) == 1 else "text"
         return SAMPLES[self.sample].kind if self.sample in SAMPLES else self.kind
 
     @property
@@ -162,12 +195,14 @@ def open_source(config: DataConfig) -> DocumentSource:
     """The whole documents that a config names, before any split.
 
     Raises:
-      ValueError: not exactly one of `paths` and `sample`; bad data.
+      ValueError: not exactly one of `paths`, `sample` and `sources`; bad data.
       FileNotFoundError: a path names no file.
     """
+    if config.sources:
+        return JoinedSource(tuple(open_source(config.of(source)) for source in config.sources))
     if bool(config.paths) == (config.sample is not None):
         raise ValueError(
-            f"give either paths or sample, got paths={config.paths!r} and sample={config.sample!r}"
+            f"give either paths or sample, got paths={config.paths!r} and sample={config.sample!r}; or sources"
         )
     if config.sample is not None:
         source = sample_source(config.sample)
@@ -181,9 +216,24 @@ def open_source(config: DataConfig) -> DocumentSource:
 
 
 def apply_split(config: DataConfig, source: DocumentSource, split: SplitName) -> Regions:
-    """The part of `source` that `split` names, by the rule of `config`."""
+    """The part of `source` that `split` names, by the rule of `config`; of each of several sources by itself."""
+    if config.sources and isinstance(source, JoinedSource):
+        return _split_each(config, source, split)
     if config.split == "documents":
         return split_by_document(source, split, fractions=config.fractions, seed=config.split_seed)
     if config.split == "position":
         return split_by_position(source, split, fractions=config.fractions)
     return split_by_name(source, split, validation=config.validation_names, test=config.test_names)
+
+
+def _split_each(config: DataConfig, joined: JoinedSource, split: SplitName) -> Regions:
+    """The parts of all sources, one source after the other."""
+    parts = []
+    for own, source in zip(config.sources, joined.sources, strict=True):
+        try:
+            parts.append(apply_split(config.of(own), source, split))
+        except ValueError as error:
+            raise ValueError(f"source {own.name!r}: {error}") from error
+    shifted = [part.documents + first for part, first in zip(parts, joined.firsts, strict=False)]
+    starts, stops = (np.concatenate([getattr(part, name) for part in parts]) for name in ("starts", "stops"))
+    return Regions(joined, np.concatenate(shifted), starts, stops)

@@ -12,7 +12,7 @@ from jaxblt.data.entropies import Entropies
 from jaxblt.data.history import History
 from jaxblt.data.iterator import BatchIterator
 from jaxblt.data.rows import empty_rows
-from jaxblt.data.schedule import Endless, OnePass, Shuffled, Staged
+from jaxblt.data.schedule import Endless, Mixed, OnePass, Shuffled, Staged
 
 Row = dict[str, np.ndarray]
 
@@ -29,15 +29,17 @@ class Dataset(ABC):
       schedule: which row stands where.
       process_index, process_count: this process makes slots [i·B/n, (i+1)·B/n) of each batch of B rows.
       entropies: precomputed, of the whole source.
+      source_names: the source that a batch of each bucket is of, for evaluation over several sources.
       history: what comes with rows that begin inside a document; for windows, which hold one document each.
     """
 
     config: Any
     mode: Literal["train", "eval"]
-    schedule: Shuffled | Staged | OnePass | Endless
+    schedule: Shuffled | Mixed | Staged | OnePass | Endless
     process_index: int = 0
     process_count: int = 1
     entropies: Entropies | None = None
+    source_names: tuple[str, ...] = ()
     history: History | None = None
 
     def __post_init__(self) -> None:

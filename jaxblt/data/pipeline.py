@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -10,10 +11,11 @@ from jaxblt.data.buckets import bucket
 from jaxblt.data.config import DataConfig, apply_split, open_source
 from jaxblt.data.dataset import Dataset, Row
 from jaxblt.data.entropies import read_entropies
+from jaxblt.data.mixture import JoinedRows, JoinedSource
 from jaxblt.data.packing import pack
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import RowIndex, Span, pair_counts, stream_ids, write_span
-from jaxblt.data.schedule import OnePass, Shuffled, Staged
+from jaxblt.data.schedule import Mixed, OnePass, Shuffled, Staged
 from jaxblt.data.sources import DocumentSource, Regions, ReverseComplement, document_ends
 from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import TaskDataConfig, open_task
@@ -127,20 +129,20 @@ def make_dataset(
             raise ValueError(f"documents were given to the task {config.task!r}: a task brings its own rows")
         processes = {"process_index": process_index, "process_count": process_count}
         return open_task(config, split=split, mode=mode, **processes)
+    if source is not None:
+        config = replace(config, sources=())
     whole = open_source(config) if source is None else source
     part = apply_split(config, whole, split)
-    pairs = pair_counts(part.lengths, document_ends(part), eos=config.ends_with_eos)
-    indexes = tuple(index for index in _indexes(config, pairs, mode, split) if len(index))
-    if not indexes:
-        raise ValueError(
-            f"split {split!r} holds no byte: check the data, or change fractions {config.fractions}"
-        )
-    rows = tuple(len(index) for index in indexes)
+    lists = _indexes_of_each(config, part, mode, split)
+    # In evaluation a source is a bucket, so that a batch is of one source.
+    together = zip(*lists, strict=True) if mode == "train" and config.sources else lists
+    indexes = tuple(_joined(rows) for rows in together) if config.sources else tuple(lists[0])
     sizes = tuple(config.rows_of(index.row_length) for index in indexes)
     return DocumentDataset(
         config=config,
         mode=mode,
-        schedule=_schedule(config, mode, rows, sizes),
+        schedule=_schedule(config, mode, lists, sizes),
+        source_names=tuple(own.name for own in config.sources) if mode == "eval" else (),
         process_index=process_index,
         process_count=process_count,
         entropies=None if config.entropies is None else read_entropies(config.entropies, whole),
@@ -149,16 +151,62 @@ def make_dataset(
     )
 
 
+Rows = Sequence[RowIndex]
+"""Of one source: a list for each stage or bucket."""
+
+
 def _schedule(
-    config: DataConfig, mode: str, rows: tuple[int, ...], sizes: tuple[int, ...]
-) -> Shuffled | Staged | OnePass:
+    config: DataConfig, mode: str, lists: Sequence[Rows], sizes: tuple[int, ...]
+) -> Shuffled | Mixed | Staged | OnePass:
     if mode == "eval":
-        return OnePass(rows, sizes)
-    if not config.length_schedule:
-        return Shuffled(rows, sizes, config.seed)
+        return OnePass(tuple(len(index) for rows in lists for index in rows), sizes)
+    if config.sources:
+        weights = tuple(own.weight for own in config.sources)
+        of_stage = [tuple(len(index) for index in stage) for stage in zip(*lists, strict=True)]
+        stages = [Mixed(n, weights, size, config.seed) for n, size in zip(of_stage, sizes, strict=True)]
+    else:
+        rows = tuple(len(index) for index in lists[0])
+        if not config.length_schedule:
+            return Shuffled(rows, sizes, config.seed)
+        stages = [Shuffled((n,), size, config.seed) for n, size in zip(rows, sizes, strict=True)]
     begins = (0, *(step for step, _ in config.length_schedule))
-    stages = tuple(Shuffled((n,), size, config.seed) for n, size in zip(rows, sizes, strict=True))
-    return Staged(stages, begins)
+    return Staged(tuple(stages), begins) if config.length_schedule else stages[0]
+
+
+def _joined(rows: Sequence[Any]) -> JoinedRows:
+    """The rows of all sources in a stage, or of one source."""
+    indexes = tuple(index for own in rows for index in own.indexes)
+    return JoinedRows(indexes, tuple(shift for own in rows for shift in own.documents))
+
+
+def _indexes_of_each(config: DataConfig, part: Regions, mode: str, split: str) -> list[Rows]:
+    """The rows of each source, whose documents lie in `part` one source after the other."""
+    ends = document_ends(part)
+    if not config.sources:
+        pairs = pair_counts(part.lengths, ends, eos=config.ends_with_eos)
+        return [_filled(config, pairs, mode, split)]
+    assert isinstance(part.source, JoinedSource)
+    edges = np.searchsorted(part.documents, part.source.firsts).tolist()
+    lists: list[Rows] = []
+    for source, (first, last) in zip(config.sources, pairwise(edges), strict=True):
+        own = config.of(source)
+        pairs = pair_counts(part.lengths[first:last], ends[first:last], eos=own.ends_with_eos)
+        try:
+            found = _filled(own, pairs, mode, split)
+        except ValueError as error:
+            raise ValueError(f"source {source.name!r}: {error}") from error
+        lists.append([JoinedRows((index,), (first,)) for index in found])
+    return lists
+
+
+def _filled(config: DataConfig, pairs: np.ndarray, mode: str, split: str) -> Rows:
+    """The row lists of one source that hold a row."""
+    indexes = [index for index in _indexes(config, pairs, mode, split) if len(index)]
+    if not indexes:
+        raise ValueError(
+            f"split {split!r} holds no byte: check the data, or change fractions {config.fractions}"
+        )
+    return indexes
 
 
 def _indexes(config: DataConfig, pairs: np.ndarray, mode: str, split: str) -> Sequence[RowIndex]:

@@ -1,12 +1,17 @@
 """Which row stands in slot s of step k, by arithmetic on integers: the step is the whole state."""
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import accumulate
 from typing import NamedTuple
 
 from jaxblt.data.permutation import permute
 
-_ROWS, _BATCHES = 0, 1  # domains of the random keys
+_ROWS, _BATCHES, _SOURCES = 0, 1, 3  # domains of the random keys; the pipeline's strands take 2
+LEAST_BLOCK = 256
+"""Samples among which sources are dealt, at least."""
 
 
 class Place(NamedTuple):
@@ -90,15 +95,17 @@ class OnePass:
         object.__setattr__(self, "_sizes", _of_each(self.batch_size, len(self.rows)))
 
     def __len__(self) -> int:
-        return sum(self._batches())
+        return sum(self.batches)
 
-    def _batches(self) -> list[int]:
+    @property
+    def batches(self) -> list[int]:
+        """Batches of each bucket."""
         return [-(-n // self._sizes[b]) for b, n in enumerate(self.rows)]
 
     def place(self, step: int) -> Place:
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} does not exist: one pass has {len(self)} batches")
-        bucket, batches = 0, self._batches()
+        bucket, batches = 0, self.batches
         while step >= batches[bucket]:
             step, bucket = step - batches[bucket], bucket + 1
         return Place(bucket, step * self._sizes[bucket])
@@ -117,7 +124,7 @@ class Staged:
       begins: first steps, rising from 0.
     """
 
-    stages: tuple[Shuffled, ...]
+    stages: tuple["Shuffled | Mixed", ...]
     begins: tuple[int, ...]
 
     def place(self, step: int) -> Place:
@@ -126,6 +133,56 @@ class Staged:
 
     def row(self, place: Place, slot: int) -> int:
         return self.stages[place.bucket].row(Place(0, place.sample), slot)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Endless rows of several sources, in shares that go by weights; each source is read epoch by epoch.
+
+    Samples are dealt block by block. Of the first n blocks of M samples, source s gets floor(n·M·c_s) -
+    floor(n·M·c_{s-1}), where c_s is the cumulative share: its share of any block is exact up to one sample. Which
+    samples of a block these are is random. The k-th sample of a source with n rows is its row
+    permutation_{k // n}(k mod n).
+
+    Attributes:
+      rows: rows of each source, at least 1. Rows of all are numbered one source after the other.
+      weights: of each source, above 0.
+      batch_size: rows in a batch (B).
+      seed: picks sources and orders.
+    """
+
+    rows: tuple[int, ...]
+    weights: tuple[float, ...]
+    batch_size: int
+    seed: int
+    _shares: tuple[Fraction, ...] = field(init=False, repr=False)
+    _block: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        exact = [Fraction(weight) for weight in self.weights]
+        total = sum(exact)
+        object.__setattr__(
+            self, "_shares", tuple(part / total for part in accumulate(exact, initial=Fraction(0)))
+        )
+        # A block holds a sample of every source, or the counts of two neighbours might cross
+        object.__setattr__(self, "_block", max(LEAST_BLOCK, math.ceil(total / min(exact))))
+
+    def place(self, step: int) -> Place:
+        return Place(0, step * self.batch_size)
+
+    def row(self, place: Place, slot: int) -> int:
+        block, i = divmod(place.sample + slot, self._block)
+        turn = permute(i, self._block, self.seed, _SOURCES, block)
+        before, after = self._dealt(block), self._dealt(block + 1)
+        edges = [high - low for low, high in zip(before, after, strict=True)]
+        source = bisect_right(edges, turn) - 1
+        drawn = before[source + 1] - before[source] + turn - edges[source]
+        epoch, k = divmod(drawn, self.rows[source])
+        return sum(self.rows[:source]) + permute(k, self.rows[source], self.seed, _ROWS, source, epoch)
+
+    def _dealt(self, blocks: int) -> list[int]:
+        """Samples of so many blocks that go to the first 0, 1, ... sources."""
+        return [blocks * self._block * share.numerator // share.denominator for share in self._shares]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Loss over a whole split: Σ nats / Σ bytes, not a mean of means."""
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,7 @@ import numpy as np
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
+from jaxblt.data.schedule import OnePass
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.vocab import encode
 from jaxblt.models.finite import explain_nonfinite
@@ -21,7 +21,7 @@ from jaxblt.patching import PatcherConfig, warn_overflow
 from jaxblt.training.metrics import Metrics, bits, cross_entropy, patch_counts
 from jaxblt.training.objectives import NextByte, Objective
 from jaxblt.training.setup import Setup, open_data, to_devices
-from jaxblt.training.state import TrainState
+from jaxblt.training.state import TrainState, evaluated
 from jaxblt.training.step import Task, find_entropies, predict
 from jaxblt.validation import whole
 
@@ -69,6 +69,8 @@ def make_eval_step(
 class Validation:
     """`state -> figures` of the validation split, which is opened when it is first asked for.
 
+    The parameters' average is scored where the state has one.
+
     Args:
       setup: of the run.
       source: documents to use instead of those that the recipe names.
@@ -89,7 +91,7 @@ class Validation:
         setup = self.setup
         most = setup.recipe.train.eval_batches
         options = {"layout": setup.layout, "patcher": setup.task.patcher, "objective": setup.task.objective}
-        return evaluate(self._step, state, self.data, setup.mesh, max_batches=most, **options)
+        return evaluate(self._step, evaluated(state), self.data, setup.mesh, max_batches=most, **options)
 
 
 def evaluate(
@@ -118,7 +120,8 @@ def evaluate(
     Returns:
       The objective's figures (loss in nats per byte, bits_per_byte, ...) and bytes, the sum of its weights; loss,
       bits_per_byte and bytes of the targets with "target_" in front if the step has any;
-      bytes_per_patch, refused (boundaries) and overflow (their share) if it has patches.
+      bytes_per_patch, refused (boundaries) and overflow (their share) if it has patches. Of several sources also the
+      objective's headline figure and the bytes of each, with "NAME/" in front.
 
     Raises:
       ValueError: no byte was scored, no batch was asked for, or a batch's sums are not finite; the message names the
@@ -129,11 +132,47 @@ def evaluate(
     """
     if max_batches is not None:
         whole("max_batches", max_batches, least=1, why=": None takes all")
-    count = data.num_batches if max_batches is None else min(max_batches, data.num_batches or max_batches)
+    totals: dict[str, float] = {}
+    apart: dict[str, dict[str, float]] = {}
+    for name, steps in source_steps(data, max_batches).items():
+        found = _sums(step, state, data, mesh, steps, layout)
+        totals = {key: totals.get(key, 0.0) + value for key, value in found.items()}
+        apart[name] = found
+    if patcher is not None and jax.process_index() == 0:
+        refused, wanted = totals["refused"], totals["patches"] + totals["refused"]
+        warn_overflow(refused, wanted, capacity=patcher.slots, block_size=patcher.block_size)
+    figures = summarise(totals, objective)
+    for name in data.source_names:
+        own = summarise(apart[name], objective)
+        figures |= {f"{name}/{key}": own[key] for key in (objective.headline, "bytes")}
+    return figures
+
+
+def source_steps(data: Dataset, most: int | None) -> dict[str, range]:
+    """The batches to score of each source, `most` of them shared out evenly, but one of each; {"": ...} for one source.
+
+    In evaluation a source is a bucket of its own, and buckets follow each other.
+    """
+    total = data.num_batches if most is None else min(most, data.num_batches or most)
+    if not data.source_names:
+        return {"": range(total or 0)}
+    assert isinstance(data.schedule, OnePass)
+    counts, first, found = data.schedule.batches, 0, {}
+    for i, (name, count) in enumerate(zip(data.source_names, counts, strict=True)):
+        share = count if most is None else most // len(counts) + (i < most % len(counts))
+        found[name] = range(first, first + min(count, max(share, 1)))
+        first += count
+    return found
+
+
+def _sums(
+    step: EvalStep, state: TrainState, data: Dataset, mesh: Any, steps: range, layout: SequenceLayout
+) -> dict[str, float]:
+    """The objective's sums over some batches."""
     totals: dict[str, float] = {}
     waiting: list[tuple[int, Metrics]] = []
-    batches = data.iterator()
-    for index, batch in enumerate(itertools.islice(batches, count)):
+    batches = data.iterator(steps.start)
+    for index, batch in zip(steps, batches, strict=False):
         on_devices = to_devices(batch, mesh, data.config.batch_size, layout)
         waiting.append((index, step(state, on_devices, np.int32(index))))
         if len(waiting) >= IN_FLIGHT:
@@ -141,10 +180,7 @@ def evaluate(
     batches.close()
     for index, sums in waiting:
         _add(totals, index, sums, state)
-    if patcher is not None and jax.process_index() == 0:
-        refused, wanted = totals["refused"], totals["patches"] + totals["refused"]
-        warn_overflow(refused, wanted, capacity=patcher.slots, block_size=patcher.block_size)
-    return summarise(totals, objective)
+    return totals
 
 
 def _add(totals: dict[str, float], index: int, sums: Metrics, state: TrainState) -> None:

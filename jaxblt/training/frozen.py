@@ -30,21 +30,25 @@ from jaxblt.training.frozen_store import read_frozen
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
 from jaxblt.training.setup import boxed_params, entropy_history, make_task, place_frozen
-from jaxblt.training.state import ENTROPY, Frozen, freeze_entropy
+from jaxblt.training.state import ENTROPY, Frozen, Weights, freeze_entropy
 from jaxblt.training.step import find_entropies
 
+SUBTREE: dict[Weights, str] = {"raw": "params", "ema": "ema"}
+"""Where a checkpoint holds them."""
 SAMPLE_BYTES = 1 << 18
 """Bytes of training data that a threshold and a capacity are calibrated on."""
 
 
-def load_params(run_dir: str, shapes: Any, *, step: int | None = None) -> Any:
+def load_params(run_dir: str, shapes: Any, *, step: int | None = None, weights: Weights = "raw") -> Any:
     """Parameters of a run's newest checkpoint (or that of `step`), in the dtypes and shardings of `shapes`.
+
+    `weights` chooses between them and their average.
 
     Raises:
       FileNotFoundError: there is no such run or checkpoint.
       ValueError: the run's parameters have other names or shapes.
     """
-    return restore(checkpoint_dir(run_dir), shapes, step=step, subtree="params").state
+    return restore(checkpoint_dir(run_dir), shapes, step=step, subtree=SUBTREE[weights]).state
 
 
 def load_frozen(
@@ -123,7 +127,8 @@ def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, dict[str
     if recipe.entropy_run is not None:
         trained = read_resolved(recipe.entropy_run).recipe
         model = trained.model
-        params = load_params(recipe.entropy_run, param_shapes(model, replicated(mesh)))
+        shapes = param_shapes(model, replicated(mesh))
+        params = load_params(recipe.entropy_run, shapes, weights=trained.train.weights)
         frozen = freeze_entropy(params)
         if patcher.entropy_context is None:
             patcher = replace(patcher, entropy_context=bounded_context(model, trained.data.seq_len))

@@ -51,7 +51,7 @@ from jaxblt.training.setup import (
     to_devices,
 )
 from jaxblt.training.startup import Startup, keep_compiled
-from jaxblt.training.state import Frozen, TrainState, forgive, without_frozen
+from jaxblt.training.state import Frozen, TrainState, copied, forgive, without_frozen
 
 HEADLINE = (
     "bits_per_byte",
@@ -220,17 +220,28 @@ def begin(
     setup = make_setup(recipe, mesh, frozen)
     state = init_state(setup, frozen)
     if recipe.init_from is not None:
-        state = replace(state, params=load_params(recipe.init_from, setup.abstract.params))
+        params = load_params(recipe.init_from, setup.abstract.params)
+        state = replace(state, params=params, ema=None if state.ema is None else copied(params))
     return setup, state, 0, {"seconds": 0.0}
 
 
 def restore_state(checkpoints: Checkpointer, setup: Setup, frozen: dict[str, Frozen]) -> Restored:
     """The state of the newest whole step, with the frozen trees that no step holds; errors as of `restore`.
 
-    Steps of runs from before frozen trees had folders hold them too; what they hold is not read.
+    Steps of runs from before frozen trees had folders hold them too; what they hold is not read. An average that the
+    run did not have so far begins at the parameters; one that it no longer has is not read.
     """
-    restored = checkpoints.restore(without_frozen(setup.abstract), leave_out=("frozen",))
-    return restored._replace(state=TrainState(**restored.state, frozen=frozen))
+    wanted = without_frozen(setup.abstract)
+
+    def held(stored: Any) -> dict[str, Any]:
+        return {name: part for name, part in wanted.items() if name != "ema" or name in stored}
+
+    leave_out = ("frozen",) if "ema" in wanted else ("frozen", "ema")
+    restored = checkpoints.restore(held, leave_out=leave_out)
+    state = TrainState(**restored.state, frozen=frozen)
+    if "ema" in wanted and state.ema is None:
+        state = replace(state, ema=copied(state.params))
+    return restored._replace(state=state)
 
 
 def check_steps_left(recipe: Recipe, stored: Resolved, step: int) -> None:
@@ -355,7 +366,9 @@ class Trainer:
         self.log.scalars(step, {f"validation/{name}": value for name, value in found.items()})
         headline = self.setup.recipe.objective.headline
         self.standing.note(found[headline], step)
-        self.progress.say(f"step {step}: validation {found[headline]:.4f} {headline.replace('_', ' ')}")
+        by_source = [f"{n} {found[f'{n}/{headline}']:.4f}" for n in self.validation.data.source_names]
+        told = f" ({', '.join(by_source)})" if by_source else ""
+        self.progress.say(f"step {step}: validation {found[headline]:.4f} {headline.replace('_', ' ')}{told}")
         return found
 
     def draw(self, state: TrainState, step: int) -> None:

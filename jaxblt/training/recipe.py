@@ -18,6 +18,7 @@ from jaxblt.training.packing import align, take_back_promises
 from jaxblt.training.schedule import make_schedule
 from jaxblt.training.serialize import from_json, to_json
 from jaxblt.training.startup import USER_CACHE
+from jaxblt.training.state import Weights
 from jaxblt.validation import MOST_SEED, check_bounds, check_buildable, check_fields
 
 
@@ -30,6 +31,8 @@ class TrainConfig:
       accumulate: micro-batches that a batch is cut into, to fit in memory; the gradient is the whole batch's.
       seed: of parameters, objective and dropout.
       dtype: of the computation; parameters and reductions are fp32.
+      ema: decay of an exponential moving average of the parameters, such as 0.999, which evaluations then score and
+        `jaxblt.load` reads; None for none. It takes the memory of the parameters once more.
       log_every: between log lines; a line describes the step it is written at.
       eval_every: between evaluations on the validation split, which also follow the last step; 0 for none at all.
       eval_batches: the most batches of an evaluation during training; None for the whole split.
@@ -51,6 +54,7 @@ class TrainConfig:
     accumulate: int = 1
     seed: int = 0
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    ema: float | None = None
     log_every: int = 10
     eval_every: int = 200
     eval_batches: int | None = None
@@ -71,6 +75,7 @@ class TrainConfig:
         check_bounds(self, "eval_every", least=0, why=": 0 evaluates never")
         check_bounds(self, "eval_batches", least=1, why=": None takes the whole split")
         check_bounds(self, "seed", least=0, most=MOST_SEED)
+        check_bounds(self, "ema", above=0, below=1, why=": it is a decay, and None averages nothing")
         check_bounds(self, "keep", least=2, why=", so that there is one to fall back to")
         check_bounds(self, "keep_best", least=0)
         check_bounds(self, "patience", least=1, why=": None ends no run early")
@@ -86,6 +91,11 @@ class TrainConfig:
             raise ValueError(
                 f"TrainConfig.profile_steps is (first, last) with first <= last, got {self.profile_steps}"
             )
+
+    @property
+    def weights(self) -> Weights:
+        """The parameters that the run is judged by: their average, if it has one."""
+        return "raw" if self.ema is None else "ema"
 
     @property
     def compute_dtype(self) -> Any:
@@ -113,7 +123,7 @@ class Recipe:
       bytes_per_patch: mean length to calibrate a missing threshold for, and with it a missing capacity.
       entropy_run: run folder of the trained entropy model whose entropies cut the patches.
       entropy_model: its config; filled in from `entropy_run` when the run starts.
-      init_from: run folder whose newest parameters the run starts from, with a fresh optimiser.
+      init_from: run folder whose newest parameters (not their average) the run starts from, with a fresh optimiser.
     """
 
     name: str

@@ -100,7 +100,9 @@ def make_setup(recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen] | None =
     boxed = boxed_params(task, recipe)
     optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed)
     schedule = make_schedule(recipe.optimizer, recipe.train.steps)
-    shapes = jax.eval_shape(lambda p, f: start(p, optimizer, f), nn.meta.unbox(boxed), frozen)
+    shapes = jax.eval_shape(
+        lambda p, f: start(p, optimizer, f, ema=recipe.train.ema is not None), nn.meta.unbox(boxed), frozen
+    )
     shardings = state_shardings(shapes, boxed, mesh)
     frozen_parts = {n: place_frozen(n, tree, lambda: boxed, mesh) for n, tree in shapes.frozen.items()}
     shardings = shardings.replace(frozen=frozen_parts)
@@ -136,6 +138,7 @@ def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState,
         accumulate=train.accumulate,
         seed=train.seed,
         max_skips=train.max_skips,
+        ema=train.ema,
         shardings=setup.shardings,
     )
 
@@ -163,7 +166,7 @@ def init_state(setup: Setup, frozen: Mapping[str, Frozen] | None = None) -> Trai
 
     def init(frozen: Mapping[str, Frozen] | None) -> TrainState:
         params = nn.meta.unbox(init_params(setup.task, setup.recipe.data, setup.recipe.train.seed))
-        return start(params, setup.optimizer, frozen)
+        return start(params, setup.optimizer, frozen, ema=setup.recipe.train.ema is not None)
 
     return jax.jit(init, out_shardings=setup.shardings)(frozen)
 

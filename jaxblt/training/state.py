@@ -1,9 +1,10 @@
 """What a training run carries from step to step, and what it leaves alone."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import flax.struct
 import jax
@@ -17,6 +18,9 @@ ENTROPY = "entropy"
 """The frozen tree whose entropies cut bytes into patches."""
 BASE = "base"
 """The frozen tree that the trained parameters are laid over, see `whole_params`."""
+
+Weights = Literal["raw", "ema"]
+"""Parameters of a run: those that the last step left, or their exponential moving average."""
 
 
 @flax.struct.dataclass
@@ -43,6 +47,7 @@ class TrainState:
       skipped: steps whose loss, gradient or update was not finite, and which changed nothing.
       skipped_in_a_row: of those, the ones since the last good step.
       frozen: any other trees, by name: `ENTROPY`, `BASE`. Checkpoints hold them once a run, not once a step.
+      ema: the exponential moving average of `params`, see `averaged`; None for a run without.
     """
 
     step: Int[Array, ""]
@@ -51,12 +56,17 @@ class TrainState:
     skipped: Int[Array, ""]
     skipped_in_a_row: Int[Array, ""]
     frozen: dict[str, Frozen] = flax.struct.field(default_factory=dict)
+    ema: Any = None
 
 
 def start(
-    params: Any, optimizer: optax.GradientTransformation, frozen: Mapping[str, Frozen] | None = None
+    params: Any,
+    optimizer: optax.GradientTransformation,
+    frozen: Mapping[str, Frozen] | None = None,
+    *,
+    ema: bool = False,
 ) -> TrainState:
-    """The state before step 0."""
+    """The state before step 0; with `ema` its average begins at the parameters."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -64,12 +74,43 @@ def start(
         skipped=jnp.zeros((), jnp.int32),
         skipped_in_a_row=jnp.zeros((), jnp.int32),
         frozen=dict(frozen or {}),
+        ema=copied(params) if ema else None,
     )
+
+
+def copied(tree: Any) -> Any:
+    """The same values in arrays of their own: a step donates its state, and no buffer may be donated twice."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+def averaged(ema: Any, params: Any, decay: float, count: Int[Array, ""]) -> Any:
+    """The exponential moving average after the `count`-th update of the parameters, from the average before it.
+
+    m_t = s_t p_t + (1 - s_t) m_{t-1} with s_t = (1 - d) / (1 - d^t): `optax.ema(d, debias=True)` as a recursion of its
+    corrected average, which needs no correction when it is read.
+
+    Args:
+      ema: m_{t-1}; it does not matter where t = 1.
+      params: p_t.
+      decay: d, in (0, 1).
+      count: t, from 1.
+    """
+    log = math.log(decay)
+    size = jnp.float32(math.expm1(log)) / jnp.expm1(
+        jnp.float32(log) * jnp.maximum(count, 1).astype(jnp.float32)
+    )
+    return optax.incremental_update(params, ema, size)
+
+
+def evaluated(state: TrainState) -> TrainState:
+    """The state with the parameters that evaluations score: their average, if the run has one."""
+    return state if state.ema is None else replace(state, params=state.ema, ema=None)
 
 
 def without_frozen(state: TrainState) -> dict[str, Any]:
     """The fields that change from step to step, by name: what a step's checkpoint holds."""
-    return {field.name: getattr(state, field.name) for field in fields(state) if field.name != "frozen"}
+    held = {field.name: getattr(state, field.name) for field in fields(state) if field.name != "frozen"}
+    return {name: value for name, value in held.items() if name != "ema" or value is not None}
 
 
 def forgive(state: TrainState) -> TrainState:

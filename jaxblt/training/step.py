@@ -30,7 +30,7 @@ from jaxblt.training.metrics import (
     sown_metrics,
 )
 from jaxblt.training.objectives import NextByte, Objective
-from jaxblt.training.state import ENTROPY, Frozen, TrainState, whole_params, widen
+from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, whole_params, widen
 from pallas_kernels.runtime import current_device
 
 
@@ -179,6 +179,7 @@ def make_train_step(
     accumulate: int = 1,
     seed: int = 0,
     max_skips: int = 5,
+    ema: float | None = None,
     shardings: Any = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """`(state, batch) -> (state, metrics)`, jitted; the state's memory is donated.
@@ -195,6 +196,7 @@ def make_train_step(
       accumulate: micro-batches run one after the other; rows must divide by it.
       seed: of objective and dropout.
       max_skips: see above.
+      ema: decay of the average of the parameters, for a state that has one; a skipped step does not count.
       shardings: of the state, kept from step to step; None leaves them to the compiler.
     """
 
@@ -218,6 +220,10 @@ def make_train_step(
             skipped=state.skipped + bad,
             skipped_in_a_row=(state.skipped_in_a_row + 1) * bad,
         )
+        if ema is not None:
+            average = averaged(state.ema, after.params, ema, after.step - after.skipped)
+            average = jax.tree.map(lambda new, old: jnp.where(good, new, old), average, state.ema)
+            after = replace(after, ema=average)
         metrics = {
             **_figures(task, sums),
             **side,
