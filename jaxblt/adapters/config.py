@@ -95,8 +95,8 @@ class AdapterConfig:
                 )
             if self.router is not None and self.blocks is None and rank != self.rank:
                 raise ValueError(
-                    f"AdapterConfig.sites: {pattern!r} has rank {rank} where the router's code has {self.rank} numbers: "
-                    "set blocks, which any multiple can share, or one rank"
+                    f"AdapterConfig.sites: {pattern!r} has rank {rank} where the router's code has {self.rank} "
+                    "numbers: set blocks, which any multiple can share, or one rank"
                 )
 
     def _check_code(self) -> None:

@@ -5,8 +5,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
-import jax
-
 from jaxblt.adapters.router import ROUTER
 from jaxblt.adapters.site import ADAPTER
 
@@ -37,11 +35,6 @@ def join_params(base: Any, trained: Any) -> Any:
         return trained
     both = {name: join_params(base[name], trained[name]) for name in base if name in trained}
     return {**base, **trained, **both}
-
-
-def count_params(tree: Any) -> int:
-    """The number of parameters in a tree of arrays or shapes."""
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def routers(params: Any) -> Any:
