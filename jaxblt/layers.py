@@ -6,7 +6,7 @@ low-rank adapters have one place to go. This room holds nothing that mixes along
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -33,6 +33,29 @@ def multiply(
     """The product of x and a kernel: `jnp.einsum`."""
     kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
     return jnp.einsum(equation, x, kernel, **kinds)
+
+
+class Letters(NamedTuple):
+    """What the letters of a `Linear`'s equation are.
+
+    Attributes:
+      given: of x.
+      summed, new: of the kernel, those that x has as well and those that it does not have.
+      result: of y.
+    """
+
+    given: str
+    summed: str
+    new: str
+    result: str
+
+
+def read_equation(equation: str) -> Letters:
+    """The letters of a `Linear`'s equation such as "btd,dhk->bthk"."""
+    given, _, rest = equation.partition(",")
+    letters, _, result = rest.partition("->")
+    summed = "".join(c for c in letters if c in given and c not in result)
+    return Letters(given, summed, letters[len(summed) :], result)
 
 
 class Linear(nn.Module):
@@ -65,10 +88,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        given, _, rest = self.equation.partition(",")
-        letters, _, result = rest.partition("->")
-        summed = [c for c in letters if c in given and c not in result]
-        shape = self._shape(given, letters, x)
+        summed, shape = read_equation(self.equation).summed, self.kernel_shape(x)
         inner, outer = prod(shape[: len(summed)]), prod(shape[len(summed) :])
 
         def draw(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -84,9 +104,11 @@ class Linear(nn.Module):
         )
         return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
 
-    def _shape(self, given: str, letters: str, x: Array) -> tuple[int, ...]:
-        """The kernel's shape. Raises ValueError for a width that a kernel from elsewhere does not have."""
-        own = given.replace("...", "")
+    @nn.nowrap
+    def kernel_shape(self, x: Float[Array, "..."]) -> tuple[int, ...]:
+        """The kernel's shape for inputs such as x; raises ValueError where a letter has no size or no name."""
+        given, summed, new, _ = read_equation(self.equation)
+        own, letters = given.replace("...", ""), summed + new
         sizes = dict(zip(reversed(own), reversed(x.shape), strict=False)) | dict(self.sizes)
         unknown = [c for c in letters if c not in sizes]
         if unknown or len(letters) != len(self.names):

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxblt.adapters import join_params
 from jaxblt.answers import (
     BATCH_SIZE,
     Embeddings,
@@ -30,16 +31,17 @@ from jaxblt.inference.decode import Decoder
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.parallel.rules import replicated
 from jaxblt.patching import PatcherConfig
+from jaxblt.training.base import trained_part, whole
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.fitting import check_recipe, fitting_shapes
 from jaxblt.training.frozen import SUBTREE, calibrate, load_frozen
 from jaxblt.training.frozen_store import frozen_dir
 from jaxblt.training.recipe import Recipe, layout_of
-from jaxblt.training.resolved import checkpoint_dir, read_resolved
+from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
 from jaxblt.training.safe_files import check_inside, sizes_below
 from jaxblt.training.setup import blank_inputs, init_params, make_task, open_data
-from jaxblt.training.state import ENTROPY, Frozen, TrainState, Weights, widen
+from jaxblt.training.state import BASE, ENTROPY, Frozen, TrainState, Weights, widen
 from jaxblt.training.step import Task
 
 
@@ -51,9 +53,9 @@ class Run:
       recipe: with nothing left open; `recipe.model` and `recipe.entropy_model` are the models' configs.
       step: training steps that the parameters have seen.
       task: model, entropy model, objective and patcher, built for the rows of the recipe's data.
-      params: of the model, fp32.
+      params: of the model, fp32; trained parameters are laid over those of a frozen base.
       weights: which they are: "raw" as the last step left them, or "ema", their average.
-      frozen: trees that were not trained, by name: the entropy model is `frozen["entropy"]`.
+      frozen: other trees that were not trained, by name: the entropy model is `frozen["entropy"]`.
       vocabulary: the module that turns bytes into ids and back.
     """
 
@@ -286,14 +288,17 @@ def load(
     if dtype is not None:
         recipe = replace(recipe, train=replace(recipe.train, dtype=dtype))
     task = make_task(recipe)
-    shapes = partial(_param_shapes, task, recipe)
+    base = load_frozen(run_dir, resolved._replace(frozen=_base_alone(resolved)))
+    shapes = partial(_param_shapes, task, recipe, base)
     weights = _weights(recipe, run_dir, weights)
     read = partial(restore, checkpoint_dir(run_dir), shapes, subtree=SUBTREE[weights])
     restored = read(step=None if step == "best" else step)
     if step == "best":
         restored = read(step=_best_step(restored.meta, run_dir))
-    frozen = load_frozen(run_dir, resolved, step=restored.step)
-    return Run(recipe, restored.step, task, restored.state, frozen, weights)
+    others = {name: tree for name, tree in resolved.frozen.items() if name != BASE}
+    frozen = load_frozen(run_dir, resolved._replace(frozen=others), step=restored.step)
+    params, _ = whole(restored.state, base)
+    return Run(recipe, restored.step, task, params, frozen, weights)
 
 
 def _weights(recipe: Recipe, run_dir: str | os.PathLike[str], asked: Weights | None) -> Weights:
@@ -303,6 +308,13 @@ def _weights(recipe: Recipe, run_dir: str | os.PathLike[str], asked: Weights | N
     if asked == "ema" and recipe.train.ema is None:
         raise ValueError(f"{run_dir} has no average of its parameters (train.ema is None): use weights='raw'")
     return recipe.train.weights if asked is None else asked
+
+
+def _base_alone(resolved: Resolved) -> dict[str, str]:
+    """The content hash of the run's base by its name; nothing without a base."""
+    if resolved.recipe.base_run is not None and BASE not in resolved.frozen:
+        raise ValueError("the run's recipe has a base_run, and its config.json names no frozen 'base'")
+    return {name: tree for name, tree in resolved.frozen.items() if name == BASE}
 
 
 def _best_step(meta: dict[str, Any], run_dir: str | os.PathLike[str]) -> int:
@@ -315,11 +327,12 @@ def _best_step(meta: dict[str, Any], run_dir: str | os.PathLike[str]) -> int:
     return int(best[0][1])
 
 
-def _param_shapes(task: Task, recipe: Recipe, stored: Any) -> Any:
-    """Shapes of the model's parameters, if those stored fit them."""
+def _param_shapes(task: Task, recipe: Recipe, base: dict[str, Frozen], stored: Any) -> Any:
+    """Shapes of the parameters that were trained, if those stored fit the model over its base."""
     data = recipe.data
+    below = jax.eval_shape(lambda: base[BASE].params) if BASE in base else {}
     return fitting_shapes(
-        lambda: init_params(task, data, recipe.train.seed),
-        lambda params: task.model.apply({"params": params}, **blank_inputs(task, data)),
-        stored,
+        lambda: trained_part(recipe, init_params(task, data, recipe.train.seed)),
+        lambda both: task.model.apply({"params": join_params(*both)}, **blank_inputs(task, data)),
+        (below, stored),
     )

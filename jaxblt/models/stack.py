@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import flax.linen as nn
@@ -30,6 +31,8 @@ from jaxblt.mixers import (
     StateEngineConfig,
     init_state,
 )
+from jaxblt.mixers.sequence import splits_call
+from jaxblt.models.adapter import StackAdapter
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.validation import check_bounds, check_fields
@@ -86,6 +89,7 @@ class StackConfig:
       remat: what a block keeps for the backward pass (see `jaxblt.models.remat`).
       scan: compile one period of the pattern and loop over it, instead of every block; what the backward pass needs
         is copied into stacked arrays then.
+      adapter: of the products in the blocks (`jaxblt.adapters.attach` sets it), or None.
     """
 
     dim: int = 256
@@ -97,6 +101,7 @@ class StackConfig:
     causal: bool = True
     remat: Remat = "none"
     scan: bool = True
+    adapter: Any = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -110,6 +115,19 @@ class StackConfig:
             raise ValueError(
                 f"mixers[{apart[0]!r}].layout={_layout(self.mixers[apart[0]]).kind!r} goes with a pattern of it alone, "
                 f"as other mixers need their tokens in order; got pattern {self.pattern!r}: use layout='contiguous'"
+            )
+        self._check_adapter()
+
+    def _check_adapter(self) -> None:
+        """A router reads tokens in order, and what came before them."""
+        if self.adapter is None:
+            return
+        if not isinstance(self.adapter, StackAdapter):
+            raise ValueError(f"StackConfig.adapter must be an AdapterConfig or None, got {self.adapter!r}")
+        if self.adapter.build() is not None and not (self.causal and self.layout == CONTIGUOUS):
+            raise ValueError(
+                f"an adapter with a router reads what came before, and the stack has causal={self.causal} and layout "
+                f"{self.layout.kind!r}: set router=None, or use a causal stack in layout 'contiguous'"
             )
 
     def _fill_table(self) -> None:
@@ -181,10 +199,14 @@ def _layout(mixer: Any) -> SequenceLayout:
 
 @flax.struct.dataclass
 class StackState:
-    """Streaming state: `periods` stacked [repeats, B, ...], one entry a block; `rest` for the partial period."""
+    """Streaming state: `periods` stacked [repeats, B, ...], one entry a block; `rest` for the partial period.
+
+    `router` is the state of the adapter's router, if there is one.
+    """
 
     periods: tuple[Any, ...]
     rest: tuple[Any, ...]
+    router: Any = None
 
 
 def init_stack_state(
@@ -195,12 +217,13 @@ def init_stack_state(
     def states(names: Sequence[str]) -> tuple[Any, ...]:
         return tuple(init_state(config.mixer(c), batch_size, capacity=capacity, dtype=dtype) for c in names)
 
+    router = None if config.adapter is None else config.adapter.init_state(batch_size, config.dim)
     if not config.repeats:
-        return StackState(periods=(), rest=states(config.remainder))
+        return StackState(periods=(), rest=states(config.remainder), router=router)
     periods = jax.tree.map(
         lambda x: jnp.tile(x[None], (config.repeats,) + (1,) * x.ndim), states(config.pattern)
     )
-    return StackState(periods=periods, rest=states(config.remainder))
+    return StackState(periods=periods, rest=states(config.remainder), router=router)
 
 
 class Block(nn.Module):
@@ -212,8 +235,18 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None, positions: Any, state: Any
+        self,
+        x: Float[Array, "B T D"],
+        segment_ids: Int[Array, "B T"] | None,
+        positions: Any,
+        state: Any,
+        code: Float[Array, "B T E"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
+        adapter = self.config.adapter
+        with nullcontext() if adapter is None else adapter.inside(self.path, code):
+            return self._mix(x, segment_ids, positions, state)
+
+    def _mix(self, x: Any, segment_ids: Any, positions: Any, state: Any) -> tuple[Any, Any]:
         config = self.config
         x = checkpoint_name(x, BLOCK_INPUT)
         mixer = config.mixer(self.kind).build(dtype=self.dtype, name="mixer")
@@ -244,13 +277,15 @@ class Period(nn.Module):
     dtype: Any
 
     @nn.compact
-    def __call__(self, x: Any, segment_ids: Any, positions: Any, states: Any) -> tuple[Any, Any]:
+    def __call__(
+        self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any = None
+    ) -> tuple[Any, Any]:
         block = remat(Block, self.config.remat)
         after = []
         for i, kind in enumerate(self.kinds):
             state = states[i] if states else None
             x, state = block(self.config, kind, self.dtype, name=f"block_{i}")(
-                x, segment_ids, positions, state
+                x, segment_ids, positions, state, code
             )
             after.append(state)
         return x, tuple(after) if states else ()
@@ -276,15 +311,33 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "B T D"], StackState | None]:
         config = self.config
         check_width("Stack", x, config.dim)
-        carried = (state.periods, state.rest) if state else ((), ())
         x = x.astype(self.dtype)
-        x, periods = self._periods(x, segment_ids, positions, carried[0])
+        router = None if config.adapter is None else config.adapter.build(dtype=self.dtype, name="router")
+        if router is None:
+            return self._through(x, segment_ids, positions, None, state)
+        order = None
+        if state is not None and segment_ids is not None and not splits_call(x.shape[1]):
+            # Put tokens in front as mixers do in such calls: a code has to meet its token in every product
+            order = jnp.argsort(segment_ids == 0, axis=1, stable=True).astype(jnp.int32)
+            x, segment_ids, positions = (_take(order, a) for a in (x, segment_ids, positions))
+        code, routed = router(x, segment_ids=segment_ids, state=None if state is None else state.router)
+        x, state = self._through(x, segment_ids, positions, code, state)
+        x = x if order is None else _take(jnp.argsort(order, axis=1).astype(jnp.int32), x)
+        return x, None if state is None else state.replace(router=routed)
+
+    def _through(
+        self, x: Any, segment_ids: Any, positions: Any, code: Any, state: StackState | None
+    ) -> tuple[Float[Array, "B T D"], StackState | None]:
+        """The blocks, whose sites are scaled by the code."""
+        config = self.config
+        carried = (state.periods, state.rest) if state else ((), ())
+        x, periods = self._periods(x, segment_ids, positions, carried[0], code)
         x, rest = Period(config, config.remainder, self.dtype, name="rest")(
-            x, segment_ids, positions, carried[1]
+            x, segment_ids, positions, carried[1], code
         )
         return x, StackState(periods=periods, rest=rest) if state else None
 
-    def _periods(self, x: Any, segment_ids: Any, positions: Any, states: Any) -> tuple[Any, Any]:
+    def _periods(self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any) -> tuple[Any, Any]:
         config = self.config
         if not config.repeats:
             return x, ()
@@ -293,21 +346,26 @@ class Stack(nn.Module):
                 Period,
                 variable_axes={"params": 0, "losses": 0, "metrics": 0, "intermediates": 0},
                 split_rngs={"params": True, "dropout": True},
-                in_axes=(nn.broadcast, nn.broadcast, 0),  # pyright: ignore[reportArgumentType]
+                in_axes=(nn.broadcast, nn.broadcast, 0, nn.broadcast),  # pyright: ignore[reportArgumentType]
                 length=config.repeats,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
             return scanned(config, config.pattern, self.dtype, name="periods")(
-                x, segment_ids, positions, states
+                x, segment_ids, positions, states, code
             )
         after = []
         for i in range(config.repeats):
             here = jax.tree.map(lambda leaf, i=i: leaf[i], states)
             x, here = Period(config, config.pattern, self.dtype, name=f"period_{i}")(
-                x, segment_ids, positions, here
+                x, segment_ids, positions, here, code
             )
             after.append(here)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *after) if states else ()
+
+
+def _take(order: Int[Array, "B T"], x: Any) -> Any:
+    """x with its tokens in another order; None for None."""
+    return x if x is None else jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), 1)
 
 
 def stack_periods(params: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ DEFAULT_RULES: Rules = {
     "features": None,
     "layers": None,
     "norm": None,
+    "rank": None,
 }
 """Mesh axes by logical axis of a parameter; None is not split."""
 

@@ -24,6 +24,7 @@ from jaxblt.patching import (
     patches_per_block,
     threshold_margin,
 )
+from jaxblt.training.base import load_base
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.fitting import fitting_shapes
 from jaxblt.training.frozen_store import read_frozen
@@ -110,26 +111,29 @@ def param_shapes(config: Any, sharding: Any = None) -> Any:
 
 
 def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, dict[str, Frozen]]:
-    """The recipe with entropy model, threshold and capacity filled in, and the frozen trees: the entropy model if any.
+    """The recipe with entropy model, threshold and capacity filled in, and its frozen trees by name.
 
     A missing threshold is calibrated so that the mean patch has `recipe.bytes_per_patch` bytes, a missing capacity so
     that 99.9 % of blocks do not overflow, both on a sample of the training data.
 
     Raises:
-      FileNotFoundError: `entropy_run` holds no run.
-      ValueError: the target is out of reach, or the data's precomputed entropies are another model's.
+      FileNotFoundError: `entropy_run` or `base_run` holds no run.
+      ValueError: the target is out of reach, or the data's precomputed entropies are another model's; or as of
+        `load_base`.
     """
     patcher = recipe.patcher
+    frozen = load_base(
+        recipe, None if recipe.base_run is None else boxed_params(make_task(recipe), recipe), mesh
+    )
     if patcher is None:
-        return recipe, {}
+        return recipe, frozen
     model = recipe.entropy_model
-    frozen: dict[str, Frozen] = {}
     if recipe.entropy_run is not None:
         trained = read_resolved(recipe.entropy_run).recipe
         model = trained.model
         shapes = param_shapes(model, replicated(mesh))
         params = load_params(recipe.entropy_run, shapes, weights=trained.train.weights)
-        frozen = freeze_entropy(params)
+        frozen |= freeze_entropy(params)
         if patcher.entropy_context is None:
             patcher = replace(patcher, entropy_context=bounded_context(model, trained.data.seq_len))
         if data.entropies is not None:

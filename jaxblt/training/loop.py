@@ -202,7 +202,7 @@ def begin(
     1. The folder holds a checkpoint: the run goes on from the newest one that can be read, if the recipe learns what
        the run does (`adopt`). Log lines of later steps are dropped, for they come again.
     2. `recipe.init_from` names a run: its newest parameters, with a fresh optimiser, at step 0; and its threshold and
-       capacity, if both cut patches by the same rule.
+       capacity, if both cut patches by the same rule. So it is with `recipe.base_run`, whose parameters stay frozen.
     3. Otherwise: parameters drawn from the seed, at step 0.
     """
     # as process 0 sees them: processes that disagree would wait for each other for ever
@@ -214,8 +214,8 @@ def begin(
         state, meta, step = restore_state(checkpoints, setup, frozen)
         check_steps_left(recipe, stored, step)
         return setup, forgive(state), step, meta
-    if recipe.init_from is not None:
-        recipe = inherit(recipe, recipe.init_from)
+    for earlier in filter(None, (recipe.init_from, recipe.base_run)):
+        recipe = inherit(recipe, earlier)
     recipe, frozen = resolve(recipe, data, mesh)
     setup = make_setup(recipe, mesh, frozen)
     state = init_state(setup, frozen)

@@ -124,6 +124,9 @@ class Recipe:
       entropy_run: run folder of the trained entropy model whose entropies cut the patches.
       entropy_model: its config; filled in from `entropy_run` when the run starts.
       init_from: run folder whose newest parameters (not their average) the run starts from, with a fresh optimiser.
+      base_run: run folder of a model that stays frozen; its config is `model` without adapters
+        (`jaxblt.adapters.attach`), and these are trained alone.
+      also_train: patterns of paths of the base's parameters that are trained besides, such as "embedding/bytes".
     """
 
     name: str
@@ -138,6 +141,8 @@ class Recipe:
     entropy_run: str | None = None
     entropy_model: Any = None
     init_from: str | None = None
+    base_run: str | None = None
+    also_train: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -152,6 +157,7 @@ class Recipe:
         make_schedule(self.optimizer, self.train.steps)
         _check_patcher(self)
         _check_layout(self)
+        _check_base(self)
         _settle_rows(self)
 
     def to_json(self) -> str:
@@ -239,6 +245,20 @@ def _check_layout(recipe: Recipe) -> None:
         raise ValueError(
             f"objective {kind} needs bytes in order, and the model's layout is {layout_of(recipe.model).kind!r}: use "
             "NextByte, or layout='contiguous'"
+        )
+
+
+def _check_base(recipe: Recipe) -> None:
+    """What is trained over a base starts as the base does."""
+    if recipe.base_run is not None and recipe.init_from is not None:
+        raise ValueError(
+            f"base_run={recipe.base_run!r} and init_from={recipe.init_from!r} both say what the run starts from: leave "
+            "one of them None"
+        )
+    if recipe.also_train and recipe.base_run is None:
+        raise ValueError(
+            f"also_train={recipe.also_train} is trained over a frozen base, and base_run is None: every parameter is "
+            "trained without one"
         )
 
 

@@ -4,9 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxblt.adapters import check_sites, detach, split_params
+from jaxblt.adapters.attach import describe_sites
+from jaxblt.adapters.params import routers
 from jaxblt.data.dataset import Dataset
 from jaxblt.parallel.distributed import process_table
 from jaxblt.parallel.mesh import off_mesh
@@ -14,7 +18,7 @@ from jaxblt.parallel.rules import sharding_table
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.flops import count_params, matmul_flops, peak_flops
 from jaxblt.training.meter import Cost
-from jaxblt.training.setup import Setup
+from jaxblt.training.setup import Setup, make_task
 from jaxblt.training.step import Task
 from pallas_kernels.runtime import record_choices
 
@@ -46,7 +50,18 @@ def model_cost(task: Task, params: Any, length: int) -> Cost:
 def costs_by_length(setup: Setup, data: Dataset) -> dict[int, Cost]:
     """`model_cost` of full rows, and of the shorter ones of a length schedule."""
     lengths = data.row_lengths if data.settled else (setup.recipe.data.seq_len,)
-    return {length: model_cost(setup.task, setup.abstract.params, length) for length in lengths}
+    return {length: _cost(setup, length) for length in lengths}
+
+
+def _cost(setup: Setup, length: int) -> Cost:
+    """Of training; a frozen base costs two forward passes instead of three, as its weights have no gradients."""
+    recipe, params = setup.recipe, nn.meta.unbox(setup.whole)
+    cost = model_cost(setup.task, params, length)
+    if recipe.base_run is None:
+        return cost
+    bare = make_task(replace(recipe, model=detach(recipe.model)))
+    base = model_cost(bare, split_params(params)[0], length)
+    return Cost(cost.byte - base.byte / 3, cost.patch - base.patch / 3)
 
 
 def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> float:
@@ -86,15 +101,25 @@ def patcher_line(patcher: PatcherConfig) -> str:
     return f"{patcher.mode}, threshold {patcher.threshold}{margin}, {patcher.slots} slots a block{seen}"
 
 
+def _adapters(setup: Setup) -> list[str]:
+    """Sites, ranks and parameters of adapters; nothing for a model without."""
+    if setup.recipe.base_run is None and not check_sites(setup.recipe.model):
+        return []
+    size = lambda tree: count_params(tree)[0]  # noqa: E731
+    base = size(split_params(setup.whole)[0])
+    return describe_sites(setup.recipe.model, size(setup.boxed), size(routers(setup.boxed)), base)
+
+
 def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str:
     """The report, as lines of text."""
     recipe, mesh = setup.recipe, setup.mesh
-    total, plain = count_params(setup.boxed)
+    total, plain = count_params(setup.whole)
     device = jax.devices()[0]
     peak = peak_flops(device.device_kind)
     held = "" if data.num_bytes is None else f", {data.num_bytes:,} in the split"
     seen = recipe.train.steps * recipe.data.batch_size * recipe.data.seq_len
     lines = [
+        *_adapters(setup),
         f"{recipe.name}: {recipe.train.steps} steps of {recipe.data.batch_size} rows of {recipe.data.seq_len} bytes",
         f"parameters      {total:,} ({plain:,} without hash tables)",
         f"FLOPs per byte  {cost.per_byte():,.0f}, and {cost.patch:,.0f} a patch (matmuls, forward and backward)",

@@ -18,7 +18,7 @@ FILE = "config.json"
 CHECKPOINTS = "checkpoints"
 HISTORY = "configs"
 MAX_BYTES = 1 << 20
-FIXED = ("model", "patcher", "objective", "entropy_model", "bytes_per_patch")
+FIXED = ("model", "patcher", "objective", "entropy_model", "bytes_per_patch", "base_run", "also_train")
 """Parts of a recipe that a run keeps from its first step to its last."""
 FREE = (
     "name",

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from jaxblt.adapters import check_sites
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.history import History
@@ -20,6 +21,7 @@ from jaxblt.parallel.distributed import local_rows, make_global
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
+from jaxblt.training.base import at_start, trained_part
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.optimizer import make_optimizer
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
@@ -46,7 +48,8 @@ class Setup:
       mesh: of all processes' devices.
       task: model, objective and patcher.
       optimizer, schedule: of the parameters, and its learning rate by update.
-      boxed: shapes of the parameters with their logical axis names.
+      whole: shapes of the model's parameters with their logical axis names.
+      boxed: of those that are trained; the others are the frozen base's.
       abstract: shapes and shardings of the state.
     """
 
@@ -55,6 +58,7 @@ class Setup:
     task: Task
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
+    whole: Any
     boxed: Any
     abstract: TrainState
 
@@ -97,19 +101,21 @@ def make_setup(recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen] | None =
       frozen: the frozen trees, or their shapes.
     """
     task = make_task(recipe)
-    boxed = boxed_params(task, recipe)
+    check_sites(recipe.model)
+    whole = boxed_params(task, recipe)
+    boxed = trained_part(recipe, whole)
     optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed)
     schedule = make_schedule(recipe.optimizer, recipe.train.steps)
     shapes = jax.eval_shape(
         lambda p, f: start(p, optimizer, f, ema=recipe.train.ema is not None), nn.meta.unbox(boxed), frozen
     )
     shardings = state_shardings(shapes, boxed, mesh)
-    frozen_parts = {n: place_frozen(n, tree, lambda: boxed, mesh) for n, tree in shapes.frozen.items()}
+    frozen_parts = {n: place_frozen(n, tree, lambda: whole, mesh) for n, tree in shapes.frozen.items()}
     shardings = shardings.replace(frozen=frozen_parts)
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
-    return Setup(recipe, mesh, task, optimizer, schedule, boxed, abstract)
+    return Setup(recipe, mesh, task, optimizer, schedule, whole, boxed, abstract)
 
 
 def place_frozen(name: str, tree: Any, boxed: Callable[[], Any], mesh: Mesh) -> Any:
@@ -166,7 +172,8 @@ def init_state(setup: Setup, frozen: Mapping[str, Frozen] | None = None) -> Trai
 
     def init(frozen: Mapping[str, Frozen] | None) -> TrainState:
         params = nn.meta.unbox(init_params(setup.task, setup.recipe.data, setup.recipe.train.seed))
-        return start(params, setup.optimizer, frozen, ema=setup.recipe.train.ema is not None)
+        ema = setup.recipe.train.ema is not None
+        return start(at_start(setup.recipe, params, frozen or {}), setup.optimizer, frozen, ema=ema)
 
     return jax.jit(init, out_shardings=setup.shardings)(frozen)
 

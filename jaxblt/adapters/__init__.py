@@ -1,0 +1,27 @@
+"""Low-rank adapters of a frozen model: static (LoRA), or scaled by a code that a small causal router makes.
+
+`AdapterConfig` says what an adapter is, `attach` puts it on the stacks of a model's config. Training a recipe with a
+`base_run` then learns the adapters alone. Nothing here trains: recipes and frozen trees are in `jaxblt.training`.
+"""
+
+from jaxblt.adapters.attach import attach, check_sites, detach, find_sites
+from jaxblt.adapters.config import AdapterConfig, RouterConfig
+from jaxblt.adapters.merge import fuse
+from jaxblt.adapters.params import join_params, split_params
+from jaxblt.adapters.transforms import Clamp, Confidence, Ema, TopK
+
+__all__ = [
+    "AdapterConfig",
+    "Clamp",
+    "Confidence",
+    "Ema",
+    "RouterConfig",
+    "TopK",
+    "attach",
+    "check_sites",
+    "detach",
+    "find_sites",
+    "fuse",
+    "join_params",
+    "split_params",
+]

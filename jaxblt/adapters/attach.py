@@ -1,0 +1,162 @@
+"""Putting adapters on the stacks of a model's config, and asking which products of its blocks can have one."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxblt.adapters.config import AdapterConfig
+from jaxblt.adapters.site import is_site
+from jaxblt.layers import Linear, read_equation
+from jaxblt.models.stack import Block, StackConfig
+from jaxblt.parallel.mesh import off_mesh
+
+SHOWN = 4
+"""Names that an error lists."""
+LENGTH = 16
+"""Tokens of the row that a block is traced with."""
+
+
+class Site(NamedTuple):
+    """Where an adapter may go: a product of a block of one kind, its name below the block, inputs and outputs."""
+
+    kind: str
+    name: str
+    inputs: int
+    outputs: int
+
+
+def attach[C](config: C, adapter: AdapterConfig, stacks: Sequence[str] | None = None) -> C:
+    """A model's config whose stacks have the adapter; parameters of the base keep their names.
+
+    Args:
+      config: of the model.
+      adapter: what to attach. It takes the place of one that is attached already.
+      stacks: names of the model's stacks, such as ("latent", "decoder"); None for all.
+
+    Raises:
+      ValueError: there is no such stack; or as of `check_sites`.
+    """
+    found = stacks_of(config)
+    names = tuple(found) if stacks is None else tuple(stacks)
+    unknown = [name for name in names if name not in found]
+    if unknown or not names:
+        raise ValueError(
+            f"stacks {list(names)} of {type(config).__name__}: expected names of {list(found)}, its stacks"
+        )
+    changed: Any = {name: dataclasses.replace(found[name], adapter=adapter) for name in names}
+    config = dataclasses.replace(config, **changed)  # pyright: ignore[reportArgumentType]
+    check_sites(config)
+    return config
+
+
+def detach[C](config: C) -> C:
+    """The config of the base: no stack has an adapter."""
+    found: Any = {n: dataclasses.replace(s, adapter=None) for n, s in stacks_of(config).items() if s.adapter}
+    return dataclasses.replace(config, **found) if found else config  # pyright: ignore[reportArgumentType]
+
+
+def stacks_of(config: Any) -> dict[str, StackConfig]:
+    """The stacks of a model's config by the names of their fields, which are those of its submodules."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {name: value for name, value in fields.items() if isinstance(value, StackConfig)}
+
+
+def check_sites(config: Any) -> dict[str, list[tuple[Site, int]]]:
+    """The sites of every stack that has an adapter, each with its rank.
+
+    Raises:
+      ValueError: a pattern matches no product of any stack that has its adapter, patterns give a site two ranks, or a
+        rank is larger than the product's inputs or outputs.
+    """
+    adapted = {name: stack for name, stack in stacks_of(config).items() if stack.adapter is not None}
+    known = {name: find_sites(stack) for name, stack in adapted.items()}
+    for adapter in {stack.adapter for stack in adapted.values()}:
+        names = {s.name for n, stack in adapted.items() if stack.adapter == adapter for s in known[n]}
+        _check_patterns(adapter, sorted(names))
+    return {
+        name: [(site, rank) for site in known[name] if (rank := _rank(stack.adapter, name, site)) is not None]
+        for name, stack in adapted.items()
+    }
+
+
+def _check_patterns(adapter: AdapterConfig, names: Sequence[str]) -> None:
+    for pattern, rank in adapter.patterns:
+        alone = dataclasses.replace(adapter, sites=((pattern, rank),))
+        if not any(alone.ranks(name) for name in names):
+            near = get_close_matches(pattern, names, SHOWN, 0.0)
+            raise ValueError(f"site pattern {pattern!r} matches no product; the nearest names are {near}")
+
+
+def _rank(adapter: AdapterConfig, stack: str, site: Site) -> int | None:
+    """The rank at a site, None without an adapter; raises ValueError for two, or one that is too large."""
+    ranks = adapter.ranks(site.name)
+    if len(ranks) > 1:
+        raise ValueError(
+            f"site {site.name!r} of stack {stack!r} is given ranks {sorted(ranks)} by the patterns "
+            f"{adapter.patterns}: leave one of them out"
+        )
+    for rank in ranks:
+        if rank > min(site.inputs, site.outputs):
+            raise ValueError(
+                f"rank {rank} at site {site.name!r} of stack {stack!r} is more than its {site.inputs} inputs or "
+                f"{site.outputs} outputs: use a rank of at most {min(site.inputs, site.outputs)}"
+            )
+        return rank
+    return None
+
+
+def find_sites(stack: StackConfig) -> list[Site]:
+    """The products of a stack's blocks that an adapter may go to, by the kinds of its pattern; nothing is computed."""
+    bare = dataclasses.replace(stack, adapter=None)
+    return [site for kind in dict.fromkeys(stack.pattern) for site in _of_block(bare, kind)]
+
+
+@lru_cache(maxsize=256)
+def _of_block(stack: StackConfig, kind: str) -> tuple[Site, ...]:
+    found: dict[str, Site] = {}
+
+    def record(call: Any, args: Any, options: Any, context: Any) -> Any:
+        module = context.module
+        if isinstance(module, Linear) and context.method_name == "__call__" and is_site(module, args[0]):
+            shape, name = module.kernel_shape(args[0]), "/".join(module.path)
+            count = len(read_equation(module.equation).summed)
+            found[name] = Site(kind, name, prod(shape[:count]), prod(shape[count:]))
+        return call(*args, **options)
+
+    @contextmanager
+    def recording() -> Any:
+        with off_mesh(), nn.intercept_methods(record):
+            yield
+
+    with recording():
+        x = jax.ShapeDtypeStruct((1, LENGTH, stack.dim), jnp.float32)
+        block = Block(stack, kind, jnp.float32)
+        jax.eval_shape(lambda key, x: block.init(key, x, None, None, None), jax.random.key(0), x)
+    return tuple(found.values())
+
+
+def describe_sites(config: Any, trained: int, router: int, base: int) -> list[str]:
+    """What a run says of its adapters: sites, ranks, trained parameters, and the router's share of the base.
+
+    Args:
+      config: of the model.
+      trained, router, base: numbers of parameters.
+    """
+    lines = []
+    for name, sites in check_sites(config).items():
+        ranks: Mapping[int, list[str]] = {
+            rank: [f"{site.kind}:{site.name}" for site, r in sites if r == rank]
+            for rank in sorted({r for _, r in sites})
+        }
+        for rank, names in ranks.items():
+            lines.append(f"adapters        {name}, rank {rank}: {', '.join(names)}")
+    share = f", of which routers {router:,} ({router / max(base, 1):.2%} of the base)" if router else ""
+    return [*lines, f"trained         {trained:,} of {base + trained:,} parameters{share}"]

@@ -1,0 +1,150 @@
+"""What an adapter is: which products it goes to, its rank, and what makes the code that scales its ranks."""
+
+import dataclasses
+from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblt.adapters.router import Router, RouterState, init_router_state
+from jaxblt.adapters.site import adapted
+from jaxblt.validation import check_bounds, check_fields
+
+Level = Literal["prefix", "chunk", "token"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RouterConfig:
+    """What a router reads, and how often it gives a code; see `jaxblt.adapters.router.Router`.
+
+    Attributes:
+      level: one code for a document behind its prefix, one for each chunk, or one for each token.
+      chunk: steps C of a chunk, in the document's own time.
+      lag: chunks back that a code looks: chunk k reads chunk k - lag. With 2 a code is known a chunk ahead.
+      prefix: steps P that attention pools; None for no pooling of the prefix.
+      hidden: width of the hidden layer.
+      fallback: numbers of the code before the first one: 1 for the static adapter, 0 for the base.
+    """
+
+    level: Level = "chunk"
+    chunk: int = 64
+    lag: int = 1
+    prefix: int | None = 128
+    hidden: int = 64
+    fallback: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "chunk", "lag", "prefix", "hidden", least=1)
+        if self.fallback not in (0, 1):
+            raise ValueError(
+                f"RouterConfig.fallback must be 1 for the static adapter or 0 for the base, got {self.fallback!r}"
+            )
+        if self.level == "prefix" and self.prefix is None:
+            raise ValueError(
+                "RouterConfig.prefix is None and level='prefix' pools it: set the number of steps"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterConfig:
+    """Low-rank updates of products with a weight: y = x W + (alpha/r) ((x V) * c) U (Hu et al., 2106.09685).
+
+    V is drawn and U starts at 0, so that a model with adapters starts as its base. Without a router c = 1. A router
+    makes c of what came before; see `RouterConfig`. Blocks of r/E ranks are the experts of a bank: they share a number
+    of the code, these numbers are a softmax, and the scale is alpha E/r, that of each expert.
+
+    Attributes:
+      sites: patterns of names of `Linear`s below a block, such as "mixer/q" or "mlp/*"; (pattern, rank) for a rank of
+        their own. `jaxblt.adapters.find_sites` lists the names.
+      rank: r of the others.
+      alpha: of the scale.
+      blocks: experts E of a bank; None for a free number a rank, 1 + f.
+      router: what makes the code; None for c = 1.
+      code: transforms of the code, in order; see `jaxblt.adapters.transforms`.
+    """
+
+    sites: tuple[str | tuple[str, int], ...] = ("mixer/*", "mlp/down")
+    rank: int = 8
+    alpha: float = 16.0
+    blocks: int | None = None
+    router: RouterConfig | None = None
+    code: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "rank", "blocks", least=1)
+        check_bounds(self, "alpha", above=0)
+        if not self.sites:
+            raise ValueError("AdapterConfig.sites is empty: name at least one pattern, such as 'mixer/*'")
+        self._check_ranks()
+        self._check_code()
+
+    def _check_ranks(self) -> None:
+        for pattern, rank in self.patterns:
+            if rank < 1:
+                raise ValueError(
+                    f"AdapterConfig.sites: the rank of {pattern!r} must be at least 1, got {rank}"
+                )
+            if self.blocks is not None and rank % self.blocks:
+                raise ValueError(
+                    f"AdapterConfig.sites: rank {rank} of {pattern!r} does not divide into blocks = {self.blocks}: use "
+                    "a multiple"
+                )
+            if self.router is not None and self.blocks is None and rank != self.rank:
+                raise ValueError(
+                    f"AdapterConfig.sites: {pattern!r} has rank {rank} where the router's code has {self.rank} "
+                    "numbers: set blocks, which any multiple can share, or one rank"
+                )
+
+    def _check_code(self) -> None:
+        if self.router is None and (self.blocks is not None or self.code):
+            raise ValueError(
+                f"AdapterConfig.blocks = {self.blocks} and code = {self.code} shape a router's code, and router is "
+                "None: set RouterConfig()"
+            )
+        for transform in self.code:
+            if not callable(getattr(transform, "check", None)):
+                raise ValueError(
+                    f"AdapterConfig.code must hold transforms such as Clamp(3.0), got {transform!r}"
+                )
+            transform.check(self)
+
+    @property
+    def patterns(self) -> tuple[tuple[str, int], ...]:
+        """Patterns of names, each with its rank."""
+        return tuple((site, self.rank) if isinstance(site, str) else site for site in self.sites)
+
+    @property
+    def numbers(self) -> int:
+        """Of a code: one a block, or one a rank."""
+        return self.rank if self.blocks is None else self.blocks
+
+    @property
+    def start(self) -> float:
+        """The number of every block before training: 1, or an expert's even share."""
+        return 1.0 if self.blocks is None else 1.0 / self.blocks
+
+    def scale(self, rank: int) -> float:
+        """alpha over the rank of an expert, at a site of this rank."""
+        return self.alpha * (self.blocks or 1) / rank
+
+    def ranks(self, name: str) -> set[int]:
+        """The ranks that patterns ask for at the site of a name: none where there is no adapter."""
+        return {rank for pattern, rank in self.patterns if fnmatchcase(name, pattern)}
+
+    def inside(
+        self, path: tuple[str, ...], code: Float[Array, "B T E"] | None
+    ) -> AbstractContextManager[Any]:
+        """A context in which every site below the module of this path adds its update."""
+        return adapted(self, path, code)
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> Router | None:
+        """The router's module, which computes in fp32 whatever the `dtype`; None without a router."""
+        return None if self.router is None else Router(self, name=name)
+
+    def init_state(self, batch_size: int, dim: int) -> RouterState | None:
+        """The router's state before the first token of rows of width `dim`; None without a router."""
+        return None if self.router is None else init_router_state(self, batch_size, dim)

@@ -1,0 +1,88 @@
+"""Adapters merged into the weights that they update, in fp32."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblt.adapters.attach import detach, stacks_of
+from jaxblt.adapters.config import AdapterConfig
+from jaxblt.adapters.params import split_params
+from jaxblt.adapters.router import ROUTER
+from jaxblt.adapters.site import ADAPTER
+
+
+def fuse[C](config: C, params: Any, *, code: Float[Array, "E"] | None = None) -> tuple[C, Any]:
+    """The config and parameters of a model without adapters that computes the same: W + (alpha/r) V diag(c) U.
+
+    Sums are in fp32, whatever the dtype of the parameters: rounding a sum to bfloat16 changes outputs.
+
+    Args:
+      config: of the model.
+      params: of the whole model.
+      code: of a routed adapter, one number a block; what its router would say is lost.
+
+    Raises:
+      ValueError: an adapter has a router and there is no code, or the code has another length; an adapter that the
+        config has is missing among the parameters.
+    """
+    trees = dict(split_params(params)[0])
+    for name, stack in stacks_of(config).items():
+        if stack.adapter is None:
+            continue
+        numbers = given_code(stack.adapter, code)
+        merged = _merged(params[name], stack.adapter, numbers)
+        if not has_adapter(params[name]):
+            raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
+        trees[name] = {part: below for part, below in merged.items() if part != ROUTER}
+    return detach(config), trees
+
+
+def has_adapter(tree: Any) -> bool:
+    """Whether a tree of parameters holds an adapter's."""
+    return isinstance(tree, Mapping) and (ADAPTER in tree or any(map(has_adapter, tree.values())))
+
+
+def _merged(tree: Any, adapter: AdapterConfig, code: Float[Array, "E"] | None) -> Any:
+    if not isinstance(tree, Mapping):
+        return tree
+    if ADAPTER not in tree:
+        return {name: _merged(below, adapter, code) for name, below in tree.items()}
+    kernel = tree["kernel"].astype(jnp.float32) + weight_update(tree, adapter, code)
+    return {name: below for name, below in tree.items() if name != ADAPTER} | {"kernel": kernel}
+
+
+def given_code(adapter: AdapterConfig, code: Any) -> Float[Array, "E"] | None:
+    """The code to merge with, None for 1; raises ValueError where the adapter asks for another."""
+    if adapter.router is None:
+        if code is not None:
+            raise ValueError("code is of a routed adapter, and this one has no router: leave it None")
+        return None
+    if code is None:
+        raise ValueError(
+            f"a routed adapter has another weight at every code: give code, {adapter.numbers} numbers, to merge one"
+        )
+    numbers = jnp.asarray(code, jnp.float32)
+    if numbers.shape != (adapter.numbers,):
+        raise ValueError(
+            f"code must have shape ({adapter.numbers},), one number a block, got {numbers.shape}"
+        )
+    return numbers
+
+
+def weight_update(
+    tree: Mapping[str, Any], adapter: AdapterConfig, code: Float[Array, "E"] | None
+) -> Float[Array, "..."]:
+    """(alpha/r) V diag(c) U of a `Linear`'s parameters, in the kernel's shape; axes in front are layers of a scan."""
+    kernel, down, up = tree["kernel"], tree[ADAPTER]["v"], tree[ADAPTER]["u"]
+    rank = down.shape[-1]
+    layers = down.ndim + up.ndim - 2 - kernel.ndim
+    lead = kernel.shape[:layers]
+    v = down.astype(jnp.float32).reshape(*lead, -1, rank)
+    u = up.astype(jnp.float32).reshape(*lead, rank, -1)
+    if code is not None:
+        v = v * jnp.repeat(code, rank // code.shape[0]).reshape((1,) * (v.ndim - 1) + (rank,))
+    delta = jnp.matmul(v, u, precision=jax.lax.Precision.HIGHEST)
+    return (delta * jnp.float32(adapter.scale(rank))).reshape(kernel.shape)

@@ -1,0 +1,105 @@
+"""Which parameters are the base's and which are trained: adapters, routers, and what is asked for besides."""
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+from jaxblt.adapters.router import ROUTER
+from jaxblt.adapters.site import ADAPTER
+
+STACK_PARTS = ("periods", "rest", "period_0")
+"""Children of a stack, by which a router of its own is told from a module of another's that has the same name."""
+PARTS = {"u", "v"}
+
+
+def split_params(params: Any, also_train: Sequence[str] = ()) -> tuple[Any, Any]:
+    """(base, trained): the parameters of the model without adapters, and the others.
+
+    What `also_train` names is in both: the base stays whole, and where both hold an array, the trained one counts.
+
+    Args:
+      params: of a model, with or without boxes; arrays or shapes.
+      also_train: patterns of paths such as "embedding/bytes"; a path is also matched by one of a folder above it.
+
+    Raises:
+      ValueError: a pattern matches no parameter of the base.
+    """
+    base = _without(params)
+    return base, _joined(_selected(params, _is_added), _matching(base, also_train))
+
+
+def join_params(base: Any, trained: Any) -> Any:
+    """The whole model's parameters: the base with the trained ones laid over it."""
+    if not (isinstance(base, Mapping) and isinstance(trained, Mapping)):
+        return trained
+    both = {name: join_params(base[name], trained[name]) for name in base if name in trained}
+    return {**base, **trained, **both}
+
+
+def routers(params: Any) -> Any:
+    """The parameters of routers alone."""
+    return _selected(params, lambda name, tree, above: _is_added(name, tree, above) and name == ROUTER)
+
+
+def _is_added(name: str, tree: Any, above: Mapping[str, Any]) -> bool:
+    """Whether a child is an adapter, beside a kernel, or a router, beside the parts of a stack."""
+    if name == ADAPTER:
+        return "kernel" in above and isinstance(tree, Mapping) and set(tree) == PARTS
+    return name == ROUTER and any(part in above for part in STACK_PARTS)
+
+
+def _without(tree: Any) -> Any:
+    if not isinstance(tree, Mapping):
+        return tree
+    return {name: _without(below) for name, below in tree.items() if not _is_added(name, below, tree)}
+
+
+def _selected(tree: Mapping[str, Any], chosen: Callable[[str, Any, Mapping[str, Any]], bool]) -> Any:
+    found = {}
+    for name, below in tree.items():
+        if chosen(name, below, tree):
+            found[name] = below
+        elif isinstance(below, Mapping) and (kept := _selected(below, chosen)):
+            found[name] = kept
+    return found
+
+
+def _joined(a: Any, b: Any) -> Any:
+    return join_params(a, b) if b else a
+
+
+def _matching(base: Any, patterns: Sequence[str]) -> Any:
+    """The part of a tree whose paths match."""
+    paths = _paths(base)
+    for pattern in patterns:
+        if not any(_matches(path, pattern) for path in paths):
+            near = get_close_matches(pattern, paths, 4, 0.0)
+            raise ValueError(
+                f"also_train pattern {pattern!r} matches no parameter; the nearest names are {near}"
+            )
+
+    def pick(tree: Any, above: str) -> Any:
+        found = {}
+        for name, below in tree.items():
+            path = f"{above}{name}"
+            if isinstance(below, Mapping):
+                if kept := pick(below, f"{path}/"):
+                    found[name] = kept
+            elif any(_matches(path, pattern) for pattern in patterns):
+                found[name] = below
+        return found
+
+    return pick(base, "") if patterns else {}
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}/*")
+
+
+def _paths(tree: Any, above: str = "") -> list[str]:
+    found = []
+    for name, below in tree.items():
+        path = f"{above}{name}"
+        found += _paths(below, f"{path}/") if isinstance(below, Mapping) else [path]
+    return found

@@ -1,0 +1,112 @@
+"""A site: a product with a weight, y = x W, to which an adapter adds (alpha/r) ((x V) * c) U."""
+
+import string
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from math import prod
+from typing import Any, Protocol, runtime_checkable
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblt.layers import Linear, named, read_equation
+
+ADAPTER = "adapter"
+"""The child of a `Linear` that holds V and U."""
+
+
+@runtime_checkable
+class Ranks(Protocol):
+    """What a site asks of its config."""
+
+    def ranks(self, name: str) -> set[int]:
+        """The ranks that are asked for at a site."""
+        ...
+
+    def scale(self, rank: int) -> float:
+        """What the update is multiplied by."""
+        ...
+
+
+class LowRank(nn.Module):
+    """(scale) ((x V) * c) U for a `Linear` of the same equation; V [K, r] is drawn, U [r, N] starts at 0.
+
+    K and N stand for the kernel's axes that are summed over and for the new ones. x V is summed in fp32 and scaled
+    before it is rounded to `dtype`.
+    """
+
+    equation: str
+    shape: tuple[int, ...]
+    names: tuple[str | None, ...]
+    rank: int
+    scale: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "..."], code: Float[Array, "B T E"] | None = None
+    ) -> Float[Array, "..."]:
+        given, summed, new, result = read_equation(self.equation)
+        letter = next(c for c in string.ascii_uppercase if c not in self.equation)
+        lead = "".join(c for c in given if c not in summed)
+        width, into = len(summed), self.shape[: len(summed)]
+
+        def draw(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+            return nn.initializers.lecun_normal()(key, (prod(into), self.rank), dtype).reshape(shape)
+
+        down = self.param("v", named(draw, *self.names[:width], "rank"), (*into, self.rank), jnp.float32)
+        zeros = named(nn.initializers.zeros, "rank", *self.names[width:])
+        up = self.param("u", zeros, (self.rank, *self.shape[width:]), jnp.float32)
+        z = jnp.einsum(
+            f"{given},{summed}{letter}->{lead}{letter}",
+            x.astype(self.dtype),
+            down.astype(self.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        z = z * jnp.float32(self.scale)
+        if code is not None:
+            z = z * jnp.repeat(code, self.rank // code.shape[-1], axis=-1)
+        return jnp.einsum(
+            f"{lead}{letter},{letter}{new}->{result}", z.astype(self.dtype), up.astype(self.dtype)
+        )
+
+
+def is_site(linear: Linear, x: Any) -> bool:
+    """Whether a `Linear` reads tokens, [B, T, ...]: not, for example, a filter that reads taps."""
+    given, summed, new, _ = read_equation(linear.equation)
+    leading = len(x.shape) - len(summed)
+    return leading == 2 and bool(summed) and bool(new) and not set(new) & set(given)
+
+
+def adapted(
+    config: Ranks, path: tuple[str, ...], code: Float[Array, "B T E"] | None
+) -> AbstractContextManager[Any]:
+    """A context in which the sites of `config` below the module of this path add their updates.
+
+    Flax calls the interceptor around every method. It makes the update a child of the `Linear` that it is called for,
+    so parameters of the base keep their names.
+    """
+
+    def intercept(
+        call: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], context: Any
+    ) -> Any:
+        module, y = context.module, call(*args, **options)
+        if not isinstance(module, Linear) or context.method_name != "__call__":
+            return y
+        ranks = config.ranks("/".join(module.path[len(path) :]))
+        if not ranks or not is_site(module, args[0]):
+            return y
+        rank = max(ranks)
+        update = LowRank(
+            module.equation,
+            module.kernel_shape(args[0]),
+            module.names,
+            rank,
+            config.scale(rank),
+            module.dtype,
+            name=ADAPTER,
+        )
+        return y + update(args[0], code).astype(y.dtype)
+
+    return nn.intercept_methods(intercept)

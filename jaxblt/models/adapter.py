@@ -1,0 +1,27 @@
+"""What a stack asks of an adapter of its blocks; `jaxblt.adapters.AdapterConfig` is one."""
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+@runtime_checkable
+class StackAdapter(Protocol):
+    """A frozen dataclass that describes an adapter."""
+
+    def inside(
+        self, path: tuple[str, ...], code: Float[Array, "B T E"] | None
+    ) -> AbstractContextManager[Any]:
+        """A context in which every site below the module of this path adds its update, scaled by the code."""
+        ...
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> nn.Module | None:
+        """The router `(x, *, segment_ids, state) -> (code, state)`; None without."""
+        ...
+
+    def init_state(self, batch_size: int, dim: int) -> Any:
+        """The router's state before the first token of rows of width `dim`; None without a router."""
+        ...

@@ -1,0 +1,148 @@
+"""A frozen base: adapters are trained alone over it, and a run with one is read back as a whole model."""
+
+import re
+import shutil
+from dataclasses import replace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxblt
+from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse
+from jaxblt.mixers import AttentionConfig
+from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.training.base import rounded
+from jaxblt.training.checkpoint import Checkpointer
+from jaxblt.training.frozen_store import frozen_dir
+from jaxblt.training.integrity import StateMismatch
+from jaxblt.training.loop import fit
+from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.resolved import read_resolved
+from jaxblt.training.state import BASE, content_hash, whole_params
+from tests.training.tiny import Letters, tiny_recipe
+
+STACK = StackConfig(
+    dim=16, num_layers=2, pattern="A", mlp_dim=16, mixers={"A": AttentionConfig(dim=16, num_heads=2)}
+)
+MODEL = ByteLMConfig(stack=STACK)
+ROUTED = AdapterConfig(rank=2, router=RouterConfig(chunk=4, prefix=4, hidden=8), code=(Ema(0.5),))
+leaves = jax.tree.leaves_with_path
+SHORT = {"steps": 4, "eval_every": 0, "checkpoint_every": 2, "checkpoint_every_s": None} | {
+    "optimizer": AdamWConfig(learning_rate=1e-2, warmup_steps=0)
+}
+
+
+def train(recipe, run_dir):
+    return fit(recipe, run_dir, source=Letters(), devices=jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def base_run(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("base")
+    train(tiny_recipe(model=MODEL, **SHORT | {"steps": 2}), run_dir)
+    return run_dir
+
+
+def recipe_over(base_run, adapter=ROUTED, **options):
+    options = SHORT | {"also_train": ("embedding",)} | options
+    return tiny_recipe(model=attach(MODEL, adapter), base_run=str(base_run), **options)
+
+
+@pytest.fixture(scope="module")
+def run(base_run, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("run")
+    return train(recipe_over(base_run), run_dir), run_dir
+
+
+def test_the_trained_part_alone_has_slots_and_moves(run, base_run):
+    fitted, run_dir = run
+    base, state = jaxblt.load(base_run), fitted.state
+    stored = state.frozen[BASE].params
+    assert content_hash(stored) == read_resolved(run_dir).frozen[BASE]
+    jax.tree.map(np.testing.assert_array_equal, stored, base.params)
+    size = sum(x.size for x in jax.tree.leaves(state.params))
+    assert sum(x.size for x in jax.tree.leaves(state.opt_state) if x.ndim) == 2 * size
+    paths = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves(state.params)}
+    assert not [
+        path for path in paths if not re.search("adapter/[uv]$|^stack/router/|^embedding/bytes$", path)
+    ]
+    assert all(np.abs(x).max() > 0 for path, x in paths.items() if path.endswith("/u"))
+    assert np.abs(paths["embedding/bytes"] - base.params["embedding"]["bytes"]).max() > 0
+
+
+def test_a_run_that_was_killed_ends_bit_by_bit_as_one_that_was_not(run, base_run, tmp_path, capsys):
+    fitted, run_dir = run
+    shutil.copytree(run_dir, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
+    again = train(recipe_over(base_run), tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, again.state, fitted.state)
+    said = capsys.readouterr().out.splitlines()
+    assert (
+        said[0] == "adapters        stack, rank 2: A:mixer/q, A:mixer/k, A:mixer/v, A:mixer/out, A:mlp/down"
+    )
+    count = sum(x.size for x in jax.tree.leaves(fitted.state.params["stack"]["router"]))
+    assert re.fullmatch(
+        rf"trained  .* of .* parameters, of which routers {count:,} \(.*% of the base\)", said[1]
+    )
+
+
+def test_a_loaded_run_is_a_whole_model(run):
+    """Its logits are those of the train state; fused at a code it needs no adapter."""
+    fitted, run_dir = run
+    loaded = jaxblt.load(run_dir)
+    assert not loaded.frozen
+    assert loaded.decoder_params["model"] is loaded.params
+    ids = jnp.arange(64, dtype=jnp.int32).reshape(2, 32) + 4
+    apply = jax.jit(lambda params: loaded.model.apply({"params": params}, ids)[0])
+    expected = apply(whole_params(fitted.state.params, fitted.state.frozen))
+    np.testing.assert_array_equal(apply(loaded.params), expected)
+    config, params = fuse(loaded.recipe.model, loaded.params, code=jnp.ones(2))
+    assert config == MODEL
+    assert jax.tree.structure(params) == jax.tree.structure(fitted.state.frozen[BASE].params)
+
+
+def test_matrices_of_a_base_are_stored_in_the_compute_dtype(run):
+    config = ByteLMConfig(stack=StackConfig(dim=16, num_layers=2, pattern="HA", mlp_dim=16))
+    boxed = jax.eval_shape(config.build().init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
+    found = jax.eval_shape(lambda p: rounded(p, boxed, jnp.bfloat16), nn.meta.unbox(boxed))
+    dtypes = {jax.tree_util.keystr(p, simple=True, separator="/"): x.dtype for p, x in leaves(found)}
+    block = "stack/periods/block_0"
+    assert dtypes[f"{block}/mixer/in/kernel"] == dtypes["embedding/bytes"] == jnp.bfloat16
+    exact = [f"{block}/mixer/short", f"{block}/mixer_norm/scale", "head/norm/scale"]
+    assert {dtypes[path] for path in exact} == {jnp.dtype(jnp.float32)}
+    assert {d for path, d in dtypes.items() if "/long_" in path} == {jnp.dtype(jnp.float32)}
+
+
+def test_a_base_of_another_hash_is_refused(run, base_run, tmp_path):
+    fitted, run_dir = run
+    shutil.copytree(run_dir, tmp_path / "run")
+    folder = frozen_dir(tmp_path / "run", fitted.state.frozen[BASE].content_hash)
+    shutil.rmtree(folder)
+    with Checkpointer(folder) as checkpoints:
+        checkpoints.save(0, jax.tree.map(lambda x: x + 1, fitted.state.frozen[BASE].params))
+    with pytest.raises(StateMismatch, match="holds another tree than the run's frozen 'base'"):
+        jaxblt.load(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"undo these changes: base_run: .*, also_train: "):
+        train(recipe_over(tmp_path, also_train=()), run_dir)
+
+
+def test_what_cannot_be_a_base(run, base_run, tmp_path):
+    with pytest.raises(ValueError, match="adapters over a base of its own"):
+        train(recipe_over(run[1]), tmp_path / "a")
+    wider = attach(replace(MODEL, stack=replace(STACK, mlp_dim=32)), ROUTED)
+    with pytest.raises(ValueError, match=r"another model.*model.stack.mlp_dim: 16 -> 32"):
+        train(replace(recipe_over(base_run), model=wider), tmp_path / "a")
+    with pytest.raises(ValueError, match="nothing is left to train"):
+        train(replace(recipe_over(base_run, also_train=()), model=MODEL), tmp_path / "a")
+    with pytest.raises(
+        ValueError, match=r"'embeding' matches no parameter; the nearest names are \['embedding/bytes'"
+    ):
+        train(recipe_over(base_run, also_train=("embeding",)), tmp_path / "a")
+    with pytest.raises(ValueError, match="both say what the run starts from"):
+        recipe_over(base_run, init_from="runs/a")
+    with pytest.raises(ValueError, match=r"also_train=.* base_run is None"):
+        tiny_recipe(model=MODEL, also_train=("embedding",))
+    assert not (tmp_path / "a").exists()
