@@ -85,6 +85,8 @@ def test_the_wheel_alone_trains_on_a_fasta_of_ones_own(environment, tmp_path):
     said = call(jaxblt, "train", "genome.py:genome", "--train.steps", "3", *rows, cwd=tmp_path)
     assert "optimizer.warmup_steps clipped from 100 to 1, to fit --train.steps 3" in said
     assert "bits_per_byte" in call(jaxblt, "evaluate", "runs/genome", cwd=tmp_path)
-    call(jaxblt, "export", "runs/genome", "genome.safetensors", cwd=tmp_path)
+    call(jaxblt, "export", "runs/genome", "--out", "genome.safetensors", cwd=tmp_path)
     assert (tmp_path / "genome.safetensors").stat().st_size > 10_000
+    call(jaxblt, "import", "genome.safetensors", "--out", "runs/again", cwd=tmp_path)
+    assert "bits_per_byte" in call(jaxblt, "evaluate", "runs/again", cwd=tmp_path)
     assert not list(tmp_path.rglob("*.partial*"))

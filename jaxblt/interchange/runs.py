@@ -1,0 +1,229 @@
+"""A run as one safetensors file, and such a file as a run folder.
+
+Entries are named by their paths: `model.embedding.bytes` is a parameter of the model, `frozen.entropy.stack...` one of
+the entropy model. The file's text holds the recipe, the step, the content hashes of the frozen trees and the dtype of
+the model's parameters. Frozen trees keep the dtype that they are stored in, which their hashes depend on.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from jaxblt.interchange.tensors import (
+    Arrays,
+    Header,
+    check_entries,
+    check_new,
+    read_header,
+    read_tensors,
+    write_tensors,
+)
+from jaxblt.training.checkpoint import Checkpointer
+from jaxblt.training.fitting import check_recipe
+from jaxblt.training.frozen import param_shapes
+from jaxblt.training.frozen_store import write_frozen
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.resolved import Resolved, checkpoint_dir, write_resolved
+from jaxblt.training.safe_files import one_line
+from jaxblt.training.setup import boxed_params, make_task
+from jaxblt.training.state import ENTROPY, Frozen, freeze
+
+if TYPE_CHECKING:
+    from jaxblt.run import Run
+
+FORMAT, VERSION = "jaxblt", "1"
+MODEL, FROZEN = "model", "frozen"
+"""What names of entries begin with."""
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Exported(NamedTuple):
+    """What was written: arrays and bytes."""
+
+    arrays: int
+    size: int
+
+
+def parameters_of(run: "Run") -> Any:
+    """The parameters that a file of the run holds: those of the checkpoint that was loaded.
+
+    The one place that chooses among the parameters that a run may have.
+    """
+    return run.params
+
+
+def write_run(run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float32") -> Exported:
+    """Write parameters, frozen trees and recipe of a run as one safetensors file; no optimiser.
+
+    Args:
+      run: a trained run.
+      file: to write; a file that exists is never overwritten.
+      dtype: of the model's parameters in the file: "float32" keeps every bit, "bfloat16" rounds them to half the size.
+
+    Raises:
+      FileExistsError: the file is there.
+      FileNotFoundError: its folder is not.
+      ValueError: `dtype` is another one.
+    """
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype is {dtype!r}, expected 'float32' or 'bfloat16'")
+    check_new(file)
+    params = jax.tree.map(lambda x: np.asarray(x).astype(_stored(x, dtype)), parameters_of(run))
+    arrays = by_name(params, MODEL)
+    for name, tree in run.frozen.items():
+        arrays |= by_name(tree.params, f"{FROZEN}.{name}")
+    hashes = {name: tree.content_hash for name, tree in run.frozen.items()}
+    told = {"recipe": run.recipe.to_json(), "step": str(run.step), "frozen": json.dumps(hashes)}
+    size = write_tensors(file, arrays, {"format": FORMAT, "version": VERSION, "dtype": dtype, **told})
+    return Exported(len(arrays), size)
+
+
+def read_run(file: str | os.PathLike[str], run_dir: str | os.PathLike[str]) -> Exported:
+    """Make a run folder, which `jaxblt.load` opens, of a file that `write_run` wrote.
+
+    The file need not be trusted: no code of it runs. Everything is checked before anything is written, and the folder
+    appears whole or not at all. It holds no optimiser: train from it by `init_from`.
+
+    Args:
+      file: to read.
+      run_dir: folder to make; it must not hold anything.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      FileExistsError: the folder holds something.
+      ValueError: the file is none of `write_run`; or entries are missing, unexpected, or of another shape or dtype than
+        its recipe's model (all are named); or a frozen tree has other bits than were written.
+    """
+    header = read_header(file)
+    told = _read_text(file, header)
+    shapes, treedef = _model_shapes(told)
+    expected = shapes | _frozen_shapes(told, header)
+    check_entries(f"{file} does not hold the model of its recipe", header.arrays, expected)
+    arrays = read_tensors(file, expected)
+    widened = [arrays[name].astype(_widened(arrays[name])) for name in shapes]
+    frozen = {name: _frozen_tree(str(file), name, told, arrays) for name in told.frozen}
+    write_run_folder(run_dir, told.recipe, jax.tree.unflatten(treedef, widened), frozen, step=told.step)
+    return Exported(len(expected), Path(file).stat().st_size)
+
+
+def write_run_folder(
+    run_dir: str | os.PathLike[str], recipe: Recipe, params: Any, frozen: dict[str, Frozen], *, step: int
+) -> None:
+    """Write config, one checkpoint of parameters and the frozen trees as a run folder, whole or not at all.
+
+    Raises:
+      FileExistsError: the folder holds something.
+    """
+    with _whole_folder(Path(run_dir)) as partial:
+        hashes = {name: tree.content_hash for name, tree in frozen.items()}
+        write_resolved(partial, Resolved(recipe, hashes))
+        write_frozen(partial, frozen)
+        with Checkpointer(checkpoint_dir(partial)) as checkpoints:
+            checkpoints.save(step, {"params": params})
+
+
+def by_name(tree: Any, prefix: str) -> dict[str, Any]:
+    """Leaves by path, such as "model.head.norm.scale"."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {f"{prefix}.{jax.tree_util.keystr(path, simple=True, separator='.')}": x for path, x in leaves}
+
+
+class _Text(NamedTuple):
+    recipe: Recipe
+    step: int
+    frozen: dict[str, str]
+    dtype: Any
+
+
+def _read_text(file: Any, header: Header) -> _Text:
+    """Recipe, step, hashes and dtype out of a file's text."""
+    found = header.metadata
+    if found.get("format") != FORMAT:
+        raise ValueError(
+            f"{file} has format {found.get('format')!r}, expected {FORMAT!r}: jaxblt import reads files of jaxblt "
+            "export, and folders of Hugging Face models"
+        )
+    if found.get("version") != VERSION:
+        raise ValueError(
+            f"{file} has version {found.get('version')!r}, expected {VERSION!r}: export it with this jaxblt"
+        )
+    try:
+        recipe = Recipe.from_json(found["recipe"])
+        frozen = {str(name): str(content) for name, content in json.loads(found["frozen"]).items()}
+        step, dtype = int(found["step"]), {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[found["dtype"]]
+        check_recipe(recipe, frozen=ENTROPY in frozen)
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{file} has text that cannot be read: {one_line(error)}") from error
+    return _Text(recipe, step, frozen, dtype)
+
+
+def _model_shapes(told: _Text) -> tuple[dict[str, jax.ShapeDtypeStruct], Any]:
+    """Shapes of the model's entries by name, as stored, and the tree that they are leaves of."""
+    try:
+        shapes = nn.meta.unbox(boxed_params(make_task(told.recipe), told.recipe))
+    except Exception as error:
+        raise ValueError(f"the model of the recipe cannot be built: {one_line(error)}") from error
+    stored = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, _stored(x, told.dtype)), shapes)
+    return by_name(stored, MODEL), jax.tree.structure(shapes)
+
+
+def _frozen_shapes(told: _Text, header: Header) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the frozen trees' entries: the entropy model's are its config's, others are known by their hash."""
+    expected = {}
+    for name in told.frozen:
+        prefix = f"{FROZEN}.{name}"
+        if name == ENTROPY:
+            shapes = param_shapes(told.recipe.entropy_model)
+            stored = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
+            expected |= by_name(stored, prefix)
+        else:
+            expected |= {key: x for key, x in header.arrays.items() if key.startswith(f"{prefix}.")}
+    return expected
+
+
+def _frozen_tree(file: str, name: str, told: _Text, arrays: Arrays) -> Frozen:
+    prefix = f"{FROZEN}.{name}."
+    paths = {tuple(key.removeprefix(prefix).split(".")): key for key in arrays if key.startswith(prefix)}
+    tree = freeze(unflatten_dict({path: arrays[key] for path, key in paths.items()}))
+    if tree.content_hash != told.frozen[name]:
+        raise ValueError(
+            f"{file} holds another frozen {name!r} than was exported: its content hash is {tree.content_hash}, the "
+            f"file's text names {told.frozen[name]}: export the run again"
+        )
+    return tree
+
+
+def _stored(leaf: Any, dtype: Any) -> Any:
+    """The dtype in a file: `dtype` for floats, their own for other arrays."""
+    return jnp.dtype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
+
+
+def _widened(array: np.ndarray) -> Any:
+    return _stored(array, jnp.float32)
+
+
+@contextmanager
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` to write to; it becomes `folder` once the block has ended without an error."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is there already, and nothing is overwritten: choose another folder")
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir()
+        yield partial
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

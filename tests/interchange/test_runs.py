@@ -1,0 +1,159 @@
+"""A run becomes one file and a run folder again, in whole or not at all."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+import jaxblt
+from jaxblt.cli.main import main
+from jaxblt.interchange import read_run, write_run
+from jaxblt.interchange.tensors import write_tensors
+from tests.interchange.clean import NAMES, logits_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def text_of(file) -> dict[str, str]:
+    with safe_open(file, framework="np") as opened:
+        return opened.metadata()
+
+
+def changed(file, out, edit) -> Path:
+    """A copy of a file after `edit(arrays, text)`."""
+    arrays, text = load_file(file), text_of(file)
+    edit(arrays, text)
+    save_file(arrays, out, text)
+    return out
+
+
+@pytest.fixture(scope="module")
+def files(runs, tmp_path_factory) -> Path:
+    """A folder with a file of each run."""
+    folder = tmp_path_factory.mktemp("files")
+    for name in NAMES:
+        write_run(runs[name], folder / f"{name}.safetensors")
+    return folder
+
+
+def test_a_clean_process_reads_the_same_logits(runs, files):
+    for name in NAMES:
+        read_run(files / f"{name}.safetensors", files / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.interchange.clean", files], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    with np.load(files / "found.npz") as found:
+        for name in NAMES:
+            np.testing.assert_allclose(found[name], logits_of(runs[name]), rtol=0, atol=1e-6)
+    assert not list(files.glob(".*"))
+
+
+def test_bits_recipe_step_and_hashes_come_back(runs, files, tmp_path):
+    run = replace(runs["patches"], step=7)
+    write_run(run, tmp_path / "run.safetensors")
+    read_run(tmp_path / "run.safetensors", tmp_path / "again")
+    again = jaxblt.load(tmp_path / "again")
+    assert (again.step, again.recipe) == (7, run.recipe)
+    assert again.frozen["entropy"].content_hash == run.frozen["entropy"].content_hash
+    for tree, other in ((run.params, again.params), (run.frozen, again.frozen)):
+        jax.tree.map(np.testing.assert_array_equal, tree, other)
+    arrays, text = load_file(files / "patches.safetensors"), text_of(files / "patches.safetensors")
+    assert {name.split(".")[0] for name in arrays} == {"model", "frozen"}
+    assert {x.dtype for name, x in arrays.items() if name.startswith("frozen")} == {jnp.dtype("bfloat16")}
+    assert json.loads(text["recipe"])["class"] == "recipe"
+
+
+def test_half_the_size_in_bfloat16(runs, tmp_path):
+    run = runs["bytes"]
+    wide = write_run(run, tmp_path / "wide.safetensors").size
+    assert write_run(run, tmp_path / "half.safetensors", dtype="bfloat16").size < 0.6 * wide
+    read_run(tmp_path / "half.safetensors", tmp_path / "again")
+    again = jaxblt.load(tmp_path / "again").params
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), run.params)
+    jax.tree.map(np.testing.assert_array_equal, again, rounded)
+
+
+def test_one_error_names_every_entry_that_does_not_fit(files, tmp_path):
+    def edit(arrays, text):
+        del arrays["model.head.norm.scale"]
+        arrays["model.more"] = arrays["model.other"] = np.zeros(2, np.float32)
+        arrays["model.stack.rest.x"] = arrays.pop("model.stack.periods.block_0.mixer_norm.scale")
+        arrays["model.embedding.bytes"] = arrays["model.embedding.bytes"][:-1].astype(np.float16)
+
+    file = changed(files / "bytes.safetensors", tmp_path / "a.safetensors", edit)
+    with pytest.raises(ValueError, match="does not hold the model of its recipe") as caught:
+        read_run(file, tmp_path / "run")
+    said = str(caught.value)
+    assert "missing model.head.norm.scale, model.stack.periods.block_0.mixer_norm.scale;" in said
+    assert "unexpected model.more, model.other, model.stack.rest.x;" in said
+    assert "wrong shape: model.embedding.bytes is (259, 16), expected (260, 16);" in said
+    assert "wrong dtype: model.embedding.bytes is float16, expected float32" in said
+    assert "\n" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_what_cannot_be_read_leaves_nothing(files, tmp_path):
+    def other_entropy(arrays, text):
+        name = "frozen.entropy.embedding.bytes"
+        arrays[name] = arrays[name] + arrays[name].dtype.type(1)
+
+    def no_recipe(arrays, text):
+        text["recipe"] = "{}"
+
+    def another_format(arrays, text):
+        text["format"] = "pt"
+
+    for edit, says in (
+        (other_entropy, "holds another frozen 'entropy' than was exported"),
+        (no_recipe, "text that cannot be read: config has no"),
+        (another_format, "has format 'pt', expected 'jaxblt'"),
+    ):
+        file = changed(files / "patches.safetensors", tmp_path / "a.safetensors", edit)
+        with pytest.raises(ValueError, match=says):
+            read_run(file, tmp_path / "run")
+    (tmp_path / "a.safetensors").write_bytes(b"12345678" * 9)
+    with pytest.raises(ValueError, match="is no safetensors file: "):
+        read_run(tmp_path / "a.safetensors", tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        read_run(tmp_path / "none", tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_commands_say_what_they_wrote_and_overwrite_nothing(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["import", str(files / "bytes.safetensors"), "--out", "run"])
+    assert "jaxblt.load('run') opens it" in capsys.readouterr().out
+    main(["export", "run", "--out", "a.safetensors"])
+    size = (tmp_path / "a.safetensors").stat().st_size
+    assert f"arrays of step 0, {size:,} bytes" in capsys.readouterr().out
+    first, again = files / "bytes.safetensors", tmp_path / "a.safetensors"
+    assert text_of(first) == text_of(again)
+    jax.tree.map(np.testing.assert_array_equal, load_file(first), load_file(again))
+    for argv, error, says in (
+        (["export", "run", "--out", "a.safetensors"], FileExistsError, "nothing is overwritten"),
+        (["export", "run", "--out", "away/a"], FileNotFoundError, "there is no folder 'away'"),
+        (["export", "run", "--out", "b", "--step", "-1"], ValueError, "--step must be at least 0, got -1"),
+        (["export", "none", "--out", "b"], FileNotFoundError, "none holds no run"),
+        (["import", "a.safetensors", "--out", "run"], FileExistsError, "nothing is overwritten"),
+    ):
+        with pytest.raises(error, match=says):
+            main(argv)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "run"]
+
+
+def test_what_the_format_lacks_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="a is complex64, expected one of float32, "):
+        write_tensors(tmp_path / "a", {"a": np.zeros(1, np.complex64)}, {})
+    turned = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    write_tensors(tmp_path / "b", {"b": turned, "c": np.float32(2)}, {})
+    np.testing.assert_array_equal(load_file(tmp_path / "b")["b"], turned)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
