@@ -9,6 +9,7 @@ import tyro
 
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
+from jaxblt.cli.streaming import write_as_they_come
 from jaxblt.training.state import Weights
 from jaxblt.validation import MOST_SEED, whole
 
@@ -23,6 +24,7 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
+    stream: bool = False,
     mesh: str = "",
     weights: Weights | None = None,
 ) -> list[bytes]:
@@ -38,6 +40,7 @@ def generate(
       top_k: keep the k most probable bytes; 0 keeps all.
       top_p: keep the fewest bytes whose probabilities sum to this.
       seed: of the draws.
+      stream: write bytes as they come, whole characters of UTF-8 at a time; the output is the same.
       mesh: sizes of the mesh axes, such as "seq=8", for prompts and caches split over devices; one device by default.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
@@ -65,9 +68,18 @@ def generate(
         )
     params = jax.device_put(loaded.decoder_params, replicated(devices))
     with jax.set_mesh(devices):
-        found = continue_bytes(
-            loaded.decoder, params, data, max_new_bytes=max_new_bytes, sampling=sampling, seed=seed
+        pieces = continue_bytes(
+            loaded.decoder,
+            params,
+            data,
+            max_new_bytes=max_new_bytes,
+            sampling=sampling,
+            seed=seed,
+            stream=True,
         )
+        if stream:
+            return write_as_they_come(data, pieces)
+        found = [b"".join(parts) for parts in zip(*pieces, strict=True)]
     for prompt, continuation in zip(data, found, strict=True):
         sys.stdout.buffer.write(prompt + continuation + b"\n")
     return found

@@ -1,7 +1,9 @@
 """From logits to the next byte."""
 
 import dataclasses
+from collections.abc import Sequence
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,35 +42,59 @@ class SamplingConfig:
         check_bounds(self, "top_p", least=SMALLEST, most=1, why=": 1 keeps all bytes")
 
 
-def sample(config: SamplingConfig, keys: Key[Array, "B"], logits: Float[Array, "B V"]) -> Int[Array, "B"]:
+@flax.struct.dataclass
+class SamplingArrays:
+    """A `SamplingConfig` a row, as values that a compiled program reads: another setting compiles nothing."""
+
+    temperature: Float[Array, "B"]
+    top_k: Int[Array, "B"]
+    top_p: Float[Array, "B"]
+
+
+def sampling_arrays(configs: Sequence[SamplingConfig]) -> SamplingArrays:
+    """The settings of each row, side by side."""
+    return SamplingArrays(
+        temperature=jnp.asarray([config.temperature for config in configs], jnp.float32),
+        top_k=jnp.asarray([config.top_k for config in configs], jnp.int32),
+        top_p=jnp.asarray([config.top_p for config in configs], jnp.float32),
+    )
+
+
+def sample(
+    sampling: SamplingConfig | SamplingArrays, keys: Key[Array, "B"], logits: Float[Array, "B V"]
+) -> Int[Array, "B"]:
     """Draw one id a row, never BOE, BOS or PAD, which no document holds after its first byte.
 
     Args:
-      config: how.
-      keys: one a row; an id depends on its own row's key and logits only.
+      sampling: how, for all rows or for each.
+      keys: one a row; an id depends on its own row's key, settings and logits only.
       logits: of all ids. A row whose logits are not finite draws an id without meaning, but none of the three.
     """
+    if isinstance(sampling, SamplingConfig):
+        sampling = sampling_arrays([sampling] * len(logits))
     # Draw among the other ids only: a logit of -inf would still be drawn where all logits are -inf or NaN.
     allowed = np.setdiff1d(np.arange(logits.shape[-1]), (BOE, BOS, PAD)).astype(np.int32)
-    return jnp.asarray(allowed)[_draw(config, keys, logits[:, allowed])]
+    return jnp.asarray(allowed)[_draw(sampling, keys, logits[:, allowed])]
 
 
-def _draw(config: SamplingConfig, keys: Key[Array, "B"], logits: Float[Array, "B V"]) -> Int[Array, "B"]:
-    if config.temperature == 0:
-        return jnp.argmax(logits, -1)
+def _draw(sampling: SamplingArrays, keys: Key[Array, "B"], logits: Float[Array, "B V"]) -> Int[Array, "B"]:
+    best, greedy = jnp.argmax(logits, -1), sampling.temperature == 0
     # Subtract the maximum first: dividing by a small temperature could overflow to inf.
-    logits = (logits - jnp.max(logits, -1, keepdims=True)) / config.temperature
-    if config.top_k:
-        floor = jax.lax.top_k(logits, min(config.top_k, logits.shape[-1]))[0][:, -1:]
-        logits = jnp.where(logits < floor, -jnp.inf, logits)
-    if config.top_p < 1:
-        logits = _nucleus(logits, config.top_p)
-    return jax.vmap(jax.random.categorical)(keys, logits)
+    scale = jnp.where(greedy, 1, sampling.temperature)[:, None]
+    scaled = (logits - jnp.max(logits, -1, keepdims=True)) / scale
+    kept = jnp.where(scaled < _floor(sampling, scaled), -jnp.inf, scaled)
+    return jnp.where(greedy, best, jax.vmap(jax.random.categorical)(keys, kept))
 
 
-def _nucleus(logits: Float[Array, "B V"], top_p: float) -> Float[Array, "B V"]:
-    ordered = -jnp.sort(-logits, axis=-1)
-    probability = jax.nn.softmax(ordered, -1)
+def _floor(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Float[Array, "B 1"]:
+    """The least logit of each row that top-k, then top-p among what top-k keeps, leave in; -inf where both are off."""
+    ordered, ids = -jnp.sort(-logits, axis=-1), logits.shape[-1]
+    count = jnp.where(sampling.top_k == 0, ids, jnp.minimum(sampling.top_k, ids))[:, None]
+    least = jnp.take_along_axis(ordered, count - 1, -1)
+    probability = jax.nn.softmax(jnp.where(ordered < least, -jnp.inf, ordered), -1)
     before = jnp.cumsum(probability, -1) - probability
-    floor = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), -1, keepdims=True)
-    return jnp.where(logits < floor, -jnp.inf, logits)
+    top_p = sampling.top_p[:, None]
+    nucleus = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), -1, keepdims=True)
+    # A sum of all probabilities rounds to 1 before its last terms: at 1 nothing is to be cut.
+    without = jnp.where(sampling.top_k[:, None] == 0, -jnp.inf, least)
+    return jnp.where(top_p < 1, jnp.maximum(nucleus, least), without)

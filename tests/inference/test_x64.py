@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxblt.inference import Decoder, SamplingConfig, generate, init_decoder
-from jaxblt.inference.generate import _run
+from jaxblt.inference.generate import _advance, _begin
+from jaxblt.inference.requests import lay_out
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig
@@ -57,7 +58,7 @@ def test_nothing_becomes_wider_than_32_bits(name):
     task = Task(model.build(patcher=patcher), entropy_model=BYTES.build())
     batch = jax.tree.map(np.asarray, random_batch(0, rows=2))
     index, adamw = np.int32(0), AdamWConfig(warmup_steps=4)
-    requests = (batch.inputs, np.array([5, 9], np.int32), *np.zeros((2, 2), np.uint32))
+    sampling = SamplingConfig(top_k=5, top_p=0.9)
     decoder = Decoder(model, patcher, BYTES)
     with jax.enable_x64(True):
         boxed = jax.eval_shape(lambda: init_params(task, tiny_recipe().data, 0))
@@ -66,16 +67,17 @@ def test_nothing_becomes_wider_than_32_bits(name):
         frozen = None if patcher is None else {ENTROPY: Frozen(entropy, "")}
         state = jax.eval_shape(partial(start, optimizer=optimizer, frozen=frozen), params)
         step = make_train_step(task, optimizer, schedule=make_schedule(adamw, 10))
+        table, asked = lay_out([b"abcd", b"a longer one"], 3, sampling, 0)
+        weights = {"model": params, "entropy": entropy}
+        place = jax.eval_shape(partial(_begin, decoder, 128), weights, table, asked.lengths)
         found = {
+            "asked": (table, asked),
             "state": state,
             "step": jax.eval_shape(step, state, batch),
             "sums": jax.eval_shape(make_eval_step(task), state, batch, index),
             "caches": jax.eval_shape(partial(init_decoder, decoder, 2, num_bytes=40)),
-            "drawn": jax.eval_shape(
-                partial(_run, decoder, SamplingConfig(top_k=5, top_p=0.9), 3),
-                {"model": params, "entropy": entropy},
-                *requests,
-            ),
+            "place": place,
+            "drawn": jax.eval_shape(partial(_advance, decoder, 2), weights, asked, place, np.int32(0)),
         }
     assert not wide(found)
 

@@ -1,0 +1,104 @@
+"""What `generate` is asked for, checked on the host and laid out as arrays, a row a prompt."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.struct
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, UInt32
+
+from jaxblt.data.vocab import PAD, encode
+from jaxblt.inference.sampling import SamplingArrays, SamplingConfig, sampling_arrays
+
+ROUND = 64
+"""Prompts are filled up to a multiple of as many bytes, so that those of about one length share a program."""
+
+SEEDS = 2**32
+"""Seeds lie below it: one word, which means the same with and without jax_enable_x64."""
+
+
+@flax.struct.dataclass
+class Requests:
+    """What each row asks for; all of it are values to the compiled programs.
+
+    Attributes:
+      lengths: bytes of the prompt, its BOS included.
+      limits: the most bytes to draw.
+      seeds, indices: of the draws.
+      sampling: how bytes are drawn.
+    """
+
+    lengths: Int[Array, "B"]
+    limits: Int[Array, "B"]
+    seeds: UInt32[Array, "B"]
+    indices: UInt32[Array, "B"]
+    sampling: SamplingArrays
+
+
+def lay_out(
+    prompts: Sequence[bytes],
+    max_new_bytes: int | Sequence[int],
+    sampling: SamplingConfig | Sequence[SamplingConfig],
+    seed: int | Sequence[int],
+) -> tuple[Int[Array, "B L"], Requests]:
+    """The prompts' ids, filled up with PAD, and what is asked behind them.
+
+    Raises:
+      ValueError: as of `generate`.
+    """
+    rows = [encode(prompt, bos=True) for prompt in _checked_prompts(prompts)]
+    limits = _each("max_new_bytes", max_new_bytes, len(rows))
+    for limit in limits:
+        if not isinstance(limit, int | np.integer) or limit < 1:
+            raise ValueError(f"max_new_bytes must be an integer of at least 1, got {limit!r}")
+    configs = _each("sampling", sampling, len(rows))
+    for config in configs:
+        if not isinstance(config, SamplingConfig):
+            raise ValueError(f"sampling must be a SamplingConfig, got {config!r:.80}")
+    seeds, indices = _seeds(seed, len(rows))
+    lengths = np.array([len(row) for row in rows], np.int32)
+    table = np.full((len(rows), -(-int(lengths.max()) // ROUND) * ROUND), PAD, np.int32)
+    for i, row in enumerate(rows):
+        table[i, : len(row)] = row
+    return jnp.asarray(table), Requests(
+        *(jnp.asarray(x) for x in (lengths, np.array(limits, np.int32), seeds, indices)),
+        sampling=sampling_arrays(configs),
+    )
+
+
+def bucket(count: int) -> int:
+    """Room in caches for `count` bytes: up to 63 bytes or a quarter more, so that few programs serve all lengths."""
+    step = max(ROUND, (1 << count.bit_length()) // 8)
+    return -(-count // step) * step
+
+
+def _checked_prompts(prompts: Sequence[bytes]) -> Sequence[bytes]:
+    if isinstance(prompts, bytes | str):
+        raise ValueError(f"prompts must be a list of bytes, got {prompts!r:.40}: put it in a list")
+    if not len(prompts):
+        raise ValueError("generate needs at least one prompt (b'' starts a new document)")
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, bytes):
+            fix = "call its encode()" if isinstance(prompt, str) else "make it bytes"
+            raise ValueError(f"prompt {i} must be bytes, got {prompt!r:.40}: {fix}")
+    return prompts
+
+
+def _each(name: str, given: Any, count: int) -> list[Any]:
+    """One item for each prompt, where one for all or one for each was given."""
+    own = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
+    items = list(given) if own else [given] * count
+    if len(items) != count:
+        what = "one integer" if name in ("seed", "max_new_bytes") else "one SamplingConfig"
+        raise ValueError(f"{name} must be {what}, or one for each of the {count} prompts, got {len(items)}")
+    return items
+
+
+def _seeds(seed: int | Sequence[int], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each prompt's seed, and its index: 0 for prompts that have their own seed."""
+    own, seeds = isinstance(seed, Sequence | np.ndarray), _each("seed", seed, count)
+    for each in seeds:
+        if not isinstance(each, int | np.integer) or not 0 <= each < SEEDS:
+            raise ValueError(f"seed must be an integer from 0 to {SEEDS - 1}, got {each!r}")
+    return np.array(seeds, np.uint32), np.arange(count, dtype=np.uint32) * np.uint32(not own)
