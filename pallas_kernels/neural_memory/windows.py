@@ -17,6 +17,9 @@ from jaxtyping import Array, Bool, Int, Shaped
 from pallas_kernels._linear_state.chunks import into_chunks
 from pallas_kernels._linear_state.tokens import count_documents
 
+FEW = 8
+"""Windows of which the backward pass keeps every state."""
+
 
 class Windows(NamedTuple):
     """What the windows of a row are. None where documents start on the rows' grid, or there is one alone.
@@ -125,7 +128,7 @@ def scan_windows(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, window
 
 def group_size(count: int) -> int:
     """Windows from one kept state to the next: near the root of `count`, and best a divisor of it."""
-    if count < 4:
+    if count <= FEW:
         return count
     root = math.isqrt(count)
     return min(range(max(2, root // 2), 2 * root + 1), key=lambda size: (-count % size, abs(size - root)))
