@@ -45,7 +45,7 @@ class MAGConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_bounds(self, "window", least=1)
+        check_bounds(self, "dim", "num_heads", "head_dim", "window", least=1)
         check_causal(self)
         check_divides(self)
         if self.window < self.chunk_size:

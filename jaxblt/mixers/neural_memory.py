@@ -206,15 +206,14 @@ def memory_gates(heads: int, dtype: Any) -> Any:
 
 
 def start_memory(module: nn.Module, config: Any) -> tuple[Float[Array, "H _ _"], ...]:
-    """The learned M that every document starts from: one matrix is zero at first, of two the second.
+    """The learned M that every document starts from; the second of two matrices is zero at first.
 
-    M1 is drawn at variance 1 / K. With the four hidden units to a channel by default silu(k M1) has a length near 1
-    then, for which a step of size 1 is right.
+    The first is drawn at variance 1 / K. With four hidden units to a channel silu(k M1) has a length near 1 then, for
+    which a step of size 1 is right.
     """
     names, found = ("heads", "head_dim", None), []
     for i, size in enumerate(config.matrices):
-        last = i == len(config.matrices) - 1
-        init = nn.initializers.zeros if last else per_block(nn.initializers.lecun_normal(), 1)
+        init = nn.initializers.zeros if i else per_block(nn.initializers.lecun_normal(), 1)
         shape = (config.num_heads, *size)
         found.append(module.param(f"memory_{i + 1}", named(init, *names), shape, jnp.float32))
     return tuple(found)
