@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from jaxblt.training.recipe import Recipe
 
-from . import books, demo, ecoli, tasks
+from . import books, demo, ecoli, tasks, titans
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo_entropy": demo.entropy,
@@ -21,6 +21,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "parity": tasks.parity,
     "listops": tasks.listops,
     "babi": tasks.babi,
+    "titan_recall": titans.recall,
 }
 
 

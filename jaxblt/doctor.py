@@ -127,6 +127,15 @@ def _sample_calls() -> dict[str, Callable[[Any], str]]:
         ),
         "long_conv": lambda op: op.explain(x, array(1024, 8192, dtype=fp32)),
         "modal_conv": lambda op: op.explain(x, poles, poles),
+        "neural_memory": lambda op: op.explain(
+            heads,
+            heads,
+            heads,
+            gates,
+            gates,
+            gates,
+            (array(8, 128, 512, dtype=fp32), array(8, 512, 128, dtype=fp32)),
+        ),
         "patch_attention": lambda op: f"{op.explain('pool')}\n{op.explain('lookup')}",
         "short_conv": lambda op: op.explain(x, array(1024, 3, dtype=fp32)),
     }

@@ -14,6 +14,7 @@ from jaxblt.evaluation.tasks import (
     MQAR,
     Babi,
     Copy,
+    GapRecall,
     ListOps,
     ListOpsFiles,
     Parity,
@@ -33,7 +34,9 @@ from jaxblt.mixers import (
     HyenaConfig,
     ImplicitFilter,
     LSTMConfig,
+    MAGConfig,
     Mamba2Config,
+    NeuralMemoryConfig,
     NTMConfig,
     StateEngineConfig,
 )
@@ -66,6 +69,7 @@ GOOD: dict[type, dict[str, Any]] = {
     SourceConfig: {"name": "s"},
     TaskDataConfig: {"task": Copy(), "seq_len": 64},
     MQAR: {},
+    GapRecall: {},
     Copy: {},
     RepeatCopy: {},
     PatternMatching: {},
@@ -98,6 +102,8 @@ GOOD: dict[type, dict[str, Any]] = {
     Mamba2Config: {"dim": 64},
     DualDecayConfig: {"dim": 64},
     StateEngineConfig: {"dim": 64},
+    NeuralMemoryConfig: {"dim": 64},
+    MAGConfig: {"dim": 64},
     StateManager: {},
     ModalFilter: {},
     ImplicitFilter: {"filter_len": 64},
@@ -120,6 +126,20 @@ HEADS = {
     "chunk_size": (0, 48, 2.5),
 }
 "Of mixers with a matrix of state per head."
+
+MEMORY = {
+    "dim": (0, 2.5, 63),
+    "num_heads": (0, 7, 2.5),
+    "head_dim": (0, 2.5),
+    "depth": (0, 3, 1.5),
+    "expand": (0, 2.5),
+    "chunk_size": (0, 2.5),
+    "short_taps": (0, 2.5),
+    "causal": (False, 1),
+    "packed": (1,),
+    "segment_alignment": (0, 2.5),
+}
+"Of memories that learn while they read."
 
 OPTIMIZER: dict[str, tuple[Any, ...]] = {
     "learning_rate": (0.0, -1e-3, NAN, INF, "1e-3"),
@@ -201,6 +221,14 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     },
     MQAR: SETS
     | {"symbols": (1, 15, 2.5), "pairs": (0, 17, 2.5), "positions": (2, 31, 33), "power": (0.0, 1.5, NAN)},
+    GapRecall: SETS
+    | {
+        "symbols": (1, 2.5),
+        "fillers": (1, 2.5),
+        "pairs": (0, 33, 2.5),
+        "min_gap": (0, 65, 2.5),
+        "gap": (0, 2.5),
+    },
     Copy: SETS | {"symbols": (1, 2.5), "min_symbols": (0, 21, 1.5), "max_symbols": (0, 2.5)},
     RepeatCopy: SETS
     | {"symbols": (1, 2.5), "min_symbols": (0, 11), "max_symbols": (0, 2.5), "max_repeats": (0, 1.5)},
@@ -337,6 +365,8 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "segment_alignment": (0, 2.5),
         "chunk_size": (0, 48, 2.5),
     },
+    NeuralMemoryConfig: MEMORY,
+    MAGConfig: MEMORY | {"window": (0, 63, 2.5)},
     StateManager: {"decay": (-0.1, 1, NAN), "threshold": (-0.1, 1, NAN)},
     ModalFilter: {"modes": (0, 2.5), "min_timescale": (0.0, NAN, 1e9), "max_timescale": (-1.0, INF)},
     ImplicitFilter: {

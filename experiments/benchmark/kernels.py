@@ -33,6 +33,13 @@ SHAPES = {
         "modal_d768_1m",
     ),
     "modal_conv": ("d768_8k", "d768_64k", "d768_1m", "d256_4m"),
+    "neural_memory": (
+        "d1024_16k_c512",
+        "d1024_16k_c2048",
+        "d1024_16k_c64",
+        "d1024_128k_c2048",
+        "linear_16k_c512",
+    ),
     "patch_attention": (
         *("pool_blt_1b_64k", "lookup_blt_1b_64k", "lookup_blt_8b_64k"),
         *("pool_blt_1b_1m", "lookup_blt_1b_1m"),

@@ -7,8 +7,10 @@ from jaxblt.mixers.dual_decay import DualDecay, DualDecayConfig
 from jaxblt.mixers.filters import ExplicitFilter, ImplicitFilter, ModalFilter
 from jaxblt.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from jaxblt.mixers.gated_linear_attention import GatedLinearAttention, GatedLinearAttentionConfig
+from jaxblt.mixers.gated_memory import MAG, MAGConfig
 from jaxblt.mixers.hyena import Hyena, HyenaConfig
 from jaxblt.mixers.mamba2 import Mamba2, Mamba2Config
+from jaxblt.mixers.neural_memory import NeuralMemory, NeuralMemoryConfig
 from jaxblt.mixers.ntm import NTM, NTMConfig
 from jaxblt.mixers.recurrence import GatedRecurrence, GatedRecurrenceConfig
 from jaxblt.mixers.state_engine import StateEngine, StateEngineConfig
@@ -16,6 +18,7 @@ from jaxblt.mixers.state_engine import StateEngine, StateEngineConfig
 __all__ = [
     "GRU",
     "LSTM",
+    "MAG",
     "NTM",
     "Attention",
     "AttentionConfig",
@@ -33,11 +36,14 @@ __all__ = [
     "HyenaConfig",
     "ImplicitFilter",
     "LSTMConfig",
+    "MAGConfig",
     "Mamba2",
     "Mamba2Config",
     "MixerConfig",
     "ModalFilter",
     "NTMConfig",
+    "NeuralMemory",
+    "NeuralMemoryConfig",
     "StateEngine",
     "StateEngineConfig",
     "check_capacity",

@@ -102,7 +102,7 @@ class GatedDeltaNet(nn.Module):
             rows.x
         )
         beta = jax.nn.sigmoid(beta.astype(jnp.float32)) * (2 if config.allow_negative_eigenvalues else 1)
-        streams = (_unit(q), _unit(k), v, beta, log_gate)
+        streams = (unit(q), unit(k), v, beta, log_gate)
         core = DeltaRule(config.chunk_size)
         o, memory = rows.run(core, streams, None if state is None else state.memory)
         y = rows.restore(Readout(config.dim, self.dtype, name="readout")(o, rows.x))
@@ -111,8 +111,8 @@ class GatedDeltaNet(nn.Module):
         return y, dataclasses.replace(state, clock=rows.clock, short=short, memory=memory)
 
 
-def _unit(x: Float[Array, "B T J K"]) -> Float[Array, "B T J K"]:
-    """x at length 1, computed in fp32."""
+def unit(x: Float[Array, "B T J K"]) -> Float[Array, "B T J K"]:
+    """x at length 1, computed in fp32; zero stays zero."""
     wide = x.astype(jnp.float32)
     return (wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + EPSILON)).astype(x.dtype)
 

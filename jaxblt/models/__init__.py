@@ -18,6 +18,7 @@ from jaxblt.models.stack import (
     stack_periods,
     unstack_periods,
 )
+from jaxblt.models.titan import titan
 
 __all__ = [
     "BLT",
@@ -45,5 +46,6 @@ __all__ = [
     "init_byte_lm_state",
     "init_stack_state",
     "stack_periods",
+    "titan",
     "unstack_periods",
 ]

@@ -7,6 +7,7 @@ A task is a frozen config (`jaxblt.data.TaskSource`). `jaxblt.data.TaskDataConfi
 from jaxblt.evaluation.tasks.babi import Babi
 from jaxblt.evaluation.tasks.baseline import majority_baseline
 from jaxblt.evaluation.tasks.copying import Copy, RepeatCopy
+from jaxblt.evaluation.tasks.gap_recall import GapRecall
 from jaxblt.evaluation.tasks.generated import GeneratedTask, part_of
 from jaxblt.evaluation.tasks.listops import ListOps
 from jaxblt.evaluation.tasks.listops_files import ListOpsFiles
@@ -21,6 +22,7 @@ __all__ = [
     "MQAR",
     "Babi",
     "Copy",
+    "GapRecall",
     "GeneratedTask",
     "ListOps",
     "ListOpsFiles",

@@ -9,13 +9,23 @@ import numpy as np
 import pytest
 
 from jaxblt.data import BOS, EOS, OFFSET, Draws, TaskDataConfig, TaskSource, make_dataset
-from jaxblt.evaluation.tasks import MQAR, Copy, ListOps, Parity, PatternMatching, RepeatCopy, part_of
+from jaxblt.evaluation.tasks import (
+    MQAR,
+    Copy,
+    GapRecall,
+    ListOps,
+    Parity,
+    PatternMatching,
+    RepeatCopy,
+    part_of,
+)
 from jaxblt.evaluation.tasks.listops import SYMBOLS, show
 
 LISTOPS = ListOps(max_depth=5, max_args=4, min_symbols=4, max_symbols=40)
 TASKS = (
     MQAR(symbols=32, pairs=4, positions=24),
     MQAR(symbols=999, positions=48),
+    GapRecall(pairs=3, gap=20),
     Copy(min_symbols=4),
     RepeatCopy(min_symbols=3, max_symbols=5, max_repeats=4),
     PatternMatching(text=20, pattern=3),
@@ -76,8 +86,22 @@ def check_recall(task, example):
     assert np.array_equal(example.targets[:-1][others], example.inputs[1:][others])
 
 
+def check_gap_recall(task, example):
+    inputs, pairs, places = example.inputs - OFFSET, 2 * task.pairs, np.flatnonzero(example.scored)
+    table = dict(zip(inputs[0:pairs:2].tolist(), inputs[1:pairs:2].tolist(), strict=True))
+    assert max(table) < task.symbols <= min(table.values()) <= max(table.values()) < 2 * task.symbols
+    filler = inputs[pairs : -task.pairs]
+    assert task.min_gap <= len(filler) <= task.gap
+    assert 2 * task.symbols <= min(filler) <= max(filler) < 2 * task.symbols + task.fillers
+    assert places.tolist() == list(range(len(inputs) - task.pairs, len(inputs)))
+    assert sorted(inputs[places].tolist()) == sorted(table)
+    assert [table[key] for key in inputs[places].tolist()] == (example.targets[places] - OFFSET).tolist()
+
+
 def check(task, example):
     """The answer again, from what the row shows."""
+    if isinstance(task, GapRecall):
+        return check_gap_recall(task, example)
     if isinstance(task, MQAR):
         return check_recall(task, example)
     if isinstance(task, Parity) and task.prefixes:

@@ -1,0 +1,61 @@
+"""Titans: language models with a long-term memory that learns while it reads (Behrouz et al., 2501.00663)."""
+
+from typing import Literal, get_args
+
+from jaxblt.mixers.attention import AttentionConfig
+from jaxblt.mixers.gated_memory import MAGConfig
+from jaxblt.mixers.neural_memory import NeuralMemoryConfig
+from jaxblt.models.byte_lm import ByteLMConfig
+from jaxblt.models.stack import StackConfig
+from jaxblt.validation import whole
+
+Form = Literal["mag", "mal"]
+HEAD_DIM = 64
+
+
+def titan(
+    form: Form = "mag",
+    *,
+    dim: int = 512,
+    num_layers: int = 6,
+    window: int = 512,
+    chunk_size: int = 64,
+    num_heads: int | None = None,
+    mlp_dim: int | None = None,
+) -> ByteLMConfig:
+    """The config of a Titan over bytes; `build()` makes the module, and a `Recipe` takes it as its model.
+
+    Args:
+      form: "mag", every layer mixes a memory and attention over a window by a gate; or "mal", layers of memory and of
+        window attention take turns.
+      dim: width.
+      num_layers: blocks.
+      window: steps that attention sees, at least `chunk_size`.
+      chunk_size: tokens from one update of a memory to the next.
+      num_heads: of memories and of attention; None for heads of 64, or one if 64 does not divide `dim`.
+      mlp_dim: as in `StackConfig`.
+
+    Raises:
+      ValueError: a number is out of range, the form is unknown, or the window is shorter than a chunk.
+    """
+    sizes = {"dim": dim, "num_layers": num_layers, "window": window, "chunk_size": chunk_size}
+    for name, value in sizes.items():
+        whole(name, value, least=1)
+    if form not in get_args(Form):
+        raise ValueError(f"form must be one of {', '.join(map(repr, get_args(Form)))}, got {form!r}")
+    heads = num_heads or (dim // HEAD_DIM if dim % HEAD_DIM == 0 else 1)
+    mag = MAGConfig(dim, heads, window=window, chunk_size=chunk_size)
+    mixers = {
+        "J": mag,
+        "K": NeuralMemoryConfig(dim, heads, chunk_size=chunk_size),
+        "W": AttentionConfig(dim, heads, window=window),
+    }
+    pattern = {"mag": "J", "mal": "KW"}[form]
+    stack = StackConfig(
+        dim=dim,
+        num_layers=num_layers,
+        pattern=pattern,
+        mixers={name: mixers[name] for name in pattern},
+        mlp_dim=mlp_dim,
+    )
+    return ByteLMConfig(stack=stack)

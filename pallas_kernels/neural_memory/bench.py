@@ -1,0 +1,111 @@
+"""Written-out gradients against `jax.grad` in a loop: `python -m pallas_kernels.neural_memory.bench`."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
+from pallas_kernels._measure import Case
+from pallas_kernels.neural_memory.api import TABLE, neural_memory
+from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
+
+PRODUCTS, PRODUCTS_OF_ONE = 7, 3
+"""Of a chunk with two matrices a head (two of its read, two of its keys', three of the gradients), and with one."""
+
+
+def arrays(shape: NeuralMemoryShape) -> tuple[Any, ...]:
+    """bf16 streams with queries and keys of length 1, fp32 gates, and weights as they are drawn for training."""
+    keys, streams = (
+        jax.random.split(jax.random.key(1), 9),
+        (shape.batch, shape.length, shape.heads, shape.width),
+    )
+    q, k, v = (jax.random.normal(key, streams) for key in keys[:3])
+    q, k = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    gates = [jax.random.uniform(key, streams[:3]) for key in keys[3:6]]
+    matrices = [(shape.width, shape.hidden), (shape.hidden, shape.width)]
+    if not shape.hidden:
+        matrices = [(shape.width, shape.width)]
+    weights = tuple(
+        jax.random.normal(key, (shape.heads, *m)) * m[0] ** -0.5
+        for key, m in zip(keys[6:], matrices, strict=False)
+    )
+    theta, eta, alpha = gates
+    return *(x.astype(jnp.bfloat16) for x in (q, k, v)), theta, eta, 0.1 * alpha, *weights
+
+
+def plan(shape: NeuralMemoryShape) -> Plan:
+    """The kernels that run here against XLA, or XLA against `jax.grad`; all checked against XLA in fp32."""
+    given = arrays(shape)
+    args, call = given, partial(_call, shape.chunk)
+    xla = Case("xla", partial(call, "xla"), args)
+    names = kernels_for(TABLE, *args[:6], tuple(args[6:]), chunk_size=shape.chunk)
+    kernels = [Case(name, partial(call, name), args) for name in names]
+    products = PRODUCTS if shape.hidden else PRODUCTS_OF_ONE
+    tokens = shape.batch * shape.length * shape.heads
+    flops = 2.0 * products * tokens * shape.width * (shape.hidden or shape.width)
+    inputs, output = float(sum(x.nbytes for x in args)), float(given[2].nbytes)
+    return Plan(
+        truth=Case("truth", partial(_in_fp32, xla.fn), args),
+        plain=xla if kernels else Case("plain", partial(_loop, shape.chunk), args),
+        versions=kernels or [xla],
+        work={
+            "forward": Work(flops, inputs + output),
+            # Backward reads the inputs and the cotangent and writes the gradients.
+            "forward+backward": Work(3 * flops, 3 * inputs + 2 * output),
+        },
+    )
+
+
+def _call(chunk: int, implementation: Any, *args: Any) -> Any:
+    q, k, v, theta, eta, alpha, *weights = args
+    options: Any = {"chunk_size": chunk, "implementation": implementation}
+    return neural_memory(q, k, v, theta, eta, alpha, tuple(weights), **options)
+
+
+def _in_fp32(op: Any, *args: Any) -> Any:
+    return op(*(x.astype(jnp.float32) for x in args)).astype(args[0].dtype)
+
+
+def _loop(chunk: int, *args: Any) -> Any:
+    """What one would write: a scan over chunks with `jax.grad` of each one's loss; whole chunks alone."""
+    v = args[2]
+
+    def step(state: Any, now: Any) -> Any:
+        memory, momentum = state
+        q, k, v, theta, eta, alpha = now
+        gradient = jax.grad(_loss)(memory, k, v, theta)
+        eta, alpha = (jnp.mean(x, 1)[..., None, None] for x in (eta, alpha))
+        momentum = jax.tree.map(lambda s, g: eta * s - g, momentum, gradient)
+        after = jax.tree.map(lambda m, s: (1 - alpha) * m + s, memory, momentum)
+        return (after, momentum), _read(memory, q).astype(v.dtype)
+
+    def chunks(x: Any) -> Any:
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+    start = tuple(jnp.broadcast_to(m, (v.shape[0], *m.shape)) for m in args[6:])
+    state = (start, jax.tree.map(jnp.zeros_like, start))
+    _, y = lax.scan(step, state, tuple(chunks(x) for x in args[:6]))
+    return jnp.moveaxis(y, 0, 1).reshape(v.shape)
+
+
+def _read(memory: Any, x: Any) -> Any:
+    narrow = tuple(m.astype(x.dtype) for m in memory)
+    wide: Any = {"preferred_element_type": jnp.float32, "precision": lax.Precision.HIGHEST}
+    if x.dtype == jnp.bfloat16:
+        wide["precision"] = None
+    if len(memory) == 1:
+        return jnp.einsum("bchk,bhkv->bchv", x, narrow[0], **wide)
+    hidden = jax.nn.silu(jnp.einsum("bchk,bhke->bche", x, narrow[0], **wide)).astype(x.dtype)
+    return x.astype(jnp.float32) + jnp.einsum("bche,bhek->bchk", hidden, narrow[1], **wide)
+
+
+def _loss(memory: Any, k: Any, v: Any, theta: Any) -> Any:
+    lost = jnp.sum(jnp.square(_read(memory, k) - v.astype(jnp.float32)), -1) / 2
+    return jnp.sum(theta / jnp.maximum(jnp.sum(theta, 1, keepdims=True), 1) * lost)
+
+
+if __name__ == "__main__":
+    print(benchmark("neural_memory", SHAPES, plan))

@@ -1,0 +1,125 @@
+"""Neural memories: the property suite, gates at their limits, metrics, states and errors."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.mixers import MAGConfig, MixerConfig, NeuralMemoryConfig, init_state
+from jaxblt.models import titan
+from jaxblt.parallel import make_mesh
+from jaxblt.side_outputs import SIDE_OUTPUTS
+from jaxblt.testing import PROPERTIES, Property, Subject
+from tests.tolerances import assert_close
+
+MEMORY = NeuralMemoryConfig(dim=8, num_heads=4, depth=1, chunk_size=4)
+MAG = MAGConfig(dim=8, num_heads=4, depth=1, chunk_size=4, window=6)
+CONFIGS: dict[str, MixerConfig] = {
+    "memory": MEMORY,
+    "memory_2_layers": dataclasses.replace(MEMORY, depth=2, chunk_size=8),
+    "memory_by_token": dataclasses.replace(MEMORY, depth=2, chunk_size=1),
+    "memory_aligned": dataclasses.replace(MEMORY, depth=2, segment_alignment=8),
+    "memory_alone": dataclasses.replace(MEMORY, packed=False),
+    "mag": MAG,
+    "mag_2_layers": dataclasses.replace(MAG, depth=2),
+}
+"""Every one has several chunks a row."""
+
+EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
+TURNS = pytest.mark.slow(weekly=4, group="properties of neural memories")
+
+
+@functools.lru_cache(maxsize=2)
+def subject_of(name: str) -> Subject:
+    return Subject(CONFIGS[name])
+
+
+def cases() -> list[Any]:
+    found = []
+    for name, config in CONFIGS.items():
+        for prop in PROPERTIES:
+            always = name == "memory" and prop.name in EVERY_WEEK
+            if prop.applies(config):
+                marks = () if always else (TURNS,)
+                found.append(pytest.param(name, prop, id=f"{name}-{prop.name}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "prop"), cases())
+def test_property(name: str, prop: Property) -> None:
+    prop.check(subject_of(name))
+
+
+def test_the_gates_limits_are_the_branches() -> None:
+    subject = subject_of("mag")
+    params, ids = subject.params["params"], jnp.asarray(subject.documents())
+    for bias, name, branch in ((50.0, "memory", MAG.memory), (-50.0, "attention", MAG.attention)):
+        gate = params["gate"] | {"bias": jnp.full((8,), bias)}
+        found = subject.parallel({"params": params | {"gate": gate}}, jnp.asarray(subject.x), ids)
+        alone = jax.jit(lambda p, x, m=branch.build(): m.apply({"params": p}, x, segment_ids=ids)[0])
+        live = np.asarray(ids) > 0
+        assert_close(found[live], alone(params[name], jnp.asarray(subject.x))[live], n=subject.length * 8)
+
+
+def test_metrics_tell_of_writes() -> None:
+    subject = subject_of("memory")
+    ids = jnp.asarray(subject.documents())
+    y, side = jax.jit(lambda p, x: subject.module.apply(p, x, segment_ids=ids, mutable=SIDE_OUTPUTS))(
+        subject.params, jnp.asarray(subject.x)
+    )
+    found = {name: float(metric.value) for name, (metric,) in side["metrics"].items()}
+    assert set(found) == {f"memory_{name}" for name in ("surprise", "norm", "momentum", "alpha")}
+    assert 0 < found["memory_alpha"] < 0.1
+    assert 0.1 < found["memory_surprise"] < 2  # values have length 1
+    assert 0 < found["memory_momentum"] < 2
+    assert_close(y[0], subject.run(ids=np.asarray(ids)), n=subject.length * 8)
+
+
+def test_heads_that_do_not_divide_the_devices_are_refused() -> None:
+    module = dataclasses.replace(MEMORY, num_heads=2).build()
+    x, mesh = (
+        jax.ShapeDtypeStruct((3, 24, 8), jnp.float32),
+        make_mesh(data=1, seq=4, devices=jax.devices()[:4]),
+    )
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match="2 heads do not divide among the 4 devices"):
+        jax.eval_shape(module.init, jax.random.key(0), x)
+
+
+def test_the_state_of_another_config_is_refused() -> None:
+    state = init_state(MEMORY, 3, capacity=24)
+    for change in ({"chunk_size": 8}, {"depth": 2}, {"head_dim": 4}):
+        module = dataclasses.replace(MEMORY, **change).build()
+        given = jax.ShapeDtypeStruct((3, 2, 8), jnp.float32)
+        with pytest.raises(ValueError, match="make it by init_state of the same config"):
+            jax.eval_shape(lambda x, m=module: m.init_with_output(jax.random.key(0), x, state=state), given)
+
+
+def test_a_window_shorter_than_a_chunk_is_refused() -> None:
+    with pytest.raises(ValueError, match="window must be at least chunk_size = 64, got 63"):
+        MAGConfig(dim=8, window=63)
+
+
+@pytest.mark.parametrize(("form", "pattern"), [("mag", "J"), ("mal", "KW")])
+def test_titans(form: Any, pattern: str) -> None:
+    config = titan(form, dim=128, num_layers=4, window=32, chunk_size=16)
+    assert config.stack.pattern == pattern
+    mixers = [config.stack.mixer(name) for name in pattern]
+    assert {getattr(mixer, "chunk_size", 16) for mixer in mixers} == {16}
+    assert all(mixer.num_heads == 2 for mixer in mixers)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "map"}, "form must be one of 'mag', 'mal', got 'map'"),
+        ({"window": 8}, "window must be at least chunk_size = 64, got 8"),
+        ({"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
+    ],
+)
+def test_bad_titans_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        titan(**options)
