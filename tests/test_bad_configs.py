@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxblt.cli.plan import PlanConfig
-from jaxblt.data import DataConfig, TaskDataConfig
+from jaxblt.data import DataConfig, LabelledDataConfig, TaskDataConfig
 from jaxblt.data.kmers import KmerVocab
 from jaxblt.evaluation.tasks import (
     MQAR,
@@ -63,6 +63,7 @@ GOOD: dict[type, dict[str, Any]] = {
     NextByte: {},
     OrderAgnostic: {},
     DataConfig: {},
+    LabelledDataConfig: {"paths": ("labelled.csv",)},
     TaskDataConfig: {"task": Copy(), "seq_len": 64},
     MQAR: {},
     Copy: {},
@@ -179,6 +180,20 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "reverse_complement": ("no",),
         "split": ("random",),
         "fractions": ((0.9, 0.2, 0.1), (0.5, 0.5), (-0.1, 0.6, 0.5), (NAN, 0.5, 0.5)),
+        "split_seed": (-1,),
+        "seed": (-1, 1.5),
+    },
+    LabelledDataConfig: {
+        "paths": ((), "a.csv"),
+        "target": ("text",),
+        "classes": (("a", "a"), ("",)),
+        "seq_len": (0, 2.5),
+        "batch_size": (0, 2.5),
+        "buckets": ((0,), (1.5,), [8]),
+        "max_tokens": (0, 1023, 1.5),
+        "split": ("random",),
+        "validation_paths": (("a.csv",),),
+        "fractions": ((0.9, 0.2, 0.1), (0.5, 0.5), (NAN, 0.5, 0.5)),
         "split_seed": (-1,),
         "seed": (-1, 1.5),
     },

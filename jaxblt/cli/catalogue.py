@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from jaxblt.data.config import DataConfig
+from jaxblt.data.task_data import TaskDataConfig
 from jaxblt.training.recipe import Recipe
 
 ROOT = "data"
@@ -83,7 +83,7 @@ def dataset_of(recipe: Recipe) -> Dataset | None:
 
 def files_of(recipe: Recipe) -> tuple[str, ...]:
     """Paths and globs that a recipe reads; none if its data are embedded, or made by its task."""
-    if isinstance(recipe.data, DataConfig):
+    if not isinstance(recipe.data, TaskDataConfig):
         return recipe.data.paths
     path = getattr(recipe.data.task, "path", None)
     return () if path is None else (path,)

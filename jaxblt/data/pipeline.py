@@ -10,6 +10,7 @@ from jaxblt.data.buckets import bucket
 from jaxblt.data.config import DataConfig, apply_split, open_source
 from jaxblt.data.dataset import Dataset, Row
 from jaxblt.data.entropies import read_entropies
+from jaxblt.data.labelled import LabelledDataConfig, open_labelled
 from jaxblt.data.packing import pack
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import RowIndex, Span, pair_counts, stream_ids, write_span
@@ -92,7 +93,7 @@ def _among(characters: str) -> np.ndarray:
 
 
 def make_dataset(
-    config: DataConfig | TaskDataConfig,
+    config: DataConfig | TaskDataConfig | LabelledDataConfig,
     *,
     split: SplitName = "train",
     mode: Literal["train", "eval"] = "train",
@@ -122,11 +123,17 @@ def make_dataset(
             f"batch_size = {config.batch_size} must be a multiple of process_count = {process_count}, and "
             f"process_index = {process_index} one of 0..{process_count - 1}"
         )
+    processes = {"process_index": process_index, "process_count": process_count}
     if isinstance(config, TaskDataConfig):
         if source is not None:
             raise ValueError(f"documents were given to the task {config.task!r}: a task brings its own rows")
-        processes = {"process_index": process_index, "process_count": process_count}
         return open_task(config, split=split, mode=mode, **processes)
+    if isinstance(config, LabelledDataConfig):
+        if source is not None:
+            raise ValueError(
+                f"documents were given beside the labelled records of {config.paths}: leave them out"
+            )
+        return open_labelled(config, split=split, mode=mode, **processes)
     whole = open_source(config) if source is None else source
     part = apply_split(config, whole, split)
     pairs = pair_counts(part.lengths, document_ends(part), eos=config.ends_with_eos)
@@ -141,8 +148,7 @@ def make_dataset(
         config=config,
         mode=mode,
         schedule=_schedule(config, mode, rows, sizes),
-        process_index=process_index,
-        process_count=process_count,
+        **processes,
         entropies=None if config.entropies is None else read_entropies(config.entropies, whole),
         source=part,
         indexes=indexes,

@@ -13,6 +13,7 @@ NAMES = {
     "classify": "jaxblt.training.objectives:Classify",
     "order_agnostic": "jaxblt.training.objectives:OrderAgnostic",
     "data": "jaxblt.data.config:DataConfig",
+    "labelled_data": "jaxblt.data.labelled:LabelledDataConfig",
     "task_data": "jaxblt.data.task_data:TaskDataConfig",
     "mqar": "jaxblt.evaluation.tasks.recall:MQAR",
     "copy": "jaxblt.evaluation.tasks.copying:Copy",
