@@ -39,7 +39,14 @@ from jaxblt.mixers import (
 )
 from jaxblt.mixers.filters import ModalFilter
 from jaxblt.mixers.state_manager import StateManager
-from jaxblt.models import BLTConfig, ByteClassifierConfig, ByteLMConfig, StackConfig
+from jaxblt.models import (
+    BLTConfig,
+    ByteClassifierConfig,
+    ByteLMConfig,
+    LabelHeadConfig,
+    LabellerConfig,
+    StackConfig,
+)
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.parallel.layout import SequenceLayout
@@ -86,6 +93,8 @@ GOOD: dict[type, dict[str, Any]] = {
     StackConfig: {},
     ByteLMConfig: {},
     ByteClassifierConfig: {},
+    LabelHeadConfig: {},
+    LabellerConfig: {"base": BYTES},
     BLTConfig: {},
     AttentionConfig: {"dim": 64},
     HyenaConfig: {"dim": 64},
@@ -367,6 +376,13 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "bytes_per_patch": (0.5, NAN),
         "patcher": ("space",),
     },
+    LabelHeadConfig: {
+        "target": ("text",),
+        "outputs": (0, 1, 2.5),
+        "pool": ("median",),
+        "dropout": (1.0, -0.1, NAN),
+    },
+    LabellerConfig: {"base": (None, 3), "head": (None, "mean")},
     PlanConfig: {"context": (0, -1), "memory_gb": (0.0, NAN), "longest": (1,)},
 }
 CASES = [

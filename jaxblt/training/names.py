@@ -28,6 +28,8 @@ NAMES = {
     "patcher": "jaxblt.patching.config:PatcherConfig",
     "blt": "jaxblt.models.blt:BLTConfig",
     "byte_classifier": "jaxblt.models.classifier:ByteClassifierConfig",
+    "labeller": "jaxblt.models.labeller:LabellerConfig",
+    "label_head": "jaxblt.models.label_head:LabelHeadConfig",
     "byte_lm": "jaxblt.models.byte_lm:ByteLMConfig",
     "stack": "jaxblt.models.stack:StackConfig",
     "embedding": "jaxblt.models.embeddings:EmbeddingConfig",
