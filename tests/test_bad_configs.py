@@ -52,7 +52,7 @@ from jaxblt.models.positions import PositionConfig
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Span
+from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Regress, Span
 from jaxblt.training.optimizers import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 from jaxblt.training.serialize import from_json, to_json
@@ -69,6 +69,7 @@ GOOD: dict[type, dict[str, Any]] = {
     Span: {},
     NextByte: {},
     OrderAgnostic: {},
+    Regress: {},
     DataConfig: {},
     LabelledDataConfig: {"paths": ("labelled.csv",)},
     TaskDataConfig: {"task": Copy(), "seq_len": 64},
@@ -168,6 +169,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     AdafactorConfig: OPTIMIZER | {"decay_rate": (0.0, 1.5), "least_factored": (1, 2.5)},
     MuonConfig: OPTIMIZER | {"b1": (2,), "b2": (2,), "eps": (-1,), "momentum": (1.0, -0.1, NAN)},
     Masked: {"rate": (0.0, 1.0, NAN), "hidden": (-0.1, 1.5), "swapped": (NAN,)},
+    Regress: {"center": (NAN, "0"), "scale": (0.0, -1, INF)},
     Span: {"rate": (1.5,), "max_length": (0, 2.5)},
     DataConfig: {
         "paths": (["a.txt"], (3,)),

@@ -11,6 +11,8 @@ NAMES = {
     "masked": "jaxblt.training.objectives:Masked",
     "span": "jaxblt.training.objectives:Span",
     "classify": "jaxblt.training.objectives:Classify",
+    "classify_positions": "jaxblt.training.objectives:ClassifyPositions",
+    "regress": "jaxblt.training.objectives:Regress",
     "order_agnostic": "jaxblt.training.objectives:OrderAgnostic",
     "data": "jaxblt.data.config:DataConfig",
     "labelled_data": "jaxblt.data.labelled:LabelledDataConfig",

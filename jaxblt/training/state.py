@@ -124,12 +124,13 @@ def content_hash(params: Any) -> str:
     """
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        array = _on_host(leaf)
+        array = gathered(leaf)
         digest.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
 
-def _on_host(leaf: Any) -> np.ndarray:
+def gathered(leaf: Any) -> np.ndarray:
+    """The whole array on this host; every process calls it."""
     is_split = isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True) if is_split else leaf)

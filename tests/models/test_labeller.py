@@ -12,7 +12,15 @@ from jaxblt.models import LabelHeadConfig, LabellerConfig
 from jaxblt.models.label_head import LabelHead
 from jaxblt.models.pooling import AttentionPool, pool
 from tests.answers.runs import BYTES, PATCHER, PATCHES
+from tests.compiled import compiled_once_and_quickly
 from tests.parameters import drawn
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_quickly(tmp_path_factory):
+    with compiled_once_and_quickly(str(tmp_path_factory.mktemp("compiled"))):
+        yield
+
 
 ROWS, LENGTH, WIDTH = 3, 12, 5
 X = jnp.asarray(np.random.default_rng(0).normal(size=(ROWS, LENGTH, WIDTH)).astype(np.float32))
