@@ -14,9 +14,11 @@ from jaxblt.answers import (
     BATCH_SIZE,
     Embeddings,
     Pool,
+    Predictions,
     Scores,
     Sequences,
     VariantScores,
+    classify,
     embed,
     score,
     variants,
@@ -35,11 +37,12 @@ from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.fitting import check_recipe, fitting_shapes
 from jaxblt.training.frozen import calibrate, load_frozen
 from jaxblt.training.frozen_store import frozen_dir
+from jaxblt.training.patterns import trained_part
 from jaxblt.training.recipe import Recipe, layout_of
-from jaxblt.training.resolved import checkpoint_dir, read_resolved
+from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
 from jaxblt.training.safe_files import check_inside, sizes_below
 from jaxblt.training.setup import blank_inputs, init_params, make_task, open_data
-from jaxblt.training.state import ENTROPY, Frozen, TrainState, widen
+from jaxblt.training.state import BASE, ENTROPY, Frozen, TrainState, whole_params, widen
 from jaxblt.training.step import Task
 
 
@@ -51,7 +54,7 @@ class Run:
       recipe: with nothing left open; `recipe.model` and `recipe.entropy_model` are the models' configs.
       step: training steps that the parameters have seen.
       task: model, entropy model, objective and patcher, built for the rows of the recipe's data.
-      params: of the model, fp32.
+      params: of the model, fp32, those that were not trained included.
       frozen: trees that were not trained, by name: the entropy model is `frozen["entropy"]`.
       vocabulary: the module that turns bytes into ids and back.
     """
@@ -196,6 +199,10 @@ class Run:
         """Hidden states of each record, by layer and pool; see `jaxblt.answers.embed`."""
         return embed(self, sequences, layer=layer, pool=pool, window=window, batch_size=batch_size)
 
+    def classify(self, sequences: Sequences, *, batch_size: int = BATCH_SIZE) -> Predictions:
+        """Classes or numbers of each record, by a run that was fine-tuned on labels; see `jaxblt.answers.classify`."""
+        return classify(self, sequences, batch_size=batch_size)
+
     def variants(
         self,
         vcf: str | os.PathLike[str],
@@ -277,13 +284,15 @@ def load(
     if dtype is not None:
         recipe = replace(recipe, train=replace(recipe.train, dtype=dtype))
     task = make_task(recipe)
-    shapes = partial(_param_shapes, task, recipe)
+    base = {name: hash for name, hash in resolved.frozen.items() if name == BASE}
+    below = load_frozen(run_dir, Resolved(recipe, base))
+    shapes = partial(_param_shapes, task, recipe, below)
     read = partial(restore, checkpoint_dir(run_dir), shapes, subtree="params")
     restored = read(step=None if step == "best" else step)
     if step == "best":
         restored = read(step=_best_step(restored.meta, run_dir))
     frozen = load_frozen(run_dir, resolved, step=restored.step)
-    return Run(recipe, restored.step, task, restored.state, frozen)
+    return Run(recipe, restored.step, task, whole_params(restored.state, below), frozen)
 
 
 def _best_step(meta: dict[str, Any], run_dir: str | os.PathLike[str]) -> int:
@@ -296,11 +305,11 @@ def _best_step(meta: dict[str, Any], run_dir: str | os.PathLike[str]) -> int:
     return int(best[0][1])
 
 
-def _param_shapes(task: Task, recipe: Recipe, stored: Any) -> Any:
-    """Shapes of the model's parameters, if those stored fit them."""
+def _param_shapes(task: Task, recipe: Recipe, below: dict[str, Frozen], stored: Any) -> Any:
+    """Shapes of the model's trained parameters, if those stored fit them over the frozen base."""
     data = recipe.data
     return fitting_shapes(
-        lambda: init_params(task, data, recipe.train.seed),
-        lambda params: task.model.apply({"params": params}, **blank_inputs(task, data)),
+        lambda: trained_part(init_params(task, data, recipe.train.seed), recipe.freeze),
+        lambda params: task.model.apply({"params": whole_params(params, below)}, **blank_inputs(task, data)),
         stored,
     )

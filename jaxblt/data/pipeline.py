@@ -123,7 +123,7 @@ def make_dataset(
             f"batch_size = {config.batch_size} must be a multiple of process_count = {process_count}, and "
             f"process_index = {process_index} one of 0..{process_count - 1}"
         )
-    processes = {"process_index": process_index, "process_count": process_count}
+    processes: dict[str, Any] = {"process_index": process_index, "process_count": process_count}
     if isinstance(config, TaskDataConfig):
         if source is not None:
             raise ValueError(f"documents were given to the task {config.task!r}: a task brings its own rows")

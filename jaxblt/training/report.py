@@ -15,6 +15,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.training.flops import count_params, matmul_flops, peak_flops
 from jaxblt.training.meter import Cost
 from jaxblt.training.setup import Setup
+from jaxblt.training.state import BASE, laid_over
 from jaxblt.training.step import Task
 from pallas_kernels.runtime import record_choices
 
@@ -46,7 +47,9 @@ def model_cost(task: Task, params: Any, length: int) -> Cost:
 def costs_by_length(setup: Setup, data: Dataset) -> dict[int, Cost]:
     """`model_cost` of full rows, and of the shorter ones of a length schedule."""
     lengths = data.row_lengths if data.settled else (setup.recipe.data.seq_len,)
-    return {length: model_cost(setup.task, setup.abstract.params, length) for length in lengths}
+    state = setup.abstract
+    params = laid_over(state.frozen[BASE].params, state.params) if BASE in state.frozen else state.params
+    return {length: model_cost(setup.task, params, length) for length in lengths}
 
 
 def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> float:
@@ -102,6 +105,7 @@ def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str
         f"devices         {mesh.size} x {device.device_kind}, mesh {dict(mesh.shape)}, in {recipe.train.dtype}",
         f"peak            {'unknown for this device' if peak is None else f'{peak / 1e12:,.0f} TFLOP/s a device'}",
     ]
+    lines += setup.notes
     if recipe.patcher is not None:
         lines.append(f"patcher         {patcher_line(recipe.patcher)}")
     if jax.process_count() > 1:

@@ -23,6 +23,7 @@ from jaxblt.parallel.sequence import SEQ_AXIS
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.optimizer import make_optimizer
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
+from jaxblt.training.patterns import trained_part
 from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.schedule import make_schedule
 from jaxblt.training.state import ENTROPY, Frozen, TrainState, start
@@ -46,8 +47,9 @@ class Setup:
       mesh: of all processes' devices.
       task: model, objective and patcher.
       optimizer, schedule: of the parameters, and its learning rate by update.
-      boxed: shapes of the parameters with their logical axis names.
+      boxed: shapes of the trained parameters with their logical axis names.
       abstract: shapes and shardings of the state.
+      notes: lines for the report on where the parameters come from.
     """
 
     recipe: Recipe
@@ -57,6 +59,7 @@ class Setup:
     schedule: optax.Schedule
     boxed: Any
     abstract: TrainState
+    notes: tuple[str, ...] = ()
 
     @property
     def eval_task(self) -> Task:
@@ -88,26 +91,31 @@ def make_task(recipe: Recipe) -> Task:
     )
 
 
-def make_setup(recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen] | None = None) -> Setup:
+def make_setup(
+    recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen] | None = None, notes: tuple[str, ...] = ()
+) -> Setup:
     """Builds everything from shapes alone; nothing is computed on the devices.
 
     Args:
       recipe: with nothing left open.
       mesh: of all devices.
       frozen: the frozen trees, or their shapes.
+      notes: for the report.
     """
     task = make_task(recipe)
-    boxed = boxed_params(task, recipe)
-    optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed)
+    whole = boxed_params(task, recipe)
+    boxed = trained_part(whole, recipe.freeze)
+    stacks = getattr(task.model, "stacks", {})
+    optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed, stacks)
     schedule = make_schedule(recipe.optimizer, recipe.train.steps)
     shapes = jax.eval_shape(lambda p, f: start(p, optimizer, f), nn.meta.unbox(boxed), frozen)
     shardings = state_shardings(shapes, boxed, mesh)
-    frozen_parts = {n: place_frozen(n, tree, lambda: boxed, mesh) for n, tree in shapes.frozen.items()}
+    frozen_parts = {n: place_frozen(n, tree, lambda: whole, mesh) for n, tree in shapes.frozen.items()}
     shardings = shardings.replace(frozen=frozen_parts)
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
-    return Setup(recipe, mesh, task, optimizer, schedule, boxed, abstract)
+    return Setup(recipe, mesh, task, optimizer, schedule, boxed, abstract, notes)
 
 
 def place_frozen(name: str, tree: Any, boxed: Callable[[], Any], mesh: Mesh) -> Any:
@@ -162,8 +170,8 @@ def init_state(setup: Setup, frozen: Mapping[str, Frozen] | None = None) -> Trai
     """The state before step 0, made where it is to live."""
 
     def init(frozen: Mapping[str, Frozen] | None) -> TrainState:
-        params = nn.meta.unbox(init_params(setup.task, setup.recipe.data, setup.recipe.train.seed))
-        return start(params, setup.optimizer, frozen)
+        params = init_params(setup.task, setup.recipe.data, setup.recipe.train.seed)
+        return start(nn.meta.unbox(trained_part(params, setup.recipe.freeze)), setup.optimizer, frozen)
 
     return jax.jit(init, out_shardings=setup.shardings)(frozen)
 

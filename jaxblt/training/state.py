@@ -103,17 +103,18 @@ def whole_params(params: Any, frozen: Mapping[str, Frozen]) -> Any:
 
     No gradient flows to the base. Both are dicts of dicts; where both hold an array, the trained one counts.
     """
-    return params if BASE not in frozen else _laid_over(_still(frozen[BASE].params), params)
+    return params if BASE not in frozen else laid_over(_still(frozen[BASE].params), params)
 
 
 def _still(params: Any) -> Any:
     return jax.lax.stop_gradient(widen(params))
 
 
-def _laid_over(below: Any, above: Any) -> Any:
+def laid_over(below: Any, above: Any) -> Any:
+    """Two dicts of dicts as one; where both hold a leaf, that of `above` counts."""
     if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
         return above
-    both = {name: _laid_over(below[name], above[name]) for name in below if name in above}
+    both = {name: laid_over(below[name], above[name]) for name in below if name in above}
     return {**below, **above, **both}
 
 
