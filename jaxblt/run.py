@@ -15,9 +15,11 @@ from jaxblt.answers import (
     BATCH_SIZE,
     Embeddings,
     Pool,
+    Predictions,
     Scores,
     Sequences,
     VariantScores,
+    classify,
     embed,
     score,
     variants,
@@ -200,6 +202,10 @@ class Run:
     ) -> Embeddings:
         """Hidden states of each record, by layer and pool; see `jaxblt.answers.embed`."""
         return embed(self, sequences, layer=layer, pool=pool, window=window, batch_size=batch_size)
+
+    def classify(self, sequences: Sequences, *, batch_size: int = BATCH_SIZE) -> Predictions:
+        """Classes or numbers of each record, by a run that was fine-tuned on labels; see `jaxblt.answers.classify`."""
+        return classify(self, sequences, batch_size=batch_size)
 
     def variants(
         self,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxblt.cli.plan import PlanConfig
-from jaxblt.data import DataConfig, SourceConfig, TaskDataConfig
+from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
 from jaxblt.data.kmers import KmerVocab
 from jaxblt.evaluation.tasks import (
     MQAR,
@@ -42,13 +42,20 @@ from jaxblt.mixers import (
 )
 from jaxblt.mixers.filters import ModalFilter
 from jaxblt.mixers.state_manager import StateManager
-from jaxblt.models import BLTConfig, ByteClassifierConfig, ByteLMConfig, StackConfig
+from jaxblt.models import (
+    BLTConfig,
+    ByteClassifierConfig,
+    ByteLMConfig,
+    LabelHeadConfig,
+    LabellerConfig,
+    StackConfig,
+)
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Span
+from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Regress, Span
 from jaxblt.training.optimizers import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 from jaxblt.training.serialize import from_json, to_json
@@ -65,8 +72,10 @@ GOOD: dict[type, dict[str, Any]] = {
     Span: {},
     NextByte: {},
     OrderAgnostic: {},
+    Regress: {},
     DataConfig: {},
     SourceConfig: {"name": "s"},
+    LabelledDataConfig: {"paths": ("labelled.csv",)},
     TaskDataConfig: {"task": Copy(), "seq_len": 64},
     MQAR: {},
     GapRecall: {},
@@ -90,6 +99,8 @@ GOOD: dict[type, dict[str, Any]] = {
     StackConfig: {},
     ByteLMConfig: {},
     ByteClassifierConfig: {},
+    LabelHeadConfig: {},
+    LabellerConfig: {"base": BYTES},
     BLTConfig: {},
     AttentionConfig: {"dim": 64},
     HyenaConfig: {"dim": 64},
@@ -186,6 +197,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     AdafactorConfig: OPTIMIZER | {"decay_rate": (0.0, 1.5), "least_factored": (1, 2.5)},
     MuonConfig: OPTIMIZER | {"b1": (2,), "b2": (2,), "eps": (-1,), "momentum": (1.0, -0.1, NAN)},
     Masked: {"rate": (0.0, 1.0, NAN), "hidden": (-0.1, 1.5), "swapped": (NAN,)},
+    Regress: {"center": (NAN, "0"), "scale": (0.0, -1, INF)},
     Span: {"rate": (1.5,), "max_length": (0, 2.5)},
     DataConfig: {
         "paths": (["a.txt"], (3,)),
@@ -207,6 +219,20 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "reverse_complement": ("no",),
         "split": ("random",),
         "fractions": ((0.9, 0.2, 0.1), (0.5, 0.5), (-0.1, 0.6, 0.5), (NAN, 0.5, 0.5)),
+        "split_seed": (-1,),
+        "seed": (-1, 1.5),
+    },
+    LabelledDataConfig: {
+        "paths": ((), "a.csv"),
+        "target": ("text",),
+        "classes": (("a", "a"), ("",)),
+        "seq_len": (0, 2.5),
+        "batch_size": (0, 2.5),
+        "buckets": ((0,), (1.5,), [8]),
+        "max_tokens": (0, 1023, 1.5),
+        "split": ("random",),
+        "validation_paths": (("a.csv",),),
+        "fractions": ((0.9, 0.2, 0.1), (0.5, 0.5), (NAN, 0.5, 0.5)),
         "split_seed": (-1,),
         "seed": (-1, 1.5),
     },
@@ -390,6 +416,13 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "bytes_per_patch": (0.5, NAN),
         "patcher": ("space",),
     },
+    LabelHeadConfig: {
+        "target": ("text",),
+        "outputs": (0, 1, 2.5),
+        "pool": ("median",),
+        "dropout": (1.0, -0.1, NAN),
+    },
+    LabellerConfig: {"base": (None, 3), "head": (None, "mean")},
     PlanConfig: {"context": (0, -1), "memory_gb": (0.0, NAN), "longest": (1,)},
 }
 CASES = [

@@ -1,10 +1,11 @@
-"""Answers from a trained run: log-likelihoods, hidden states, effects of variants.
+"""Answers from a trained run: log-likelihoods, hidden states, labels, effects of variants.
 
-`jaxblt.load(run_dir)` returns a run; `run.score`, `run.embed` and `run.variants` call this room. A record is a document
-of its own: its answer does not depend on the records beside it. Generation is in `jaxblt.inference`, the loss over a
-split in `jaxblt.training.evaluate`.
+`jaxblt.load(run_dir)` returns a run; `run.score`, `run.embed`, `run.classify` and `run.variants` call this room. A
+record is a document of its own: its answer does not depend on the records beside it. Generation is in
+`jaxblt.inference`, the loss over a split in `jaxblt.training.evaluate`.
 """
 
+from jaxblt.answers.classify import Predictions, classify
 from jaxblt.answers.embed import Embeddings, Pool, embed
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE, Scores, score
@@ -15,10 +16,12 @@ __all__ = [
     "BATCH_SIZE",
     "Embeddings",
     "Pool",
+    "Predictions",
     "Scores",
     "Sequences",
     "Variant",
     "VariantScores",
+    "classify",
     "embed",
     "open_records",
     "read_vcf",

@@ -89,6 +89,34 @@ def embed(
     return f"{len(found)} records, {states:,} states of width {width} from layer {found.layer}, in {out}"
 
 
+def classify(
+    run_dir: Path,
+    file: Path,
+    /,
+    *,
+    out: Path,
+    batch_size: int = BATCH_SIZE,
+    step: int | Literal["best"] | None = None,
+) -> str:
+    """Write the label of each record of a file, with the probabilities of all classes, as tab-separated values.
+
+    Args:
+      run_dir: folder of a run that was fine-tuned on labels.
+      file: FASTA (by its ending), JSON lines (.jsonl) or text, which is one record.
+      out: file to write, with columns name, one a class, and prediction.
+      batch_size: rows that are read at once.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
+
+    Returns:
+      A line that says what was written.
+    """
+    from jaxblt.run import load
+
+    found = load(run_dir, step=step).classify(file, batch_size=batch_size)
+    found.to_tsv(out)
+    return f"{len(found)} records, {found.summary()}, in {out}"
+
+
 def variants(
     run_dir: Path,
     vcf: Path,

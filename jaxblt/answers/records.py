@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 
 from jaxblt.data.config import DataConfig
+from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.sources import BytesSource, DocumentSource, FastaSource, JsonlSource, TextSource
-from jaxblt.data.sources.files import COMPRESSED
-from jaxblt.data.task_data import RowsConfig
+from jaxblt.data.sources.labelled import FASTA, ending
+from jaxblt.data.task_data import RowsConfig, TaskDataConfig
 
 Sequences = Sequence[bytes | str] | str | os.PathLike[str] | DocumentSource
 """A list of bytes or text, the path of a FASTA, JSON lines or text file, or documents."""
-
-FASTA = (".fa", ".fasta", ".fna", ".ffn", ".faa", ".frn")
-"""Names of FASTA files end so, before a `.gz` or `.xz`."""
 
 
 def open_records(sequences: Sequences, data: RowsConfig) -> DocumentSource:
@@ -59,24 +57,27 @@ def _opened(sequences: Any, data: RowsConfig) -> DocumentSource:
 
 def _open_file(path: Path, data: RowsConfig) -> DocumentSource:
     try:
-        return open_fasta(path, data) if _ending(path) in FASTA else _open_text(path, data)
+        return open_fasta(path, data) if ending(path) in FASTA else _open_text(path, data)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}; a sequence itself goes into a list: [b'ACGT']") from error
 
 
 def open_fasta(path: str | os.PathLike[str], data: RowsConfig) -> FastaSource:
     """A FASTA file whose case is what the run was trained on."""
-    return FastaSource(path, soft_mask=data.soft_mask if isinstance(data, DataConfig) else "keep")
+    return FastaSource(path, soft_mask="keep" if isinstance(data, TaskDataConfig) else data.soft_mask)
 
 
 def _open_text(path: Path, data: RowsConfig) -> DocumentSource:
-    if _ending(path) == ".jsonl":
-        return JsonlSource(path, field=data.field if isinstance(data, DataConfig) else "text")
+    if ending(path) == ".jsonl":
+        return JsonlSource(path, field=_text_field(data))
     return TextSource(path)
 
 
-def _ending(path: Path) -> str:
-    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix.lower()
+def _text_field(data: RowsConfig) -> str:
+    """The field of JSON lines that holds a record."""
+    if isinstance(data, LabelledDataConfig):
+        return data.sequence
+    return data.field if isinstance(data, DataConfig) else "text"
 
 
 def _as_bytes(i: int, item: Any) -> bytes:

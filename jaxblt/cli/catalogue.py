@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from jaxblt.data.config import DataConfig
+from jaxblt.data.task_data import TaskDataConfig
 from jaxblt.training.recipe import Recipe
 
 ROOT = "data"
@@ -85,6 +86,8 @@ def files_of(recipe: Recipe) -> tuple[str, ...]:
     """Paths and globs that a recipe reads; none if its data are embedded, or made by its task."""
     if isinstance(recipe.data, DataConfig):
         return recipe.data.paths + tuple(path for own in recipe.data.sources for path in own.paths)
+    if not isinstance(recipe.data, TaskDataConfig):
+        return recipe.data.paths
     path = getattr(recipe.data.task, "path", None)
     return () if path is None else (path,)
 

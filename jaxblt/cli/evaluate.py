@@ -4,15 +4,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
+from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.task_data import TaskDataConfig
 from jaxblt.training.state import Weights
 from jaxblt.validation import whole
+
+if TYPE_CHECKING:
+    from jaxblt.run import Run
 
 
 def evaluate(
@@ -25,6 +29,8 @@ def evaluate(
     mesh: str | None = None,
     recalibrate: bool = False,
     weights: Weights | None = None,
+    step: int | Literal["best"] | None = None,
+    predictions: str | None = None,
     out: str | None = None,
 ) -> dict[str, float]:
     """Bits per byte of a run's newest checkpoint: Σ log-loss / Σ bytes, every byte of the split scored once.
@@ -42,6 +48,8 @@ def evaluate(
       mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows.
       recalibrate: give blocks of patches as many slots as the split asks for; the threshold stays.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
+      predictions: of a run on labels, file for name, label, probabilities and prediction of each record.
       out: file for the figures as JSON.
 
     Raises:
@@ -62,7 +70,17 @@ def evaluate(
             whole(f"--{name}", value, least=least)
     if targets == "":
         raise ValueError("--targets is empty: name characters such as ACGT, or leave it out")
-    loaded = jaxblt.load(run_dir, weights=weights)
+    loaded = jaxblt.load(run_dir, step=step, weights=weights)
+    labelled = isinstance(loaded.recipe.data, LabelledDataConfig)
+    for option, value in (
+        ("targets", targets if labelled else None),
+        ("predictions", None if labelled else predictions),
+    ):
+        if value is not None:
+            kind = "bytes" if option == "targets" else "labels"
+            raise ValueError(
+                f"--{option} {value} is of runs that predict {kind}, and this one does not: leave it out"
+            )
     length = loaded.recipe.data.seq_len if seq_len is None else seq_len
     data = loaded.recipe.data
     if data.packing == "windows":
@@ -82,6 +100,8 @@ def evaluate(
         scores = score_run(loaded, split, max_batches=max_batches)
         baseline = majority_baseline(data.task, split)
         found |= scores.figures() | {"majority_accuracy": baseline.figures()["accuracy"]}
+    if predictions is not None:
+        write_predictions(loaded, split, predictions)
     figures = {"run": loaded.recipe.name, "step": loaded.step, "split": split, "seq_len": length, **found}
     if loaded.patcher is not None:
         figures |= {
@@ -93,6 +113,17 @@ def evaluate(
     if out is not None:
         Path(out).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return found
+
+
+def write_predictions(run: "Run", split: str, file: str) -> None:
+    """What a run says of each labelled record of a split, beside its label, as tab-separated values."""
+    from jaxblt.data.labelled import LabelledDataset
+    from jaxblt.data.pipeline import make_dataset
+
+    data = make_dataset(run.recipe.data, split=split, mode="eval")  # pyright: ignore[reportArgumentType]
+    assert isinstance(data, LabelledDataset)
+    found = run.classify(data.source)
+    replace(found, labels=tuple(record.label for record in data.records)).to_tsv(file)
 
 
 def main(argv: Sequence[str]) -> None:

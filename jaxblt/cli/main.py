@@ -12,10 +12,12 @@ from jaxblt.cli.parsing import run
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("jaxblt.cli.train", "train a recipe, or go on with its run"),
+    "finetune": ("jaxblt.cli.finetune", "train a run's model with a new head on labelled records"),
     "evaluate": ("jaxblt.cli.evaluate", "bits per byte of a run on a split, and the scores of a task"),
     "generate": ("jaxblt.cli.generate", "continue prompts with a run"),
     "score": ("jaxblt.cli.score", "log-likelihood of each record of a file"),
     "embed": ("jaxblt.cli.embed", "hidden states of each record of a file"),
+    "classify": ("jaxblt.cli.classify", "label each record of a file with a fine-tuned run"),
     "variants": ("jaxblt.cli.variants", "rate the variants of a VCF file against a genome"),
     "patch": ("jaxblt.cli.patch", "cut a file into patches, draw them, write entropies"),
     "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),

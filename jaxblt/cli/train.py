@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from jaxblt.cli.catalogue import fetch_hint
 from jaxblt.cli.recipe_options import parse_recipe_and
+from jaxblt.training.recipe import Recipe
 
 ABOUT = (
     "Trains a recipe, from the start or from the newest checkpoint in its run folder. Every field of the recipe is an "
@@ -35,7 +36,11 @@ class TrainOptions:
 
 def main(argv: Sequence[str]) -> None:
     """Parses, joins the other processes and trains."""
-    recipe, run_dir, options = parse_recipe_and(argv, TrainOptions(), prog="jaxblt train", about=ABOUT)
+    run_recipe(*parse_recipe_and(argv, TrainOptions(), prog="jaxblt train", about=ABOUT))
+
+
+def run_recipe(recipe: Recipe, run_dir: str, options: TrainOptions) -> None:
+    """Joins the other processes and trains, or goes on."""
     from jaxblt.parallel import init_distributed
     from jaxblt.training.loop import fit
 

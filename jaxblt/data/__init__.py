@@ -9,6 +9,7 @@ from jaxblt.data.entropies import Entropies, read_entropies, source_hash, write_
 from jaxblt.data.examples import Example, Examples, TaskSource, question_and_answer
 from jaxblt.data.iterator import BatchIterator
 from jaxblt.data.kmers import KmerVocab
+from jaxblt.data.labelled import LabelledDataConfig, LabelledDataset, with_classes
 from jaxblt.data.mixture import SourceConfig
 from jaxblt.data.packing import PackedIndex, pack
 from jaxblt.data.permutation import hash64, permute
@@ -61,6 +62,8 @@ __all__ = [
     "FastaSource",
     "JsonlSource",
     "KmerVocab",
+    "LabelledDataConfig",
+    "LabelledDataset",
     "PackedIndex",
     "Regions",
     "ReverseComplement",
@@ -95,5 +98,6 @@ __all__ = [
     "split_by_name",
     "split_by_position",
     "whole",
+    "with_classes",
     "write_entropies",
 ]

@@ -19,7 +19,8 @@ class Batch:
       entropies: precomputed entropy in nats of the id after each input, or None to compute it in the step.
       history: ids of the document up to each row's first input, that one included, right-aligned behind PAD; for
         the entropy model, where rows begin inside documents. None where there is none to know.
-      labels: class of each row, for an objective that classifies; None for the others.
+      labels: class or number of each row, or class of each position (-1 where none is asked for), for an objective that
+        asks for labels; None for the others.
     """
 
     inputs: Int[Array, "B T"]
@@ -29,4 +30,4 @@ class Batch:
     loss_mask: Int[Array, "B T"] | Float[Array, "B T"]
     entropies: Float[Array, "B T"] | None = None
     history: Int[Array, "B W"] | None = None
-    labels: Int[Array, "B"] | None = None
+    labels: Int[Array, "B"] | Float[Array, "B"] | Int[Array, "B T"] | None = None

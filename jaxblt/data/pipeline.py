@@ -11,6 +11,7 @@ from jaxblt.data.buckets import bucket
 from jaxblt.data.config import DataConfig, apply_split, open_source
 from jaxblt.data.dataset import Dataset, Row
 from jaxblt.data.entropies import read_entropies
+from jaxblt.data.labelled import LabelledDataConfig, open_labelled
 from jaxblt.data.mixture import JoinedRows, JoinedSource
 from jaxblt.data.packing import pack
 from jaxblt.data.permutation import hash64
@@ -94,7 +95,7 @@ def _among(characters: str) -> np.ndarray:
 
 
 def make_dataset(
-    config: DataConfig | TaskDataConfig,
+    config: DataConfig | TaskDataConfig | LabelledDataConfig,
     *,
     split: SplitName = "train",
     mode: Literal["train", "eval"] = "train",
@@ -124,11 +125,17 @@ def make_dataset(
             f"batch_size = {config.batch_size} must be a multiple of process_count = {process_count}, and "
             f"process_index = {process_index} one of 0..{process_count - 1}"
         )
+    processes: dict[str, Any] = {"process_index": process_index, "process_count": process_count}
     if isinstance(config, TaskDataConfig):
         if source is not None:
             raise ValueError(f"documents were given to the task {config.task!r}: a task brings its own rows")
-        processes = {"process_index": process_index, "process_count": process_count}
         return open_task(config, split=split, mode=mode, **processes)
+    if isinstance(config, LabelledDataConfig):
+        if source is not None:
+            raise ValueError(
+                f"documents were given beside the labelled records of {config.paths}: leave them out"
+            )
+        return open_labelled(config, split=split, mode=mode, **processes)
     if source is not None:
         config = replace(config, sources=())
     whole = open_source(config) if source is None else source
@@ -143,8 +150,7 @@ def make_dataset(
         mode=mode,
         schedule=_schedule(config, mode, lists, sizes),
         source_names=tuple(own.name for own in config.sources) if mode == "eval" else (),
-        process_index=process_index,
-        process_count=process_count,
+        **processes,
         entropies=None if config.entropies is None else read_entropies(config.entropies, whole),
         source=part,
         indexes=indexes,

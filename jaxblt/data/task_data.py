@@ -11,6 +11,7 @@ from jaxblt.data.buckets import bucket, rows_within
 from jaxblt.data.config import DataConfig
 from jaxblt.data.dataset import Dataset, Row
 from jaxblt.data.examples import Examples, TaskSource
+from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.packing import PackedIndex
 from jaxblt.data.schedule import Endless, OnePass, Shuffled
 from jaxblt.data.splits import SplitName
@@ -73,8 +74,8 @@ class TaskDataConfig:
         return self.task.vocab_size
 
 
-RowsConfig = DataConfig | TaskDataConfig
-"""What a run reads: documents of bytes, or a task."""
+RowsConfig = DataConfig | TaskDataConfig | LabelledDataConfig
+"""What a run reads: documents of bytes, a task, or labelled records."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -5,6 +5,8 @@ from jaxblt.models.blt_state import BLTState, init_blt_state
 from jaxblt.models.byte_lm import ByteLM, ByteLMConfig, ByteLMState, init_byte_lm_state
 from jaxblt.models.classifier import ByteClassifier, ByteClassifierConfig
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
+from jaxblt.models.label_head import LabelHead, LabelHeadConfig
+from jaxblt.models.labeller import Labeller, LabellerConfig
 from jaxblt.models.positions import PositionConfig, SegmentAwarePosition
 from jaxblt.models.protocol import LanguageModel, ModelConfig
 from jaxblt.models.pulse import SimplePulse
@@ -32,6 +34,10 @@ __all__ = [
     "ByteLMState",
     "EmbeddingConfig",
     "HashConfig",
+    "LabelHead",
+    "LabelHeadConfig",
+    "Labeller",
+    "LabellerConfig",
     "LanguageModel",
     "ModelConfig",
     "PositionConfig",

@@ -170,6 +170,26 @@ class BLT(nn.Module):
           ValueError: there is neither a patcher nor patches, the patcher's entropies are missing, the patches are of
             rows of another length, or their blocks do not divide among the devices.
         """
+        x, patches = self._decoded(ids, segment_ids, positions, entropies, patches)
+        return self.head(x, self.embedding), patches
+
+    def hidden(
+        self,
+        ids: Int[Array, "B T"],
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        entropies: Float[Array, "B T"] | None = None,
+        patches: Patches | None = None,
+    ) -> tuple[Float[Array, "B T C"], Patches]:
+        """What the head reads logits off, for another head, and the patches; arguments as of `__call__`."""
+        x, patches = self._decoded(ids, segment_ids, positions, entropies, patches)
+        return self.head.states(x), patches
+
+    def _decoded(
+        self, ids: Int[Array, "B T"], segment_ids: Any, positions: Any, entropies: Any, patches: Any
+    ) -> tuple[Float[Array, "B T C"], Patches]:
+        """Byte vectors behind the decoder, and the patches that they used."""
         if patches is None:
             patches = make_patches(self._rule(), ids, segment_ids=segment_ids, entropies=entropies)
         if patches.num_bytes != ids.shape[1]:
@@ -177,7 +197,7 @@ class BLT(nn.Module):
         _check_split(patches)
         h = self.encode(ids, patches, segment_ids=segment_ids, positions=positions)
         z = self.latent_forward(h, patches)
-        return self.predict(h, z, patches, segment_ids=segment_ids), patches
+        return self.decoder(self._read_patches(h, z, patches), segment_ids=segment_ids)[0], patches
 
     @nn.nowrap
     def _rule(self) -> PatcherConfig:
@@ -235,18 +255,6 @@ class BLT(nn.Module):
             p.reshape(len(p), -1, p.shape[-1]), segment_ids=slots.reshape(len(p), -1), state=state
         )
         return z.reshape(p.shape), state
-
-    def predict(
-        self,
-        h: Float[Array, "B T C"],
-        z: Float[Array, "B N P D"],
-        patches: Patches,
-        *,
-        segment_ids: Any = None,
-    ) -> Float[Array, "B T V"]:
-        """Logits from byte vectors and the patches that each byte may see."""
-        x, _ = self.decoder(self._read_patches(h, z, patches), segment_ids=segment_ids)
-        return self.head(x, self.embedding)
 
     def _read_patches(
         self, h: Float[Array, "B T C"], z: Float[Array, "B N P D"], patches: Patches, earlier: Any = None

@@ -126,13 +126,19 @@ class Head(nn.Module):
     tied: bool
     dtype: Any
 
-    @nn.compact
+    def setup(self) -> None:
+        self.norm = RMSNorm(dtype=self.dtype)
+        if not self.tied:
+            sizes, names = {"v": self.vocab_size}, ("embed", "vocab")
+            self.logits = Linear("btd,dv->btv", sizes, names, self.dtype, accumulate=jnp.float32)
+
     def __call__(self, x: Float[Array, "B T D"], embedding: ByteEmbedding) -> Float[Array, "B T V"]:
-        x = RMSNorm(dtype=self.dtype, name="norm")(x)
-        if self.tied:
-            return embedding.attend(x)
-        sizes, names = {"v": self.vocab_size}, ("embed", "vocab")
-        return Linear("btd,dv->btv", sizes, names, self.dtype, accumulate=jnp.float32, name="logits")(x)
+        x = self.norm(x)
+        return embedding.attend(x) if self.tied else self.logits(x)
+
+    def states(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """What logits are read off."""
+        return self.norm(x)
 
 
 class ByteLM(nn.Module):
@@ -173,9 +179,24 @@ class ByteLM(nn.Module):
           patches: None, likewise.
         """
         _check_no_patches(entropies, patches)
+        return self.head(self._mixed(ids, segment_ids, positions), self.embedding), None
+
+    def hidden(
+        self,
+        ids: Int[Array, "B T"],
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        entropies: None = None,
+        patches: None = None,
+    ) -> tuple[Float[Array, "B T D"], None]:
+        """What the head reads logits off, for another head; arguments as of `__call__`."""
+        _check_no_patches(entropies, patches)
+        return self.head.states(self._mixed(ids, segment_ids, positions)), None
+
+    def _mixed(self, ids: Int[Array, "B T"], segment_ids: Any, positions: Any) -> Float[Array, "B T D"]:
         x, _ = self.embedding(ids, segment_ids=segment_ids)
-        x, _ = self.stack(x, segment_ids=segment_ids, positions=positions)
-        return self.head(x, self.embedding), None
+        return self.stack(x, segment_ids=segment_ids, positions=positions)[0]
 
     @nn.nowrap
     def init_state(self, batch_size: int, *, num_bytes: int) -> ByteLMState:

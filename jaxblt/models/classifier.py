@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.layers import Linear, RMSNorm
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
-from jaxblt.models.positions import last_index
+from jaxblt.models.pooling import pool
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.parallel.layout import CONTIGUOUS
@@ -102,7 +102,8 @@ class ByteClassifier(nn.Module):
         table = EmbeddingConfig(dim=config.stack.dim, hash=config.hash, vocab_size=config.vocab_size)
         x, _ = ByteEmbedding(table, self.dtype, name="embedding")(ids, segment_ids=segment_ids)
         x, _ = Stack(config.stack, self.dtype, name="stack")(x, segment_ids=segment_ids, positions=positions)
-        x = RMSNorm(dtype=self.dtype, name="norm")(pool(x, segment_ids, config.pooling))
+        there = jnp.ones(ids.shape, bool) if segment_ids is None else segment_ids > 0
+        x = RMSNorm(dtype=self.dtype, name="norm")(pool(x, there, config.pooling))
         sizes, names, zeros = {"c": config.num_classes}, ("embed", None), nn.initializers.zeros
         head = Linear(
             "bd,dc->bc", sizes, names, self.dtype, bias=zeros, accumulate=jnp.float32, name="classes"
@@ -127,17 +128,3 @@ class ByteClassifier(nn.Module):
     @nn.nowrap
     def boundaries(self, state: Any) -> None:
         """None: there are no patches."""
-
-
-def pool(
-    x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None, pooling: Pooling
-) -> Float[Array, "B D"]:
-    """One vector a row, in fp32: the mean over its bytes, or what stands at the last of them."""
-    wide = x.astype(jnp.float32)
-    if segment_ids is None:
-        return jnp.mean(wide, 1) if pooling == "mean" else wide[:, -1]
-    if pooling == "last":
-        return jnp.take_along_axis(wide, last_index(segment_ids)[:, None, None], 1)[:, 0]
-    there = (segment_ids > 0)[..., None]
-    count = jnp.maximum(jnp.sum(there, 1, dtype=jnp.float32), 1)
-    return jnp.sum(jnp.where(there, wide, 0), 1) / count

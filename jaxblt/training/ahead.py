@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxblt.data.batch import Batch
+from jaxblt.data.labelled import LabelledDataConfig
+from jaxblt.data.task_data import RowsConfig
 from jaxblt.models.remat import Remat
 from jaxblt.models.stack import StackConfig
 from jaxblt.parallel.mesh import MeshConfig
@@ -81,15 +83,21 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
         entropies = None if recipe.data.entropies is None else jnp.zeros(shape, jnp.float32)
         history = entropy_history(recipe)
         before = None if history is None else jnp.zeros((shape[0], history.length), jnp.int32)
-        labelled = getattr(recipe.data, "labels", None) is not None
-        labels = jnp.zeros(shape[:1], jnp.int32) if labelled else None
-        return Batch(ids, ids, ids, ids, ids, entropies, before, labels)
+        return Batch(ids, ids, ids, ids, ids, entropies, before, _labels(recipe.data, shape))
 
     def placed(x: Any) -> jax.ShapeDtypeStruct:
         spec = PartitionSpec(*sharding.spec[: x.ndim])
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
 
     return jax.tree.map(placed, jax.eval_shape(make))
+
+
+def _labels(data: RowsConfig, shape: tuple[int, int]) -> Any:
+    """Labels of a batch of this shape; None for data without."""
+    if isinstance(data, LabelledDataConfig):
+        kind = jnp.float32 if data.target == "number" else jnp.int32
+        return jnp.zeros(shape if data.target == "positions" else shape[:1], kind)
+    return None if getattr(data, "labels", None) is None else jnp.zeros(shape[:1], jnp.int32)
 
 
 def plan_step(recipe: Recipe, mesh: Mesh) -> StepMemory:

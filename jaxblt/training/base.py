@@ -5,6 +5,7 @@ products read; vectors, filters and poles in fp32. `TrainState.params` is the tr
 optimiser slots.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -16,19 +17,20 @@ from jaxblt.adapters import detach, join_params, split_params
 from jaxblt.parallel.rules import state_shardings
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.optimizer import FILTERS, STACKED, axis_names, is_boxed
+from jaxblt.training.patterns import without
 from jaxblt.training.recipe import Recipe, differences
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
 from jaxblt.training.state import BASE, Frozen, freeze, widen
 
 
 def trained_part(recipe: Recipe, params: Any) -> Any:
-    """What a recipe trains of the model's parameters (arrays, shapes or boxes): all of them without a base.
+    """What a recipe trains of the model's parameters (arrays, shapes or boxes): all but what is frozen.
 
     Raises:
-      ValueError: there is a base and nothing to train over it, or `also_train` names no parameter.
+      ValueError: nothing is left to train, or a pattern of `freeze` or `also_train` names no parameter.
     """
     if recipe.base_run is None:
-        return params
+        return without(params, recipe.freeze)
     _, trained = split_params(params, recipe.also_train)
     if not trained:
         raise ValueError(
@@ -38,7 +40,7 @@ def trained_part(recipe: Recipe, params: Any) -> Any:
     return trained
 
 
-def at_start(recipe: Recipe, params: Any, frozen: dict[str, Frozen]) -> Any:
+def at_start(recipe: Recipe, params: Any, frozen: Mapping[str, Frozen]) -> Any:
     """The trained part before step 0: what it shares with the base begins as the base has it."""
     trained = trained_part(recipe, params)
     if recipe.base_run is None or BASE not in frozen:

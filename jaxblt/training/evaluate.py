@@ -1,8 +1,7 @@
 """Loss over a whole split: Σ nats / Σ bytes, not a mean of means."""
 
-import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,13 +17,16 @@ from jaxblt.data.vocab import encode
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.patching import PatcherConfig, warn_overflow
+from jaxblt.training.label_scores import Ranks
 from jaxblt.training.metrics import Metrics, bits, cross_entropy, patch_counts
 from jaxblt.training.objectives import NextByte, Objective
 from jaxblt.training.setup import Setup, open_data, to_devices
-from jaxblt.training.state import TrainState, evaluated
+from jaxblt.training.state import TrainState, evaluated, gathered
 from jaxblt.training.step import Task, find_entropies, predict
 from jaxblt.validation import whole
 
+ROWS = "rows"
+"""What an evaluation step hands over beside its sums."""
 IN_FLIGHT = 8
 """Batches handed to the devices before the oldest result is fetched."""
 
@@ -41,6 +43,8 @@ def make_eval_step(
 ) -> Callable[[TrainState, Batch, Any], Metrics]:
     """`(state, batch, index) -> sums`, jitted: those of the objective, to be added up over a split.
 
+    Of an objective whose figures need all rows at once (`Ranks`), "rows" has what is to be gathered.
+
     Args:
       task: what is computed.
       targets: ids; "target_nll" and "target_weight" are of these alone, the log-loss still over all ids.
@@ -52,7 +56,7 @@ def make_eval_step(
         entropies = find_entropies(task, state.frozen, batch)
         batch = replace(batch, entropies=entropies)
         logits, patches, _ = predict(task, state.params, state.frozen, batch, {})
-        sums = task.objective.sums(logits, batch)
+        sums: Any = task.objective.sums(logits, batch)
         if entropies is not None and patches is not None:
             # An entropy of NaN cuts no patch, and the losses would hide it: add entropies up, so that NaN shows.
             sums["entropies"] = jnp.sum(jnp.where(batch.segment_ids > 0, entropies, 0.0))
@@ -61,9 +65,43 @@ def make_eval_step(
             weights = batch.loss_mask.astype(jnp.float32) * chosen
             nll = jnp.sum(cross_entropy(logits, batch.targets) * weights)
             sums |= {"target_nll": nll, "target_weight": jnp.sum(weights)}
+        if isinstance(task.objective, Ranks):
+            sums[ROWS] = task.objective.rows(logits, batch)
         return sums if patches is None else {**sums, **patch_counts(patches)}
 
     return jax.jit(eval_step)
+
+
+@dataclass
+class Collected:
+    """What steps of an evaluation found.
+
+    Attributes:
+      totals: sums over the batches, arrays as arrays.
+      rows: what was gathered of each batch, by name.
+      sources: the same of each of several sources alone.
+    """
+
+    totals: dict[str, Any] = field(default_factory=dict)
+    rows: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    sources: "dict[str, Collected]" = field(default_factory=dict)
+
+    def add(self, other: "Collected") -> None:
+        """Takes the sums and rows of other batches in."""
+        for name, value in other.totals.items():
+            self.totals[name] = self.totals.get(name, 0.0) + value
+        for name, parts in other.rows.items():
+            self.rows.setdefault(name, []).extend(parts)
+
+    def figures(self, objective: Objective) -> dict[str, float]:
+        """As of `evaluate`."""
+        found = summarise(self.totals, objective)
+        if isinstance(objective, Ranks):
+            found |= objective.ranked({name: np.concatenate(parts) for name, parts in self.rows.items()})
+        for name, part in self.sources.items():
+            own = summarise(part.totals, objective)
+            found |= {f"{name}/{key}": own[key] for key in (objective.headline, "bytes")}
+        return found
 
 
 class Validation:
@@ -78,6 +116,7 @@ class Validation:
 
     def __init__(self, setup: Setup, source: DocumentSource | None = None) -> None:
         self.setup, self.source = setup, source
+        self.found = Collected()
         self._step = make_eval_step(setup.eval_task, seed=setup.recipe.train.seed)
 
     @cached_property
@@ -90,8 +129,9 @@ class Validation:
     def __call__(self, state: TrainState) -> dict[str, float]:
         setup = self.setup
         most = setup.recipe.train.eval_batches
-        options = {"layout": setup.layout, "patcher": setup.task.patcher, "objective": setup.task.objective}
-        return evaluate(self._step, evaluated(state), self.data, setup.mesh, max_batches=most, **options)
+        options = {"layout": setup.layout, "patcher": setup.task.patcher}
+        self.found = collect(self._step, evaluated(state), self.data, setup.mesh, max_batches=most, **options)
+        return self.found.figures(setup.task.objective)
 
 
 def evaluate(
@@ -130,22 +170,33 @@ def evaluate(
     Warns:
       PatchOverflowWarning: more boundaries were refused than a calibrated capacity refuses.
     """
+    options = {"max_batches": max_batches, "layout": layout, "patcher": patcher}
+    return collect(step, state, data, mesh, **options).figures(objective)
+
+
+def collect(
+    step: EvalStep,
+    state: TrainState,
+    data: Dataset,
+    mesh: Any,
+    *,
+    max_batches: int | None = None,
+    layout: SequenceLayout = CONTIGUOUS,
+    patcher: PatcherConfig | None = None,
+) -> Collected:
+    """The sums of a split, and the rows where the step gathers them; see `evaluate`."""
     if max_batches is not None:
         whole("max_batches", max_batches, least=1, why=": None takes all")
-    totals: dict[str, float] = {}
-    apart: dict[str, dict[str, float]] = {}
+    found = Collected()
     for name, steps in source_steps(data, max_batches).items():
-        found = _sums(step, state, data, mesh, steps, layout)
-        totals = {key: totals.get(key, 0.0) + value for key, value in found.items()}
-        apart[name] = found
+        part = _collected(step, state, data, mesh, steps, layout)
+        found.add(part)
+        if name:
+            found.sources[name] = part
     if patcher is not None and jax.process_index() == 0:
-        refused, wanted = totals["refused"], totals["patches"] + totals["refused"]
+        refused, wanted = found.totals["refused"], found.totals["patches"] + found.totals["refused"]
         warn_overflow(refused, wanted, capacity=patcher.slots, block_size=patcher.block_size)
-    figures = summarise(totals, objective)
-    for name in data.source_names:
-        own = summarise(apart[name], objective)
-        figures |= {f"{name}/{key}": own[key] for key in (objective.headline, "bytes")}
-    return figures
+    return found
 
 
 def source_steps(data: Dataset, most: int | None) -> dict[str, range]:
@@ -165,56 +216,59 @@ def source_steps(data: Dataset, most: int | None) -> dict[str, range]:
     return found
 
 
-def _sums(
+def _collected(
     step: EvalStep, state: TrainState, data: Dataset, mesh: Any, steps: range, layout: SequenceLayout
-) -> dict[str, float]:
-    """The objective's sums over some batches."""
-    totals: dict[str, float] = {}
+) -> Collected:
+    """What some batches come to."""
+    found = Collected()
     waiting: list[tuple[int, Metrics]] = []
     batches = data.iterator(steps.start)
     for index, batch in zip(steps, batches, strict=False):
         on_devices = to_devices(batch, mesh, data.config.batch_size, layout)
         waiting.append((index, step(state, on_devices, np.int32(index))))
         if len(waiting) >= IN_FLIGHT:
-            _add(totals, *waiting.pop(0), state)
+            _add(found, *waiting.pop(0), state)
     batches.close()
     for index, sums in waiting:
-        _add(totals, index, sums, state)
-    return totals
+        _add(found, index, sums, state)
+    return found
 
 
-def _add(totals: dict[str, float], index: int, sums: Metrics, state: TrainState) -> None:
-    """Adds up in Python's floats: fp32 would lose single bytes beyond 16 million."""
-    for name, value in jax.device_get(sums).items():
-        if not math.isfinite(value):
+def _add(found: Collected, index: int, sums: Any, state: TrainState) -> None:
+    """Adds up in float64: fp32 would lose single bytes beyond 16 million."""
+    for name, values in sums.pop(ROWS, {}).items():
+        found.rows.setdefault(name, []).append(gathered(values))
+    for name, value in ((name, gathered(values)) for name, values in sums.items()):
+        if not np.isfinite(value).all():
             frozen = {name: tree.params for name, tree in state.frozen.items()}
             params = {"model": state.params, **frozen}
             raise ValueError(
                 f"batch {index} of the split: the sum of {name} is {value}; {explain_nonfinite(params)}"
             )
-        totals[name] = totals.get(name, 0.0) + float(value)
+        found.totals[name] = found.totals.get(name, 0.0) + np.float64(value)
 
 
-def summarise(totals: dict[str, float], objective: Objective = NextByte()) -> dict[str, float]:
+def summarise(totals: dict[str, Any], objective: Objective = NextByte()) -> dict[str, float]:
     """Sums over a split as figures; see `evaluate`."""
     found = {"bytes": _scored(totals, "")}
-    found |= objective.figures(totals)
+    found |= {name: float(value) for name, value in objective.figures(totals).items()}
     if "target_nll" in totals:
-        loss = totals["target_nll"] / _scored(totals, "target_")
+        loss = float(totals["target_nll"]) / _scored(totals, "target_")
         found |= {
             "target_loss": loss,
             "target_bits_per_byte": bits(loss),
-            "target_bytes": totals["target_weight"],
+            "target_bytes": float(totals["target_weight"]),
         }
     if "patches" in totals:
-        found["bytes_per_patch"] = totals["patched_bytes"] / max(totals["patches"], 1.0)
-        found["refused"] = totals["refused"]
-        found["overflow"] = totals["refused"] / max(totals["patches"] + totals["refused"], 1.0)
+        patches, refused = float(totals["patches"]), float(totals["refused"])
+        found["bytes_per_patch"] = float(totals["patched_bytes"]) / max(patches, 1.0)
+        found["refused"] = refused
+        found["overflow"] = refused / max(patches + refused, 1.0)
     return found
 
 
-def _scored(totals: dict[str, float], prefix: str) -> float:
+def _scored(totals: dict[str, Any], prefix: str) -> float:
     if totals[f"{prefix}weight"] == 0:
         kind = "target" if prefix else "scored"
         raise ValueError(f"the split holds no {kind} byte: check the data, its `scored` and the targets")
-    return totals[f"{prefix}weight"]
+    return float(totals[f"{prefix}weight"])

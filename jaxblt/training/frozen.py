@@ -29,7 +29,7 @@ from jaxblt.training.checkpoint import restore
 from jaxblt.training.fitting import fitting_shapes
 from jaxblt.training.frozen_store import read_frozen
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
+from jaxblt.training.resolved import Resolved, checkpoint_dir, has_rule_of, read_resolved
 from jaxblt.training.setup import boxed_params, entropy_history, make_task, place_frozen
 from jaxblt.training.state import ENTROPY, Frozen, Weights, freeze_entropy
 from jaxblt.training.step import find_entropies
@@ -110,11 +110,32 @@ def param_shapes(config: Any, sharding: Any = None) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), found)
 
 
-def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, dict[str, Frozen]]:
+def inherited_entropy(recipe: Recipe, mesh: Mesh) -> tuple[Recipe, dict[str, Frozen]]:
+    """The entropy model that the run `recipe.init_from` holds, if both cut by one rule, and the recipe with its config.
+
+    It is the one that the parameters know, though its own run may be gone or trained on.
+
+    Raises:
+      FileNotFoundError: there is no such run.
+    """
+    if recipe.init_from is None:
+        return recipe, {}
+    resolved = read_resolved(recipe.init_from)
+    if ENTROPY not in resolved.frozen or not has_rule_of(recipe, resolved.recipe):
+        return recipe, {}
+    only = Resolved(resolved.recipe, {ENTROPY: resolved.frozen[ENTROPY]})
+    recipe = replace(recipe, entropy_model=resolved.recipe.entropy_model)
+    return recipe, load_frozen(recipe.init_from or "", only, mesh)
+
+
+def resolve(
+    recipe: Recipe, data: Dataset, mesh: Mesh, inherited: Mapping[str, Frozen] | None = None
+) -> tuple[Recipe, dict[str, Frozen]]:
     """The recipe with entropy model, threshold and capacity filled in, and its frozen trees by name.
 
     A missing threshold is calibrated so that the mean patch has `recipe.bytes_per_patch` bytes, a missing capacity so
-    that 99.9 % of blocks do not overflow, both on a sample of the training data.
+    that 99.9 % of blocks do not overflow, both on a sample of the training data. An `inherited` entropy model takes the
+    place of that of `entropy_run`.
 
     Raises:
       FileNotFoundError: `entropy_run` or `base_run` holds no run.
@@ -128,7 +149,10 @@ def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, dict[str
     if patcher is None:
         return recipe, frozen
     model = recipe.entropy_model
-    if recipe.entropy_run is not None:
+    frozen |= inherited or {}
+    if inherited and data.entropies is not None:
+        data.entropies.check(frozen[ENTROPY].content_hash, patcher.entropy_context)
+    if recipe.entropy_run is not None and not inherited:
         trained = read_resolved(recipe.entropy_run).recipe
         model = trained.model
         shapes = param_shapes(model, replicated(mesh))

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxblt.adapters import join_params
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.sources import DocumentSource
@@ -21,12 +22,13 @@ from jaxblt.training.checkpoint import Checkpointer, Restored
 from jaxblt.training.evaluate import Validation
 from jaxblt.training.flops import peak_flops
 from jaxblt.training.folder import claimed
-from jaxblt.training.frozen import load_frozen, load_params, resolve
+from jaxblt.training.frozen import inherited_entropy, load_frozen, resolve
 from jaxblt.training.frozen_store import write_frozen
 from jaxblt.training.health import BadSteps, check_health, spans
+from jaxblt.training.label_scores import CONFUSION
 from jaxblt.training.meter import Cost, Meter, traced
 from jaxblt.training.metrics import Metrics, as_scalars
-from jaxblt.training.picture import first_passage, log_passage
+from jaxblt.training.picture import first_passage, log_confusion, log_passage
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.report import costs_by_length, describe, op_choices
@@ -52,10 +54,12 @@ from jaxblt.training.setup import (
 )
 from jaxblt.training.startup import Startup, keep_compiled
 from jaxblt.training.state import Frozen, TrainState, copied, forgive, without_frozen
+from jaxblt.training.taken import take
 
 HEADLINE = (
     "bits_per_byte",
     "accuracy",
+    "rmse",
     "learning_rate",
     "grad_norm",
     "bytes_per_patch",
@@ -201,8 +205,9 @@ def begin(
 
     1. The folder holds a checkpoint: the run goes on from the newest one that can be read, if the recipe learns what
        the run does (`adopt`). Log lines of later steps are dropped, for they come again.
-    2. `recipe.init_from` names a run: its newest parameters, with a fresh optimiser, at step 0; and its threshold and
-       capacity, if both cut patches by the same rule. So it is with `recipe.base_run`, whose parameters stay frozen.
+    2. `recipe.init_from` names a run: its newest parameters, with a fresh optimiser, at step 0; and its entropy model,
+       threshold and capacity, if both cut patches by the same rule. Parameters of `recipe.fresh` are drawn.
+       `recipe.base_run` names one: its parameters stay frozen, and threshold and capacity are its own too.
     3. Otherwise: parameters drawn from the seed, at step 0.
     """
     # as process 0 sees them: processes that disagree would wait for each other for ever
@@ -216,12 +221,14 @@ def begin(
         return setup, forgive(state), step, meta
     for earlier in filter(None, (recipe.init_from, recipe.base_run)):
         recipe = inherit(recipe, earlier)
-    recipe, frozen = resolve(recipe, data, mesh)
-    setup = make_setup(recipe, mesh, frozen)
+    recipe, inherited = inherited_entropy(recipe, mesh)
+    recipe, frozen = resolve(recipe, data, mesh, inherited)
+    taken = take(recipe, mesh)
+    frozen |= taken.frozen
+    setup = make_setup(recipe, mesh, frozen, taken.notes)
     state = init_state(setup, frozen)
-    if recipe.init_from is not None:
-        params = load_params(recipe.init_from, setup.abstract.params)
-        state = replace(state, params=params, ema=None if state.ema is None else copied(params))
+    params = join_params(state.params, taken.params)
+    state = replace(state, params=params, ema=None if state.ema is None else copied(params))
     return setup, state, 0, {"seconds": 0.0}
 
 
@@ -364,6 +371,10 @@ class Trainer:
         """Scores the validation split and logs it."""
         found = self.validation(state)
         self.log.scalars(step, {f"validation/{name}": value for name, value in found.items()})
+        if CONFUSION in self.validation.found.totals:
+            counts, data = self.validation.found.totals[CONFUSION], self.setup.recipe.data
+            classes = getattr(data, "classes", ()) or tuple(map(str, range(len(counts))))
+            log_confusion(self.log, self.progress, step, counts, classes)
         headline = self.setup.recipe.objective.headline
         self.standing.note(found[headline], step)
         by_source = [f"{n} {found[f'{n}/{headline}']:.4f}" for n in self.validation.data.source_names]

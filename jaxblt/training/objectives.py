@@ -2,10 +2,12 @@
 
 Data pipelines yield next-byte batches. The pretraining objectives turn one into a batch for a bidirectional model: some
 bytes are hidden behind `MASK` and the targets are the bytes themselves. Only bytes of documents are ever hidden,
-never padding or special ids. `jaxblt.training.scores` has the losses and metrics.
+never padding or special ids. `jaxblt.training.scores` and
+`label_scores` have the losses and metrics.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import BOE, OFFSET, VOCAB_SIZE
-from jaxblt.training.scores import IdScores, LabelScores
+from jaxblt.training.label_scores import LabelScores, NumberScores, PositionScores
+from jaxblt.training.scores import IdScores
 from jaxblt.validation import check_bounds, check_fields
 
 MASK = BOE
@@ -130,12 +133,46 @@ class Classify(LabelScores):
     causal: bool = True
 
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
-        if batch.labels is None:
-            raise ValueError("objective Classify needs batch.labels: use data with labels")
-        return batch
+        return _labelled(self, batch)
 
 
-Objective = NextByte | Masked | Span | OrderAgnostic | Classify
+@dataclass(frozen=True)
+class ClassifyPositions(PositionScores):
+    """Predict `batch.labels`, a class for each position that has one, with a model whose logits are [B, T, classes]."""
+
+    causal: bool = True
+
+    def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
+        return _labelled(self, batch)
+
+
+@dataclass(frozen=True)
+class Regress(NumberScores):
+    """Predict `batch.labels`, a number for each row, with a model that answers with one: least squares.
+
+    Attributes:
+      center, scale: the model predicts (label - center) / scale: mean and standard deviation of the training labels.
+    """
+
+    causal: bool = True
+    center: float = 0.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "scale", above=0, why=": labels are divided by it")
+
+    def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
+        return _labelled(self, batch)
+
+
+def _labelled(objective: Any, batch: Batch) -> Batch:
+    if batch.labels is None:
+        raise ValueError(f"objective {type(objective).__name__} needs batch.labels: use data with labels")
+    return batch
+
+
+Objective = NextByte | Masked | Span | OrderAgnostic | Classify | ClassifyPositions | Regress
 """What a model is trained for: every objective that a recipe can name."""
 
 

@@ -1,6 +1,7 @@
 """AdamW, and what all optimisers share: clipping by global norm and a weight-decay mask."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,8 @@ import flax.linen as nn
 import jax
 import optax
 
+from jaxblt.models.stack import StackConfig
+from jaxblt.training.patterns import depth_scales
 from jaxblt.training.schedule import ScheduleConfig, make_schedule
 from jaxblt.validation import check_bounds
 
@@ -24,16 +27,19 @@ class OptimizerConfig(ScheduleConfig, ABC):
       weight_decay: pull towards 0 per step and unit of learning rate; matrices only.
       decay_embeddings: whether embedding and hash tables are decayed as well.
       clip_norm: the gradient's global norm is cut to this; None for no clipping.
+      layer_decay: factor of the learning rate from a block to the one below, see `depth_scales`; 1 for one rate.
     """
 
     weight_decay: float = 0.1
     decay_embeddings: bool = False
     clip_norm: float | None = 1.0
+    layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, "weight_decay", least=0)
         check_bounds(self, "clip_norm", above=0, why=": None clips nothing")
+        check_bounds(self, "layer_decay", above=0, most=1, why=": it is a factor, 1 for one rate")
 
     @abstractmethod
     def transform(self, rate: optax.Schedule, mask: Any, boxed: Any) -> optax.GradientTransformation:
@@ -69,13 +75,38 @@ class AdamWConfig(OptimizerConfig):
         )
 
 
-def make_optimizer(config: OptimizerConfig, steps: int, boxed: Any) -> optax.GradientTransformation:
-    """Clips, then updates by the schedule. `boxed`: parameters (or their shapes) with their logical axis names."""
+def make_optimizer(
+    config: OptimizerConfig, steps: int, boxed: Any, stacks: Mapping[str, StackConfig] | None = None
+) -> optax.GradientTransformation:
+    """Clips, then updates by the schedule, and by depth if `config.layer_decay` says so.
+
+    Args:
+      config: of the optimiser.
+      steps: of the run.
+      boxed: parameters (or their shapes) with their logical axis names.
+      stacks: of the model, in the order in which bytes pass them; a decay by layer needs them.
+
+    Raises:
+      ValueError: there is a decay by layer and the model names no stacks.
+    """
     mask = decay_mask(boxed, embeddings=config.decay_embeddings)
     update = config.transform(make_schedule(config, steps), mask, boxed)
-    if config.clip_norm is None:
-        return _lenient(update)
-    return _lenient(optax.chain(optax.clip_by_global_norm(config.clip_norm), update))
+    if config.clip_norm is not None:
+        update = optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
+    if config.layer_decay != 1:
+        if not stacks:
+            raise ValueError(
+                f"layer_decay = {config.layer_decay} goes by blocks, and the model names no `stacks`: set it to 1"
+            )
+        scales = depth_scales(boxed, stacks, config.layer_decay)
+        update = optax.chain(
+            update, optax.stateless(lambda updates, _: jax.tree.map(_times, updates, scales))
+        )
+    return _lenient(update)
+
+
+def _times(update: Any, scale: Any) -> Any:
+    return update * scale.astype(update.dtype)
 
 
 def _lenient(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

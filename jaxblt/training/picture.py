@@ -1,4 +1,4 @@
-"""A picture for the run log: the entropies of a passage, and the patches that they cut it into."""
+"""Pictures for the run log: a passage's entropies and the patches that they cut it into; what a classifier confuses."""
 
 import io
 from collections.abc import Mapping
@@ -21,6 +21,9 @@ from jaxblt.training.step import find_entropies
 LENGTH = 400
 """Bytes of the passage, at most."""
 NAME = "validation/patches"
+CONFUSION_NAME, CONFUSION_FILE = "validation/confusion", "confusion.png"
+MOST_CLASSES = 40
+"""Of which a table of confusions can be read."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +75,39 @@ def log_passage(log: RunLog, progress: Progress, step: int, passage: Passage) ->
         progress.say('no picture of the patches: matplotlib is missing (pip install -e ".[plot]")')
         return
     log.image(step, NAME, passage.png())
+
+
+def draw_confusion(counts: np.ndarray, classes: tuple[str, ...]) -> bytes:
+    """A PNG of rows by label and columns by prediction: shares of each label's rows as colours, and counts."""
+    from matplotlib.figure import Figure
+
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    size = 2.5 + 0.5 * len(classes)
+    figure = Figure(figsize=(size + 1, size), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+    for (i, j), share in np.ndenumerate(shares):
+        colour = "white" if share > 0.5 else "black"
+        axes.text(j, i, f"{counts[i, j]:.0f}", ha="center", va="center", color=colour)
+    axes.set_xticks(range(len(classes)), classes, rotation=45, ha="right")
+    axes.set_yticks(range(len(classes)), classes)
+    axes.set_xlabel("prediction")
+    axes.set_ylabel("label")
+    figure.colorbar(image, label="share of the label's rows")
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=100)
+    return picture.getvalue()
+
+
+def log_confusion(
+    log: RunLog, progress: Progress, step: int, counts: np.ndarray, classes: tuple[str, ...]
+) -> None:
+    """Logs the picture and keeps the newest in the run's folder, or says what to install to have one."""
+    if not log.is_main or len(classes) > MOST_CLASSES:
+        return
+    if find_spec("matplotlib") is None:
+        progress.say('no picture of the confusions: matplotlib is missing (pip install -e ".[plot]")')
+        return
+    png = draw_confusion(counts, classes)
+    log.image(step, CONFUSION_NAME, png)
+    (log.run_dir / CONFUSION_FILE).write_bytes(png)

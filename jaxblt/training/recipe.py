@@ -124,6 +124,9 @@ class Recipe:
       entropy_run: run folder of the trained entropy model whose entropies cut the patches.
       entropy_model: its config; filled in from `entropy_run` when the run starts.
       init_from: run folder whose newest parameters (not their average) the run starts from, with a fresh optimiser.
+      fresh: patterns of names of parameters that are new, and not taken from `init_from`: "label_head/*".
+      freeze: patterns of names of parameters that stay as `init_from` has them: "embedding/*". They lie in
+        `TrainState.frozen` as its base, without gradients or optimiser slots.
       base_run: run folder of a model that stays frozen; its config is `model` without adapters
         (`jaxblt.adapters.attach`), and these are trained alone.
       also_train: patterns of paths of the base's parameters that are trained besides, such as "embedding/bytes".
@@ -141,6 +144,8 @@ class Recipe:
     entropy_run: str | None = None
     entropy_model: Any = None
     init_from: str | None = None
+    fresh: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
     base_run: str | None = None
     also_train: tuple[str, ...] = ()
 
@@ -152,6 +157,10 @@ class Recipe:
         check_bounds(self, "bytes_per_patch", least=1)
         if self.name in ("", ".", "..") or Path(self.name).name != self.name:
             raise ValueError(f"name must be a plain word, it names a folder; got {self.name!r}")
+        if (self.fresh or self.freeze) and self.init_from is None:
+            raise ValueError(
+                f"fresh = {self.fresh} and freeze = {self.freeze} need a run to start from: set init_from to its folder"
+            )
         _check_direction(self)
         _check_vocabulary(self)
         make_schedule(self.optimizer, self.train.steps)

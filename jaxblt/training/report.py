@@ -127,6 +127,7 @@ def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str
         f"devices         {mesh.size} x {device.device_kind}, mesh {dict(mesh.shape)}, in {recipe.train.dtype}",
         f"peak            {'unknown for this device' if peak is None else f'{peak / 1e12:,.0f} TFLOP/s a device'}",
     ]
+    lines += setup.notes
     if recipe.patcher is not None:
         lines.append(f"patcher         {patcher_line(recipe.patcher)}")
     if jax.process_count() > 1:

@@ -18,7 +18,16 @@ FILE = "config.json"
 CHECKPOINTS = "checkpoints"
 HISTORY = "configs"
 MAX_BYTES = 1 << 20
-FIXED = ("model", "patcher", "objective", "entropy_model", "bytes_per_patch", "base_run", "also_train")
+FIXED = (
+    "model",
+    "patcher",
+    "objective",
+    "entropy_model",
+    "bytes_per_patch",
+    "base_run",
+    "also_train",
+    "freeze",
+)
 """Parts of a recipe that a run keeps from its first step to its last."""
 FREE = (
     "name",
@@ -193,7 +202,7 @@ def inherit(recipe: Recipe, run_dir: str | os.PathLike[str]) -> Recipe:
       ValueError: its config cannot be read.
     """
     old = read_resolved(run_dir).recipe
-    return _settle(recipe, old) if _rule(recipe) == _rule(old) else recipe
+    return _settle(recipe, old) if has_rule_of(recipe, old) else recipe
 
 
 def _settle(recipe: Recipe, old: Recipe) -> Recipe:
@@ -205,6 +214,11 @@ def _settle(recipe: Recipe, old: Recipe) -> Recipe:
         missing = [name for name in missing if name != "margin"]  # of the other threshold
     settled = {name: getattr(old.patcher, name) for name in missing}
     return dataclasses.replace(recipe, patcher=dataclasses.replace(patcher, **settled))
+
+
+def has_rule_of(recipe: Recipe, old: Recipe) -> bool:
+    """Whether two recipes cut bytes by one rule and one entropy model, whatever was calibrated."""
+    return _rule(recipe) == _rule(old)
 
 
 def _rule(recipe: Recipe) -> tuple[Any, ...]:

@@ -69,30 +69,3 @@ def _count_right(logits: Float[Array, "B T V"], batch: Batch) -> dict[str, Float
         "right_rows": jnp.sum(rows & jnp.all(right | ~scored, 1), dtype=jnp.float32),
         "rows": jnp.sum(rows, dtype=jnp.float32),
     }
-
-
-class LabelScores:
-    """Scores of an objective that asks for a class a row, `batch.labels`: mean cross-entropy and accuracy."""
-
-    headline = "accuracy"
-    higher_is_better = True
-
-    def weight(self, batch: Batch) -> Float[Array, ""]:
-        """Rows that hold something."""
-        return jnp.sum(_filled(batch))
-
-    def sums(self, logits: Float[Array, "B C"], batch: Batch) -> dict[str, Float[Array, ""]]:
-        """Σ -log p[label] as "loss", rows as "weight", and rows whose best class is their label."""
-        assert batch.labels is not None
-        filled, right = _filled(batch), (jnp.argmax(logits, -1) == batch.labels).astype(jnp.float32)
-        loss = jnp.sum(cross_entropy(logits, batch.labels) * filled)
-        return {"loss": loss, "weight": jnp.sum(filled), "right": jnp.sum(right * filled)}
-
-    def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        """loss in nats a row, and accuracy."""
-        return {"loss": sums["loss"] / sums["weight"], "accuracy": sums["right"] / sums["weight"]}
-
-
-def _filled(batch: Batch) -> Float[Array, "B"]:
-    """1 for rows that hold something; a last batch may be short of rows."""
-    return jnp.any(batch.segment_ids > 0, 1).astype(jnp.float32)

@@ -51,6 +51,7 @@ class Setup:
       whole: shapes of the model's parameters with their logical axis names.
       boxed: of those that are trained; the others are the frozen base's.
       abstract: shapes and shardings of the state.
+      notes: lines for the report on where the parameters come from.
     """
 
     recipe: Recipe
@@ -61,6 +62,7 @@ class Setup:
     whole: Any
     boxed: Any
     abstract: TrainState
+    notes: tuple[str, ...] = ()
 
     @property
     def eval_task(self) -> Task:
@@ -92,19 +94,23 @@ def make_task(recipe: Recipe) -> Task:
     )
 
 
-def make_setup(recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen] | None = None) -> Setup:
+def make_setup(
+    recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen] | None = None, notes: tuple[str, ...] = ()
+) -> Setup:
     """Builds everything from shapes alone; nothing is computed on the devices.
 
     Args:
       recipe: with nothing left open.
       mesh: of all devices.
       frozen: the frozen trees, or their shapes.
+      notes: for the report.
     """
     task = make_task(recipe)
     check_sites(recipe.model)
     whole = boxed_params(task, recipe)
     boxed = trained_part(recipe, whole)
-    optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed)
+    stacks = getattr(task.model, "stacks", {})
+    optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed, stacks)
     schedule = make_schedule(recipe.optimizer, recipe.train.steps)
     shapes = jax.eval_shape(
         lambda p, f: start(p, optimizer, f, ema=recipe.train.ema is not None), nn.meta.unbox(boxed), frozen
@@ -115,7 +121,7 @@ def make_setup(recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen] | None =
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
-    return Setup(recipe, mesh, task, optimizer, schedule, whole, boxed, abstract)
+    return Setup(recipe, mesh, task, optimizer, schedule, whole, boxed, abstract, notes)
 
 
 def place_frozen(name: str, tree: Any, boxed: Callable[[], Any], mesh: Mesh) -> Any:

@@ -14,6 +14,8 @@ import optax
 from jax.experimental import multihost_utils
 from jaxtyping import Array, Int
 
+from jaxblt.adapters import join_params
+
 ENTROPY = "entropy"
 """The frozen tree whose entropies cut bytes into patches."""
 BASE = "base"
@@ -144,18 +146,11 @@ def whole_params(params: Any, frozen: Mapping[str, Frozen]) -> Any:
 
     No gradient flows to the base. Both are dicts of dicts; where both hold an array, the trained one counts.
     """
-    return params if BASE not in frozen else _laid_over(_still(frozen[BASE].params), params)
+    return params if BASE not in frozen else join_params(_still(frozen[BASE].params), params)
 
 
 def _still(params: Any) -> Any:
     return jax.lax.stop_gradient(widen(params))
-
-
-def _laid_over(below: Any, above: Any) -> Any:
-    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
-        return above
-    both = {name: _laid_over(below[name], above[name]) for name in below if name in above}
-    return {**below, **above, **both}
 
 
 def content_hash(params: Any) -> str:
@@ -165,12 +160,13 @@ def content_hash(params: Any) -> str:
     """
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        array = _on_host(leaf)
+        array = gathered(leaf)
         digest.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
 
-def _on_host(leaf: Any) -> np.ndarray:
+def gathered(leaf: Any) -> np.ndarray:
+    """The whole array on this host; every process calls it."""
     is_split = isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True) if is_split else leaf)

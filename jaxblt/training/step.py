@@ -282,7 +282,7 @@ def _gradients(
 
         items = (jnp.arange(accumulate, dtype=jnp.int32), split_rows(batch, accumulate))
         grads, (sums, side) = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state.params), items)
-        sums = {name: jnp.sum(values) for name, values in sums.items()}
+        sums = {name: jnp.sum(values, 0) for name, values in sums.items()}
         side = {name: jnp.mean(values, 0) for name, values in side.items()}
     return jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), sums, side
 

@@ -31,9 +31,14 @@ def read_bed(path: str | os.PathLike) -> list[BedInterval]:
       FileNotFoundError: there is no such file.
       ValueError: the file is empty or has no interval; a line lacks a column or holds no numbers or no base.
     """
+    return [interval for _, interval in bed_lines(path)]
+
+
+def bed_lines(path: str | os.PathLike) -> list[tuple[int, BedInterval]]:
+    """As `read_bed`, each interval with the number of its line."""
     [file] = expand(path)
     lines = enumerate(read_all(file).decode("utf-8", "replace").splitlines(), start=1)
-    intervals = [_parse(line, f"{file}:{n}") for n, line in lines if _holds_data(line)]
+    intervals = [(n, _parse(line, f"{file}:{n}")) for n, line in lines if _holds_data(line)]
     if not intervals:
         raise ValueError(f"{str(path)!r} has no BED interval: expected lines of record, start, stop")
     return intervals

@@ -1,0 +1,160 @@
+"""Labels of records: probabilities of classes, numbers, or a class for each byte."""
+
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+from scipy.special import softmax
+
+from jaxblt.answers.reading import ahead, make_reader, read
+from jaxblt.answers.records import Sequences, open_records
+from jaxblt.answers.score import BATCH_SIZE
+from jaxblt.answers.tables import write_tsv
+from jaxblt.data.batch import Batch
+from jaxblt.data.labelled import LabelledDataConfig
+from jaxblt.data.sources import DocumentSource
+from jaxblt.models.finite import explain_nonfinite
+from jaxblt.training.objectives import Regress
+from jaxblt.training.state import whole_params
+from jaxblt.training.step import Task, find_entropies
+
+if TYPE_CHECKING:
+    from jaxblt.run import Run
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Labels that a run gives records, in the order given.
+
+    Attributes:
+      names: of the records.
+      classes: names of the classes; () for numbers.
+      predictions: for each record its likeliest class, a number, or one class for each byte as text.
+      probabilities: Float32[N, C] of the classes; None for numbers and positions.
+      labels: what the data say, where they do.
+    """
+
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    predictions: tuple[Any, ...]
+    probabilities: np.ndarray | None = None
+    labels: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def summary(self) -> str:
+        """How many records have each class, or the range of numbers, in a few words."""
+        if self.probabilities is None:
+            return (
+                "labelled byte by byte"
+                if self.classes
+                else f"{min(self.predictions):.4g} to {max(self.predictions):.4g}"
+            )
+        counts = Counter(self.predictions)
+        return ", ".join(f"{counts[name]} {name}" for name in self.classes if counts[name])
+
+    def to_tsv(self, path: str | os.PathLike[str]) -> None:
+        """Writes columns name, label (if known), one of probabilities a class, called as it is, and prediction."""
+        columns: list[tuple[str, Any]] = [("name", self.names)]
+        if self.labels is not None:
+            columns.append(("label", self.labels))
+        if self.probabilities is not None:
+            columns += [
+                (name, p.tolist()) for name, p in zip(self.classes, self.probabilities.T, strict=True)
+            ]
+        columns.append(("prediction", self.predictions))
+        header, values = zip(*columns, strict=True)
+        write_tsv(path, header, zip(*values, strict=True))
+
+
+def classify(run: "Run", sequences: Sequences, *, batch_size: int = BATCH_SIZE) -> Predictions:
+    """Labels of each record, by a run that was fine-tuned on labels.
+
+    A record is read as in training: BOS and its bytes in a row of its own, whatever stands beside it.
+
+    Args:
+      run: trained on a `LabelledDataConfig`.
+      sequences: a list of bytes or text, a path, or a DocumentSource; see `open_records` for case and N.
+      batch_size: rows that are read at once.
+
+    Raises:
+      ValueError: the run was not trained on labels; there is no record, an empty one, or one longer than a row; or an
+        answer is not finite (names the record).
+    """
+    data = run.recipe.data
+    if not isinstance(data, LabelledDataConfig):
+        raise ValueError(
+            f"run {run.recipe.name!r} was not trained on labels, its data is a {type(data).__name__}: make one that is "
+            "with jaxblt finetune"
+        )
+    reader = make_reader(run, window=None, batch_size=batch_size)
+    source = open_records(sequences, data)
+    pairs = np.asarray(source.lengths, np.int64) + 1
+    if pairs.max() > reader.window:
+        i = int(pairs.argmax())
+        raise ValueError(
+            f"record {source.names[i]!r} has {pairs[i] - 1} bytes, and the run reads at most "
+            f"{reader.window - 1} behind BOS: cut it, or fine-tune with a larger data.seq_len"
+        )
+    answers: list[Any] = [None] * len(source)
+    batches = (
+        (spans, _answers(reader.task, reader.params, reader.frozen, b))
+        for spans, b in read(reader, source, pairs)
+    )
+    for spans, (logits, finite) in ahead(batches):
+        if not np.asarray(finite)[: len(spans)].all():
+            name = source.names[spans[int(np.argmin(finite))].document]
+            raise ValueError(
+                f"the answer for record {name!r} is not finite; {explain_nonfinite(reader.named_params)}"
+            )
+        for row, span in zip(np.asarray(logits), spans, strict=False):
+            answers[span.document] = row[1 : pairs[span.document]] if data.target == "positions" else row
+    return _predictions(run, data, source, answers)
+
+
+def _predictions(
+    run: "Run", data: LabelledDataConfig, source: DocumentSource, answers: list[Any]
+) -> Predictions:
+    found = Predictions(tuple(source.names), data.classes, ())
+    if data.target == "number":
+        objective = run.recipe.objective
+        assert isinstance(objective, Regress)
+        numbers = [float(answer[0]) * objective.scale + objective.center for answer in answers]
+        return replace(found, predictions=tuple(numbers))
+    if data.target == "positions":
+        return replace(found, predictions=tuple(_named(data, row.argmax(-1)) for row in answers))
+    logits = np.stack(answers)
+    best = tuple(data.classes[i] for i in logits.argmax(-1))
+    return replace(found, predictions=best, probabilities=softmax(logits, -1))
+
+
+def _named(data: LabelledDataConfig, numbers: np.ndarray) -> str:
+    return "".join(data.classes[i] for i in numbers)
+
+
+@partial(jax.jit, static_argnums=0)
+def _answers(
+    task: Task, params: Any, frozen: Any, batch: Batch
+) -> tuple[Float[Array, "B *N"], Bool[Array, "B"]]:
+    """Logits or numbers of rows, or logits of their positions, and whether those of each row are finite."""
+    entropies = find_entropies(task, frozen, batch)
+    logits, _ = task.model.apply(
+        {"params": whole_params(params, frozen)},
+        batch.inputs,
+        segment_ids=batch.segment_ids,
+        positions=batch.positions,
+        entropies=entropies,
+    )
+    finite = jnp.isfinite(logits)
+    if finite.ndim == 3:
+        finite |= (batch.segment_ids <= 0)[..., None]
+    finite = jnp.all(finite.reshape(len(finite), -1), 1)
+    # An entropy of NaN cuts no patch, and the answers would hide it.
+    return logits, finite if entropies is None else finite & jnp.all(jnp.isfinite(entropies), 1)

@@ -1,0 +1,104 @@
+"""Fine-tunes a run on labelled records: jaxblt finetune BASE_RUN --data.paths FILE [--data.labels TABLE] [options]."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from jaxblt.cli.mesh import expand_mesh
+from jaxblt.cli.parsing import parse_options
+from jaxblt.cli.recipe_options import option_value, shorter_warmup
+from jaxblt.cli.train import TrainOptions, run_recipe
+from jaxblt.data.labelled import LabelledDataConfig, fitting_length
+from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.training.finetune import OPTIMIZER, TRAIN, finetune_recipe
+from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.resolved import read_resolved
+
+ABOUT = (
+    "Trains a run's model with a new head on labelled records, from the start or from the newest checkpoint in its run "
+    "folder. `jaxblt evaluate` scores it, and `jaxblt classify` labels other records."
+)
+USAGE = "usage: jaxblt finetune BASE_RUN --data.paths FILE [--data.labels TABLE] [--head.pool mean] [--run-dir DIR]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOptions:
+    """Of the new head.
+
+    Attributes:
+      pool: how states of bytes become one of the record: the one that has seen all of it (cls), their mean, their
+        maximum, or a learned weighted mean (attention).
+      dropout: share of the pooled channels that are dropped in training.
+    """
+
+    pool: Literal["cls", "mean", "max", "attention"] = "mean"
+    dropout: float = 0.0
+
+
+def parse_finetune(argv: Sequence[str]) -> tuple[Recipe, str, TrainOptions]:
+    """The recipe of a command line, its run folder and how to go on. Exits with a usage where no run is named."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(f"{USAGE}\n\n{ABOUT}\n\noptions: jaxblt finetune BASE_RUN --help")
+        raise SystemExit(0 if argv else 2)
+    base_run, *rest = argv
+    rest = expand_mesh(rest)
+    base = read_resolved(base_run).recipe
+    name = f"{base.name}_finetuned"
+
+    def command(
+        data: LabelledDataConfig,
+        run_dir: Annotated[
+            str, tyro.conf.arg(help="folder of the run; an existing run goes on")
+        ] = f"runs/{name}",
+        head: HeadOptions = HeadOptions(),
+        freeze: Annotated[
+            tuple[str, ...], tyro.conf.arg(help='patterns of parameters that stay as they are, "embedding/*"')
+        ] = (),
+        optimizer: AdamWConfig = OPTIMIZER,
+        train: TrainConfig = replace(TRAIN, dtype=base.train.dtype),
+        mesh: MeshConfig = MeshConfig(),
+        own: Annotated[TrainOptions, tyro.conf.arg(name="")] = TrainOptions(),
+    ) -> tuple[Recipe, str, TrainOptions]:
+        options = {"pool": head.pool, "dropout": head.dropout, "freeze": freeze, "mesh": mesh, "name": name}
+        optimizer = _fitting_warmup(optimizer, train.steps, rest)
+        data = _fitting_data(data, base, rest)
+        return finetune_recipe(base_run, data, optimizer=optimizer, train=train, **options), run_dir, own
+
+    @functools.wraps(command)
+    def bound(*args: Any, **options: Any) -> Any:
+        return functools.partial(command, *args, **options)
+
+    # Call outside of the parser: an error of the data is none of the command line.
+    flags = (tyro.conf.AvoidSubcommands,)
+    return parse_options(bound, rest, prog=f"jaxblt finetune {base_run}", description=ABOUT, config=flags)()
+
+
+def _fitting_warmup(optimizer: AdamWConfig, steps: int, argv: Sequence[str]) -> AdamWConfig:
+    if option_value(argv, "--optimizer.warmup-steps") is not None:
+        return optimizer
+    return shorter_warmup(optimizer, steps)
+
+
+def _fitting_data(data: LabelledDataConfig, base: Recipe, argv: Sequence[str]) -> LabelledDataConfig:
+    """`data` with letters of the case that the base knows, in rows that hold its longest record."""
+    if option_value(argv, "--data.soft-mask") is None:
+        data = replace(data, soft_mask=getattr(base.data, "soft_mask", "keep"))
+    if option_value(argv, "--data.seq-len") is not None:
+        return data
+    length = fitting_length(data)
+    print(f"data.seq_len = {length}, which holds the longest record; --data.seq-len sets another")
+    budget = data.max_tokens if data.max_tokens is None else max(data.max_tokens, length)
+    return replace(data, seq_len=length, max_tokens=budget)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses, fine-tunes, and says what to do next."""
+    recipe, run_dir, options = parse_finetune(argv)
+    run_recipe(recipe, run_dir, options)
+    if Path(run_dir).is_dir():
+        print(f"next: jaxblt evaluate {run_dir} --predictions predictions.tsv")

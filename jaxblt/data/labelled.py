@@ -1,0 +1,369 @@
+"""Labelled sequences as data: one record a row, with a class, a number, or a class for each byte."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxblt.data.batch import Batch
+from jaxblt.data.buckets import bucket, rows_within
+from jaxblt.data.dataset import Dataset, Row
+from jaxblt.data.packing import PackedIndex
+from jaxblt.data.rows import Span, stream_ids, write_span
+from jaxblt.data.schedule import OnePass, Shuffled
+from jaxblt.data.sources import BytesSource, FastaSource
+from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.labelled import (
+    FASTA,
+    Columns,
+    LabelledRecord,
+    ending,
+    read_label_table,
+    read_labelled,
+)
+from jaxblt.data.splits import PARTS, SplitName, check_split, cut_points
+from jaxblt.validation import MOST_SEED, check_bounds, check_fields
+
+Target = Literal["class", "number", "positions"]
+UNLABELLED = -1
+"""The label of a position that is not asked for: BOS and padding."""
+OPENED = 2
+"""Sets of records that stay in memory, so that classes and three splits read their files once while these are as they
+were."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledDataConfig:
+    """Labelled records, one a row; stands where a `DataConfig` does.
+
+    A row is BOS and the record's bytes, as in training on whole documents. Files are known by their endings: tables
+    (.csv, .tsv), JSON lines (.jsonl), FASTA with a table of `labels`, and BED intervals over a `genome` whose fourth
+    column is the label. All may end in `.gz` or `.xz`.
+
+    Attributes:
+      paths: files and globs of records.
+      labels: for FASTA, a .tsv or .csv table of id and label; its first row may name the columns.
+      genome: for BED, the FASTA file that intervals are parts of.
+      sequence, label, id: columns of tables and fields of JSON lines. A record without `id` is called "file:line".
+      target: what a label is: a "class" of the record; a "number"; or for "positions" one character for each byte.
+      classes: their names, which give classes their numbers; `with_classes` collects and sorts those of the files.
+      soft_mask: "keep" lower-case letters of sequences or "upper" them.
+      seq_len: positions in a row (T); the longest record and BOS must fit.
+      batch_size: rows in a batch, over all processes.
+      buckets: lengths of shorter rows.
+      max_tokens: the most positions of a batch; one of longer rows has fewer of them. None sets no limit.
+      split: "hash" deals records by a hash of their sequence, so that equal sequences lie in one part; "column" reads
+        `split_column`; "files" trains on `paths`, and holds out `validation_paths` and `test_paths`.
+      split_column: of tables, JSON lines and tables of labels: "train", "validation" or "test".
+      validation_paths, test_paths: files of the other parts, for "files".
+      fractions: the shares of train, validation and test, for "hash".
+      split_seed: of the hash.
+      seed: picks the order of rows.
+
+    Raises:
+      ValueError: an option is out of range, or two do not go together.
+    """
+
+    paths: tuple[str, ...]
+    labels: str | None = None
+    genome: str | None = None
+    sequence: str = "sequence"
+    label: str = "label"
+    id: str = "id"
+    target: Target = "class"
+    classes: tuple[str, ...] = ()
+    soft_mask: Literal["keep", "upper"] = "keep"
+    seq_len: int = 1024
+    batch_size: int = 32
+    buckets: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    split: Literal["hash", "column", "files"] = "hash"
+    split_column: str = "split"
+    validation_paths: tuple[str, ...] = ()
+    test_paths: tuple[str, ...] = ()
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    split_seed: int = 0
+    seed: int = 0
+
+    packing = "buckets"  # one record a row, with padding behind it
+    alignment = 1
+    entropies = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.paths:
+            raise ValueError("LabelledDataConfig.paths is (): name at least one file of labelled records")
+        check_bounds(self, "seq_len", "batch_size", "buckets", least=1)
+        check_bounds(self, "max_tokens", least=self.seq_len, why=": a row of seq_len must fit")
+        check_bounds(self, "seed", "split_seed", least=0, most=MOST_SEED)
+        check_bounds(self, "fractions", least=0, most=1)
+        if abs(sum(self.fractions) - 1) > 1e-6:
+            raise ValueError(f"LabelledDataConfig.fractions must sum to 1, got {self.fractions}")
+        if len(set(self.classes)) != len(self.classes) or "" in self.classes:
+            raise ValueError(f"LabelledDataConfig.classes must be different names, got {self.classes}")
+        if self.target == "number" and self.classes:
+            raise ValueError(f"classes {self.classes} are not of target='number': leave one of them out")
+        if self.split != "files" and (self.validation_paths or self.test_paths):
+            held = self.validation_paths + self.test_paths
+            raise ValueError(f"validation_paths and test_paths {held} need split='files', got {self.split!r}")
+
+    def rows_of(self, row_length: int) -> int:
+        """Rows in a batch of rows of this length."""
+        return rows_within(row_length, most_rows=self.batch_size, max_tokens=self.max_tokens)
+
+    @property
+    def columns(self) -> Columns:
+        """What the files' columns are called."""
+        part = self.split_column if self.split == "column" else None
+        return Columns(self.sequence, self.label, self.id, part)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledDataset(Dataset):
+    """Rows of one record each, with labels.
+
+    Attributes:
+      records: of the split.
+      source: their sequences.
+      targets: what their labels mean, see `read_targets`.
+      indexes: which record a row of each bucket holds.
+    """
+
+    config: LabelledDataConfig
+    records: Sequence[LabelledRecord]
+    source: BytesSource
+    targets: Sequence[Any]
+    indexes: tuple[PackedIndex, ...]
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        return tuple(index.row_length for index in self.indexes)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.records)
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.source.lengths.sum())
+
+    def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
+        record = int(self.indexes[bucket].documents[number])
+        span = Span(record, 0, int(self.source.lengths[record]) + 1, 0, 0)
+        write_span(row, stream_ids(self.source, record, span.start, span.stop), span, 1)
+
+    def record_numbers(self, step: int, slots: Sequence[int] | None = None) -> np.ndarray:
+        """Int64[slots], the record in each of this process's rows, or in `slots`; -1 for an empty row."""
+        slots = self.slots(step) if slots is None else slots
+        index = self.indexes[self.schedule.place(step).bucket]
+        numbers = self.row_numbers(step, slots)
+        return np.array([-1 if n is None else index.documents[n] for n in numbers], np.int64)
+
+    def batch(self, step: int, *, slots: Sequence[int] | None = None) -> Batch:
+        made = super().batch(step, slots=slots)
+        numbers = self.record_numbers(step, slots)
+        if self.config.target != "positions":
+            kind = np.float32 if self.config.target == "number" else np.int32
+            return replace(made, labels=np.array([0 if n < 0 else self.targets[n] for n in numbers], kind))
+        labels = np.full(made.inputs.shape, UNLABELLED, np.int32)
+        for row, number in zip(labels, numbers, strict=True):
+            if number >= 0:
+                row[1 : 1 + len(self.targets[number])] = self.targets[number]
+        return replace(made, labels=labels)
+
+
+def with_classes(config: LabelledDataConfig) -> LabelledDataConfig:
+    """`config` with the names of its classes, sorted as text, if they are still open. All splits are read.
+
+    Raises:
+      FileNotFoundError: a path names no file.
+      ValueError: bad data, or fewer than two classes.
+    """
+    if config.target == "number" or config.classes:
+        return config
+    labels = {record.label for part in read_parts(config).values() for record in part}
+    if config.target == "positions":
+        labels = set("".join(labels))
+    if len(labels) < 2:
+        raise ValueError(
+            f"the labels of {config.paths} name one class, {sorted(labels)}: a model can only tell two or more apart"
+        )
+    return replace(config, classes=tuple(sorted(labels)))
+
+
+def fitting_length(config: LabelledDataConfig, multiple: int = 64) -> int:
+    """The shortest `seq_len` that holds every record of every split behind BOS, rounded up to `multiple`."""
+    longest = max(len(record.sequence) for part in read_parts(config).values() for record in part)
+    return -(-(longest + 1) // multiple) * multiple
+
+
+def number_statistics(config: LabelledDataConfig) -> tuple[float, float]:
+    """Mean and standard deviation of the training labels of target="number"; 1 for numbers that are all the same."""
+    numbers = np.array([_as_number(record) for record in read_parts(config)["train"]], np.float64)
+    return float(numbers.mean()), float(numbers.std()) or 1.0
+
+
+def open_labelled(
+    config: LabelledDataConfig,
+    *,
+    split: SplitName,
+    mode: Literal["train", "eval"],
+    process_index: int = 0,
+    process_count: int = 1,
+) -> LabelledDataset:
+    """Opens one split of labelled records.
+
+    Raises:
+      FileNotFoundError: a path names no file.
+      ValueError: bad data, an unknown or empty split, classes that are still open, or a record longer than a row.
+    """
+    check_split(split)
+    if config.target != "number" and not config.classes:
+        raise ValueError("the classes of the labelled data are open: use jaxblt.data.with_classes(config)")
+    parts = read_parts(config)
+    records = [r for part in PARTS for r in parts[part]] if split == "all" else parts[split]
+    if not records:
+        raise ValueError(
+            f"split {split!r} gets none of {sum(map(len, parts.values()))} records: change fractions = "
+            f"{config.fractions}, or split by 'column' or 'files'"
+        )
+    _check_lengths(config, records)
+    source = BytesSource([r.sequence for r in records], [r.name for r in records])
+    indexes = tuple(bucket(source.lengths + 1, config.buckets, config.seq_len, long_documents="error"))
+    rows = tuple(len(index) for index in indexes)
+    sizes = tuple(config.rows_of(index.row_length) for index in indexes)
+    return LabelledDataset(
+        config=config,
+        mode=mode,
+        schedule=Shuffled(rows, sizes, config.seed) if mode == "train" else OnePass(rows, sizes),
+        process_index=process_index,
+        process_count=process_count,
+        records=records,
+        source=source,
+        targets=read_targets(config, records),
+        indexes=indexes,
+    )
+
+
+def read_targets(config: LabelledDataConfig, records: Sequence[LabelledRecord]) -> list[Any]:
+    """What labels mean: the numbers of classes, numbers, or Int32[bytes] of the classes of positions.
+
+    Raises:
+      ValueError: a label is no class, no finite number, or has not one character for each byte; names file and line.
+    """
+    if config.target == "number":
+        return [_as_number(record) for record in records]
+    numbers = {name: i for i, name in enumerate(config.classes)}
+    if config.target == "class":
+        return [_as_class(record.label, record, numbers) for record in records]
+    for record in records:
+        if len(record.label) != len(record.sequence):
+            raise ValueError(
+                f"{record.place}: the label of {record.name!r} has {len(record.label)} characters for "
+                f"{len(record.sequence)} bytes, expected one for each"
+            )
+    return [np.array([_as_class(c, r, numbers) for c in r.label], np.int32) for r in records]
+
+
+def _as_class(label: str, record: LabelledRecord, numbers: dict[str, int]) -> int:
+    if label not in numbers:
+        known = ", ".join(list(numbers)[:8])
+        raise ValueError(
+            f"{record.place}: label {label!r:.40} of {record.name!r} is none of the classes {known}"
+        )
+    return numbers[label]
+
+
+def _as_number(record: LabelledRecord) -> float:
+    try:
+        number = float(record.label)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{record.place}: label {record.label!r:.40} of {record.name!r} is no finite number")
+    return number
+
+
+def _check_lengths(config: LabelledDataConfig, records: Sequence[LabelledRecord]) -> None:
+    for record in records:
+        if len(record.sequence) + 1 > config.seq_len:
+            raise ValueError(
+                f"{record.place}: record {record.name!r} has {len(record.sequence)} bytes, which do not fit behind BOS "
+                f"in rows of data.seq_len = {config.seq_len}: raise it to {len(record.sequence) + 1}, or cut the record"
+            )
+
+
+def read_parts(config: LabelledDataConfig) -> dict[str, list[LabelledRecord]]:
+    """The records of each split, in the order of the files.
+
+    Raises:
+      FileNotFoundError: a path names no file.
+      ValueError: a bad row, which is named by file and line.
+    """
+    options = {"classes": (), "seq_len": 1, "batch_size": 1, "buckets": (), "max_tokens": None, "seed": 0}
+    named = (*config.paths, *config.validation_paths, *config.test_paths, config.labels, config.genome)
+    files = expand([path for path in named if path is not None])
+    stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+    return _read_parts(replace(config, **options), stamps)
+
+
+@lru_cache(maxsize=OPENED)
+def _read_parts(config: LabelledDataConfig, stamps: tuple[Any, ...]) -> dict[str, list[LabelledRecord]]:
+    paths = {"train": config.paths, "validation": config.validation_paths, "test": config.test_paths}
+    read = {part: _read_files(config, files) for part, files in paths.items()}
+    _check_ids(config, [record for records in read.values() for record in records])
+    if config.split == "files":
+        return read
+    parts: dict[str, list[LabelledRecord]] = {part: [] for part in PARTS}
+    for record in read["train"]:
+        parts[_hash_part(config, record) if config.split == "hash" else _column_part(config, record)].append(
+            record
+        )
+    return parts
+
+
+def _read_files(config: LabelledDataConfig, paths: tuple[str, ...]) -> list[LabelledRecord]:
+    if not paths:
+        return []
+    genome = None if config.genome is None else FastaSource(config.genome)
+    options = {"labels": config.labels, "genome": genome}
+    records = [r for file in expand(paths) for r in read_labelled(file, config.columns, **options)]
+    if config.soft_mask == "upper":
+        records = [r._replace(sequence=r.sequence.upper()) for r in records]
+    return records
+
+
+def _check_ids(config: LabelledDataConfig, records: list[LabelledRecord]) -> None:
+    """Raises ValueError if the table of labels names a record that no FASTA file holds."""
+    if config.labels is None:
+        return
+    named = (*config.paths, *config.validation_paths, *config.test_paths)
+    if not all(ending(file) in FASTA for file in expand(named)):
+        raise ValueError(f"labels={config.labels!r} are of FASTA files, got {named}: leave one of them out")
+    known = {record.name for record in records}
+    for name, (_, _, place) in read_label_table(config.labels, config.columns).items():
+        if name not in known:
+            raise ValueError(
+                f"{place}: id {name!r} is no record of {', '.join(named)}: check how it is written"
+            )
+
+
+def _hash_part(config: LabelledDataConfig, record: LabelledRecord) -> str:
+    """By a hash of the sequence alone: records that are added or leave move no other."""
+    key = config.split_seed.to_bytes(4, "little")
+    digest = hashlib.blake2b(record.sequence, digest_size=4, key=key).digest()
+    edges = cut_points(np.array([1 << 32]), config.fractions)[0, 1:3]
+    return PARTS[int(np.searchsorted(edges, int.from_bytes(digest, "little"), side="right"))]
+
+
+def _column_part(config: LabelledDataConfig, record: LabelledRecord) -> str:
+    if record.part not in PARTS:
+        raise ValueError(
+            f"{record.place}: {config.split_column} of {record.name!r} is {record.part!r}, expected one of "
+            f"{', '.join(map(repr, PARTS))}"
+        )
+    return record.part

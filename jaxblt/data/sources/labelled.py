@@ -1,0 +1,228 @@
+"""Records with labels: tables, JSON lines, FASTA with a table of labels, BED intervals with classes over a genome.
+
+A label is the text that the file holds; `jaxblt.data.labelled` turns it into a class or a number. A bad row is an error
+that names its file and line. Records lie in memory.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxblt.data.sources.base import DocumentSource
+from jaxblt.data.sources.bed import BedSource, bed_lines
+from jaxblt.data.sources.fasta import parse_fasta
+from jaxblt.data.sources.files import COMPRESSED, expand, read_all
+from jaxblt.data.sources.jsonl import field_bytes
+
+FASTA = (".fa", ".fasta", ".fna", ".ffn", ".faa", ".frn")
+"""Names of FASTA files end so, before a `.gz` or `.xz`."""
+TABLES = {".csv": ",", ".tsv": "\t"}
+"""Names of tables end so; what stands between two of their cells."""
+
+
+class LabelledRecord(NamedTuple):
+    """A sequence with its label.
+
+    Attributes:
+      name: of the record.
+      sequence: its bytes, at least one.
+      label: as the file holds it.
+      part: what the file says of its split; None where it says nothing.
+      place: "file:line" of the row that holds the label, for errors.
+    """
+
+    name: str
+    sequence: bytes
+    label: str
+    part: str | None
+    place: str
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table, or the fields of JSON lines.
+
+    Attributes:
+      sequence: of the sequence.
+      label: of the label.
+      name: of the record's name; a record of a file without it is called "file:line".
+      part: of the split, or None if the file does not say.
+    """
+
+    sequence: str
+    label: str
+    name: str
+    part: str | None
+
+
+def ending(path: Path) -> str:
+    """How a file's name ends, in lower case, before a `.gz` or `.xz`."""
+    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix.lower()
+
+
+def read_labelled(
+    path: Path, columns: Columns, *, labels: str | None, genome: DocumentSource | None
+) -> list[LabelledRecord]:
+    """The records of a file, known by its ending: `.csv`, `.tsv`, `.jsonl`, `.bed`, or one of `FASTA`.
+
+    Args:
+      path: of the file.
+      columns: what its columns or fields are called.
+      labels: table of the labels of FASTA records.
+      genome: FASTA records that BED intervals are parts of.
+
+    Raises:
+      ValueError: the ending says nothing, a row is bad, or labels or genome are missing or not asked for.
+    """
+    kind = ending(path)
+    if kind in TABLES:
+        found = list(_from_table(path, columns))
+    elif kind == ".jsonl":
+        found = list(_from_jsonl(path, columns))
+    elif kind == ".bed":
+        found = _from_bed(path, genome)
+    elif kind in FASTA:
+        found = _from_fasta(path, columns, labels)
+    else:
+        known = ", ".join([*TABLES, ".jsonl", ".bed", *FASTA])
+        raise ValueError(f"'{path}' ends in none of {known}: labelled records are known by the file's ending")
+    for record in found:
+        if not record.sequence:
+            raise ValueError(f"{record.place}: record {record.name!r} has an empty sequence: leave it out")
+        if not record.label:
+            raise ValueError(
+                f"{record.place}: record {record.name!r} has no label: give it one, or leave it out"
+            )
+    return found
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each row of a table that is not blank."""
+    try:
+        text = read_all(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"'{path}' is not UTF-8 (byte {error.start}): re-encode it") from error
+    reader = csv.reader(io.StringIO(text), delimiter=TABLES[ending(path)])
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield reader.line_num, [cell.strip() for cell in cells]
+    except csv.Error as error:
+        raise ValueError(f"{path}:{reader.line_num} is no row of a table: {error}") from error
+
+
+def _from_table(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
+    rows = _rows(path)
+    line, header = next(rows)
+    for column in (columns.sequence, columns.label, columns.part):
+        if column is not None and column not in header:
+            raise ValueError(f"{path}:{line} has no column {column!r}, it has {header}: name the right one")
+    for line, cells in rows:
+        row = _cells(header, cells, f"{path}:{line}")
+        yield _record(row, row[columns.sequence].encode(), columns, f"{path}:{line}")
+
+
+def _cells(header: list[str], cells: list[str], place: str) -> dict[str, str]:
+    if len(cells) != len(header):
+        raise ValueError(f"{place} has {len(cells)} cells, expected {len(header)}: {', '.join(header)}")
+    return dict(zip(header, cells, strict=True))
+
+
+def _record(row: Mapping[str, str], sequence: bytes, columns: Columns, place: str) -> LabelledRecord:
+    part = None if columns.part is None else row[columns.part]
+    return LabelledRecord(row.get(columns.name) or place, sequence, row[columns.label], part, place)
+
+
+def _from_jsonl(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
+    for number, line in enumerate(io.BytesIO(read_all(path)), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        sequence = field_bytes(line, columns.sequence, place)
+        fields: dict[str, Any] = json.loads(line)
+        for name in (columns.label, columns.part):
+            if name is not None and not isinstance(fields.get(name), str | int | float):
+                raise ValueError(
+                    f"{place}: field {name!r} holds {fields.get(name)!r:.40}, expected text or a number; its fields "
+                    f"are {sorted(fields)}"
+                )
+        yield _record({key: str(value) for key, value in fields.items()}, sequence, columns, place)
+
+
+def _from_bed(path: Path, genome: DocumentSource | None) -> list[LabelledRecord]:
+    """Intervals whose fourth column is their class; what lies outside a record of the genome is N."""
+    if genome is None:
+        raise ValueError(f"'{path}' holds intervals of a genome: set `genome` to its FASTA file")
+    lines = bed_lines(path)
+    known = set(genome.names)
+    for number, interval in lines:
+        if interval.record not in known:
+            raise ValueError(
+                f"{path}:{number}: the genome has no record {interval.record!r}: check the names"
+            )
+    source = BedSource(genome, [interval for _, interval in lines])
+    return [
+        LabelledRecord(
+            f"{interval.record}:{interval.start}-{interval.stop}",
+            source.read(i, 0, int(source.lengths[i])),
+            interval.name,
+            None,
+            f"{path}:{number}",
+        )
+        for i, (number, interval) in enumerate(lines)
+    ]
+
+
+def _from_fasta(path: Path, columns: Columns, labels: str | None) -> list[LabelledRecord]:
+    if labels is None:
+        raise ValueError(f"'{path}' holds no labels: set `labels` to a .tsv or .csv table of id and label")
+    data = read_all(path)
+    lines = [n for n, line in enumerate(data.split(b"\n"), start=1) if line.startswith(b">")]
+    records = parse_fasta(data, str(path))
+    given = read_label_table(labels, columns)
+    found = []
+    for line, (name, sequence) in zip(lines, records, strict=True):
+        if name not in given:
+            raise ValueError(
+                f"{path}:{line}: record {name!r} has no label in '{labels}': add a row, or leave it out"
+            )
+        label, part, place = given[name]
+        # an empty sequence is named where it stands, anything else where its label does
+        found.append(LabelledRecord(name, sequence, label, part, place if sequence else f"{path}:{line}"))
+    return found
+
+
+def read_label_table(path: str, columns: Columns) -> dict[str, tuple[str, str | None, str]]:
+    """Label, split and place of each id in a table of ids and labels.
+
+    A first row that holds the columns' names says which is which. Without one there are two columns: id, label.
+
+    Raises:
+      ValueError: an id stands twice, a row lacks a cell, or the column of the splits is missing.
+    """
+    [file] = expand(path)
+    if ending(file) not in TABLES:
+        raise ValueError(f"'{file}' must end in .tsv or .csv: labels are a table of id and label")
+    rows = list(_rows(file))
+    header = [columns.name, columns.label]
+    if columns.label in rows[0][1] and columns.name in rows[0][1]:
+        header = rows.pop(0)[1]
+    if columns.part is not None and columns.part not in header:
+        raise ValueError(
+            f"'{file}' has no column {columns.part!r}, it has {header}: write its names in the first row"
+        )
+    found: dict[str, tuple[str, str | None, str]] = {}
+    for line, cells in rows:
+        place = f"{file}:{line}"
+        row = _cells(header, cells, place)
+        if row[columns.name] in found:
+            raise ValueError(
+                f"{place}: id {row[columns.name]!r} has a label already, in {found[row[columns.name]][2]}"
+            )
+        part = None if columns.part is None else row[columns.part]
+        found[row[columns.name]] = (row[columns.label], part, place)
+    return found

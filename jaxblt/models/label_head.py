@@ -1,0 +1,94 @@
+"""Heads that answer with labels: a class or a number of a row, or a class of each byte."""
+
+import dataclasses
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.data.vocab import OFFSET
+from jaxblt.layers import Linear
+from jaxblt.models.pooling import AttentionPool, pool
+from jaxblt.validation import check_bounds, check_fields
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelHeadConfig:
+    """What is asked of a row, and how its bytes' states become an answer.
+
+    Attributes:
+      target: a "class" of the row, a "number", or a class of each byte ("positions").
+      outputs: classes; 1 for a number.
+      pool: of a row's states: "mean" or "max" over its bytes, a learned weighted mean ("attention"), or "cls": the one
+        state that has seen the whole record, that of BOS in bidirectional models and of the last byte in causal ones.
+      dropout: share of the pooled states' channels that are dropped in training.
+    """
+
+    target: Literal["class", "number", "positions"] = "class"
+    outputs: int = 2
+    pool: Literal["cls", "mean", "max", "attention"] = "mean"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "dropout", least=0, below=1, why=": it is a share")
+        if self.target == "number" and self.outputs != 1:
+            raise ValueError(f"LabelHeadConfig.outputs must be 1 for a number, got {self.outputs}")
+        if self.target != "number":
+            check_bounds(self, "outputs", least=2, why=": a row is of one class or another")
+
+
+def content(ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None) -> Bool[Array, "B T"]:
+    """True for a record's own bytes: neither padding nor holes nor special ids."""
+    return (ids >= OFFSET) if segment_ids is None else (ids >= OFFSET) & (segment_ids > 0)
+
+
+class LabelHead(nn.Module):
+    """pool(x) W + b, or x W + b at every byte, in fp32.
+
+    Attributes:
+      config: of the head.
+      causal: whether the states are of a causal model.
+      dtype: of the product.
+    """
+
+    config: LabelHeadConfig
+    causal: bool
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None
+    ) -> Float[Array, "B C"] | Float[Array, "B T C"]:
+        """Logits of classes, or numbers.
+
+        Args:
+          x: states of the bytes.
+          ids: of the bytes; a row holds one record, of which BOS is not pooled.
+          segment_ids: 0 for padding, negative for holes; None for full rows.
+        """
+        config = self.config
+        if config.target != "positions":
+            x = self._pooled(x, ids, segment_ids)
+        x = nn.Dropout(config.dropout, deterministic=not self.has_rng("dropout"))(x)
+        return Linear(
+            "...d,dc->...c",
+            {"c": config.outputs},
+            ("embed", None),
+            self.dtype,
+            bias=nn.initializers.zeros,
+            accumulate=jnp.float32,
+            name="outputs",
+        )(x)
+
+    def _pooled(
+        self, x: Float[Array, "B T D"], ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None
+    ) -> Float[Array, "B D"]:
+        there, pooling = content(ids, segment_ids), self.config.pool
+        if pooling == "attention":
+            return AttentionPool(name="pool")(x, there)
+        if pooling == "cls" and not self.causal:
+            inside = jnp.ones(ids.shape, bool) if segment_ids is None else segment_ids > 0
+            return pool(x, inside, "first")
+        return pool(x, there, "last" if pooling == "cls" else pooling)

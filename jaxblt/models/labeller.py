@@ -1,0 +1,143 @@
+"""A model that answers with labels: a language model's own states under a head for classes or numbers."""
+
+import dataclasses
+from typing import Any, Never
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxblt.models.label_head import LabelHead, LabelHeadConfig
+from jaxblt.models.row_layout import RowLayout
+from jaxblt.models.stack import StackConfig
+from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.patching.config import PatcherConfig
+from jaxblt.patching.patches import Patches
+from jaxblt.validation import check_buildable, check_fields
+
+HEAD = "label_head"
+"""The submodule that `Labeller` adds to the parameters of its base."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LabellerConfig:
+    """A base model and a head for labels. A row holds one record, with padding behind it.
+
+    Parameters of the base keep the names that they have in the base, so that a run of it can be started from.
+
+    Attributes:
+      base: config of a model with `hidden`, such as `ByteLMConfig` or `BLTConfig`.
+      head: what is asked.
+    """
+
+    base: Any
+    head: LabelHeadConfig = LabelHeadConfig()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_buildable(self, "base")
+        if self.layout != CONTIGUOUS:
+            raise ValueError(
+                f"labels need bytes in order, and the base's layout is {self.layout.kind!r}: use layout='contiguous'"
+            )
+
+    @property
+    def layout(self) -> SequenceLayout:
+        """The order in which bytes come where a mesh splits the sequence."""
+        return getattr(self.base, "layout", CONTIGUOUS)
+
+    @property
+    def causal(self) -> bool:
+        """Whether position t of the base sees nothing after t."""
+        return self.base.causal
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the base."""
+        return self.base.vocab_size
+
+    def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "LabellerConfig":
+        """The config for rows in which documents lie as said."""
+        return dataclasses.replace(self, base=self.base.in_rows(of_bytes, of_slots))
+
+    def build(
+        self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None, name: str | None = None
+    ) -> "Labeller":
+        """The module; parameters are fp32, computation in `dtype`, logits in fp32.
+
+        Raises:
+          ValueError: the base has no `hidden`, or no patches while there is a patcher.
+        """
+        base = self.base.build(dtype=dtype, patcher=patcher)
+        if not hasattr(base, "hidden"):
+            raise ValueError(
+                f"model {type(base).__name__} has no `hidden`, which gives a head its states: take a ByteLM or a BLT"
+            )
+        return Labeller(self, dtype, patcher, name=name)
+
+
+class Labeller(nn.Module):
+    """Logits of classes, or numbers, from the states that the base's own head reads (behind its norm)."""
+
+    config: LabellerConfig
+    dtype: Any = jnp.float32
+    patcher: PatcherConfig | None = None
+
+    def setup(self) -> None:
+        self.base = self.config.base.build(dtype=self.dtype, patcher=self.patcher)
+        # Keep the base's parameters where its own runs have them: embedding/..., not base/embedding/...
+        nn.share_scope(self, self.base)
+        self.label_head = LabelHead(self.config.head, self.config.causal, self.dtype)
+
+    @nn.nowrap
+    def _apart(self) -> Any:
+        """The base as a module of its own."""
+        return self.config.base.build(dtype=self.dtype, patcher=self.patcher)
+
+    @property
+    def stacks(self) -> dict[str, StackConfig]:
+        """Of the base."""
+        return self._apart().stacks
+
+    @property
+    def patch_stacks(self) -> tuple[str, ...]:
+        """Of the base."""
+        return getattr(self._apart(), "patch_stacks", ())
+
+    @property
+    def grid(self) -> int:
+        """Of the base."""
+        return self._apart().grid
+
+    def __call__(
+        self,
+        ids: Int[Array, "B T"],
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        entropies: Float[Array, "B T"] | None = None,
+        patches: Patches | None = None,
+    ) -> tuple[Float[Array, "B *N"], Patches | None]:
+        """Logits [B, C] of rows, or [B, T, C] of bytes, in fp32, and the patches; see `LanguageModel`."""
+        options = {"segment_ids": segment_ids, "positions": positions}
+        states, patches = self.base.hidden(ids, **options, entropies=entropies, patches=patches)
+        return self.label_head(states, ids, segment_ids), patches
+
+    @nn.nowrap
+    def init_state(self, batch_size: int, *, num_bytes: int) -> Never:
+        """Refused: there is no next byte."""
+        raise ValueError("a Labeller predicts labels and cannot generate: load the run that it was made from")
+
+    @nn.nowrap
+    def prefill(self, ids: Int[Array, "B T"], state: Any, **options: Any) -> Never:
+        """Refused, as `init_state`."""
+        self.init_state(0, num_bytes=0)
+
+    @nn.nowrap
+    def step(self, ids: Int[Array, "B"], state: Any, **options: Any) -> Never:
+        """Refused, as `init_state`."""
+        self.init_state(0, num_bytes=0)
+
+    @nn.nowrap
+    def boundaries(self, state: Any) -> None:
+        """None: nothing is decoded."""

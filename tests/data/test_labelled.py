@@ -1,0 +1,247 @@
+"""Labelled records: read from every kind of file, dealt to splits, made into rows; what is wrong is named."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxblt.data import BOS, OFFSET, LabelledDataConfig, make_dataset, with_classes
+from jaxblt.data.labelled import UNLABELLED, fitting_length, number_statistics, read_parts
+
+SEQUENCES = {f"r{i}": "ACGT"[i % 4] * (3 + i % 5) + "ACGTTGCA"[: i % 7] + f"{i:02d}" for i in range(40)}
+LABELS = {name: "yes" if "A" in sequence[:1] else "no" for name, sequence in SEQUENCES.items()}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(name, text):
+    with open(name, "w") as file:
+        file.write(text)
+
+
+def write_fasta(name="r.fa.gz"):
+    with gzip.open(name, "wt") as file:
+        file.write("".join(f">{key} made up\n{sequence}\n" for key, sequence in SEQUENCES.items()))
+    write("labels.tsv", "".join(f"{key}\t{label}\n" for key, label in LABELS.items()))
+
+
+def write_table(name="r.csv", comma=","):
+    lines = [comma.join(("id", "label", "sequence"))]
+    write(
+        name, "\n".join([*lines, *(comma.join((key, LABELS[key], s)) for key, s in SEQUENCES.items())]) + "\n"
+    )
+
+
+def write_jsonl(name="r.jsonl"):
+    rows = [{"sequence": s, "label": LABELS[key], "id": key} for key, s in SEQUENCES.items()]
+    write(name, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_bed(name="r.bed"):
+    with gzip.open("genome.fa.gz", "wt") as file:
+        file.write(">chr\n" + "".join(SEQUENCES.values()) + "\n")
+    ends = np.cumsum([len(s) for s in SEQUENCES.values()])
+    spans = zip(np.roll(ends, 1) * (np.arange(len(ends)) > 0), ends, LABELS.values(), strict=True)
+    write(name, "".join(f"chr\t{start}\t{stop}\t{label}\n" for start, stop, label in spans))
+
+
+KINDS = {
+    "r.fa.gz": (write_fasta, {"labels": "labels.tsv"}),
+    "r.csv": (write_table, {}),
+    "r.tsv": (lambda: write_table("r.tsv", "\t"), {}),
+    "r.jsonl": (write_jsonl, {}),
+    "r.bed": (write_bed, {"genome": "genome.fa.gz"}),
+}
+
+
+def config_of(*paths, **fields):
+    return LabelledDataConfig(
+        paths=paths, **{"seq_len": 32, "batch_size": 4, "fractions": (0.6, 0.2, 0.2), **fields}
+    )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_file_holds_the_same_records(here, name):
+    make, fields = KINDS[name]
+    make()
+    config = with_classes(config_of(name, **fields))
+    assert config.classes == ("no", "yes")
+    found = {}
+    for split in ("train", "validation", "test"):
+        data = make_dataset(config, split=split, mode="eval")
+        for step in range(data.num_batches):
+            batch, numbers = data.batch(step), data.record_numbers(step)
+            for row, number in enumerate(numbers):
+                held = np.asarray(batch.segment_ids[row]) == 1
+                ids = batch.inputs[row][held]
+                assert ids[0] == BOS if number >= 0 else not len(ids)
+                if number >= 0:
+                    text = bytes((ids[1:] - OFFSET).astype(np.uint8)).decode()
+                    assert text not in found, "a record stands in two splits, or twice in one"
+                    found[text] = config.classes[batch.labels[row]]
+    assert found == {sequence: LABELS[key] for key, sequence in SEQUENCES.items()}
+    assert fitting_length(config, 8) == -(-(max(map(len, SEQUENCES.values())) + 1) // 8) * 8
+    sizes = {split: len(records) for split, records in read_parts(config).items()}
+    assert sizes["train"] > sizes["validation"] > 0
+    assert sizes["test"] > 0
+
+
+def test_equal_sequences_lie_in_one_part(here):
+    write_jsonl()
+    before = {r.sequence: part for part, records in read_parts(config_of("r.jsonl")).items() for r in records}
+    with open("r.jsonl", "a") as file:
+        file.writelines(json.dumps({"sequence": s, "label": "no"}) + "\n" for s in SEQUENCES.values())
+    after = [(part, r) for part, records in read_parts(config_of("r.jsonl")).items() for r in records]
+    assert len(after) == 2 * len(SEQUENCES)
+    assert all(before[record.sequence] == part for part, record in after)
+    assert after[-1][1].name == after[-1][1].place
+
+
+def test_splits_by_column_and_by_file(here):
+    write("a.csv", "sequence,label,split\nAC,x,train\nAG,y,validation\nAT,x,test\nTT,y,train\n")
+    parts = read_parts(config_of("a.csv", split="column"))
+    assert {name: [r.sequence for r in records] for name, records in parts.items()} == {
+        "train": [b"AC", b"TT"],
+        "validation": [b"AG"],
+        "test": [b"AT"],
+    }
+    files = config_of("a.csv", split="files", validation_paths=("a.csv",), test_paths=("a.csv",))
+    assert {len(records) for records in read_parts(files).values()} == {4}
+    write("b.fa.gz", "")
+    with gzip.open("b.fa.gz", "wt") as file:
+        file.write(">one\nAC\n>two\nGT\n")
+    write("b.tsv", "label\tsplit\tid\nx\ttest\tone\ny\ttrain\ttwo\n")
+    parts = read_parts(config_of("b.fa.gz", labels="b.tsv", split="column"))
+    assert [(r.name, r.label) for r in parts["test"]] == [("one", "x")]
+
+
+def test_numbers_and_positions(here):
+    write("n.csv", "sequence,label\nACGT,1.5\nAC,-2\nACG,3\n")
+    config = config_of("n.csv", target="number", split="files")
+    assert with_classes(config) is config
+    assert make_dataset(config, mode="eval").batch(0).labels.tolist() == [1.5, -2.0, 3.0, 0.0]
+    assert number_statistics(config) == pytest.approx((np.mean([1.5, -2, 3]), np.std([1.5, -2, 3])))
+    write("p.csv", "sequence,label\nACGT,HHEE\nAC,-H\n")
+    config = with_classes(config_of("p.csv", target="positions", split="files", seq_len=6))
+    assert config.classes == ("-", "E", "H")
+    labels = make_dataset(config, mode="eval").batch(0).labels
+    empty = [UNLABELLED] * 6
+    assert labels.tolist() == [
+        [UNLABELLED, 2, 2, 1, 1, UNLABELLED],
+        [UNLABELLED, 0, 2, *empty[3:]],
+        empty,
+        empty,
+    ]
+
+
+BAD_ROWS = {
+    "a label of no record": (
+        "r.fa.gz",
+        lambda: write_label("r40\tyes"),
+        r"labels.tsv:41: id 'r40' is no record of",
+    ),
+    "a record without a label": (
+        "r.fa.gz",
+        lambda: write_label(drop=3),
+        r"r.fa.gz:7: record 'r3' has no label in",
+    ),
+    "an id twice": (
+        "r.fa.gz",
+        lambda: write_label("r3\tno"),
+        r"labels.tsv:41: id 'r3' has a label already, in labels",
+    ),
+    "an empty label": ("r.csv", lambda: append("r.csv", "x,,ACGT"), r"r.csv:42: record 'x' has no label"),
+    "an empty sequence": (
+        "r.csv",
+        lambda: append("r.csv", "x,yes,"),
+        r"r.csv:42: record 'x' has an empty sequence",
+    ),
+    "too few cells": (
+        "r.csv",
+        lambda: append("r.csv", "x,yes"),
+        r"r.csv:42 has 2 cells, expected 3: id, label, seq",
+    ),
+    "no class": (
+        "r.csv",
+        lambda: append("r.csv", "x,maybe,ACGT"),
+        r"r.csv:42: label 'maybe' of 'x' is none of the cl",
+    ),
+    "too long": (
+        "r.csv",
+        lambda: append("r.csv", f"x,no,{'A' * 32}"),
+        r"r.csv:42: record 'x' has 32 bytes, which do n",
+    ),
+    "no field": (
+        "r.jsonl",
+        lambda: append("r.jsonl", '{"sequence": "A"}'),
+        r"r.jsonl:41: field 'label' holds None, exp",
+    ),
+    "no such chromosome": (
+        "r.bed",
+        lambda: append("r.bed", "chrX\t1\t2\tno"),
+        r"r.bed:41: the genome has no record 'ch",
+    ),
+    "an interval without a class": (
+        "r.bed",
+        lambda: append("r.bed", "chr\t1\t2"),
+        r"r.bed:41: record 'chr:1-2' has no",
+    ),
+}
+
+
+def append(name, line):
+    with open(name, "a") as file:
+        file.write(f"{line}\n")
+
+
+def write_label(line=None, drop=None):
+    rows = [f"{key}\t{label}" for i, (key, label) in enumerate(LABELS.items()) if i != drop]
+    write("labels.tsv", "\n".join(rows + ([line] if line else [])) + "\n")
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_bad_rows_are_named_by_file_and_line(here, case):
+    name, spoil, said = BAD_ROWS[case]
+    make, fields = KINDS[name]
+    make()
+    config = with_classes(config_of(name, **fields))
+    spoil()
+    with pytest.raises(ValueError, match=said) as caught:
+        make_dataset(config, split="all", mode="eval")
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_configs_of_labelled_data(here):
+    write_table()
+    config = config_of("r.csv")
+    for wrong, said in (
+        ({}, "classes of the labelled data are open"),
+        (
+            {"classes": ("no", "yes"), "label": "class"},
+            r"r.csv:1 has no column 'class', it has \['id', 'label', 'seq",
+        ),
+        (
+            {"classes": ("no", "yes"), "labels": "r.csv"},
+            r"labels='r.csv' are of FASTA files, got \('r.csv',\)",
+        ),
+        ({"classes": ("no", "yes"), "fractions": (1.0, 0.0, 0.0)}, "split 'test' gets none of 40 records"),
+        ({"target": "number"}, "r.csv:2: label 'yes' of 'r0' is no finite number"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make_dataset(replace(config, **wrong), split="test", mode="eval")
+    write("one.csv", "sequence,label\nAC,x\nCA,x\n")
+    with pytest.raises(ValueError, match=r"name one class, \['x'\]"):
+        with_classes(config_of("one.csv"))
+    write("p.csv", "sequence,label\nACGT,HHE\nAC,EH\n")
+    positions = with_classes(config_of("p.csv", target="positions", split="files"))
+    with pytest.raises(ValueError, match=r"p.csv:2: the label of 'p.csv:2' has 3 characters for 4 bytes"):
+        make_dataset(positions, mode="eval")
+    write("r.txt", "x")
+    with pytest.raises(ValueError, match=r"'r.txt' ends in none of \.csv"):
+        with_classes(config_of("r.txt"))
