@@ -19,8 +19,8 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
-from tqdm.auto import tqdm
 
+from jaxblt.training.bar import tqdm
 from jaxblt.training.resolved import replace_text
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.compiled import compiled_once_and_quickly
-from tests.docs.documents import ROOT, blocks
+from tests.docs.documents import PAGES, ROOT, blocks, name_of
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 TRAINS = "from-pytorch.md"
@@ -62,3 +62,11 @@ def test_tutorials_answer(name, trained):
     assert names["run"].step == trained["run"].step
     written = {"own-genome.md": "scores.tsv", "variants.md": "effects.tsv"}.get(name)
     assert written is None or len(Path(written).read_text().splitlines()) > 1
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
+def test_every_page_with_python_is_run_by_a_test(page):
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    assert any(f'"{page.name}"' in text for text in texts), (
+        f"write a test that runs the blocks of {page.name}"
+    )

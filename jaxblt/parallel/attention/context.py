@@ -61,10 +61,9 @@ def context_attention(
     - None: "all_to_all" with ALiBi, whose distances the tiles of a ring do not know, and without a window where heads
       divide, tokens are in order, and a device has no more than `SHORT` of them; else "ring".
 
-    Arguments that are not explained here are as for `attention`. A token's place in the sequence is its position.
-
     Args:
-      implementation: as for `attention`; a ring without a window also takes "mosaic_gpu" (see `partial_attention`).
+      implementation: as for `attention`, as are arguments that are not explained here, and a ring without a window also
+        takes "mosaic_gpu" (see `partial_attention`). A token's place in the sequence is its position.
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
         each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
         where places count (a window, ALiBi) and in mode "all_gather". Rows of several go to XLA in a ring; on Hopper

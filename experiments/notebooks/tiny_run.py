@@ -1,0 +1,58 @@
+"""The run that the notebooks ask: a small model of an embedded genome, trained in a minute on a CPU."""
+
+import contextlib
+import io
+
+import jaxblt
+from jaxblt.data import DataConfig
+from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
+from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.run import Run
+from jaxblt.training import AdamWConfig, Recipe, TrainConfig
+from jaxblt.training.loop import fit
+
+STEPS = 120
+
+
+def tiny_run(run_dir: str = "runs/lambda", steps: int = STEPS) -> Run:
+    """A byte Hyena that has read the genome of phage lambda a few times, both strands.
+
+    Args:
+      run_dir: folder of the run; one that is finished there is loaded.
+      steps: of training.
+    """
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        fit(recipe(steps), run_dir)
+    return jaxblt.load(run_dir)
+
+
+def recipe(steps: int) -> Recipe:
+    """Two layers of width 48 over rows of 512 bases."""
+    mixers = {
+        "H": HyenaConfig(dim=48, filter=ModalFilter(modes=8, max_timescale=512.0)),
+        "A": AttentionConfig(dim=48, num_heads=4),
+    }
+    return Recipe(
+        name="lambda",
+        model=ByteLMConfig(stack=StackConfig(dim=48, num_layers=2, pattern="HA", mixers=mixers)),
+        data=DataConfig(
+            sample="lambda",
+            kind="fasta",
+            seq_len=512,
+            stride=256,
+            batch_size=8,
+            partial="drop",
+            reverse_complement=True,
+            scored="ACGT",
+        ),
+        optimizer=AdamWConfig(learning_rate=4e-3, warmup_steps=10),
+        train=TrainConfig(
+            steps=steps,
+            dtype="float32",
+            log_every=40,
+            eval_every=0,
+            checkpoint_every=steps,
+            compilation_cache=None,
+        ),
+    )
