@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         for name, words in named(changes).items()
     ]
     try:
-        outcomes = sweep(trials, run_dir, ranking)
+        outcomes = sweep(trials, run_dir, ranking, say=partial(print, flush=True))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}{fetch_hint(recipe)}") from error
     print(f"\n{table_of(outcomes, ranking)}\n")

@@ -1,8 +1,9 @@
 """Several runs of one kind, one folder each, and a table of what came out."""
 
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -83,8 +84,9 @@ class Ranking:
 
     def key(self, value: float | None) -> tuple[bool, float]:
         """Sorts better values first, and missing ones last."""
-        missing = value is None or value != value
-        return missing, 0.0 if missing else -value if self.higher else value
+        if value is None or math.isnan(value):
+            return True, 0.0
+        return False, -value if self.higher else value
 
 
 def default_ranking(
@@ -135,6 +137,7 @@ def sweep(
     ranking: Ranking,
     *,
     source: DocumentSource | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[Outcome]:
     """Trains one run after the other, each in a folder of its own, and keeps a table of all beside them.
 
@@ -146,6 +149,7 @@ def sweep(
       folder: of the sweep, with a folder for each run, `sweep.json` and `sweep.tsv`.
       ranking: how runs are compared.
       source: documents to use instead of those that the recipes name.
+      say: is told in a line which run begins, and which fails.
 
     Returns:
       The outcomes, best first.
@@ -158,8 +162,10 @@ def sweep(
     outcomes = {trial.name: outcome_of(trial, folder, ranking) for trial in trials}
     for number, trial in enumerate(trials, start=1):
         if outcomes[trial.name].status != "finished":
-            _say(f"run {number} of {len(trials)}: {trial.name}")
+            say(f"run {number} of {len(trials)}: {trial.name}")
             status = _train(trial, folder / trial.name, source)
+            if status.startswith("failed"):
+                say(f"run {trial.name} {status}")
             outcomes[trial.name] = outcome_of(trial, folder, ranking, status)
             jax.clear_caches()  # programs of one run are of no use to the next
         ranked = sorted(outcomes.values(), key=lambda one: ranking.key(one.best))
@@ -173,7 +179,6 @@ def _train(trial: Trial, run_dir: Path, source: DocumentSource | None) -> str:
     try:
         fitted = fit(trial.recipe, run_dir, source=source)
     except TrainingFailed as error:
-        _say(f"run {trial.name} failed: {error}")
         return f"failed: {one_line(error)}"
     return "finished" if fitted.finished else "stopped"
 
@@ -211,15 +216,10 @@ def write_table(folder: Path, outcomes: Sequence[Outcome], ranking: Ranking) -> 
     content["runs"] = [asdict(outcome) for outcome in outcomes]
     options = list(dict.fromkeys(option for outcome in outcomes for option in outcome.changes))
     figures = ("status", "step", "best", "best_step", "last", "seconds")
-    lines = [("run", *options, *figures)]
+    lines: list[tuple[str, ...]] = [("run", *options, *figures)]
     for outcome in outcomes:
         own = [outcome.changes.get(option, "") for option in options]
         told = ["" if getattr(outcome, name) is None else str(getattr(outcome, name)) for name in figures]
         lines.append((outcome.name, *own, *told))
     replace_text(folder / f"{TABLE}.json", json.dumps(content, indent=2) + "\n")
     replace_text(folder / f"{TABLE}.tsv", "".join("\t".join(line) + "\n" for line in lines))
-
-
-def _say(text: str) -> None:
-    if jax.process_index() == 0:
-        print(text, flush=True)
