@@ -23,6 +23,8 @@ FIXED = ("model", "patcher", "objective", "entropy_model", "bytes_per_patch")
 FREE = (
     "name",
     "mesh",
+    "train.trackers",
+    "train.sample_bytes",
     "train.log_every",
     "train.eval_every",
     "train.eval_batches",

@@ -97,6 +97,10 @@ def default_ranking(
     Raises:
       ValueError: the recipe evaluates never, or keeps no log that could be read.
     """
+    if "jsonl" not in recipe.train.trackers:
+        raise ValueError(
+            f"runs are compared by metrics.jsonl: add jsonl to train.trackers = {recipe.train.trackers}"
+        )
     headline = recipe.objective.headline
     metric = f"validation/{headline}" if metric is None else metric
     if metric.startswith("validation/") and not recipe.train.eval_every:

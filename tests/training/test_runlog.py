@@ -51,11 +51,11 @@ def test_both_files_hold_what_was_logged(tmp_path: Path) -> None:
         log.text(4, "sample", "héllo")
         log.steps(5, "skipped_steps", [4, 5])
     found = events(tmp_path)
-    assert [(e.step, np.float32(e.value)) for e in found.Scalars("loss")] == list(enumerate(losses))
-    picture = found.Images("patches")[0]
+    assert [(e.step, np.float32(e.value)) for e in found.Scalars("train/loss")] == list(enumerate(losses))
+    picture = found.Images("train/patches")[0]
     assert (picture.step, picture.width, picture.height) == (3, 5, 2)
     assert picture.encoded_image_string == png(5, 2)
-    assert found.Tensors("sample")[0].tensor_proto.string_val[0].decode() == "héllo"
+    assert found.Tensors("train/sample")[0].tensor_proto.string_val[0].decode() == "héllo"
     *read, skipped = lines(tmp_path)
     assert skipped == {"step": 5, "skipped_steps": [4, 5]}
     assert [entry["step"] for entry in read] == list(range(5))
@@ -87,7 +87,7 @@ def test_resuming_forgets_later_steps_and_a_torn_line(tmp_path: Path) -> None:
             log.scalars(step, {"loss": 10 * step})
     want = [(s, s) for s in range(4)] + [(s, 10 * s) for s in range(4, 8)]
     assert [(entry["step"], entry["loss"]) for entry in lines(tmp_path)] == want
-    assert [(e.step, int(e.value)) for e in events(tmp_path).Scalars("loss")] == want
+    assert [(e.step, int(e.value)) for e in events(tmp_path).Scalars("train/loss")] == want
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
 
 
@@ -121,14 +121,15 @@ def test_any_file_is_read_or_refused(content: list[bytes]) -> None:
 def test_a_full_disk_is_an_error_of_the_caller(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Not of a thread, which would print it and go on."""
     log = RunLog(tmp_path)
-    log._events.close()
+    metrics, board = log.trackers
+    board._events.close()
     with open("/dev/full", "wb") as full:
-        log._events._records = RecordWriter(full)
+        board._events._records = RecordWriter(full)
         with pytest.raises(OSError, match="No space left"):
             log.text(1, "a", "b")
         with pytest.raises(OSError, match="No space left"):
             log.close()
-        assert log._lines.closed
+        assert metrics._lines.closed
     assert capfd.readouterr().err == ""
 
 
