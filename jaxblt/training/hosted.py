@@ -139,6 +139,6 @@ def check_trackers(names: Sequence[str]) -> None:
             )
 
 
-def open_trackers(names: Sequence[str], run_dir: Path) -> list[Tracker]:
-    """The trackers of these names, which write into the folder or send what they are given."""
-    return [TRACKERS[name](run_dir) for name in names]
+def open_trackers(names: Sequence[str], own: Sequence[Tracker], run_dir: Path) -> list[Tracker]:
+    """The trackers of these names, which write into the folder or send what they are given, and one's own."""
+    return [*(TRACKERS[name](run_dir) for name in names), *own]

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,7 @@ def fit(
     startup = Startup()
     check_local(run_dir)
     check_trackers(recipe.train.trackers)
+    opened = partial(open_trackers, recipe.train.trackers, trackers)
     mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0
     keep_compiled(recipe.train.compilation_cache)
     with (
@@ -154,9 +156,6 @@ def fit(
         validation, continuation = Validation(setup, source), continuation_of(setup.recipe)
         startup.done("tracing")
 
-        def opened(folder: Path) -> list[Tracker]:
-            return [*open_trackers(recipe.train.trackers, folder), *trackers]
-
         # Up to here a start may fail: nothing before this line writes to the folder.
         with (
             RunLog(run_dir, is_main=is_main, trackers=opened) as log,
@@ -166,15 +165,20 @@ def fit(
             write_frozen(run_dir, state.frozen)
             if is_main:
                 write_recipe(run_dir, setup.recipe, state, first)
-            log.truncate_after(first)
-            log.hyperparameters(hyperparameters_of(setup.recipe))
-            log.text(first, "report", f"```\n{report}\n```")
-            progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
+            announce(log, progress, setup.recipe, first, report)
             trainer = Trainer(
                 *(setup, data, train_step, costs, validation, continuation, standing, checkpoints),
                 *(log, progress, meter, stop, startup),
             )
             return trainer.run(state, first)
+
+
+def announce(log: RunLog, progress: Progress, recipe: Recipe, first: int, report: str) -> None:
+    """Begins the log at a step, with the recipe and the report on what is about to run."""
+    log.truncate_after(first)
+    log.hyperparameters(hyperparameters_of(recipe))
+    log.text(first, "report", f"```\n{report}\n```")
+    progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
 
 
 def write_recipe(run_dir: str | os.PathLike[str], recipe: Recipe, state: TrainState, first: int) -> None:
@@ -325,8 +329,12 @@ class Trainer:
             self.progress.say(
                 f"ended at step {step}: {self.standing.since} evaluations in a row were no better"
             )
-        elif not finished:
-            self.progress.say(f"stopped and saved at step {step} of {train.steps}; fit again to go on")
+        if finished:
+            self.progress.say(f"finished at step {step}; next: jaxblt evaluate {self.log.run_dir}")
+        else:
+            self.progress.say(
+                f"stopped and saved at step {step} of {train.steps}; fit again to go on, or repeat the jaxblt command"
+            )
         return Fitted(self.setup.recipe, state, step, finished, validated)
 
     def advance(self, state: TrainState, batches: Iterator[Batch], step: int) -> tuple[TrainState, Metrics]:
@@ -338,6 +346,8 @@ class Trainer:
         compiled, first = local.inputs.shape in self.compiled, not self.compiled
         self.compiled.add(local.inputs.shape)
         guard = "disallow" if compiled else "allow"
+        if not compiled:
+            self.progress.compiling(local.inputs.shape[1])
         with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard(guard):
             state, metrics = self.train_step(state, batch)
         self.meter.cost = self.costs.get(local.inputs.shape[1], self.meter.cost)
@@ -345,6 +355,7 @@ class Trainer:
             self.meter.add(int(np.count_nonzero(local.segment_ids)) * self.data.process_count, waited)
         else:
             jax.block_until_ready(metrics)
+            self.progress.compiled(step + 1)
             if first:
                 self.startup.done("compiling and the first step")
                 self.progress.say(self.startup.line())

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -128,9 +129,34 @@ class Progress:
 
     def __init__(self, total: int, *, start: int = 0, name: str = "train", show: bool = True) -> None:
         self.total, self.name, self.show, self.step = total, name, show, start
+        self._since: tuple[float, int] | None = None
         self._bar = None
         if show and in_terminal_or_notebook():
             self._bar = tqdm(total=total, initial=start, desc=name, unit="step", dynamic_ncols=True)
+
+    def compiling(self, length: int) -> None:
+        """Says that the next step is compiled first, for rows of `length` bytes."""
+        if self._bar is not None:
+            self._bar.set_description_str(f"{self.name}: compiling")
+        else:
+            self.say(f"{self.name}: compiling the step for rows of {length} bytes")
+
+    def compiled(self, step: int) -> None:
+        """Says that it is done: estimates of the time left count from this step on."""
+        self._since = time.perf_counter(), step
+        if self._bar is not None:
+            # Begin tqdm anew, or its rate and estimate would count the compilation as steps
+            self._bar.reset()
+            self._bar.initial = self._bar.n = self._bar.last_print_n = self.step = step
+            self._bar.set_description_str(self.name)
+
+    def left(self, step: int) -> str:
+        """The time that the steps behind `step` will take, as "3:20"; empty while that is not known."""
+        if self._since is None or step <= self._since[1]:
+            return ""
+        began, first = self._since
+        seconds = (time.perf_counter() - began) / (step - first) * (self.total - step)
+        return tqdm.format_interval(seconds)
 
     def update(self, step: int, values: Mapping[str, float] | None = None) -> None:
         """Moves to `step`; `values` are shown beside the bar, or printed as a line."""
@@ -139,7 +165,8 @@ class Progress:
             if values:
                 self._bar.set_postfix_str(_show(values))
         elif self.show and values:
-            print(f"{self.name} {step}/{self.total}  {_show(values)}", flush=True)
+            left = f" ({left} left)" if (left := self.left(step)) and step < self.total else ""
+            print(f"{self.name} {step}/{self.total}{left}  {_show(values)}", flush=True)
         self.step = step
 
     def say(self, text: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tqdm
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -182,6 +183,41 @@ def test_progress_is_a_bar_in_a_terminal(
     shown = capsys.readouterr().err
     assert "10/10" in shown
     assert "loss 0.5" in shown
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(runlog.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(tqdm.std, "time", lambda: self.now)
+
+
+def test_estimates_leave_the_compilation_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    with Progress(11) as progress:
+        progress.compiling(64)
+        clock.now += 500
+        progress.compiled(1)
+        clock.now += 8
+        progress.update(5, {"loss": 1.0})
+        clock.now += 12
+        progress.update(11, {"loss": 0.5})
+    said = "train: compiling the step for rows of 64 bytes\ntrain 5/11 (00:12 left)  loss 1\ntrain 11/11  loss 0.5\n"
+    assert capsys.readouterr().out == said
+    monkeypatch.setattr(runlog, "in_terminal_or_notebook", lambda: True)
+    with Progress(11) as progress:
+        progress.compiling(64)
+        clock.now += 500
+        progress.compiled(1)
+        clock.now += 8
+        progress.update(5, {"loss": 1.0})
+    shown = capsys.readouterr().err
+    assert "train: compiling" in shown
+    assert "5/11 [00:08<00:12,  2.00s/step" in shown
 
 
 def test_tensorflow_is_never_imported() -> None:

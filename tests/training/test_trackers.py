@@ -92,7 +92,7 @@ def test_names_are_grouped_and_recipes_flattened():
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_hosted_tracker_is_given_everything_under_grouped_names(fake, tmp_path, name):
-    (tracker,) = open_trackers([name], tmp_path / "run")
+    (tracker,) = open_trackers([name], (), tmp_path / "run")
     assert isinstance(tracker, Tracker)
     tracker.hyperparameters({"train.steps": 3})
     tracker.resume(2)
