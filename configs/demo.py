@@ -11,6 +11,7 @@ from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
 SEQ_LEN, BLOCK = 1024, 512
+EVAL_EVERY = 55
 
 
 def _data(batch_size: int) -> DataConfig:
@@ -61,5 +62,7 @@ def blt() -> Recipe:
         bytes_per_patch=4.0,
         entropy_run="runs/demo_entropy",
         optimizer=AdamWConfig(learning_rate=3e-3, warmup_steps=30, weight_decay=0.1, decay_embeddings=True),
-        train=TrainConfig(steps=220, dtype="float32", log_every=20, eval_every=0, checkpoint_every=110),
+        train=TrainConfig(
+            steps=220, dtype="float32", log_every=20, eval_every=EVAL_EVERY, checkpoint_every=110
+        ),
     )

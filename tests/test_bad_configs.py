@@ -173,6 +173,8 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "soft_mask": ("drop",),
     },
     TrainConfig: {
+        "sample_bytes": (-1, 2.5),
+        "trackers": (("mlflow",), "jsonl"),
         "ema": (0.0, 1.0, -0.1, NAN, "0.9"),
         "steps": (0, -5, 2.5, True, "10", NAN, 10**10),
         "accumulate": (0, 1.5),

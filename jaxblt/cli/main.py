@@ -13,6 +13,7 @@ from jaxblt.cli.parsing import run
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("jaxblt.cli.train", "train a recipe, or go on with its run"),
     "finetune": ("jaxblt.cli.finetune", "train a run's model with a new head on labelled records"),
+    "sweep": ("jaxblt.cli.sweep", "train a recipe with several sets of overrides, and compare"),
     "evaluate": ("jaxblt.cli.evaluate", "bits per byte of a run on a split, and the scores of a task"),
     "generate": ("jaxblt.cli.generate", "continue prompts with a run"),
     "score": ("jaxblt.cli.score", "log-likelihood of each record of a file"),

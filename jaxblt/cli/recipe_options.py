@@ -28,8 +28,13 @@ def parse_recipe(argv: Sequence[str], *, prog: str, about: str) -> tuple[Recipe,
     return recipe, run_dir
 
 
-def parse_recipe_and[T](argv: Sequence[str], options: T, *, prog: str, about: str) -> tuple[Recipe, str, T]:
-    """As `parse_recipe`, and the command's own options: a dataclass, whose values in `options` are the defaults."""
+def parse_recipe_and[T](
+    argv: Sequence[str], options: T, *, prog: str, about: str, folder: str = "runs/{name}"
+) -> tuple[Recipe, str, T]:
+    """As `parse_recipe`, and the command's own options: a dataclass, whose values in `options` are the defaults.
+
+    `folder` is the run folder that is taken where none is given.
+    """
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage(prog, about))
         raise SystemExit(0 if argv else 2)
@@ -40,7 +45,7 @@ def parse_recipe_and[T](argv: Sequence[str], options: T, *, prog: str, about: st
     def command(
         run_dir: Annotated[
             str, tyro.conf.arg(help="folder of the run; an existing run goes on")
-        ] = f"runs/{found.name}",
+        ] = folder.format(name=found.name),
         own: Any = options,
         recipe: Annotated[Recipe, tyro.conf.arg(name="")] = default,
     ) -> tuple[Recipe, str, Any]:

@@ -2,9 +2,10 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from jaxblt.data.sources import DocumentSource
 from jaxblt.training.best import Standing
 from jaxblt.training.cadence import SaveCadence
 from jaxblt.training.checkpoint import Checkpointer, Restored
+from jaxblt.training.continuations import NAME as SAMPLE
+from jaxblt.training.continuations import Continuation, continuation_of
 from jaxblt.training.evaluate import Validation
 from jaxblt.training.flops import peak_flops
 from jaxblt.training.folder import claimed
 from jaxblt.training.frozen import inherited_entropy, load_frozen, resolve
 from jaxblt.training.frozen_store import write_frozen
 from jaxblt.training.health import BadSteps, check_health, spans
+from jaxblt.training.hosted import check_trackers, open_trackers
 from jaxblt.training.label_scores import CONFUSION
 from jaxblt.training.meter import Cost, Meter, traced
 from jaxblt.training.metrics import Metrics, as_scalars
@@ -55,6 +59,7 @@ from jaxblt.training.setup import (
 from jaxblt.training.startup import Startup, keep_compiled
 from jaxblt.training.state import Frozen, TrainState, copied, forgive, without_frozen
 from jaxblt.training.taken import take
+from jaxblt.training.trackers import Tracker, hyperparameters_of
 
 HEADLINE = (
     "bits_per_byte",
@@ -96,6 +101,7 @@ def fit(
     source: DocumentSource | None = None,
     devices: Any = None,
     resume_with: bool = False,
+    trackers: Sequence[Tracker] = (),
 ) -> Fitted:
     """Trains a recipe in a folder, from the start or from where an earlier process left off.
 
@@ -112,8 +118,10 @@ def fit(
       devices: by default all.
       resume_with: the folder's run goes on with this recipe although settings differ that decide what is learned,
         such as data, optimiser, seed, length or batch (`jaxblt.training.resolved.adopt`).
+      trackers: of your own, besides those that the recipe names; closed at the end. One process calls them.
 
     Raises:
+      ImportError: the package of a tracker that the recipe names is missing.
       TrainingFailed: too many steps in a row were not finite, or too many patch boundaries were refused.
       FolderInUse: another process trains in the folder.
       ValueError: the recipe does not fit the devices, the data or the run that the folder holds.
@@ -122,6 +130,8 @@ def fit(
     """
     startup = Startup()
     check_local(run_dir)
+    check_trackers(recipe.train.trackers)
+    opened = partial(open_trackers, recipe.train.trackers, trackers)
     mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0
     keep_compiled(recipe.train.compilation_cache)
     with (
@@ -147,26 +157,32 @@ def fit(
         report = describe(setup, data, op_choices(train_step, state, example), costs[full])
         peak = peak_flops(jax.devices()[0].device_kind)
         meter = Meter(costs[full], None if peak is None else peak * mesh.size, seconds=meta["seconds"])
-        validation = Validation(setup, source)
+        validation, continuation = Validation(setup, source), continuation_of(setup.recipe)
         startup.done("tracing")
 
         # Up to here a start may fail: nothing before this line writes to the folder.
         with (
-            RunLog(run_dir, is_main=is_main) as log,
+            RunLog(run_dir, is_main=is_main, trackers=opened) as log,
             log.progress(recipe.train.steps, start=first) as progress,
         ):
             stop = closed_last.enter_context(StopRequest(every=recipe.train.log_every))
             write_frozen(run_dir, state.frozen)
             if is_main:
                 write_recipe(run_dir, setup.recipe, state, first)
-            log.truncate_after(first)
-            log.text(first, "report", f"```\n{report}\n```")
-            progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
+            announce(log, progress, setup.recipe, first, report)
             trainer = Trainer(
-                *(setup, data, train_step, costs, validation, standing, checkpoints),
+                *(setup, data, train_step, costs, validation, continuation, standing, checkpoints),
                 *(log, progress, meter, stop, startup),
             )
             return trainer.run(state, first)
+
+
+def announce(log: RunLog, progress: Progress, recipe: Recipe, first: int, report: str) -> None:
+    """Begins the log at a step, with the recipe and the report on what is about to run."""
+    log.truncate_after(first)
+    log.hyperparameters(hyperparameters_of(recipe))
+    log.text(first, "report", f"```\n{report}\n```")
+    progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
 
 
 def write_recipe(run_dir: str | os.PathLike[str], recipe: Recipe, state: TrainState, first: int) -> None:
@@ -273,6 +289,7 @@ class Trainer:
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     costs: dict[int, Cost]
     validation: Validation
+    continuation: Continuation | None
     standing: Standing
     checkpoints: Checkpointer
     log: RunLog
@@ -319,8 +336,12 @@ class Trainer:
             self.progress.say(
                 f"ended at step {step}: {self.standing.since} evaluations in a row were no better"
             )
-        elif not finished:
-            self.progress.say(f"stopped and saved at step {step} of {train.steps}; fit again to go on")
+        if finished:
+            self.progress.say(f"finished at step {step}; next: jaxblt evaluate {self.log.run_dir}")
+        else:
+            self.progress.say(
+                f"stopped and saved at step {step} of {train.steps}; fit again to go on, or repeat the jaxblt command"
+            )
         return Fitted(self.setup.recipe, state, step, finished, validated)
 
     def advance(self, state: TrainState, batches: Iterator[Batch], step: int) -> tuple[TrainState, Metrics]:
@@ -332,6 +353,8 @@ class Trainer:
         compiled, first = local.inputs.shape in self.compiled, not self.compiled
         self.compiled.add(local.inputs.shape)
         guard = "disallow" if compiled else "allow"
+        if not compiled:
+            self.progress.compiling(local.inputs.shape[1])
         with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard(guard):
             state, metrics = self.train_step(state, batch)
         self.meter.cost = self.costs.get(local.inputs.shape[1], self.meter.cost)
@@ -339,6 +362,7 @@ class Trainer:
             self.meter.add(int(np.count_nonzero(local.segment_ids)) * self.data.process_count, waited)
         else:
             jax.block_until_ready(metrics)
+            self.progress.compiled(step + 1)
             if first:
                 self.startup.done("compiling and the first step")
                 self.progress.say(self.startup.line())
@@ -379,6 +403,8 @@ class Trainer:
         self.standing.note(found[headline], step)
         by_source = [f"{n} {found[f'{n}/{headline}']:.4f}" for n in self.validation.data.source_names]
         told = f" ({', '.join(by_source)})" if by_source else ""
+        if self.continuation is not None:
+            self.log.text(step, SAMPLE, self.continuation(state, self.validation.data))
         self.progress.say(f"step {step}: validation {found[headline]:.4f} {headline.replace('_', ' ')}{told}")
         return found
 

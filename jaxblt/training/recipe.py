@@ -33,6 +33,10 @@ class TrainConfig:
       dtype: of the computation; parameters and reductions are fp32.
       ema: decay of an exponential moving average of the parameters, such as 0.999, which evaluations then score and
         `jaxblt.load` reads; None for none. It takes the memory of the parameters once more.
+      trackers: where figures, pictures and texts go: "jsonl" is `metrics.jsonl`, which `jaxblt sweep` reads, and
+        "tensorboard" the events in the run folder; "wandb" and "trackio" are extras to install.
+      sample_bytes: bytes of text that the model generates at each evaluation, from the beginning of the validation
+        split; 0 for none. The first one compiles the decoder.
       log_every: between log lines; a line describes the step it is written at.
       eval_every: between evaluations on the validation split, which also follow the last step; 0 for none at all.
       eval_batches: the most batches of an evaluation during training; None for the whole split.
@@ -55,6 +59,8 @@ class TrainConfig:
     seed: int = 0
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     ema: float | None = None
+    trackers: tuple[Literal["jsonl", "tensorboard", "wandb", "trackio"], ...] = ("jsonl", "tensorboard")
+    sample_bytes: int = 0
     log_every: int = 10
     eval_every: int = 200
     eval_batches: int | None = None
@@ -77,7 +83,7 @@ class TrainConfig:
         check_bounds(self, "seed", least=0, most=MOST_SEED)
         check_bounds(self, "ema", above=0, below=1, why=": it is a decay, and None averages nothing")
         check_bounds(self, "keep", least=2, why=", so that there is one to fall back to")
-        check_bounds(self, "keep_best", least=0)
+        check_bounds(self, "keep_best", "sample_bytes", least=0)
         check_bounds(self, "patience", least=1, why=": None ends no run early")
         if (self.keep_best or self.patience) and not self.eval_every:
             raise ValueError(

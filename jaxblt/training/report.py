@@ -13,8 +13,8 @@ from jaxblt.adapters.attach import describe_sites
 from jaxblt.adapters.params import routers
 from jaxblt.data.dataset import Dataset
 from jaxblt.parallel.distributed import process_table
+from jaxblt.parallel.folded import short_table
 from jaxblt.parallel.mesh import off_mesh
-from jaxblt.parallel.rules import sharding_table
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.flops import count_params, matmul_flops, peak_flops
 from jaxblt.training.meter import Cost
@@ -133,5 +133,5 @@ def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str
     if jax.process_count() > 1:
         lines += ["", process_table()]
     return "\n".join(
-        [*lines, "", "ops", *(f"  {line}" for line in choices), "", sharding_table(setup.boxed, mesh)]
+        [*lines, "", "ops", *(f"  {line}" for line in choices), "", short_table(setup.boxed, mesh)]
     )

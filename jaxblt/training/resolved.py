@@ -32,6 +32,8 @@ FIXED = (
 FREE = (
     "name",
     "mesh",
+    "train.trackers",
+    "train.sample_bytes",
     "train.log_every",
     "train.eval_every",
     "train.eval_batches",

@@ -15,6 +15,7 @@ from jaxblt.data.sources import BytesSource
 from jaxblt.models import StackConfig
 from jaxblt.recipes import demo as recipes
 from tests.compiled import compiled_once_and_quickly
+from tests.training.test_runlog import events
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "experiments" / "notebooks" / "quickstart.ipynb"
@@ -47,6 +48,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "SEQ_LEN", recipes.SEQ_LEN // 4)
     monkeypatch.setattr(recipes, "BLOCK", recipes.BLOCK // 4)
     monkeypatch.setattr(recipes, "StackConfig", shallow)
+    monkeypatch.setattr(recipes, "EVAL_EVERY", 2)
 
 
 def shallow(*, num_layers: int, pattern: str, **fields: Any) -> StackConfig:
@@ -65,7 +67,9 @@ def test_demo_leaves_everything_it_promises_and_goes_on(small, tmp_path, capsys)
     resolved = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert resolved["versions"]["jax"]
     assert resolved["recipe"]["patcher"]["threshold"] > 0
-    assert list(run.glob("tensorboard/events.out.tfevents.*"))
+    logged = events(run)
+    assert [event.step for event in logged.Scalars("eval/bits_per_byte")] == [2, 4]
+    assert [event.step for event in logged.Images("eval/patches")] == [2]
     assert (run / "checkpoints" / "4").is_dir()
     patch.main([str(ROOT / "LICENSE"), "--run-dir", str(run), "--length", "300"])
     assert "bytes a patch" in capsys.readouterr().out

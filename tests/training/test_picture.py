@@ -27,7 +27,7 @@ def entropy_run(tmp_path_factory):
 def test_the_event_file_holds_one_picture(entropy_run, tmp_path):
     recipe = patched_recipe(entropy_run, steps=8, eval_every=4)
     fitted = fit(recipe, tmp_path, source=Letters())
-    (logged,) = events(tmp_path).Images("validation/patches")
+    (logged,) = events(tmp_path).Images("eval/patches")
     assert logged.step == 4
     assert logged.encoded_image_string.startswith(b"\x89PNG\r\n\x1a\n")
     with jax.set_mesh(mesh := make_mesh()):

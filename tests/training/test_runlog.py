@@ -9,6 +9,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tqdm
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -51,11 +52,11 @@ def test_both_files_hold_what_was_logged(tmp_path: Path) -> None:
         log.text(4, "sample", "héllo")
         log.steps(5, "skipped_steps", [4, 5])
     found = events(tmp_path)
-    assert [(e.step, np.float32(e.value)) for e in found.Scalars("loss")] == list(enumerate(losses))
-    picture = found.Images("patches")[0]
+    assert [(e.step, np.float32(e.value)) for e in found.Scalars("train/loss")] == list(enumerate(losses))
+    picture = found.Images("train/patches")[0]
     assert (picture.step, picture.width, picture.height) == (3, 5, 2)
     assert picture.encoded_image_string == png(5, 2)
-    assert found.Tensors("sample")[0].tensor_proto.string_val[0].decode() == "héllo"
+    assert found.Tensors("train/sample")[0].tensor_proto.string_val[0].decode() == "héllo"
     *read, skipped = lines(tmp_path)
     assert skipped == {"step": 5, "skipped_steps": [4, 5]}
     assert [entry["step"] for entry in read] == list(range(5))
@@ -87,7 +88,7 @@ def test_resuming_forgets_later_steps_and_a_torn_line(tmp_path: Path) -> None:
             log.scalars(step, {"loss": 10 * step})
     want = [(s, s) for s in range(4)] + [(s, 10 * s) for s in range(4, 8)]
     assert [(entry["step"], entry["loss"]) for entry in lines(tmp_path)] == want
-    assert [(e.step, int(e.value)) for e in events(tmp_path).Scalars("loss")] == want
+    assert [(e.step, int(e.value)) for e in events(tmp_path).Scalars("train/loss")] == want
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
 
 
@@ -121,14 +122,15 @@ def test_any_file_is_read_or_refused(content: list[bytes]) -> None:
 def test_a_full_disk_is_an_error_of_the_caller(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Not of a thread, which would print it and go on."""
     log = RunLog(tmp_path)
-    log._events.close()
+    metrics, board = log.trackers
+    board._events.close()
     with open("/dev/full", "wb") as full:
-        log._events._records = RecordWriter(full)
+        board._events._records = RecordWriter(full)
         with pytest.raises(OSError, match="No space left"):
             log.text(1, "a", "b")
         with pytest.raises(OSError, match="No space left"):
             log.close()
-        assert log._lines.closed
+        assert metrics._lines.closed
     assert capfd.readouterr().err == ""
 
 
@@ -181,6 +183,41 @@ def test_progress_is_a_bar_in_a_terminal(
     shown = capsys.readouterr().err
     assert "10/10" in shown
     assert "loss 0.5" in shown
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(runlog.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(tqdm.std, "time", lambda: self.now)
+
+
+def test_estimates_leave_the_compilation_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    with Progress(11) as progress:
+        progress.compiling(64)
+        clock.now += 500
+        progress.compiled(1)
+        clock.now += 8
+        progress.update(5, {"loss": 1.0})
+        clock.now += 12
+        progress.update(11, {"loss": 0.5})
+    said = "train: compiling the step for rows of 64 bytes\ntrain 5/11 (00:12 left)  loss 1\ntrain 11/11  loss 0.5\n"
+    assert capsys.readouterr().out == said
+    monkeypatch.setattr(runlog, "in_terminal_or_notebook", lambda: True)
+    with Progress(11) as progress:
+        progress.compiling(64)
+        clock.now += 500
+        progress.compiled(1)
+        clock.now += 8
+        progress.update(5, {"loss": 1.0})
+    shown = capsys.readouterr().err
+    assert "train: compiling" in shown
+    assert "5/11 [00:08<00:12,  2.00s/step" in shown
 
 
 def test_tensorflow_is_never_imported() -> None:
