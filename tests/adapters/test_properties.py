@@ -1,0 +1,34 @@
+"""Adapted stacks pass `check_adapter`, whatever the mixers below and the level of the code."""
+
+import dataclasses
+
+import pytest
+
+from jaxblt.adapters import AdapterConfig, Clamp, Confidence, Ema, RouterConfig, TopK
+from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
+from jaxblt.models import StackConfig
+from jaxblt.testing import check_adapter
+from jaxblt.testing.adapters import ADAPTER_PROPERTIES
+
+MIXERS = {"A": AttentionConfig(dim=8, num_heads=2), "R": GatedRecurrenceConfig(dim=8)}
+STACK = StackConfig(dim=8, num_layers=1, pattern="R", mixers=MIXERS, mlp_dim=8)
+ROUTER = RouterConfig(level="chunk", chunk=5, prefix=3, hidden=8)
+ADAPTERS = {
+    "static": AdapterConfig(rank=2),
+    "prefix": AdapterConfig(rank=2, router=dataclasses.replace(ROUTER, level="prefix", fallback=0.0)),
+    "chunk": AdapterConfig(rank=2, router=ROUTER, code=(Confidence(), Ema(0.5), Clamp(1.5))),
+    "ahead": AdapterConfig(rank=4, blocks=2, router=dataclasses.replace(ROUTER, chunk=3, lag=2), code=(Ema(0.5),)),
+    "token": AdapterConfig(rank=4, blocks=4, router=dataclasses.replace(ROUTER, level="token"), code=(TopK(2),)),
+}
+
+
+def stack_of(name, **changes):
+    return dataclasses.replace(STACK, adapter=ADAPTERS[name], **changes)
+
+
+NAMES = [p.name for p in ADAPTER_PROPERTIES]
+
+
+@pytest.mark.parametrize("name", list(ADAPTERS))
+def test_all(name):
+    print(check_adapter(stack_of(name)))
