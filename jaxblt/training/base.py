@@ -5,6 +5,7 @@ products read; vectors, filters and poles in fp32. `TrainState.params` is the tr
 optimiser slots.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -38,7 +39,7 @@ def trained_part(recipe: Recipe, params: Any) -> Any:
     return trained
 
 
-def at_start(recipe: Recipe, params: Any, frozen: dict[str, Frozen]) -> Any:
+def at_start(recipe: Recipe, params: Any, frozen: Mapping[str, Frozen]) -> Any:
     """The trained part before step 0: what it shares with the base begins as the base has it."""
     trained = trained_part(recipe, params)
     if recipe.base_run is None or BASE not in frozen:

@@ -107,7 +107,7 @@ def param_shapes(config: Any, sharding: Any = None) -> Any:
 
 
 def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, dict[str, Frozen]]:
-    """The recipe with entropy model, threshold and capacity filled in, and the frozen trees: the base and the entropy model, if any.
+    """The recipe with entropy model, threshold and capacity filled in, and the frozen trees: base and entropy model.
 
     A missing threshold is calibrated so that the mean patch has `recipe.bytes_per_patch` bytes, a missing capacity so
     that 99.9 % of blocks do not overflow, both on a sample of the training data.
@@ -118,7 +118,9 @@ def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, dict[str
         `load_base`.
     """
     patcher = recipe.patcher
-    frozen = load_base(recipe, None if recipe.base_run is None else boxed_params(make_task(recipe), recipe), mesh)
+    frozen = load_base(
+        recipe, None if recipe.base_run is None else boxed_params(make_task(recipe), recipe), mesh
+    )
     if patcher is None:
         return recipe, frozen
     model = recipe.entropy_model

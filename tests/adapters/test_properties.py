@@ -17,8 +17,12 @@ ADAPTERS = {
     "static": AdapterConfig(rank=2),
     "prefix": AdapterConfig(rank=2, router=dataclasses.replace(ROUTER, level="prefix", fallback=0.0)),
     "chunk": AdapterConfig(rank=2, router=ROUTER, code=(Confidence(), Ema(0.5), Clamp(1.5))),
-    "ahead": AdapterConfig(rank=4, blocks=2, router=dataclasses.replace(ROUTER, chunk=3, lag=2), code=(Ema(0.5),)),
-    "token": AdapterConfig(rank=4, blocks=4, router=dataclasses.replace(ROUTER, level="token"), code=(TopK(2),)),
+    "ahead": AdapterConfig(
+        rank=4, blocks=2, router=dataclasses.replace(ROUTER, chunk=3, lag=2), code=(Ema(0.5),)
+    ),
+    "token": AdapterConfig(
+        rank=4, blocks=4, router=dataclasses.replace(ROUTER, level="token"), code=(TopK(2),)
+    ),
 }
 
 
