@@ -118,9 +118,7 @@ def resolve(recipe: Recipe, data: Dataset, mesh: Mesh) -> tuple[Recipe, dict[str
         `load_base`.
     """
     patcher = recipe.patcher
-    frozen = load_base(
-        recipe, None if recipe.base_run is None else boxed_params(make_task(recipe), recipe), mesh
-    )
+    frozen = load_base(recipe, lambda: boxed_params(make_task(recipe), recipe), mesh)
     if patcher is None:
         return recipe, frozen
     model = recipe.entropy_model

@@ -8,7 +8,6 @@ from jaxblt.adapters import AdapterConfig, Clamp, Confidence, Ema, RouterConfig,
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
 from jaxblt.models import StackConfig
 from jaxblt.testing import check_adapter
-from jaxblt.testing.adapters import ADAPTER_PROPERTIES
 
 MIXERS = {"A": AttentionConfig(dim=8, num_heads=2), "R": GatedRecurrenceConfig(dim=8)}
 STACK = StackConfig(dim=8, num_layers=1, pattern="R", mixers=MIXERS, mlp_dim=8)
@@ -30,9 +29,26 @@ def stack_of(name, **changes):
     return dataclasses.replace(STACK, adapter=ADAPTERS[name], **changes)
 
 
-NAMES = [p.name for p in ADAPTER_PROPERTIES]
+QUICK = ("start", "learns", "packed", "holes_streamed")
 
 
-@pytest.mark.parametrize("name", list(ADAPTERS))
-def test_all(name):
-    print(check_adapter(stack_of(name)))
+def test_a_routed_adapter():
+    assert check_adapter(stack_of("chunk"), only=QUICK, length=16) == list(QUICK)
+
+
+TURNS = pytest.mark.slow(weekly=1, group="properties of adapters")
+CASES = [
+    ("static", {}),
+    ("prefix", {}),
+    ("chunk", {}),
+    ("ahead", {}),
+    ("token", {}),
+    ("static", {"pattern": "HA", "num_layers": 2}),
+    ("chunk", {"pattern": "A", "num_layers": 3, "remat": "full"}),
+    ("chunk", {"pattern": "D", "num_layers": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), [pytest.param(*case, marks=TURNS) for case in CASES])
+def test_every_property(name, changes):
+    assert len(check_adapter(stack_of(name, **changes))) > 20
