@@ -131,9 +131,6 @@ def rounded(params: Any, boxed: Any, dtype: Any, products: Collection[str]) -> A
     return jax.tree_util.tree_map_with_path(cast, boxed, params, is_leaf=is_boxed)
 
 
-def whole(params: Any, frozen: dict[str, Frozen]) -> tuple[Any, dict[str, Frozen]]:
-    """The model's parameters in fp32 with the base merged in, and the other frozen trees."""
-    if BASE not in frozen:
-        return params, frozen
-    others = {name: tree for name, tree in frozen.items() if name != BASE}
-    return join_params(widen(frozen[BASE].params), params), others
+def whole(params: Any, frozen: Mapping[str, Frozen]) -> Any:
+    """The model's parameters in fp32: the trained ones laid over those of the base, if there is one."""
+    return join_params(widen(frozen[BASE].params), params) if BASE in frozen else params

@@ -1,6 +1,7 @@
 """Attaching, merging and splitting; what an adapter refuses; transforms of codes."""
 
 import dataclasses
+import zlib
 
 import flax.linen as nn
 import jax
@@ -23,7 +24,7 @@ from jaxblt.adapters import (
     split_params,
 )
 from jaxblt.adapters.router import Router
-from jaxblt.mixers import AttentionConfig
+from jaxblt.mixers import AttentionConfig, HyenaConfig, ImplicitFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.testing import check_adapter
 from jaxblt.training.serialize import from_json, to_json
@@ -45,15 +46,10 @@ def test_sites_are_the_products_of_tokens_in_a_block():
     assert found["H", "mixer/in"] == (8, 24)
     assert found["A", "mixer/q"] == (8, 8)
     assert found["A", "mlp/down"] == (16, 8)
-    implicit = dataclasses.replace(STACK, pattern="I", mixers={"I": hyena_of_taps()})
+    hyena = HyenaConfig(dim=8, filter=ImplicitFilter(filter_len=8))
+    implicit = dataclasses.replace(STACK, pattern="I", mixers={"I": hyena})
     assert {site.name for site in find_sites(implicit)} >= {"mixer/in", "mixer/out"}
     assert not [site.name for site in find_sites(implicit) if "long" in site.name]
-
-
-def hyena_of_taps():
-    from jaxblt.mixers import HyenaConfig, ImplicitFilter
-
-    return HyenaConfig(dim=8, filter=ImplicitFilter(taps=8))
 
 
 def test_the_names_of_the_base_stay_and_a_config_comes_back_from_json():
@@ -151,17 +147,19 @@ def test_merging_asks_for_the_code_of_a_routed_adapter():
         fuse(config, split_params(params)[0], code=jnp.ones(2))
 
 
-def codes(config, length=40, bias=None, seed=0):
-    """Codes of a row of two documents, the second from step 26 on, and the router's parameters."""
-    rng = np.random.default_rng(seed)
-    x = jnp.asarray(rng.standard_normal((1, length, 6)).astype(np.float32))
+def codes(config, length=40):
+    """Codes of a row of two documents, the second from step 26 on; a parameter is drawn by its path."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, length, 6)).astype(np.float32))
     ids = jnp.asarray(np.repeat([1, 2], [26, length - 26])[None].astype(np.int32))
     module = Router(config)
+
+    def draw(path, shape):
+        rng = np.random.default_rng(zlib.crc32(jax.tree_util.keystr(path).encode()))
+        return jnp.asarray(rng.standard_normal(shape.shape).astype(shape.dtype))
+
     shapes = nn.meta.unbox(jax.eval_shape(module.init, jax.random.key(0), x))["params"]
-    params = jax.tree.map(lambda s: jnp.asarray(rng.standard_normal(s.shape), s.dtype), shapes)
-    if bias is not None:
-        params["code"]["bias"] = jnp.asarray(bias, jnp.float32)
-    return np.asarray(module.apply({"params": params}, x, segment_ids=ids)[0])[0]  # type: ignore[index]
+    params = jax.tree_util.tree_map_with_path(draw, shapes)
+    return np.asarray(jax.jit(module.apply)({"params": params}, x, segment_ids=ids)[0])[0]  # type: ignore[index]
 
 
 ROUTER = RouterConfig(level="chunk", chunk=5, prefix=3, hidden=4)
@@ -217,9 +215,9 @@ def test_confidence_stands_between_the_fallback_and_the_code():
     share = (sure[known] - 1) / (plain[known] - 1)
     assert share.min() > 0
     assert share.max() < 1
-    assert share.max() - share.min() > 0.1
+    assert share.max() > 2 * share.min()
 
 
 def test_the_gradient_of_a_clamped_code_of_zero_is_finite():
-    apply = lambda c: jnp.sum(Clamp(1.0).apply(None, "", c, None, None, ())[0] ** 2)  # noqa: E731
+    apply = lambda c: jnp.sum(Clamp(1.0).apply(Router(FREE), "", c, None, None, ())[0] ** 2)  # noqa: E731
     assert np.isfinite(jax.grad(apply)(jnp.zeros((1, 1, 3)))).all()
