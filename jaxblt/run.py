@@ -301,10 +301,9 @@ def load(
     restored = read(step=None if step == "best" else step)
     if step == "best":
         restored = read(step=_best_step(restored.meta, run_dir))
-    others = {name: tree for name, tree in resolved.frozen.items() if name != BASE}
+    others = {name: tree for name, tree in resolved.frozen.items() if name not in base}
     frozen = load_frozen(run_dir, resolved._replace(frozen=others), step=restored.step)
-    params, _ = whole(restored.state, base)
-    return Run(recipe, restored.step, task, params, frozen, weights)
+    return Run(recipe, restored.step, task, whole(restored.state, base), frozen, weights)
 
 
 def _weights(recipe: Recipe, run_dir: str | os.PathLike[str], asked: Weights | None) -> Weights:
@@ -317,10 +316,14 @@ def _weights(recipe: Recipe, run_dir: str | os.PathLike[str], asked: Weights | N
 
 
 def _base_alone(resolved: Resolved) -> dict[str, str]:
-    """The content hash of the run's base by its name; nothing without a base."""
-    if resolved.recipe.base_run is not None and BASE not in resolved.frozen:
-        raise ValueError("the run's recipe has a base_run, and its config.json names no frozen 'base'")
-    return {name: tree for name, tree in resolved.frozen.items() if name == BASE}
+    """The content hash of the base that the run's recipe asks for, by its name; nothing without one."""
+    if resolved.recipe.base_run is None and not resolved.recipe.freeze:
+        return {}
+    if BASE not in resolved.frozen:
+        raise ValueError(
+            "the run's recipe has a base_run, or freezes parameters, and its config.json names no frozen 'base'"
+        )
+    return {BASE: resolved.frozen[BASE]}
 
 
 def _best_step(meta: dict[str, Any], run_dir: str | os.PathLike[str]) -> int:

@@ -8,6 +8,7 @@ from jaxblt.adapters.attach import attach, check_sites, detach, find_sites
 from jaxblt.adapters.config import AdapterConfig, RouterConfig
 from jaxblt.adapters.merge import fuse
 from jaxblt.adapters.params import join_params, split_params
+from jaxblt.adapters.peft import load_peft, save_peft
 from jaxblt.adapters.transforms import Clamp, Confidence, Ema, TopK
 
 __all__ = [
@@ -23,5 +24,7 @@ __all__ = [
     "find_sites",
     "fuse",
     "join_params",
+    "load_peft",
+    "save_peft",
     "split_params",
 ]

@@ -25,12 +25,28 @@ LENGTH = 16
 
 
 class Site(NamedTuple):
-    """Where an adapter may go: a product of a block of one kind, its name below the block, inputs and outputs."""
+    """Where an adapter may go: a product of a block of one kind.
+
+    Attributes:
+      kind: of the block, a name of the stack's pattern.
+      name: of the product below the block.
+      into, out: sizes of the kernel's axes that are summed over, and of the others.
+    """
 
     kind: str
     name: str
-    inputs: int
-    outputs: int
+    into: tuple[int, ...]
+    out: tuple[int, ...]
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return prod(self.into)
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return prod(self.out)
 
 
 def attach[C](config: C, adapter: AdapterConfig, stacks: Sequence[str] | None = None) -> C:
@@ -128,7 +144,7 @@ def _of_block(stack: StackConfig, kind: str) -> tuple[Site, ...]:
         if isinstance(module, Linear) and context.method_name == "__call__" and is_site(module, args[0]):
             shape, name = module.kernel_shape(args[0]), "/".join(module.path)
             count = len(read_equation(module.equation).summed)
-            found[name] = Site(kind, name, prod(shape[:count]), prod(shape[count:]))
+            found[name] = Site(kind, name, shape[:count], shape[count:])
         return call(*args, **options)
 
     @contextmanager

@@ -30,14 +30,16 @@ def fuse[C](config: C, params: Any, *, code: Float[Array, "E"] | None = None) ->
     """
     trees = dict(split_params(params)[0])
     for name, stack in stacks_of(config).items():
-        if stack.adapter is None:
-            continue
-        numbers = given_code(stack.adapter, code)
-        merged = _merged(params[name], stack.adapter, numbers)
-        if not has_adapter(params[name]):
-            raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
-        trees[name] = {part: below for part, below in merged.items() if part != ROUTER}
+        if stack.adapter is not None:
+            if not has_adapter(params[name]):
+                raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
+            trees[name] = merge_stack(params[name], stack.adapter, given_code(stack.adapter, code))
     return detach(config), trees
+
+
+def merge_stack(params: Any, adapter: AdapterConfig, code: Float[Array, "E"] | None) -> Any:
+    """A stack's parameters with its adapter merged in at a code, None for c = 1, and without router."""
+    return {name: _merged(below, adapter, code) for name, below in params.items() if name != ROUTER}
 
 
 def has_adapter(tree: Any) -> bool:

@@ -1,11 +1,11 @@
 """A frozen base and what is trained over it: adapters, routers, and the parameters that a recipe names besides.
 
-The base is another run's model. It lies in `TrainState.frozen["base"]`: matrices in the compute dtype, for that is what
-products read; vectors, filters and poles in fp32. `TrainState.params` is the trained part, and so are gradients and
-optimiser slots.
+The base is another run's model. It lies in `TrainState.frozen["base"]`: kernels of products and tables in the compute
+dtype, to which the model rounds them anyway; vectors, filters, poles, and matrices that are read in fp32, in fp32.
+`TrainState.params` is the trained part, and so are gradients and optimiser slots.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxblt.adapters import detach, join_params, split_params
+from jaxblt.layers import Linear
 from jaxblt.parallel.rules import state_shardings
 from jaxblt.training.checkpoint import restore
-from jaxblt.training.optimizer import FILTERS, STACKED, axis_names, is_boxed
+from jaxblt.training.optimizer import TABLES, axis_names, is_boxed
 from jaxblt.training.patterns import without
 from jaxblt.training.recipe import Recipe, differences
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
@@ -54,12 +55,12 @@ def _shared(trained: Any, base: Any) -> Any:
     return {name: _shared(below, base[name]) if name in base else below for name, below in trained.items()}
 
 
-def load_base(recipe: Recipe, boxed: Any, mesh: Mesh) -> dict[str, Frozen]:
+def load_base(recipe: Recipe, boxed: Callable[[], Any], mesh: Mesh) -> dict[str, Frozen]:
     """The base of a recipe by its name among the frozen trees; empty for a recipe without one.
 
     Args:
       recipe: names the run.
-      boxed: shapes of the model's parameters with their logical axis names, as the recipe builds it.
+      boxed: traces the model that the recipe builds; gives the shapes of its parameters with their axes' names.
       mesh: of all devices, among which the base is divided as the model's parameters are.
 
     Raises:
@@ -69,7 +70,9 @@ def load_base(recipe: Recipe, boxed: Any, mesh: Mesh) -> dict[str, Frozen]:
     if recipe.base_run is None:
         return {}
     _check_model(recipe)
-    base, _ = split_params(boxed)
+    dtype = recipe.train.compute_dtype
+    products, whole = products_in(dtype, boxed)
+    base, _ = split_params(whole)
     shapes = nn.meta.unbox(base)
     placed = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -77,7 +80,7 @@ def load_base(recipe: Recipe, boxed: Any, mesh: Mesh) -> dict[str, Frozen]:
         state_shardings(shapes, base, mesh),
     )
     params = restore(checkpoint_dir(recipe.base_run), placed, subtree="params").state
-    return {BASE: freeze(rounded(params, base, recipe.train.compute_dtype))}
+    return {BASE: freeze(rounded(params, base, dtype, products))}
 
 
 def _check_model(recipe: Recipe) -> None:
@@ -95,26 +98,40 @@ def _check_model(recipe: Recipe) -> None:
         )
 
 
-def rounded(params: Any, boxed: Any, dtype: Any) -> Any:
-    """Parameters whose matrices are in `dtype`: not vectors, nor what has an axis of poles or taps.
+def products_in[T](dtype: Any, trace: Callable[[], T]) -> tuple[set[str], T]:
+    """Paths of the `Linear`s that a trace computes in `dtype`, to which they cast their kernels; and its result."""
+    found = set()
+
+    def record(call: Any, args: Any, options: Any, context: Any) -> Any:
+        module = context.module
+        if isinstance(module, Linear) and jnp.dtype(module.dtype) == jnp.dtype(dtype):
+            found.add("/".join(module.path))
+        return call(*args, **options)
+
+    with nn.intercept_methods(record):
+        result = trace()
+    return found, result
+
+
+def rounded(params: Any, boxed: Any, dtype: Any, products: Collection[str]) -> Any:
+    """Parameters in `dtype` where the model rounds them so anyway: kernels of products, and tables.
 
     Args:
       params: fp32.
       boxed: the same with their logical axis names.
       dtype: that products are computed in.
+      products: paths of the `Linear`s that compute in it.
     """
 
-    def cast(box: Any, x: Any) -> Any:
-        names = [name for name in axis_names(box) if name != STACKED]
-        is_matrix = len(names) > 1 and not any(name in FILTERS for name in names)
-        return x.astype(dtype) if is_matrix and jnp.issubdtype(x.dtype, jnp.floating) else x
+    def cast(path: tuple[Any, ...], box: Any, x: Any) -> Any:
+        *above, own = (str(entry.key) for entry in path)
+        is_product = own == "kernel" and "/".join(above) in products
+        is_table = axis_names(box)[0] in TABLES
+        return x.astype(dtype) if is_product or is_table else x
 
-    return jax.tree.map(cast, boxed, params, is_leaf=is_boxed)
+    return jax.tree_util.tree_map_with_path(cast, boxed, params, is_leaf=is_boxed)
 
 
-def whole(params: Any, frozen: dict[str, Frozen]) -> tuple[Any, dict[str, Frozen]]:
-    """The model's parameters in fp32 with the base merged in, and the other frozen trees."""
-    if BASE not in frozen:
-        return params, frozen
-    others = {name: tree for name, tree in frozen.items() if name != BASE}
-    return join_params(widen(frozen[BASE].params), params), others
+def whole(params: Any, frozen: Mapping[str, Frozen]) -> Any:
+    """The model's parameters in fp32: the trained ones laid over those of the base, if there is one."""
+    return join_params(widen(frozen[BASE].params), params) if BASE in frozen else params

@@ -143,9 +143,7 @@ def resolve(
         `load_base`.
     """
     patcher = recipe.patcher
-    frozen = load_base(
-        recipe, None if recipe.base_run is None else boxed_params(make_task(recipe), recipe), mesh
-    )
+    frozen = load_base(recipe, lambda: boxed_params(make_task(recipe), recipe), mesh)
     if patcher is None:
         return recipe, frozen
     model = recipe.entropy_model

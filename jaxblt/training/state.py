@@ -150,7 +150,12 @@ def whole_params(params: Any, frozen: Mapping[str, Frozen]) -> Any:
 
 
 def _still(params: Any) -> Any:
-    return jax.lax.stop_gradient(widen(params))
+    """The base as modules take it. Keep kernels as stored: scans of fp32 copies would take twice a base's memory."""
+
+    def take(path: tuple[Any, ...], x: Any) -> Any:
+        return x if getattr(path[-1], "key", None) == "kernel" else x.astype(jnp.float32)
+
+    return jax.lax.stop_gradient(jax.tree_util.tree_map_with_path(take, params))
 
 
 def content_hash(params: Any) -> str:

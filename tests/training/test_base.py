@@ -3,8 +3,8 @@
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,21 +14,24 @@ import jaxblt
 from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
-from jaxblt.training.base import rounded
+from jaxblt.training.base import products_in, rounded
 from jaxblt.training.checkpoint import Checkpointer
 from jaxblt.training.frozen_store import frozen_dir
 from jaxblt.training.integrity import StateMismatch
 from jaxblt.training.loop import fit
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import read_resolved
-from jaxblt.training.state import BASE, content_hash, whole_params
+from jaxblt.training.state import BASE, Frozen, content_hash, whole_params
+from tests.parameters import drawn
+from tests.tolerances import assert_close
 from tests.training.tiny import Letters, tiny_recipe
 
 STACK = StackConfig(
     dim=16, num_layers=2, pattern="A", mlp_dim=16, mixers={"A": AttentionConfig(dim=16, num_heads=2)}
 )
 MODEL = ByteLMConfig(stack=STACK)
-ROUTED = AdapterConfig(rank=2, router=RouterConfig(chunk=4, prefix=4, hidden=8), code=(Ema(0.5),))
+ROUTED = AdapterConfig(rank=4, router=RouterConfig(chunk=16, prefix=16), code=(Ema(0.5),))
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "adapters.md").read_text(encoding="utf-8")
 leaves = jax.tree.leaves_with_path
 SHORT = {"steps": 4, "eval_every": 0, "checkpoint_every": 2, "checkpoint_every_s": None} | {
     "optimizer": AdamWConfig(learning_rate=1e-2, warmup_steps=0)
@@ -81,7 +84,7 @@ def test_a_run_that_was_killed_ends_bit_by_bit_as_one_that_was_not(run, base_run
     jax.tree.map(np.testing.assert_array_equal, again.state, fitted.state)
     said = capsys.readouterr().out.splitlines()
     assert (
-        said[0] == "adapters        stack, rank 2: A:mixer/q, A:mixer/k, A:mixer/v, A:mixer/out, A:mlp/down"
+        said[0] == "adapters        stack, rank 4: A:mixer/q, A:mixer/k, A:mixer/v, A:mixer/out, A:mlp/down"
     )
     count = sum(x.size for x in jax.tree.leaves(fitted.state.params["stack"]["router"]))
     assert re.fullmatch(
@@ -99,21 +102,28 @@ def test_a_loaded_run_is_a_whole_model(run):
     apply = jax.jit(lambda params: loaded.model.apply({"params": params}, ids)[0])
     expected = apply(whole_params(fitted.state.params, fitted.state.frozen))
     np.testing.assert_array_equal(apply(loaded.params), expected)
-    config, params = fuse(loaded.recipe.model, loaded.params, code=jnp.ones(2))
+    config, params = fuse(loaded.recipe.model, loaded.params, code=jnp.ones(4))
     assert config == MODEL
     assert jax.tree.structure(params) == jax.tree.structure(fitted.state.frozen[BASE].params)
 
 
-def test_matrices_of_a_base_are_stored_in_the_compute_dtype(run):
-    config = ByteLMConfig(stack=StackConfig(dim=16, num_layers=2, pattern="HA", mlp_dim=16))
-    boxed = jax.eval_shape(config.build().init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
-    found = jax.eval_shape(lambda p: rounded(p, boxed, jnp.bfloat16), nn.meta.unbox(boxed))
-    dtypes = {jax.tree_util.keystr(p, simple=True, separator="/"): x.dtype for p, x in leaves(found)}
+def test_a_base_is_stored_as_the_model_reads_it():
+    """Kernels and tables in the compute dtype; what is read in fp32 stays so, recurrent matrices of a GRU too."""
+    config = ByteLMConfig(stack=StackConfig(dim=16, num_layers=3, pattern="HAU", mlp_dim=16))
+    model, ids = config.build(dtype=jnp.bfloat16), jnp.zeros((1, 8), jnp.int32)
+    trace = lambda: jax.eval_shape(model.init, jax.random.key(0), ids)["params"]  # noqa: E731
+    products, boxed = products_in(jnp.bfloat16, trace)
+    params = drawn(model, ids)["params"]
+    base = rounded(params, boxed, jnp.bfloat16, products)
+    dtypes = {jax.tree_util.keystr(p, simple=True, separator="/"): x.dtype for p, x in leaves(base)}
     block = "stack/periods/block_0"
     assert dtypes[f"{block}/mixer/in/kernel"] == dtypes["embedding/bytes"] == jnp.bfloat16
     exact = [f"{block}/mixer/short", f"{block}/mixer_norm/scale", "head/norm/scale"]
     assert {dtypes[path] for path in exact} == {jnp.dtype(jnp.float32)}
     assert {d for path, d in dtypes.items() if "/long_" in path} == {jnp.dtype(jnp.float32)}
+    logits = jax.jit(lambda params: model.apply({"params": params}, ids)[0])
+    found = logits(whole_params({}, {BASE: Frozen(base, "")}))
+    assert_close(found, logits(params), dtype=jnp.bfloat16, n=16)
 
 
 def test_a_base_of_another_hash_is_refused(run, base_run, tmp_path):
@@ -146,3 +156,23 @@ def test_what_cannot_be_a_base(run, base_run, tmp_path):
     with pytest.raises(ValueError, match=r"also_train=.* base_run is None"):
         tiny_recipe(model=MODEL, also_train=("embedding",))
     assert not (tmp_path / "a").exists()
+
+
+def test_the_guide_runs(run, base_run, monkeypatch, tmp_path):
+    """Its training is that of the run above."""
+
+    def copy_run(recipe, run_dir):
+        assert (
+            replace(recipe, name="tiny", base_run=str(base_run), train=fitted.recipe.train) == fitted.recipe
+        )
+        shutil.copytree(trained_in, run_dir)
+
+    fitted, trained_in = run
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(base_run, "runs/base")
+    monkeypatch.setattr("jaxblt.training.loop.fit", copy_run)
+    namespace: dict = {}
+    for example in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
+        exec(compile(example, "adapters.md", "exec"), namespace)
+    assert namespace["config"] == MODEL
+    assert Path("runs/peft/adapter_model.safetensors").stat().st_size

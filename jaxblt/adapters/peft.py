@@ -1,0 +1,213 @@
+"""Adapters as files that the PEFT library reads and writes: `adapter_config.json`, `adapter_model.safetensors`.
+
+A site is `base_model.model.<stack>.<period>.<block>.<name>`, with dots, by the names of an unrolled stack. Its entry
+`lora_A.weight` [r, K] is V transposed and `lora_B.weight` [N, r] is U transposed, both fp32. What `also_train` trained
+is in no such file.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from jaxblt.adapters.attach import Site, check_sites, stacks_of
+from jaxblt.adapters.merge import given_code
+from jaxblt.adapters.site import ADAPTER
+from jaxblt.models.stack import StackConfig, stack_periods, unstack_periods
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+SHOWN = 3
+"""Entries that an error names."""
+PLAIN = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False, "modules_to_save": None}
+"""What a file must say of settings that change what its entries mean, if it says anything."""
+FILES_MOST = 1 << 20
+"""Bytes of a config that is read."""
+
+
+class Place(NamedTuple):
+    """A site of one block: its path below the model, what it is, and its rank."""
+
+    path: tuple[str, ...]
+    site: Site
+    rank: int
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of the entries for V and U."""
+        stem = PREFIX + ".".join(self.path)
+        return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
+
+
+def places(config: Any) -> Iterator[Place]:
+    """The sites of every block of a model's config, by the names of unrolled stacks."""
+    stacks = stacks_of(config)
+    for name, sites in check_sites(config).items():
+        for layer in range(stacks[name].num_layers):
+            block = _block(stacks[name], layer)
+            kind = stacks[name].pattern[layer % len(stacks[name].pattern)]
+            yield from (
+                Place((name, *block, *site.name.split("/")), site, rank)
+                for site, rank in sites
+                if site.kind == kind
+            )
+
+
+def _block(stack: StackConfig, layer: int) -> tuple[str, str]:
+    period, place = divmod(layer, len(stack.pattern))
+    return ("rest" if period == stack.repeats else f"period_{period}"), f"block_{place}"
+
+
+def save_peft(
+    folder: str | os.PathLike[str],
+    config: Any,
+    params: Any,
+    *,
+    code: Float[Array, "E"] | None = None,
+    base_name: str = "",
+    base_hash: str | None = None,
+) -> None:
+    """Writes a model's adapters; nothing is overwritten.
+
+    Args:
+      folder: made if it is not there.
+      config: of the model.
+      params: of the model, or the trained part.
+      code: of a routed adapter, which such files cannot hold: the one to fix it at.
+      base_name: of the base, for readers.
+      base_hash: content hash of the base, which `load_peft` compares; stored as its "revision".
+
+    Raises:
+      FileExistsError: the folder holds an adapter already.
+      ValueError: there is a router and no code, or the stacks' adapters have other alphas.
+    """
+    file = Path(folder) / WEIGHTS
+    if file.exists() or (Path(folder) / CONFIG).exists():
+        raise FileExistsError(
+            f"{folder} holds an adapter already, and nothing is overwritten: choose another folder"
+        )
+    said = _described(config) | {"base_model_name_or_path": base_name, "revision": base_hash}
+    arrays, stacks = {}, stacks_of(config)
+    unrolled = {name: unstack_periods(params[name]) for name in check_sites(config)}
+    for place in places(config):
+        tree = _at(unrolled, (*place.path, ADAPTER))
+        numbers = given_code(stacks[place.path[0]].adapter, code)
+        v, u = (np.asarray(tree[part], np.float32) for part in ("v", "u"))
+        v, u = v.reshape(-1, place.rank).T, u.reshape(place.rank, -1).T
+        if numbers is not None:
+            u = u * np.repeat(np.asarray(numbers), place.rank // len(numbers))[None]
+        arrays |= dict(zip(place.names, map(np.ascontiguousarray, (v, u)), strict=True))
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    save_file(arrays, file, metadata={"format": "pt"})
+    (Path(folder) / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+
+
+def _at(tree: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        if name not in tree:
+            raise ValueError(f"the parameters have no adapter at {'/'.join(path)}: load or train it first")
+        tree = tree[name]
+    return tree
+
+
+def _described(config: Any) -> dict[str, Any]:
+    """The contents of `adapter_config.json`; PEFT scales by alpha over the rank of a site."""
+    found = [(place, stacks_of(config)[place.path[0]].adapter) for place in places(config)]
+    if not found:
+        raise ValueError("the config has no adapter: attach one (jaxblt.adapters.attach)")
+    alphas = {adapter.alpha * (adapter.blocks or 1) for _, adapter in found}
+    if len(alphas) > 1:
+        raise ValueError(
+            f"stacks have adapters of alphas {sorted(alphas)}, and such a file holds one: use one alpha"
+        )
+    rank = found[0][0].rank
+    others = {place.site.name.replace("/", "."): place.rank for place, _ in found if place.rank != rank}
+    return PLAIN | {
+        "r": rank,
+        "lora_alpha": alphas.pop(),
+        "lora_dropout": 0.0,
+        "rank_pattern": others,
+        "target_modules": sorted({place.site.name.replace("/", ".") for place, _ in found}),
+        "inference_mode": True,
+        "task_type": None,
+    }
+
+
+def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | None = None) -> dict[str, Any]:
+    """The adapters of a model's config from files, to lay over the base with `join_params`; fp32.
+
+    Args:
+      folder: that `save_peft` or PEFT wrote.
+      config: of the model, with a static adapter of the files' sites, rank and alpha.
+      base_hash: content hash of the base; None compares nothing.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: an entry is missing, foreign or of another shape; the rank, alpha or base is another one; the files
+        use what is not supported (DoRA, rsLoRA, biases); or they are damaged.
+    """
+    said, arrays = _read(folder)
+    _check_config(said, config, folder, base_hash)
+    expected = {name: place for place in places(config) for name in place.names}
+    for words, names in (("lacks", expected.keys() - arrays), ("has the foreign", arrays.keys() - expected)):
+        if names:
+            shown = ", ".join(sorted(names)[:SHOWN])
+            raise ValueError(
+                f"{folder} {words} entries {shown} ({len(names)} in all): its sites are not those of the config's "
+                "adapter, attach one with the same"
+            )
+    trees: dict[str, Any] = {}
+    for place in places(config):
+        v, u = (arrays[name] for name in place.names)
+        shapes = (place.rank, place.site.inputs), (place.site.outputs, place.rank)
+        if (v.shape, u.shape) != shapes:
+            raise ValueError(
+                f"{folder}: {place.names[0]} and lora_B have shapes {v.shape} and {u.shape}, expected {shapes[0]} and "
+                f"{shapes[1]}"
+            )
+        tree = trees
+        for name in (*place.path, ADAPTER):
+            tree = tree.setdefault(name, {})
+        tree["v"] = jnp.asarray(v.T.astype(np.float32).reshape(*place.site.into, place.rank))
+        tree["u"] = jnp.asarray(u.T.astype(np.float32).reshape(place.rank, *place.site.out))
+    stacks = stacks_of(config)
+    return {name: stack_periods(tree) if stacks[name].scan else tree for name, tree in trees.items()}
+
+
+def _read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    for name in (CONFIG, WEIGHTS):
+        if not (Path(folder) / name).is_file():
+            raise FileNotFoundError(f"{folder} holds no adapter: {name} is missing")
+    try:
+        with open(Path(folder) / CONFIG, "rb") as file:
+            said = json.loads(file.read(FILES_MOST))
+        arrays = load_file(Path(folder) / WEIGHTS)
+    except (ValueError, SafetensorError) as error:
+        line = " ".join(str(error).split())
+        raise ValueError(f"{folder} holds no adapter that can be read: {line}") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"{folder}/{CONFIG} holds a {type(said).__name__}, expected an object")
+    return said, arrays
+
+
+def _check_config(said: dict[str, Any], config: Any, folder: Any, base_hash: str | None) -> None:
+    if any(stack.adapter and stack.adapter.router for stack in stacks_of(config).values()):
+        raise ValueError("such files hold static adapters, and the config's has a router: set router=None")
+    wanted = PLAIN | {name: _described(config)[name] for name in ("r", "lora_alpha")}
+    if said.get("rank_pattern"):
+        wanted["rank_pattern"] = _described(config)["rank_pattern"]
+    for name, value in wanted.items():
+        if said.get(name, value) != value:
+            raise ValueError(f"{folder}/{CONFIG}: {name} is {said[name]!r}, expected {value!r}")
+    if base_hash is not None and said.get("revision") not in (None, base_hash):
+        raise ValueError(
+            f"{folder} was trained over another base: its content hash is {said['revision']}, expected {base_hash}"
+        )

@@ -1,0 +1,292 @@
+"""The property suite of adapters: what `check_mixer` asks of a mixer, and what an adapter promises of its base.
+
+An adapted stack maps [B, T, D] to [B, T, D] as a mixer does, so most properties are those of mixers: causality, packed
+documents, holes, any split of a sequence into calls, rows split over devices.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxblt.adapters.config import RouterConfig
+from jaxblt.adapters.merge import merge_stack
+from jaxblt.adapters.params import join_params, split_params
+from jaxblt.adapters.router import ROUTER
+from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state, unstack_periods
+from jaxblt.parallel import batch_sharding, make_mesh
+from jaxblt.parallel.rules import param_shardings
+from jaxblt.testing.check import PROPERTIES, Property
+from jaxblt.testing.subject import Subject, expect_close, expect_moved
+
+OF_MIXERS = (
+    "output",
+    "causal",
+    "packed",
+    "holes",
+    "odd_lengths",
+    "batch",
+    "sequence",
+    "chunked",
+    "continued",
+    "documents_streamed",
+    "holes_streamed",
+    "rows_advance_alone",
+    "split_call",
+    "state",
+    "finite_gradients",
+    "jit",
+    "bfloat16",
+    "sharded",
+)
+STEP = 0.5
+"""Of the gradient step after which a router has a gradient."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptedStack:
+    """A stack as a mixer's config; the state has the batch as leading axis.
+
+    Attributes:
+      stack: with an adapter.
+    """
+
+    stack: StackConfig
+
+    @property
+    def dim(self) -> int:
+        """Width."""
+        return self.stack.dim
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees nothing behind it."""
+        return self.stack.causal
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "AdaptedMixer":
+        """The module."""
+        return AdaptedMixer(self.stack, dtype, name=name)
+
+    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> StackState:
+        """The stack's state."""
+        return _turned(init_stack_state(self.stack, batch_size, capacity=capacity, dtype=dtype))
+
+
+class AdaptedMixer(nn.Module):
+    """A stack in the form of a mixer."""
+
+    stack: StackConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        state: StackState | None = None,
+    ) -> tuple[Float[Array, "B T D"], StackState | None]:
+        """As a mixer."""
+        inner = Stack(self.stack, self.dtype, name="stack")
+        given = None if state is None else _turned(state)
+        y, after = inner(x, segment_ids=segment_ids, positions=positions, state=given)
+        return y, None if after is None else _turned(after)
+
+
+def _turned(state: StackState) -> StackState:
+    """The state with axes of layers and batch exchanged in what is scanned."""
+    return dataclasses.replace(state, periods=jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), state.periods))
+
+
+class AdaptedSubject(Subject):
+    """An adapted stack under test, every parameter drawn: what starts at zero would hide what it does."""
+
+    def __init__(self, config: AdaptedStack, *, length: int, seed: int) -> None:
+        rng, x = np.random.default_rng(seed), jnp.zeros((1, length, config.dim), jnp.float32)
+        shapes = nn.meta.unbox(jax.eval_shape(config.build().init, jax.random.key(seed), x)["params"])
+        super().__init__(
+            config, length=length, seed=seed, params={"params": jax.tree.map(lambda s: _draw(rng, s), shapes)}
+        )
+
+    @property
+    def stack(self) -> StackConfig:
+        """The stack's config."""
+        return self.config.stack  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def own(self) -> Any:
+        """The stack's parameters."""
+        return self.params["params"]["stack"]
+
+    @functools.cached_property
+    def base(self) -> "Callable[..., jax.Array]":
+        """(params, x) -> y of the stack without an adapter."""
+        return _forward(dataclasses.replace(self.stack, adapter=None))
+
+
+def _draw(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    z = rng.standard_normal(shape.shape)
+    numbers = z / shape.shape[-2] ** 0.5 if len(shape.shape) > 1 else 1 + 0.3 * z
+    return jnp.asarray(numbers.astype(np.float32))
+
+
+def _forward(stack: StackConfig) -> Callable[..., jax.Array]:
+    return jax.jit(lambda params, x: Stack(stack).apply({"params": params}, x)[0])  # type: ignore[index]
+
+
+def with_constant_code(stack: StackConfig, fallback: float) -> StackConfig:
+    """The stack whose router never comes to its first code; without a router it is the stack itself."""
+    adapter = stack.adapter
+    if adapter.router is None:
+        return stack
+    still = RouterConfig(level="prefix", prefix=1 << 20, hidden=1, fallback=fallback)
+    return dataclasses.replace(stack, adapter=dataclasses.replace(adapter, router=still, code=()))
+
+
+def _constant_params(subject: AdaptedSubject, fallback: float) -> tuple[StackConfig, Any]:
+    """The stack with a constant code and the subject's parameters for it."""
+    stack = with_constant_code(subject.stack, fallback)
+    x = jnp.zeros((1, 4, stack.dim), jnp.float32)
+    made = nn.meta.unbox(jax.eval_shape(Stack(stack).init, jax.random.key(0), x)["params"])
+    if ROUTER not in made:
+        return stack, subject.own
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), made[ROUTER])
+    return stack, subject.own | {ROUTER: zeros}
+
+
+def check_start(subject: Any) -> None:
+    """With U = 0, as a new adapter has it, the output is the base's."""
+    base, trained = split_params(subject.own)
+    still = jax.tree_util.tree_map_with_path(
+        lambda path, x: jnp.zeros_like(x) if path[-1].key == "u" else x, trained
+    )
+    x = jnp.asarray(subject.x)
+    y = subject.parallel({"params": {"stack": join_params(base, still)}}, x, None)
+    expect_close("a new adapter changes the output", y, subject.base(base, x), subject.limit)
+    moved = subject.parallel(subject.params, x, None)
+    expect_moved("a drawn adapter changes nothing", moved, y, subject.limit)
+
+
+def check_silent(subject: Any) -> None:
+    """With c = 0 the output is the base's."""
+    stack, params = _constant_params(subject, 0.0)
+    x = jnp.asarray(subject.x)
+    y, base = _forward(stack)(params, x), subject.base(split_params(subject.own)[0], x)
+    expect_close("a code of zero changes the output", y, base, subject.limit)
+
+
+def check_dense(subject: Any) -> None:
+    """With a constant code the output is that of W + (alpha/r) V diag(c) U, merged in fp32."""
+    stack, params = _constant_params(subject, 1.0)
+    x, adapter = jnp.asarray(subject.x), subject.stack.adapter
+    code = None if adapter.router is None else jnp.full((adapter.numbers,), adapter.start, jnp.float32)
+    y, merged = _forward(stack)(params, x), merge_stack(subject.own, adapter, code)
+    expect_close("an adapter differs from its weight update", y, subject.base(merged, x), subject.limit)
+
+
+def check_learns(subject: Any) -> None:
+    """A new router has a gradient after one step: a start at which neither it nor U has one would never end."""
+    base, trained = split_params(subject.own)
+    still = lambda path: path[-1].key == "u" or path[-2].key == "code"  # noqa: E731
+    fresh = jax.tree_util.tree_map_with_path(lambda p, x: jnp.zeros_like(x) if still(p) else x, trained)
+    dy, ids = jnp.asarray(subject.noise(11, subject.x.shape)), jnp.ones(subject.x.shape[:2], jnp.int32)
+
+    def gradient(trained: Any) -> Any:
+        params = {"params": {"stack": join_params(base, trained)}}
+        found = subject.gradient(params, jnp.asarray(subject.x), ids, dy)[0]["params"]["stack"]
+        return split_params(found)[1]
+
+    stepped = jax.tree.map(
+        lambda p, g: p + STEP * g / jnp.maximum(jnp.abs(g).max(), 1), fresh, gradient(fresh)
+    )
+    if not np.any(np.asarray(gradient(stepped)[ROUTER]["code"]["kernel"])):
+        raise AssertionError("the router has no gradient after one step")
+
+
+def check_unrolled(subject: Any) -> None:
+    """Scanned and unrolled stacks agree, with the same parameters stacked and apart."""
+    other = dataclasses.replace(subject.stack, scan=False)
+    x = jnp.asarray(subject.x)
+    y = _forward(other)(unstack_periods(subject.own), x)
+    expected = subject.parallel(subject.params, x, None)
+    expect_close("the unrolled stack differs from the scanned one", y, expected, subject.limit)
+
+
+def check_tensor(subject: Any) -> None:
+    """Parameters split over fsdp and tensor, rows over data and tokens over seq give what one device gives."""
+    ids, rows = subject.documents(), 4
+    x, ids = np.resize(subject.x, (rows, *subject.x.shape[1:])), np.resize(ids, (rows, ids.shape[1]))
+    expected = jax.jit(subject.module.apply)(subject.params, jnp.asarray(x), segment_ids=jnp.asarray(ids))[0]
+    mesh = make_mesh(data=1, fsdp=2, seq=2, tensor=2)
+    boxed = jax.eval_shape(subject.module.init, jax.random.key(0), jnp.asarray(x))["params"]
+    with jax.set_mesh(mesh):
+        params = {"params": jax.device_put(subject.params["params"], param_shardings(boxed, mesh))}
+        given = jax.device_put((x, ids), batch_sharding(mesh))
+        y = jax.jit(subject.module.apply)(params, given[0], segment_ids=given[1])[0]
+    live = ids > 0
+    what = "parameters split over devices change the output"
+    expect_close(what, np.asarray(y)[live], np.asarray(expected)[live], subject.limit)
+
+
+def _is_routed(config: Any) -> bool:
+    return config.stack.adapter.router is not None
+
+
+def _is_scanned(config: Any) -> bool:
+    return config.stack.scan and config.stack.repeats > 0
+
+
+ADAPTER_PROPERTIES: tuple[Property, ...] = (
+    Property("start", check_start),
+    Property("silent", check_silent, _is_routed),
+    Property("dense", check_dense),
+    Property("learns", check_learns, _is_routed),
+    Property("unrolled", check_unrolled, _is_scanned),
+    Property("tensor", check_tensor, devices=8),
+    *(prop for prop in PROPERTIES if prop.name in OF_MIXERS),
+)
+
+
+def check_adapter(
+    stack: StackConfig, *, length: int = 24, seed: int = 0, only: Sequence[str] | None = None
+) -> list[str]:
+    """Runs the property suite on a stack with an adapter; returns the names of the properties that were checked.
+
+    Keep the stack tiny (dim 8 to 16, one or two blocks) and the router's chunk and prefix below `length`: the suite
+    compares many passes. Parameters are drawn, U and the router's last kernel too.
+
+    Args:
+      stack: with an adapter, as `jaxblt.adapters.attach` makes it.
+      length: tokens a row, at least 14.
+      seed: of parameters and inputs.
+      only: names of the properties to check; None for all that apply and have enough devices.
+
+    Raises:
+      AssertionError: a property does not hold; names it, the size of the error and the tolerance.
+      ValueError: the stack has no adapter, or a name in `only` is unknown or needs more devices than there are.
+    """
+    known = [p.name for p in ADAPTER_PROPERTIES]
+    if stack.adapter is None:
+        raise ValueError("the stack has no adapter to check: attach one (jaxblt.adapters.attach)")
+    if unknown := sorted(set(only or ()) - set(known)):
+        raise ValueError(f"no property is called {unknown}, expected names of {known}")
+    subject = AdaptedSubject(AdaptedStack(stack), length=length, seed=seed)
+    chosen = [p for p in ADAPTER_PROPERTIES if (only is None or p.name in only) and p.applies(subject.config)]
+    many = [p.name for p in chosen if p.devices > jax.device_count()]
+    if many and only is not None:
+        raise ValueError(f"{many} need more than the {jax.device_count()} devices that there are")
+    for prop in chosen:
+        if prop.name in many:
+            continue
+        try:
+            prop.check(subject)
+        except AssertionError as error:
+            raise AssertionError(f"{prop.name}: {error}") from error
+    return [p.name for p in chosen if p.name not in many]

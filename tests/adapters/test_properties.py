@@ -1,0 +1,54 @@
+"""Adapted stacks pass `check_adapter`, whatever the mixers below and the level of the code."""
+
+import dataclasses
+
+import pytest
+
+from jaxblt.adapters import AdapterConfig, Clamp, Confidence, Ema, RouterConfig, TopK
+from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
+from jaxblt.models import StackConfig
+from jaxblt.testing import check_adapter
+
+MIXERS = {"A": AttentionConfig(dim=8, num_heads=2), "R": GatedRecurrenceConfig(dim=8)}
+STACK = StackConfig(dim=8, num_layers=1, pattern="R", mixers=MIXERS, mlp_dim=8)
+ROUTER = RouterConfig(level="chunk", chunk=5, prefix=3, hidden=8)
+ADAPTERS = {
+    "static": AdapterConfig(rank=2),
+    "prefix": AdapterConfig(rank=2, router=dataclasses.replace(ROUTER, level="prefix", fallback=0.0)),
+    "chunk": AdapterConfig(rank=2, router=ROUTER, code=(Confidence(), Ema(0.5), Clamp(1.5))),
+    "ahead": AdapterConfig(
+        rank=4, blocks=2, router=dataclasses.replace(ROUTER, chunk=3, lag=2), code=(Ema(0.5),)
+    ),
+    "token": AdapterConfig(
+        rank=4, blocks=4, router=dataclasses.replace(ROUTER, level="token"), code=(TopK(2),)
+    ),
+}
+
+
+def stack_of(name, **changes):
+    return dataclasses.replace(STACK, adapter=ADAPTERS[name], **changes)
+
+
+QUICK = ("start", "learns", "packed", "holes_streamed")
+
+
+def test_a_routed_adapter():
+    assert check_adapter(stack_of("chunk"), only=QUICK, length=16) == list(QUICK)
+
+
+TURNS = pytest.mark.slow(weekly=1, group="properties of adapters")
+CASES = [
+    ("static", {}),
+    ("prefix", {}),
+    ("chunk", {}),
+    ("ahead", {}),
+    ("token", {}),
+    ("static", {"pattern": "HA", "num_layers": 2}),
+    ("chunk", {"pattern": "A", "num_layers": 3, "remat": "full"}),
+    ("chunk", {"pattern": "D", "num_layers": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), [pytest.param(*case, marks=TURNS) for case in CASES])
+def test_every_property(name, changes):
+    assert len(check_adapter(stack_of(name, **changes))) > 20
