@@ -125,10 +125,11 @@ class Head(nn.Module):
     vocab_size: int
     tied: bool
     dtype: Any
+    epsilon: float = 1e-6
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], embedding: ByteEmbedding) -> Float[Array, "B T V"]:
-        x = RMSNorm(dtype=self.dtype, name="norm")(x)
+        x = RMSNorm(self.dtype, self.epsilon, name="norm")(x)
         if self.tied:
             return embedding.attend(x)
         sizes, names = {"v": self.vocab_size}, ("embed", "vocab")
@@ -151,8 +152,9 @@ class ByteLM(nn.Module):
 
     def setup(self) -> None:
         self.embedding = ByteEmbedding(self.config.embedding, self.dtype)
-        self.stack = Stack(self.config.stack, self.dtype)
-        self.head = Head(self.config.vocab_size, self.config.tie_head, self.dtype)
+        config = self.config
+        self.stack = Stack(config.stack, self.dtype)
+        self.head = Head(config.vocab_size, config.tie_head, self.dtype, config.stack.norm_epsilon)
 
     def __call__(
         self,

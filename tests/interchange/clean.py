@@ -1,4 +1,4 @@
-"""Logits of the runs in a folder, as a clean process finds them: python -m tests.interchange.clean FOLDER."""
+"""What a clean process finds in a folder of runs and programs: python -m tests.interchange.clean FOLDER."""
 
 import sys
 from pathlib import Path
@@ -8,11 +8,15 @@ import numpy as np
 
 import jaxblt
 from jaxblt.data import Batch
+from jaxblt.interchange import read_program
 from jaxblt.training.step import predict
-from tests.answers.runs import SEQ_LEN
+from tests.answers.runs import SEQ_LEN, SHORT
 from tests.compiled import compiled_once_and_quickly
 
 NAMES = ("bytes", "patches")
+PROGRAMS = ("score", "embed")
+SIZES = (1, 3)
+"""Records that each program is asked about."""
 
 
 def logits_of(run) -> np.ndarray:
@@ -28,6 +32,11 @@ def logits_of(run) -> np.ndarray:
 def main(folder: Path) -> None:
     with compiled_once_and_quickly(str(folder / "compiled")):
         found = {name: logits_of(jaxblt.load(folder / name)) for name in NAMES}
+        for question in PROGRAMS:
+            program = read_program(folder / f"{question}.bin")
+            for size in SIZES:
+                answers = program(SHORT[:size])
+                found |= {f"{question}.{size}.{name}": x for name, x in answers.items()}
     np.savez(folder / "found.npz", **found)
 
 

@@ -1,8 +1,6 @@
 """A run becomes one file and a run folder again, in whole or not at all."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +17,6 @@ from jaxblt.interchange import read_run, write_run
 from jaxblt.interchange.tensors import write_tensors
 from tests.interchange.clean import NAMES, logits_of
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def text_of(file) -> dict[str, str]:
     with safe_open(file, framework="np") as opened:
@@ -35,25 +31,9 @@ def changed(file, out, edit) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def files(runs, tmp_path_factory) -> Path:
-    """A folder with a file of each run."""
-    folder = tmp_path_factory.mktemp("files")
+def test_a_clean_process_reads_the_same_logits(runs, files, found):
     for name in NAMES:
-        write_run(runs[name], folder / f"{name}.safetensors")
-    return folder
-
-
-def test_a_clean_process_reads_the_same_logits(runs, files):
-    for name in NAMES:
-        read_run(files / f"{name}.safetensors", files / name)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interchange.clean", files], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    with np.load(files / "found.npz") as found:
-        for name in NAMES:
-            np.testing.assert_allclose(found[name], logits_of(runs[name]), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(found[name], logits_of(runs[name]), rtol=0, atol=1e-6)
     assert not list(files.glob(".*"))
 
 
