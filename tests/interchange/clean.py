@@ -1,4 +1,4 @@
-"""What a clean process finds in a folder of runs and programs: python -m tests.interchange.clean FOLDER."""
+"""What a clean process finds in a folder's runs and programs: python -m tests.interchange.clean FOLDER NAME ..."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,6 @@ from tests.answers.runs import SEQ_LEN, SHORT
 from tests.compiled import compiled_once_and_quickly
 
 NAMES = ("bytes", "patches")
-PROGRAMS = ("score", "embed")
 SIZES = (1, 3)
 """Records that each program is asked about."""
 
@@ -29,16 +28,18 @@ def logits_of(run) -> np.ndarray:
     return np.asarray(find(run.params, run.frozen, jax.tree.map(jax.numpy.asarray, batch)))
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *names: str) -> None:
+    found = {}
     with compiled_once_and_quickly(str(folder / "compiled")):
-        found = {name: logits_of(jaxblt.load(folder / name)) for name in NAMES}
-        for question in PROGRAMS:
-            program = read_program(folder / f"{question}.bin")
+        for name in names:
+            if (folder / name).is_dir():
+                found[name] = logits_of(jaxblt.load(folder / name))
+                continue
+            program = read_program(folder / name)
             for size in SIZES:
-                answers = program(SHORT[:size])
-                found |= {f"{question}.{size}.{name}": x for name, x in answers.items()}
+                found |= {f"{name}.{size}.{what}": x for what, x in program(SHORT[:size]).items()}
     np.savez(folder / "found.npz", **found)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

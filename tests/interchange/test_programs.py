@@ -10,7 +10,7 @@ import pytest
 
 from jaxblt.cli.main import main
 from jaxblt.interchange import make_embed_program, make_score_program, read_program, write_program
-from tests.answers.runs import BYTES, HEADS, SEQ_LEN, SHORT
+from tests.answers.runs import HEADS, SEQ_LEN, SHORT
 from tests.interchange.clean import SIZES
 from tests.mixer_table import table
 
@@ -26,7 +26,7 @@ def check_scores(run, nats: np.ndarray) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_scores_are_the_runs(runs, found, size):
-    check_scores(runs["bytes"], found[f"score.{size}.nats"])
+    check_scores(runs["bytes"], found[f"score.bin.{size}.nats"])
 
 
 @pytest.mark.slow(weekly=1, group="interchange")
@@ -42,8 +42,10 @@ def test_scores_of_patches_are_the_runs(runs, tmp_path):
 @pytest.mark.parametrize("size", SIZES)
 def test_embeddings_are_the_runs(runs, found, size):
     expected = np.stack(runs["bytes"].embed(SHORT[:size]).arrays)
-    np.testing.assert_allclose(found[f"embed.{size}.states"], expected, rtol=1e-5, atol=1e-5)
-    assert [sum(row > 0) for row in found[f"embed.{size}.held"]] == [len(record) for record in SHORT[:size]]
+    np.testing.assert_allclose(found[f"embed.bin.{size}.states"], expected, rtol=1e-5, atol=1e-5)
+    assert [sum(row > 0) for row in found[f"embed.bin.{size}.held"]] == [
+        len(record) for record in SHORT[:size]
+    ]
 
 
 @pytest.mark.slow(weekly=1, group="interchange")
@@ -58,22 +60,22 @@ def test_embeddings_of_every_pool_are_the_runs(runs, tmp_path, name, pool):
         np.testing.assert_allclose(states, own, rtol=1e-5, atol=1e-5)
 
 
-def test_a_program_says_what_it_is_and_holds_no_kernel(files):
-    program = read_program(files / "score.bin")
+def test_a_program_says_what_it_is_and_holds_no_kernel(programs):
+    program = read_program(programs / "score.bin")
     about = program.about
     assert (about["answer"], about["most_bytes"], about["scores_eos"]) == ("score", SEQ_LEN - 1, True)
     assert about["arguments"] == [*sorted(program.arrays), "bytes", "lengths"]
     assert "model.embedding.bytes" in about["arguments"]
     assert program.exported.platforms == ("cpu", "cuda")
     assert all(": xla on cpu" in line for line in about["ops"])
-    assert len(about["ops"]) > 1
+    assert any(line.startswith("attention") for line in about["ops"])
     custom = {
         line.split("@")[1].split("(")[0]
         for line in program.exported.mlir_module().splitlines()
         if "custom_call @" in line
     }
     assert custom <= {"shape_assertion"}
-    with zipfile.ZipFile(files / "score.bin") as archive:
+    with zipfile.ZipFile(programs / "score.bin") as archive:
         assert archive.read("program.stablehlo") == program.exported.mlir_module_serialized
         assert json.loads(archive.read("about.json"))["versions"]["jax"] == jax.__version__
 
@@ -81,7 +83,7 @@ def test_a_program_says_what_it_is_and_holds_no_kernel(files):
 def test_what_a_program_cannot_hold_is_refused_with_its_reason(runs, tmp_path):
     run = runs["bytes"]
     mixers = table(attention=replace(HEADS, implementation="cudnn"))
-    model = replace(BYTES, stack=replace(BYTES.stack, mixers={**BYTES.stack.mixers, **mixers}))
+    model = replace(run.recipe.model, stack=replace(run.recipe.model.stack, mixers=mixers))
     named = replace(run, recipe=replace(run.recipe, model=model))
     with pytest.raises(
         ValueError, match=r"cannot be exported as StableHLO: .*'cudnn' cannot run here.*leave"
@@ -100,8 +102,8 @@ def test_what_a_program_cannot_hold_is_refused_with_its_reason(runs, tmp_path):
         read_program(tmp_path / "none.bin")
 
 
-def test_records_that_a_row_cannot_hold_are_refused(files):
-    program = read_program(files / "score.bin")
+def test_records_that_a_row_cannot_hold_are_refused(programs):
+    program = read_program(programs / "score.bin")
     for records, says in (
         ([], "no records were given"),
         ([b"a", b""], "record 1 is 0 bytes, expected 1 to 63 bytes"),
@@ -112,15 +114,8 @@ def test_records_that_a_row_cannot_hold_are_refused(files):
             program(records)
 
 
-def test_the_command_writes_programs(files, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run = str(files / "bytes")
-    main(
-        ["export", run, "--stablehlo", "score", "--length", "32", "--out", "score.bin", "--platforms", "cpu"]
-    )
-    said = capsys.readouterr().out
-    assert said.startswith("wrote score.bin: score of records of up to 31 bytes, for cpu, ")
-    assert read_program("score.bin").exported.platforms == ("cpu",)
+def test_options_that_do_not_go_together_are_named(files, tmp_path):
+    run, out = str(files / "bytes"), str(tmp_path / "other.bin")
     for argv, says in (
         (["--stablehlo", "score"], "--stablehlo needs --length, the positions of a row"),
         (["--length", "32"], "--length belongs to --stablehlo"),
@@ -128,5 +123,5 @@ def test_the_command_writes_programs(files, tmp_path, monkeypatch, capsys):
         (["--stablehlo", "score", "--length", "32", "--dtype", "bfloat16"], "--dtype belongs to safetensors"),
     ):
         with pytest.raises(ValueError, match=says):
-            main(["export", run, "--out", "other.bin", *argv])
-    assert [path.name for path in tmp_path.iterdir()] == ["score.bin"]
+            main(["export", run, "--out", out, *argv])
+    assert not list(tmp_path.iterdir())
