@@ -111,9 +111,9 @@ def embed(
         raise ValueError(f"pool must be one of {', '.join(map(repr, get_args(Pool)))}, got {pool!r}")
     reader = make_reader(run, window=window, batch_size=batch_size)
     source = open_records(sequences, run.recipe.data)
-    number = _default_layer(run.model, pool) if layer is None else layer
+    number = default_layer(run.model, pool) if layer is None else layer
     place = find_layer(run.model, number)
-    _check_pool(place, number, pool)
+    check_pool(place, number, pool)
     # BOS and every byte is an input, so there is one pair more than bytes
     pairs = np.asarray(source.lengths, np.int64) + 1
     if place.of_patches:
@@ -123,7 +123,8 @@ def embed(
     return Embeddings(tuple(source.names), lengths, arrays, patch_lengths, number, pool)
 
 
-def _default_layer(model: Any, pool: Pool) -> int | Literal["final"]:
+def default_layer(model: Any, pool: Pool) -> int | Literal["final"]:
+    """The layer that a pool is of where none is named."""
     if pool != "per_patch":
         return "final"
     latent = [i for i, layer in enumerate(layers_of(model)) if layer.of_patches]
@@ -134,7 +135,8 @@ def _default_layer(model: Any, pool: Pool) -> int | Literal["final"]:
     return latent[-1]
 
 
-def _check_pool(layer: Layer, number: int | str, pool: Pool) -> None:
+def check_pool(layer: Layer, number: int | str, pool: Pool) -> None:
+    """Raises ValueError if a layer of bytes is asked for patches, or the other way round."""
     kind = "patches" if layer.of_patches else "bytes"
     if (pool == "per_patch" and kind == "bytes") or (pool == "per_byte" and kind == "patches"):
         other = "per_byte" if kind == "bytes" else "per_patch"
@@ -193,8 +195,7 @@ def _check_finite(
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _row_states(
+def row_states(
     task: Task, layer: Layer, pool: Pool, params: Any, frozen: Any, batch: Batch
 ) -> tuple[Float[Array, "B *S D"], Int[Array, "B S"], Bool[Array, "B"]]:
     """States in fp32, those of a row summed up or picked where they are to be pooled.
@@ -225,6 +226,9 @@ def _row_states(
     elif pool == "mean":
         states = jnp.sum(jnp.where(live[..., None], states, 0.0), 1)
     return states, counts, finite
+
+
+_row_states = partial(jax.jit, static_argnums=(0, 1, 2))(row_states)
 
 
 def _bytes_held(batch: Batch, patches: Patches | None) -> Int[Array, "B S"]:

@@ -183,8 +183,7 @@ def _pieces(reader: Reader, source: DocumentSource, pairs: np.ndarray) -> Iterat
         warn_overflow(refused, wanted, capacity=patcher.slots, block_size=patcher.block_size)
 
 
-@partial(jax.jit, static_argnums=0)
-def _target_nats(
+def target_nats(
     task: Task, params: Any, frozen: Any, batch: Batch
 ) -> tuple[Float[Array, "B T"], tuple[Any, Any]]:
     """log p of every target, and boundaries refused and asked for."""
@@ -198,6 +197,9 @@ def _target_nats(
         return nats, (jnp.int32(0), jnp.int32(0))
     refused = jnp.sum(patches.overflow)
     return nats, (refused, refused + jnp.sum(patches.lengths > 0))
+
+
+_target_nats = partial(jax.jit, static_argnums=0)(target_nats)
 
 
 def _check_finite(nats: np.ndarray, span: Span, source: DocumentSource, reader: Reader) -> None:

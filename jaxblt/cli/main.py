@@ -23,7 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "patch": ("jaxblt.cli.patch", "cut a file into patches, draw them, write entropies"),
     "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),
     "export": ("jaxblt.cli.export", "write a run to one file for other programs"),
-    "import": ("jaxblt.cli.import_run", "make a run folder of such a file"),
+    "import": (
+        "jaxblt.cli.import_run",
+        "make a run folder of such a file, or of a Hugging Face model's part",
+    ),
     "new": ("jaxblt.cli.new", "write a recipe file of your own to start from"),
     "data": ("jaxblt.cli.data", "fetch the data of the built-in recipes"),
     "demo": ("jaxblt.cli.demo", "train and show everything in small, on an embedded book"),

@@ -1,10 +1,25 @@
 """Runs as files of other formats, and models of other libraries as runs.
 
 - `write_run`, `read_run`: parameters and recipe as one safetensors file, and back to a run folder.
+- `make_score_program`, `make_embed_program`, `write_program`, `read_program`: what a run answers as StableHLO.
+- `read_patcher`, `read_global`: parts of Hugging Face's `BltForCausalLM`.
 
-Checkpoints of a run that trains are in `jaxblt.training.checkpoint`. Nothing here trains or answers.
+Checkpoints of a run that trains are in `jaxblt.training.checkpoint`. Nothing here trains.
 """
 
+from jaxblt.interchange.hf_blt import read_global, read_patcher
+from jaxblt.interchange.program_file import Program, read_program, write_program
+from jaxblt.interchange.programs import make_embed_program, make_score_program
 from jaxblt.interchange.runs import read_run, write_run
 
-__all__ = ["read_run", "write_run"]
+__all__ = [
+    "Program",
+    "make_embed_program",
+    "make_score_program",
+    "read_global",
+    "read_patcher",
+    "read_program",
+    "read_run",
+    "write_program",
+    "write_run",
+]

@@ -1,48 +1,115 @@
 """Export and import as commands; each returns the line to print."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from jaxblt.interchange.runs import Dtype, read_run, write_run
+from jaxblt.answers.embed import Pool
+from jaxblt.interchange.hf_blt import read_patcher, refuse_whole
+from jaxblt.interchange.program_file import write_program
+from jaxblt.interchange.programs import PLATFORMS, Platform, make_embed_program, make_score_program
+from jaxblt.interchange.runs import Dtype, read_run, write_run, write_run_folder
+from jaxblt.interchange.tensors import check_new
 from jaxblt.validation import whole
 
+if TYPE_CHECKING:
+    from jaxblt.run import Run
 
-def export(run_dir: Path, /, *, out: Path, step: int | None = None, dtype: Dtype = "float32") -> str:
-    """Write a run to one file for other programs: parameters and recipe as safetensors.
 
-    Entries are named by their paths, such as model.embedding.bytes; frozen trees, such as the entropy model, begin with
-    frozen.NAME. The recipe and the step are in the file's metadata. There is no optimiser.
+def export(
+    run_dir: Path,
+    /,
+    *,
+    out: Path,
+    step: int | None = None,
+    dtype: Dtype | None = None,
+    stablehlo: Literal["score", "embed"] | None = None,
+    length: int | None = None,
+    layer: int | Literal["final"] | None = None,
+    pool: Pool | None = None,
+    platforms: tuple[Platform, ...] | None = None,
+) -> str:
+    """Write a run to one file for other programs: parameters and recipe as safetensors, or a StableHLO program.
+
+    In a safetensors file entries are named by their paths, such as model.embedding.bytes; frozen trees, such as the
+    entropy model, begin with frozen.NAME. The recipe and the step are in the file's metadata. There is no optimiser.
+
+    A StableHLO program answers what jaxblt score or jaxblt embed does, for any number of records of one row.
 
     Args:
       run_dir: folder of the run.
       out: file to write; a file that exists is never overwritten.
       step: of the checkpoint; by default the newest.
-      dtype: of the model's parameters in the file; bfloat16 rounds them.
+      dtype: of the model's parameters in a safetensors file, float32 by default; bfloat16 rounds them.
+      stablehlo: write a program that answers this question, with its parameters, in place of safetensors.
+      length: positions of a program's row; a longer record is refused.
+      layer: of embed: number of a block, negative from the end, or "final".
+      pool: of embed: "mean" (the default), "last", "per_byte" or "per_patch".
+      platforms: that a program is lowered for, cpu and cuda by default.
 
     Returns:
       A line that says what was written.
     """
-    from jaxblt.interchange.tensors import check_new
     from jaxblt.run import load
 
     if step is not None:
         whole("--step", step, least=0)
     check_new(out)
-    run = load(run_dir, step=step)
-    found = write_run(run, out, dtype=dtype)
-    return f"wrote {out}: {found.arrays} arrays of step {run.step}, {found.size:,} bytes"
+    given = {"--length": length, "--layer": layer, "--pool": pool, "--platforms": platforms}
+    if stablehlo is None:
+        _refuse(given, "belongs to --stablehlo")
+        run = load(run_dir, step=step)
+        found = write_run(run, out, dtype=dtype or "float32")
+        return f"wrote {out}: {found.arrays} arrays of step {run.step}, {found.size:,} bytes"
+    _refuse({"--dtype": dtype}, "belongs to safetensors: a program computes in the dtype of the run")
+    if stablehlo == "score":
+        _refuse({"--layer": layer, "--pool": pool}, "belongs to --stablehlo embed")
+    if length is None:
+        raise ValueError("--stablehlo needs --length, the positions of a row, such as --length 8192")
+    on = PLATFORMS if platforms is None else platforms
+    run: Run = load(run_dir, step=step)
+    if stablehlo == "score":
+        made = make_score_program(run, length, platforms=on)
+    else:
+        made = make_embed_program(run, length, layer=layer, pool=pool or "mean", platforms=on)
+    size, most = write_program(made, out), made.about["most_bytes"]
+    return f"wrote {out}: {stablehlo} of records of up to {most:,} bytes, for {', '.join(on)}, {size:,} bytes"
 
 
-def import_run(source: Path, /, *, out: Path) -> str:
-    """Make a run folder of a file that jaxblt export wrote.
+def import_run(source: Path, /, *, out: Path, part: Literal["patcher"] | None = None) -> str:
+    """Make a run folder of a file that jaxblt export wrote, or of a part of a Hugging Face BltForCausalLM.
 
     Everything is checked before anything is written. The folder holds no optimiser: train from it with --init-from.
 
     Args:
-      source: safetensors file.
+      source: safetensors file of jaxblt export, or the folder of a Hugging Face model.
       out: run folder to make; a folder that holds anything is never touched.
+      part: of a Hugging Face model: patcher is its entropy model.
 
     Returns:
       A line that says what was written.
     """
+    if source.is_dir():
+        return _import_part(source, out, part)
+    _refuse({"--part": part}, "belongs to the folder of a Hugging Face model")
     found = read_run(source, out)
     return f"wrote {out}: {found.arrays} arrays of {source}; jaxblt.load({str(out)!r}) opens it"
+
+
+def _import_part(source: Path, out: Path, part: str | None) -> str:
+    if part is None:
+        refuse_whole(source)
+    found = read_patcher(source, name=out.name)
+    write_run_folder(out, found.recipe, found.params, {}, step=0)
+    patcher = found.patcher
+    longest = "" if patcher.max_length is None else f", max_length {patcher.max_length}"
+    return (
+        f"wrote {out}: the entropy model of {source}, for entropy_run; there its patches have threshold "
+        f"{patcher.threshold} nats{longest}"
+    )
+
+
+def _refuse(given: dict[str, object], why: str) -> None:
+    """Raises ValueError, naming the option, if one of those given is not None."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} {why}: leave it out")

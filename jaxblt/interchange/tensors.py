@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors import SafetensorError, deserialize, safe_open
+from safetensors.numpy import save, save_file
 
 from jaxblt.answers.tables import whole_file
 from jaxblt.training.safe_files import one_line
@@ -62,15 +62,33 @@ def write_tensors(
     Raises:
       ValueError: an array has a dtype that is not in `DTYPES`.
     """
+    ready = _ready(arrays)
+    with whole_file(file) as partial:
+        save_file(ready, partial, dict(metadata))
+    return Path(file).stat().st_size
+
+
+def pack_tensors(arrays: Mapping[str, Any]) -> bytes:
+    """Arrays by name as the bytes of a safetensors file; errors as of `write_tensors`."""
+    return save(_ready(arrays))
+
+
+def unpack_tensors(data: bytes) -> Arrays:
+    """The inverse of `pack_tensors`."""
+    return {
+        name: np.frombuffer(told["data"], DTYPES[told["dtype"]]).reshape(told["shape"])
+        for name, told in deserialize(data)
+    }
+
+
+def _ready(arrays: Mapping[str, Any]) -> Arrays:
     # The library writes the memory of an array as it lies, whatever its strides
     whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     known = [np.dtype(dtype) for dtype in DTYPES.values()]
     for name, array in whole.items():
         if array.dtype not in known:
             raise ValueError(f"{name} is {array.dtype}, expected one of {', '.join(map(str, known))}")
-    with whole_file(file) as partial:
-        save_file(whole, partial, dict(metadata))
-    return Path(file).stat().st_size
+    return whole
 
 
 def read_header(file: str | os.PathLike[str]) -> Header:

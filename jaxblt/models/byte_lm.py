@@ -125,9 +125,10 @@ class Head(nn.Module):
     vocab_size: int
     tied: bool
     dtype: Any
+    epsilon: float = 1e-6
 
     def setup(self) -> None:
-        self.norm = RMSNorm(dtype=self.dtype)
+        self.norm = RMSNorm(self.dtype, self.epsilon)
         if not self.tied:
             sizes, names = {"v": self.vocab_size}, ("embed", "vocab")
             self.logits = Linear("btd,dv->btv", sizes, names, self.dtype, accumulate=jnp.float32)
@@ -157,8 +158,9 @@ class ByteLM(nn.Module):
 
     def setup(self) -> None:
         self.embedding = ByteEmbedding(self.config.embedding, self.dtype)
-        self.stack = Stack(self.config.stack, self.dtype)
-        self.head = Head(self.config.vocab_size, self.config.tie_head, self.dtype)
+        config = self.config
+        self.stack = Stack(config.stack, self.dtype)
+        self.head = Head(config.vocab_size, config.tie_head, self.dtype, config.stack.norm_epsilon)
 
     def __call__(
         self,

@@ -93,6 +93,7 @@ class StackConfig:
       remat: what a block keeps for the backward pass (see `jaxblt.models.remat`).
       scan: compile one period of the pattern and loop over it, instead of every block; what the backward pass needs
         is copied into stacked arrays then.
+      norm_epsilon: added to the mean square in the norms of the blocks, and in the norm behind the stack.
       adapter: of the products in the blocks (`jaxblt.adapters.attach` sets it), or None.
     """
 
@@ -105,6 +106,7 @@ class StackConfig:
     causal: bool = True
     remat: Remat = "none"
     scan: bool = True
+    norm_epsilon: float = 1e-6
     adapter: Any = None
 
     def __post_init__(self) -> None:
@@ -113,6 +115,7 @@ class StackConfig:
         check_bounds(self, "num_layers", least=1, most=MOST_LAYERS)
         check_bounds(self, "mlp_dim", least=0, why=": 0 for no MLP, None for 8/3 dim")
         check_bounds(self, "dropout", least=0, below=1, why=": it is the share that is dropped")
+        check_bounds(self, "norm_epsilon", above=0)
         self._fill_table()
         apart = [name for name in self.pattern if _layout(self.mixers[name]) != CONTIGUOUS]
         if apart and set(self.pattern) != {apart[0]}:
@@ -255,7 +258,7 @@ class Block(nn.Module):
         x = checkpoint_name(x, BLOCK_INPUT)
         mixer = config.mixer(self.kind).build(dtype=self.dtype, name="mixer")
         y, state = mixer(
-            RMSNorm(dtype=self.dtype, name="mixer_norm")(x),
+            RMSNorm(self.dtype, config.norm_epsilon, name="mixer_norm")(x),
             segment_ids=segment_ids,
             positions=positions,
             state=state,
@@ -263,7 +266,7 @@ class Block(nn.Module):
         x = x + self._drop(y)
         if config.hidden:
             mlp = MLP(config.hidden, self.dtype, out_scale=(2 * config.num_layers) ** -0.5, name="mlp")
-            x = x + self._drop(mlp(RMSNorm(dtype=self.dtype, name="mlp_norm")(x)))
+            x = x + self._drop(mlp(RMSNorm(self.dtype, config.norm_epsilon, name="mlp_norm")(x)))
         if segment_ids is not None:
             # holes and padding stay zero, so that no later mixer can tell what an earlier one left there
             x = x * (segment_ids > 0)[..., None].astype(x.dtype)

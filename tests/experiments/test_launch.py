@@ -1,7 +1,9 @@
 """The sample launchers start what they say, with variables that the library understands."""
 
 import os
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ import yaml
 
 from jaxblt.parallel.launch import Launch, find_launch
 
-LAUNCH = Path(__file__).resolve().parents[2] / "experiments" / "launch"
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH = ROOT / "experiments" / "launch"
+CUDA = ("12", "13")
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -39,3 +43,53 @@ def test_the_batch_script_hands_its_arguments_to_every_task(tmp_path: Path) -> N
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
     said = "64|--kill-on-bad-exit=1|python|-m|experiments.train|books|--name|a b|"
     assert done.stdout == said
+
+
+def instructions(version: str) -> list[tuple[str, str]]:
+    """What a Dockerfile does, line by line: (instruction, arguments)."""
+    lines = (LAUNCH / f"Dockerfile.cuda{version}").read_text(encoding="utf-8").splitlines()
+    done = [line.partition(" ") for line in lines if line and not line.startswith("#")]
+    return [(name, rest) for name, _, rest in done]
+
+
+def container() -> dict:
+    """Of the job set."""
+    job_set = yaml.safe_load((LAUNCH / "jobset.yaml").read_text(encoding="utf-8"))
+    (job,) = job_set["spec"]["replicatedJobs"]
+    return job["template"]["spec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize("version", CUDA)
+def test_an_image_holds_what_the_package_is_built_of(version: str) -> None:
+    """Nothing is built here: what a Dockerfile copies and installs is read."""
+    done = instructions(version)
+    assert done[0] == ("FROM", "python:3.12-slim")
+    install = next(i for i, (name, rest) in enumerate(done) if name == "RUN")
+    copied = [word for name, rest in done[:install] if name == "COPY" for word in rest.split()[:-1]]
+    assert all((ROOT / source).exists() for source in copied)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    needed |= {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    needed |= {os.path.relpath((ROOT / "jaxblt" / "recipes").resolve(), ROOT), "constraints.txt"}
+    assert needed <= set(copied)
+    assert done[install][1] == f'pip install --no-cache-dir -c constraints.txt ".[cuda{version}]"'
+    extra = project["project"]["optional-dependencies"][f"cuda{version}"]
+    assert any(requirement.startswith(f"jax[cuda{version}]") for requirement in extra)
+
+
+@pytest.mark.parametrize("version", CUDA)
+def test_an_image_is_called_what_its_command_and_the_job_set_say(version: str) -> None:
+    file = LAUNCH / f"Dockerfile.cuda{version}"
+    (said,) = re.findall(
+        r"docker build -f (\S+) -t (\S+) \.$", file.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert said == (str(file.relative_to(ROOT)), f"jaxblt:cuda{version}")
+    pod = container()
+    named = pod["image"].partition(":cuda")
+    assert named[0] == "jaxblt"
+    assert named[2] in CUDA
+    assert ("WORKDIR", pod["workingDir"]) in instructions(version)
+    folder = pod["command"][2].partition(".")[0]
+    assert ("COPY", f"{folder} {folder}") in instructions(version)
+    slurm = (LAUNCH / "slurm.sbatch").read_text(encoding="utf-8")
+    assert all((ROOT / name).is_file() for name in re.findall(r"experiments/launch/\S+\.cuda\d+", slurm))

@@ -1,4 +1,4 @@
-"""Logits of the runs in a folder, as a clean process finds them: python -m tests.interchange.clean FOLDER."""
+"""What a clean process finds in a folder's runs and programs: python -m tests.interchange.clean FOLDER NAME ..."""
 
 import sys
 from pathlib import Path
@@ -8,11 +8,14 @@ import numpy as np
 
 import jaxblt
 from jaxblt.data import Batch
+from jaxblt.interchange import read_program
 from jaxblt.training.step import predict
-from tests.answers.runs import SEQ_LEN
+from tests.answers.runs import SEQ_LEN, SHORT
 from tests.compiled import compiled_once_and_quickly
 
 NAMES = ("bytes", "patches")
+SIZES = (1, 3)
+"""Records that each program is asked about."""
 
 
 def logits_of(run) -> np.ndarray:
@@ -25,11 +28,18 @@ def logits_of(run) -> np.ndarray:
     return np.asarray(find(run.params, run.frozen, jax.tree.map(jax.numpy.asarray, batch)))
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *names: str) -> None:
+    found = {}
     with compiled_once_and_quickly(str(folder / "compiled")):
-        found = {name: logits_of(jaxblt.load(folder / name)) for name in NAMES}
+        for name in names:
+            if (folder / name).is_dir():
+                found[name] = logits_of(jaxblt.load(folder / name))
+                continue
+            program = read_program(folder / name)
+            for size in SIZES:
+                found |= {f"{name}.{size}.{what}": x for what, x in program(SHORT[:size]).items()}
     np.savez(folder / "found.npz", **found)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

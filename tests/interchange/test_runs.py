@@ -1,9 +1,6 @@
 """A run becomes one file and a run folder again, in whole or not at all."""
 
 import json
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -17,9 +14,9 @@ import jaxblt
 from jaxblt.cli.main import main
 from jaxblt.interchange import read_run, write_run
 from jaxblt.interchange.tensors import write_tensors
+from jaxblt.training.checkpoint import restore
 from tests.interchange.clean import NAMES, logits_of
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.interchange.conftest import ask_clean_process
 
 
 def text_of(file) -> dict[str, str]:
@@ -35,41 +32,31 @@ def changed(file, out, edit) -> Path:
     return out
 
 
-@pytest.fixture(scope="module")
-def files(runs, tmp_path_factory) -> Path:
-    """A folder with a file of each run."""
-    folder = tmp_path_factory.mktemp("files")
-    for name in NAMES:
-        write_run(runs[name], folder / f"{name}.safetensors")
-    return folder
-
-
-def test_a_clean_process_reads_the_same_logits(runs, files):
-    for name in NAMES:
-        read_run(files / f"{name}.safetensors", files / name)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interchange.clean", files], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    with np.load(files / "found.npz") as found:
-        for name in NAMES:
-            np.testing.assert_allclose(found[name], logits_of(runs[name]), rtol=0, atol=1e-6)
+def test_a_clean_process_reads_the_same_logits(runs, files, found):
+    np.testing.assert_allclose(found["bytes"], logits_of(runs["bytes"]), rtol=0, atol=1e-6)
     assert not list(files.glob(".*"))
 
 
-def test_bits_recipe_step_and_hashes_come_back(runs, files, tmp_path):
-    run = replace(runs["patches"], step=7)
-    write_run(run, tmp_path / "run.safetensors")
-    read_run(tmp_path / "run.safetensors", tmp_path / "again")
-    again = jaxblt.load(tmp_path / "again")
-    assert (again.step, again.recipe) == (7, run.recipe)
-    assert again.frozen["entropy"].content_hash == run.frozen["entropy"].content_hash
+@pytest.mark.slow(weekly=1, group="interchange")
+def test_a_clean_process_reads_the_same_logits_through_patches(runs, files):
+    found = ask_clean_process(files, "patches")
+    np.testing.assert_allclose(found["patches"], logits_of(runs["patches"]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_recipe_step_and_hashes_come_back(runs, files, name):
+    run, again = runs[name], jaxblt.load(files / name)
+    assert (again.step, again.recipe) == (run.step, run.recipe)
+    assert {n: t.content_hash for n, t in again.frozen.items()} == {
+        n: t.content_hash for n, t in run.frozen.items()
+    }
     for tree, other in ((run.params, again.params), (run.frozen, again.frozen)):
         jax.tree.map(np.testing.assert_array_equal, tree, other)
-    arrays, text = load_file(files / "patches.safetensors"), text_of(files / "patches.safetensors")
-    assert {name.split(".")[0] for name in arrays} == {"model", "frozen"}
-    assert {x.dtype for name, x in arrays.items() if name.startswith("frozen")} == {jnp.dtype("bfloat16")}
-    assert json.loads(text["recipe"])["class"] == "recipe"
+    arrays, text = load_file(files / f"{name}.safetensors"), text_of(files / f"{name}.safetensors")
+    assert {x.dtype for key, x in arrays.items() if key.startswith("model.")} == {np.dtype(np.float32)}
+    rest = {x.dtype for key, x in arrays.items() if key.startswith("frozen.entropy.")}
+    assert rest == ({jnp.dtype("bfloat16")} if run.frozen else set())
+    assert (text["step"], json.loads(text["recipe"])["class"]) == (str(run.step), "recipe")
 
 
 def test_half_the_size_in_bfloat16(runs, tmp_path):
@@ -77,7 +64,7 @@ def test_half_the_size_in_bfloat16(runs, tmp_path):
     wide = write_run(run, tmp_path / "wide.safetensors").size
     assert write_run(run, tmp_path / "half.safetensors", dtype="bfloat16").size < 0.6 * wide
     read_run(tmp_path / "half.safetensors", tmp_path / "again")
-    again = jaxblt.load(tmp_path / "again").params
+    again = restore(tmp_path / "again" / "checkpoints", run.params, subtree="params").state
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), run.params)
     jax.tree.map(np.testing.assert_array_equal, again, rounded)
 
@@ -112,12 +99,12 @@ def test_what_cannot_be_read_leaves_nothing(files, tmp_path):
     def another_format(arrays, text):
         text["format"] = "pt"
 
-    for edit, says in (
-        (other_entropy, "holds another frozen 'entropy' than was exported"),
-        (no_recipe, "text that cannot be read: config has no"),
-        (another_format, "has format 'pt', expected 'jaxblt'"),
+    for name, edit, says in (
+        ("patches", other_entropy, "holds another frozen 'entropy' than was exported"),
+        ("bytes", no_recipe, "text that cannot be read: config has no"),
+        ("bytes", another_format, "has format 'pt', expected 'jaxblt'"),
     ):
-        file = changed(files / "patches.safetensors", tmp_path / "a.safetensors", edit)
+        file = changed(files / f"{name}.safetensors", tmp_path / "a.safetensors", edit)
         with pytest.raises(ValueError, match=says):
             read_run(file, tmp_path / "run")
     (tmp_path / "a.safetensors").write_bytes(b"12345678" * 9)
@@ -134,7 +121,7 @@ def test_commands_say_what_they_wrote_and_overwrite_nothing(files, tmp_path, mon
     assert "jaxblt.load('run') opens it" in capsys.readouterr().out
     main(["export", "run", "--out", "a.safetensors"])
     size = (tmp_path / "a.safetensors").stat().st_size
-    assert f"arrays of step 0, {size:,} bytes" in capsys.readouterr().out
+    assert f"arrays of step 7, {size:,} bytes" in capsys.readouterr().out
     first, again = files / "bytes.safetensors", tmp_path / "a.safetensors"
     assert text_of(first) == text_of(again)
     jax.tree.map(np.testing.assert_array_equal, load_file(first), load_file(again))

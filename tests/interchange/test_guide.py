@@ -1,0 +1,34 @@
+"""The guide's commands and examples run in the order in which they stand."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import jaxblt
+from jaxblt.cli.main import main
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "import-export.md"
+FIXTURE = Path(__file__).parent / "hf_blt"
+
+
+def test_commands_and_examples_run(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(files / "bytes", tmp_path / "runs" / "mine")
+    shutil.copytree(FIXTURE, tmp_path / "blt")
+    namespace = {"jaxblt": jaxblt}
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert [kind for kind, _ in blocks] == ["", "python", "python", "", "python", "", "python"]
+    for kind, text in blocks:
+        if kind == "python":
+            exec(compile(text, GUIDE.name, "exec"), namespace)
+        else:
+            for line in text.splitlines():
+                program, *words = shlex.split(line)
+                assert program == "jaxblt"
+                main(words)
+    made = {"mine.safetensors", "half.safetensors", "score.bin", "runs", "blt"}
+    assert {path.name for path in tmp_path.iterdir()} == made
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"mine", "again", "half", "blt_entropy"}
+    assert "wrote score.bin: score of records of up to 511 bytes, for cpu, cuda, " in capsys.readouterr().out
+    assert namespace["answers"]["nats"].shape == (2, 512)
