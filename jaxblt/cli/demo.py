@@ -15,6 +15,7 @@ from typing import Any
 from jaxblt import recipes
 from jaxblt.cli.parsing import parse
 from jaxblt.cli.recipe_options import shorter_warmup
+from jaxblt.remote import refuse_remote
 
 PROMPT = b"The Time Traveller "
 
@@ -32,6 +33,7 @@ def demo(run_dir: str = "runs/demo", steps: int | None = None, entropy_steps: in
     import jaxblt
     from jaxblt.training.loop import fit
 
+    refuse_remote("--run-dir", run_dir)
     began = time.perf_counter()
     entropy_dir = f"{run_dir}_entropy"
     if not fit(_shorter(recipes.get("demo_entropy"), entropy_steps), entropy_dir).finished:

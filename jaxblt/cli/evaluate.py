@@ -11,6 +11,7 @@ import tyro
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.data.task_data import TaskDataConfig
+from jaxblt.remote import refuse_remote
 from jaxblt.validation import whole
 
 
@@ -59,6 +60,8 @@ def evaluate(
             whole(f"--{name}", value, least=least)
     if targets == "":
         raise ValueError("--targets is empty: name characters such as ACGT, or leave it out")
+    if out is not None:
+        refuse_remote("--out", out)
     loaded = jaxblt.load(run_dir)
     length = loaded.recipe.data.seq_len if seq_len is None else seq_len
     data = loaded.recipe.data

@@ -12,6 +12,7 @@ import numpy as np
 import tyro
 
 from jaxblt.cli.parsing import parse
+from jaxblt.remote import refuse_remote
 from jaxblt.validation import whole
 
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}
@@ -41,6 +42,7 @@ def export(
 
     if step is not None:
         whole("--step", step, least=0)
+    refuse_remote("FILE", file)
     if Path(file).exists():
         raise FileExistsError(f"{file} is there already, and nothing is overwritten: choose another name")
     if not Path(file).absolute().parent.is_dir():

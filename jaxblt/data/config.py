@@ -17,7 +17,7 @@ class DataConfig:
     """Data of a run: exactly one of `paths` and `sample`, or a source handed to `make_dataset`.
 
     Attributes:
-      paths: files and globs; plain files are read where they lie, `.gz` and `.xz` are held in memory.
+      paths: files, globs and URLs; plain files are read where they lie, `.gz` and `.xz` are held in memory.
       sample: the name of an embedded sample instead.
       kind: how the files are read; a sample knows its own.
       field: the field that holds the text of JSON lines.

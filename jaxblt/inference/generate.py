@@ -75,7 +75,7 @@ def generate(
       sampling: how a byte is drawn, for all prompts or for each.
       seed: an integer from 0 to 2**32 - 1, with which equal prompts go on differently, or one for each prompt, with
         which each goes on as it would alone.
-      stream: yield bytes as they come: lists with the next bytes of each prompt, at most 32, and b"" where it has ended.
+      stream: yield bytes as they come: lists with the next bytes of each prompt, at most 32, and b"" behind its end.
         Put together they are the bytes that are returned otherwise. Iterate under the mesh of the call.
 
     Raises:
@@ -180,10 +180,10 @@ def _advance(
         logits, _, state = decode_step(decoder, params, ids, place.state, jnp.where(done, 0, 1))
         return Place(state, logits, done), (ids, ~ended, finite)
 
-    place, found = jax.lax.scan(body, place, start + jnp.arange(steps, dtype=jnp.int32))
+    place, (ids, kept, finite) = jax.lax.scan(body, place, start + jnp.arange(steps, dtype=jnp.int32))
     count = partial(jnp.sum, dtype=jnp.int32)
     refused = jax.tree.map(count, decoder.build().boundaries(place.state.model))
-    return place, Piece(*(x.T for x in found), refused)
+    return place, Piece(ids.T, kept.T, finite.T, refused)
 
 
 def _request_keys(seeds: UInt32[Array, "B"], indices: UInt32[Array, "B"]) -> Key[Array, "B"]:

@@ -28,6 +28,7 @@ from jaxblt.training.checkpoint import restore
 from jaxblt.training.fitting import fitting_shapes
 from jaxblt.training.frozen_store import read_frozen
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.remote_run import readable
 from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
 from jaxblt.training.setup import boxed_params, entropy_history, make_task, place_frozen
 from jaxblt.training.state import ENTROPY, Frozen, freeze_entropy
@@ -44,7 +45,8 @@ def load_params(run_dir: str, shapes: Any, *, step: int | None = None) -> Any:
       FileNotFoundError: there is no such run or checkpoint.
       ValueError: the run's parameters have other names or shapes.
     """
-    return restore(checkpoint_dir(run_dir), shapes, step=step, subtree="params").state
+    with readable(run_dir, "newest" if step is None else step) as folder:
+        return restore(checkpoint_dir(folder), shapes, step=step, subtree="params").state
 
 
 def load_frozen(

@@ -29,6 +29,7 @@ from jaxblt.training.metrics import Metrics, as_scalars
 from jaxblt.training.picture import first_passage, log_passage
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.remote_run import trained_in
 from jaxblt.training.report import costs_by_length, describe, op_choices
 from jaxblt.training.resolved import (
     Resolved,
@@ -40,7 +41,7 @@ from jaxblt.training.resolved import (
     learned_changes,
     write_resolved,
 )
-from jaxblt.training.runlog import Progress, RunLog, check_local
+from jaxblt.training.runlog import Progress, RunLog
 from jaxblt.training.setup import (
     Setup,
     entropy_history,
@@ -103,7 +104,8 @@ def fit(
 
     Args:
       recipe: what to train.
-      run_dir: a local folder, seen by all processes. Another trainer cannot use it meanwhile.
+      run_dir: a local folder, seen by all processes. Another trainer cannot use it meanwhile. Or one on `s3://` or
+        `gs://`, of a run of one process: then the run trains in a temporary copy, uploaded every 30 s and at the end.
       source: documents to use instead of those that the recipe names.
       devices: by default all.
       resume_with: the folder's run goes on with this recipe although settings differ that decide what is learned,
@@ -116,8 +118,14 @@ def fit(
       FileNotFoundError: the folder holds checkpoints without the config that they belong to.
       OSError: the disk is full.
     """
+    with trained_in(run_dir) as folder:
+        return _fit(recipe, folder, source, devices, resume_with)
+
+
+def _fit(
+    recipe: Recipe, run_dir: Path, source: DocumentSource | None, devices: Any, resume_with: bool
+) -> Fitted:
     startup = Startup()
-    check_local(run_dir)
     mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0
     keep_compiled(recipe.train.compilation_cache)
     with (

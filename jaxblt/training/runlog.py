@@ -21,6 +21,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm.auto import tqdm
 
+from jaxblt.remote import refuse_remote
 from jaxblt.training.resolved import replace_text
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -66,14 +67,6 @@ def _png_shape(png: bytes) -> tuple[int, int, int]:
     return width, height, CHANNELS[png[25]]
 
 
-def check_local(run_dir: str | os.PathLike[str]) -> None:
-    """Raises ValueError if a run folder is the URL of a remote one."""
-    if "://" in str(run_dir):
-        raise ValueError(
-            f"run_dir={run_dir!s} is remote: give the log a local one (checkpoints may be remote)"
-        )
-
-
 class EventFile:
     """TensorBoard's events of one process, written by its caller: a thread's error would only be printed."""
 
@@ -109,7 +102,7 @@ class RunLog:
     """
 
     def __init__(self, run_dir: str | os.PathLike[str], *, is_main: bool = True) -> None:
-        check_local(run_dir)
+        refuse_remote("run_dir", run_dir)
         self.run_dir, self.is_main = Path(run_dir), is_main
         self.metrics_file = self.run_dir / "metrics.jsonl"
         if is_main:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxblt.data.sources.base import DocumentSource, check_range
 from jaxblt.data.sources.fasta import read_padded
-from jaxblt.data.sources.files import expand, read_all
+from jaxblt.data.sources.files import expand, name_of, read_all
 from jaxblt.data.sources.reverse import reverse_complement
 
 
@@ -33,7 +33,7 @@ def read_bed(path: str | os.PathLike) -> list[BedInterval]:
     """
     [file] = expand(path)
     lines = enumerate(read_all(file).decode("utf-8", "replace").splitlines(), start=1)
-    intervals = [_parse(line, f"{file}:{n}") for n, line in lines if _holds_data(line)]
+    intervals = [_parse(line, f"{name_of(file)}:{n}") for n, line in lines if _holds_data(line)]
     if not intervals:
         raise ValueError(f"{str(path)!r} has no BED interval: expected lines of record, start, stop")
     return intervals
@@ -141,4 +141,4 @@ def open_bed(
     try:
         return BedSource(genome, intervals, pad)
     except ValueError as error:
-        raise ValueError(f"{', '.join(map(str, files))}: {error}") from error
+        raise ValueError(f"{', '.join(map(name_of, files))}: {error}") from error
