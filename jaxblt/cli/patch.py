@@ -9,7 +9,6 @@ import tyro
 
 from jaxblt.cli.parsing import parse
 from jaxblt.patching.config import Mode
-from jaxblt.remote import refuse_remote
 from jaxblt.validation import whole
 
 
@@ -55,9 +54,7 @@ def patch(
     from jaxblt.cli import patching
     from jaxblt.training.report import patcher_line
 
-    for option, written in (("--plot", plot), ("--entropies-out", entropies_out)):
-        if written is not None:
-            refuse_remote(option, written)
+    patching.check_outputs(plot, entropies_out)
     whole("--start", start, least=0)
     whole("--show", show, least=0)
     whole("--plot-bytes", plot_bytes, least=1)

@@ -32,7 +32,8 @@ def generate(
     sampling: SamplingConfig | Sequence[SamplingConfig] = ...,
     seed: int | Sequence[int] = ...,
     stream: Literal[False] = ...,
-) -> list[bytes]: ...
+) -> list[bytes]:
+    """All bytes at once."""
 
 
 @overload
@@ -45,7 +46,8 @@ def generate(
     sampling: SamplingConfig | Sequence[SamplingConfig] = ...,
     seed: int | Sequence[int] = ...,
     stream: Literal[True],
-) -> Iterator[list[bytes]]: ...
+) -> Iterator[list[bytes]]:
+    """Bytes as they come."""
 
 
 def generate(

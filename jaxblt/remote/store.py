@@ -1,7 +1,6 @@
 """One object store or web server after another behind five functions: find, describe, open, upload, remove."""
 
 import contextlib
-import importlib
 import os
 import shutil
 import urllib.error
@@ -45,8 +44,12 @@ def _filesystem(url: str) -> Any:
         if scheme in OBJECT_STORES:
             return _object_store(scheme)
         if scheme == "hf":
-            return importlib.import_module("huggingface_hub").HfFileSystem()
-        return importlib.import_module("fsspec").filesystem(scheme)
+            from huggingface_hub import HfFileSystem  # pyright: ignore[reportMissingImports]
+
+            return HfFileSystem()
+        import fsspec
+
+        return fsspec.filesystem(scheme)
     except ImportError as error:
         raise ImportError(
             f"{url} needs a package that is missing ({error}): pip install 'jaxblt[remote]', or copy the files here"

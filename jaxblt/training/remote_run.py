@@ -19,6 +19,7 @@ import jax
 
 from jaxblt.remote import RemoteFile, download, list_files, remove, scheme_of, upload, url_of
 from jaxblt.training.integrity import FILE_LIST
+from jaxblt.training.preemption import StopRequest
 
 CONFIG = "config.json"
 STEP = re.compile(r"(checkpoints|frozen/[0-9a-f]{64})/([0-9]+)/.+")
@@ -81,7 +82,7 @@ def _step_of(name: str) -> str | None:
 
 def _fetch(files: dict[str, RemoteFile], names: Collection[str], folder: Path) -> None:
     for name in names:
-        if ".." in Path(name).parts:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{files[name].url} leads out of its folder: remove it")
         download(files[name].url, folder / name)
 
@@ -170,7 +171,9 @@ def _repeated(call: Callable[[], None]) -> Iterator[None]:
 def _push_last(mirror: "Mirror", *, raises: bool) -> None:
     """Uploads what is left and removes the copy; an error in training is not hidden by one of the upload."""
     try:
-        mirror.push()
+        # A launcher sends its signal more than once: the second must not cut what the first asked to save.
+        with StopRequest():
+            mirror.push()
     except Exception as error:
         told = f"{mirror.url} lacks the latest files: {error}; they are in {mirror.folder}, copy them over"
         if raises:
