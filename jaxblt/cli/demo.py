@@ -96,7 +96,7 @@ def _picture(run_dir: str) -> None:
     assert model.patcher is not None
     ids = patching.encode(load_sample("book")[4000:4480], bos=True)
     if importlib.util.find_spec("matplotlib") is None:
-        print("\nno picture of patches: matplotlib is missing (pip install matplotlib)")
+        print("\nno picture of patches: matplotlib is missing (pip install 'jaxblt[plot]')")
     else:
         patching.draw(f"{run_dir}/patches.png", ids, model.entropies(ids), model.patcher)
     patches = patching.segment(model.patcher, ids, model.entropies(ids))

@@ -119,12 +119,18 @@ def fit(
       OSError: the disk is full.
     """
     with trained_in(run_dir) as folder:
-        return _fit(recipe, folder, source, devices, resume_with)
+        return _fit(recipe, folder, str(run_dir), source, devices, resume_with)
 
 
 def _fit(
-    recipe: Recipe, run_dir: Path, source: DocumentSource | None, devices: Any, resume_with: bool
+    recipe: Recipe,
+    run_dir: Path,
+    called: str,
+    source: DocumentSource | None,
+    devices: Any,
+    resume_with: bool,
 ) -> Fitted:
+    """Trains in a local folder, which messages call something else if it is a copy."""
     startup = Startup()
     mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0
     keep_compiled(recipe.train.compilation_cache)
@@ -140,7 +146,7 @@ def _fit(
         setup, state, first, meta = begin(recipe, run_dir, data, mesh, checkpoints, resume_with=resume_with)
         standing = standing_of(setup.recipe, meta)
         if first >= setup.recipe.train.steps or standing.exhausted:
-            return already_finished(setup, state, first, run_dir)
+            return already_finished(setup, state, first, called)
         checkpoints.best = lambda: standing.steps if setup.recipe.train.keep_best else ()
         data = replace(data, history=entropy_history(setup.recipe))
         startup.done("calibration and parameters")
@@ -180,7 +186,7 @@ def write_recipe(run_dir: str | os.PathLike[str], recipe: Recipe, state: TrainSt
     write_resolved(run_dir, resolved)
 
 
-def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str | os.PathLike[str]) -> Fitted:
+def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str) -> Fitted:
     """Says so; nothing is trained or written."""
     steps, why = setup.recipe.train.steps, ""
     if step < steps:

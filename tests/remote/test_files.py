@@ -1,9 +1,12 @@
 """Data at URLs: read as the same files are here, each version downloaded once."""
 
 import gzip
+from pathlib import Path
 
 import pytest
 
+from jaxblt.answers.records import open_records
+from jaxblt.data import DataConfig
 from jaxblt.data.sources import FastaSource, JsonlSource, TextSource, open_bed
 from jaxblt.remote import cache, download, list_files, remove, upload
 
@@ -32,7 +35,7 @@ def files(store):
 @pytest.mark.parametrize("scheme", ["s3", "gs", "http"])
 def test_all_kinds_of_data(files, scheme):
     root = f"{files[scheme]}/bucket"
-    source = TextSource([f"{root}/texts/b.txt", f"{root}/texts/a.txt"])
+    source = TextSource([f"{root}/texts/b.txt", Path(f"{root}/texts/a.txt")])
     assert texts(source) == [b"second", b"first text"]
     assert source.names == [f"{root}/texts/b.txt", f"{root}/texts/a.txt"]
     lines = JsonlSource(f"{root}/lines.jsonl")
@@ -41,6 +44,7 @@ def test_all_kinds_of_data(files, scheme):
     for name in ("genome.fa", "genome.fa.gz"):
         genome = FastaSource(f"{root}/{name}")
         assert texts(genome) == [b"ACGTAC", b"GG"]
+        assert texts(open_records(f"{root}/{name}", DataConfig(seq_len=8))) == texts(genome)
     assert texts(open_bed(genome, f"{root}/parts.bed")) == [b"CGT"]
 
 
