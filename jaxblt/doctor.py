@@ -16,6 +16,7 @@ ESSENTIAL = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 OPTIONAL = {
     "genomics": ("pyfaidx",),
     "plot": ("matplotlib",),
+    "remote": ("fsspec", "obstore", "huggingface_hub"),
     "cuda13": ("jax_cuda13_plugin", "jax_triton"),
     "cuda12": ("jax_cuda12_plugin", "jax_triton"),
     "triton": ("triton", "jax_triton"),
@@ -42,7 +43,7 @@ def check_versions() -> list[Finding]:
     found = package_versions(PACKAGES)
     findings += [Finding("ok", f"{name} {version}") for name, version in found.items()]
     missing = [name for name in ESSENTIAL if name not in found]
-    findings += [Finding("bad", f'{name} is missing: pip install -e "."') for name in missing]
+    findings += [Finding("bad", f"{name} is missing: pip install jaxblt") for name in missing]
     if found.get("jax") != found.get("jaxlib"):
         findings.append(Finding("note", "jax and jaxlib differ in version: install them together"))
     return findings
@@ -53,7 +54,7 @@ def check_extras() -> list[Finding]:
     findings = []
     for extra, modules in OPTIONAL.items():
         absent = [name for name in modules if importlib.util.find_spec(name) is None]
-        state = "present" if not absent else f'lacks {", ".join(absent)} (pip install -e ".[{extra}]")'
+        state = "present" if not absent else f"lacks {', '.join(absent)} (pip install 'jaxblt[{extra}]')"
         findings.append(Finding("ok" if not absent else "note", f"{extra}: {state}"))
     return findings
 
@@ -76,7 +77,9 @@ def check_devices() -> list[Finding]:
         findings.append(Finding("ok", f"{device}: {', '.join(details)}"))
     if jax.local_devices()[0].platform == "cpu" and os.path.exists("/dev/nvidia0"):
         findings.append(
-            Finding("note", 'an NVIDIA GPU is here but JAX has no plugin for it: pip install -e ".[cuda13]"')
+            Finding(
+                "note", "an NVIDIA GPU is here but JAX has no plugin for it: pip install 'jaxblt[cuda13]'"
+            )
         )
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     findings.append(Finding("ok", f"host: {os.cpu_count()} CPUs, {_gib(pages * size)} of memory"))

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ from jaxblt.training.fitting import check_recipe, fitting_shapes
 from jaxblt.training.frozen import SUBTREE, calibrate, load_frozen
 from jaxblt.training.frozen_store import frozen_dir
 from jaxblt.training.recipe import Recipe, layout_of
+from jaxblt.training.remote_run import readable
 from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
 from jaxblt.training.safe_files import check_inside, sizes_below
 from jaxblt.training.setup import blank_inputs, init_params, make_task, open_data
@@ -270,7 +272,7 @@ def load(
     """A run's model, parameters, patcher, threshold and vocabulary.
 
     Args:
-      run_dir: the folder that was given to `fit`.
+      run_dir: the folder that was given to `fit`, here or elsewhere (`s3://`, `gs://`, `hf://`).
       step: of the checkpoint; None for the newest that can be read, "best" for that of the best evaluation.
       dtype: to compute in, "bfloat16" or "float32"; None for the recipe's.
       weights: "ema" for the average of the parameters, "raw" for those of the step itself; None for the average if the
@@ -285,6 +287,14 @@ def load(
         checkpoints lie elsewhere, or it has no average.
       CheckpointCorrupt: no checkpoint can be read.
     """
+    asked = "newest" if step is None else "all" if step == "best" else step
+    with readable(run_dir, asked) as folder:
+        return _load(folder, step, dtype, weights)
+
+
+def _load(
+    run_dir: Path, step: int | Literal["best"] | None, dtype: str | None, weights: Weights | None
+) -> Run:
     resolved = read_resolved(run_dir)
     recipe = resolved.recipe
     check_recipe(recipe, frozen=ENTROPY in resolved.frozen)

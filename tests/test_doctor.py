@@ -58,12 +58,21 @@ def test_something_broken_fails(
 def test_a_missing_essential_package_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ESSENTIAL", ("jax", "no-such-package"))
     bad = [finding.text for finding in doctor.check_versions() if finding.verdict == "bad"]
-    assert bad == ['no-such-package is missing: pip install -e "."']
+    assert bad == ["no-such-package is missing: pip install jaxblt"]
 
 
 def test_an_absent_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "OPTIONAL", {"plot": ("no_such_module",), "core": ("numpy",)})
     assert doctor.check_extras() == [
-        Finding("note", 'plot: lacks no_such_module (pip install -e ".[plot]")'),
+        Finding("note", "plot: lacks no_such_module (pip install 'jaxblt[plot]')"),
         Finding("ok", "core: present"),
+    ]
+
+
+def test_a_gpu_without_its_plugin_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the name of the wheel: who installed it has no checkout."""
+    monkeypatch.setattr(doctor.os.path, "exists", lambda path: path == "/dev/nvidia0")
+    notes = [finding.text for finding in doctor.check_devices() if finding.verdict == "note"]
+    assert notes == [
+        "an NVIDIA GPU is here but JAX has no plugin for it: pip install 'jaxblt[cuda13]'",
     ]

@@ -148,7 +148,13 @@ def test_what_is_declared_is_imported() -> None:
     """Extras for GPUs bring JAX's plugins, which JAX imports, and those for development tools, which run."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["triton"], *extras["plot"], *extras["genomics"]]
+    declared = [
+        *project["dependencies"],
+        *extras["triton"],
+        *extras["plot"],
+        *extras["genomics"],
+        *extras["remote"],
+    ]
     unused = _modules(declared) - {i.top for room in ROOMS for i in _imports(room)}
     assert not unused, f"nothing imports {unused}: drop them from pyproject.toml"
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxblt.remote import refuse_remote
+
 
 def write_tsv(path: str | os.PathLike[str], header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A line of column names, then a line a row.
@@ -21,6 +23,7 @@ def write_tsv(path: str | os.PathLike[str], header: Sequence[str], rows: Iterabl
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path beside `path` to write to; it becomes `path` once the block has ended without an error."""
+    refuse_remote("out", path)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")

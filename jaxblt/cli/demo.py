@@ -15,6 +15,7 @@ from typing import Any
 from jaxblt import recipes
 from jaxblt.cli.parsing import parse
 from jaxblt.cli.recipe_options import shorter_warmup
+from jaxblt.remote import refuse_remote
 
 PROMPT = b"The Time Traveller "
 
@@ -32,6 +33,7 @@ def demo(run_dir: str = "runs/demo", steps: int | None = None, entropy_steps: in
     import jaxblt
     from jaxblt.training.loop import fit
 
+    refuse_remote("--run-dir", run_dir)
     began = time.perf_counter()
     entropy_dir = f"{run_dir}_entropy"
     if not fit(_shorter(recipes.get("demo_entropy"), entropy_steps), entropy_dir).finished:
@@ -104,7 +106,7 @@ def _picture(run_dir: str) -> None:
     assert model.patcher is not None
     ids = patching.encode(load_sample("book")[4000:4480], bos=True)
     if importlib.util.find_spec("matplotlib") is None:
-        print("\nno picture of patches: matplotlib is missing (pip install matplotlib)")
+        print("\nno picture of patches: matplotlib is missing (pip install 'jaxblt[plot]')")
     else:
         patching.draw(f"{run_dir}/patches.png", ids, model.entropies(ids), model.patcher)
     patches = patching.segment(model.patcher, ids, model.entropies(ids))

@@ -12,6 +12,7 @@ from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.task_data import TaskDataConfig
+from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Weights
 from jaxblt.validation import whole
 
@@ -70,6 +71,8 @@ def evaluate(
             whole(f"--{name}", value, least=least)
     if targets == "":
         raise ValueError("--targets is empty: name characters such as ACGT, or leave it out")
+    if out is not None:
+        refuse_remote("--out", out)
     loaded = jaxblt.load(run_dir, step=step, weights=weights)
     labelled = isinstance(loaded.recipe.data, LabelledDataConfig)
     for option, value in (

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 from jaxblt import recipes
+from jaxblt.remote import url_of
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.remote_run import holds_run
 from jaxblt.training.resolved import FILE, read_resolved
 from jaxblt.training.safe_files import one_line
 
@@ -31,7 +33,7 @@ def find_recipe(given: str) -> Recipe:
         return from_file(file, function)
     if given in recipes.RECIPES:
         return recipes.get(given)
-    if given.endswith(".json") or (Path(given) / FILE).exists():
+    if given.endswith(".json") or url_of(given) or holds_run(given):
         return from_config(given)
     near = difflib.get_close_matches(given, recipes.RECIPES, n=1)
     hint = f" (perhaps {near[0]})" if near else ""
@@ -47,6 +49,8 @@ def from_config(given: str) -> Recipe:
       FileNotFoundError: there is no such file.
       ValueError: it is called something else, or is not the config of a run.
     """
+    if url_of(given):
+        return read_resolved(given.removesuffix(f"/{FILE}")).recipe
     path = Path(given)
     folder = path if path.is_dir() else path.parent
     if path != folder and path.name != FILE:

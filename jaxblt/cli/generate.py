@@ -10,6 +10,7 @@ import tyro
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.cli.streaming import write_as_they_come
+from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Weights
 from jaxblt.validation import MOST_SEED, whole
 
@@ -101,7 +102,10 @@ def read_prompts(texts: Sequence[str], digits: Sequence[str], files: Sequence[st
             raise ValueError(
                 f"--prompts-hex {number!r} is not made of pairs of hexadecimal digits, such as 'ff00'"
             ) from error
-    return [*found, *(Path(file).read_bytes() for file in files)] or [b""]
+    for file in files:
+        refuse_remote("--prompts-file", file)
+        found.append(Path(file).read_bytes())
+    return found or [b""]
 
 
 def main(argv: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import tyro
 from jaxblt.cli.find_recipe import find_recipe
 from jaxblt.cli.parsing import parse
 from jaxblt.cli.write_recipe import recipe_source
+from jaxblt.remote import refuse_remote
 
 
 def new(
@@ -27,6 +28,7 @@ def new(
       FileNotFoundError: its folder is not, or the recipe's file.
       ValueError: the name is not one of a Python file, or there is no such recipe.
     """
+    refuse_remote("FILE", file)
     path = Path(file)
     if path.suffix != ".py" or not path.stem:
         raise ValueError(f"{file!r} is no name of a Python file: end it in .py, such as my_recipe.py")

@@ -54,6 +54,7 @@ def patch(
     from jaxblt.cli import patching
     from jaxblt.training.report import patcher_line
 
+    patching.check_outputs(plot, entropies_out)
     whole("--start", start, least=0)
     whole("--show", show, least=0)
     whole("--plot-bytes", plot_bytes, least=1)

@@ -25,6 +25,7 @@ from jaxblt.patching import (
     warn_overflow,
 )
 from jaxblt.patching.config import Mode
+from jaxblt.remote import refuse_remote
 from jaxblt.training.frozen import bounded_context
 from jaxblt.training.state import ENTROPY, Frozen, freeze, widen
 
@@ -161,6 +162,13 @@ def report(ids: np.ndarray, patches: Patches, entropies: np.ndarray | None, show
             f"entropy: mean {entropies.mean():.3f} nats ({entropies.mean() / np.log(2):.3f} bits) a byte"
         )
     return "\n".join(lines)
+
+
+def check_outputs(plot: str | None, entropies_out: str | None) -> None:
+    """Raises ValueError if a file that is to be written is a URL."""
+    for option, path in (("--plot", plot), ("--entropies-out", entropies_out)):
+        if path is not None:
+            refuse_remote(option, path)
 
 
 def draw(path: str, ids: np.ndarray, entropies: np.ndarray, config: PatcherConfig) -> None:

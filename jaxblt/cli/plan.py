@@ -52,14 +52,15 @@ def complete(recipe: Recipe, run_dir: str) -> tuple[Recipe, list[str]]:
       ValueError: nothing tells what the entropy model is.
     """
     from jaxblt.training.ahead import settle
+    from jaxblt.training.remote_run import holds_run
     from jaxblt.training.resolved import inherit, read_resolved
 
     said = []
-    if (Path(run_dir) / "config.json").exists():
+    if holds_run(run_dir):
         recipe = inherit(recipe, run_dir)
     if recipe.entropy_run is not None and recipe.entropy_model is None:
         name = Path(recipe.entropy_run).name
-        if (Path(recipe.entropy_run) / "config.json").exists():
+        if holds_run(recipe.entropy_run):
             model = read_resolved(recipe.entropy_run).recipe.model
         elif name in recipes.RECIPES:
             model = recipes.get(name).model

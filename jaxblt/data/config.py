@@ -20,7 +20,7 @@ class DataConfig:
     """Data of a run: exactly one of `paths`, `sample` and `sources`, or a source handed to `make_dataset`.
 
     Attributes:
-      paths: files and globs; plain files are read where they lie, `.gz` and `.xz` are held in memory.
+      paths: files, globs and URLs; plain files are read where they lie, `.gz` and `.xz` are held in memory.
       sample: the name of an embedded sample instead.
       sources: several sources with weights instead; a row is of one of them, which seed, step and slot choose. Each is
         split by itself, and evaluations score each by itself as well.

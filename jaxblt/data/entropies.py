@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxblt.data.sources.base import DocumentSource
+from jaxblt.remote import refuse_remote
 
 _CHUNK = 1 << 24
 
@@ -51,6 +52,7 @@ def write_entropies(
       ValueError: the path does not end in `.npy`; a document has another number of values, or one that is not
         finite; documents are missing or too many.
     """
+    refuse_remote("entropies", path)
     path = Path(path)
     if path.suffix != ".npy":
         raise ValueError(f"entropies are written to a .npy file, got {str(path)!r}")
@@ -135,6 +137,7 @@ def read_entropies(path: str | os.PathLike, source: DocumentSource) -> Entropies
       FileNotFoundError: the file or its note is missing.
       ValueError: they were computed from other bytes.
     """
+    refuse_remote("entropies", path)
     path = Path(path)
     for file in (path, _note(path)):
         if not file.exists():

@@ -1,7 +1,7 @@
 """Continues prompts a batch at a time: one pass over the prompts, then byte by byte in pieces of a few steps."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, overload
 
 import flax.struct
@@ -32,7 +32,8 @@ def generate(
     sampling: SamplingConfig | Sequence[SamplingConfig] = ...,
     seed: int | Sequence[int] = ...,
     stream: Literal[False] = ...,
-) -> list[bytes]: ...
+) -> list[bytes]:
+    """All bytes at once."""
 
 
 @overload
@@ -45,7 +46,8 @@ def generate(
     sampling: SamplingConfig | Sequence[SamplingConfig] = ...,
     seed: int | Sequence[int] = ...,
     stream: Literal[True],
-) -> Iterator[list[bytes]]: ...
+) -> Iterator[list[bytes]]:
+    """Bytes as they come."""
 
 
 def generate(
@@ -75,7 +77,7 @@ def generate(
       sampling: how a byte is drawn, for all prompts or for each.
       seed: an integer from 0 to 2**32 - 1, with which equal prompts go on differently, or one for each prompt, with
         which each goes on as it would alone.
-      stream: yield bytes as they come: lists with the next bytes of each prompt, at most 32, and b"" where it has ended.
+      stream: yield bytes as they come: lists with the next bytes of each prompt, at most 32, and b"" behind its end.
         Put together they are the bytes that are returned otherwise. Iterate under the mesh of the call.
 
     Raises:
@@ -101,7 +103,7 @@ def _pieces(
     place = _begin(decoder, table.shape[1] + bucket(most), params, table, requests.lengths)
     refused = None
     for start in range(0, most, steps):
-        place, piece = _advance(decoder, steps, params, requests, place, np.int32(start))
+        place, piece = _advancing(place)(decoder, steps, params, requests, place, np.int32(start))
         (drawn, kept, finite, refused), done = jax.device_get((piece, place.done))
         _check_finite(finite, lengths, start, params)
         yield [decode(row[here]) for row, here in zip(drawn, kept, strict=True)]
@@ -158,8 +160,23 @@ def _begin(
     return Place(state, logits, jnp.zeros(lengths.shape, bool))
 
 
-# The caches of a long document would else be there twice.
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
+def _advancing(place: Place) -> Callable[..., tuple[Place, Piece]]:
+    """`_advance`, compiled so that a place leaves it laid out over the devices as it came.
+
+    XLA would choose another layout for it, and compile the next piece anew.
+    """
+    leaves, tree = jax.tree.flatten(place)
+    return _compiled(tree, tuple(leaf.sharding for leaf in leaves))
+
+
+@cache
+def _compiled(tree: Any, shardings: tuple[Any, ...]) -> Callable[..., tuple[Place, Piece]]:
+    several = any(len(sharding.device_set) > 1 for sharding in shardings)
+    laid_out = (jax.tree.unflatten(tree, shardings), None) if several else None
+    # Donate the place: the caches of a long document would be there twice.
+    return jax.jit(_advance, static_argnums=(0, 1), donate_argnums=4, out_shardings=laid_out)
+
+
 def _advance(
     decoder: Decoder,
     steps: int,
@@ -180,10 +197,10 @@ def _advance(
         logits, _, state = decode_step(decoder, params, ids, place.state, jnp.where(done, 0, 1))
         return Place(state, logits, done), (ids, ~ended, finite)
 
-    place, found = jax.lax.scan(body, place, start + jnp.arange(steps, dtype=jnp.int32))
+    place, (ids, kept, finite) = jax.lax.scan(body, place, start + jnp.arange(steps, dtype=jnp.int32))
     count = partial(jnp.sum, dtype=jnp.int32)
     refused = jax.tree.map(count, decoder.build().boundaries(place.state.model))
-    return place, Piece(*(x.T for x in found), refused)
+    return place, Piece(ids.T, kept.T, finite.T, refused)
 
 
 def _request_keys(seeds: UInt32[Array, "B"], indices: UInt32[Array, "B"]) -> Key[Array, "B"]:

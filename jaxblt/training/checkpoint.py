@@ -15,6 +15,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+from jaxblt.remote import refuse_remote
 from jaxblt.training import integrity
 from jaxblt.training.integrity import CheckpointCorrupt, StateMismatch
 from jaxblt.training.renamed import as_stored, with_current_names
@@ -45,8 +46,9 @@ def abstract_like(state: Any) -> Any:
 
 
 def _folder(directory: str | epath.PathLike) -> epath.Path:
-    path = epath.Path(directory).expanduser()
-    return path if "://" in str(path) else path.resolve()
+    # Orbax would write s3:// below the working folder; `remote_run` carries steps over.
+    refuse_remote("directory", directory)
+    return epath.Path(directory).expanduser().resolve()
 
 
 def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Context:
@@ -262,7 +264,7 @@ class Checkpointer:
     """Saves and restores the steps of one run. Every process calls every method.
 
     Args:
-      directory: local, `gs://` or `s3://`; made by the first save if absent.
+      directory: local; made by the first save if absent.
       keep: newest steps kept; at least 2, or there is nothing to fall back to.
       keep_period: steps that are a multiple of it are kept for ever.
 

@@ -29,6 +29,7 @@ from jaxblt.training.checkpoint import restore
 from jaxblt.training.fitting import fitting_shapes
 from jaxblt.training.frozen_store import read_frozen
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.remote_run import readable
 from jaxblt.training.resolved import Resolved, checkpoint_dir, has_rule_of, read_resolved
 from jaxblt.training.setup import boxed_params, entropy_history, make_task, place_frozen
 from jaxblt.training.state import ENTROPY, Frozen, Weights, freeze_entropy
@@ -49,7 +50,8 @@ def load_params(run_dir: str, shapes: Any, *, step: int | None = None, weights: 
       FileNotFoundError: there is no such run or checkpoint.
       ValueError: the run's parameters have other names or shapes.
     """
-    return restore(checkpoint_dir(run_dir), shapes, step=step, subtree=SUBTREE[weights]).state
+    with readable(run_dir, "newest" if step is None else step) as folder:
+        return restore(checkpoint_dir(folder), shapes, step=step, subtree=SUBTREE[weights]).state
 
 
 def load_frozen(

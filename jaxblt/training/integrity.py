@@ -147,15 +147,9 @@ def write_file_list(folder: epath.Path) -> None:
     (folder / FILE_LIST).write_text(json.dumps(listing))
 
 
-def _is_local(folder: epath.Path) -> bool:
-    return "://" not in str(folder)
-
-
 def check_room(stored: Any, folder: epath.Path) -> None:
     """Raises CheckpointCorrupt if the arrays of `stored` would take far more memory than the files of their step."""
-    arrays, most = named_leaves(stored), EXPANDED_FREELY
-    if _is_local(folder):
-        most += EXPANDED * sum(sizes_below(folder))
+    arrays, most = named_leaves(stored), EXPANDED_FREELY + EXPANDED * sum(sizes_below(folder))
     total = 0
     for name, leaf in arrays.items():
         shape, dtype = _as_stored(leaf)
@@ -163,7 +157,7 @@ def check_room(stored: Any, folder: epath.Path) -> None:
         if math.prod(chunk) > max(math.prod(shape), 1):
             raise CheckpointCorrupt(f"{folder}: {name} of shape {shape} is said to come in chunks of {chunk}")
         total += math.prod(shape) * (1 if dtype is None else dtype.itemsize)
-    if _is_local(folder) and total > most:
+    if total > most:
         raise CheckpointCorrupt(
             f"{folder} describes arrays of {total} bytes, and its files hold at most {most}: its description is false"
         )
@@ -188,10 +182,9 @@ def check_files(folder: epath.Path) -> None:
 
     Raises:
       CheckpointCorrupt: a listed file is missing, cut or changed, or lies outside the folder.
-      UnsafeFile: what a local folder holds leads out of it, is no regular file, or is a description too large to read.
+      UnsafeFile: what the folder holds leads out of it, is no regular file, or is a description too large to read.
     """
-    if _is_local(folder):
-        sum(sizes_below(folder))
+    sum(sizes_below(folder))
     if not (folder / FILE_LIST).exists():
         return
     for name, expected in _listing(folder).items():

@@ -35,6 +35,7 @@ from jaxblt.training.metrics import Metrics, as_scalars
 from jaxblt.training.picture import first_passage, log_confusion, log_passage
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.remote_run import trained_in
 from jaxblt.training.report import costs_by_length, describe, op_choices
 from jaxblt.training.resolved import (
     Resolved,
@@ -46,7 +47,7 @@ from jaxblt.training.resolved import (
     learned_changes,
     write_resolved,
 )
-from jaxblt.training.runlog import Progress, RunLog, check_local
+from jaxblt.training.runlog import Progress, RunLog
 from jaxblt.training.setup import (
     Setup,
     entropy_history,
@@ -113,7 +114,8 @@ def fit(
 
     Args:
       recipe: what to train.
-      run_dir: a local folder, seen by all processes. Another trainer cannot use it meanwhile.
+      run_dir: a local folder, seen by all processes. Another trainer cannot use it meanwhile. Or one on `s3://` or
+        `gs://`, of a run of one process: then the run trains in a temporary copy, uploaded every 30 s and at the end.
       source: documents to use instead of those that the recipe names.
       devices: by default all.
       resume_with: the folder's run goes on with this recipe although settings differ that decide what is learned,
@@ -128,8 +130,21 @@ def fit(
       FileNotFoundError: the folder holds checkpoints without the config that they belong to.
       OSError: the disk is full.
     """
+    with trained_in(run_dir) as folder:
+        return _fit(recipe, folder, str(run_dir), source, devices, resume_with, trackers)
+
+
+def _fit(
+    recipe: Recipe,
+    run_dir: Path,
+    called: str,
+    source: DocumentSource | None,
+    devices: Any,
+    resume_with: bool,
+    trackers: Sequence[Tracker],
+) -> Fitted:
+    """Trains in a local folder, which messages call something else if it is a copy."""
     startup = Startup()
-    check_local(run_dir)
     check_trackers(recipe.train.trackers)
     opened = partial(open_trackers, recipe.train.trackers, trackers)
     mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0
@@ -146,7 +161,7 @@ def fit(
         setup, state, first, meta = begin(recipe, run_dir, data, mesh, checkpoints, resume_with=resume_with)
         standing = standing_of(setup.recipe, meta)
         if first >= setup.recipe.train.steps or standing.exhausted:
-            return already_finished(setup, state, first, run_dir)
+            return already_finished(setup, state, first, called)
         checkpoints.best = lambda: standing.steps if setup.recipe.train.keep_best else ()
         data = replace(data, history=entropy_history(setup.recipe))
         startup.done("calibration and parameters")
@@ -192,7 +207,7 @@ def write_recipe(run_dir: str | os.PathLike[str], recipe: Recipe, state: TrainSt
     write_resolved(run_dir, resolved)
 
 
-def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str | os.PathLike[str]) -> Fitted:
+def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str) -> Fitted:
     """Says so; nothing is trained or written."""
     steps, why = setup.recipe.train.steps, ""
     if step < steps:

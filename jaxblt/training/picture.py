@@ -72,7 +72,7 @@ def log_passage(log: RunLog, progress: Progress, step: int, passage: Passage) ->
     if not log.is_main:
         return
     if find_spec("matplotlib") is None:
-        progress.say('no picture of the patches: matplotlib is missing (pip install -e ".[plot]")')
+        progress.say("no picture of the patches: matplotlib is missing (pip install 'jaxblt[plot]')")
         return
     log.image(step, NAME, passage.png())
 

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 from jaxblt.profiling.provenance import provenance
 from jaxblt.training.packing import forget_promises
 from jaxblt.training.recipe import Recipe, differences
+from jaxblt.training.remote_run import CONFIG, readable
 from jaxblt.training.safe_files import one_line, read_json
 from jaxblt.training.serialize import decode, encode
 from jaxblt.training.state import ENTROPY
 
-FILE = "config.json"
+FILE = CONFIG
 CHECKPOINTS = "checkpoints"
 HISTORY = "configs"
 MAX_BYTES = 1 << 20
@@ -103,7 +104,12 @@ def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
       ValueError: the file is damaged, no regular file of at most a megabyte inside the folder, or was written by
         another version of the configs; one line that names it.
     """
-    file = Path(run_dir) / FILE
+    with readable(run_dir, "none") as folder:
+        return _read(folder)
+
+
+def _read(run_dir: Path) -> Resolved:
+    file = run_dir / FILE
     if not file.exists():
         raise FileNotFoundError(f"{run_dir} holds no run: {file} does not exist")
     try:

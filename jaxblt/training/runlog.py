@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from jaxblt.remote import refuse_remote
 from jaxblt.training.bar import tqdm
 from jaxblt.training.trackers import (
     Hyperparameter,
@@ -20,7 +21,7 @@ from jaxblt.training.trackers import (
     read_metrics,
 )
 
-__all__ = ["Progress", "RunLog", "check_local", "in_terminal_or_notebook", "read_metrics"]
+__all__ = ["Progress", "RunLog", "in_terminal_or_notebook", "read_metrics"]
 
 
 def _number(name: str, value: Any) -> float | int:
@@ -28,14 +29,6 @@ def _number(name: str, value: Any) -> float | int:
         raise ValueError(f"{name}={value!r} is not a scalar: log a mean, or use `text` or `image`")
     item = np.asarray(value).item() if np.asarray(value).dtype.kind in "biu" else float(value)
     return int(item) if isinstance(item, bool) else item
-
-
-def check_local(run_dir: str | os.PathLike[str]) -> None:
-    """Raises ValueError if a run folder is the URL of a remote one."""
-    if "://" in str(run_dir):
-        raise ValueError(
-            f"run_dir={run_dir!s} is remote: give the log a local one (checkpoints may be remote)"
-        )
 
 
 class RunLog:
@@ -60,7 +53,7 @@ class RunLog:
             TensorBoardTracker(folder),
         ),
     ) -> None:
-        check_local(run_dir)
+        refuse_remote("run_dir", run_dir)
         self.run_dir, self.is_main = Path(run_dir), is_main
         self.trackers: Sequence[Tracker] = trackers(self.run_dir) if is_main else ()
 

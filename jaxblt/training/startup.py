@@ -1,11 +1,11 @@
 """Where the time before the first step goes, and compiled programs that outlive a process to spare most of it."""
 
-import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import jax
+
+from jaxblt.remote import user_cache
 
 USER_CACHE = "user"
 
@@ -20,9 +20,7 @@ def keep_compiled(folder: str | None) -> None:
     if folder is None or (folder == USER_CACHE and jax.default_backend() == "cpu"):
         return
     if folder == USER_CACHE:
-        folder = str(
-            Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxblt" / "compiled"
-        )
+        folder = str(user_cache("compiled"))
     jax.config.update("jax_compilation_cache_dir", folder)
 
 

@@ -12,12 +12,13 @@ import jax
 
 from jaxblt.data.sources import DocumentSource
 from jaxblt.evaluation.table import format_table
+from jaxblt.remote import refuse_remote
 from jaxblt.training.checkpoint import list_steps
 from jaxblt.training.health import TrainingFailed
 from jaxblt.training.loop import fit
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.resolved import FILE, adopt, checkpoint_dir, read_resolved, replace_text
-from jaxblt.training.runlog import check_local, read_metrics
+from jaxblt.training.runlog import read_metrics
 from jaxblt.training.safe_files import one_line
 from jaxblt.training.setup import open_data
 
@@ -116,7 +117,7 @@ def check_trials(trials: Sequence[Trial], folder: Path, *, source: DocumentSourc
 
     Looks at names, devices, data and what the folders of runs hold already.
     """
-    check_local(folder)
+    refuse_remote("folder", folder)
     names = [trial.name for trial in trials]
     if doubled := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"two runs of the sweep are called {doubled[0]!r}: leave one of them out")

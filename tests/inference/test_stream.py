@@ -13,6 +13,7 @@ from jaxblt.inference.generate import PIECE
 from jaxblt.inference.requests import bucket
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.parallel import make_mesh, replicated
 from tests.mixer_table import table
 from tests.parameters import drawn
 
@@ -78,6 +79,18 @@ def test_other_settings_compile_nothing(write):
     with counted_compilations() as compiled:
         write(PROMPTS, max_new_bytes=65)
     assert compiled
+
+
+@pytest.mark.slow(weekly=1, group="pieces over several devices")
+@pytest.mark.parametrize("axes", [{"data": 2, "seq": 1}, {"data": 1, "seq": 2}], ids=str)
+def test_pieces_over_several_devices_share_a_program(write, axes):
+    """The state comes out of a piece laid out as it went in."""
+    decoder, params = write.args
+    mesh = make_mesh(**axes, devices=jax.devices()[:2])
+    with jax.set_mesh(mesh), counted_compilations() as compiled:
+        split = generate(decoder, jax.device_put(params, replicated(mesh)), PROMPTS, max_new_bytes=64)
+    assert split == write(PROMPTS, max_new_bytes=64)
+    assert sum("_advance" in name for name in compiled) == 1
 
 
 def test_a_row_keeps_its_settings_in_any_company(write):

@@ -53,7 +53,7 @@ def test_without_matplotlib_one_line_says_what_to_install(entropy_run, tmp_path,
     monkeypatch.setattr(picture, "find_spec", lambda name: None if name == "matplotlib" else found(name))
     monkeypatch.setattr(builtins, "__import__", missing)
     assert fit(patched_recipe(entropy_run, steps=8, eval_every=4), tmp_path, source=Letters()).finished
-    assert capsys.readouterr().out.count('matplotlib is missing (pip install -e ".[plot]")') == 1
+    assert capsys.readouterr().out.count("matplotlib is missing (pip install 'jaxblt[plot]')") == 1
     assert not events(tmp_path).Tags()["images"]
 
 

@@ -162,7 +162,7 @@ def test_bad_values_are_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"bytes of a PNG file.*GIF89a"):
             log.image(0, "a", b"GIF89a..........................")
     assert lines(tmp_path) == []
-    with pytest.raises(ValueError, match="gs://bucket/run is remote"):
+    with pytest.raises(ValueError, match="run_dir='gs://bucket/run' is remote"):
         RunLog("gs://bucket/run")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxblt.data.sources.base import DocumentSource, check_range
 from jaxblt.data.sources.fasta import read_padded
-from jaxblt.data.sources.files import expand, read_all
+from jaxblt.data.sources.files import expand, name_of, read_all
 from jaxblt.data.sources.reverse import reverse_complement
 
 
@@ -38,7 +38,7 @@ def bed_lines(path: str | os.PathLike) -> list[tuple[int, BedInterval]]:
     """As `read_bed`, each interval with the number of its line."""
     [file] = expand(path)
     lines = enumerate(read_all(file).decode("utf-8", "replace").splitlines(), start=1)
-    intervals = [(n, _parse(line, f"{file}:{n}")) for n, line in lines if _holds_data(line)]
+    intervals = [(n, _parse(line, f"{name_of(file)}:{n}")) for n, line in lines if _holds_data(line)]
     if not intervals:
         raise ValueError(f"{str(path)!r} has no BED interval: expected lines of record, start, stop")
     return intervals
@@ -146,4 +146,4 @@ def open_bed(
     try:
         return BedSource(genome, intervals, pad)
     except ValueError as error:
-        raise ValueError(f"{', '.join(map(str, files))}: {error}") from error
+        raise ValueError(f"{', '.join(map(name_of, files))}: {error}") from error

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxblt.data.sources.base import DocumentSource, check_range
 from jaxblt.data.sources.fasta_index import FastaLayout, index_fasta, read_bases
-from jaxblt.data.sources.files import COMPRESSED, empty, expand, read_all
+from jaxblt.data.sources.files import COMPRESSED, empty, expand, name_of, read_all
 
 
 class FastaSource:
@@ -19,7 +19,7 @@ class FastaSource:
     built beside the file when missing). `.gz` and `.xz` files are held in memory and need no extra.
 
     Args:
-      paths: files and globs.
+      paths: files, globs and URLs.
       soft_mask: "keep" leaves lower-case (soft-masked) bases as they are, "upper" raises them.
 
     Raises:
@@ -65,7 +65,8 @@ class _Record(NamedTuple):
 def _records(path: Path) -> list[_Record]:
     if path.suffix in COMPRESSED:
         return [
-            _Record(path, name, len(bases), bases) for name, bases in parse_fasta(read_all(path), str(path))
+            _Record(path, name, len(bases), bases)
+            for name, bases in parse_fasta(read_all(path), name_of(path))
         ]
     if not path.stat().st_size:
         raise empty(path)
@@ -76,9 +77,10 @@ def _check_unique(records: list[_Record]) -> None:
     seen: dict[str, Path] = {}
     for record in records:
         if record.name in seen:
+            first, second = name_of(seen[record.name]), name_of(record.path)
             raise ValueError(
-                f"FASTA record {record.name!r} occurs twice, in '{seen[record.name]}' and '{record.path}': rename one, "
-                "or leave one file out of the paths"
+                f"FASTA record {record.name!r} occurs twice, in '{first}' and '{second}': rename one, or leave one "
+                "file out of the paths"
             )
         seen[record.name] = record.path
 

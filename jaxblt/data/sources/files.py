@@ -1,4 +1,4 @@
-"""Finding and opening files: globs, and plain, gzip and xz files alike."""
+"""Finding and opening files: globs, URLs, and plain, gzip and xz files alike."""
 
 import glob
 import gzip
@@ -9,12 +9,16 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from jaxblt.remote import cached_copies, url_of
+
 COMPRESSED = (".gz", ".xz")
 _DAMAGED = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
 def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]:
     """The files that paths and globs name: in the order given, each glob sorted, each file once.
+
+    URLs (`https://`, `s3://`, `gs://`, `hf://`) become local copies, see `jaxblt.remote`; `name_of` tells their URLs.
 
     Raises:
       FileNotFoundError: a path or glob names no file.
@@ -29,7 +33,14 @@ def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]
     return list(found)
 
 
+def name_of(path: Path) -> str:
+    """What a file is called: its path, or the URL of which it is a copy."""
+    return getattr(path, "url", "") or str(path)
+
+
 def _matches(pattern: str) -> list[Path]:
+    if (url := url_of(pattern)) is not None:
+        return list(cached_copies(url))
     if os.path.isdir(pattern):
         raise IsADirectoryError(
             f"{pattern!r} is a folder: name its files, such as {pattern.rstrip('/') + '/*.txt'!r}"
@@ -63,7 +74,7 @@ def read_all(path: Path) -> bytes:
             data = file.read()
     except _DAMAGED as error:
         raise ValueError(
-            f"{str(path)!r} is damaged or not a {path.suffix} file ({error}): copy it again"
+            f"{name_of(path)!r} is damaged or not a {path.suffix} file ({error}): copy it again"
         ) from error
     if not data:
         raise empty(path)
@@ -73,5 +84,5 @@ def read_all(path: Path) -> bytes:
 def empty(path: Path) -> ValueError:
     """The error of a file without a byte."""
     return ValueError(
-        f"{str(path)!r} is empty (0 bytes): remove it from the paths, or check how it was written"
+        f"{name_of(path)!r} is empty (0 bytes): remove it from the paths, or check how it was written"
     )

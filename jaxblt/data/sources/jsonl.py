@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxblt.data.sources.base import check_range
-from jaxblt.data.sources.files import COMPRESSED, empty, expand, read_all
+from jaxblt.data.sources.files import COMPRESSED, empty, expand, name_of, read_all
 
 
 class JsonlSource:
@@ -19,7 +19,7 @@ class JsonlSource:
     `.gz` and `.xz` files are held in memory. Reading a chunk of a document decodes its whole line.
 
     Args:
-      paths: files and globs.
+      paths: files, globs and URLs.
       field: the key of the text.
 
     Raises:
@@ -42,7 +42,7 @@ class JsonlSource:
         lengths, offset = [], 0
         for number, line in enumerate(self._open(file, path), start=1):
             if line.strip():
-                name = f"{path}:{number}"
+                name = f"{name_of(path)}:{number}"
                 lengths.append(len(field_bytes(line, self._field, name)))
                 self._lines.append((file, offset, len(line)))
                 self.names.append(name)
@@ -51,7 +51,7 @@ class JsonlSource:
             raise (
                 empty(path)
                 if not offset
-                else ValueError(f"{str(path)!r} holds blank lines alone: no JSON object")
+                else ValueError(f"{name_of(path)!r} holds blank lines alone: no JSON object")
             )
         return lengths
 

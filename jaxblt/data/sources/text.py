@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxblt.data.sources.base import check_range
-from jaxblt.data.sources.files import COMPRESSED, empty, expand, read_all
+from jaxblt.data.sources.files import COMPRESSED, empty, expand, name_of, read_all
 
 
 class TextSource:
@@ -16,7 +16,7 @@ class TextSource:
     Plain files are read where they lie, chunk by chunk; `.gz` and `.xz` files are held in memory.
 
     Args:
-      paths: files and globs.
+      paths: files, globs and URLs.
 
     Raises:
       FileNotFoundError: a path or glob names no file.
@@ -26,7 +26,7 @@ class TextSource:
     def __init__(self, paths: str | os.PathLike | Iterable[str | os.PathLike]):
         self._paths = expand(paths)
         self._held = {i: read_all(p) for i, p in enumerate(self._paths) if p.suffix in COMPRESSED}
-        self.names = [str(path) for path in self._paths]
+        self.names = [name_of(path) for path in self._paths]
         self.lengths = np.array([self._size(i, path) for i, path in enumerate(self._paths)], np.int64)
 
     def _size(self, i: int, path: Path) -> int:

@@ -13,6 +13,7 @@ from jaxblt.data.permutation import hash64
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_part
+from jaxblt.remote import refuse_remote
 from jaxblt.validation import check_bounds, check_fields
 
 TASKS = tuple(range(1, 21))
@@ -115,6 +116,7 @@ def read_subset(path: str, subset: str) -> dict[tuple[int, Part], str]:
       FileNotFoundError: there is no such path, or it holds no file of that subset.
       ValueError: the path is a file, but no tar archive.
     """
+    refuse_remote("data.task.path", path)
     root = Path(path).expanduser()
     if not root.exists():
         raise FileNotFoundError(

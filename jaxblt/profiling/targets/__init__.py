@@ -11,8 +11,8 @@ HOST = 8
 
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 MISSING = (
-    "compiling for a GPU that is not here takes JAX's CUDA plugin: pip install -e '.[cuda13]', or use the environment "
-    "of `make plan`"
+    "compiling for a GPU that is not here takes JAX's CUDA plugin: pip install 'jaxblt[cuda13]', or use the "
+    "environment of `make plan`"
 )
 
 

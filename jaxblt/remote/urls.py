@@ -1,0 +1,27 @@
+"""Which paths are URLs."""
+
+import os
+import re
+
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+"""A scheme of two letters or more (one is a drive of Windows). `pathlib` leaves one slash of two."""
+
+
+def url_of(path: str | os.PathLike[str]) -> str | None:
+    """The URL that a path is, with both of its slashes; None for a local path."""
+    found = URL.fullmatch(os.fspath(path))
+    return None if found is None else f"{found[1].lower()}://{found[2].rstrip('/')}"
+
+
+def scheme_of(url: str) -> str:
+    """What stands before `://`."""
+    return url.partition("://")[0]
+
+
+def refuse_remote(what: str, path: str | os.PathLike[str]) -> None:
+    """Raises ValueError if a path that is to be local is a URL: written to, it would make a folder named `s3:`."""
+    url = url_of(path)
+    if url is not None:
+        raise ValueError(
+            f"{what}={url!r} is remote: {scheme_of(url)}:// cannot be used here; name a local path, and copy it over"
+        )
