@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import MAGConfig, MixerConfig, NeuralMemoryConfig, init_state
+from jaxblt.mixers import MACConfig, MAGConfig, MixerConfig, NeuralMemoryConfig, init_state
 from jaxblt.models import titan
 from jaxblt.parallel import make_mesh
 from jaxblt.side_outputs import SIDE_OUTPUTS
@@ -18,6 +18,7 @@ from tests.tolerances import assert_close
 
 MEMORY = NeuralMemoryConfig(dim=8, num_heads=4, depth=1, chunk_size=4)
 MAG = MAGConfig(dim=8, num_heads=4, depth=1, chunk_size=4, window=6)
+MAC = MACConfig(dim=8, num_heads=4, depth=1, chunk_size=4, segment_alignment=4, persistent=2)
 CONFIGS: dict[str, MixerConfig] = {
     "memory": MEMORY,
     "memory_2_layers": dataclasses.replace(MEMORY, depth=2, chunk_size=8),
@@ -25,6 +26,8 @@ CONFIGS: dict[str, MixerConfig] = {
     "memory_aligned": dataclasses.replace(MEMORY, depth=2, segment_alignment=8),
     "memory_alone": dataclasses.replace(MEMORY, packed=False),
     "mag": MAG,
+    "mac": MAC,
+    "mac_2_layers": dataclasses.replace(MAC, depth=2, chunk_size=8, packed=False),
     "mag_2_layers": dataclasses.replace(MAG, depth=2),
 }
 """Every one has several chunks a row."""
@@ -103,7 +106,7 @@ def test_a_window_shorter_than_a_chunk_is_refused() -> None:
         MAGConfig(dim=8, window=63)
 
 
-@pytest.mark.parametrize(("form", "pattern"), [("mag", "J"), ("mal", "KW")])
+@pytest.mark.parametrize(("form", "pattern"), [("mag", "J"), ("mal", "KW"), ("mac", "C")])
 def test_titans(form: Any, pattern: str) -> None:
     config = titan(form, dim=128, num_layers=4, window=32, chunk_size=16)
     assert config.stack.pattern == pattern
@@ -115,7 +118,7 @@ def test_titans(form: Any, pattern: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"form": "map"}, "form must be one of 'mag', 'mal', got 'map'"),
+        ({"form": "map"}, "form must be one of 'mag', 'mal', 'mac', got 'map'"),
         ({"window": 8}, "window must be at least chunk_size = 64, got 8"),
         ({"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
     ],
