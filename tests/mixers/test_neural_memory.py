@@ -19,7 +19,7 @@ from tests.tolerances import assert_close
 
 MEMORY = NeuralMemoryConfig(dim=8, num_heads=4, depth=1, chunk_size=4)
 MAG = MAGConfig(dim=8, num_heads=4, depth=1, chunk_size=4, window=6)
-MAC = MACConfig(dim=8, num_heads=4, depth=1, chunk_size=4, segment_alignment=4, persistent=2)
+MAC = MACConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=4, segment_alignment=4, persistent=2)
 CONFIGS: dict[str, MixerConfig] = {
     "memory": MEMORY,
     "memory_2_layers": dataclasses.replace(MEMORY, depth=2, chunk_size=8),
