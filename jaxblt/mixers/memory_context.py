@@ -239,7 +239,7 @@ class ContextCore:
 
     def _learned(self, name: str, like: Float[Array, "B H C K"]) -> Float[Array, "B H P K"]:
         learned = self.matrices[name]
-        return jnp.zeros_like(like[:, :, :1], jnp.float32) + learned[None]
+        return jnp.zeros_like(like[:, :, :1], learned.dtype) + learned[None]
 
 
 def _parts(streams: ContextStreams) -> tuple[Array, ...]:

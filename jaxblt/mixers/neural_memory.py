@@ -317,7 +317,7 @@ class MemoryCore:
 
 def start_state(weights: tuple[Array, ...], like: Int[Array, "B H"]) -> MemoryState:
     """M before a document and S = 0, for the rows of `like`, over whose devices they vary."""
-    zeros = jnp.zeros_like(like, jnp.float32)[..., None, None]
+    zeros = jnp.zeros_like(like, weights[0].dtype)[..., None, None]
     state = tuple(zeros + m[None] for m in weights)
     return MemoryState(state, tuple(jnp.zeros_like(m) for m in state))
 

@@ -19,7 +19,7 @@ from tests.tolerances import assert_close
 
 MEMORY = NeuralMemoryConfig(dim=8, num_heads=4, depth=1, chunk_size=4)
 MAG = MAGConfig(dim=8, num_heads=4, depth=1, chunk_size=4, window=6)
-MAC = MACConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=4, segment_alignment=4, persistent=2)
+MAC = MACConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=8, segment_alignment=8, persistent=2)
 CONFIGS: dict[str, MixerConfig] = {
     "memory": MEMORY,
     "memory_2_layers": dataclasses.replace(MEMORY, depth=2, chunk_size=8),
@@ -28,7 +28,7 @@ CONFIGS: dict[str, MixerConfig] = {
     "memory_alone": dataclasses.replace(MEMORY, packed=False),
     "mag": MAG,
     "mac": MAC,
-    "mac_2_layers": dataclasses.replace(MAC, depth=2, chunk_size=8, packed=False),
+    "mac_2_layers": dataclasses.replace(MAC, depth=2, packed=False),
     "mag_2_layers": dataclasses.replace(MAG, depth=2),
 }
 """Every one has several chunks a row."""
@@ -170,7 +170,7 @@ def test_mac_retrieves_attends_gates_and_writes_in_this_order() -> None:
 
 
 def test_mac_refuses_documents_that_start_inside_a_segment() -> None:
-    module = dataclasses.replace(MAC, segment_alignment=2).build()
+    module = dataclasses.replace(MAC, segment_alignment=4).build()
     x, ids = jnp.zeros((1, 8, 8)), jnp.ones((1, 8), jnp.int32)
-    with pytest.raises(ValueError, match=r"got segment_alignment = 2: pack with data\.alignment=4"):
+    with pytest.raises(ValueError, match=r"got segment_alignment = 4: pack with data\.alignment=8"):
         jax.eval_shape(lambda x: module.init(jax.random.key(0), x, segment_ids=ids), x)
