@@ -10,6 +10,7 @@ from jaxblt.mixers.gated_linear_attention import GatedLinearAttention, GatedLine
 from jaxblt.mixers.gated_memory import MAG, MAGConfig
 from jaxblt.mixers.hyena import Hyena, HyenaConfig
 from jaxblt.mixers.mamba2 import Mamba2, Mamba2Config
+from jaxblt.mixers.memory_context import MAC, MACConfig
 from jaxblt.mixers.neural_memory import NeuralMemory, NeuralMemoryConfig
 from jaxblt.mixers.ntm import NTM, NTMConfig
 from jaxblt.mixers.recurrence import GatedRecurrence, GatedRecurrenceConfig
@@ -18,6 +19,7 @@ from jaxblt.mixers.state_engine import StateEngine, StateEngineConfig
 __all__ = [
     "GRU",
     "LSTM",
+    "MAC",
     "MAG",
     "NTM",
     "Attention",
@@ -36,6 +38,7 @@ __all__ = [
     "HyenaConfig",
     "ImplicitFilter",
     "LSTMConfig",
+    "MACConfig",
     "MAGConfig",
     "Mamba2",
     "Mamba2Config",

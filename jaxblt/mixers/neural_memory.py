@@ -97,16 +97,7 @@ class NeuralMemoryConfig:
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "NeuralMemoryState":
         """No memory yet: the first token brings the one that every document starts from, which is learned."""
-        shape = self.shape
-        short = [jnp.zeros((batch_size, h * k, shape.taps - 1), dtype) for h, k in shape.streams.values()]
-        zeros = lambda *sizes: jnp.zeros((batch_size, shape.heads, *sizes), jnp.float32)  # noqa: E731
-        weights = tuple(zeros(*size) for size in self.matrices)
-        pair = zeros(self.chunk_size, shape.keys).astype(dtype)
-        gates = (zeros(self.chunk_size),) * 3
-        content, count = zeros(self.chunk_size).astype(bool), zeros().astype(jnp.int32)
-        opened = OpenChunk((pair, pair, *gates), content, count)
-        carry = MemoryCarry(MemoryState(weights, weights), opened, count.astype(bool))
-        return NeuralMemoryState(start_clock(batch_size), tuple(short), carry)
+        return empty_state(self, batch_size, dtype, wide=2)
 
 
 @flax.struct.dataclass
@@ -154,6 +145,20 @@ class MemoryStreams:
     def written(self) -> tuple[Array, ...]:
         """What a write takes."""
         return self.k, self.v, self.theta, self.eta, self.alpha
+
+
+def empty_state(config: Any, rows: int, dtype: Any, *, wide: int) -> NeuralMemoryState:
+    """The state before the first token; an open chunk holds `wide` streams [B, H, C, K] and the gates."""
+    shape = config.shape
+    short = [jnp.zeros((rows, h * k, shape.taps - 1), dtype) for h, k in shape.streams.values()]
+    zeros = lambda *sizes: jnp.zeros((rows, shape.heads, *sizes), jnp.float32)  # noqa: E731
+    weights = tuple(zeros(*size) for size in config.matrices)
+    streams = (zeros(config.chunk_size, shape.keys).astype(dtype),) * wide
+    gates = (zeros(config.chunk_size),) * len(GATES)
+    content, count = zeros(config.chunk_size).astype(bool), zeros().astype(jnp.int32)
+    opened = OpenChunk((*streams, *gates), content, count)
+    carry = MemoryCarry(MemoryState(weights, weights), opened, count.astype(bool))
+    return NeuralMemoryState(start_clock(rows), tuple(short), carry)
 
 
 class NeuralMemory(nn.Module):
@@ -312,7 +317,7 @@ class MemoryCore:
 
 def start_state(weights: tuple[Array, ...], like: Int[Array, "B H"]) -> MemoryState:
     """M before a document and S = 0, for the rows of `like`, over whose devices they vary."""
-    zeros = jnp.zeros_like(like, jnp.float32)[..., None, None]
+    zeros = jnp.zeros_like(like, weights[0].dtype)[..., None, None]
     state = tuple(zeros + m[None] for m in weights)
     return MemoryState(state, tuple(jnp.zeros_like(m) for m in state))
 

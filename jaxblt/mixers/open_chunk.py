@@ -6,6 +6,7 @@ them the next call's tokens lie on the document's grid again:
     state:  a b c          call:  d e f g h          laid out, C = 4:  a b c d | e f g h          left open: nothing
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
+from jaxblt.mixers.base import select_rows
 from jaxblt.mixers.marks import Marks
 
 
@@ -127,6 +129,47 @@ def append(opened: OpenChunk, streams: Any, marks: Marks) -> tuple[OpenChunk, Bo
     count = opened.count + live[:, None].astype(jnp.int32)
     known = jnp.where(_per_head(here, heads), _per_head(content, heads)[..., None], opened.content)
     return OpenChunk(jax.tree.map(put, opened.streams, streams), known, count), count[:, 0] == chunk
+
+
+def by_document(
+    run: Callable[[Any, Marks, Any], tuple[Array, Any]], zero: Any, streams: Any, marks: Marks, carry: Any
+) -> tuple[Any, Any]:
+    """Outputs [B, T, H, ...] of a call, and the carry behind it, one document of each row after another.
+
+    There is no derivative unless all tokens are of one document: how many rounds there are is known on the device only.
+
+    Args:
+      run: (streams, marks, carry) -> (y, carry), of rows with tokens of one document, at their front.
+      zero: the carry before a document.
+      streams: pytree of arrays [B, T, H, ...].
+      marks: what the positions are.
+      carry: before the first of them.
+    """
+    if marks.segment_ids is None or marks.new is None or marks.begins is None:
+        return run(streams, marks, carry)
+    ids, live = marks.segment_ids, marks.segment_ids != 0
+    number = jnp.cumsum(marks.new, 1, dtype=jnp.int32) - marks.begins[:, None]
+    number = jnp.where(live, number, -1)
+    places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
+
+    def round(state: Any) -> Any:
+        now, y, carry = state
+        inside = number == now
+        there, first = jnp.any(inside, 1), jnp.argmax(inside, 1)[:, None].astype(jnp.int32)
+        source = jnp.minimum(first + places, ids.shape[1] - 1)
+        own = jnp.where(places < jnp.sum(inside, 1, keepdims=True), jnp.sign(_take(ids, source)), 0)
+        found, after = run(jax.tree.map(lambda x: _take(x, source), streams), Marks(own), carry)
+        found = _take(found, jnp.maximum(places - first, 0))
+        y = jnp.where(inside.reshape(*inside.shape, *(1,) * (y.ndim - 2)), found, y)
+        after = select_rows(there, after, carry)
+        # What comes next in a row is another document.
+        return now + 1, y, select_rows(jnp.max(number, 1) > now, zero, after)
+
+    y = jax.eval_shape(lambda: run(streams, Marks(ids), carry)[0])
+    start = jnp.zeros_like(jax.tree.leaves(streams)[0], y.dtype)
+    more = lambda state: state[0] <= jnp.max(number)  # noqa: E731
+    _, y, carry = jax.lax.while_loop(more, round, (jnp.int32(0), start, carry))
+    return y, carry
 
 
 def _take(x: Shaped[Array, "B S ..."], source: Int[Array, "B P"]) -> Shaped[Array, "B P ..."]:

@@ -25,6 +25,7 @@ from jaxblt.mixers import (
     GRUConfig,
     HyenaConfig,
     LSTMConfig,
+    MACConfig,
     MAGConfig,
     Mamba2Config,
     MixerConfig,
@@ -70,12 +71,14 @@ DEFAULTS: Mapping[str, Any] = Table(
         "T": StateEngineConfig(dim=64),
         "K": NeuralMemoryConfig(dim=64),
         "J": MAGConfig(dim=64),
+        "C": MACConfig(dim=64),
     }
 )
 """Mixers that a pattern may name without more: Hyena with a modal, a short and a medium explicit filter, attention over
 the document and over a sliding window, gated recurrence, minLSTM, GRU, LSTM, neural Turing machine; with a matrix of
 state per head Gated DeltaNet, gated linear attention, Mamba-2, and linear attention with two decays; a
-state engine; a memory that learns while it reads, and that memory gated with attention over a window."""
+state engine; a memory that learns while it reads, that memory gated with attention over a window,
+and as the context of attention."""
 
 
 @dataclasses.dataclass(frozen=True)

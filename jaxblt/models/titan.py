@@ -4,12 +4,13 @@ from typing import Literal, get_args
 
 from jaxblt.mixers.attention import AttentionConfig
 from jaxblt.mixers.gated_memory import MAGConfig
+from jaxblt.mixers.memory_context import MACConfig
 from jaxblt.mixers.neural_memory import NeuralMemoryConfig
 from jaxblt.models.byte_lm import ByteLMConfig
 from jaxblt.models.stack import StackConfig
 from jaxblt.validation import whole
 
-Form = Literal["mag", "mal"]
+Form = Literal["mag", "mal", "mac"]
 HEAD_DIM = 64
 
 
@@ -26,8 +27,9 @@ def titan(
     """The config of a Titan over bytes; `build()` makes the module, and a `Recipe` takes it as its model.
 
     Args:
-      form: "mag", every layer mixes a memory and attention over a window by a gate; or "mal", layers of memory and of
-        window attention take turns.
+      form: "mag", every layer mixes a memory and attention over a window by a gate; "mal", layers of memory and
+        of window attention take turns; or "mac", attention within segments of a chunk sees what the memory gives back,
+        and `window` plays no part.
       dim: width.
       num_layers: blocks.
       window: steps that attention sees, at least `chunk_size`.
@@ -48,9 +50,10 @@ def titan(
     mixers = {
         "J": mag,
         "K": NeuralMemoryConfig(dim, heads, chunk_size=chunk_size),
+        "C": MACConfig(dim, heads, chunk_size=chunk_size),
         "W": AttentionConfig(dim, heads, window=window),
     }
-    pattern = {"mag": "J", "mal": "KW"}[form]
+    pattern = {"mag": "J", "mal": "KW", "mac": "C"}[form]
     stack = StackConfig(
         dim=dim,
         num_layers=num_layers,

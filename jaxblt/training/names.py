@@ -56,6 +56,7 @@ NAMES = {
     "mamba2": "jaxblt.mixers.mamba2:Mamba2Config",
     "state_engine": "jaxblt.mixers.state_engine:StateEngineConfig",
     "neural_memory": "jaxblt.mixers.neural_memory:NeuralMemoryConfig",
+    "mac": "jaxblt.mixers.memory_context:MACConfig",
     "mag": "jaxblt.mixers.gated_memory:MAGConfig",
     "dual_decay": "jaxblt.mixers.dual_decay:DualDecayConfig",
     "modal": "jaxblt.mixers.filters:ModalFilter",

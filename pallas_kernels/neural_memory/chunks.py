@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from pallas_kernels._dispatch import has_reference_ops
 from pallas_kernels._linear_state.products import product
 
 Weights = tuple[Float[Array, "B H _ _"], ...]
@@ -59,6 +60,15 @@ class Trace(NamedTuple):
     momentum: Float[Array, "B *T H"]
 
 
+def multiply(
+    equation: str, a: Float[Array, "..."], b: Float[Array, "..."], dtype: Any
+) -> Float[Array, "..."]:
+    """einsum(equation, a, b) of operands of `dtype`, summed wide; each index stands in the other or in the result."""
+    if has_reference_ops():
+        return jnp.einsum(equation, a, b, precision=jax.lax.Precision.HIGHEST)
+    return product(equation, a, b, dtype)
+
+
 def read_memory(weights: Weights, q: Float[Array, "B H C K"], dtype: Any) -> Float[Array, "B H C K"]:
     """f_M(q), wide; products take operands of `dtype`."""
     return _apply(weights, q, dtype)[0]
@@ -91,10 +101,10 @@ def _apply(
 ) -> tuple[Float[Array, "B H C K"], Float[Array, "B H C E"] | None]:
     """f_M(x), and x M1 of a memory of two layers."""
     if len(weights) == 1:
-        return product("bhck,bhkv->bhcv", x, weights[0], dtype), None
+        return multiply("bhck,bhkv->bhcv", x, weights[0], dtype), None
     first, second = weights
-    hidden = product("bhck,bhke->bhce", x, first, dtype)
-    found = product("bhce,bhek->bhck", jax.nn.silu(hidden), second, dtype)
+    hidden = multiply("bhck,bhke->bhce", x, first, dtype)
+    found = multiply("bhce,bhek->bhck", jax.nn.silu(hidden), second, dtype)
     return x.astype(found.dtype) + found, hidden
 
 
@@ -106,12 +116,12 @@ def _gradients(
     error = found - chunk.v.astype(found.dtype)
     scaled = share[..., None] * error
     if hidden is None:
-        return (product("bhck,bhcv->bhkv", chunk.k, scaled, dtype),), error
+        return (multiply("bhck,bhcv->bhkv", chunk.k, scaled, dtype),), error
     gate = jax.nn.sigmoid(hidden)
-    second = product("bhce,bhck->bhek", hidden * gate, scaled, dtype)
-    back = product("bhck,bhek->bhce", scaled, weights[1], dtype)
+    second = multiply("bhce,bhck->bhek", hidden * gate, scaled, dtype)
+    back = multiply("bhck,bhek->bhce", scaled, weights[1], dtype)
     slope = gate * (1 + hidden * (1 - gate))
-    return (product("bhck,bhce->bhke", chunk.k, back * slope, dtype), second), error
+    return (multiply("bhck,bhce->bhke", chunk.k, back * slope, dtype), second), error
 
 
 def _mean(x: Float[Array, "B H C"], content: Float[Array, "B 1 C"]) -> Float[Array, "B H"]:

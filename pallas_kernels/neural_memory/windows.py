@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int, Shaped
 
-from pallas_kernels._linear_state.chunks import into_chunks
+from pallas_kernels._linear_state.chunks import into_chunks, out_of_chunks
 from pallas_kernels._linear_state.tokens import count_documents
 
 FEW = 8
@@ -92,6 +92,11 @@ def take_windows(
     if source is not None:
         x = jnp.take_along_axis(x, source.reshape(*source.shape, *(1,) * (x.ndim - 2)), 1)
     return into_chunks(x, chunk)
+
+
+def leave_windows(y: Shaped[Array, "N B H C ..."], length: int) -> Shaped[Array, "B T H ..."]:
+    """The inverse of `take_windows` for rows of `length` positions."""
+    return out_of_chunks(y, length)
 
 
 def choose(mask: Bool[Array, "B"] | None, new: Any, old: Any) -> Any:

@@ -9,10 +9,16 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
-from pallas_kernels._linear_state.chunks import out_of_chunks
 from pallas_kernels._linear_state.tokens import only_tokens
 from pallas_kernels.neural_memory.chunks import Chunk, MemoryState, Trace, read_memory, write_memory
-from pallas_kernels.neural_memory.windows import Windows, choose, cut_rows, scan_windows, take_windows
+from pallas_kernels.neural_memory.windows import (
+    Windows,
+    choose,
+    cut_rows,
+    leave_windows,
+    scan_windows,
+    take_windows,
+)
 
 
 def neural_memory_xla(
@@ -51,11 +57,11 @@ def neural_memory_xla(
     fresh, state, windows = jax.tree.unflatten(tree, vary_alike(*flat))
     step = partial(_window, fresh, v.dtype, output_trace)
     final, (y, trace) = scan_windows(step, state, windows)
-    found = [out_of_chunks(y, length)]
+    found = [leave_windows(y, length)]
     if output_final_state:
         found.append(final)
     if output_trace:
-        found.append(jax.tree.map(lambda x: out_of_chunks(x, length), trace))
+        found.append(jax.tree.map(lambda x: leave_windows(x, length), trace))
     return tuple(found) if len(found) > 1 else found[0]
 
 

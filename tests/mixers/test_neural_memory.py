@@ -9,15 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import MAGConfig, MixerConfig, NeuralMemoryConfig, init_state
+from jaxblt.mixers import MACConfig, MAGConfig, MixerConfig, NeuralMemoryConfig, init_state
 from jaxblt.models import titan
 from jaxblt.parallel import make_mesh
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import PROPERTIES, Property, Subject
+from tests.mixers.test_matrix_state import read_out, sigmoid, stream
 from tests.tolerances import assert_close
 
 MEMORY = NeuralMemoryConfig(dim=8, num_heads=4, depth=1, chunk_size=4)
 MAG = MAGConfig(dim=8, num_heads=4, depth=1, chunk_size=4, window=6)
+MAC = MACConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=8, segment_alignment=8, persistent=2)
 CONFIGS: dict[str, MixerConfig] = {
     "memory": MEMORY,
     "memory_2_layers": dataclasses.replace(MEMORY, depth=2, chunk_size=8),
@@ -25,6 +27,8 @@ CONFIGS: dict[str, MixerConfig] = {
     "memory_aligned": dataclasses.replace(MEMORY, depth=2, segment_alignment=8),
     "memory_alone": dataclasses.replace(MEMORY, packed=False),
     "mag": MAG,
+    "mac": MAC,
+    "mac_2_layers": dataclasses.replace(MAC, depth=2, packed=False),
     "mag_2_layers": dataclasses.replace(MAG, depth=2),
 }
 """Every one has several chunks a row."""
@@ -103,7 +107,7 @@ def test_a_window_shorter_than_a_chunk_is_refused() -> None:
         MAGConfig(dim=8, window=63)
 
 
-@pytest.mark.parametrize(("form", "pattern"), [("mag", "J"), ("mal", "KW")])
+@pytest.mark.parametrize(("form", "pattern"), [("mag", "J"), ("mal", "KW"), ("mac", "C")])
 def test_titans(form: Any, pattern: str) -> None:
     config = titan(form, dim=128, num_layers=4, window=32, chunk_size=16)
     assert config.stack.pattern == pattern
@@ -115,7 +119,7 @@ def test_titans(form: Any, pattern: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"form": "map"}, "form must be one of 'mag', 'mal', got 'map'"),
+        ({"form": "map"}, "form must be one of 'mag', 'mal', 'mac', got 'map'"),
         ({"window": 8}, "window must be at least chunk_size = 64, got 8"),
         ({"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
     ],
@@ -123,3 +127,50 @@ def test_titans(form: Any, pattern: str) -> None:
 def test_bad_titans_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         titan(**options)
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt(np.sum(x**2, -1, keepdims=True) + 1e-6)
+
+
+def retrieve_attend_write(w: dict[str, Any], x: np.ndarray) -> np.ndarray:
+    """One document through MAC with one matrix a head, token by token; a segment's memory is as before it."""
+    (q, k, v), heads, chunk = (stream(w, n, x) for n in "qkv"), MAC.num_heads, MAC.chunk_size
+    theta, eta, alpha = np.moveaxis(
+        sigmoid(np.einsum("td,dhg->thg", x, w["gates"]["kernel"]) + w["gates"]["bias"]), 2, 0
+    )
+    o, y = np.zeros_like(q), np.zeros_like(q)
+    for head in range(heads):
+        turn = {name: w[name][head] for name in w if name[-4:] in ("_key", "alue", "uery")}
+        memory, momentum = w["memory_1"][head], 0
+        for t in range(len(x)):
+            start = t - t % chunk
+            if t and t == start:
+                span = slice(t - chunk, t)
+                keys, values = (unit(o[span, head] @ turn[name]) for name in ("write_key", "write_value"))
+                share = theta[span, head] / max(1, theta[span, head].sum())
+                gradient = (share[:, None] * keys).T @ (keys @ memory - values)
+                momentum = eta[span, head].mean() * momentum - gradient
+                memory = (1 - alpha[span, head].mean()) * memory + momentum
+            found = unit(q[start : t + 1, head]) @ memory
+            seen = [turn["persistent_key"], found @ turn["context_key"], k[start : t + 1, head]]
+            told = [turn["persistent_value"], found @ turn["context_value"], v[start : t + 1, head]]
+            scores = np.exp(np.concatenate(seen) @ q[t, head] / np.sqrt(q.shape[-1]))
+            o[t, head] = scores / scores.sum() @ np.concatenate(told)
+            asked = unit(o[t, head] @ turn["gate_query"]) @ memory
+            y[t, head] = o[t, head] * sigmoid(np.sqrt(q.shape[-1]) * asked)
+    return read_out(w, y, x)
+
+
+def test_mac_retrieves_attends_gates_and_writes_in_this_order() -> None:
+    subject = subject_of("mac")
+    w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), subject.params["params"])
+    expected = np.stack([retrieve_attend_write(w, row) for row in subject.x.astype(np.float64)])
+    assert_close(subject.run(), expected, n=subject.length * 8)
+
+
+def test_mac_refuses_documents_that_start_inside_a_segment() -> None:
+    module = dataclasses.replace(MAC, segment_alignment=4).build()
+    x, ids = jnp.zeros((1, 8, 8)), jnp.ones((1, 8), jnp.int32)
+    with pytest.raises(ValueError, match=r"got segment_alignment = 4: pack with data\.alignment=8"):
+        jax.eval_shape(lambda x: module.init(jax.random.key(0), x, segment_ids=ids), x)
