@@ -26,6 +26,7 @@ class CNNConfig:
       taps: positions that each sees.
       outputs: classes.
       dropout: share of channels that are dropped in training, behind each convolution.
+      causal: what the objective says of the models that it is compared with; a class of a row sees the whole row.
     """
 
     width: int = 64
@@ -33,8 +34,8 @@ class CNNConfig:
     taps: int = 9
     outputs: int = 2
     dropout: float = 0.1
+    causal: bool = True
 
-    causal = True  # of a class of the row, as the models that it is compared with
     vocab_size = VOCAB_SIZE
 
     def build(self, *, dtype: Any = jnp.float32, patcher: None = None) -> "CNN":
@@ -85,5 +86,5 @@ def equal_size(count: int, outputs: int) -> CNNConfig:
         layer = config.taps * width**2 + 2 * width
         return VOCAB_SIZE * width + config.layers * layer + width + outputs * (width + 1)
 
-    width = min(range(8, MOST_WIDTH, 8), key=lambda width: abs(size(width) - count))
+    width = min(range(8, MOST_WIDTH), key=lambda width: abs(size(width) - count))
     return CNNConfig(width=width, outputs=outputs)

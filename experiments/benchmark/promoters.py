@@ -80,8 +80,18 @@ def promoters(
         for name, recipe in recipes.items():
             found = train(recipe, root / f"{name}_{seed}")
             figures["runs"].append({"model": name, "seed": seed, **found})
+            figures["wins"] = count_wins(figures["runs"])
             save("promoters", out, figures)
     return figures
+
+
+def count_wins(runs: list[dict[str, Any]]) -> int:
+    """Seeds of which all models were scored and the fine-tuned run has the largest MCC of all."""
+    by_seed: dict[int, dict[str, float]] = {}
+    for run in runs:
+        by_seed.setdefault(run["seed"], {})[run["model"]] = run["mcc"]
+    scored = [mcc for mcc in by_seed.values() if mcc.keys() == {"kmers", *RATES}]
+    return sum(all(mcc["finetuned"] > mcc[name] for name in mcc if name != "finetuned") for mcc in scored)
 
 
 def write_table(
@@ -146,6 +156,7 @@ def networks(
     frozen = tuple(f"{name}/*" for name in sorted(base.params))
     probe = replace(tuned, name="probe", freeze=frozen, optimizer=optimizers["probe"])
     model = equal_size(count_params(base.params)[1], len(data.classes))
+    model = replace(model, causal=base.recipe.model.causal)
     cnn = Recipe(
         name="cnn",
         model=model,
@@ -154,10 +165,6 @@ def networks(
         optimizer=optimizers["cnn"],
         train=train,
     )
-    if not base.recipe.model.causal:
-        raise ValueError(
-            f"run {base.recipe.name!r} is bidirectional, and the CNN is scored with causal models only"
-        )
     return {"finetuned": tuned, "probe": probe, "cnn": cnn}
 
 
