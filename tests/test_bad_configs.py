@@ -164,6 +164,7 @@ OPTIMIZER: dict[str, tuple[Any, ...]] = {
     "weight_decay": (-1, NAN),
     "decay_embeddings": (1, "yes"),
     "clip_norm": (0.0, NAN, -1.0),
+    "layer_decay": (0.0, 1.5, NAN),
 }
 """Of all optimisers."""
 

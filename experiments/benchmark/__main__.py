@@ -21,6 +21,7 @@ BENCHMARKS = {
     "kernels": "kernels",
     "packed_ring": "benchmark",
     "patching_share": "patching_share",
+    "promoters": "promoters",
     "recall": "recall",
     "record": "record",
     "results": "results",

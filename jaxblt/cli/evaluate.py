@@ -11,6 +11,7 @@ import tyro
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.data.labelled import LabelledDataConfig
+from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import TaskDataConfig
 from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Weights
@@ -74,16 +75,7 @@ def evaluate(
     if out is not None:
         refuse_remote("--out", out)
     loaded = jaxblt.load(run_dir, step=step, weights=weights)
-    labelled = isinstance(loaded.recipe.data, LabelledDataConfig)
-    for option, value in (
-        ("targets", targets if labelled else None),
-        ("predictions", None if labelled else predictions),
-    ):
-        if value is not None:
-            kind = "bytes" if option == "targets" else "labels"
-            raise ValueError(
-                f"--{option} {value} is of runs that predict {kind}, and this one does not: leave it out"
-            )
+    _check_kind(loaded, targets=targets, predictions=predictions)
     length = loaded.recipe.data.seq_len if seq_len is None else seq_len
     data = loaded.recipe.data
     if data.packing == "windows":
@@ -97,12 +89,7 @@ def evaluate(
     spread = parse_mesh(mesh or "", MeshConfig())
     found = loaded.evaluate(split, data=data, targets=targets, max_batches=max_batches, mesh=spread)
     if isinstance(data, TaskDataConfig):
-        from jaxblt.evaluation.tasks import majority_baseline
-        from jaxblt.evaluation.tasks.evaluate import score_run
-
-        scores = score_run(loaded, split, max_batches=max_batches)
-        baseline = majority_baseline(data.task, split)
-        found |= scores.figures() | {"majority_accuracy": baseline.figures()["accuracy"]}
+        found |= _task_figures(loaded, data, split, max_batches)
     if predictions is not None:
         write_predictions(loaded, split, predictions)
     figures = {"run": loaded.recipe.name, "step": loaded.step, "split": split, "seq_len": length, **found}
@@ -118,12 +105,37 @@ def evaluate(
     return found
 
 
-def write_predictions(run: "Run", split: str, file: str) -> None:
+def _task_figures(
+    run: "Run", data: TaskDataConfig, split: SplitName, max_batches: int | None
+) -> dict[str, float]:
+    """Accuracy over answers and examples, by subtask, and that of the commonest answer."""
+    from jaxblt.evaluation.tasks import majority_baseline
+    from jaxblt.evaluation.tasks.evaluate import score_run
+
+    scores = score_run(run, split, max_batches=max_batches)
+    baseline = majority_baseline(data.task, split)
+    return scores.figures() | {"majority_accuracy": baseline.figures()["accuracy"]}
+
+
+def _check_kind(run: "Run", *, targets: str | None, predictions: str | None) -> None:
+    """Raises ValueError for an option of runs that predict something else."""
+    is_labelled = isinstance(run.recipe.data, LabelledDataConfig)
+    if is_labelled and targets is not None:
+        raise ValueError(
+            f"--targets {targets} is of runs that predict bytes, and this one predicts labels: leave it out"
+        )
+    if predictions is not None and not is_labelled:
+        raise ValueError(
+            f"--predictions {predictions} is of runs that predict labels, and this one predicts bytes: leave it out"
+        )
+
+
+def write_predictions(run: "Run", split: SplitName, file: str) -> None:
     """What a run says of each labelled record of a split, beside its label, as tab-separated values."""
     from jaxblt.data.labelled import LabelledDataset
     from jaxblt.data.pipeline import make_dataset
 
-    data = make_dataset(run.recipe.data, split=split, mode="eval")  # pyright: ignore[reportArgumentType]
+    data = make_dataset(run.recipe.data, split=split, mode="eval")
     assert isinstance(data, LabelledDataset)
     found = run.classify(data.source)
     replace(found, labels=tuple(record.label for record in data.records)).to_tsv(file)

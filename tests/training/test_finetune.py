@@ -1,6 +1,7 @@
 """A run fine-tuned on labels: what it takes, freezes and learns, and that it is read back and goes on as any other."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import jaxblt
+from jaxblt.cli.finetune import parse_finetune
 from jaxblt.cli.main import main
 from jaxblt.data import LabelledDataConfig
 from jaxblt.training.finetune import finetune_recipe
@@ -17,8 +19,10 @@ from jaxblt.training.integrity import StateMismatch
 from jaxblt.training.loop import fit
 from jaxblt.training.state import BASE
 from tests.compiled import compiled_once_and_quickly
-from tests.finetuning import records, train_base, write_records
+from tests.finetuning import records, write_base, write_records
 
+BASE_RUN, RUN = "runs/ecoli", "runs/promoters"
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "finetune.md").read_text(encoding="utf-8")
 FROZEN = ("embedding/*", "stack/*/block_0/*")
 
 
@@ -28,41 +32,42 @@ def _compiled_quickly(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True, scope="module")
 def folder(tmp_path_factory):
-    """Holds the base run, the records, and a run that the command line fine-tuned with a part of the base frozen."""
+    """Where tests are: a base run, records, and a run that the command line fine-tuned, part of its base frozen."""
     folder = tmp_path_factory.mktemp("finetune")
-    train_base(folder / "base")
+    write_base(folder / BASE_RUN)
     write_records(folder)
-    main(command(folder, 60))
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        main(command(40))
+        yield folder
 
 
-def command(folder, steps, *more):
-    data = ["--data.paths", str(folder / "records.fa"), "--data.labels", str(folder / "labels.tsv")]
+def command(steps, *more):
+    data = ["--data.paths", "promoters.fa", "--data.labels", "labels.tsv"]
     rows = ["--data.batch-size", "16", "--data.fractions", "0.6", "0.2", "0.2", "--head.pool", "max"]
-    train = ["--train.steps", str(steps), "--train.eval-every", "30", "--train.log-every", "30"]
+    train = ["--train.steps", str(steps), "--train.eval-every", "20", "--train.log-every", "20"]
     rate = ["--optimizer.learning-rate", "2e-2", "--optimizer.schedule", "constant"]
-    run = ["--run-dir", str(folder / "run"), "--freeze", *FROZEN]
-    return ["finetune", str(folder / "base"), *data, *rows, *train, *rate, *run, *more]
+    return ["finetune", BASE_RUN, *data, *rows, *train, *rate, "--run-dir", RUN, "--freeze", *FROZEN, *more]
 
 
 @pytest.fixture(scope="module")
-def run(folder):
-    return jaxblt.load(folder / "run")
+def run():
+    return jaxblt.load(RUN)
 
 
-def test_the_recipe_follows_from_base_and_data(run, folder):
+def test_the_recipe_follows_from_base_and_data(run):
     recipe = run.recipe
     assert recipe.data.classes == ("background", "promoter")
     assert (recipe.data.seq_len, recipe.data.soft_mask) == (64, "upper")
     assert (recipe.model.head.outputs, recipe.model.head.pool) == (2, "max")
-    assert recipe.init_from == str(folder / "base")
-    assert recipe.optimizer.warmup_steps == 30
+    assert recipe.init_from == BASE_RUN
+    assert recipe.optimizer.warmup_steps == 20
 
 
-def test_frozen_parameters_stay_and_others_learn(run, folder):
-    base = flatten_dict(jaxblt.load(folder / "base").params, sep="/")
+def test_frozen_parameters_stay_and_others_learn(run):
+    base = flatten_dict(jaxblt.load(BASE_RUN).params, sep="/")
     found = flatten_dict(run.params, sep="/")
     still = flatten_dict(run.frozen[BASE].params, sep="/")
     assert set(found) - set(base) == {"label_head/outputs/kernel", "label_head/outputs/bias"}
@@ -70,7 +75,7 @@ def test_frozen_parameters_stay_and_others_learn(run, folder):
     assert set(still) == {name for name in found if name.startswith("embedding/") or "/block_0/" in name}
     for name in set(found) & set(base):
         assert np.array_equal(found[name], base[name]) == (name in still), name
-    with jaxblt_checkpoint(folder / "run") as stored:
+    with jaxblt_checkpoint(RUN) as stored:
         assert not any("/block_0/" in name or "embedding" in name for name in stored)
 
 
@@ -98,11 +103,11 @@ class jaxblt_checkpoint:
         return None
 
 
-def test_it_learns_and_its_predictions_name_classes(run, folder, tmp_path, capsys):
+def test_it_learns_and_its_predictions_name_classes(run, tmp_path, capsys):
     found = run.evaluate("test")
     assert found["accuracy"] > 0.8
     assert {"mcc", "f1", "auroc", "auprc"} <= set(found)
-    main(["evaluate", str(folder / "run"), "--predictions", str(tmp_path / "p.tsv"), "--step", "best"])
+    main(["evaluate", RUN, "--predictions", str(tmp_path / "p.tsv"), "--step", "best"])
     assert '"accuracy"' in capsys.readouterr().out
     header, *rows = [line.split("\t") for line in (tmp_path / "p.tsv").read_text().splitlines()]
     assert header == ["name", "label", "background", "promoter", "prediction"]
@@ -113,8 +118,8 @@ def test_it_learns_and_its_predictions_name_classes(run, folder, tmp_path, capsy
         assert sum(map(float, p)) == pytest.approx(1, abs=1e-6)
         assert prediction == header[2 + int(np.argmax(list(map(float, p))))]
     right = sum(row[1] == row[-1] for row in rows) / len(rows)
-    assert right == pytest.approx(jaxblt.load(folder / "run", step="best").evaluate("test")["accuracy"])
-    main(["classify", str(folder / "run"), str(folder / "records.fa"), "--out", str(tmp_path / "all.tsv")])
+    assert right == pytest.approx(jaxblt.load(RUN, step="best").evaluate("test")["accuracy"])
+    main(["classify", RUN, "promoters.fa", "--out", str(tmp_path / "all.tsv")])
     assert "240 records" in capsys.readouterr().out
     assert len((tmp_path / "all.tsv").read_text().splitlines()) == 241
 
@@ -134,7 +139,7 @@ def test_an_answer_does_not_depend_on_its_neighbours(run):
 
 
 def test_a_run_says_what_it_took_and_draws_what_it_confuses(folder):
-    events = b"".join(file.read_bytes() for file in (folder / "run" / "tensorboard").iterdir())
+    events = b"".join(file.read_bytes() for file in (folder / RUN / "tensorboard").iterdir())
     for said in (
         b"taken           ",
         b"new             2 arrays: label_head/outputs/bias",
@@ -142,59 +147,58 @@ def test_a_run_says_what_it_took_and_draws_what_it_confuses(folder):
     ):
         assert said in events
     assert b"left behind     1 arrays: head/logits/kernel" in events
-    assert (folder / "run" / "confusion.png").read_bytes()[:4] == b"\x89PNG"
+    assert (folder / RUN / "confusion.png").read_bytes()[:4] == b"\x89PNG"
     assert b"validation/confusion" in events
-    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / RUN / "metrics.jsonl").read_text().splitlines()]
     assert any("validation/auroc" in line for line in lines)
     assert any("mcc" in line for line in lines)
 
 
-def test_it_goes_on_where_it_stopped(folder, tmp_path, capsys):
-    main(command(folder, 60))
-    assert "is finished: it is at step 60 of 60" in capsys.readouterr().out
-    main(command(folder, 90, "--resume-with"))
-    assert "going on from step 60" in capsys.readouterr().out
-    assert jaxblt.load(folder / "run").step == 90
+def test_it_goes_on_where_it_stopped(capsys):
+    main(command(40))
+    assert "is finished: it is at step 40 of 40" in capsys.readouterr().out
+    main(command(60, "--resume-with"))
+    assert "going on from step 40" in capsys.readouterr().out
+    assert jaxblt.load(RUN).step == 60
 
 
-def test_bad_command_lines_of_finetune(folder, capsys):
+def test_bad_command_lines_of_finetune(capsys):
     for words, said in (
         (["--freeze", "embeding/*"], r"freeze = 'embeding/*' matches none of"),
         (["--freeze", "label_head/*"], r"label_head/outputs/bias is new and frozen"),
-        (["--data.label", "labl", "--data.labels", str(folder / "none.tsv")], "file does not exist"),
+        (["--data.label", "labl", "--data.labels", "none.tsv"], "file does not exist"),
         (["--data.seq-len", "20"], "bytes, which do not fit behind BOS in rows of data.seq_len = 20"),
     ):
         with pytest.raises((ValueError, OSError)) as error:
-            main([*command(folder, 60, *words), "--run-dir", str(folder / "other")])
+            main([*command(40, *words), "--run-dir", "other"])
         assert said in str(error.value)
-        assert not (folder / "other").exists()
+        assert not Path("other").exists()
     with pytest.raises(SystemExit):
-        main(["finetune", str(folder / "base"), "--head.pool", "median"])
+        main(["finetune", BASE_RUN, "--head.pool", "median"])
     assert "median" in capsys.readouterr().err
 
 
-def test_numbers_and_positions_are_learned_too(folder, tmp_path):
-    """Length as a number, and each letter as its own class."""
+@pytest.mark.slow(weekly=1)
+@pytest.mark.parametrize("target", ["number", "positions"])
+def test_numbers_and_positions_are_learned_too(target, tmp_path):
+    """Length as a number; each letter as its own class."""
     found = records(count=64)
-    rows = [f"{len(s)},{s}\n" for _, s, _ in found]
-    Path(tmp_path / "n.csv").write_text("label,sequence\n" + "".join(rows))
-    base = finetune_recipe(folder / "base", data_of(tmp_path / "n.csv", "number"), pool="attention")
-    assert (base.objective.center, base.model.head.outputs) == pytest.approx(
-        (np.mean([len(s) for _, s, _ in found]), 1), rel=0.1
-    )
-    fitted = fit(short(base), tmp_path / "numbers")
-    assert {"rmse", "pearson", "spearman"} <= set(fitted.validation)
-    numbers = jaxblt.load(tmp_path / "numbers").classify([found[0][1]])
-    assert 0 < numbers.predictions[0] < 100
-    rows = [f"{s},{s.lower()}\n" for _, s, _ in found]
-    Path(tmp_path / "p.csv").write_text("sequence,label\n" + "".join(rows))
-    recipe = finetune_recipe(folder / "base", data_of(tmp_path / "p.csv", "positions"))
-    assert recipe.data.classes == ("a", "c", "g", "t")
-    assert fit(short(recipe), tmp_path / "positions").validation["accuracy"] > 0.9
-    answers = jaxblt.load(tmp_path / "positions").classify([found[0][1]])
+    rows = [f"{s},{len(s) if target == 'number' else s.lower()}\n" for _, s, _ in found]
+    Path(tmp_path / "r.csv").write_text("sequence,label\n" + "".join(rows))
+    recipe = finetune_recipe(BASE_RUN, data_of(tmp_path / "r.csv", target), pool="attention")
+    validation = fit(short(recipe), tmp_path / "run").validation
+    answers = jaxblt.load(tmp_path / "run").classify([found[0][1]])
     answers.to_tsv(tmp_path / "p.tsv")
     name, said = (tmp_path / "p.tsv").read_text().splitlines()[1].split("\t")
-    assert (name, len(said)) == ("0", len(found[0][1]))
+    assert name == "0"
+    if target == "number":
+        assert recipe.objective.center == pytest.approx(np.mean([len(s) for _, s, _ in found]), rel=0.1)
+        assert {"rmse", "pearson", "spearman"} <= set(validation)
+        assert 10 < float(said) < 60
+    else:
+        assert recipe.data.classes == ("a", "c", "g", "t")
+        assert validation["accuracy"] > 0.9
+        assert len(said) == len(found[0][1])
 
 
 def data_of(path, target):
@@ -209,8 +213,25 @@ def short(recipe):
     return replace(recipe, optimizer=optimizer, train=train)
 
 
-def test_another_model_is_refused(folder):
-    recipe = finetune_recipe(folder / "base", data_of(folder / "records.jsonl", "class"))
+def test_another_model_is_refused():
+    recipe = finetune_recipe(BASE_RUN, data_of("promoters.jsonl", "class"))
     with pytest.raises(StateMismatch, match=r"holds other parameters: .* is not there"):
-        fit(short(replace(recipe, fresh=())), folder / "none")
-    assert not (folder / "none").exists()
+        fit(short(replace(recipe, fresh=())), "none")
+    assert not Path("none").exists()
+
+
+def test_examples_of_the_guide_run(capsys):
+    blocks = re.findall(r"```(\w*)\n(.*?)```", GUIDE, re.DOTALL)
+    lines = [line.split() for kind, block in blocks if not kind for line in block.splitlines()]
+    assert [words[1] for words in lines] == ["finetune", "evaluate", "classify"]
+    recipe, run_dir, _ = parse_finetune(lines[0][2:])
+    assert (recipe.name, run_dir) == ("base_finetuned", RUN)
+    for words in lines[1:]:
+        main(words[1:])
+    namespace = {}
+    examples = [block for kind, block in blocks if kind == "python"]
+    assert len(examples) == 2
+    for example in examples:
+        exec(compile(example, "finetune.md", "exec"), namespace)
+    assert "('background', 'promoter')" in capsys.readouterr().out
+    assert all(Path(name).stat().st_size for name in ("predictions.tsv", "labelled.tsv", "found.tsv"))
