@@ -9,6 +9,7 @@ from jaxblt.interchange.program_file import write_program
 from jaxblt.interchange.programs import PLATFORMS, Platform, make_embed_program, make_score_program
 from jaxblt.interchange.runs import Dtype, read_run, write_run, write_run_folder
 from jaxblt.interchange.tensors import check_new
+from jaxblt.training.state import Weights
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def export(
     *,
     out: Path,
     step: int | None = None,
+    weights: Weights | None = None,
     dtype: Dtype | None = None,
     stablehlo: Literal["score", "embed"] | None = None,
     length: int | None = None,
@@ -39,6 +41,7 @@ def export(
       run_dir: folder of the run.
       out: file to write; a file that exists is never overwritten.
       step: of the checkpoint; by default the newest.
+      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
       dtype: of the model's parameters in a safetensors file, float32 by default; bfloat16 rounds them.
       stablehlo: write a program that answers this question, with its parameters, in place of safetensors.
       length: positions of a program's row; a longer record is refused.
@@ -57,7 +60,7 @@ def export(
     given = {"--length": length, "--layer": layer, "--pool": pool, "--platforms": platforms}
     if stablehlo is None:
         _refuse(given, "belongs to --stablehlo")
-        run = load(run_dir, step=step)
+        run = load(run_dir, step=step, weights=weights)
         found = write_run(run, out, dtype=dtype or "float32")
         return f"wrote {out}: {found.arrays} arrays of step {run.step}, {found.size:,} bytes"
     _refuse({"--dtype": dtype}, "belongs to safetensors: a program computes in the dtype of the run")
@@ -66,7 +69,7 @@ def export(
     if length is None:
         raise ValueError("--stablehlo needs --length, the positions of a row, such as --length 8192")
     on = PLATFORMS if platforms is None else platforms
-    run: Run = load(run_dir, step=step)
+    run: Run = load(run_dir, step=step, weights=weights)
     if stablehlo == "score":
         made = make_score_program(run, length, platforms=on)
     else:

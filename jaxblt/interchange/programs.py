@@ -21,7 +21,7 @@ from jaxblt.answers.reading import make_reader
 from jaxblt.answers.score import scoring_reader, target_nats
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import BOS, EOS, OFFSET, PAD
-from jaxblt.interchange.runs import FROZEN, MODEL, by_name, parameters_of
+from jaxblt.interchange.runs import FROZEN, MODEL, by_name
 from jaxblt.models.hidden import find_layer
 from jaxblt.training.safe_files import one_line
 from jaxblt.training.state import Frozen
@@ -179,7 +179,7 @@ def _export(run: "Run", answer: Answer, about: dict[str, Any], platforms: Sequen
 
 def _arguments(run: "Run") -> tuple[dict[str, Array], Callable[[dict[str, Array]], tuple[Any, Any]]]:
     """All parameters of a run by name, and a function that makes its trees of them again."""
-    params = parameters_of(run)
+    params = run.params
     trees: dict[str, Any] = {MODEL: params} | {
         f"{FROZEN}.{name}": tree.params for name, tree in run.frozen.items()
     }

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -55,12 +56,10 @@ class Exported(NamedTuple):
     size: int
 
 
-def parameters_of(run: "Run") -> Any:
-    """The parameters that a file of the run holds: those of the checkpoint that was loaded.
-
-    The one place that chooses among the parameters that a run may have.
-    """
-    return run.params
+def alone(recipe: Recipe) -> Recipe:
+    """The recipe of a file, which holds the whole model once: no average beside the parameters, no base below them."""
+    train = replace(recipe.train, ema=None)
+    return replace(recipe, train=train, base_run=None, also_train=(), fresh=(), freeze=())
 
 
 def write_run(run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float32") -> Exported:
@@ -79,12 +78,12 @@ def write_run(run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype is {dtype!r}, expected 'float32' or 'bfloat16'")
     check_new(file)
-    params = jax.tree.map(lambda x: np.asarray(x).astype(_stored(x, dtype)), parameters_of(run))
+    params = jax.tree.map(lambda x: np.asarray(x).astype(_stored(x, dtype)), run.params)
     arrays = by_name(params, MODEL)
     for name, tree in run.frozen.items():
         arrays |= by_name(tree.params, f"{FROZEN}.{name}")
     hashes = {name: tree.content_hash for name, tree in run.frozen.items()}
-    told = {"recipe": run.recipe.to_json(), "step": str(run.step), "frozen": json.dumps(hashes)}
+    told = {"recipe": alone(run.recipe).to_json(), "step": str(run.step), "frozen": json.dumps(hashes)}
     size = write_tensors(file, arrays, {"format": FORMAT, "version": VERSION, "dtype": dtype, **told})
     return Exported(len(arrays), size)
 

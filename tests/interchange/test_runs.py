@@ -1,6 +1,7 @@
 """A run becomes one file and a run folder again, in whole or not at all."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -57,6 +58,22 @@ def test_bits_recipe_step_and_hashes_come_back(runs, files, name):
     rest = {x.dtype for key, x in arrays.items() if key.startswith("frozen.entropy.")}
     assert rest == ({jnp.dtype("bfloat16")} if run.frozen else set())
     assert (text["step"], json.loads(text["recipe"])["class"]) == (str(run.step), "recipe")
+
+
+@pytest.mark.parametrize(
+    "of_recipe",
+    [{"init_from": "elsewhere", "freeze": ("embedding/*",)}, {"base_run": "elsewhere", "also_train": ("x",)}],
+)
+def test_averages_and_frozen_bases_are_written_as_the_model(runs, tmp_path, of_recipe):
+    run = runs["bytes"]
+    train = replace(run.recipe.train, ema=0.9)
+    run = replace(run, recipe=replace(run.recipe, train=train, **of_recipe), weights="ema")
+    write_run(run, tmp_path / "a.safetensors")
+    read_run(tmp_path / "a.safetensors", tmp_path / "again")
+    again = jaxblt.load(tmp_path / "again")
+    assert again.recipe.train.ema is None
+    assert (again.recipe.base_run, again.recipe.freeze, again.weights) == (None, (), "raw")
+    jax.tree.map(np.testing.assert_array_equal, again.params, run.params)
 
 
 def test_half_the_size_in_bfloat16(runs, tmp_path):
