@@ -53,10 +53,14 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     return output
 
 
-def generated() -> dict[str, str]:
-    """Text of the generated pages, by place."""
-    texts = {place: (ROOT / name).read_text(encoding="utf-8") for name, place in OUTSIDE.items()}
-    texts |= {f"notebooks/{path.stem}.md": notebooks.as_markdown(path) for path in _notebooks()}
+def generated() -> dict[str, str | bytes]:
+    """Text of the generated pages, and pictures that they show, by place."""
+    texts: dict[str, str | bytes] = {
+        place: (ROOT / name).read_text(encoding="utf-8") for name, place in OUTSIDE.items()
+    }
+    for path in _notebooks():
+        texts[f"notebooks/{path.stem}.md"], pictures = notebooks.as_page(path)
+        texts |= {f"notebooks/{name}": picture for name, picture in pictures.items()}
     return {**texts, "command-line.md": commands.page(), **reference.pages()}
 
 

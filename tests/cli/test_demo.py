@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import pytest
+from IPython.core.formatters import DisplayFormatter
 
 from jaxblt.cli import demo, patch
 from jaxblt.data import config, samples
@@ -91,3 +92,5 @@ def test_the_notebook_runs_from_top_to_bottom(capsys):
     values = [shown("".join(cell["source"]), names) for cell in cells if cell["cell_type"] == "code"]
     assert "│" in capsys.readouterr().out
     assert sum(value is not None for value in values) >= 5
+    picture, _ = DisplayFormatter().format(values[-1])
+    assert picture["image/png"].startswith(b"\x89PNG")
