@@ -125,8 +125,7 @@ def fit(
       OSError: the disk is full.
     """
     startup = Startup()
-    check_local(run_dir)
-    check_trackers(recipe.train.trackers)
+    check_place(recipe, run_dir)
     opened = partial(open_trackers, recipe.train.trackers, trackers)
     mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0
     keep_compiled(recipe.train.compilation_cache)
@@ -171,6 +170,12 @@ def fit(
                 *(log, progress, meter, stop, startup),
             )
             return trainer.run(state, first)
+
+
+def check_place(recipe: Recipe, run_dir: str | os.PathLike[str]) -> None:
+    """Raises ValueError or ImportError if the folder is remote, or the package of a tracker is missing."""
+    check_local(run_dir)
+    check_trackers(recipe.train.trackers)
 
 
 def announce(log: RunLog, progress: Progress, recipe: Recipe, first: int, report: str) -> None:
