@@ -61,7 +61,8 @@ def _shorter(recipe: Any, steps: int | None) -> Any:
 def _achieved(run_dir: str) -> str:
     from jaxblt.training.runlog import read_metrics
 
-    last = list(read_metrics(Path(run_dir) / "metrics.jsonl"))[-1]
+    lines = read_metrics(Path(run_dir) / "metrics.jsonl")
+    last = [line for line in lines if "bytes_per_patch" in line][-1]  # the last of all is the validation's
     return f"{last['bytes_per_patch']:.2f} bytes a patch where {recipes.get('demo').bytes_per_patch} were asked for"
 
 
