@@ -104,7 +104,9 @@ class Router(nn.Module):
             )
             after.append(left)
         code = rows.restore(code)
-        return code, None if state is None else RouterState(rows.clock, sums, tuple(after))
+        if rows.clock is None or sums is None:
+            return code, None
+        return code, RouterState(rows.clock, sums, tuple(after))
 
     def _features(
         self, rows: Rows, time: Int[Array, "B T"], carry: Sums | None

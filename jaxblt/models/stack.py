@@ -333,7 +333,7 @@ class Stack(nn.Module):
         code, routed = router(x, segment_ids=segment_ids, state=None if state is None else state.router)
         x, state = self._through(x, segment_ids, positions, code, state)
         x = x if order is None else _take(jnp.argsort(order, axis=1).astype(jnp.int32), x)
-        return x, None if state is None else state.replace(router=routed)
+        return x, None if state is None else dataclasses.replace(state, router=routed)
 
     def _through(
         self, x: Any, segment_ids: Any, positions: Any, code: Any, state: StackState | None

@@ -109,11 +109,11 @@ class AdaptedSubject(Subject):
     """An adapted stack under test, every parameter drawn: what starts at zero would hide what it does."""
 
     def __init__(self, config: AdaptedStack, *, length: int, seed: int) -> None:
-        rng, x = np.random.default_rng(seed), jnp.zeros((1, length, config.dim), jnp.float32)
+        x = jnp.zeros((1, length, config.dim), jnp.float32)
         shapes = nn.meta.unbox(jax.eval_shape(config.build().init, jax.random.key(seed), x)["params"])
-        super().__init__(
-            config, length=length, seed=seed, params={"params": jax.tree.map(lambda s: _draw(rng, s), shapes)}
-        )
+        draw = functools.partial(_draw, np.random.default_rng(seed), config.stack.adapter)
+        params = {"params": jax.tree_util.tree_map_with_path(draw, shapes)}
+        super().__init__(config, length=length, seed=seed, params=params)
 
     @property
     def stack(self) -> StackConfig:
@@ -131,9 +131,14 @@ class AdaptedSubject(Subject):
         return _forward(dataclasses.replace(self.stack, adapter=None))
 
 
-def _draw(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> jax.Array:
+def _draw(
+    rng: np.random.Generator, adapter: Any, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct
+) -> jax.Array:
+    """Vectors about 1, matrices that keep an input's size; U smaller by the scale, so that an update does, too."""
     z = rng.standard_normal(shape.shape)
     numbers = z / shape.shape[-2] ** 0.5 if len(shape.shape) > 1 else 1 + 0.3 * z
+    if path[-1].key == "u":
+        numbers = z / (adapter.rank**0.5 * adapter.scale(adapter.rank))
     return jnp.asarray(numbers.astype(np.float32))
 
 

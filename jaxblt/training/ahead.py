@@ -17,9 +17,10 @@ from jaxblt.models.stack import StackConfig
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.parallel.rules import batch_sharding
 from jaxblt.profiling.plan import StepMemory, step_memory
+from jaxblt.training.base import base_shapes
 from jaxblt.training.frozen import param_shapes
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.setup import Setup, entropy_history, make_setup, recipe_step
+from jaxblt.training.setup import Setup, boxed_params, entropy_history, make_setup, make_task, recipe_step
 from jaxblt.training.state import ENTROPY, Frozen
 from pallas_kernels.runtime import compiling_for
 
@@ -125,8 +126,9 @@ def plan_step(recipe: Recipe, mesh: Mesh) -> StepMemory:
 
 
 def _setup(recipe: Recipe, mesh: Mesh) -> Setup:
+    base = base_shapes(recipe, lambda: boxed_params(make_task(recipe), recipe))
     if recipe.patcher is None or not recipe.patcher.needs_entropies or recipe.entropy_model is None:
-        return make_setup(recipe, mesh)
+        return make_setup(recipe, mesh, base)
     shapes = param_shapes(recipe.entropy_model)
     entropy = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
-    return make_setup(recipe, mesh, {ENTROPY: Frozen(entropy, "planned")})
+    return make_setup(recipe, mesh, base | {ENTROPY: Frozen(entropy, "planned")})

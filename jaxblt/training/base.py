@@ -83,6 +83,17 @@ def load_base(recipe: Recipe, boxed: Callable[[], Any], mesh: Mesh) -> dict[str,
     return {BASE: freeze(rounded(params, base, dtype, products))}
 
 
+def base_shapes(recipe: Recipe, boxed: Callable[[], Any]) -> dict[str, Frozen]:
+    """What `load_base` would give, as shapes and without a content hash: `base_run` need not hold a run yet."""
+    if recipe.base_run is None:
+        return {}
+    dtype = recipe.train.compute_dtype
+    products, whole = products_in(dtype, boxed)
+    base, _ = split_params(whole)
+    shapes = jax.eval_shape(lambda params: rounded(params, base, dtype, products), nn.meta.unbox(base))
+    return {BASE: Frozen(shapes, "planned")}
+
+
 def _check_model(recipe: Recipe) -> None:
     assert recipe.base_run is not None
     trained = read_resolved(recipe.base_run).recipe

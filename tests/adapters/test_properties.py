@@ -44,7 +44,7 @@ CASES = [
     ("ahead", {}),
     ("token", {}),
     ("static", {"pattern": "HA", "num_layers": 2}),
-    ("chunk", {"pattern": "A", "num_layers": 3, "remat": "full"}),
+    ("chunk", {"pattern": "A", "num_layers": 2, "remat": "full"}),
     ("chunk", {"pattern": "D", "num_layers": 1}),
 ]
 

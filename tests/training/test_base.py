@@ -14,13 +14,14 @@ import jaxblt
 from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
-from jaxblt.training.base import products_in, rounded
+from jaxblt.training.base import base_shapes, products_in, rounded
 from jaxblt.training.checkpoint import Checkpointer
 from jaxblt.training.frozen_store import frozen_dir
 from jaxblt.training.integrity import StateMismatch
 from jaxblt.training.loop import fit
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import read_resolved
+from jaxblt.training.setup import boxed_params, make_task
 from jaxblt.training.state import BASE, Frozen, content_hash, whole_params
 from tests.parameters import drawn
 from tests.tolerances import assert_close
@@ -66,6 +67,9 @@ def test_the_trained_part_alone_has_slots_and_moves(run, base_run):
     stored = state.frozen[BASE].params
     assert content_hash(stored) == read_resolved(run_dir).frozen[BASE]
     jax.tree.map(np.testing.assert_array_equal, stored, base.params)
+    planned = base_shapes(fitted.recipe, lambda: boxed_params(make_task(fitted.recipe), fitted.recipe))[BASE]
+    as_shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
+    assert as_shapes(planned.params) == as_shapes(stored)
     size = sum(x.size for x in jax.tree.leaves(state.params))
     assert sum(x.size for x in jax.tree.leaves(state.opt_state) if x.ndim) == 2 * size
     paths = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves(state.params)}
