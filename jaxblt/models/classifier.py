@@ -101,7 +101,8 @@ class ByteClassifier(nn.Module):
         table = EmbeddingConfig(dim=config.stack.dim, hash=config.hash, vocab_size=config.vocab_size)
         x, _ = ByteEmbedding(table, self.dtype, name="embedding")(ids, segment_ids=segment_ids)
         x, _ = Stack(config.stack, self.dtype, name="stack")(x, segment_ids=segment_ids, positions=positions)
-        x = RMSNorm(dtype=self.dtype, name="norm")(pool(x, segment_ids, config.pooling))
+        norm = RMSNorm(self.dtype, config.stack.norm_epsilon, name="norm")
+        x = norm(pool(x, segment_ids, config.pooling))
         sizes, names, zeros = {"c": config.num_classes}, ("embed", None), nn.initializers.zeros
         head = Linear(
             "bd,dc->bc", sizes, names, self.dtype, bias=zeros, accumulate=jnp.float32, name="classes"
