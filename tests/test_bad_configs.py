@@ -316,6 +316,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "mixers": (None, {"Z": 3}, {5: HyenaConfig(dim=8)}, (("Z", HyenaConfig(dim=8)),)),
         "remat": ("some",),
         "scan": ("yes",),
+        "norm_epsilon": (0.0, NAN),
     },
     ByteClassifierConfig: {
         "stack": (None, 3),

@@ -66,7 +66,8 @@ class Program:
                     f"the answer for record {i} is not finite: the parameters overflow on its bytes"
                 )
         if "refused" in found and self.about["patches"]:
-            warn_overflow(found["refused"].sum(), found["wanted"].sum(), **self.about["patches"])
+            refused, wanted = float(found["refused"].sum()), float(found["wanted"].sum())
+            warn_overflow(refused, wanted, **self.about["patches"])
         return found
 
     @cached_property

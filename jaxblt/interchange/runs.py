@@ -8,7 +8,7 @@ the model's parameters. Frozen trees keep the dtype that they are stored in, whi
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -169,12 +169,17 @@ def _read_text(file: Any, header: Header) -> _Text:
 
 def _model_shapes(told: _Text) -> tuple[dict[str, jax.ShapeDtypeStruct], Any]:
     """Shapes of the model's entries by name, as stored, and the tree that they are leaves of."""
-    try:
-        shapes = nn.meta.unbox(boxed_params(make_task(told.recipe), told.recipe))
-    except Exception as error:
-        raise ValueError(f"the model of the recipe cannot be built: {one_line(error)}") from error
+    shapes = _shapes("model", lambda: nn.meta.unbox(boxed_params(make_task(told.recipe), told.recipe)))
     stored = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, _stored(x, told.dtype)), shapes)
     return by_name(stored, MODEL), jax.tree.structure(shapes)
+
+
+def _shapes(what: str, make: Callable[[], Any]) -> Any:
+    """What `make` makes of the recipe's configs; a file may hold any."""
+    try:
+        return make()
+    except Exception as error:
+        raise ValueError(f"the {what} of the recipe cannot be built: {one_line(error)}") from error
 
 
 def _frozen_shapes(told: _Text, header: Header) -> dict[str, jax.ShapeDtypeStruct]:
@@ -183,7 +188,7 @@ def _frozen_shapes(told: _Text, header: Header) -> dict[str, jax.ShapeDtypeStruc
     for name in told.frozen:
         prefix = f"{FROZEN}.{name}"
         if name == ENTROPY:
-            shapes = param_shapes(told.recipe.entropy_model)
+            shapes = _shapes("entropy model", lambda: param_shapes(told.recipe.entropy_model))
             stored = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
             expected |= by_name(stored, prefix)
         else:

@@ -103,7 +103,8 @@ class ByteClassifier(nn.Module):
         x, _ = ByteEmbedding(table, self.dtype, name="embedding")(ids, segment_ids=segment_ids)
         x, _ = Stack(config.stack, self.dtype, name="stack")(x, segment_ids=segment_ids, positions=positions)
         there = jnp.ones(ids.shape, bool) if segment_ids is None else segment_ids > 0
-        x = RMSNorm(dtype=self.dtype, name="norm")(pool(x, there, config.pooling))
+        norm = RMSNorm(self.dtype, config.stack.norm_epsilon, name="norm")
+        x = norm(pool(x, there, config.pooling))
         sizes, names, zeros = {"c": config.num_classes}, ("embed", None), nn.initializers.zeros
         head = Linear(
             "bd,dc->bc", sizes, names, self.dtype, bias=zeros, accumulate=jnp.float32, name="classes"

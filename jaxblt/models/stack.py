@@ -96,7 +96,7 @@ class StackConfig:
       remat: what a block keeps for the backward pass (see `jaxblt.models.remat`).
       scan: compile one period of the pattern and loop over it, instead of every block; what the backward pass needs
         is copied into stacked arrays then.
-      norm_epsilon: added to the mean square in the norms of the blocks, and in the norm behind the stack.
+      norm_epsilon: added to the mean square in the norms of the blocks, and in the norm of a head behind them.
       adapter: of the products in the blocks (`jaxblt.adapters.attach` sets it), or None.
     """
 

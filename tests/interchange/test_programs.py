@@ -3,13 +3,23 @@
 import json
 import zipfile
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxblt.cli.main import main
-from jaxblt.interchange import make_embed_program, make_score_program, read_program, write_program
+from jaxblt.interchange import (
+    Program,
+    make_embed_program,
+    make_score_program,
+    read_program,
+    write_program,
+)
+from jaxblt.patching import PatchOverflowWarning
 from tests.answers.runs import HEADS, SEQ_LEN, SHORT
 from tests.interchange.clean import SIZES
 from tests.mixer_table import table
@@ -112,6 +122,21 @@ def test_records_that_a_row_cannot_hold_are_refused(programs):
     ):
         with pytest.raises(ValueError, match=says):
             program(records)
+
+
+def test_answers_that_are_wrong_are_told():
+    """By a program that answers what it is told to."""
+    nats, refused, wanted = jnp.zeros((2, SEQ_LEN)), jnp.array([0, 3]), jnp.array([4, 5])
+    patches = {"capacity": 4, "block_size": 16}
+
+    def answering(**answers):
+        fake = SimpleNamespace(call=lambda arrays, rows, sizes: answers)
+        return Program({"most_bytes": 8, "patches": patches}, cast(Any, fake), {})
+
+    with pytest.warns(PatchOverflowWarning, match="3 of 9 patch boundaries"):
+        answering(nats=nats, refused=refused, wanted=wanted)([b"a", b"b"])
+    with pytest.raises(ValueError, match="the answer for record 1 is not finite"):
+        answering(nats=nats.at[1, 0].set(jnp.nan))([b"a", b"b"])
 
 
 def test_options_that_do_not_go_together_are_named(files, tmp_path):
