@@ -1,4 +1,4 @@
-"""The part of Amazon S3's protocol that a client needs for objects of one request, on localhost and in memory."""
+"""The part of Amazon S3's protocol that our clients use, on localhost and in memory."""
 
 import contextlib
 import hashlib
@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+XMLNS = f'xmlns="{NAMESPACE}"'
 DATE = ("2026-01-01T00:00:00.000Z", "Thu, 01 Jan 2026 00:00:00 GMT")
 
 
@@ -34,24 +35,48 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(204, b"")
 
     def do_PUT(self) -> None:
-        name, _ = self._asked()
-        self.objects[name] = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.log.append(name)  # pyright: ignore[reportAttributeAccessIssue]
-        self._answer(200, b"", ETag=_etag(self.objects[name]))
+        name, asked = self._asked()
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if "partNumber" in asked:
+            self.parts[name, int(asked["partNumber"])] = data
+        else:
+            self._store(name, data)
+        self._answer(200, b"", ETag=_etag(data))
 
     def do_POST(self) -> None:
-        """Removes the objects that the body names: `POST /bucket?delete`."""
-        bucket, _ = self._asked()
-        body = ElementTree.fromstring(self.rfile.read(int(self.headers["Content-Length"])))
+        """Begins an object of several parts, ends it, or removes the objects that the body names."""
+        name, asked = self._asked()
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if "uploads" in asked:
+            answer = f"<InitiateMultipartUploadResult {XMLNS}><UploadId>1</UploadId></InitiateMultipartUploadResult>"
+            self._answer(200, answer.encode())
+        elif "uploadId" in asked:
+            numbers = sorted(number for key, number in self.parts if key == name)
+            data = b"".join(self.parts.pop((name, number)) for number in numbers)
+            self._store(name, data)
+            kind = "CompleteMultipartUploadResult"
+            self._answer(200, f"<{kind} {XMLNS}><ETag>{_etag(data)}</ETag></{kind}>".encode())
+        else:
+            self._remove(name, ElementTree.fromstring(body))
+
+    def _store(self, name: str, data: bytes) -> None:
+        self.objects[name] = data
+        self.server.log.append(name)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _remove(self, bucket: str, body: ElementTree.Element) -> None:
         keys = [str(key.text) for key in body.iter(f"{{{NAMESPACE}}}Key")]
         for key in keys:
             self.objects.pop(f"{bucket}/{key}", None)
         removed = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
-        self._answer(200, f'<DeleteResult xmlns="{NAMESPACE}">{removed}</DeleteResult>'.encode())
+        self._answer(200, f"<DeleteResult {XMLNS}>{removed}</DeleteResult>".encode())
 
     @property
     def objects(self) -> dict[str, bytes]:
         return self.server.objects  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def parts(self) -> dict[tuple[str, int], bytes]:
+        return self.server.parts  # pyright: ignore[reportAttributeAccessIssue]
 
     def _asked(self) -> tuple[str, dict[str, str]]:
         parts = urlsplit(self.path)
@@ -103,14 +128,14 @@ def _listing(objects: dict[str, bytes], bucket: str, asked: dict[str, str]) -> s
         f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders
     )
     head = f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(contents) + len(folders)}</KeyCount>"
-    return f'<ListBucketResult xmlns="{NAMESPACE}">{head}<IsTruncated>false</IsTruncated>{rows}</ListBucketResult>'
+    return f"<ListBucketResult {XMLNS}>{head}<IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
 
 
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[str, dict[str, bytes], list[str]]]:
     """The server's address, its objects, and the names in the order in which they were written."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.objects, server.log = {}, []  # pyright: ignore[reportAttributeAccessIssue]
+    server.objects, server.log, server.parts = {}, [], {}  # pyright: ignore[reportAttributeAccessIssue]
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

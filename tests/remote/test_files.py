@@ -108,6 +108,16 @@ def test_files_go_there_and_back(store, tmp_path, scheme):
     assert list_files(url) == {}
 
 
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_large_file_goes_in_parts(store, tmp_path, scheme):
+    data = bytes(range(256)) * (13 << 12)
+    (tmp_path / "a").write_bytes(data)
+    upload(tmp_path / "a", f"{scheme}://box/large")
+    assert store.objects["box/large"] == data
+    download(f"{scheme}://box/large", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == data
+
+
 def test_a_web_server_lists_nothing(store):
     with pytest.raises(ValueError, match=r"http://127.* cannot be listed: name a folder of s3://"):
         list_files(f"{store.address}/bucket")
