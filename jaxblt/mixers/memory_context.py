@@ -140,7 +140,7 @@ class MAC(nn.Module):
         heads, width = self.config.num_heads, self.config.shape.keys
         square = named(per_block(nn.initializers.lecun_normal(), 1), "heads", "head_dim", None)
         found = {name: self.param(name, square, (heads, width, width), jnp.float32) for name in MATRICES}
-        init = named(nn.initializers.normal(), "heads", None, "head_dim")
+        init = named(nn.initializers.normal(width**-0.5), "heads", None, "head_dim")
         for name in ("persistent_key", "persistent_value"):
             found[name] = self.param(name, init, (heads, self.config.persistent, width), jnp.float32)
         return found
