@@ -63,7 +63,8 @@ def take(recipe: Recipe, mesh: Mesh) -> Taken:
             f"{both[0]} is new and frozen, so that nothing would ever train it: leave it out of freeze"
         )
     trained = flatten_dict(trained_part(recipe, boxed), sep="/")
-    stored = flatten_dict(_stored_params(recipe.init_from, boxed, mesh), sep="/")
+    needed = wanted.keys() - fresh
+    stored = flatten_dict(_stored_params(recipe.init_from, boxed, needed, mesh), sep="/")
     _check(recipe.init_from, wanted, stored, fresh)
     taken = {name: stored[name] for name in wanted if name not in fresh}
     base = {name: leaf for name, leaf in taken.items() if name in still}
@@ -75,11 +76,15 @@ def take(recipe: Recipe, mesh: Mesh) -> Taken:
     )
 
 
-def _stored_params(run_dir: str, boxed: Any, mesh: Mesh) -> Any:
-    """All parameters of a run's newest checkpoint in fp32, over those that it froze."""
+def _stored_params(run_dir: str, boxed: Any, needed: Collection[str], mesh: Mesh) -> Any:
+    """All parameters of a run's newest checkpoint in fp32, over those that it froze.
+
+    They have the names that they are stored by, or if these lack some that are needed, today's names.
+    """
 
     def asked(stored: Any) -> Any:
-        shapes = jax.tree.map(_as_read, with_current_names(stored))
+        has_names = set(needed) <= flatten_dict(stored, sep="/").keys()
+        shapes = jax.tree.map(_as_read, stored if has_names else with_current_names(stored))
         return jax.tree.map(_placed, shapes, state_shardings(shapes, boxed, mesh))
 
     params = restore(checkpoint_dir(run_dir), asked, subtree="params").state
