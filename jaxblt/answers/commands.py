@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxblt.answers.embed import Pool
 from jaxblt.answers.score import BATCH_SIZE
+from jaxblt.remote import refuse_remote
 
 
 def score(
@@ -38,6 +39,7 @@ def score(
     """
     from jaxblt.run import load
 
+    refuse_remote("--out", out)
     options = {"window": window, "batch_size": batch_size}
     found = load(run_dir, step=step).score(file, per_byte=per_byte, both_strands=both_strands, **options)
     found.to_tsv(out)
@@ -74,6 +76,7 @@ def embed(
     """
     from jaxblt.run import load
 
+    refuse_remote("--out", out)
     options = {"window": window, "batch_size": batch_size}
     found = load(run_dir, step=step).embed(file, layer=layer, pool=pool, **options)
     found.to_npz(out)
@@ -109,6 +112,7 @@ def variants(
     """
     from jaxblt.run import load
 
+    refuse_remote("--out", out)
     found = load(run_dir, step=step).variants(vcf, fasta, context=context, batch_size=batch_size)
     found.to_tsv(out)
     above = int((found.score > 0).sum())
