@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxblt.answers.embed import Pool
 from jaxblt.answers.score import BATCH_SIZE
+from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Weights
 
 
@@ -41,6 +42,7 @@ def score(
     """
     from jaxblt.run import load
 
+    refuse_remote("--out", out)
     options = {"window": window, "batch_size": batch_size}
     found = load(run_dir, step=step, weights=weights).score(
         file, per_byte=per_byte, both_strands=both_strands, **options
@@ -81,6 +83,7 @@ def embed(
     """
     from jaxblt.run import load
 
+    refuse_remote("--out", out)
     options = {"window": window, "batch_size": batch_size}
     found = load(run_dir, step=step, weights=weights).embed(file, layer=layer, pool=pool, **options)
     found.to_npz(out)
@@ -146,6 +149,7 @@ def variants(
     """
     from jaxblt.run import load
 
+    refuse_remote("--out", out)
     found = load(run_dir, step=step, weights=weights).variants(
         vcf, fasta, context=context, batch_size=batch_size
     )

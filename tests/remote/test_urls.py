@@ -47,6 +47,9 @@ WRITERS = {
     "export": lambda url: main(["export", "runs/a", f"{url}/a.safetensors"]),
     "new": lambda url: main(["new", f"{url}/a.py"]),
     "evaluate": lambda url: main(["evaluate", "runs/a", "--out", f"{url}/a.json"]),
+    "score": lambda url: main(["score", "runs/a", "a.fa", "--out", f"{url}/a.tsv"]),
+    "embed": lambda url: main(["embed", "runs/a", "a.fa", "--out", f"{url}/a.npz"]),
+    "variants": lambda url: main(["variants", "runs/a", "a.vcf", "a.fa", "--out", f"{url}/a.tsv"]),
     "plot": lambda url: main(["patch", "a.txt", "--mode", "space", "--plot", f"{url}/a.png"]),
     "prompts": lambda url: main(["generate", "runs/a", "--prompts-file", f"{url}/a.txt"]),
 }
