@@ -36,7 +36,7 @@ def short_table(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES, *, most: i
     alike: dict[tuple[str, str], list[str]] = {}
     for own, parts in groups.items():
         alike.setdefault((own.partition("/")[0], repr(parts)), []).append(own)
-    rows = [("layer", "arrays", "parameters", "bytes/device", "split along", "")]
+    rows: list[tuple[str, ...]] = [("layer", "arrays", "parameters", "bytes/device", "split along", "")]
     for names in alike.values():
         rows.append(_row(names, groups[names[0]], mesh))
     total = sum(bytes_per_device(placement, mesh) for placement in found.values())
