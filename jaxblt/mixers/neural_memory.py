@@ -277,7 +277,13 @@ class MemoryCore:
 
     def _op(self, streams: MemoryStreams, ids: Any, *, aligned: bool, **options: Any) -> Any:
         return neural_memory(
-            *(streams.q, *streams.written, self.weights),
+            streams.q,
+            streams.k,
+            streams.v,
+            streams.theta,
+            streams.eta,
+            streams.alpha,
+            self.weights,
             segment_ids=ids,
             segment_alignment=self.chunk_size if aligned else 1,
             chunk_size=self.chunk_size,
@@ -302,7 +308,7 @@ class MemoryCore:
         opened, full = append(carry.opened, streams.written, marks)
         chunk = Chunk(
             *(x.astype(s.dtype) for x, s in zip(opened.streams, streams.written, strict=True)),
-            opened.content[:, 0],
+            content=opened.content[:, 0],
         )
 
         def write() -> MemoryState:
