@@ -207,7 +207,7 @@ class ContextCore:
             state = choose(begins, fresh, state)
             y, chunk = self._attend(state, parts, content, kind)
             written, trace = write_memory(state, chunk, kind)
-            last = jnp.arange(width) == width - 1
+            last = (jnp.arange(width) == width - 1)[None, None]
             trace = jax.tree.map(lambda x: jnp.where(ends[:, None, None] & last, x[..., None], 0), trace)
             return choose(ends, written, state), (y.astype(kind), trace if self.traced else None)
 
