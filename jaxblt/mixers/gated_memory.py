@@ -53,8 +53,8 @@ class MAGConfig:
                 f"MAGConfig.window must be at least chunk_size = {self.chunk_size}, got {self.window}: nobody would "
                 "see the tokens between them; widen the window or shorten the chunks"
             )
-        # Check the rest where it is used.
-        self.memory, self.attention  # noqa: B018
+        # Make both configs, which check the rest.
+        assert self.memory.dim == self.attention.dim
 
     @property
     def memory(self) -> NeuralMemoryConfig:
@@ -105,18 +105,16 @@ class MAG(nn.Module):
         state: MAGState | None = None,
     ) -> tuple[Float[Array, "B T D"], MAGState | None]:
         """Output and the state after the tokens (None in training)."""
-        config, given = self.config, {"segment_ids": segment_ids, "positions": positions}
-        before = (None, None) if state is None else (state.memory, state.attention)
-        memory, attention = (
-            branch.build(dtype=self.dtype, name=name)
-            for name, branch in (("memory", config.memory), ("attention", config.attention))
-        )
-        far, remembered = memory(x, **given, state=before[0])
-        near, cached = attention(x, **given, state=before[1])
+        config = self.config
+        given: Any = {"segment_ids": segment_ids, "positions": positions}
+        memory = config.memory.build(dtype=self.dtype, name="memory")
+        attention = config.attention.build(dtype=self.dtype, name="attention")
+        far, remembered = memory(x, **given, state=None if state is None else state.memory)
+        near, cached = attention(x, **given, state=None if state is None else state.attention)
         sizes, names = {"e": config.dim}, ("embed", None)
         logits = Linear("btd,de->bte", sizes, names, self.dtype, bias=nn.initializers.zeros, name="gate")(x)
         gate = jax.nn.sigmoid(logits)
         y = gate * far + (1 - gate) * near
-        if state is None:
+        if remembered is None or cached is None:
             return y, None
         return y, MAGState(remembered, cached)

@@ -72,7 +72,7 @@ class MACConfig(NeuralMemoryConfig):
         super().__post_init__()
         check_bounds(self, "persistent", least=1)
 
-    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "MAC":
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> Any:
         """The module; parameters are fp32, products in `dtype`, gates, softmax and memories in fp32."""
         return MAC(self, dtype, name=name)
 
@@ -195,7 +195,7 @@ class ContextCore:
         """Rows whose documents start on the grid of segments, from the memory that enters."""
         shape, kind = streams.q.shape[:2], streams.q.dtype
         width, length = min(self.chunk_size, shape[1]), shape[1]
-        windows, _ = cut_rows(ids, shape, width, aligned=True)
+        windows, _ = cut_rows(ids, (shape[0], length), width, aligned=True)
         if length < self.chunk_size:  # a window is no segment: none ends
             windows = windows._replace(ends=jnp.zeros_like(windows.ends))
         content = jnp.ones(shape, bool) if ids is None else ids > 0
@@ -207,7 +207,7 @@ class ContextCore:
             state = choose(begins, fresh, state)
             y, chunk = self._attend(state, parts, content, kind)
             written, trace = write_memory(state, chunk, kind)
-            last = jnp.arange(width) == width - 1
+            last = (jnp.arange(width) == width - 1)[None, None]
             trace = jax.tree.map(lambda x: jnp.where(ends[:, None, None] & last, x[..., None], 0), trace)
             return choose(ends, written, state), (y.astype(kind), trace if self.traced else None)
 

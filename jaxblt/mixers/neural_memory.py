@@ -267,17 +267,23 @@ class MemoryCore:
         if streams.q.shape[1] == 1:
             return self._one(streams, marks, carry)
         nothing = jnp.zeros_like(carry.opened.streams[0])
-        opened = carry.opened.replace(streams=(nothing, *carry.opened.streams))
+        opened = dataclasses.replace(carry.opened, streams=(nothing, *carry.opened.streams))
         laid = lay_out(opened, (streams.q, *streams.written), marks)
         options = {"initial_state": carry.memory, "output_final_state": True}
         y, memory = self._op(MemoryStreams(*laid.streams), laid.segment_ids, aligned=laid.whole, **options)
         rest = left_open(laid, self.chunk_size)
-        rest = rest.replace(streams=rest.streams[1:])
+        rest = dataclasses.replace(rest, streams=rest.streams[1:])
         return (take_back(y, laid, streams.q.shape[1]), None), MemoryCarry(memory, rest, carry.begun)
 
     def _op(self, streams: MemoryStreams, ids: Any, *, aligned: bool, **options: Any) -> Any:
         return neural_memory(
-            *(streams.q, *streams.written, self.weights),
+            streams.q,
+            streams.k,
+            streams.v,
+            streams.theta,
+            streams.eta,
+            streams.alpha,
+            self.weights,
             segment_ids=ids,
             segment_alignment=self.chunk_size if aligned else 1,
             chunk_size=self.chunk_size,
@@ -302,7 +308,7 @@ class MemoryCore:
         opened, full = append(carry.opened, streams.written, marks)
         chunk = Chunk(
             *(x.astype(s.dtype) for x, s in zip(opened.streams, streams.written, strict=True)),
-            opened.content[:, 0],
+            content=opened.content[:, 0],
         )
 
         def write() -> MemoryState:
@@ -311,7 +317,7 @@ class MemoryCore:
 
         memory = jax.lax.cond(jnp.any(full), write, lambda: carry.memory)
         count = jnp.where(full[:, None], 0, opened.count)
-        left = opened.replace(count=count)
+        left = dataclasses.replace(opened, count=count)
         return (jnp.moveaxis(y, 2, 1), None), MemoryCarry(memory, left, carry.begun)
 
 

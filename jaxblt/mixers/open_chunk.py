@@ -148,7 +148,7 @@ def by_document(
     if marks.segment_ids is None or marks.new is None or marks.begins is None:
         return run(streams, marks, carry)
     ids, live = marks.segment_ids, marks.segment_ids != 0
-    number = jnp.cumsum(marks.new, 1, dtype=jnp.int32) - marks.begins[:, None]
+    number = jnp.cumsum(marks.new, 1, dtype=jnp.int32) - marks.begins[:, None].astype(jnp.int32)
     number = jnp.where(live, number, -1)
     places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
 
