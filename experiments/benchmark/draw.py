@@ -66,7 +66,7 @@ def figure(steps: list[dict[str, Any]]) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise RuntimeError('matplotlib is missing: pip install -e ".[plot]"') from error
+        raise RuntimeError("matplotlib is missing: pip install 'jaxblt[plot]'") from error
     drawn = Figure(figsize=(11, 3.6), layout="constrained")
     speed, memory = drawn.subplots(1, 2, sharex=True)
     for i, devices in enumerate(sorted({step["devices"] for step in steps})):

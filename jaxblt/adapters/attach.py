@@ -164,7 +164,9 @@ def describe_sites(config: Any, trained: int, router: int, base: int) -> list[st
 
     Args:
       config: of the model.
-      trained, router, base: numbers of parameters.
+      trained: number of parameters that are trained.
+      router: of these, the routers'.
+      base: number of parameters of the base.
     """
     lines = []
     for name, sites in check_sites(config).items():

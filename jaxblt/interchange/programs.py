@@ -96,7 +96,8 @@ def make_embed_program(
     Args:
       run: trained with any objective.
       length: positions of a row; one of them is BOS.
-      layer, pool: as of `run.embed`.
+      layer: as of `run.embed`.
+      pool: as of `run.embed`.
       platforms: to lower for.
 
     Raises:

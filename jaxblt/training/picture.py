@@ -106,7 +106,7 @@ def log_confusion(
     if not log.is_main or len(classes) > MOST_CLASSES:
         return
     if find_spec("matplotlib") is None:
-        progress.say('no picture of the confusions: matplotlib is missing (pip install -e ".[plot]")')
+        progress.say("no picture of the confusions: matplotlib is missing (pip install 'jaxblt[plot]')")
         return
     png = draw_confusion(counts, classes)
     log.image(step, CONFUSION_NAME, png)

@@ -40,7 +40,7 @@ def why_not_package(device: Device) -> str | None:
     try:
         found = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
-        return f'{PACKAGE} {VERSION} is not installed: pip install -e ".[jla]"'
+        return f"{PACKAGE} {VERSION} is not installed: pip install 'jaxblt[jla]'"
     if found != VERSION:
         return f"{PACKAGE} {VERSION} is what it is tested with, {found} is installed"
     if jax.__version__ != JAX:

@@ -50,7 +50,8 @@ def neural_memory(
     written; one without a token changes nothing.
 
     Args:
-      q, k: queries and keys. Steps are stable for keys of length 1; none is normalised here.
+      q: queries.
+      k: keys. Steps are stable for keys of length 1; none is normalised here.
       v: values.
       theta: step size of each token, in 0..1.
       eta: share of the momentum that is kept, in 0..1.

@@ -28,7 +28,7 @@ def why_not(
     if device.platform != "gpu" or device.capability is None or device.capability < (8, 0):
         return f"it is compiled for NVIDIA GPUs of compute capability 8.0 or newer, this is {device.kind}"
     if missing := [name for name in ("triton", "jax_triton") if find_spec(name) is None]:
-        return f'{" and ".join(missing)} not found (pip install -e ".[triton]")'
+        return f"{' and '.join(missing)} not found (pip install 'jaxblt[triton]')"
     dtypes = {str(z.dtype) for z in (x, pre_gate, post_gate, history) if z is not None}
     if not dtypes <= DTYPES:
         return f"it takes bf16 and fp32 streams, these are {', '.join(sorted(dtypes))}"

@@ -1,11 +1,13 @@
 """The real parser reads the options of every command line that a document shows."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jaxblt.cli import main, parsing, plan, train
+from jaxblt import recipes
+from jaxblt.cli import finetune, main, parsing, plan, sweep, train
 from jaxblt.cli.data import find
 from jaxblt.cli.new import new
 from jaxblt.cli.recipe_options import parse_recipe_and
@@ -34,7 +36,11 @@ def only_read(monkeypatch, tmp_path):
         raise Read
 
     monkeypatch.setattr(parsing, "parse_options", stop)
-    for module in (train, plan):
+    monkeypatch.setattr(finetune, "parse_options", stop)
+    monkeypatch.setattr(
+        finetune, "read_resolved", lambda run_dir: SimpleNamespace(recipe=recipes.get("ecoli"))
+    )
+    for module in (train, plan, sweep):
         monkeypatch.setattr(module, "parse_recipe_and", stop_at_recipe)
     monkeypatch.chdir(tmp_path)
 

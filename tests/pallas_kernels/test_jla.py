@@ -41,7 +41,7 @@ def test_without_it_explain_says_how_to_get_it(op: Any, monkeypatch: pytest.Monk
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", absent)
-    expected = 'not jla: jax-linear-attention 0.1.0 is not installed: pip install -e ".[jla]"'
+    expected = "not jla: jax-linear-attention 0.1.0 is not installed: pip install 'jaxblt[jla]'"
     assert expected in explain(op)
 
 

@@ -180,7 +180,7 @@ def test_takes_any_length_packed_and_with_history(dtype: Any, monkeypatch: pytes
 def test_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_why, "find_spec", lambda name: None if name == "jax_triton" else name)
     x, taps = normal(0, (1, 3, SHORTEST)), normal(1, (3, 3))
-    assert why_not(AMPERE, x, taps) == 'jax_triton not found (pip install -e ".[triton]")'
+    assert why_not(AMPERE, x, taps) == "jax_triton not found (pip install 'jaxblt[triton]')"
 
 
 def test_asked_for_on_a_cpu_it_says_why_not() -> None:
