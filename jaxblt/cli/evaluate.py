@@ -1,7 +1,7 @@
 """Scores a run on a split of its data or of its task: jaxblt evaluate RUN_DIR [--split test]."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -63,13 +63,7 @@ def evaluate(
     import jaxblt
     from jaxblt.parallel import MeshConfig
 
-    for name, value, least in (
-        ("context", context, 0),
-        ("seq-len", seq_len, 1),
-        ("max-batches", max_batches, 1),
-    ):
-        if value is not None:
-            whole(f"--{name}", value, least=least)
+    _check_numbers({"--context": (context, 0), "--seq-len": (seq_len, 1), "--max-batches": (max_batches, 1)})
     if targets == "":
         raise ValueError("--targets is empty: name characters such as ACGT, or leave it out")
     if out is not None:
@@ -103,6 +97,13 @@ def evaluate(
     if out is not None:
         Path(out).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return found
+
+
+def _check_numbers(options: Mapping[str, tuple[int | None, int]]) -> None:
+    """Raises ValueError for an option below its least value."""
+    for name, (value, least) in options.items():
+        if value is not None:
+            whole(name, value, least=least)
 
 
 def _task_figures(

@@ -9,6 +9,7 @@ from jaxblt.interchange.program_file import write_program
 from jaxblt.interchange.programs import PLATFORMS, Platform, make_embed_program, make_score_program
 from jaxblt.interchange.runs import Dtype, read_run, write_run, write_run_folder
 from jaxblt.interchange.tensors import check_new
+from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Weights
 from jaxblt.validation import whole
 
@@ -91,6 +92,7 @@ def import_run(source: Path, /, *, out: Path, part: Literal["patcher"] | None = 
     Returns:
       A line that says what was written.
     """
+    refuse_remote("--out", out)
     if source.is_dir():
         return _import_part(source, out, part)
     _refuse({"--part": part}, "belongs to the folder of a Hugging Face model")

@@ -83,7 +83,8 @@ def write_run(run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float
     for name, tree in run.frozen.items():
         arrays |= by_name(tree.params, f"{FROZEN}.{name}")
     hashes = {name: tree.content_hash for name, tree in run.frozen.items()}
-    told = {"recipe": alone(run.recipe).to_json(), "step": str(run.step), "frozen": json.dumps(hashes)}
+    told = {"recipe": alone(run.recipe).to_json(), "step": str(run.step), "weights": run.weights}
+    told["frozen"] = json.dumps(hashes)
     size = write_tensors(file, arrays, {"format": FORMAT, "version": VERSION, "dtype": dtype, **told})
     return Exported(len(arrays), size)
 

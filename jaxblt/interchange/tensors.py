@@ -12,6 +12,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save, save_file
 
 from jaxblt.answers.tables import whole_file
+from jaxblt.remote import refuse_remote
 from jaxblt.training.safe_files import one_line
 
 DTYPES = {
@@ -46,7 +47,9 @@ def check_new(file: str | os.PathLike[str]) -> None:
     Raises:
       FileExistsError: it is there.
       FileNotFoundError: its folder is not.
+      ValueError: it is a URL.
     """
+    refuse_remote("--out", file)
     path = Path(file)
     if path.exists():
         raise FileExistsError(f"{file} is there already, and nothing is overwritten: choose another name")

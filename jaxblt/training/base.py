@@ -20,6 +20,7 @@ from jaxblt.training.checkpoint import restore
 from jaxblt.training.optimizer import TABLES, axis_names, is_boxed
 from jaxblt.training.patterns import without
 from jaxblt.training.recipe import Recipe, differences
+from jaxblt.training.remote_run import readable
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
 from jaxblt.training.state import BASE, Frozen, freeze, widen
 
@@ -79,7 +80,8 @@ def load_base(recipe: Recipe, boxed: Callable[[], Any], mesh: Mesh) -> dict[str,
         shapes,
         state_shardings(shapes, base, mesh),
     )
-    params = restore(checkpoint_dir(recipe.base_run), placed, subtree="params").state
+    with readable(recipe.base_run, "newest") as folder:
+        params = restore(checkpoint_dir(folder), placed, subtree="params").state
     return {BASE: freeze(rounded(params, base, dtype, products))}
 
 

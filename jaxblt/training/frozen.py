@@ -126,8 +126,9 @@ def inherited_entropy(recipe: Recipe, mesh: Mesh) -> tuple[Recipe, dict[str, Fro
     if ENTROPY not in resolved.frozen or not has_rule_of(recipe, resolved.recipe):
         return recipe, {}
     only = Resolved(resolved.recipe, {ENTROPY: resolved.frozen[ENTROPY]})
-    recipe = replace(recipe, entropy_model=resolved.recipe.entropy_model)
-    return recipe, load_frozen(recipe.init_from or "", only, mesh)
+    found = replace(recipe, entropy_model=resolved.recipe.entropy_model)
+    with readable(recipe.init_from, "newest") as folder:
+        return found, load_frozen(folder, only, mesh)
 
 
 def resolve(

@@ -17,6 +17,7 @@ from jaxblt.training.frozen import load_frozen
 from jaxblt.training.integrity import StateMismatch
 from jaxblt.training.patterns import matching
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.remote_run import readable
 from jaxblt.training.renamed import with_current_names
 from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
 from jaxblt.training.setup import boxed_params, make_task
@@ -87,12 +88,13 @@ def _stored_params(run_dir: str, boxed: Any, needed: Collection[str], mesh: Mesh
         shapes = jax.tree.map(_as_read, stored if has_names else with_current_names(stored))
         return jax.tree.map(_placed, shapes, state_shardings(shapes, boxed, mesh))
 
-    params = restore(checkpoint_dir(run_dir), asked, subtree="params").state
-    resolved = read_resolved(run_dir)
-    if BASE not in resolved.frozen:
-        return params
-    only_base = Resolved(resolved.recipe, {BASE: resolved.frozen[BASE]})
-    return join_params(widen(load_frozen(run_dir, only_base, mesh)[BASE].params), params)
+    with readable(run_dir, "newest") as folder:
+        params = restore(checkpoint_dir(folder), asked, subtree="params").state
+        resolved = read_resolved(folder)
+        if BASE not in resolved.frozen:
+            return params
+        only_base = Resolved(resolved.recipe, {BASE: resolved.frozen[BASE]})
+        return join_params(widen(load_frozen(folder, only_base, mesh)[BASE].params), params)
 
 
 def _as_read(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -16,7 +16,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "answers.md").read_text
 def here(runs, monkeypatch, tmp_path):
     """A folder with a reference and its variants, in which every run's folder holds the same run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("jaxblt.run.load", lambda run_dir, *, step=None: runs["bytes"])
+    monkeypatch.setattr("jaxblt.run.load", lambda run_dir, *, step=None, weights=None: runs["bytes"])
     bases = "".join("ACGT"[i] for i in np.random.default_rng(0).integers(0, 4, 200))
     Path("genome.fa").write_text(f">one\n{bases}\n")
     Path("calls.vcf").write_text(f"one\t100\trs1\t{bases[99]}\t{bases[99]}A\n")

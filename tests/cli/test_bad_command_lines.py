@@ -144,7 +144,7 @@ def test_a_bad_command_line_is_told_in_one_line(line, status, says, files, monke
 
 def test_windows_are_not_asked_of_packed_rows(monkeypatch, capsys):
     recipe = SimpleNamespace(data=DataConfig(packing="first_fit"))
-    monkeypatch.setattr(jaxblt, "load", lambda _, step: SimpleNamespace(recipe=recipe))
+    monkeypatch.setattr(jaxblt, "load", lambda _, step, weights: SimpleNamespace(recipe=recipe))
     code, said = outcome(monkeypatch, capsys, jaxblt_main, "evaluate", "r", "--seq-len", "512")
     assert "--seq-len and --context are of windows, and the run's data.packing is 'first_fit': leave" in said
     assert code == 1

@@ -98,7 +98,7 @@ def test_a_run_is_judged_and_read_by_its_average_unless_told_otherwise(run, tmp_
     last = list(read_metrics(run_dir / "metrics.jsonl"))[-1]
     assert scores[0]["loss"] == pytest.approx(last["validation/loss"], rel=1e-6)
     assert scores[1]["loss"] != pytest.approx(last["validation/loss"], rel=1e-6)
-    export.main([str(run_dir), str(tmp_path / "raw.safetensors"), "--weights", "raw"])
+    export.main([str(run_dir), "--out", str(tmp_path / "raw.safetensors"), "--weights", "raw"])
     content = (tmp_path / "raw.safetensors").read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     assert header["__metadata__"]["weights"] == "raw"

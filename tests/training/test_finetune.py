@@ -15,8 +15,10 @@ from jaxblt.cli.finetune import parse_finetune
 from jaxblt.cli.main import main
 from jaxblt.data import LabelledDataConfig
 from jaxblt.training.finetune import finetune_recipe
+from jaxblt.training.frozen import load_frozen
 from jaxblt.training.integrity import StateMismatch
 from jaxblt.training.loop import fit
+from jaxblt.training.resolved import read_resolved
 from jaxblt.training.state import BASE
 from tests.compiled import compiled_once_and_quickly
 from tests.finetuning import records, write_base, write_records
@@ -69,7 +71,7 @@ def test_the_recipe_follows_from_base_and_data(run):
 def test_frozen_parameters_stay_and_others_learn(run):
     base = flatten_dict(jaxblt.load(BASE_RUN).params, sep="/")
     found = flatten_dict(run.params, sep="/")
-    still = flatten_dict(run.frozen[BASE].params, sep="/")
+    still = flatten_dict(load_frozen(RUN, read_resolved(RUN))[BASE].params, sep="/")
     assert set(found) - set(base) == {"label_head/outputs/kernel", "label_head/outputs/bias"}
     assert set(base) - set(found) == {"head/logits/kernel"}
     assert set(still) == {name for name in found if name.startswith("embedding/") or "/block_0/" in name}
@@ -148,7 +150,7 @@ def test_a_run_says_what_it_took_and_draws_what_it_confuses(folder):
         assert said in events
     assert b"left behind     1 arrays: head/logits/kernel" in events
     assert (folder / RUN / "confusion.png").read_bytes()[:4] == b"\x89PNG"
-    assert b"validation/confusion" in events
+    assert b"eval/confusion" in events
     lines = [json.loads(line) for line in (folder / RUN / "metrics.jsonl").read_text().splitlines()]
     assert any("validation/auroc" in line for line in lines)
     assert any("mcc" in line for line in lines)

@@ -107,12 +107,11 @@ def check_readers(store: Store, params) -> None:
 
 def loop_begin(recipe):
     """The parameters that a run begins with."""
-    from jaxblt.training.loop import load_params
-    from jaxblt.training.setup import make_setup
+    from jaxblt.training.taken import take
 
     mesh = recipe.mesh.build(jax.devices()[:1])
     with jax.set_mesh(mesh):
-        return load_params(recipe.init_from, make_setup(recipe, mesh, {}).abstract.params)
+        return take(recipe, mesh).params
 
 
 def test_an_upload_that_fails_keeps_the_files(store: Store, temporary: Path, monkeypatch) -> None:
