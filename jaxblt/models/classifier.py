@@ -1,7 +1,7 @@
 """A classifier of rows of bytes: embedding, one stack, and a head over what the stack says of all bytes."""
 
 import dataclasses
-from typing import Any, Literal, Never
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.layers import Linear, RMSNorm
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
+from jaxblt.models.no_decoding import NoDecoding
 from jaxblt.models.pooling import pool
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig
@@ -70,7 +71,7 @@ class ByteClassifierConfig:
         return ByteClassifier(self, dtype, name=name)
 
 
-class ByteClassifier(nn.Module):
+class ByteClassifier(NoDecoding, nn.Module):
     """Logits = RMSNorm(pool(stack(embedding))) W + b."""
 
     config: ByteClassifierConfig
@@ -110,22 +111,3 @@ class ByteClassifier(nn.Module):
             "bd,dc->bc", sizes, names, self.dtype, bias=zeros, accumulate=jnp.float32, name="classes"
         )
         return head(x), None
-
-    @nn.nowrap
-    def init_state(self, batch_size: int, *, num_bytes: int) -> Never:
-        """Refused: a classifier has no next byte."""
-        raise ValueError("a ByteClassifier predicts no bytes and cannot generate: use a ByteLMConfig")
-
-    @nn.nowrap
-    def prefill(self, ids: Int[Array, "B T"], state: Any, **options: Any) -> Never:
-        """Refused, as `init_state`."""
-        self.init_state(0, num_bytes=0)
-
-    @nn.nowrap
-    def step(self, ids: Int[Array, "B"], state: Any, **options: Any) -> Never:
-        """Refused, as `init_state`."""
-        self.init_state(0, num_bytes=0)
-
-    @nn.nowrap
-    def boundaries(self, state: Any) -> None:
-        """None: there are no patches."""

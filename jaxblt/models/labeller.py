@@ -1,13 +1,14 @@
 """A model that answers with labels: a language model's own states under a head for classes or numbers."""
 
 import dataclasses
-from typing import Any, Never
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.models.label_head import LabelHead, LabelHeadConfig
+from jaxblt.models.no_decoding import NoDecoding
 from jaxblt.models.row_layout import RowLayout
 from jaxblt.models.stack import StackConfig
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
@@ -76,7 +77,7 @@ class LabellerConfig:
         return Labeller(self, dtype, patcher, name=name)
 
 
-class Labeller(nn.Module):
+class Labeller(NoDecoding, nn.Module):
     """Logits of classes, or numbers, from the states that the base's own head reads (behind its norm)."""
 
     config: LabellerConfig
@@ -122,22 +123,3 @@ class Labeller(nn.Module):
         options = {"segment_ids": segment_ids, "positions": positions}
         states, patches = self.base.hidden(ids, **options, entropies=entropies, patches=patches)
         return self.label_head(states, ids, segment_ids), patches
-
-    @nn.nowrap
-    def init_state(self, batch_size: int, *, num_bytes: int) -> Never:
-        """Refused: there is no next byte."""
-        raise ValueError("a Labeller predicts labels and cannot generate: load the run that it was made from")
-
-    @nn.nowrap
-    def prefill(self, ids: Int[Array, "B T"], state: Any, **options: Any) -> Never:
-        """Refused, as `init_state`."""
-        self.init_state(0, num_bytes=0)
-
-    @nn.nowrap
-    def step(self, ids: Int[Array, "B"], state: Any, **options: Any) -> Never:
-        """Refused, as `init_state`."""
-        self.init_state(0, num_bytes=0)
-
-    @nn.nowrap
-    def boundaries(self, state: Any) -> None:
-        """None: nothing is decoded."""

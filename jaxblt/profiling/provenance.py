@@ -106,7 +106,7 @@ def provenance() -> dict[str, Any]:
         "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "versions": package_versions(),
         "git": git_commit(),
-        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "argv": [Path(word).name if Path(word).is_absolute() else word for word in sys.argv],
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "devices": device_summary(),
     }

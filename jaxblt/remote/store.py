@@ -83,7 +83,8 @@ def _told(url: str) -> Iterator[None]:
         raise kind(f"{url} cannot be read: {error.code} {error.reason}") from error
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise OSError(f"{url} cannot be reached ({type(error).__name__}): {reason}") from error
+        fix = "check the address, and the credentials in the environment (docs/guides/remote.md)"
+        raise OSError(f"{url} cannot be reached, {fix}: {type(error).__name__}, {reason}") from error
 
 
 def list_files(url: str) -> dict[str, RemoteFile]:

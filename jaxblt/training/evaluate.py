@@ -25,8 +25,8 @@ from jaxblt.training.state import TrainState, evaluated, gathered
 from jaxblt.training.step import Task, find_entropies, predict
 from jaxblt.validation import whole
 
-ROWS = "rows"
-"""What an evaluation step hands over beside its sums."""
+ROWS = "gathered"
+"""What an evaluation step hands over beside its sums; no sum has this name."""
 IN_FLIGHT = 8
 """Batches handed to the devices before the oldest result is fetched."""
 
@@ -43,7 +43,7 @@ def make_eval_step(
 ) -> Callable[[TrainState, Batch, Any], Metrics]:
     """`(state, batch, index) -> sums`, jitted: those of the objective, to be added up over a split.
 
-    Of an objective whose figures need all rows at once (`Ranks`), "rows" has what is to be gathered.
+    Of an objective whose figures need all rows at once (`Ranks`), "gathered" has what every row brings.
 
     Args:
       task: what is computed.

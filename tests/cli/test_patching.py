@@ -44,7 +44,11 @@ def test_entropies_are_written_with_model_and_context(tmp_path):
     )
     source = patching.open_file(str(file))
     patching.write_all(str(tmp_path / "e.npy"), source, model)
-    read_entropies(tmp_path / "e.npy", source).check(model.frozen.content_hash, 16)
+    written = read_entropies(tmp_path / "e.npy", source)
+    written.check(model.frozen.content_hash, 16)
+    for content_hash, context in (("another", 16), (model.frozen.content_hash, 32)):
+        with pytest.raises(ValueError, match="entrop"):
+            written.check(content_hash, context)
 
 
 def test_a_context_bounds_what_does_not_bound_itself():

@@ -59,7 +59,9 @@ def test_a_note_of_an_older_version_names_no_model(path):
     content = json.loads(note.read_text())
     del content["context"]
     note.write_text(json.dumps(content))
-    read_entropies(path, SOURCE).check("xyz", None)
+    entropies = read_entropies(path, SOURCE)
+    entropies.check("xyz", None)
+    assert entropies.context is None
 
 
 def test_incomplete_or_wrong_values_leave_no_file(tmp_path):

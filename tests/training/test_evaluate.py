@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import flax.linen as nn
 import jax
@@ -10,7 +11,7 @@ from jaxblt.data import make_dataset
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.evaluate import Validation, evaluate, make_eval_step, summarise, target_ids
-from jaxblt.training.objectives import Masked
+from jaxblt.training.objectives import Masked, NextByte
 from jaxblt.training.setup import init_state, make_setup
 from jaxblt.training.state import TrainState, freeze_entropy
 from jaxblt.training.step import Task
@@ -50,6 +51,27 @@ def test_every_target_of_a_split_counts_once(setup):
     np.testing.assert_allclose(found["loss"], nll / count, rtol=1e-5)
     np.testing.assert_allclose(found["bits_per_byte"], nll / count / math.log(2), rtol=1e-5)
     np.testing.assert_allclose(found["target_loss"], chosen_nll / chosen, rtol=1e-5)
+
+
+def test_rows_that_are_wholly_right_are_counted(setup):
+    setup, state = setup
+    objective = NextByte(accuracy=True)
+    data = make_dataset(setup.recipe.data, split="test", mode="eval", source=Letters())
+    with jax.set_mesh(setup.mesh):
+        step = make_eval_step(replace(setup.eval_task, objective=objective))
+        found = evaluate(step, state, data, setup.mesh, objective=objective)
+    right = count = right_rows = rows = 0
+    for index in range(data.num_batches):
+        batch = data.batch(index)
+        apply = setup.task.model.apply
+        logits, _ = apply({"params": state.params}, batch.inputs, segment_ids=batch.segment_ids)
+        scored = np.asarray(batch.loss_mask) == 1
+        hit = np.asarray(logits).argmax(-1) == batch.targets
+        right, count = right + (hit & scored).sum(), count + scored.sum()
+        right_rows += (scored.any(1) & (hit | ~scored).all(1)).sum()
+        rows += scored.any(1).sum()
+    assert found["accuracy"] == pytest.approx(right / count)
+    assert found["row_accuracy"] == pytest.approx(right_rows / rows)
 
 
 def test_sums_that_are_not_finite_name_batch_and_parameters(setup):

@@ -74,7 +74,7 @@ def test_a_classifier_is_trained_planned_loaded_and_evaluated(tmp_path: Any) -> 
     scores = run.evaluate("test")
     assert 0 <= scores["accuracy"] <= 1
     assert scores["bytes"] == 16
-    with pytest.raises(ValueError, match="predicts no bytes and cannot generate"):
+    with pytest.raises(ValueError, match="predicts labels and cannot generate"):
         Decoder(recipe.model)
 
 

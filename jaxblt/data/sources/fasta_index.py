@@ -74,6 +74,8 @@ def _read(pyfaidx: Any, path: Path, index: Path) -> dict[str, FastaLayout]:
 
 
 def _check_layouts(layouts: dict[str, FastaLayout], path: Path, index: Path) -> None:
+    if not layouts:
+        raise ValueError(f"{str(index)!r} has no record of {str(path)!r}: delete the index")
     size = path.stat().st_size
     for name, layout in layouts.items():
         if not _lies_within(layout, size):
@@ -92,7 +94,12 @@ def _lies_within(layout: FastaLayout, size: int) -> bool:
 
 
 def read_bases(path: Path, layout: FastaLayout, start: int, stop: int) -> bytes:
-    """Bases [start, stop) of a record, line ends removed."""
+    """Bases [start, stop) of a record, line ends removed.
+
+    Raises:
+      OSError: the file has changed since it was indexed.
+      ValueError: blanks among the bases, which the index counts as bases.
+    """
     if start == stop:
         return b""
     first, last = (_byte_of(layout, base) for base in (start, stop - 1))
@@ -102,6 +109,10 @@ def read_bases(path: Path, layout: FastaLayout, start: int, stop: int) -> bytes:
     if len(bases) != stop - start:
         raise OSError(
             f"{str(path)!r} and its index differ: delete {str(path) + '.fai'!r}, and do not change data"
+        )
+    if b" " in bases or b"\t" in bases:
+        raise ValueError(
+            f"{str(path)!r} has blanks among the bases: remove them, or compress the file (.gz, .xz)"
         )
     return bases
 
