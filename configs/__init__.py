@@ -20,6 +20,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "copy": tasks.copy,
     "parity": tasks.parity,
     "listops": tasks.listops,
+    "imdb": tasks.imdb,
     "babi": tasks.babi,
     "titan_recall": titans.recall,
 }

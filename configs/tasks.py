@@ -3,11 +3,13 @@
 Name other mixers with --model.stack.pattern. Score a run's answers on the test split with
 jaxblt evaluate runs/mqar
 
-`mqar`, `copy` and `parity` are made for CPUs; `listops` and `babi` are of a size for one GPU.
+`mqar`, `copy` and `parity` are made for CPUs; `listops`, `imdb` and `babi` are of a size for one GPU.
 """
 
+from dataclasses import replace
+
 from jaxblt.data.task_data import TaskDataConfig
-from jaxblt.evaluation.tasks import MQAR, Babi, Copy, ListOps, Parity
+from jaxblt.evaluation.tasks import MQAR, Babi, Copy, ListOpsFiles, Parity, TextLabels
 from jaxblt.mixers import (
     AttentionConfig,
     GatedDeltaNetConfig,
@@ -15,22 +17,22 @@ from jaxblt.mixers import (
     HyenaConfig,
     ModalFilter,
 )
-from jaxblt.models import ByteLMConfig, StackConfig
-from jaxblt.training.objectives import NextByte
+from jaxblt.models import ByteClassifierConfig, ByteLMConfig, HashConfig, StackConfig
+from jaxblt.training.objectives import Classify, NextByte
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
 
-def _model(
+def _stack(
     pattern: str, dim: int, layers: int, *, mlp_dim: int | None = None, dropout: float = 0.0
-) -> ByteLMConfig:
+) -> StackConfig:
     mixers = {
         "A": AttentionConfig(dim=dim, num_heads=dim // 32),
         "H": HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=2048.0)),
         "D": GatedDeltaNetConfig(dim=dim, num_heads=dim // 32),
         "G": GatedLinearAttentionConfig(dim=dim, num_heads=dim // 32),
     }
-    stack = StackConfig(
+    return StackConfig(
         dim=dim,
         num_layers=layers,
         pattern=pattern,
@@ -39,18 +41,46 @@ def _model(
         dropout=dropout,
         scan=False,
     )
-    return ByteLMConfig(stack=stack)
 
 
-def _recipe(
-    name: str, model: ByteLMConfig, data: TaskDataConfig, *, steps: int, rate: float = 2e-3
+def _classifier(
+    name: str,
+    stack: StackConfig,
+    data: TaskDataConfig,
+    *,
+    classes: int = 2,
+    hash: HashConfig | None = None,
+    steps: int,
+    rate: float,
 ) -> Recipe:
+    """A classifier that reads both ways, for at most nine minutes of training."""
+    model = ByteClassifierConfig(stack=replace(stack, causal=False), num_classes=classes, hash=hash)
+    train = TrainConfig(
+        steps=steps,
+        log_every=100,
+        eval_every=steps // 12,
+        eval_batches=32,
+        checkpoint_every=steps // 4,
+        keep_best=1,
+        time_limit_s=540,
+    )
+    return Recipe(
+        name=name,
+        model=model,
+        data=data,
+        objective=Classify(causal=False),
+        optimizer=AdamWConfig(learning_rate=rate, warmup_steps=steps // 20, weight_decay=0.05),
+        train=train,
+    )
+
+
+def _recipe(name: str, stack: StackConfig, data: TaskDataConfig, *, steps: int, rate: float = 2e-3) -> Recipe:
     train = TrainConfig(
         steps=steps, dtype="float32", log_every=50, eval_every=steps, eval_batches=8, checkpoint_every=steps
     )
     return Recipe(
         name=name,
-        model=model,
+        model=ByteLMConfig(stack=stack),
         data=data,
         objective=NextByte(accuracy=True),
         optimizer=AdamWConfig(learning_rate=rate, warmup_steps=50),
@@ -61,26 +91,49 @@ def _recipe(
 def mqar() -> Recipe:
     """Recall of four values by their keys: a short convolution, then attention."""
     data = TaskDataConfig(task=MQAR(symbols=32, pairs=4, positions=32), seq_len=32, batch_size=64)
-    return _recipe("mqar", _model("SA", 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
+    return _recipe("mqar", _stack("SA", 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
 
 
 def copy() -> Recipe:
     """Copies of up to 16 symbols: a short convolution, then attention."""
     data = TaskDataConfig(task=Copy(max_symbols=16), seq_len=33, batch_size=64)
-    return _recipe("copy", _model("SA", 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
+    return _recipe("copy", _stack("SA", 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
 
 
 def parity() -> Recipe:
     """Parity of every prefix of up to 32 bits by a gated recurrence."""
     data = TaskDataConfig(task=Parity(prefixes=True), seq_len=33, batch_size=64)
-    return _recipe("parity", _model("R", 64, 2), data, steps=400)
+    return _recipe("parity", _stack("R", 64, 2), data, steps=400)
 
 
 def listops() -> Recipe:
-    """ListOps at Long Range Arena's lengths and set sizes: Hyena with one layer of attention in four."""
-    task = ListOps(train_size=96_000, eval_size=2000)
-    data = TaskDataConfig(task=task, seq_len=2048, batch_size=32)
-    return _recipe("listops", _model("HHAH", 128, 4, dropout=0.1), data, steps=10_000, rate=1e-3)
+    """ListOps at Long Range Arena's lengths and set sizes, read both ways; `jaxblt data fetch listops` draws the files.
+
+    Causal, as a language model reads: --model.stack.causal --objective.causal --model.pooling last
+    """
+    data = TaskDataConfig(
+        task=ListOpsFiles(path="data/listops"),
+        seq_len=2048,
+        batch_size=64,
+        buckets=(1024, 1536),
+        max_tokens=65_536,
+        labels="symbol",
+    )
+    return _classifier("listops", _stack("H", 128, 6, dropout=0.1), data, classes=10, steps=24_000, rate=2e-3)
+
+
+def imdb() -> Recipe:
+    """Whether a film review is for or against, from its bytes: data/imdb holds train*.tsv and test*.tsv."""
+    data = TaskDataConfig(
+        task=TextLabels(path="data/imdb", max_bytes=4094),
+        seq_len=4096,
+        batch_size=64,
+        buckets=(1024, 2048),
+        max_tokens=65_536,
+        labels="digit",
+    )
+    hash = HashConfig(sizes=(3, 4, 5), table_size=30_000)
+    return _classifier("imdb", _stack("H", 128, 4, dropout=0.3), data, hash=hash, steps=6000, rate=1e-3)
 
 
 def babi() -> Recipe:
@@ -88,4 +141,4 @@ def babi() -> Recipe:
     data = TaskDataConfig(
         task=Babi(path="data/babi", subset="en-10k"), seq_len=1408, batch_size=64, buckets=(64, 128, 256, 640)
     )
-    return _recipe("babi", _model("HHAH", 128, 4, dropout=0.1), data, steps=20_000, rate=1e-3)
+    return _recipe("babi", _stack("HHAH", 128, 4, dropout=0.1), data, steps=20_000, rate=1e-3)

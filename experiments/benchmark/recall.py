@@ -1,7 +1,7 @@
 """How many pairs a mixer recalls: python -m experiments.benchmark recall --pairs 64 --mixers D A --out FILE."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxblt.validation import check_bounds, check_fields
@@ -15,6 +15,8 @@ CHUNK = 50
 SOLVED = 0.999
 """A model that answers so many of a chunk's questions, on rows it has not seen, is trained no further."""
 TEST_ROWS = 1024
+SLOTS = 128
+"""Of each head of a state engine; `T_top_k` writes to an eighth of them."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,23 @@ class Settings:
 
     def model(self, mixer: str, task: "MQAR") -> "ByteLMConfig":
         """Short convolutions and mixers in turn, without MLPs."""
-        from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, GatedLinearAttentionConfig
+        from jaxblt.mixers import (
+            AttentionConfig,
+            GatedDeltaNetConfig,
+            GatedLinearAttentionConfig,
+            HyenaConfig,
+            StateEngineConfig,
+        )
         from jaxblt.models import ByteLMConfig, StackConfig
 
+        slots = StateEngineConfig(dim=self.dim, num_heads=self.heads, num_slots=SLOTS)
         mixers = {
             "A": AttentionConfig(dim=self.dim, num_heads=2 * self.heads, packed=False),
             "D": GatedDeltaNetConfig(dim=self.dim, num_heads=self.heads),
             "G": GatedLinearAttentionConfig(dim=self.dim, num_heads=self.heads),
+            "H": HyenaConfig(dim=self.dim, packed=False),
+            "T": slots,
+            "T_top_k": replace(slots, top_k_states=SLOTS // 8),
         }
         used = {name: config for name, config in mixers.items() if name == mixer}
         pattern = ("S", mixer)
@@ -73,7 +85,7 @@ class Settings:
 def recall(
     out: str,
     pairs: tuple[int, ...] = (16, 64, 256),
-    mixers: tuple[str, ...] = ("H", "G", "D", "A", "R"),
+    mixers: tuple[str, ...] = ("H", "G", "D", "T", "T_top_k", "A"),
     seeds: int = 1,
     settings: Settings = Settings(),
 ) -> dict[str, Any]:
@@ -82,7 +94,8 @@ def recall(
     Args:
       out: file for the figures as JSON, written anew after each model.
       pairs: of key and value in a row, one task each.
-      mixers: names of the stack's table, such as D for Gated DeltaNet and A for attention.
+      mixers: names of the stack's table, such as D for Gated DeltaNet and A for attention; T_top_k is T (slots) whose
+        tokens write to their likeliest eighth.
       seeds: models of each kind, with seeds 0, 1, ...
       settings: of all of them.
     """

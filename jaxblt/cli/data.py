@@ -1,6 +1,6 @@
 """The data of the built-in recipes: jaxblt data fetch books."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -8,6 +8,8 @@ from tqdm import tqdm
 from jaxblt import recipes
 from jaxblt.cli.catalogue import ROOT, Dataset, catalogue, dataset_of
 from jaxblt.cli.download import LOCK, Unreachable, obtain
+from jaxblt.evaluation.tasks import ListOps
+from jaxblt.evaluation.tasks.listops_files import write_files
 
 USAGE = """usage: jaxblt data fetch NAME [NAME ...]
 
@@ -16,7 +18,16 @@ there is not fetched again. NAME is a recipe or a data set:
 
 {sets}
 
-Other recipes need no files: their data are embedded, or made by the recipe."""
+`listops` is drawn, on all cores. `imdb` has no address: put train*.tsv and test*.tsv, or the folders of its release,
+into {root}/imdb. Other recipes need no files: their data are embedded, or made by the recipe."""
+
+
+def _listops(folder: Path) -> None:
+    write_files(ListOps(train_size=96_000, eval_size=2000), folder)
+
+
+MADE: dict[str, Callable[[Path], None]] = {"listops": _listops}
+"""Data sets that are drawn: what writes them into a folder."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +45,10 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"unknown action {action!r}: jaxblt data fetch NAME")
     if not names:
         raise ValueError(f"name what to fetch: {', '.join(catalogue())}")
-    for dataset in dict.fromkeys(find(name) for name in names):
+    for made in [name for name in dict.fromkeys(names) if name in MADE]:
+        MADE[made](Path(ROOT, made))
+        print(f"{Path(ROOT, made)}: drawn")
+    for dataset in dict.fromkeys(find(name) for name in names if name not in MADE):
         if dataset is not None:
             fetch(dataset)
     return 0

@@ -109,13 +109,14 @@ def _check_numbers(options: Mapping[str, tuple[int | None, int]]) -> None:
 def _task_figures(
     run: "Run", data: TaskDataConfig, split: SplitName, max_batches: int | None
 ) -> dict[str, float]:
-    """Accuracy over answers and examples, by subtask, and that of the commonest answer."""
+    """Accuracy over answers and examples, by subtask, unless rows have labels; and that of the commonest answer."""
     from jaxblt.evaluation.tasks import majority_baseline
     from jaxblt.evaluation.tasks.evaluate import score_run
 
-    scores = score_run(run, split, max_batches=max_batches)
-    baseline = majority_baseline(data.task, split)
-    return scores.figures() | {"majority_accuracy": baseline.figures()["accuracy"]}
+    majority = {"majority_accuracy": majority_baseline(data.task, split).figures()["accuracy"]}
+    if data.labels is not None:
+        return majority
+    return score_run(run, split, max_batches=max_batches).figures() | majority
 
 
 def _check_kind(run: "Run", *, targets: str | None, predictions: str | None) -> None:

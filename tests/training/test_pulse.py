@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxblt
+from jaxblt.cli.evaluate import evaluate
 from jaxblt.data import TaskDataConfig
 from jaxblt.evaluation.tasks import MQAR, Parity
 from jaxblt.inference import Decoder, generate
@@ -74,6 +75,9 @@ def test_a_classifier_is_trained_planned_loaded_and_evaluated(tmp_path: Any) -> 
     scores = run.evaluate("test")
     assert 0 <= scores["accuracy"] <= 1
     assert scores["bytes"] == 16
+    figures = evaluate(str(tmp_path / "run"))
+    assert figures["accuracy"] == pytest.approx(scores["accuracy"])
+    assert 0 < figures["majority_accuracy"] < 1
     with pytest.raises(ValueError, match="predicts labels and cannot generate"):
         Decoder(recipe.model)
 

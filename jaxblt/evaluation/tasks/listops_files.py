@@ -1,14 +1,20 @@
-"""ListOps from the files that Long Range Arena released: basic_train.tsv, basic_val.tsv and basic_test.tsv."""
+"""ListOps in the files that Long Range Arena released: basic_train.tsv, basic_val.tsv and basic_test.tsv."""
 
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from jaxblt.data.sources.files import expand, read_all
 from jaxblt.data.splits import SplitName
-from jaxblt.evaluation.tasks.generated import ids, vocab_size
-from jaxblt.evaluation.tasks.listops import SYMBOLS, parse
+from jaxblt.data.vocab import OFFSET
+from jaxblt.evaluation.tasks.generated import GeneratedExamples, ids, vocab_size
+from jaxblt.evaluation.tasks.listops import SYMBOLS, ListOps, parse, show
 from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_part
 from jaxblt.validation import check_bounds, check_fields
 
@@ -76,3 +82,47 @@ def read_tsv(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
             raise ValueError(f"{str(file)!r}, line {number}: {error}") from error
         answers.append(int(cells[target]))
     return questions, ids(np.array(answers))
+
+
+def write_files(task: ListOps, folder: Path, processes: int | None = None) -> None:
+    """Writes the three files of a task with a fixed training set; a file that is there stays.
+
+    Args:
+      task: what is drawn.
+      folder: for the files; it is made.
+      processes: that draw; None for one on each core.
+
+    Raises:
+      ValueError: the training set has no size.
+    """
+    if task.train_size is None:
+        raise ValueError(
+            "write_files needs a training set of fixed size: set ListOps.train_size, such as 96_000"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes: dict[SplitName, int] = {
+        "train": task.train_size,
+        "validation": task.eval_size,
+        "test": task.eval_size,
+    }
+    processes = processes or os.cpu_count() or 1
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for split, size in sizes.items():
+            lines = partial(pool.map, chunksize=64) if processes > 1 else map
+            _write(folder / _FILES[split], partial(_line, task.open(split)), size, lines)
+
+
+def _write(file: Path, line: Callable[[int], str], size: int, each: Callable[..., Iterable[str]]) -> None:
+    if file.exists():
+        return
+    part = file.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as out:
+        out.write("Source\tTarget\n")
+        out.writelines(each(line, range(size)))
+    part.replace(file)
+
+
+def _line(examples: GeneratedExamples, number: int) -> str:
+    inputs, targets, scored = examples.example(number)
+    (answer,) = targets[scored] - OFFSET
+    return f"{show((inputs[1:-1] - OFFSET).tolist())}\t{answer}\n"

@@ -1,10 +1,12 @@
 """ListOps: the evaluator on expressions worked out by hand, and the arena's files."""
 
+import numpy as np
 import pytest
 
 from jaxblt.data import OFFSET
-from jaxblt.evaluation.tasks import ListOpsFiles
+from jaxblt.evaluation.tasks import ListOps, ListOpsFiles
 from jaxblt.evaluation.tasks.listops import evaluate, parse, show
+from jaxblt.evaluation.tasks.listops_files import write_files
 
 GOLDEN = (
     ("7", 7),
@@ -64,3 +66,16 @@ def test_a_bad_line_is_named(tmp_path, text, said):
     (tmp_path / "basic_test.tsv").write_text(text)
     with pytest.raises(ValueError, match=said):
         ListOpsFiles(path=str(tmp_path)).open("test")
+
+
+def test_drawn_files_hold_the_examples_of_the_task(tmp_path):
+    task = ListOps(train_size=3, eval_size=2, min_symbols=4, max_symbols=40)
+    write_files(task, tmp_path, processes=1)
+    for split, count in (("train", 3), ("validation", 2), ("test", 2)):
+        written, drawn = ListOpsFiles(path=str(tmp_path)).open(split), task.open(split)
+        assert written.count == count
+        for number in range(count):
+            for read, expected in zip(written.example(number), drawn.example(number), strict=True):
+                np.testing.assert_array_equal(read, expected)
+    with pytest.raises(ValueError, match="train_size"):
+        write_files(ListOps(), tmp_path)
