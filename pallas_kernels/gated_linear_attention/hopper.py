@@ -27,6 +27,7 @@ def why_not(
     return None
 
 
-def rather_not(*_: Any, **__: Any) -> str | None:
-    """Why it is taken only by name."""
-    return "its tests have not passed on a GPU"
+def rather_not(device: Device, q: Any, k: Any, v: Any, **_: Any) -> str | None:
+    """Why a row of a few steps, as in decoding, is left to others, or None."""
+    del device, q, k
+    return f"rows of {v.shape[1]} steps would be filled up to {PIECE}" if v.shape[1] < PIECE else None

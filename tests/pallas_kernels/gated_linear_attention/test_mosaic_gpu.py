@@ -162,7 +162,8 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
     assert reason in (why_not(device, q, q, v, **call) or "it can run")
 
 
-def test_is_taken_by_name_alone() -> None:
-    x = jax.ShapeDtypeStruct((1, 70, 2, 64), jnp.bfloat16)
-    assert why_not(HOPPER, x, x, x) is None
-    assert "not mosaic_gpu: its tests have not passed on a GPU" in explain(x, x, x, device=HOPPER)
+def test_goes_before_xla_but_for_short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pallas_kernels._linear_state.jla.why_not_package", lambda device: "it is not installed")
+    x, y = (jax.ShapeDtypeStruct((1, length, 2, 64), jnp.bfloat16) for length in (70, 63))
+    assert explain(x, x, x, device=HOPPER).startswith("gated_linear_attention: mosaic_gpu on ")
+    assert "not mosaic_gpu: rows of 63 steps would be filled up to 64" in explain(y, y, y, device=HOPPER)

@@ -143,10 +143,14 @@ def test_takes_the_shapes_of_real_models(shape: LinearScanShape) -> None:
     assert why_not(HOPPER, x, x) is None
 
 
-def test_is_taken_by_name_only() -> None:
-    x = jax.ShapeDtypeStruct((4, 8192, 2560), jnp.float32)
-    found = explain(x, x, device=HOPPER)
-    assert found == "linear_scan: xla on NVIDIA H200 (not mosaic_gpu: its tests on a GPU have not passed yet)"
+def test_goes_first_where_it_was_timed() -> None:
+    def found(length: int, width: int) -> str:
+        x = jax.ShapeDtypeStruct((4, length, width), jnp.float32)
+        return explain(x, x, device=HOPPER)
+
+    assert found(8192, 2560) == "linear_scan: mosaic_gpu on NVIDIA H200"
+    assert "not mosaic_gpu: a tile has 16 steps, b has 1" in found(1, 2560)
+    assert "not mosaic_gpu: rows of 16 columns" in found(8192, 16)
     with pytest.raises(ValueError, match="this is cpu"):
         linear_scan(jnp.ones((1, 2, 8)), jnp.ones((1, 2, 8)), implementation="mosaic_gpu")
 
