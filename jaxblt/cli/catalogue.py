@@ -94,7 +94,9 @@ def files_of(recipe: Recipe) -> tuple[str, ...]:
 
 def fetch_hint(recipe: Recipe) -> str:
     """What to do for a recipe whose data are missing and can be fetched; else nothing."""
-    dataset = dataset_of(recipe)
+    dataset, own = dataset_of(recipe), Path(ROOT, recipe.name)
+    if dataset is None and files_of(recipe) == (str(own),) and not own.exists():
+        return f"; `jaxblt data fetch {recipe.name}` makes {own}, or says what to put there"
     if dataset is None or dataset.folder.exists():
         return ""
     return f"; `jaxblt data fetch {dataset.name}` makes {dataset.folder}"

@@ -18,8 +18,8 @@ there is not fetched again. NAME is a recipe or a data set:
 
 {sets}
 
-`listops` is drawn, on all cores. `imdb` has no address: put train*.tsv and test*.tsv, or the folders of its release,
-into {root}/imdb. Other recipes need no files: their data are embedded, or made by the recipe."""
+`listops` is drawn, on all cores. For `imdb` put files of your own into {root}/imdb.
+Other recipes need no files: their data are embedded, or made by the recipe."""
 
 
 def _listops(folder: Path) -> None:
@@ -28,6 +28,10 @@ def _listops(folder: Path) -> None:
 
 MADE: dict[str, Callable[[Path], None]] = {"listops": _listops}
 """Data sets that are drawn: what writes them into a folder."""
+BROUGHT = {
+    "imdb": "train*.tsv and test*.tsv of label, tab and text, or the folders train and test of its release"
+}
+"""Data sets that have no address to fetch them from: what to put into their folder."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,8 +73,10 @@ def find(name: str) -> Dataset | None:
     """The data set of that name, or of the recipe of that name; None, and a line, if the recipe needs none.
 
     Raises:
-      ValueError: there is neither.
+      ValueError: there is neither, or it has no address to fetch it from.
     """
+    if name in BROUGHT:
+        raise ValueError(f"{name} cannot be fetched: put into {Path(ROOT, name)} {BROUGHT[name]}")
     if name in catalogue():
         return catalogue()[name]
     if name not in recipes.RECIPES:

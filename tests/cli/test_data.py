@@ -122,6 +122,10 @@ def test_no_recipe_names_files_that_nobody_can_get(name, capsys):
     recipe = recipes.get(name)
     patterns = files_of(recipe)
     found = dataset_of(recipe)
+    if name in data.MADE or name in data.BROUGHT:
+        assert patterns == (f"data/{name}",)
+        assert f"jaxblt data fetch {name}" in fetch_hint(recipe)
+        return
     assert (found is None) == (not patterns)
     if found is None:
         assert data.find(name) is None
@@ -162,3 +166,13 @@ def test_the_help_lists_data_sets_with_their_recipes(capsys):
     assert data.main(["--help"]) == 0
     assert "also books_entropy, books_32k" in capsys.readouterr().out
     assert data.main([]) == 2
+
+
+def test_what_is_drawn_is_written_and_what_is_brought_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(data.MADE, "listops", lambda folder: folder.mkdir(parents=True))
+    assert data.main(["fetch", "listops"]) == 0
+    assert (tmp_path / "data" / "listops").is_dir()
+    assert "drawn" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"put into data.imdb train\*\.tsv"):
+        data.main(["fetch", "imdb"])

@@ -163,7 +163,9 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
 
 
 def test_goes_before_xla_but_for_short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pallas_kernels._linear_state.jla.why_not_package", lambda device: "it is not installed")
+    monkeypatch.setattr(
+        "pallas_kernels._linear_state.jla.why_not_package", lambda device: "it is not installed"
+    )
     x, y = (jax.ShapeDtypeStruct((1, length, 2, 64), jnp.bfloat16) for length in (70, 63))
     assert explain(x, x, x, device=HOPPER).startswith("gated_linear_attention: mosaic_gpu on ")
     assert "not mosaic_gpu: rows of 63 steps would be filled up to 64" in explain(y, y, y, device=HOPPER)
