@@ -1,6 +1,7 @@
 """What benchmarks on labelled records share: tables, training to the best validation figure, and who wins."""
 
 import csv
+import json
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -30,10 +31,31 @@ def new_folder(work: str) -> Path:
     return root
 
 
-def check_seeds(seeds: int) -> None:
-    """Raises ValueError unless there is a seed to train with."""
-    if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {seeds}: each network is trained once a seed")
+def seeds_of(first: int, count: int) -> range:
+    """first, first + 1, ...
+
+    Raises:
+      ValueError: there is no seed to train with.
+    """
+    if count < 1:
+        raise ValueError(f"--seeds must be at least 1, got {count}: each network is trained once a seed")
+    return range(first, first + count)
+
+
+def earlier_runs(out: str, figures: dict[str, Any], seeds: range) -> list[dict[str, Any]]:
+    """Runs of other seeds that the file holds already, so that a few seeds can be measured at a time.
+
+    Raises:
+      ValueError: they were measured with other settings, on other records, or with one of these seeds.
+    """
+    if not Path(out).exists():
+        return []
+    held = json.loads(Path(out).read_text("utf-8"))
+    if other := [name for name, value in figures.items() if held.get(name) != json.loads(json.dumps(value))]:
+        raise ValueError(f"{out} was measured with other {', '.join(other)}: choose another --out")
+    if again := sorted({run["seed"] for run in held["runs"]} & set(seeds)):
+        raise ValueError(f"{out} holds runs of seeds {again} already: choose another --first-seed or --out")
+    return held["runs"]
 
 
 def write_records(out: Path, rows: Iterable[tuple[str, str]]) -> None:

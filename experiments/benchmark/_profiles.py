@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.benchmark._labelled import Parts
 
-STRENGTHS = (3.0, 30.0, 300.0)
+STRENGTHS = (10.0, 100.0)
 """Inverse weights of the regression's penalty, of which validation picks one."""
 
 

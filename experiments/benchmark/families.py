@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from experiments.benchmark._labelled import (
-    check_seeds,
     count_wins,
     data_of,
+    earlier_runs,
     new_folder,
     read_classes,
+    seeds_of,
     train,
     train_config,
     write_records,
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from jaxblt.training.recipe import Recipe
 
 FIGURES = ("accuracy", "mcc", "f1")
-RATES = {"bytes": 1e-3, "cnn": 1e-3}
-"""Peak learning rates."""
-MODELS = ("nearest", "regression", *RATES)
+RATES = {"base": 1e-3, "finetuned": 5e-4, "bytes": 1e-3, "cnn": 1e-3}
+"""Peak learning rates of the masked base, of the model that starts from it, and of those that start from nothing."""
+MODELS = ("nearest", "regression", "finetuned", "bytes", "cnn")
 LEVELS = {"fold": 2, "superfamily": 3, "family": 4}
 """Parts of SCOPe's class.fold.superfamily.family that name a class."""
 BUCKETS = (128, 256)
+HEAD_DROPOUT = 0.3
 
 
 def families(
@@ -39,18 +41,21 @@ def families(
     members: int = 30,
     longest: int = 511,
     seeds: int = 3,
-    steps: int = 2000,
+    first_seed: int = 0,
+    base_steps: int = 3000,
+    steps: int = 1500,
     batch_size: int = 64,
-    dim: int = 256,
+    dim: int = 384,
     layers: int = 4,
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     kmer: int = 3,
 ) -> dict[str, Any]:
-    """Trains a byte model to name a domain's superfamily, against profiles of k-mers and a CNN of equal size.
+    """Fine-tunes a byte model to name a domain's superfamily, against profiles of k-mers and a CNN of equal size.
 
     The sequences are SCOPe domains (Fox, Brenner and Chandonia 2014, Nucleic Acids Res. 42:D304) whose FASTA headers
     say class.fold.superfamily.family behind the name. A seed picks the split (80/10/10, by a hash of the sequence),
-    parameters and order. Networks are scored at their best validation accuracy.
+    parameters and order. A base learns hidden residues of all domains of the file outside of validation and test; the
+    same model is also trained without it. Networks are scored at their best validation accuracy.
 
     Args:
       file: FASTA, may end in `.gz` or `.xz`.
@@ -59,8 +64,10 @@ def families(
       level: what a class is.
       members: the fewest domains of a class.
       longest: residues of the longest domain that is kept.
-      seeds: 0, 1, ... of so many.
-      steps: of each network.
+      seeds: how many, from `first_seed` on; runs of other seeds in `out` are kept.
+      first_seed: see there.
+      base_steps: of the base.
+      steps: of each classifier.
       batch_size: rows of a batch.
       dim, layers: of the byte model.
       dtype: of the networks' computation.
@@ -68,19 +75,26 @@ def families(
     """
     from experiments.benchmark._schema import save
 
-    check_seeds(seeds)
-    root = new_folder(work)
+    chosen, root = seeds_of(first_seed, seeds), new_folder(work)
     table = write_table(Path(file), root / "records.csv", level, members, longest)
-    settings = {"level": level, "members": members, "longest": longest, "steps": steps, "kmer": kmer}
-    settings |= {"batch_size": batch_size, "dim": dim, "layers": layers, "dtype": dtype}
-    figures: dict[str, Any] = {"settings": settings, "records": table, "runs": []}
-    for seed in range(seeds):
+    settings = {
+        "level": level,
+        "members": members,
+        "longest": longest,
+        "base_steps": base_steps,
+        "steps": steps,
+    }
+    settings |= {"batch_size": batch_size, "dim": dim, "layers": layers, "dtype": dtype, "kmer": kmer}
+    figures: dict[str, Any] = {"settings": settings, "records": table}
+    figures["runs"] = earlier_runs(out, figures, chosen)
+    for seed in chosen:
         data = data_of(root / "records.csv", seed, batch_size, BUCKETS)
+        base = pretrain(data, Path(file), root / f"base_{seed}", byte_model(dim, layers), base_steps, dtype)
         figures["runs"] += [{"model": name, "seed": seed, **found} for name, found in _score(data, kmer)]
-        for name, recipe in networks(data, dim, layers, seed=seed, steps=steps, dtype=dtype).items():
+        for name, recipe in networks(base, data, steps=steps).items():
             found = train(recipe, root / f"{name}_{seed}", FIGURES)
             figures["runs"].append({"model": name, "seed": seed, **found})
-            figures["wins"] = count_wins(figures["runs"], "bytes", MODELS, "accuracy")
+            figures["wins"] = count_wins(figures["runs"], "finetuned", MODELS, "accuracy")
             save("families", out, figures)
     return figures
 
@@ -119,46 +133,74 @@ def _read_domains(file: Path, parts: int) -> list[tuple[str, str]]:
     return found
 
 
-def networks(
-    data: "LabelledDataConfig", dim: int, layers: int, *, seed: int, steps: int, dtype: Any
-) -> dict[str, "Recipe"]:
-    """Recipes of the byte model and of the CNN that has as many parameters outside hash tables."""
-    import jax
-    import jax.numpy as jnp
-
-    from experiments.benchmark._cnn import equal_size
-    from jaxblt.training.flops import count_params
-    from jaxblt.training.objectives import Classify
+def pretrain(
+    data: "LabelledDataConfig", file: Path, run_dir: Path, model: Any, steps: int, dtype: Any
+) -> Path:
+    """The folder of a run that learned hidden residues of the domains that are neither validation's nor test's."""
+    from jaxblt.data import DataConfig
+    from jaxblt.training.loop import fit
+    from jaxblt.training.objectives import Masked
     from jaxblt.training.optimizer import AdamWConfig
     from jaxblt.training.recipe import Recipe
 
-    model = byte_model(dim, layers, len(data.classes))
-    shapes = jax.eval_shape(model.build().init, jax.random.key(0), jnp.zeros((1, 32), jnp.int32))["params"]
-    cnn = replace(equal_size(count_params(shapes)[1], len(data.classes)), causal=False)
-    return {
-        name: Recipe(
-            name=name,
-            model=config,
-            data=data,
-            objective=Classify(causal=False),
-            optimizer=AdamWConfig(learning_rate=RATES[name], warmup_steps=steps // 10),
-            train=train_config(steps, seed, dtype),
-        )
-        for name, config in {"bytes": model, "cnn": cnn}.items()
+    parts = read_classes(data)
+    held = {sequence.decode() for part in ("validation", "test") for sequence in parts[part][0]}
+    shown = {sequence for _, sequence in _read_domains(file, 1)} - held
+    text = run_dir.with_suffix(".fa")
+    text.write_text("".join(f">d{i}\n{sequence}\n" for i, sequence in enumerate(sorted(shown))))
+    # one set: what is held out is held out by the classes' split
+    packed = DataConfig(
+        paths=(str(text),),
+        kind="fasta",
+        packing="first_fit",
+        split="documents",
+        fractions=(1.0, 0.0, 0.0),
+        seq_len=512,
+        batch_size=data.batch_size,
+        seed=data.seed,
+    )
+    recipe = Recipe(
+        name="base",
+        model=model,
+        data=packed,
+        objective=Masked(),
+        optimizer=AdamWConfig(learning_rate=RATES["base"], warmup_steps=steps // 10),
+        train=replace(train_config(steps, data.seed, dtype), eval_every=0, keep_best=0),
+    )
+    fit(recipe, run_dir)
+    return run_dir
+
+
+def networks(base: Path, data: "LabelledDataConfig", *, steps: int) -> dict[str, "Recipe"]:
+    """Recipes of the model that starts from the base, of the same from nothing, and of a CNN of its size."""
+    import jaxblt
+    from experiments.benchmark._cnn import equal_size
+    from jaxblt.training.finetune import finetune_recipe
+    from jaxblt.training.flops import count_params
+    from jaxblt.training.optimizer import AdamWConfig
+
+    run = jaxblt.load(base)
+    train = train_config(steps, data.seed, run.recipe.train.dtype)
+    optimizers = {
+        name: AdamWConfig(learning_rate=rate, warmup_steps=steps // 10) for name, rate in RATES.items()
     }
+    tuned = finetune_recipe(
+        base, data, name="finetuned", dropout=HEAD_DROPOUT, train=train, optimizer=optimizers["finetuned"]
+    )
+    alone = replace(tuned, name="bytes", init_from=None, fresh=(), optimizer=optimizers["bytes"])
+    cnn = replace(equal_size(count_params(run.params)[1], len(data.classes)), causal=False)
+    plain = replace(alone, name="cnn", model=cnn, optimizer=optimizers["cnn"])
+    return {"finetuned": tuned, "bytes": alone, "cnn": plain}
 
 
-def byte_model(dim: int, layers: int, outputs: int) -> Any:
-    """Hyena and attention in both directions over bytes and hashed n-grams of 2 and 3, and the mean of their states."""
+def byte_model(dim: int, layers: int) -> Any:
+    """Hyena and attention in both directions over bytes and hashed n-grams of 2 and 3."""
     from jaxblt.mixers import AttentionConfig
     from jaxblt.models import ByteLMConfig, HashConfig, StackConfig
-    from jaxblt.models.label_head import LabelHeadConfig
-    from jaxblt.models.labeller import LabellerConfig
 
     mixers = {"A": AttentionConfig(dim=dim, num_heads=max(dim // 64, 1))}
     stack = StackConfig(dim=dim, num_layers=layers, pattern="SSSA", mixers=mixers, dropout=0.2, causal=False)
-    base = ByteLMConfig(stack=stack, hash=HashConfig(sizes=(2, 3), table_size=16_384))
-    return LabellerConfig(base, LabelHeadConfig(outputs=outputs, dropout=0.3))
+    return ByteLMConfig(stack=stack, hash=HashConfig(sizes=(2, 3), table_size=16_384))
 
 
 def _score(data: "LabelledDataConfig", longest: int) -> list[tuple[str, dict[str, float]]]:

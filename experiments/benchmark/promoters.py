@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from experiments.benchmark._labelled import (
-    check_seeds,
     count_wins,
     data_of,
+    earlier_runs,
     new_folder,
     read_classes,
+    seeds_of,
     train,
     train_config,
     write_records,
@@ -36,6 +37,7 @@ def promoters(
     positive: tuple[str, ...] = ("Ecoli_prom",),
     negative: tuple[str, ...] = ("Ecoli_non_prom",),
     seeds: int = 3,
+    first_seed: int = 0,
     steps: int = 600,
     batch_size: int = 64,
     kmer: int = 5,
@@ -54,7 +56,8 @@ def promoters(
       out: file for the figures as JSON, written anew after each model.
       work: folder for tables and runs; it must be new.
       positive, negative: names of the files of promoters and of other sequences.
-      seeds: 0, 1, ... of so many.
+      seeds: how many, from `first_seed` on; runs of other seeds in `out` are kept.
+      first_seed: see there.
       steps: of each network.
       batch_size: rows of a batch.
       kmer: letters of the regression's longest words.
@@ -63,7 +66,7 @@ def promoters(
     """
     from experiments.benchmark._schema import save
 
-    check_seeds(seeds)
+    chosen = seeds_of(first_seed, seeds)
     root = new_folder(work)
     table = write_table(Path(folder), root / "records.csv", positive, negative)
     settings = {
@@ -77,9 +80,9 @@ def promoters(
         "settings": settings,
         "base_run": Path(base_run).name,
         "records": table,
-        "runs": [],
     }
-    for seed in range(seeds):
+    figures["runs"] = earlier_runs(out, figures, chosen)
+    for seed in chosen:
         data = data_of(root / "records.csv", seed, batch_size)
         recipes = networks(base_run, data, seed=seed, steps=steps, pool=pool, layer_decay=layer_decay)
         figures["runs"].append({"model": "kmers", "seed": seed, **_score_kmers(data, kmer)})

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.benchmark._labelled import data_of, read_classes
+from experiments.benchmark._labelled import data_of, earlier_runs, read_classes
 from experiments.benchmark._profiles import score_profiles
-from experiments.benchmark.families import MODELS, byte_model, families, write_table
+from experiments.benchmark.families import MODELS, families, write_table
 
 RESIDUES = "acdefghiklmnpqrstvwy"
 
@@ -72,10 +72,15 @@ def test_words_tell_superfamilies(tmp_path: Path) -> None:
     assert found["regression"]["accuracy"] > 0.9
 
 
-def test_the_byte_model_reads_both_directions() -> None:
-    config = byte_model(64, 4, 7)
-    assert not config.causal
-    assert config.head.outputs == 7
+def test_seeds_are_added_to_a_file(tmp_path: Path) -> None:
+    out, figures = tmp_path / "f.json", {"settings": {"seen": (1, 2)}}
+    assert earlier_runs(str(out), figures, range(1)) == []
+    out.write_text(json.dumps(figures | {"runs": [{"seed": 0}]}))
+    assert earlier_runs(str(out), figures, range(1, 3)) == [{"seed": 0}]
+    with pytest.raises(ValueError, match=r"runs of seeds \[0\] already"):
+        earlier_runs(str(out), figures, range(2))
+    with pytest.raises(ValueError, match="measured with other settings"):
+        earlier_runs(str(out), {"settings": {}}, range(1, 2))
 
 
 @pytest.mark.slow
@@ -97,4 +102,7 @@ def test_family_figures(tmp_path: Path) -> None:
     assert all({"accuracy", "mcc", "f1", "seconds"} <= set(run) for run in found["runs"])
     assert found["records"]["classes"] == 3
     sizes = {run["model"]: run.get("parameters_without_hash_tables") for run in found["runs"]}
+    assert sizes["finetuned"] == sizes["bytes"]
     assert sizes["cnn"] == pytest.approx(sizes["bytes"], rel=0.1)
+    read = (tmp_path / "work" / "base_0.fa").read_text().count(">")
+    assert 90 <= read <= 108  # of 120 domains those of neither validation nor test
