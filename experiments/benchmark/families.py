@@ -29,7 +29,7 @@ RATES = {"base": 1e-3, "finetuned": 5e-4, "bytes": 1e-3, "cnn": 1e-3}
 MODELS = ("nearest", "regression", "finetuned", "bytes", "cnn")
 LEVELS = {"fold": 2, "superfamily": 3, "family": 4}
 """Parts of SCOPe's class.fold.superfamily.family that name a class."""
-BUCKETS = (128, 256)
+BUCKETS = (256,)
 HEAD_DROPOUT = 0.3
 
 
