@@ -89,8 +89,15 @@ def train_config(steps: int, seed: int, dtype: Any) -> "TrainConfig":
     from jaxblt.training.recipe import TrainConfig
 
     often = max(steps // 20, 1)
-    every = {"log_every": often, "eval_every": often, "checkpoint_every": steps}
-    return TrainConfig(steps=steps, seed=seed, dtype=dtype, keep_best=1, **every)
+    return TrainConfig(
+        steps=steps,
+        seed=seed,
+        dtype=dtype,
+        log_every=often,
+        eval_every=often,
+        checkpoint_every=steps,
+        keep_best=1,
+    )
 
 
 def train(recipe: "Recipe", run_dir: Path, figures: Collection[str]) -> dict[str, Any]:

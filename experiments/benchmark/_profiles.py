@@ -71,7 +71,7 @@ def _nearest(x: Any, y: np.ndarray) -> Any:
     from sklearn.preprocessing import normalize
 
     classes = np.unique(y)
-    means = normalize(np.stack([np.asarray(x[y == c].mean(0))[0] for c in classes]))
+    means: Any = normalize(np.stack([np.asarray(x[y == c].mean(0))[0] for c in classes]))
     return lambda rows: classes[np.argmax(rows @ means.T, 1)]
 
 
