@@ -87,22 +87,15 @@ def test_seeds_are_added_to_a_file(tmp_path: Path) -> None:
 def test_family_figures(tmp_path: Path) -> None:
     out, work = tmp_path / "figures.json", str(tmp_path / "work")
     file = str(write_domains(tmp_path, 40))
-    options = {
-        "members": 5,
-        "seeds": 1,
-        "steps": 4,
-        "batch_size": 16,
-        "dim": 64,
-        "kmer": 2,
-        "dtype": "float32",
-    }
+    sizes = {"members": 5, "batch_size": 16, "dim": 64, "layers": 1, "kmer": 2, "dtype": "float32"}
+    options = sizes | {"seeds": 1, "base_steps": 2, "steps": 4}
     families(file, str(out), work, **options)
     found = json.loads(out.read_text())
     assert tuple(run["model"] for run in found["runs"]) == MODELS
     assert all({"accuracy", "mcc", "f1", "seconds"} <= set(run) for run in found["runs"])
     assert found["records"]["classes"] == 3
-    sizes = {run["model"]: run.get("parameters_without_hash_tables") for run in found["runs"]}
-    assert sizes["finetuned"] == sizes["bytes"]
-    assert sizes["cnn"] == pytest.approx(sizes["bytes"], rel=0.1)
+    found_sizes = {run["model"]: run.get("parameters_without_hash_tables") for run in found["runs"]}
+    assert found_sizes["finetuned"] == found_sizes["bytes"]
+    assert found_sizes["cnn"] == pytest.approx(found_sizes["bytes"], rel=0.1)
     read = (tmp_path / "work" / "base_0.fa").read_text().count(">")
     assert 90 <= read <= 108  # of 120 domains those of neither validation nor test
