@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxblt.data.permutation import permute
 
-_ROWS, _BATCHES, _SOURCES = 0, 1, 3  # domains of the random keys; the pipeline's strands take 2
+_ROWS, _BATCHES, STRANDS, _SOURCES = 0, 1, 2, 3  # domains of the random keys
 LEAST_BLOCK = 256
 """Samples among which sources are dealt, at least."""
 

@@ -83,7 +83,9 @@ def test_the_head_adds_what_comes_behind_what():
     behind = jnp.asarray([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
     params = {"outputs": {"kernel": jnp.ones((4, 2)), "bias": jnp.zeros(2)}, "transitions": behind}
     found = head.apply({"params": params}, x, jnp.full((1, 3), 9, jnp.int32), None)
-    assert np.asarray(found) == pytest.approx(np.asarray(x).sum(-1)[..., None, None] + np.asarray(behind), abs=1e-5)
+    assert np.asarray(found) == pytest.approx(
+        np.asarray(x).sum(-1)[..., None, None] + np.asarray(behind), abs=1e-5
+    )
 
 
 def test_a_chain_needs_its_head_and_whole_rows():
