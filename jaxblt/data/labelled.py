@@ -15,7 +15,7 @@ from jaxblt.data.dataset import Dataset, Row
 from jaxblt.data.packing import PackedIndex
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import Span, stream_ids, write_span
-from jaxblt.data.schedule import STRANDS, OnePass, Shuffled
+from jaxblt.data.schedule import STRANDS, EasyFirst, OnePass, Shuffled
 from jaxblt.data.sources import BytesSource, FastaSource, ReverseComplement
 from jaxblt.data.sources.files import expand
 from jaxblt.data.sources.labelled import (
@@ -65,6 +65,8 @@ class LabelledDataConfig:
       validation_paths, test_paths: files of the other parts, for "files".
       fractions: the shares of train, validation and test, for "hash".
       split_seed: of the hash.
+      easy_first: steps of a curriculum that begins with the shortest records and ends with all (`EasyFirst`); 0 for
+        none. It needs rows of one length.
       seed: picks the order of rows and the strands.
 
     Raises:
@@ -91,6 +93,7 @@ class LabelledDataConfig:
     test_paths: tuple[str, ...] = ()
     fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
     split_seed: int = 0
+    easy_first: int = 0
     seed: int = 0
 
     packing = "buckets"  # one record a row, with padding behind it
@@ -104,6 +107,11 @@ class LabelledDataConfig:
         check_bounds(self, "seq_len", "batch_size", "buckets", least=1)
         check_bounds(self, "max_tokens", least=self.seq_len, why=": a row of seq_len must fit")
         check_bounds(self, "seed", "split_seed", least=0, most=MOST_SEED)
+        check_bounds(self, "easy_first", least=0, why=": 0 orders nothing by length")
+        if self.easy_first and self.buckets:
+            raise ValueError(
+                f"easy_first = {self.easy_first} needs rows of one length, got buckets {self.buckets}: leave one out"
+            )
         check_bounds(self, "fractions", least=0, most=1)
         if abs(sum(self.fractions) - 1) > 1e-6:
             raise ValueError(f"LabelledDataConfig.fractions must sum to 1, got {self.fractions}")
@@ -250,7 +258,7 @@ def open_labelled(
     return LabelledDataset(
         config=config,
         mode=mode,
-        schedule=Shuffled(rows, sizes, config.seed) if mode == "train" else OnePass(rows, sizes),
+        schedule=_training_order(config, indexes, source) if mode == "train" else OnePass(rows, sizes),
         process_index=process_index,
         process_count=process_count,
         records=records,
@@ -258,6 +266,18 @@ def open_labelled(
         targets=read_targets(config, records),
         indexes=indexes,
     )
+
+
+def _training_order(
+    config: LabelledDataConfig, indexes: tuple[PackedIndex, ...], source: BytesSource
+) -> Shuffled | EasyFirst:
+    rows = tuple(len(index) for index in indexes)
+    sizes = tuple(config.rows_of(index.row_length) for index in indexes)
+    shuffled = Shuffled(rows, sizes, config.seed)
+    if not config.easy_first:
+        return shuffled
+    by_length = np.argsort(source.lengths[indexes[0].documents], kind="stable")
+    return EasyFirst(tuple(by_length.tolist()), sizes[0], config.easy_first, shuffled, config.seed)
 
 
 def read_targets(config: LabelledDataConfig, records: Sequence[LabelledRecord]) -> list[Any]:

@@ -240,6 +240,20 @@ def test_the_other_strand_is_read_with_its_labels(here):
     assert all(ids[1] - OFFSET == ord("A") for ids in plain.inputs)
 
 
+def test_short_records_come_first(here):
+    write_table()
+    made = make_dataset(replace(with_classes(config_of("r.csv")), easy_first=40), mode="train")
+    short, seen = np.sort(made.source.lengths) + 1, []
+    for step in range(40):
+        held = (made.batch(step).segment_ids > 0).sum(1)
+        most = int(np.ceil(len(short) * np.sqrt(0.01 + 0.99 * step / 40)))
+        assert held.max() <= short[most - 1]
+        seen += held.tolist()
+    assert max(seen[:8]) < max(seen)
+    with pytest.raises(ValueError, match=r"easy_first = 4 needs rows of one length, got buckets \(16,\)"):
+        config_of("r.csv", easy_first=4, buckets=(16,))
+
+
 def test_bad_configs_of_labelled_data(here):
     write_table()
     config = config_of("r.csv")
