@@ -22,7 +22,7 @@ from jaxblt.data.sources import DocumentSource
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.models.label_head import content
 from jaxblt.training.chain import viterbi
-from jaxblt.training.objectives import ClassifyChain, Regress
+from jaxblt.training.objectives import Regress
 from jaxblt.training.state import whole_params
 from jaxblt.training.step import Task, find_entropies
 
@@ -160,7 +160,7 @@ def _answers(
     finite = jnp.isfinite(logits)
     if finite.ndim >= 3:
         finite = jnp.all(finite, tuple(range(2, finite.ndim))) | (batch.segment_ids <= 0)
-    if isinstance(task.objective, ClassifyChain):
+    if logits.ndim == 4:  # potentials of a CRF
         likeliest = viterbi(logits, content(batch.inputs, batch.segment_ids))
         logits = jax.nn.one_hot(likeliest, logits.shape[-1], dtype=jnp.float32)
     finite = jnp.all(finite.reshape(len(finite), -1), 1)
