@@ -237,6 +237,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "max_tokens": (0, 1023, 1.5),
         "split": ("random",),
         "validation_paths": (("a.csv",),),
+        "easy_first": (-1, 1.5),
         "fractions": ((0.9, 0.2, 0.1), (0.5, 0.5), (NAN, 0.5, 0.5)),
         "split_seed": (-1,),
         "seed": (-1, 1.5),

@@ -16,6 +16,7 @@ BENCHMARKS = {
     "draw": "draw",
     "entropy": "entropy",
     "exchange": "benchmark",
+    "families": "families",
     "flex_attention": "benchmark",
     "generation": "benchmark",
     "kernels": "kernels",

@@ -1,13 +1,23 @@
 """Promoters told from other DNA: python -m experiments.benchmark promoters FOLDER --base-run runs/ecoli --out FILE."""
 
-import csv
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 import tyro
+
+from experiments.benchmark._labelled import (
+    count_wins,
+    data_of,
+    earlier_runs,
+    new_folder,
+    read_classes,
+    seeds_of,
+    train,
+    train_config,
+    write_records,
+)
 
 if TYPE_CHECKING:
     from jaxblt.data.labelled import LabelledDataConfig
@@ -16,6 +26,7 @@ if TYPE_CHECKING:
 FIGURES = ("accuracy", "mcc", "f1", "auroc", "auprc")
 RATES = {"finetuned": 3e-4, "probe": 1e-2, "cnn": 1e-3}
 """Peak learning rates."""
+MODELS = ("kmers", *RATES)
 
 
 def promoters(
@@ -26,6 +37,7 @@ def promoters(
     positive: tuple[str, ...] = ("Ecoli_prom",),
     negative: tuple[str, ...] = ("Ecoli_non_prom",),
     seeds: int = 3,
+    first_seed: int = 0,
     steps: int = 600,
     batch_size: int = 64,
     kmer: int = 5,
@@ -44,7 +56,8 @@ def promoters(
       out: file for the figures as JSON, written anew after each model.
       work: folder for tables and runs; it must be new.
       positive, negative: names of the files of promoters and of other sequences.
-      seeds: 0, 1, ... of so many.
+      seeds: how many, from `first_seed` on; runs of other seeds in `out` are kept.
+      first_seed: see there.
       steps: of each network.
       batch_size: rows of a batch.
       kmer: letters of the regression's longest words.
@@ -53,12 +66,8 @@ def promoters(
     """
     from experiments.benchmark._schema import save
 
-    if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {seeds}: each network is trained once a seed")
-    root = Path(work)
-    if root.exists():
-        raise FileExistsError(f"{work} is there already, and nothing is overwritten: choose another --work")
-    root.mkdir(parents=True)
+    chosen = seeds_of(first_seed, seeds)
+    root = new_folder(work)
     table = write_table(Path(folder), root / "records.csv", positive, negative)
     settings = {
         "steps": steps,
@@ -71,27 +80,18 @@ def promoters(
         "settings": settings,
         "base_run": Path(base_run).name,
         "records": table,
-        "runs": [],
     }
-    for seed in range(seeds):
-        data = _data(root / "records.csv", seed, batch_size)
+    figures["runs"] = earlier_runs(out, figures, chosen)
+    for seed in chosen:
+        data = data_of(root / "records.csv", seed, batch_size)
         recipes = networks(base_run, data, seed=seed, steps=steps, pool=pool, layer_decay=layer_decay)
         figures["runs"].append({"model": "kmers", "seed": seed, **_score_kmers(data, kmer)})
         for name, recipe in recipes.items():
-            found = train(recipe, root / f"{name}_{seed}")
+            found = train(recipe, root / f"{name}_{seed}", FIGURES)
             figures["runs"].append({"model": name, "seed": seed, **found})
-            figures["wins"] = count_wins(figures["runs"])
+            figures["wins"] = count_wins(figures["runs"], "finetuned", MODELS, "mcc")
             save("promoters", out, figures)
     return figures
-
-
-def count_wins(runs: list[dict[str, Any]]) -> int:
-    """Seeds of which all models were scored and the fine-tuned run has the largest MCC of all."""
-    by_seed: dict[int, dict[str, float]] = {}
-    for run in runs:
-        by_seed.setdefault(run["seed"], {})[run["model"]] = run["mcc"]
-    scored = [mcc for mcc in by_seed.values() if mcc.keys() == {"kmers", *RATES}]
-    return sum(all(mcc["finetuned"] > mcc[name] for name in mcc if name != "finetuned") for mcc in scored)
 
 
 def write_table(
@@ -108,16 +108,8 @@ def write_table(
         sides[label] = dict.fromkeys(bases.decode().upper() for _, bases in records)
     both = sides["promoter"].keys() & sides["other"].keys()
     rows = [(bases, label) for label, side in sides.items() for bases in side if bases not in both]
-    with out.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("sequence", "label"), *rows])
+    write_records(out, rows)
     return {label: sum(row[1] == label for row in rows) for label in sides}
-
-
-def _data(table: Path, seed: int, batch_size: int) -> "LabelledDataConfig":
-    from jaxblt.data.labelled import LabelledDataConfig, fitting_length, with_classes
-
-    data = LabelledDataConfig(paths=(str(table),), batch_size=batch_size, split_seed=seed, seed=seed)
-    return with_classes(replace(data, seq_len=fitting_length(data)))
 
 
 def networks(
@@ -129,19 +121,10 @@ def networks(
     from jaxblt.training.finetune import finetune_recipe
     from jaxblt.training.flops import count_params
     from jaxblt.training.optimizer import AdamWConfig
-    from jaxblt.training.recipe import Recipe, TrainConfig
+    from jaxblt.training.recipe import Recipe
 
     base = jaxblt.load(base_run)
-    often = max(steps // 20, 1)
-    train = TrainConfig(
-        steps=steps,
-        seed=seed,
-        dtype=base.recipe.train.dtype,
-        log_every=often,
-        eval_every=often,
-        checkpoint_every=steps,
-        keep_best=1,
-    )
+    train = train_config(steps, seed, base.recipe.train.dtype)
     optimizers = {
         name: AdamWConfig(learning_rate=rate, warmup_steps=steps // 10) for name, rate in RATES.items()
     }
@@ -168,32 +151,8 @@ def networks(
     return {"finetuned": tuned, "probe": probe, "cnn": cnn}
 
 
-def train(recipe: "Recipe", run_dir: Path) -> dict[str, Any]:
-    """Figures on the test split at the best validation accuracy, with seconds, compilation included, and parameters."""
-    import jaxblt
-    from jaxblt.training.flops import count_params
-    from jaxblt.training.loop import fit
-
-    begun = time.perf_counter()
-    fit(recipe, run_dir)
-    seconds = time.perf_counter() - begun
-    run = jaxblt.load(run_dir, step="best")
-    found = run.evaluate("test")
-    parameters = count_params(run.params)[0]
-    return {name: found[name] for name in FIGURES} | {
-        "parameters": parameters,
-        "seconds": seconds,
-        "best_step": run.step,
-    }
-
-
 def _score_kmers(data: "LabelledDataConfig", longest: int) -> dict[str, Any]:
     from experiments.benchmark._kmers import score_kmers
-    from jaxblt.data.labelled import read_parts, read_targets
 
     begun = time.perf_counter()
-    parts = {
-        name: ([record.sequence for record in records], np.array(read_targets(data, records)))
-        for name, records in read_parts(data).items()
-    }
-    return score_kmers(parts, longest) | {"seconds": time.perf_counter() - begun}
+    return score_kmers(read_classes(data), longest) | {"seconds": time.perf_counter() - begun}

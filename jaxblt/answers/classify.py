@@ -20,6 +20,8 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.sources import DocumentSource
 from jaxblt.models.finite import explain_nonfinite
+from jaxblt.models.label_head import content
+from jaxblt.training.chain import viterbi
 from jaxblt.training.objectives import Regress
 from jaxblt.training.state import whole_params
 from jaxblt.training.step import Task, find_entropies
@@ -143,7 +145,10 @@ def _named(data: LabelledDataConfig, numbers: np.ndarray) -> str:
 def _answers(
     task: Task, params: Any, frozen: Any, batch: Batch
 ) -> tuple[Float[Array, "B *N"], Bool[Array, "B"]]:
-    """Logits or numbers of rows, or logits of their positions, and whether those of each row are finite."""
+    """Logits or numbers of rows, or logits of their positions, and whether those of each row are finite.
+
+    For a CRF they are 1 for each position's class in the likeliest row and 0 for others.
+    """
     entropies = find_entropies(task, frozen, batch)
     logits, _ = task.model.apply(
         {"params": whole_params(params, frozen)},
@@ -153,8 +158,11 @@ def _answers(
         entropies=entropies,
     )
     finite = jnp.isfinite(logits)
-    if finite.ndim == 3:
-        finite |= (batch.segment_ids <= 0)[..., None]
+    if finite.ndim >= 3:
+        finite = jnp.all(finite, tuple(range(2, finite.ndim))) | (batch.segment_ids <= 0)
+    if logits.ndim == 4:  # potentials of a CRF
+        likeliest = viterbi(logits, content(batch.inputs, batch.segment_ids))
+        logits = jax.nn.one_hot(likeliest, logits.shape[-1], dtype=jnp.float32)
     finite = jnp.all(finite.reshape(len(finite), -1), 1)
     # An entropy of NaN cuts no patch, and the answers would hide it.
     return logits, finite if entropies is None else finite & jnp.all(jnp.isfinite(entropies), 1)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,10 +34,12 @@ class HeadOptions:
       pool: how states of bytes become one of the record: the one that has seen all of it (cls), their mean, their
         maximum, or a learned weighted mean (attention).
       dropout: share of the pooled channels that are dropped in training.
+      crf: for classes of positions, learn which class comes behind which (a linear-chain CRF).
     """
 
     pool: Literal["cls", "mean", "max", "attention"] = "mean"
     dropout: float = 0.0
+    crf: bool = False
 
 
 def parse_finetune(argv: Sequence[str]) -> tuple[Recipe, str, TrainOptions]:
@@ -64,7 +66,7 @@ def parse_finetune(argv: Sequence[str]) -> tuple[Recipe, str, TrainOptions]:
         mesh: MeshConfig = MeshConfig(),
         own: Annotated[TrainOptions, tyro.conf.arg(name="")] = TrainOptions(),
     ) -> tuple[Recipe, str, TrainOptions]:
-        options = {"pool": head.pool, "dropout": head.dropout, "freeze": freeze, "mesh": mesh, "name": name}
+        options = {**asdict(head), "freeze": freeze, "mesh": mesh, "name": name}
         optimizer = _fitting_warmup(optimizer, train.steps, rest)
         data = _fitting_data(data, base, rest)
         return finetune_recipe(base_run, data, optimizer=optimizer, train=train, **options), run_dir, own

@@ -12,7 +12,7 @@ from jaxblt.data.entropies import Entropies
 from jaxblt.data.history import History
 from jaxblt.data.iterator import BatchIterator
 from jaxblt.data.rows import empty_rows
-from jaxblt.data.schedule import Endless, Mixed, OnePass, Shuffled, Staged
+from jaxblt.data.schedule import EasyFirst, Endless, Mixed, OnePass, Shuffled, Staged
 
 Row = dict[str, np.ndarray]
 
@@ -35,7 +35,7 @@ class Dataset(ABC):
 
     config: Any
     mode: Literal["train", "eval"]
-    schedule: Shuffled | Mixed | Staged | OnePass | Endless
+    schedule: Shuffled | EasyFirst | Mixed | Staged | OnePass | Endless
     process_index: int = 0
     process_count: int = 1
     entropies: Entropies | None = None

@@ -13,9 +13,10 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.buckets import bucket, rows_within
 from jaxblt.data.dataset import Dataset, Row
 from jaxblt.data.packing import PackedIndex
+from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import Span, stream_ids, write_span
-from jaxblt.data.schedule import OnePass, Shuffled
-from jaxblt.data.sources import BytesSource, FastaSource
+from jaxblt.data.schedule import STRANDS, EasyFirst, OnePass, Shuffled
+from jaxblt.data.sources import BytesSource, FastaSource, ReverseComplement
 from jaxblt.data.sources.files import expand
 from jaxblt.data.sources.labelled import (
     FASTA,
@@ -52,6 +53,8 @@ class LabelledDataConfig:
       target: what a label is: a "class" of the record; a "number"; or for "positions" one character for each byte.
       classes: their names, which give classes their numbers; `with_classes` collects and sorts those of the files.
       soft_mask: "keep" lower-case letters of sequences or "upper" them.
+      reverse_complement: in training, a record of DNA is read from the other strand with probability 1/2; labels of
+        positions are turned round with it. For labels that do not depend on the strand.
       seq_len: positions in a row (T); the longest record and BOS must fit.
       batch_size: rows in a batch, over all processes.
       buckets: lengths of shorter rows.
@@ -62,7 +65,9 @@ class LabelledDataConfig:
       validation_paths, test_paths: files of the other parts, for "files".
       fractions: the shares of train, validation and test, for "hash".
       split_seed: of the hash.
-      seed: picks the order of rows.
+      easy_first: steps of a curriculum that begins with the shortest records and ends with all (`EasyFirst`); 0 for
+        none. It needs rows of one length.
+      seed: picks the order of rows and the strands.
 
     Raises:
       ValueError: an option is out of range, or two do not go together.
@@ -77,6 +82,7 @@ class LabelledDataConfig:
     target: Target = "class"
     classes: tuple[str, ...] = ()
     soft_mask: Literal["keep", "upper"] = "keep"
+    reverse_complement: bool = False
     seq_len: int = 1024
     batch_size: int = 32
     buckets: tuple[int, ...] = ()
@@ -87,6 +93,7 @@ class LabelledDataConfig:
     test_paths: tuple[str, ...] = ()
     fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
     split_seed: int = 0
+    easy_first: int = 0
     seed: int = 0
 
     packing = "buckets"  # one record a row, with padding behind it
@@ -100,6 +107,11 @@ class LabelledDataConfig:
         check_bounds(self, "seq_len", "batch_size", "buckets", least=1)
         check_bounds(self, "max_tokens", least=self.seq_len, why=": a row of seq_len must fit")
         check_bounds(self, "seed", "split_seed", least=0, most=MOST_SEED)
+        check_bounds(self, "easy_first", least=0, why=": 0 orders nothing by length")
+        if self.easy_first and self.buckets:
+            raise ValueError(
+                f"easy_first = {self.easy_first} needs rows of one length, got buckets {self.buckets}: leave one out"
+            )
         check_bounds(self, "fractions", least=0, most=1)
         if abs(sum(self.fractions) - 1) > 1e-6:
             raise ValueError(f"LabelledDataConfig.fractions must sum to 1, got {self.fractions}")
@@ -154,7 +166,12 @@ class LabelledDataset(Dataset):
     def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
         record = int(self.indexes[bucket].documents[number])
         span = Span(record, 0, int(self.source.lengths[record]) + 1, 0, 0)
-        write_span(row, stream_ids(self.source, record, span.start, span.stop), span, 1)
+        source = ReverseComplement(self.source) if self._flips(step, slot) else self.source
+        write_span(row, stream_ids(source, record, span.start, span.stop), span, 1)
+
+    def _flips(self, step: int, slot: int) -> bool:
+        wanted = self.config.reverse_complement and self.mode == "train"
+        return wanted and hash64(self.config.seed, STRANDS, step, slot, 0) % 2 == 1
 
     def record_numbers(self, step: int, slots: Sequence[int] | None = None) -> np.ndarray:
         """Int64[slots], the record in each of this process's rows, or in `slots`; -1 for an empty row."""
@@ -164,15 +181,17 @@ class LabelledDataset(Dataset):
         return np.array([-1 if n is None else index.documents[n] for n in numbers], np.int64)
 
     def batch(self, step: int, *, slots: Sequence[int] | None = None) -> Batch:
+        slots = self.slots(step) if slots is None else slots
         made = super().batch(step, slots=slots)
         numbers = self.record_numbers(step, slots)
         if self.config.target != "positions":
             kind = np.float32 if self.config.target == "number" else np.int32
             return replace(made, labels=np.array([0 if n < 0 else self.targets[n] for n in numbers], kind))
         labels = np.full(made.inputs.shape, UNLABELLED, np.int32)
-        for row, number in zip(labels, numbers, strict=True):
+        for row, number, slot in zip(labels, numbers, slots, strict=True):
             if number >= 0:
-                row[1 : 1 + len(self.targets[number])] = self.targets[number]
+                target = self.targets[number]
+                row[1 : 1 + len(target)] = target[::-1] if self._flips(step, slot) else target
         return replace(made, labels=labels)
 
 
@@ -239,7 +258,7 @@ def open_labelled(
     return LabelledDataset(
         config=config,
         mode=mode,
-        schedule=Shuffled(rows, sizes, config.seed) if mode == "train" else OnePass(rows, sizes),
+        schedule=_training_order(config, indexes, source) if mode == "train" else OnePass(rows, sizes),
         process_index=process_index,
         process_count=process_count,
         records=records,
@@ -247,6 +266,18 @@ def open_labelled(
         targets=read_targets(config, records),
         indexes=indexes,
     )
+
+
+def _training_order(
+    config: LabelledDataConfig, indexes: tuple[PackedIndex, ...], source: BytesSource
+) -> Shuffled | EasyFirst:
+    rows = tuple(len(index) for index in indexes)
+    sizes = tuple(config.rows_of(index.row_length) for index in indexes)
+    shuffled = Shuffled(rows, sizes, config.seed)
+    if not config.easy_first:
+        return shuffled
+    by_length = np.argsort(source.lengths[indexes[0].documents], kind="stable")
+    return EasyFirst(tuple(by_length.tolist()), sizes[0], config.easy_first, shuffled, config.seed)
 
 
 def read_targets(config: LabelledDataConfig, records: Sequence[LabelledRecord]) -> list[Any]:
@@ -304,7 +335,15 @@ def read_parts(config: LabelledDataConfig) -> dict[str, list[LabelledRecord]]:
       FileNotFoundError: a path names no file.
       ValueError: a bad row, which is named by file and line.
     """
-    options = {"classes": (), "seq_len": 1, "batch_size": 1, "buckets": (), "max_tokens": None, "seed": 0}
+    options = {
+        "classes": (),
+        "reverse_complement": False,
+        "seq_len": 1,
+        "batch_size": 1,
+        "buckets": (),
+        "max_tokens": None,
+        "seed": 0,
+    }
     named = (*config.paths, *config.validation_paths, *config.test_paths, config.labels, config.genome)
     files = expand([path for path in named if path is not None])
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)

@@ -16,14 +16,12 @@ from jaxblt.data.mixture import JoinedRows, JoinedSource
 from jaxblt.data.packing import pack
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import RowIndex, Span, pair_counts, stream_ids, write_span
-from jaxblt.data.schedule import Mixed, OnePass, Shuffled, Staged
+from jaxblt.data.schedule import STRANDS, Mixed, OnePass, Shuffled, Staged
 from jaxblt.data.sources import DocumentSource, Regions, ReverseComplement, document_ends
 from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import TaskDataConfig, open_task
 from jaxblt.data.vocab import OFFSET, PAD, VOCAB_SIZE
 from jaxblt.data.windows import WindowIndex
-
-_STRANDS = 2  # domain of the random key
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,7 +66,7 @@ class DocumentDataset(Dataset):
 
     def _flips(self, step: int, slot: int, k: int) -> bool:
         wanted = self.config.reverse_complement and self.mode == "train"
-        return wanted and hash64(self.config.seed, _STRANDS, step, slot, k) % 2 == 1
+        return wanted and hash64(self.config.seed, STRANDS, step, slot, k) % 2 == 1
 
     def _write(self, row: Row, span: Span, segment: int, *, flip: bool) -> None:
         if flip:  # the same bytes from the other strand

@@ -7,9 +7,9 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from jaxblt.data.permutation import permute
+from jaxblt.data.permutation import hash64, permute
 
-_ROWS, _BATCHES, _SOURCES = 0, 1, 3  # domains of the random keys; the pipeline's strands take 2
+_ROWS, _BATCHES, STRANDS, _SOURCES, _EASY = 0, 1, 2, 3, 4  # domains of the random keys
 LEAST_BLOCK = 256
 """Samples among which sources are dealt, at least."""
 
@@ -183,6 +183,45 @@ class Mixed:
     def _dealt(self, blocks: int) -> list[int]:
         """Samples of so many blocks that go to the first 0, 1, ... sources."""
         return [blocks * self._block * share.numerator // share.denominator for share in self._shares]
+
+
+LEAST_SHARE = 0.1
+"""Of the rows, the easiest, are read at the first step of a curriculum."""
+
+
+@dataclass(frozen=True)
+class EasyFirst:
+    """A curriculum: before step `until` rows are drawn from the easiest, of which there are more with each step.
+
+    At step k these are n √(s² + (1 - s²) k / until) rows, s = LEAST_SHARE (Platanios et al., 1903.09848, eq. 7). They
+    are drawn one by one, so a row may come twice before another comes once. From `until` on, `then` has its own order.
+
+    Attributes:
+      order: rows of the one bucket from easy to hard.
+      batch_size: rows in a batch (B).
+      until: steps of the curriculum.
+      then: the order behind it.
+      seed: picks the rows.
+    """
+
+    order: tuple[int, ...]
+    batch_size: int
+    until: int
+    then: Shuffled
+    seed: int
+
+    def place(self, step: int) -> Place:
+        if step < self.until:
+            return Place(0, step * self.batch_size)
+        return Place(0, self.until * self.batch_size + self.then.place(step - self.until).sample)
+
+    def row(self, place: Place, slot: int) -> int:
+        begun = self.until * self.batch_size
+        if place.sample >= begun:
+            return self.then.row(Place(0, place.sample - begun), slot)
+        share = LEAST_SHARE**2 + (1 - LEAST_SHARE**2) * (place.sample / begun)
+        most = math.ceil(len(self.order) * math.sqrt(share))
+        return self.order[hash64(self.seed, _EASY, place.sample + slot) % most]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.data.vocab import OFFSET
-from jaxblt.layers import Linear
+from jaxblt.layers import Linear, named
 from jaxblt.models.pooling import AttentionPool, pool
 from jaxblt.validation import check_bounds, check_fields
 
@@ -23,16 +23,23 @@ class LabelHeadConfig:
       pool: of a row's states: "mean" or "max" over its bytes, a learned weighted mean ("attention"), or "cls": the one
         state that has seen the whole record, that of BOS in bidirectional models and of the last byte in causal ones.
       dropout: share of the pooled states' channels that are dropped in training.
+      crf: for "positions", learn scores of a class behind another, which make a row a linear-chain CRF.
     """
 
     target: Literal["class", "number", "positions"] = "class"
     outputs: int = 2
     pool: Literal["cls", "mean", "max", "attention"] = "mean"
     dropout: float = 0.0
+    crf: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "dropout", least=0, below=1, why=": it is a share")
+        if self.crf and self.target != "positions":
+            raise ValueError(
+                f"LabelHeadConfig.crf scores a byte's class behind another, and target is {self.target!r}: set "
+                "target='positions', or crf=False"
+            )
         if self.target == "number" and self.outputs != 1:
             raise ValueError(f"LabelHeadConfig.outputs must be 1 for a number, got {self.outputs}")
         if self.target != "number":
@@ -47,6 +54,9 @@ def content(ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None) -> Bo
 class LabelHead(nn.Module):
     """pool(x) W + b, or x W + b at every byte, in fp32.
 
+    With a CRF the answer at a byte is φ[i, j] = (x W + b)[j] + A[i, j], the score of class j behind class i, in fp32.
+    The last row of A, i = C, is for a record's first byte (`jaxblt.training.chain`).
+
     Attributes:
       config: of the head.
       causal: whether the states are of a causal model.
@@ -60,8 +70,8 @@ class LabelHead(nn.Module):
     @nn.compact
     def __call__(
         self, x: Float[Array, "B T D"], ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None
-    ) -> Float[Array, "B C"] | Float[Array, "B T C"]:
-        """Logits of classes, or numbers.
+    ) -> Float[Array, "B C"] | Float[Array, "B T C"] | Float[Array, "B T S C"]:
+        """Logits of classes, or numbers, or potentials of a CRF.
 
         Args:
           x: states of the bytes.
@@ -72,7 +82,7 @@ class LabelHead(nn.Module):
         if config.target != "positions":
             x = self._pooled(x, ids, segment_ids)
         x = nn.Dropout(config.dropout, deterministic=not self.has_rng("dropout"))(x)
-        return Linear(
+        logits = Linear(
             "...d,dc->...c",
             {"c": config.outputs},
             ("embed", None),
@@ -81,6 +91,11 @@ class LabelHead(nn.Module):
             accumulate=jnp.float32,
             name="outputs",
         )(x)
+        if not config.crf:
+            return logits
+        init: Any = named(nn.initializers.zeros, None, None)
+        behind = self.param("transitions", init, (config.outputs + 1, config.outputs), jnp.float32)
+        return logits[:, :, None] + behind[None, None]
 
     def _pooled(
         self, x: Float[Array, "B T D"], ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None

@@ -119,7 +119,7 @@ class Labeller(NoDecoding, nn.Module):
         entropies: Float[Array, "B T"] | None = None,
         patches: Patches | None = None,
     ) -> tuple[Float[Array, "B *N"], Patches | None]:
-        """Logits [B, C] of rows, or [B, T, C] of bytes, in fp32, and the patches; see `LanguageModel`."""
+        """Logits [B, C] of rows or [B, T, C] of bytes, or potentials of a CRF, in fp32, and the patches."""
         options = {"segment_ids": segment_ids, "positions": positions}
         states, patches = self.base.hidden(ids, **options, entropies=entropies, patches=patches)
         return self.label_head(states, ids, segment_ids), patches

@@ -7,7 +7,7 @@ from jaxblt.data.labelled import LabelledDataConfig, number_statistics, with_cla
 from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.labeller import HEAD, LabellerConfig
 from jaxblt.parallel.mesh import MeshConfig
-from jaxblt.training.objectives import Classify, ClassifyPositions, Regress
+from jaxblt.training.objectives import Classify, ClassifyChain, ClassifyPositions, Regress
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.optimizers import Optimizer
 from jaxblt.training.recipe import Recipe, TrainConfig
@@ -25,6 +25,7 @@ def finetune_recipe(
     name: str = "finetuned",
     pool: Literal["cls", "mean", "max", "attention"] = "mean",
     dropout: float = 0.0,
+    crf: bool = False,
     freeze: tuple[str, ...] = (),
     optimizer: Optimizer = OPTIMIZER,
     train: TrainConfig = TRAIN,
@@ -39,7 +40,7 @@ def finetune_recipe(
       base_run: folder of the run to start from.
       data: the records; its `target` decides head and objective.
       name: of the run.
-      pool, dropout: of the head, see `LabelHeadConfig`.
+      pool, dropout, crf: of the head, see `LabelHeadConfig`.
       freeze: patterns of parameters that are not trained; ("embedding/*", "stack/*") leaves a ByteLM's head and norm.
       optimizer: and its schedule; `layer_decay` gives lower layers lower rates.
       train: length, precision, evaluations.
@@ -52,14 +53,14 @@ def finetune_recipe(
     base = read_resolved(base_run).recipe
     data = with_classes(data)
     outputs = 1 if data.target == "number" else len(data.classes)
-    head = LabelHeadConfig(target=data.target, outputs=outputs, pool=pool, dropout=dropout)
+    head = LabelHeadConfig(target=data.target, outputs=outputs, pool=pool, dropout=dropout, crf=crf)
     under = base.model.base if isinstance(base.model, LabellerConfig) else base.model
     model = LabellerConfig(under, head)
     return Recipe(
         name=name,
         model=model,
         data=data,
-        objective=_objective(data, model.causal),
+        objective=_objective(data, model.causal, crf),
         optimizer=optimizer,
         train=train,
         mesh=mesh,
@@ -73,10 +74,12 @@ def finetune_recipe(
     )
 
 
-def _objective(data: LabelledDataConfig, causal: bool) -> Classify | ClassifyPositions | Regress:
+def _objective(
+    data: LabelledDataConfig, causal: bool, crf: bool
+) -> Classify | ClassifyPositions | ClassifyChain | Regress:
     if data.target == "class":
         return Classify(causal)
     if data.target == "positions":
-        return ClassifyPositions(causal)
+        return ClassifyChain(causal) if crf else ClassifyPositions(causal)
     center, scale = number_statistics(data)
     return Regress(causal, center, scale)

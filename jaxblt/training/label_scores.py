@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from scipy import stats
 
 from jaxblt.data.batch import Batch
+from jaxblt.training.chain import log_partition, path_score, viterbi
 from jaxblt.training.metrics import cross_entropy
 
 
@@ -105,6 +106,25 @@ class PositionScores:
         return class_figures(sums)
 
 
+class ChainScores(PositionScores):
+    """As `PositionScores`, of a linear-chain CRF: loss is the mean of -log p(row of classes) over its positions.
+
+    Predictions are those of the likeliest row, by Viterbi's algorithm (`jaxblt.training.chain`).
+    """
+
+    def sums(self, logits: Float[Array, "B T S C"], batch: Batch) -> Sums:
+        """As of `PositionScores`, from the chain's potentials."""
+        assert batch.labels is not None
+        asked, labels = _asked(batch), jnp.maximum(batch.labels, 0)
+        there = asked > 0
+        loss = log_partition(logits, there) - path_score(logits, labels, there)
+        return {
+            "loss": jnp.sum(loss),
+            "weight": jnp.sum(asked),
+            CONFUSION: confusion(labels, viterbi(logits, there), asked, logits.shape[-1]),
+        }
+
+
 class NumberScores:
     """Scores of an objective that asks for a number a row, `batch.labels`.
 
@@ -152,15 +172,21 @@ class NumberScores:
 
 def class_sums(logits: Float[Array, "*N C"], labels: Int[Array, "*N"], weights: Float[Array, "*N"]) -> Sums:
     """Loss, weight, and Float[C, C] weights by label and prediction."""
-    kinds = logits.shape[-1]
-    chosen = jax.nn.one_hot(jnp.argmax(logits, -1), kinds, dtype=jnp.float32)
-    asked = jax.nn.one_hot(labels, kinds, dtype=jnp.float32) * weights[..., None]
     return {
         "loss": jnp.sum(cross_entropy(logits, labels) * weights),
         "weight": jnp.sum(weights),
-        # products of 0 and 1 are exact in any precision, their sums are not
-        CONFUSION: jnp.einsum("...i,...j->ij", asked, chosen, precision=jax.lax.Precision.HIGHEST),
+        CONFUSION: confusion(labels, jnp.argmax(logits, -1), weights, logits.shape[-1]),
     }
+
+
+def confusion(
+    labels: Int[Array, "*N"], predicted: Int[Array, "*N"], weights: Float[Array, "*N"], kinds: int
+) -> Float[Array, "C C"]:
+    """Weights by label and prediction."""
+    chosen = jax.nn.one_hot(predicted, kinds, dtype=jnp.float32)
+    asked = jax.nn.one_hot(labels, kinds, dtype=jnp.float32) * weights[..., None]
+    # products of 0 and 1 are exact in any precision, their sums are not
+    return jnp.einsum("...i,...j->ij", asked, chosen, precision=jax.lax.Precision.HIGHEST)
 
 
 def class_figures(sums: Mapping[str, Any]) -> dict[str, Any]:

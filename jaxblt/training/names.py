@@ -12,6 +12,7 @@ NAMES = {
     "span": "jaxblt.training.objectives:Span",
     "classify": "jaxblt.training.objectives:Classify",
     "classify_positions": "jaxblt.training.objectives:ClassifyPositions",
+    "classify_chain": "jaxblt.training.objectives:ClassifyChain",
     "regress": "jaxblt.training.objectives:Regress",
     "order_agnostic": "jaxblt.training.objectives:OrderAgnostic",
     "data": "jaxblt.data.config:DataConfig",

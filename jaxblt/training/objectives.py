@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import BOE, OFFSET, VOCAB_SIZE
-from jaxblt.training.label_scores import LabelScores, NumberScores, PositionScores
+from jaxblt.training.label_scores import ChainScores, LabelScores, NumberScores, PositionScores
 from jaxblt.training.scores import IdScores
 from jaxblt.validation import check_bounds, check_fields
 
@@ -147,6 +147,16 @@ class ClassifyPositions(PositionScores):
 
 
 @dataclass(frozen=True)
+class ClassifyChain(ChainScores):
+    """Predict `batch.labels` as `ClassifyPositions` does, with a model whose answers are the potentials of a CRF."""
+
+    causal: bool = True
+
+    def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
+        return _labelled(self, batch)
+
+
+@dataclass(frozen=True)
 class Regress(NumberScores):
     """Predict `batch.labels`, a number for each row, with a model that answers with one: least squares.
 
@@ -172,7 +182,7 @@ def _labelled(objective: Any, batch: Batch) -> Batch:
     return batch
 
 
-Objective = NextByte | Masked | Span | OrderAgnostic | Classify | ClassifyPositions | Regress
+Objective = NextByte | Masked | Span | OrderAgnostic | Classify | ClassifyPositions | ClassifyChain | Regress
 """What a model is trained for: every objective that a recipe can name."""
 
 

@@ -12,7 +12,7 @@ from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
-from jaxblt.training.objectives import NextByte, Objective
+from jaxblt.training.objectives import ClassifyChain, NextByte, Objective
 from jaxblt.training.optimizers import AdamWConfig, Optimizer
 from jaxblt.training.packing import align, take_back_promises
 from jaxblt.training.schedule import make_schedule
@@ -173,6 +173,7 @@ class Recipe:
         _check_patcher(self)
         _check_layout(self)
         _check_base(self)
+        _check_chain(self)
         _settle_rows(self)
 
     def to_json(self) -> str:
@@ -275,6 +276,18 @@ def _check_base(recipe: Recipe) -> None:
             f"also_train={recipe.also_train} is trained over a frozen base, and base_run is None: every parameter is "
             "trained without one"
         )
+
+
+def _check_chain(recipe: Recipe) -> None:
+    """A CRF's loss needs the potentials that its head gives, and reads rows from one end to the other."""
+    crf = getattr(getattr(recipe.model, "head", None), "crf", False)
+    if crf != isinstance(recipe.objective, ClassifyChain):
+        raise ValueError(
+            f"model.head.crf is {crf} and the objective is {type(recipe.objective).__name__}: objective ClassifyChain "
+            "and head.crf=True go together"
+        )
+    if crf and recipe.mesh.seq != 1:
+        raise ValueError(f"a CRF reads whole rows, and mesh.seq is {recipe.mesh.seq}: set it to 1")
 
 
 def differences(old: Any, new: Any, where: str = "recipe") -> list[str]:

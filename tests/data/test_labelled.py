@@ -217,6 +217,43 @@ def test_bad_rows_are_named_by_file_and_line(here, case):
     assert "\n" not in str(caught.value)
 
 
+def test_the_other_strand_is_read_with_its_labels(here):
+    """In training alone, half of the rows; the class of each letter below is told by its complement's."""
+    write("p.csv", "sequence,label\n" + "".join(f"{'ACGT' * k}GA,{'acgt' * k}ga\n" for k in range(1, 7)))
+    files = {"target": "positions", "split": "files", "seq_len": 32}
+    config = with_classes(replace(config_of("p.csv", **files), reverse_complement=True))
+    made = make_dataset(config, mode="train")
+    complement, flipped = dict(zip("acgt", "TGCA", strict=True)), []
+    for step in range(16):
+        batch = made.batch(step)
+        for ids, labels in zip(batch.inputs, batch.labels, strict=True):
+            held = labels != UNLABELLED
+            read = bytes((ids[held] - OFFSET).astype(np.uint8)).decode()
+            said = [config.classes[i] for i in labels[held]]
+            flipped.append(read.startswith("TC"))
+            assert read == "".join(complement[c] if flipped[-1] else c.upper() for c in said)
+        again = made.batch(step, slots=[1])
+        assert np.array_equal(again.inputs[0], batch.inputs[1])
+        assert np.array_equal(again.labels[0], batch.labels[1])
+    assert 0.3 < np.mean(flipped) < 0.7
+    plain = make_dataset(config, mode="eval").batch(0)
+    assert all(ids[1] - OFFSET == ord("A") for ids in plain.inputs)
+
+
+def test_short_records_come_first(here):
+    write_table()
+    made = make_dataset(replace(with_classes(config_of("r.csv")), easy_first=40), mode="train")
+    short, seen = np.sort(made.source.lengths) + 1, []
+    for step in range(40):
+        held = (made.batch(step).segment_ids > 0).sum(1)
+        most = int(np.ceil(len(short) * np.sqrt(0.01 + 0.99 * step / 40)))
+        assert held.max() <= short[most - 1]
+        seen += held.tolist()
+    assert max(seen[:8]) < max(seen)
+    with pytest.raises(ValueError, match=r"easy_first = 4 needs rows of one length, got buckets \(16,\)"):
+        config_of("r.csv", easy_first=4, buckets=(16,))
+
+
 def test_bad_configs_of_labelled_data(here):
     write_table()
     config = config_of("r.csv")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxblt.data.schedule import OnePass, Shuffled
+from jaxblt.data.schedule import LEAST_SHARE, EasyFirst, OnePass, Shuffled
 
 row_counts = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 
@@ -65,3 +65,18 @@ def test_one_pass_ends():
     for step in (-1, 3):
         with pytest.raises(IndexError, match=f"step {step} does not exist: one pass has 3 batches"):
             OnePass((5,), 2).place(step)
+
+
+def test_a_curriculum_begins_with_the_easiest_rows_and_ends_with_all():
+    order = tuple(reversed(range(100)))
+    schedule = EasyFirst(order, 8, 50, Shuffled((100,), 8, 0), 0)
+    hardest = []
+    for step in range(50):
+        place = schedule.place(step)
+        hardest.append(max(order.index(schedule.row(place, slot)) for slot in range(8)))
+        allowed = 100 * (LEAST_SHARE**2 + (1 - LEAST_SHARE**2) * step / 50) ** 0.5
+        assert hardest[-1] < allowed + 1
+    assert hardest[0] < 10
+    assert max(hardest[40:]) > 80
+    behind = [schedule.row(schedule.place(50 + i), slot) for i in range(25) for slot in range(8)]
+    assert sorted(behind[:100]) == sorted(behind[100:]) == list(range(100))

@@ -11,7 +11,8 @@ import pytest
 
 from experiments.benchmark._cnn import equal_size
 from experiments.benchmark._kmers import count_kmers, score_kmers
-from experiments.benchmark.promoters import count_wins, promoters, write_table
+from experiments.benchmark._labelled import count_wins
+from experiments.benchmark.promoters import MODELS, promoters, write_table
 from jaxblt.training.flops import count_params
 from tests.finetuning import records, write_base
 
@@ -59,7 +60,8 @@ def test_a_win_is_over_all_others() -> None:
         mcc = {"kmers": 0.5, "finetuned": finetuned, "probe": 0.4, "cnn": 0.6}
         return [{"seed": seed, "model": name, "mcc": value} for name, value in mcc.items()]
 
-    assert count_wins([*runs(0, 0.7), *runs(1, 0.55), *runs(2, 0.9)[:3]]) == 1
+    found = [*runs(0, 0.7), *runs(1, 0.55), *runs(2, 0.9)[:3]]
+    assert count_wins(found, "finetuned", MODELS, "mcc") == 1
 
 
 @pytest.mark.slow

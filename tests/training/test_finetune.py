@@ -181,13 +181,13 @@ def test_bad_command_lines_of_finetune(capsys):
 
 
 @pytest.mark.slow(weekly=1)
-@pytest.mark.parametrize("target", ["number", "positions"])
-def test_numbers_and_positions_are_learned_too(target, tmp_path):
+@pytest.mark.parametrize(("target", "crf"), [("number", False), ("positions", False), ("positions", True)])
+def test_numbers_and_positions_are_learned_too(target, crf, tmp_path):
     """Length as a number; each letter as its own class."""
     found = records(count=64)
     rows = [f"{s},{len(s) if target == 'number' else s.lower()}\n" for _, s, _ in found]
     Path(tmp_path / "r.csv").write_text("sequence,label\n" + "".join(rows))
-    recipe = finetune_recipe(BASE_RUN, data_of(tmp_path / "r.csv", target), pool="attention")
+    recipe = finetune_recipe(BASE_RUN, data_of(tmp_path / "r.csv", target), pool="attention", crf=crf)
     validation = fit(short(recipe), tmp_path / "run").validation
     answers = jaxblt.load(tmp_path / "run").classify([found[0][1]])
     answers.to_tsv(tmp_path / "p.tsv")
