@@ -17,6 +17,7 @@ BENCHMARKS = {
     "entropy": "entropy",
     "exchange": "benchmark",
     "flex_attention": "benchmark",
+    "gap_recall": "gap_recall",
     "generation": "benchmark",
     "kernels": "kernels",
     "packed_ring": "benchmark",

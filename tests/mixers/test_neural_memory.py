@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +82,24 @@ def test_metrics_tell_of_writes() -> None:
     assert 0.1 < found["memory_surprise"] < 2  # values have length 1
     assert 0 < found["memory_momentum"] < 2
     assert_close(y[0], subject.run(ids=np.asarray(ids)), n=subject.length * 8)
+
+
+def test_four_layers_stay_finite_over_a_hundred_times_the_length() -> None:
+    """Of equal tokens, so that all keys are equal, and of drawn ones; theta, eta and 1 - alpha are 1."""
+    config = titan("mag", dim=16, num_layers=4, window=4, chunk_size=4, num_heads=2, mlp_dim=0)
+    module, ids = config.build(), jnp.asarray(np.random.default_rng(0).integers(0, 260, (2, 1600)), jnp.int32)
+    params = jax.jit(lambda: nn.meta.unbox(module.init(jax.random.key(0), ids[:, :16])["params"]))()
+
+    def opened(path: Any, leaf: Any) -> Any:
+        if [part.key for part in path][-2:] != ["gates", "bias"]:
+            return leaf
+        return jnp.broadcast_to(jnp.asarray([50.0, 50.0, -50.0]), leaf.shape)
+
+    params = jax.tree_util.tree_map_with_path(opened, params)
+    logits, _ = jax.jit(lambda p, x: module.apply({"params": p}, x))(params, ids.at[0].set(7))
+    assert np.all(np.isfinite(logits))
+    gradients = jax.jit(jax.grad(lambda p, x: module.apply({"params": p}, x)[0].sum()))(params, ids[:, :128])
+    assert all(np.all(np.isfinite(g)) for g in jax.tree.leaves(gradients))
 
 
 def test_heads_that_do_not_divide_the_devices_are_refused() -> None:
