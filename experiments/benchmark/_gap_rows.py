@@ -28,7 +28,7 @@ def draw_rows(task: GapRecall, key: Array, gaps: Int[Array, "B"], length: int) -
     stream = 2 * task.symbols + jax.random.randint(parts[3], (count, length), 0, task.fillers)
     shown, row = 2 * task.pairs, jnp.arange(count)[:, None]
     stream = stream.at[:, 0:shown:2].set(keys).at[:, 1:shown:2].set(task.symbols + values)
-    places = shown + gaps[:, None] + jnp.arange(task.pairs)
+    places = shown + gaps[:, None] + jnp.arange(task.pairs)[None]
     stream = stream.at[row, places].set(jnp.take_along_axis(keys, order, 1))
     answers = task.symbols + jnp.take_along_axis(values, order, 1)
     targets = jnp.zeros_like(stream).at[row, places].set(answers)
