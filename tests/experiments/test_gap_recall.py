@@ -17,6 +17,7 @@ from experiments.benchmark.gap_recall import MEMORIES, STEPS_A_CALL, Settings, g
 from jaxblt.data.vocab import OFFSET
 from jaxblt.evaluation.tasks import GapRecall
 from jaxblt.training.flops import count_params
+from tests.parameters import drawn
 
 TASK = GapRecall(symbols=10, fillers=4, pairs=3)
 TINY = Settings(
@@ -70,16 +71,13 @@ def test_models_are_of_one_size() -> None:
     assert max(sizes) < 1.02 * min(sizes)
 
 
+@pytest.mark.slow(weekly=1, group="memories without reads")
 @pytest.mark.parametrize("name", MEMORIES)
 def test_off_is_blind_beyond_the_windows(name: str) -> None:
     """A token beyond the reach of windows changes the last logits only if reads are not held at zero."""
     model = model_of(name, TINY, TINY.task.vocab_size, 8)
     module, ids = model.build(), jnp.arange(16, dtype=jnp.int32)[None] % 8 + OFFSET
-    params = nn.meta.unbox(jax.jit(module.init)(jax.random.key(0), ids)["params"])
-    # M2 starts at zero, and then a memory gives nothing back yet.
-    params = jax.tree.map(
-        lambda leaf: leaf + 0.1 * jnp.cos(jnp.arange(leaf.size).reshape(leaf.shape)), params
-    )
+    params = drawn(module, ids)["params"]
     last = jax.jit(lambda params, ids: module.apply({"params": params}, ids)[0][0, -1])
 
     def moves(mask: Any) -> float:
