@@ -23,7 +23,10 @@ PATTERNS = {
 }
 """Stacks: three with a memory, attention over a window, modal Hyena, Gated DeltaNet, full attention."""
 
-READS = {"mac": ("context_key", "context_value", "gate_query"), "mag": ("memory", "readout", "out")}
+READS: dict[str, tuple[str, ...]] = {
+    "mac": ("context_key", "context_value", "gate_query"),
+    "mag": ("memory", "readout", "out"),
+}
 """Parameters that a read of the memory passes, held at zero to hide it: MAG and MAL then add zeros.
 
 MAC attends to keys and values of zero, and has a gate of one half.

@@ -36,10 +36,10 @@ def draw_rows(task: GapRecall, key: Array, gaps: Int[Array, "B"], length: int) -
     return Rows(stream + OFFSET, targets + OFFSET, scored)
 
 
-def draw_gaps(key: Array, count: int, most: int) -> Int[Array, "B"]:
-    """Gaps of 1 to `most`, of which short ones are more frequent: their logarithms are spread evenly."""
-    spread = jax.random.uniform(key, (count,), jnp.float32) * math.log(most + 1)
-    return jnp.clip(jnp.exp(spread).astype(jnp.int32), 1, most)
+def draw_gaps(key: Array, count: int, least: int, most: int) -> Int[Array, "B"]:
+    """Gaps of `least` to `most`, of which short ones are more frequent: their logarithms are spread evenly."""
+    spread = jax.random.uniform(key, (count,), jnp.float32) * math.log((most + 1) / least)
+    return jnp.clip((least * jnp.exp(spread)).astype(jnp.int32), least, most)
 
 
 def wilson(right: int, asked: int, z: float = 1.96) -> tuple[float, float]:

@@ -30,6 +30,8 @@ class Settings:
       dim, layers, heads: of the models.
       window: steps that attention sees; MAG's sees at least a chunk.
       chunk: tokens from one update of a memory to the next.
+      shortest: fillers of the shortest gap of training. A memory holds nothing of a chunk that has not ended, so chunks
+        of different lengths compare at gaps beyond the longest of them.
       trained: longest gap of each stage of training; all stages have as many steps.
       tested: gaps that are tested.
       tokens: of a batch.
@@ -47,10 +49,11 @@ class Settings:
     heads: int = 2
     window: int = 32
     chunk: int = 32
+    shortest: int = 1
     trained: tuple[int, ...] = (4, 16)
     tested: tuple[int, ...] = (4, 16, 64)
     tokens: int = 65_536
-    steps: int = 2000
+    steps: int = 1200
     learning_rate: float = 2e-3
     test_rows: int = 256
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -59,10 +62,16 @@ class Settings:
         check_fields(self)
         check_bounds(self, "symbols", "fillers", "window", least=2)
         check_bounds(self, "pairs", "dim", "layers", "heads", "chunk", "tokens", "test_rows", least=1)
+        check_bounds(self, "shortest", least=1)
         check_bounds(self, "learning_rate", above=0)
         if not self.trained or not self.tested or min(self.trained + self.tested) < 1:
             raise ValueError(
                 f"trained and tested must be multiples of the reach from 1, got {self.trained} and {self.tested}"
+            )
+        if self.shortest > min(self.trained) * self.reach:
+            raise ValueError(
+                f"shortest must be at most {min(self.trained)} x {self.reach}, the longest gap of a stage, got "
+                f"{self.shortest}"
             )
         calls, rest = divmod(self.steps, STEPS_A_CALL * len(self.trained))
         if rest or not calls:
@@ -194,7 +203,9 @@ def compile_model(model: "ByteLMConfig", settings: Settings) -> Programs:
         def step(held: Any, key: Any, carried: Any, number: Any) -> tuple[Any, Any]:
             params, state = carried
             drawn, gaps = jax.random.split(jax.random.fold_in(key, number))
-            batch = draw_rows(task, drawn, draw_gaps(gaps, count, multiple * settings.reach), length)
+            batch = draw_rows(
+                task, drawn, draw_gaps(gaps, count, settings.shortest, multiple * settings.reach), length
+            )
             (_, right), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch)
             gradients = jax.tree.map(jnp.multiply, gradients, held)
             updates, state = optimizer.update(gradients, state, params)

@@ -51,10 +51,10 @@ def test_rows_ask_for_the_values_of_their_keys() -> None:
         assert ((rest >= 20) & (rest < 24)).all()
 
 
-def test_gaps_reach_from_one_to_the_longest() -> None:
-    gaps = np.asarray(draw_gaps(jax.random.key(0), 4000, 100))
-    assert (gaps.min(), gaps.max()) == (1, 100)
-    assert np.mean(gaps <= 10) == pytest.approx(np.log(11) / np.log(101), abs=0.03)
+def test_gaps_reach_from_the_shortest_to_the_longest() -> None:
+    gaps = np.asarray(draw_gaps(jax.random.key(0), 4000, 2, 100))
+    assert (gaps.min(), gaps.max()) == (2, 100)
+    assert np.mean(gaps <= 10) == pytest.approx(np.log(11 / 2) / np.log(101 / 2), abs=0.03)
 
 
 def test_wilson_intervals() -> None:
@@ -106,6 +106,7 @@ def test_figures(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"steps": 75}, "steps must be a multiple of 50 for each of 1 stages, got 75"),
+        ({"shortest": 4}, "shortest must be at most 1 x 3, the longest gap of a stage, got 4"),
         ({"tested": ()}, "must be multiples of the reach from 1"),
     ],
 )
