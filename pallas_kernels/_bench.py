@@ -73,7 +73,8 @@ def run_plan(plan: Plan, ceilings: Ceilings, key: PRNGKeyArray) -> dict[str, Any
             result = compare(case, plain)
             sides = {side.name.split()[0]: _figures(side) for side in (result.first, result.second)}
             ratio = {"value": result.ratio, "low": result.low, "high": result.high}
-            found["passes"].append({"pass": name, "floor": floor, "seconds": sides, "time_over_plain": ratio})
+            given = {"pass": name, "flops": work.flops, "floor": floor}
+            found["passes"].append({**given, "seconds": sides, "time_over_plain": ratio})
     return found
 
 

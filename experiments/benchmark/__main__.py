@@ -18,6 +18,7 @@ BENCHMARKS = {
     "exchange": "benchmark",
     "families": "families",
     "flex_attention": "benchmark",
+    "gap_recall": "gap_recall",
     "generation": "benchmark",
     "kernels": "kernels",
     "packed_ring": "benchmark",

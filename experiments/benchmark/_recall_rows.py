@@ -25,10 +25,10 @@ def draw_rows(task: MQAR, key: Array, count: int) -> Rows:
     """
     half, shown, room = task.symbols // 2, 2 * task.pairs, (task.positions - 2 * task.pairs) // 2
     parts = jax.random.split(key, 4)
-    keys = _distinct(parts[0], jnp.zeros((half,)), count, task.pairs)
-    values = half + _distinct(parts[1], jnp.zeros((task.symbols - half,)), count, task.pairs)
+    keys = distinct(parts[0], jnp.zeros((half,)), count, task.pairs)
+    values = half + distinct(parts[1], jnp.zeros((task.symbols - half,)), count, task.pairs)
     gaps = jnp.arange(1, room + 1, dtype=jnp.float32)
-    places = shown + 2 * _distinct(parts[2], (task.power - 1) * jnp.log(gaps), count, task.pairs)
+    places = shown + 2 * distinct(parts[2], (task.power - 1) * jnp.log(gaps), count, task.pairs)
     stream = jax.random.randint(parts[3], (count, task.positions + 1), 0, task.symbols)
     stream = stream.at[:, 0:shown:2].set(keys).at[:, 1:shown:2].set(values)
     row = jnp.arange(count)[:, None]
@@ -38,7 +38,7 @@ def draw_rows(task: MQAR, key: Array, count: int) -> Rows:
     return Rows(stream[:, :-1] + OFFSET, targets + OFFSET, scored)
 
 
-def _distinct(key: Array, log_weights: Array, rows: int, count: int) -> Int[Array, "B N"]:
+def distinct(key: Array, log_weights: Array, rows: int, count: int) -> Int[Array, "B N"]:
     """Different indices a row, drawn one after another with chances that go by the weights: Gumbel's top k."""
     noise = jax.random.gumbel(key, (rows, log_weights.shape[0]), jnp.float32)
     return jax.lax.top_k(noise + log_weights[None], count)[1]

@@ -43,16 +43,19 @@ def neural_memory(
     With f_M(x) = x + silu(x M1) M2, or x M, and chunks c of C tokens:
 
         y_t  = f_{M_c}(q_t)                                                  the memory before the token's chunk
-        G_c  = sum_t theta_t grad_M |f_{M_c}(k_t) - v_t|^2 / 2 / max(1, sum_t theta_t)
+        l_t  = |f_{M_c}(k_t) - v_t|^2 / 2                                    surprise
+        G_c  = sum_t theta_t grad_M l_t / max(1, sum_t theta_t L_t)          L_t = |grad_M l_t|^2 / (2 l_t)
         S_{c+1} = eta_c S_c - G_c                M_{c+1} = (1 - alpha_c) M_c + S_{c+1}
 
-    eta_c and alpha_c are means over the chunk's tokens. A last chunk of fewer than C tokens and holes is read, not
-    written; one without a token changes nothing.
+    eta_c and alpha_c are means over the chunk's tokens. M and S are then scaled together, so that M is no longer than
+    4 sqrt(E): the memory stays bounded for any gates, keys and length (see the README, Stability).
+
+    A last chunk of fewer than C tokens and holes is read, not written; one without a token changes nothing.
 
     Args:
       q: queries.
-      k: keys. Steps are stable for keys of length 1; none is normalised here.
-      v: values.
+      k: keys; none is normalised here.
+      v: values, of a length of about 1.
       theta: step size of each token, in 0..1.
       eta: share of the momentum that is kept, in 0..1.
       alpha: share of the memory that is forgotten, in 0..1.
@@ -74,7 +77,8 @@ def neural_memory(
     Raises:
       ValueError: arrays that do not fit, or an implementation that is unknown.
 
-    Source: Behrouz et al. 2024 (arXiv:2501.00663, eq. 9-14), with the chunks of Zhang et al. 2025 (arXiv:2505.23884).
+    Source: Behrouz et al. 2024 (arXiv:2501.00663, eq. 9-14), with the chunks of Zhang et al. 2025 (arXiv:2505.23884)
+    and the step sizes of Loizou et al. 2020 (arXiv:2002.10542).
     """
     _check(q, k, v, weights, segment_ids, chunk_size)
     check_alignment(OP, segment_alignment)

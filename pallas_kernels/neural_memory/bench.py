@@ -10,6 +10,7 @@ from jax import lax
 from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
 from pallas_kernels._measure import Case
 from pallas_kernels.neural_memory.api import TABLE, neural_memory
+from pallas_kernels.neural_memory.chunks import EPSILON, limit
 from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
 
 PRODUCTS, PRODUCTS_OF_ONE = 7, 3
@@ -76,10 +77,12 @@ def _loop(chunk: int, *args: Any) -> Any:
     def step(state: Any, now: Any) -> Any:
         memory, momentum = state
         q, k, v, theta, eta, alpha = now
-        gradient = jax.grad(_loss)(memory, k, v, theta)
+        gradient = jax.grad(_loss)(memory, k, v, _shares(memory, k, v, theta))
         eta, alpha = (jnp.mean(x, 1)[..., None, None] for x in (eta, alpha))
         momentum = jax.tree.map(lambda s, g: eta * s - g, momentum, gradient)
         after = jax.tree.map(lambda m, s: (1 - alpha) * m + s, memory, momentum)
+        kept = limit(after)[..., None, None]
+        after, momentum = jax.tree.map(lambda x: kept * x, (after, momentum))
         return (after, momentum), _read(memory, q).astype(v.dtype)
 
     def chunks(x: Any) -> Any:
@@ -87,24 +90,41 @@ def _loop(chunk: int, *args: Any) -> Any:
 
     start = tuple(jnp.broadcast_to(m, (v.shape[0], *m.shape)) for m in args[6:])
     state = (start, jax.tree.map(jnp.zeros_like, start))
-    _, y = lax.scan(step, state, tuple(chunks(x) for x in args[:6]))
+    # Keep the states alone for the backward pass: with what a chunk computes, 256 chunks do not fit a GPU.
+    _, y = lax.scan(jax.checkpoint(step), state, tuple(chunks(x) for x in args[:6]))
     return jnp.moveaxis(y, 0, 1).reshape(v.shape)
 
 
+def _product(equation: str, x: Any, weights: Any, dtype: Any) -> Any:
+    precision = None if dtype == jnp.bfloat16 else lax.Precision.HIGHEST
+    wide: Any = {"preferred_element_type": jnp.float32, "precision": precision}
+    return jnp.einsum(equation, x.astype(dtype), weights.astype(dtype), **wide)
+
+
 def _read(memory: Any, x: Any) -> Any:
-    narrow = tuple(m.astype(x.dtype) for m in memory)
-    wide: Any = {"preferred_element_type": jnp.float32, "precision": lax.Precision.HIGHEST}
-    if x.dtype == jnp.bfloat16:
-        wide["precision"] = None
-    if len(memory) == 1:
-        return jnp.einsum("bchk,bhkv->bchv", x, narrow[0], **wide)
-    hidden = jax.nn.silu(jnp.einsum("bchk,bhke->bche", x, narrow[0], **wide)).astype(x.dtype)
-    return x.astype(jnp.float32) + jnp.einsum("bche,bhek->bchk", hidden, narrow[1], **wide)
+    found = _product("bchk,bhke->bche", x, memory[0], x.dtype)
+    return found if len(memory) == 1 else x.astype(jnp.float32) + _second(memory, x.dtype, found)
 
 
-def _loss(memory: Any, k: Any, v: Any, theta: Any) -> Any:
+def _second(memory: Any, dtype: Any, hidden: Any) -> Any:
+    return _product("bche,bhek->bchk", jax.nn.silu(hidden), memory[1], dtype)
+
+
+def _shares(memory: Any, k: Any, v: Any, theta: Any) -> Any:
+    """Step sizes over their divisor; for two matrices |grad l|^2 / (2 l) takes a pass back to x M1."""
+    wide = k.astype(jnp.float32)
+    error, curvature = _read(memory, k) - v.astype(jnp.float32), jnp.sum(wide**2, -1)
+    if len(memory) == 2:
+        hidden = _product("bchk,bhke->bche", k, memory[0], k.dtype)
+        (slope,) = jax.vjp(lambda hidden: _second(memory, k.dtype, hidden), hidden)[1](error)
+        curvature *= jnp.sum(slope**2, -1) / (jnp.sum(error**2, -1) + EPSILON)
+        curvature += jnp.sum(jax.nn.silu(hidden) ** 2, -1)
+    return theta / jnp.maximum(jnp.sum(theta * curvature, 1, keepdims=True), 1)
+
+
+def _loss(memory: Any, k: Any, v: Any, shares: Any) -> Any:
     lost = jnp.sum(jnp.square(_read(memory, k) - v.astype(jnp.float32)), -1) / 2
-    return jnp.sum(theta / jnp.maximum(jnp.sum(theta, 1, keepdims=True), 1) * lost)
+    return jnp.sum(shares * lost)
 
 
 if __name__ == "__main__":

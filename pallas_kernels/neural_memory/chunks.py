@@ -3,6 +3,7 @@
 The gradient is written out: with `Linear` layers f = x + silu(x M1) M2 it takes five products, and a read takes two.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,11 @@ from jaxtyping import Array, Bool, Float
 
 from pallas_kernels._dispatch import has_reference_ops
 from pallas_kernels._linear_state.products import product
+
+EPSILON = 1e-6
+"""Added to the square of an error that something is divided by."""
+REACH = 4.0
+"""Length that a memory may have, in lengths of a first matrix of entries of variance 1 / K."""
 
 Weights = tuple[Float[Array, "B H _ _"], ...]
 """Of f: (M,) of x M, or (M1, M2) of x + silu(x M1) M2; one memory for each row and head."""
@@ -77,23 +83,36 @@ def read_memory(weights: Weights, q: Float[Array, "B H C K"], dtype: Any) -> Flo
 def write_memory(state: MemoryState, chunk: Chunk, dtype: Any) -> tuple[MemoryState, Trace]:
     """The memory behind a chunk; one without a token leaves it as it is.
 
-    S' = eta S - G, M' = (1 - alpha) M + S', with G the gradient by M of sum_t theta_t |f_M(k_t) - v_t|^2 / 2, over
-    max(1, sum_t theta_t).
+    S' = eta S - G, M' = (1 - alpha) M + S', with G the gradient by M of sum_t theta_t l_t over
+    max(1, sum_t theta_t L_t), where l_t = |f_M(k_t) - v_t|^2 / 2 and L_t = |grad l_t|^2 / (2 l_t). Both are then scaled
+    by the same number, so that M' is no longer than `longest`.
     """
     wide, count = state.weights[0].dtype, jnp.sum(chunk.content, 1, dtype=jnp.int32)
     content = chunk.content[:, None].astype(wide)
     eta, alpha = (_mean(x.astype(wide), content)[..., None, None] for x in (chunk.eta, chunk.alpha))
-    theta = chunk.theta.astype(wide) * content
-    share = theta / jnp.maximum(jnp.sum(theta, -1, keepdims=True), 1)
-    gradients, error = _gradients(state.weights, chunk, share, dtype)
+    gradients, loss = _gradients(state.weights, chunk, chunk.theta.astype(wide) * content, dtype)
+    momentum = tuple(eta * s - g for s, g in zip(state.momentum, gradients, strict=True))
+    weights = tuple((1 - alpha) * m + s for m, s in zip(state.weights, momentum, strict=True))
     some = (count > 0).reshape(-1, 1, 1, 1)
-    momentum = tuple(jnp.where(some, eta * s - g, s) for s, g in zip(state.momentum, gradients, strict=True))
-    weights = tuple(
-        jnp.where(some, (1 - alpha) * m + s, m) for m, s in zip(state.weights, momentum, strict=True)
+    kept = jnp.where(some, limit(weights)[..., None, None], 1)
+    weights, momentum = (
+        tuple(jnp.where(some, kept * x, old) for x, old in zip(new, before, strict=True))
+        for new, before in ((weights, state.weights), (momentum, state.momentum))
     )
-    lost = _mean(jnp.sum(error * error, -1) / 2, content)
-    trace = Trace(lost, *(_length(x) for x in (weights, momentum)))
+    trace = Trace(_mean(loss, content), *(jnp.sqrt(_square(x)) for x in (weights, momentum)))
     return MemoryState(weights, momentum), jax.tree.map(jax.lax.stop_gradient, trace)
+
+
+def longest(hidden: int) -> float:
+    """The length that a memory may have: `REACH` times that of a [K, hidden] matrix of entries of variance 1 / K."""
+    return REACH * math.sqrt(hidden)
+
+
+def limit(weights: Weights) -> Float[Array, "B H"]:
+    """What a memory is scaled by, so that it is no longer than `longest`."""
+    most = longest(weights[0].shape[-1])
+    # Keep the root away from zero: its derivative there is infinite.
+    return most * jax.lax.rsqrt(jnp.maximum(_square(weights), most**2))
 
 
 def _apply(
@@ -109,19 +128,29 @@ def _apply(
 
 
 def _gradients(
-    weights: Weights, chunk: Chunk, share: Float[Array, "B H C"], dtype: Any
-) -> tuple[Weights, Float[Array, "B H C K"]]:
-    """Of sum_t share_t |f_M(k_t) - v_t|^2 / 2 by M, and f_M(k) - v."""
+    weights: Weights, chunk: Chunk, theta: Float[Array, "B H C"], dtype: Any
+) -> tuple[Weights, Float[Array, "B H C"]]:
+    """Of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by M, and l."""
     found, hidden = _apply(weights, chunk.k, dtype)
     error = found - chunk.v.astype(found.dtype)
-    scaled = share[..., None] * error
+    lost, keys = _power(error), _power(chunk.k.astype(found.dtype))
     if hidden is None:
-        return (multiply("bhck,bhcv->bhkv", chunk.k, scaled, dtype),), error
+        share = _shares(theta, keys)
+        return (multiply("bhck,bhcv->bhkv", chunk.k, share * error, dtype),), lost / 2
     gate = jax.nn.sigmoid(hidden)
-    second = multiply("bhce,bhck->bhek", hidden * gate, scaled, dtype)
-    back = multiply("bhck,bhek->bhce", scaled, weights[1], dtype)
-    slope = gate * (1 + hidden * (1 - gate))
-    return (multiply("bhck,bhce->bhke", chunk.k, back * slope, dtype), second), error
+    back = multiply("bhck,bhek->bhce", error, weights[1], dtype) * (gate * (1 + hidden * (1 - gate)))
+    share = _shares(theta, _power(hidden * gate) + keys * _power(back) / (lost + EPSILON))
+    second = multiply("bhce,bhck->bhek", hidden * gate, share * error, dtype)
+    return (multiply("bhck,bhce->bhke", chunk.k, share * back, dtype), second), lost / 2
+
+
+def _shares(theta: Float[Array, "B H C"], curvature: Float[Array, "B H C"]) -> Float[Array, "B H C 1"]:
+    """What a token's gradient counts: the step stays within twice that of Polyak, 2 l / |grad l|^2."""
+    return (theta / jnp.maximum(jnp.sum(theta * curvature, -1, keepdims=True), 1))[..., None]
+
+
+def _power(x: Float[Array, "B H C _"]) -> Float[Array, "B H C"]:
+    return jnp.sum(x * x, -1)
 
 
 def _mean(x: Float[Array, "B H C"], content: Float[Array, "B 1 C"]) -> Float[Array, "B H"]:
@@ -129,5 +158,6 @@ def _mean(x: Float[Array, "B H C"], content: Float[Array, "B 1 C"]) -> Float[Arr
     return jnp.sum(x * content, -1) / jnp.maximum(jnp.sum(content, -1), 1)
 
 
-def _length(weights: Weights) -> Float[Array, "B H"]:
-    return jnp.sqrt(sum(jnp.sum(jnp.square(m), (-2, -1)) for m in weights))
+def _square(weights: Weights) -> Float[Array, "B H"]:
+    """Of the length of all of M."""
+    return jnp.sum(jnp.stack([jnp.sum(m * m, (-2, -1)) for m in weights]), 0)

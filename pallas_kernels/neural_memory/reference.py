@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._linear_state.tokens import count_documents, only_tokens
-from pallas_kernels.neural_memory.chunks import MemoryState, Trace
+from pallas_kernels.neural_memory.chunks import EPSILON, MemoryState, Trace, longest
 
 HIGHEST = lax.Precision.HIGHEST
 
@@ -67,7 +67,8 @@ def _one_head(streams: Any, marks: Any, start: Any, state: Any, chunk_size: int)
         (memory, momentum), sums, time = jax.tree.map(lambda a, b: jnp.where(begins, a, b), fresh, carry)
         loss, gradient = jax.value_and_grad(_loss)(memory, k, v)
         one = content.astype(theta.dtype)
-        added = (*(theta, eta, alpha, one), loss * one)
+        curved = theta * _curvature(memory, k, loss, gradient)
+        added = (*(curved, eta, alpha, one), loss * one)
         gradients = jax.tree.map(lambda s, g: s + theta * g, sums[0], gradient)
         sums = (gradients, *(s + a for s, a in zip(sums[1:], added, strict=True)))
         time, y = time + live.astype(jnp.int32), _read(memory, q)
@@ -96,13 +97,25 @@ def _loss(memory: Any, k: Float[Array, "K"], v: Float[Array, "K"]) -> Float[Arra
     return jnp.sum(jnp.square(_read(memory, k) - v)) / 2
 
 
+def _curvature(memory: Any, k: Float[Array, "K"], loss: Array, gradient: Any) -> Float[Array, ""]:
+    """|grad loss|^2 / (2 loss), where the part of the last matrix is the square of what it multiplies."""
+    if len(memory) == 1:
+        return jnp.sum(k * k)
+    hidden = jax.nn.silu(jnp.matmul(k, memory[0], precision=HIGHEST))
+    return jnp.sum(hidden**2) + jnp.sum(gradient[0] ** 2) / (2 * loss + EPSILON)
+
+
 def _write(state: MemoryState, sums: Any) -> MemoryState:
     """The memory behind a chunk of which these are the sums."""
-    gradient, theta, eta, alpha, count, _ = sums
+    gradient, curved, eta, alpha, count, _ = sums
     some = jnp.maximum(count, 1)
-    momentum = jax.tree.map(lambda s, g: eta / some * s - g / jnp.maximum(theta, 1), state.momentum, gradient)
+    momentum = jax.tree.map(
+        lambda s, g: eta / some * s - g / jnp.maximum(curved, 1), state.momentum, gradient
+    )
     memory = jax.tree.map(lambda m, s: (1 - alpha / some) * m + s, state.weights, momentum)
-    return MemoryState(memory, momentum)
+    square, most = sum(jnp.sum(m * m) for m in memory), longest(memory[0].shape[-1])
+    kept = most / jnp.sqrt(jnp.maximum(square, most**2))
+    return MemoryState(*jax.tree.map(lambda x: kept * x, (memory, momentum)))
 
 
 def _trace(state: MemoryState, sums: Any) -> Trace:

@@ -15,6 +15,7 @@ from jaxblt.parallel import make_mesh
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import PROPERTIES, Property, Subject
 from tests.mixers.test_matrix_state import read_out, sigmoid, stream
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 MEMORY = NeuralMemoryConfig(dim=8, num_heads=4, depth=1, chunk_size=4)
@@ -83,6 +84,24 @@ def test_metrics_tell_of_writes() -> None:
     assert_close(y[0], subject.run(ids=np.asarray(ids)), n=subject.length * 8)
 
 
+def test_four_layers_stay_finite_over_a_hundred_times_the_length() -> None:
+    """Of equal tokens, so that all keys are equal, and of drawn ones; theta, eta and 1 - alpha are 1."""
+    config = titan("mag", dim=16, num_layers=4, window=4, chunk_size=4, num_heads=2, mlp_dim=0)
+    module, ids = config.build(), jnp.asarray(np.random.default_rng(0).integers(0, 260, (2, 1600)), jnp.int32)
+    params = drawn(module, ids[:, :16])["params"]
+
+    def opened(path: Any, leaf: Any) -> Any:
+        if [part.key for part in path][-2:] != ["gates", "bias"]:
+            return leaf
+        return jnp.broadcast_to(jnp.asarray([50.0, 50.0, -50.0]), leaf.shape)
+
+    params = jax.tree_util.tree_map_with_path(opened, params)
+    logits, _ = jax.jit(lambda p, x: module.apply({"params": p}, x))(params, ids.at[0].set(7))
+    assert np.all(np.isfinite(logits))
+    gradients = jax.jit(jax.grad(lambda p, x: module.apply({"params": p}, x)[0].sum()))(params, ids[:, :128])
+    assert all(np.all(np.isfinite(g)) for g in jax.tree.leaves(gradients))
+
+
 def test_heads_that_do_not_divide_the_devices_are_refused() -> None:
     module = dataclasses.replace(MEMORY, num_heads=2).build()
     x, mesh = (
@@ -148,7 +167,7 @@ def retrieve_attend_write(w: dict[str, Any], x: np.ndarray) -> np.ndarray:
             if t and t == start:
                 span = slice(t - chunk, t)
                 keys, values = (unit(o[span, head] @ turn[name]) for name in ("write_key", "write_value"))
-                share = theta[span, head] / max(1, theta[span, head].sum())
+                share = theta[span, head] / max(1, (theta[span, head] * (keys**2).sum(-1)).sum())
                 gradient = (share[:, None] * keys).T @ (keys @ memory - values)
                 momentum = eta[span, head].mean() * momentum - gradient
                 memory = (1 - alpha[span, head].mean()) * memory + momentum

@@ -19,6 +19,7 @@ from pallas_kernels.neural_memory import (
     read_memory,
     write_memory,
 )
+from pallas_kernels.neural_memory.chunks import EPSILON, longest
 from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
 from pallas_kernels.neural_memory.windows import group_size
 from tests.pallas_kernels import op_suite
@@ -119,22 +120,34 @@ def in_f64(given: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_written_out_gradient_is_that_of_the_loss(depth: int) -> None:
+    """Over a divisor that the gradients of single tokens give; so the step is at most twice Polyak's."""
     with jax.enable_x64(True):
         given = in_f64(arrays(6, depth=depth))
         k, v = (jnp.moveaxis(given[n], 1, 2) for n in "kv")
         theta = 2 * jnp.moveaxis(given["theta"], 1, 2)
         memory = tuple(given[n] for n in ("state1", "state2") if n in given)
 
-        def loss(memory: Any) -> Any:
-            error = read_memory(memory, k, jnp.float64) - v
-            share = theta / jnp.maximum(theta.sum(-1, keepdims=True), 1)
-            return jnp.sum(share * jnp.sum(error**2, -1)) / 2
+        def losses(memory: Any) -> Any:
+            return jnp.sum((read_memory(memory, k, jnp.float64) - v) ** 2, -1) / 2
 
+        def squares(
+            gradients: Any,
+        ) -> Any:  # of [B, H, 6, B, H, ...], where only a token's own row and head count
+            return sum(jnp.sum(g**2, (3, 4, 5, 6)) for g in gradients)
+
+        each, lost = jax.jacrev(losses)(memory), losses(memory)
+        # The part of the last matrix is exact, whatever the error.
+        curved = squares(each[-1:]) / (2 * lost) + squares(each[:-1]) / (2 * lost + EPSILON)
+        divisor = jnp.maximum(1, jnp.sum(theta * curved, -1, keepdims=True))
+        assert np.all(divisor > 1)
+        total = lambda memory: jnp.sum(theta / divisor * losses(memory))  # noqa: E731
         zero, content = jnp.zeros_like(theta), jnp.ones((ROWS, 6), bool)
         state = MemoryState(memory, jax.tree.map(jnp.zeros_like, memory))
         after, _ = write_memory(state, Chunk(k, v, theta, zero, zero, content), jnp.float64)
-        for got, want in zip(after.momentum, jax.grad(loss)(memory), strict=True):
+        for got, want in zip(after.momentum, jax.grad(total)(memory), strict=True):
             assert_close(-got, want, np.float64, 6 * HIDDEN)
+        step = sum(jnp.sum(s**2, (2, 3)) for s in after.momentum)
+        assert np.all(step <= 2 * jnp.sum(theta / divisor * lost, -1) * (1 + 1e-9))
 
 
 def test_outer_gradients_are_differences_in_f64() -> None:
@@ -221,6 +234,28 @@ def test_equal_keys_and_full_steps_stay_bounded(depth: int, eta: float, alpha: f
     memory = tuple(size[0] ** -0.5 * normal(i, (1, 1, *size)) for i, size in enumerate(sizes))
     state = write(k, v, jnp.ones(k.shape[:3]), memory, eta=eta, alpha=alpha, steps=400)
     assert all(float(jnp.abs(x).max()) < 10 for x in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_gates_make_a_memory_grow_without_end(depth: int) -> None:
+    """Momentum that is never damped, gates that push it as one pushes a swing, keys that change, 6,400 tokens."""
+    rng, chunk, length = np.random.default_rng(1), 8, 6400
+    k, v = (rng.standard_normal((1, length, 3, WIDTH)).astype(np.float32) for _ in range(2))
+    k[:, :, 0] = k[:, :1, 0]
+    k, v = (jnp.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True)) for x in (k, v))
+    ones = jnp.ones((1, length, 3))
+    pushed = jnp.asarray(rng.integers(0, 2, (1, length // chunk, 3)).repeat(chunk, 1), jnp.float32)
+    theta, eta = ones.at[..., 2].set(pushed[..., 2]), ones.at[..., 1].set(pushed[..., 1])
+    sizes = [(WIDTH, HIDDEN), (HIDDEN, WIDTH)] if depth == 2 else [(WIDTH, WIDTH)]
+    weights = tuple(normal(i, (3, *size)) for i, size in enumerate(sizes))
+    y, state, trace = jax.jit(
+        partial(neural_memory, chunk_size=chunk, output_final_state=True, output_trace=True)
+    )(k, k, v, theta, eta, 0 * ones, weights)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves((y, state)))
+    most = longest(sizes[0][1])
+    assert np.all(trace.weights <= most * (1 + 1e-5))
+    assert np.all(trace.momentum <= 2 * most * (1 + 1e-5))
+    assert np.max(trace.weights) > 0.9 * most  # the bound is met
 
 
 def test_pieces_are_one_stream() -> None:

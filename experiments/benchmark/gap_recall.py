@@ -1,0 +1,301 @@
+"""What is recalled over gaps that no window spans: python -m experiments.benchmark gap_recall --out FILE."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxblt.validation import check_bounds, check_fields
+
+if TYPE_CHECKING:
+    from jaxblt.evaluation.tasks import GapRecall
+    from jaxblt.models import ByteLMConfig
+
+STEPS_A_CALL = 50
+"""Steps between two looks at the accuracy."""
+MODELS = ("mac", "mag", "mal", "window", "hyena", "delta", "attention")
+MEMORIES = ("mac", "mag", "mal")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all models of a measurement have in common.
+
+    Gaps are in multiples of what a stack of windows reaches, layers * (window - 1).
+
+    Attributes:
+      symbols: keys, and as many values.
+      fillers: different symbols of a gap.
+      pairs: of key and value in a row.
+      dim, layers, heads: of the models.
+      window: steps that attention sees; MAG's sees at least a chunk.
+      chunk: tokens from one update of a memory to the next.
+      shortest: fillers of the shortest gap of training. A memory holds nothing of a chunk that has not ended, so chunks
+        of different lengths compare at gaps beyond the longest of them.
+      trained: longest gap of each stage of training; all stages have as many steps.
+      tested: gaps that are tested.
+      tokens: of a batch.
+      steps: of training.
+      learning_rate: the peak, after a tenth of the steps.
+      test_rows: rows for each tested gap.
+      dtype: of the computation.
+    """
+
+    symbols: int = 32
+    fillers: int = 16
+    pairs: int = 8
+    dim: int = 128
+    layers: int = 2
+    heads: int = 2
+    window: int = 32
+    chunk: int = 32
+    shortest: int = 1
+    trained: tuple[int, ...] = (4, 16)
+    tested: tuple[int, ...] = (4, 16, 64)
+    tokens: int = 65_536
+    steps: int = 1200
+    learning_rate: float = 2e-3
+    test_rows: int = 256
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "symbols", "fillers", "window", least=2)
+        check_bounds(self, "pairs", "dim", "layers", "heads", "chunk", "tokens", "test_rows", least=1)
+        check_bounds(self, "shortest", least=1)
+        check_bounds(self, "learning_rate", above=0)
+        if not self.trained or not self.tested or min(self.trained + self.tested) < 1:
+            raise ValueError(
+                f"trained and tested must be multiples of the reach from 1, got {self.trained} and {self.tested}"
+            )
+        if self.shortest > min(self.trained) * self.reach:
+            raise ValueError(
+                f"shortest must be at most {min(self.trained)} x {self.reach}, the longest gap of a stage, got "
+                f"{self.shortest}"
+            )
+        calls, rest = divmod(self.steps, STEPS_A_CALL * len(self.trained))
+        if rest or not calls:
+            raise ValueError(
+                f"steps must be a multiple of {STEPS_A_CALL} for each of {len(self.trained)} stages, got {self.steps}"
+            )
+
+    @property
+    def reach(self) -> int:
+        """Positions that a stack of windows sees back."""
+        return self.layers * (self.window - 1)
+
+    @property
+    def task(self) -> "GapRecall":
+        """The symbols and the pairs, at the longest gap of training."""
+        from jaxblt.evaluation.tasks import GapRecall
+
+        gap = max(self.trained) * self.reach
+        return GapRecall(symbols=self.symbols, fillers=self.fillers, pairs=self.pairs, gap=gap)
+
+    def length(self, multiple: int) -> int:
+        """Positions of a row with room for that gap, in whole chunks."""
+        return -(-(3 * self.pairs + multiple * self.reach) // self.chunk) * self.chunk
+
+
+def gap_recall(
+    out: str,
+    models: tuple[str, ...] = MODELS,
+    off: bool = True,
+    chunks: tuple[int, ...] = (),
+    seeds: int = 3,
+    settings: Settings = Settings(),
+) -> dict[str, Any]:
+    """Trains small models to recall values over gaps beyond their windows, and tests them on longer ones.
+
+    Args:
+      out: file for the figures as JSON, written anew after each model.
+      models: columns, of mac, mag, mal (Titans), window, hyena, delta, attention.
+      off: train models with a memory a second time, with its reads held at zero.
+      chunks: chunk lengths of the memories, one model each; none for that of the settings.
+      seeds: models of each kind, with seeds 0, 1, ...
+      settings: of all of them.
+    """
+    from experiments.benchmark._gap_models import equal_models
+    from experiments.benchmark._schema import save
+
+    if unknown := sorted(set(models) - set(MODELS)):
+        raise ValueError(f"--models names {unknown}, choose of {MODELS}")
+    if seeds < 1:
+        raise ValueError(
+            f"--seeds must be at least 1, got {seeds}: it is how many models of each kind are trained"
+        )
+    told: dict[str, Any] = {"settings": asdict(settings), "reach": settings.reach}
+    figures: dict[str, Any] = {**told, "chance": 1 / settings.symbols, "runs": [], "mean": []}
+    for chunk in chunks or (settings.chunk,):
+        changed = replace(settings, chunk=chunk)
+        for name, model in equal_models(models, changed, changed.task.vocab_size).items():
+            programs = compile_model(model, changed)
+            for without in (False, True) if off and name in MEMORIES else (False,):
+                kind = {"model": name + "_off" * without, "chunk": chunk}
+                runs = []
+                for seed in range(seeds):
+                    found = train(name, programs, changed, seed, off=without)
+                    runs.append({**kind, "seed": seed, **found, "compile_seconds": programs.seconds})
+                    print(runs[-1], flush=True)
+                figures["runs"] += runs
+                figures["mean"].append({**kind, **over_seeds(runs)})
+                save("gap_recall", out, figures)
+    return figures
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What is compiled for a model, once for all seeds.
+
+    Attributes:
+      shapes: of the parameters.
+      start: (key, held) -> parameters, and the optimiser's state.
+      stages: by stage of training, (carried, held, key, first step) -> (carried, accuracy of each step).
+      score: (parameters, gaps [B], key) -> right answers.
+      rows: that `score` takes at once.
+      parameters: of the model.
+      seconds: that compiling took.
+    """
+
+    shapes: Any
+    start: Callable[..., Any]
+    stages: tuple[Callable[..., Any], ...]
+    score: Callable[..., Any]
+    rows: int
+    parameters: int
+    seconds: float
+
+
+def compile_model(model: "ByteLMConfig", settings: Settings) -> Programs:
+    """Compiles a model's stages of training, and its test on rows with room for the longest gap."""
+    import flax.linen as nn
+    import jax
+    import jax.numpy as jnp
+
+    from experiments.benchmark._gap_rows import draw_gaps, draw_rows
+    from jaxblt.training.flops import count_params
+    from jaxblt.training.optimizer import AdamWConfig, make_optimizer
+
+    begun, task = time.perf_counter(), settings.task
+    module = model.build(dtype=jnp.dtype(settings.dtype))
+    init = lambda key: {"params": module.init(key, jnp.zeros((1, 2 * settings.chunk), jnp.int32))["params"]}  # noqa: E731
+    boxed = jax.eval_shape(init, jax.random.key(0))
+    adamw = AdamWConfig(learning_rate=settings.learning_rate, warmup_steps=settings.steps // 10)
+    optimizer = make_optimizer(adamw, settings.steps, boxed)
+
+    @jax.jit
+    def start(key: Any, held: Any) -> Any:
+        params = jax.tree.map(jnp.multiply, nn.meta.unbox(init(key)), held)
+        return params, optimizer.init(params)
+
+    def loss(params: Any, batch: Any) -> tuple[Any, Any]:
+        logits, _ = module.apply(params, batch.inputs)  # pyright: ignore[reportGeneralTypeIssues]
+        chosen = jnp.take_along_axis(logits, batch.targets[..., None], 2)[..., 0]
+        losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+        right = (jnp.argmax(logits, -1) == batch.targets) & batch.scored
+        asked = batch.inputs.shape[0] * task.pairs
+        return jnp.sum(jnp.where(batch.scored, losses, 0)) / asked, jnp.sum(right)
+
+    def stage(multiple: int) -> Any:
+        length = settings.length(multiple)
+        count = max(settings.tokens // length, 1)
+
+        def step(held: Any, key: Any, carried: Any, number: Any) -> tuple[Any, Any]:
+            params, state = carried
+            drawn, gaps = jax.random.split(jax.random.fold_in(key, number))
+            batch = draw_rows(
+                task, drawn, draw_gaps(gaps, count, settings.shortest, multiple * settings.reach), length
+            )
+            (_, right), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch)
+            gradients = jax.tree.map(jnp.multiply, gradients, held)
+            updates, state = optimizer.update(gradients, state, params)
+            with jax.numpy_dtype_promotion("standard"):
+                params = jax.tree.map(lambda p, u: p + u, params, updates)
+            return (params, state), right / (count * task.pairs)
+
+        def steps(carried: Any, held: Any, key: Any, first: Any) -> Any:
+            numbers = first + jnp.arange(STEPS_A_CALL)
+            return jax.lax.scan(lambda c, n: step(held, key, c, n), carried, numbers)
+
+        given = (*shapes, key, jax.ShapeDtypeStruct((), jnp.int32))
+        return jax.jit(steps, donate_argnums=0).lower(*given).compile()
+
+    def score(params: Any, gaps: Any, key: Any) -> Any:
+        return loss(params, draw_rows(task, key, gaps, longest))[1]
+
+    params, key = nn.meta.unbox(boxed), jax.eval_shape(lambda: jax.random.key(0))
+    shapes = (jax.eval_shape(start, key, params), params)
+    longest = settings.length(max(settings.tested))
+    rows = min(max(2 * settings.tokens // longest, 1), settings.test_rows)
+    gaps = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    scored = jax.jit(score).lower(params, gaps, key).compile()
+    stages = tuple(stage(multiple) for multiple in settings.trained)
+    counted = count_params(params)[0]
+    return Programs(params, start, stages, scored, rows, counted, time.perf_counter() - begun)
+
+
+def train(name: str, programs: Programs, settings: Settings, seed: int, *, off: bool) -> dict[str, Any]:
+    """A model's accuracy at each gap after training, what it was on the rows of training, and seconds."""
+    import jax
+    import jax.numpy as jnp
+
+    from experiments.benchmark._gap_models import held
+
+    init, data, test = jax.random.split(jax.random.key(seed), 3)
+    mask = held(name, programs.shapes, off=off)
+    carried, curve, seconds = programs.start(init, mask), [], []
+    each = settings.steps // len(settings.trained)
+    for number, program in enumerate(programs.stages):
+        begun = time.perf_counter()
+        for first in range(number * each, (number + 1) * each, STEPS_A_CALL):
+            carried, accuracies = program(carried, mask, data, jnp.asarray(first, jnp.int32))
+            curve.append(round(float(jnp.mean(accuracies)), 4))
+        seconds.append(time.perf_counter() - begun)
+    tokens = [
+        each * max(settings.tokens // settings.length(m), 1) * settings.length(m) for m in settings.trained
+    ]
+    return {
+        "parameters": programs.parameters,
+        "gaps": [test_gap(programs, settings, carried[0], multiple, test) for multiple in settings.tested],
+        "seconds": seconds,
+        "tokens_per_second": [count / taken for count, taken in zip(tokens, seconds, strict=True)],
+        "accuracy_by_call": curve,
+    }
+
+
+def test_gap(programs: Programs, settings: Settings, params: Any, multiple: int, key: Any) -> dict[str, Any]:
+    """Accuracy at one gap, with the Wilson interval of its answers."""
+    import jax
+    import jax.numpy as jnp
+
+    from experiments.benchmark._gap_rows import wilson
+
+    batches = -(-settings.test_rows // programs.rows)
+    gaps = jnp.full((programs.rows,), multiple * settings.reach, jnp.int32)
+    keys = jax.random.split(jax.random.fold_in(key, multiple), batches)
+    right = sum(int(programs.score(params, gaps, key)) for key in keys)
+    asked = batches * programs.rows * settings.pairs
+    low, high = wilson(right, asked)
+    return {
+        "multiple": multiple,
+        "gap": multiple * settings.reach,
+        "accuracy": right / asked,
+        "low": low,
+        "high": high,
+        "right": right,
+        "asked": asked,
+    }
+
+
+def over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures of all seeds together: answers are counted, and the worst and best seed are named beside them."""
+    from experiments.benchmark._gap_rows import wilson
+
+    found = []
+    for gaps in zip(*(run["gaps"] for run in runs), strict=True):
+        right, asked = (sum(gap[name] for gap in gaps) for name in ("right", "asked"))
+        low, high = wilson(right, asked)
+        each = [gap["accuracy"] for gap in gaps]
+        named = {"multiple": gaps[0]["multiple"], "gap": gaps[0]["gap"], "accuracy": right / asked}
+        found.append({**named, "low": low, "high": high, "worst": min(each), "best": max(each)})
+    return {"parameters": runs[0]["parameters"], "gaps": found}

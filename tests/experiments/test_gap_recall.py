@@ -1,0 +1,120 @@
+"""The benchmark of recall over gaps: its rows, its models without reads, equal sizes, and complete figures."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.benchmark._gap_models import equal_models, held, model_of
+from experiments.benchmark._gap_rows import draw_gaps, draw_rows, wilson
+from experiments.benchmark.gap_recall import MEMORIES, STEPS_A_CALL, Settings, gap_recall
+from jaxblt.data.vocab import OFFSET
+from jaxblt.evaluation.tasks import GapRecall
+from jaxblt.training.flops import count_params
+from tests.parameters import drawn
+
+TASK = GapRecall(symbols=10, fillers=4, pairs=3)
+TINY = Settings(
+    symbols=4,
+    fillers=2,
+    pairs=2,
+    dim=8,
+    layers=1,
+    heads=1,
+    window=4,
+    chunk=4,
+    trained=(1,),
+    tested=(1, 2),
+    tokens=32,
+    steps=STEPS_A_CALL,
+    test_rows=4,
+)
+
+
+def test_rows_ask_for_the_values_of_their_keys() -> None:
+    gaps = jnp.asarray(np.random.default_rng(0).integers(1, 30, 64), jnp.int32)
+    inputs, targets, scored = (np.asarray(x) for x in draw_rows(TASK, jax.random.key(0), gaps, 40))
+    for row, answers, asked, gap in zip(inputs - OFFSET, targets - OFFSET, scored, gaps, strict=True):
+        pairs = dict(zip(row[0:6:2], row[1:6:2], strict=True))
+        assert len(pairs) == len(set(pairs.values())) == TASK.pairs
+        assert all(0 <= key < 10 <= value < 20 for key, value in pairs.items())
+        assert list(np.flatnonzero(asked)) == [6 + gap, 7 + gap, 8 + gap]
+        assert set(row[asked]) == set(pairs)
+        assert [pairs[key] for key in row[asked]] == list(answers[asked])
+        rest = np.delete(row, [*range(6), *np.flatnonzero(asked)])
+        assert ((rest >= 20) & (rest < 24)).all()
+
+
+def test_gaps_reach_from_the_shortest_to_the_longest() -> None:
+    gaps = np.asarray(draw_gaps(jax.random.key(0), 4000, 2, 100))
+    assert (gaps.min(), gaps.max()) == (2, 100)
+    assert np.mean(gaps <= 10) == pytest.approx(np.log(11 / 2) / np.log(101 / 2), abs=0.03)
+
+
+def test_wilson_intervals() -> None:
+    """Those of 5 and 0 of 10 in Newcombe, Statistics in Medicine 17 (1998), table I's method 3, to three digits."""
+    assert wilson(5, 10) == pytest.approx((0.237, 0.763), abs=5e-4)
+    assert wilson(0, 10) == pytest.approx((0.0, 0.278), abs=5e-4)
+
+
+def test_models_are_of_one_size() -> None:
+    settings, sizes = Settings(layers=1), []
+    for model in equal_models(("mac", "hyena", "attention"), settings, settings.task.vocab_size).values():
+        shapes = jax.eval_shape(model.build().init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+        sizes.append(count_params(nn.meta.unbox(shapes["params"]))[0])
+    assert max(sizes) < 1.02 * min(sizes)
+
+
+@pytest.mark.slow(weekly=1, group="memories without reads")
+@pytest.mark.parametrize("name", MEMORIES)
+def test_off_is_blind_beyond_the_windows(name: str) -> None:
+    """A token beyond the reach of windows changes the last logits only if reads are not held at zero."""
+    model = model_of(name, TINY, TINY.task.vocab_size, 8)
+    module, ids = model.build(), jnp.arange(16, dtype=jnp.int32)[None] % 8 + OFFSET
+    params = drawn(module, ids)["params"]
+    last = jax.jit(lambda params, ids: module.apply({"params": params}, ids)[0][0, -1])
+
+    def moves(mask: Any) -> float:
+        used = jax.tree.map(jnp.multiply, params, mask)
+        return float(jnp.abs(last(used, ids) - last(used, ids.at[0, 1].add(1))).max())
+
+    assert moves(held(name, params, off=True)) == 0
+    assert moves(held(name, params, off=False)) > 1e-4
+
+
+def test_figures(tmp_path: Path) -> None:
+    out = tmp_path / "gap_recall.json"
+    gap_recall(str(out), models=("mal",), seeds=1, settings=TINY)
+    found = json.loads(out.read_text())
+    assert [run["model"] for run in found["runs"]] == ["mal", "mal_off"]
+    assert [run["parameters"] for run in found["mean"]] == [found["runs"][0]["parameters"]] * 2
+    assert found["chance"] == 0.25
+    for run in found["runs"]:
+        assert [gap["gap"] for gap in run["gaps"]] == [3, 6]
+        assert all(gap["low"] <= gap["accuracy"] <= gap["high"] for gap in run["gaps"])
+        assert run["tokens_per_second"][0] > 0
+        assert len(run["accuracy_by_call"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 75}, "steps must be a multiple of 50 for each of 1 stages, got 75"),
+        ({"shortest": 4}, "shortest must be at most 1 x 3, the longest gap of a stage, got 4"),
+        ({"tested": ()}, "must be multiples of the reach from 1"),
+    ],
+)
+def test_bad_settings_are_refused(change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **change)
+
+
+def test_unknown_models_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"--models names \['lstm'\]"):
+        gap_recall("unused.json", models=("lstm",))
