@@ -15,6 +15,15 @@ MODES = 16
 """Modes per channel; fewer are filled up with modes of no weight."""
 
 
+BOX = 8 * CHUNK
+"""Steps of the smallest box that the copy engine moves of a row cut off from its neighbours."""
+
+
+def is_in_whole_boxes(length: int) -> bool:
+    """Whether rows of this length are matrices of chunks as they lie in memory; else `_conv.flat_rows` finds them."""
+    return length % BOX == 0
+
+
 def why_not(
     device: Device,
     x: Any,

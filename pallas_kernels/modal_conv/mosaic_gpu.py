@@ -16,7 +16,8 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import enter
-from pallas_kernels.modal_conv.mosaic_gpu_pass import Modes, convolve
+from pallas_kernels.modal_conv.edges import Modes
+from pallas_kernels.modal_conv.mosaic_gpu_pass import convolve
 from pallas_kernels.modal_conv.mosaic_gpu_vjp import gradient_of_modes
 from pallas_kernels.modal_conv.states import row_state
 

@@ -23,22 +23,24 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.tiles import STAGES, add_products, read, tile_ref, zeros
+from pallas_kernels._conv.flat_rows import FlatRows, flatten
+from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, as_chunks, rows_per_program, varying_like
+from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
-from pallas_kernels.modal_conv.hopper import MODES, ROWS
+from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
 from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     EDGE,
     FAN,
-    Modes,
     by_mode,
+    clear,
     fill_up,
     halves,
     halves_of_weights,
+    own_steps,
     products,
     row,
     start_sums,
-    within_chunks,
 )
 
 DY, X, POST, PRE = range(4)
@@ -58,11 +60,39 @@ def gradient_of_modes(
     interpret: bool,
 ) -> tuple[Modes, Float[Array, "B D M"] | None]:
     """Gradients of log_poles, residues and bias, and of the state, where y = post_gate * conv(pre_gate * x)."""
-    streams = {DY: dy, X: x, POST: post_gate, PRE: pre_gate}
-    chunked = {place: as_chunks(z) for place, z in streams.items() if z is not None}
+    streams = {
+        place: z for place, z in zip(range(4), (dy, x, post_gate, pre_gate), strict=True) if z is not None
+    }
+    if is_in_whole_boxes(x.shape[2]):
+        chunked = {place: as_chunks(z) for place, z in streams.items()}
+        return _gradient(chunked, modes, state, x.shape[:2], None, interpret)
+    flat, chunked = FlatRows(x.shape[2]), {place: flatten(z) for place, z in streams.items()}
+    if not flat.ragged:
+        return _gradient(chunked, modes, state, x.shape[:2], flat, interpret)
+    parts = {place: flat.edges(z, x.shape) for place, z in chunked.items()}
+    u, g = (parts[z] * parts[gate] if gate in parts else parts[z] for z, gate in ((X, PRE), (DY, POST)))
+
+    def edges(modes: Modes, state: Array | None) -> tuple[Array, Array]:
+        return run_edges(u, modes, reverse=False, state=state, lengths=flat.edge_lengths(x.shape))
+
+    (_, left), backward = jax.vjp(edges, modes, state)
+    of_rest, dleft = _gradient(chunked, modes, left, x.shape[:2], flat, interpret)
+    of_edges, dstate = backward((g.astype(jnp.float32), dleft))
+    return jax.tree.map(jnp.add, of_rest, of_edges), dstate
+
+
+def _gradient(
+    streams: dict[int, Array],
+    modes: Modes,
+    state: Float[Array, "B D M"] | None,
+    shape: tuple[int, ...],
+    flat: FlatRows | None,
+    interpret: bool,
+) -> tuple[Modes, Float[Array, "B D M"] | None]:
+    """`gradient_of_modes` of streams in chunks."""
     log_poles, residues = fill_up(modes[0], -1.0), fill_up(modes[1])
-    found, before = _kernel(chunked, log_poles, x.shape[0], interpret)
-    found = found.reshape(x.shape[1], -1, *found.shape[1:]).sum(1)
+    found, before = _kernel(streams, log_poles, shape[0], flat, interpret)
+    found = found.reshape(shape[1], -1, *found.shape[1:]).sum(1)
     _, vjp = jax.vjp(within_chunks, modes)
     ((dpoles, dresidues, dbias),) = vjp(found[:, :CHUNK])
     q, q_low, p, p_low = jnp.split(found[:, CHUNK:], 4, 1)
@@ -74,14 +104,16 @@ def gradient_of_modes(
     dresidues += (ages * (q + q_low)).sum(2)[:, :count]
     if state is None:
         return (dpoles, dresidues, dbias), None
-    first, lag = before.reshape(*x.shape[:2], 2, MODES)[..., :count].swapaxes(0, 2)
+    first, lag = before.reshape(*shape, 2, MODES)[..., :count].swapaxes(0, 2)
     state = state.swapaxes(0, 1)
     dpoles += CHUNK * modes[1] * (state * lag).sum(1)
     dresidues += (state * first).sum(1)
     return (dpoles, dresidues, dbias), (modes[1][:, None] * first).swapaxes(0, 1)
 
 
-def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: bool) -> tuple[Array, Array]:
+def _kernel(
+    streams: dict[int, Array], log_poles: Array, batch: int, flat: FlatRows | None, interpret: bool
+) -> tuple[Array, Array]:
     """[G^T U, Q^T U and P^T U, the latter two in two halves each] of each program, [Q, P] before each row."""
     x, channels = streams[X], log_poles.shape[0]
     rows = rows_per_program(batch, channels)
@@ -96,8 +128,13 @@ def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: 
     ).astype(x.dtype)
     decays = jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)
     decays = jnp.stack([decays, chunks[None, :, None].astype(jnp.float32) * decays], 1)
+    loaded = kept = tile_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype)
+    if flat is not None:
+        loaded = plgpu.RefUnion(chunks_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype), kept)
     return plgpu.kernel(
-        partial(_program, places=tuple(streams), channels=channels, rows=rows, interpret=interpret),
+        partial(
+            _program, places=tuple(streams), channels=channels, rows=rows, flat=flat, interpret=interpret
+        ),
         out_type=(
             varying_like(x, (channels * batch // rows, 2 * CHUNK, CHUNK), jnp.float32),
             varying_like(x, (batch * channels, 2, MODES), jnp.float32),
@@ -105,7 +142,7 @@ def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: 
         grid=(channels, batch // rows),
         grid_names=("channel", "rows"),
         scratch_types=[
-            tile_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype),
+            loaded,
             tile_ref(*weights.shape[1:], dtype=x.dtype),
             plgpu.SMEM(decays.shape[1:], jnp.float32),
             plgpu.SMEM((2, ROWS + EDGE, PITCH), jnp.float32),
@@ -114,15 +151,18 @@ def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: 
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
-        kernel_name="modal_conv_vjp",
+        kernel_name="modal_conv_vjp" + ("" if flat is None else "_flat"),
     )(*streams.values(), weights, decays)
 
 
-def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, interpret: bool) -> None:
+def _program(
+    *refs: Any, places: tuple[int, ...], channels: int, rows: int, flat: FlatRows | None, interpret: bool
+) -> None:
     """One channel of `rows` rows, each from its last tile to its first, row after row."""
     streams, (weights, decays, out, before) = dict(zip(places, refs, strict=False)), refs[len(places) : -6]
-    loaded, matrices, decay, sums, arrived, ready = refs[-6:]
-    tiles = -(-streams[X].shape[1] // ROWS)
+    stages, matrices, decay, sums, arrived, ready = refs[-6:]
+    loaded, kept = (stages, stages) if flat is None else stages
+    tiles = -(-streams[X].shape[1] // ROWS) if flat is None else flat.tiles
     channel, group = lax.axis_index("channel"), lax.axis_index("rows")
 
     def line_of(step: Array) -> Array:
@@ -131,19 +171,26 @@ def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, inte
     def load(step: Array) -> None:
         line, tile = line_of(step), tiles - 1 - step % tiles
         for place, stream in streams.items():
-            box = stream.at[line, pl.ds(tile * ROWS, ROWS)]
+            if flat is None:
+                box = stream.at[line, pl.ds(tile * ROWS, ROWS)]
+            else:
+                box = stream.at[pl.ds(flat.chunks(line)[0] + tile * ROWS, ROWS)]
             plgpu.copy_gmem_to_smem(box, loaded.at[step % STAGES, place], arrived.at[step % STAGES])
 
     def advance(step: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        stage = loaded.at[step % STAGES]
+        stage, spare = loaded.at[step % STAGES], kept.at[step % STAGES]
         plgpu.barrier_wait(arrived.at[step % STAGES])
+        if flat is not None:
+            line, tile = line_of(step), tiles - 1 - step % tiles
+            tiles_of = [stage.at[place] for place in places]
+            pl.when(flat.is_end(line, tile))(lambda: clear(tiles_of, own_steps(flat, line, tile)))
 
         @pl.when(step % tiles == 0)
         def _() -> None:
             for i in range(2):
                 start_sums(sums.at[i])
 
-        totals = _tile(stage, places, matrices, decay, sums, totals, interpret)
+        totals = _tile(stage, spare, places, matrices, decay, sums, totals, interpret)
 
         @pl.when(step % tiles == tiles - 1)
         def _() -> None:
@@ -164,6 +211,7 @@ def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, inte
 
 def _tile(
     stage: Any,
+    spare: Any,
     places: tuple[int, ...],
     matrices: Any,
     decay: Any,
@@ -171,14 +219,14 @@ def _tile(
     totals: tuple[Array, ...],
     interpret: bool,
 ) -> tuple[Array, ...]:
-    """The totals with one tile more. G, U, and [Q, P] replace dy, x and post_gate in shared memory."""
+    """The totals with one tile more. G, U, and [Q, P] replace dy, x and post_gate in shared memory, as `spare`."""
     g, u = read(stage.at[DY]), read(stage.at[X])
     g = g * read(stage.at[POST]) if POST in places else g
     u = u * read(stage.at[PRE]) if PRE in places else u
     parts = [matrices.at[i * MODES : (i + 1) * MODES] for i in range(4)]
     written = [products([(g, high), (g, low)], interpret) for high, low in (parts[:2], parts[2:])]
     later = [half for z in _later(written, sums, decay) for half in halves(z, u.dtype)]
-    kept = [stage.at[DY], stage.at[POST], stage.at[X]]
+    kept = [spare.at[DY], spare.at[POST], spare.at[X]]
     for ref, z in zip(kept, [g, jnp.concatenate(later, 1), u], strict=True):
         ref[...] = z
     plgpu.commit_smem()
