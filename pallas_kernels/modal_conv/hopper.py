@@ -15,6 +15,10 @@ MODES = 16
 """Modes per channel; fewer are filled up with modes of no weight."""
 
 
+TIMED_ANY_LENGTH = False
+"""Whether rows whose length is no multiple of 512 were timed on an H200, with their `gpu` tests passed: if not, the
+kernel takes them by name only."""
+
 BOX = 8 * CHUNK
 """Steps of the smallest box that the copy engine moves of a row cut off from its neighbours."""
 
@@ -44,4 +48,11 @@ def why_not(
         return f"it takes at most {MODES} modes, not {log_poles.shape[1]}"
     if x.shape[2] < SHORTEST:
         return f"rows of {x.shape[2]} steps are shorter than {SHORTEST}, too little of a tile of {TILE}"
+    return None
+
+
+def rather_not(device: Device, x: Any, *_: Any, **__: Any) -> str | None:
+    """Why the kernel is passed over where it can run, or None."""
+    if not TIMED_ANY_LENGTH and not is_in_whole_boxes(x.shape[2]):
+        return f"rows of {x.shape[2]} steps, no multiple of {BOX}, have not been timed in it"
     return None

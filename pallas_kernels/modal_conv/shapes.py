@@ -24,6 +24,10 @@ SHAPES = (
     ModalConvShape("d768_64k", 8, 768, 65536),
     ModalConvShape("d768_1m", 1, 768, 1_048_576),
     ModalConvShape("d256_4m", 1, 256, 4_194_304),
+    # Rows that fill no tile and no chunk.
+    ModalConvShape("d768_8191", 64, 768, 8191),
+    ModalConvShape("d768_131071", 4, 768, 131_071),
+    ModalConvShape("d768_128k", 4, 768, 131_072),
     # The latent stack of the `books` recipe.
     ModalConvShape("books", 8, 1024, 2048),
     # Decoding.

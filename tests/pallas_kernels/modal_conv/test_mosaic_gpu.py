@@ -14,7 +14,7 @@ import pytest
 from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.modal_conv import bench, modal_conv
+from pallas_kernels.modal_conv import bench, explain, hopper, modal_conv
 from pallas_kernels.modal_conv.hopper import MODES, SHORTEST, TILE, why_not
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
@@ -78,6 +78,49 @@ def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
+@pytest.mark.slow(weekly=3)
+@pytest.mark.parametrize(
+    "case",
+    [
+        case(
+            "chunks, but no boxes", TILE + 320, MODES, partial(modal_conv_mosaic_gpu, interpret=True), batch=2
+        ),
+        case(
+            "a row ends a step before its tile",
+            2 * TILE - 1,
+            3,
+            partial(modal_conv_mosaic_gpu, interpret=True),
+        ),
+        case(
+            "rows that need a tile more than others",
+            TILE + 1,
+            2,
+            partial(modal_conv_mosaic_gpu, interpret=True),
+            batch=32,
+            state=True,
+        ),
+    ],
+    ids=str,
+)
+def test_simulated_at_any_length(case: OpCase) -> None:
+    op_suite.check_reference(case)
+
+
+def test_a_row_knows_nothing_of_its_neighbours_in_memory() -> None:
+    """NaN in every second row stays there, values and gradients, though rows share chunks."""
+    run = partial(modal_conv_mosaic_gpu, interpret=True)
+    clean = case("two rows", SHORTEST + 77, 2, run, batch=2)
+    dirty = np.zeros((2, CHANNELS, SHORTEST + 77), bool)
+    dirty[:, 1] = dirty[1] = True
+    poisoned = {n: jnp.where(dirty, jnp.nan, clean.arrays[n]) for n in ALL_STREAMS}
+    backward = jax.jit(lambda arrays, dy: jax.vjp(lambda arrays: run(**arrays), arrays)[1](dy)[0])
+    dy = normal(9, dirty.shape, jnp.bfloat16)
+    found = backward(clean.arrays | poisoned, jnp.where(dirty, jnp.nan, dy).astype(dy.dtype))
+    wanted = backward(dict(clean.arrays), dy)
+    for name in ALL_STREAMS:
+        np.testing.assert_array_equal(found[name][0, 0], wanted[name][0, 0])
+
+
 def test_simulated_under_vmap() -> None:
     run = partial(modal_conv_mosaic_gpu, interpret=True)
     op_suite.check_vmap(case("two rows", TILE, 3, run, batch=2))
@@ -114,6 +157,29 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
+LENGTHS = [1025, 1088, 1600, 4095, 4097, 4160, 8191, 12289, 131071]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
+def test_any_length_on_a_gpu(length: int, streams: tuple[str, ...]) -> None:
+    """Values and gradients; 64 rows begin at every step of a chunk."""
+    run = partial(modal_conv, implementation="mosaic_gpu")
+    op_suite.check_reference(case("", length, MODES, run, batch=32, streams=streams, state=length < TILE))
+
+
+@pytest.mark.gpu
+def test_any_length_gives_the_same_bits_twice_on_a_gpu() -> None:
+    """Rows that share a chunk are written by different programs."""
+    run = partial(modal_conv, implementation="mosaic_gpu")
+    arrays = case("", 2 * TILE - 1, MODES, run, batch=512).arrays
+    backward = jax.jit(lambda arrays, dy: jax.vjp(lambda arrays: run(**arrays), arrays)[1](dy)[0])
+    first, *others = (backward(dict(arrays), arrays["x"]) for _ in range(5))
+    for other in others:
+        jax.tree.map(np.testing.assert_array_equal, first, other)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -144,6 +210,14 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
     p = jax.ShapeDtypeStruct((shape.channels, shape.modes), jnp.float32)
     assert why_not(HOPPER, x, p, p, pre_gate=x, post_gate=x) is None
+
+
+def test_other_lengths_are_passed_over_until_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, p = jax.ShapeDtypeStruct((1, 3, TILE - 1), jnp.bfloat16), jax.ShapeDtypeStruct((3, 4), jnp.float32)
+    monkeypatch.setattr(hopper, "TIMED_ANY_LENGTH", False)
+    assert "have not been timed" in explain(x, p, p, device=HOPPER)
+    monkeypatch.setattr(hopper, "TIMED_ANY_LENGTH", True)
+    assert explain(x, p, p, device=HOPPER).startswith("modal_conv: mosaic_gpu")
 
 
 def test_cannot_be_asked_for_on_a_cpu() -> None:
