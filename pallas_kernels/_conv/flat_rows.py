@@ -47,7 +47,7 @@ class FlatRows:
         """The first chunk that a kernel takes of a row, and how many."""
         (first, s), (end, next_s) = self.cut(row), self.cut(row + 1)
         if not self.reverse:
-            first, end = first + (s > 0), end + (next_s > 0)
+            first, end = first + (s > 0).astype(jnp.int32), end + (next_s > 0).astype(jnp.int32)
         return first, end - first
 
     def own(self, row: Any, tile: Any) -> tuple[Any, Any]:
@@ -83,7 +83,7 @@ class FlatRows:
         return self._edge(shape)[1].sum(1).astype(jnp.float32).reshape(shape[:2])
 
     def _edge(self, shape: tuple[int, ...]) -> tuple[Array, Bool[Array, "R 64"]]:
-        rows = jnp.arange(shape[0] * shape[1], dtype=jnp.int32) + self.reverse
+        rows = jnp.arange(shape[0] * shape[1], dtype=jnp.int32) + int(self.reverse)
         q, s = self.cut(rows)
         step = jnp.arange(CHUNK, dtype=jnp.int32)[None]
         own = step < s[:, None] if self.reverse else (step >= s[:, None]) & (s[:, None] > 0)

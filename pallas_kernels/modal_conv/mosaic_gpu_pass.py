@@ -34,9 +34,11 @@ from jaxtyping import Array, Float
 from pallas_kernels._conv.flat_rows import FlatRows, flatten, unflatten
 from pallas_kernels._conv.tiles import STAGES, chunks_ref, read, tile_ref
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
+from pallas_kernels.modal_conv.documents import Marks
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
+from pallas_kernels.modal_conv.mosaic_gpu_documents import TileDocuments, marks_of
 
 FAN = 4
 """Neighbours that a round of the sum over chunks joins: three rounds for 64 chunks."""
@@ -52,13 +54,15 @@ def convolve(
     post_gates: Sequence[Float[Array, "B D T"]],
     *,
     state: Float[Array, "B D M"] | None = None,
+    marks: Marks | None = None,
     reverse: bool = False,
     interpret: bool = False,
 ) -> list[Float[Array, "B D T"]]:
     """conv(pre_gate * x) times each of the post-gates, or as it is if there is none.
 
     Rows are matrices [chunk, step] if T is a multiple of 512; a tile that a row does not fill reads zeros, be it the
-    last or, in a short row, the only one. Other rows are not cut apart: see `_conv.flat_rows`.
+    last or, in a short row, the only one. Other rows are not cut apart: see `_conv.flat_rows`; if they are packed, they
+    are padded to a multiple of 512.
 
     Args:
       x: inputs.
@@ -66,21 +70,22 @@ def convolve(
       pre_gate: multiplies the input.
       post_gates: multiply the output; at most two.
       state: before the first step, zero if None.
+      marks: of packed rows; None for one document a row, without holes.
       reverse: y_t = sum_{s >= t} h_{s-t} u_s, the transpose of the convolution.
       interpret: run on the CPU in Pallas' simulation of a GPU.
     """
     assert state is None or not reverse
     inputs = [x] if pre_gate is None else [x, pre_gate]
     given = [*inputs, *post_gates]
-    if is_in_whole_boxes(x.shape[2]):
+    if is_in_whole_boxes(x.shape[2]) or marks is not None:
         streams = [as_chunks(z) for z in given]
-        found = _kernel(streams, len(inputs), modes, state, (), None, x.shape[:2], reverse, interpret)
+        found = _kernel(streams, len(inputs), modes, state, marks, (), None, x.shape[:2], reverse, interpret)
         return [as_rows(y, x.shape) for y in found]
     flat, streams = FlatRows(x.shape[2], reverse), [flatten(z) for z in given]
     edges = []
     if flat.ragged:
         edges, state = _edges(flat, streams, len(inputs), modes, state, x.shape)
-    found = _kernel(streams, len(inputs), modes, state, edges, flat, x.shape[:2], reverse, interpret)
+    found = _kernel(streams, len(inputs), modes, state, None, edges, flat, x.shape[:2], reverse, interpret)
     if reverse and x.size % CHUNK:  # The last row's edge lies in no other row's chunk.
         found = [y.at[-1].set(edge[-1]) for y, edge in zip(found, edges, strict=True)]
     return [unflatten(y, x.shape) for y in found]
@@ -107,6 +112,7 @@ def _kernel(
     inputs: int,
     modes: Modes,
     state: Array | None,
+    marks: Marks | None,
     edges: Sequence[Array],
     flat: FlatRows | None,
     shape: tuple[int, ...],
@@ -134,6 +140,7 @@ def _kernel(
             inputs=inputs,
             outputs=outputs,
             flat=flat,
+            packed=marks is not None,
             reverse=reverse,
             interpret=interpret,
         ),
@@ -151,8 +158,20 @@ def _kernel(
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
-        kernel_name=("modal_conv_reverse" if reverse else "modal_conv") + ("" if flat is None else "_flat"),
-    )(*streams, weights, decays, *edges, *([] if state is None else [fill_up(state).reshape(-1, MODES)]))
+        kernel_name=("modal_conv_reverse" if reverse else "modal_conv") + form(flat, marks),
+    )(
+        *streams,
+        weights,
+        decays,
+        *([] if marks is None else marks_of(marks, reverse)),
+        *edges,
+        *([] if state is None else [fill_up(state).reshape(-1, MODES)]),
+    )
+
+
+def form(flat: FlatRows | None, marks: Marks | None) -> str:
+    """The end of a kernel's name."""
+    return "_packed" if marks is not None else "" if flat is None else "_flat"
 
 
 def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
@@ -189,6 +208,7 @@ def _program(
     inputs: int,
     outputs: int,
     flat: FlatRows | None,
+    packed: bool,
     reverse: bool,
     interpret: bool,
 ) -> None:
@@ -196,6 +216,7 @@ def _program(
     loaded, stored, matrices, decay, sums, arrived, ready = refs[-7:]
     results, count = refs[-7 - outputs : -7], loaded.shape[1]
     streams, (weights, decays, *rest) = refs[:count], refs[count : -7 - outputs]
+    marks, rest = (rest[:3], rest[3:]) if packed else ([], rest)
     edges, states = (rest[:outputs], rest[outputs:]) if flat is not None and flat.ragged else ([], rest)
     tiles = -(-streams[0].shape[1] // ROWS) if flat is None else flat.tiles
     channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
@@ -216,8 +237,9 @@ def _program(
         for i, stream in enumerate(streams):
             plgpu.copy_gmem_to_smem(box(stream, step), loaded.at[slot, i], arrived.at[slot])
 
-    def store(step: Array, out: Array, gates: Sequence[Any]) -> None:
+    def store(step: Array, out: Array, gates: Sequence[Any], documents: TileDocuments | None = None) -> None:
         for i, y in enumerate(_gated(out, gates)):
+            y = y if documents is None else documents.tokens(y)
             (stored if flat is None else stored[0])[i] = y.astype(loaded.dtype)
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
         plgpu.commit_smem()
@@ -252,10 +274,15 @@ def _program(
         def _() -> None:
             start_sums(sums, state, reverse, entry)
 
-        out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret, entry, state)
+        if packed:
+            documents = TileDocuments.load(marks, first + step // tiles, tile_of(step), reverse)
+            out = _packed_tile(stage[:inputs], matrices, decay, sums, documents, interpret)
+        else:
+            documents = None
+            out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret, entry, state)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if flat is None:
-            store(step, out, stage[inputs:])
+            store(step, out, stage[inputs:], documents)
         else:
             pl.when(end)(lambda: store_end(step, out, stage[inputs:]))
             pl.when(~end)(lambda: store(step, out, stage[inputs:]))
@@ -342,6 +369,29 @@ def _tile(
     return products([(u, within), (quarters, reading)], interpret)
 
 
+def _packed_tile(
+    stage: list[Any], matrices: Any, decay: Any, sums: Any, documents: TileDocuments, interpret: bool
+) -> Array:
+    """`_tile` of packed rows. T takes one document of each chunk at a time, as often as the tile needs."""
+    u = read(stage[0])
+    for gate in stage[1:]:
+        u = u * read(gate)
+    u = documents.tokens(u)
+    within, reading, *written = _matrices(matrices)
+    sent = documents.leaving(u)
+    sent = products([(sent, half) for half in written], interpret)
+    states = _states(sent, sums, decay, documents.reverse, documents=documents)
+    quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
+    out = documents.entering(products([(quarters, reading)], interpret))
+
+    def add(order: Array, out: Array) -> Array:
+        here = documents.has(order)
+        alone = jnp.where(here, u, jnp.zeros_like(u))
+        return out + jnp.where(here, products([(alone, within)], interpret), jnp.zeros_like(out))
+
+    return lax.fori_loop(0, documents.passes, add, out)
+
+
 def _matrices(matrices: Any) -> list[Any]:
     """T, R and the two halves of K, transposed, in shared memory."""
     edges = (0, CHUNK, 2 * CHUNK, 2 * CHUNK + MODES, 2 * CHUNK + 2 * MODES)
@@ -349,7 +399,13 @@ def _matrices(matrices: Any) -> list[Any]:
 
 
 def _states(
-    written: Array, sums: Any, decay: Any, reverse: bool, entry: Array | None = None, state: Any = None
+    written: Array,
+    sums: Any,
+    decay: Any,
+    reverse: bool,
+    entry: Array | None = None,
+    state: Any = None,
+    documents: TileDocuments | None = None,
 ) -> Array:
     """The state before each chunk. In the last row of `sums` is that before the tile, on return that after it.
 
@@ -366,8 +422,12 @@ def _states(
     def power(chunks: int) -> Array:
         return row(decay.at[ROWS - 1 - chunks if reverse else chunks])
 
+    def linked(z: Array, chunks: int) -> Array:
+        return z if documents is None else documents.linked(z, chunks)
+
     ages = plgpu.load(decay, layout=plgpu.Layout.WGMMA, optimized=False)
     carried = ages * row(sums.at[last, :MODES])
+    carried = carried if documents is None else documents.linked_to_tile(carried)
     sums[tile, :MODES] = written
     if entry is not None and state is not None:
 
@@ -376,15 +436,16 @@ def _states(
             sums[entry, :MODES] = by_mode(state)
 
         written = earlier(0)
-    joined = earlier(1)
+    joined = linked(earlier(1), 0)
     for k in range(1, FAN):
-        joined = joined + power(k) * earlier(1 + k)
+        joined = joined + linked(power(k) * earlier(1 + k), k)
     for distance in (FAN, FAN * FAN):
         sums[tile, :MODES] = joined
         for k in range(1, FAN):
-            joined = joined + power(k * distance) * earlier(k * distance)
+            joined = joined + linked(power(k * distance) * earlier(k * distance), k * distance)
     states = joined + carried
-    sums[tile, :MODES] = power(1) * states + written
+    kept = power(1) * states
+    sums[tile, :MODES] = (kept if documents is None else documents.through(kept)) + written
     return states
 
 
