@@ -18,13 +18,17 @@ from pallas_kernels.modal_conv.hopper import MODES
 LAST = CHUNK
 """Added to the order of the chunk's last document."""
 
+REACH = 127
+"""Bits of `Marks.links` that count."""
+
 
 class Marks(NamedTuple):
     """Of rows of N chunks in whole tiles.
 
     Attributes:
       steps: a step's document in its chunk, plus `LAST` if it is the chunk's last; -1 at holes and padding.
-      links: 2 (links + 1), plus 1 if the chunk holds one document; one for each mode, as a kernel loads matrices.
+      links: links + 1, which beyond a tile is a tile, less 128 if the chunk holds one document; one for each mode, as a
+        kernel loads matrices.
       links_back: the same against time.
       passes: the most documents in a chunk of each tile.
     """
@@ -51,7 +55,8 @@ def mark(segment_ids: Int[Array, "B T"]) -> Marks:
     back = _links(jnp.pad(across, ((0, 0), (0, 1)))[:, ::-1], one[:, ::-1])[:, ::-1]
     passes = 1 + jnp.max(last.reshape(batch, -1, ROWS), 2)
     wide = [jnp.broadcast_to(z[..., None], (*z.shape, MODES)) for z in (links, back)]
-    return Marks(steps.astype(jnp.int32), *wide, passes.astype(jnp.int32))
+    narrow = [z.astype(jnp.int8) for z in (steps, *wide)]
+    return Marks(*narrow, passes.astype(jnp.int32))
 
 
 def _links(across: Array, one: Array) -> Int[Array, "B N"]:
@@ -60,5 +65,5 @@ def _links(across: Array, one: Array) -> Int[Array, "B N"]:
     # The latest chunk up to this one that hands nothing on; -1 before the row.
     cut = lax.cummax(jnp.where(across & one, -1, at), axis=1)
     before = jnp.pad(cut, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-    links = jnp.where(across, at - 1 - before, -1)
-    return 2 * (links + 1) + one.astype(jnp.int32)
+    links = jnp.where(across, jnp.minimum(at - before, ROWS), 0)
+    return links - jnp.where(one, REACH + 1, 0)

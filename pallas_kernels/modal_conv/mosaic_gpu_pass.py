@@ -263,6 +263,9 @@ def _program(
 
     def advance(step: Array, _: None) -> None:
         stage = [loaded.at[step % STAGES, i] for i in range(count)]
+        documents = None
+        if packed:  # Their way from device memory overlaps with that of the streams.
+            documents = TileDocuments.load(marks, first + step // tiles, tile_of(step), reverse=reverse)
         plgpu.barrier_wait(arrived.at[step % STAGES])
         state = states[0].at[line_of(step)] if states else None
         end = None if flat is None else flat.is_end(line_of(step), tile_of(step))
@@ -274,11 +277,9 @@ def _program(
         def _() -> None:
             start_sums(sums, state, reverse, entry)
 
-        if packed:
-            documents = TileDocuments.load(marks, first + step // tiles, tile_of(step), reverse)
+        if documents is not None:
             out = _packed_tile(stage[:inputs], matrices, decay, sums, documents, interpret)
         else:
-            documents = None
             out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret, entry, state)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if flat is None:

@@ -218,7 +218,9 @@ def _program(
 
         if packed:
             row = group * rows + step // tiles
-            documents = TileDocuments.load(marks, row, tiles - 1 - step % tiles, reverse=True)
+            documents = TileDocuments.load(
+                marks, row, tiles - 1 - step % tiles, reverse=True, keep_steps=False
+            )
         else:
             documents = None
         totals = _tile(stage, spare, places, matrices, decay, sums, totals, documents, interpret)
