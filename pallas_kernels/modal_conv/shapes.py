@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModalConvShape:
-    """One layer: B rows of T steps, D channels, M modes."""
+    """One layer: B rows of T steps, D channels, M modes; `documents` of random lengths in each row."""
 
     name: str
     batch: int
     channels: int
     length: int
     modes: int = 16
+    documents: int = 1
 
 
 SHAPES = (
@@ -28,6 +29,8 @@ SHAPES = (
     ModalConvShape("d768_8191", 64, 768, 8191),
     ModalConvShape("d768_131071", 4, 768, 131_071),
     ModalConvShape("d768_128k", 4, 768, 131_072),
+    # Packed rows.
+    ModalConvShape("d768_8k_packed", 64, 768, 8192, documents=8),
     # The latent stack of the `books` recipe.
     ModalConvShape("books", 8, 1024, 2048),
     # Decoding.
