@@ -54,9 +54,9 @@ def mark(segment_ids: Int[Array, "B T"]) -> Marks:
     links = _links(jnp.pad(across, ((0, 0), (1, 0)), constant_values=True), one)
     back = _links(jnp.pad(across, ((0, 0), (0, 1)))[:, ::-1], one[:, ::-1])[:, ::-1]
     passes = 1 + jnp.max(last.reshape(batch, -1, ROWS), 2)
-    wide = [jnp.broadcast_to(z[..., None], (*z.shape, MODES)) for z in (links, back)]
-    narrow = [z.astype(jnp.int8) for z in (steps, *wide)]
-    return Marks(*narrow, passes.astype(jnp.int32))
+    links, back = (jnp.broadcast_to(z[..., None], (*z.shape, MODES)) for z in (links, back))
+    narrow = jnp.int8
+    return Marks(steps.astype(narrow), links.astype(narrow), back.astype(narrow), passes.astype(jnp.int32))
 
 
 def _links(across: Array, one: Array) -> Int[Array, "B N"]:

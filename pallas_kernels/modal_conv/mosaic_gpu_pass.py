@@ -268,9 +268,8 @@ def _program(
             documents = TileDocuments.load(marks, first + step // tiles, tile_of(step), reverse=reverse)
         plgpu.barrier_wait(arrived.at[step % STAGES])
         state = states[0].at[line_of(step)] if states else None
-        end = None if flat is None else flat.is_end(line_of(step), tile_of(step))
         if flat is not None:
-            pl.when(end)(lambda: clear(stage[:inputs], own_steps(flat, line_of(step), tile_of(step))))
+            clear_neighbours(stage[:inputs], flat, line_of(step), tile_of(step))
         entry = None if flat is None or not reverse else flat.entry(line_of(step), tile_of(step))
 
         @pl.when(step % tiles == 0)
@@ -285,6 +284,7 @@ def _program(
         if flat is None:
             store(step, out, stage[inputs:], documents)
         else:
+            end = flat.is_end(line_of(step), tile_of(step))
             pl.when(end)(lambda: store_end(step, out, stage[inputs:]))
             pl.when(~end)(lambda: store(step, out, stage[inputs:]))
 
@@ -309,12 +309,16 @@ def own_steps(flat: FlatRows, line: Array, tile: Array) -> Array:
     return (at >= first) & (at < stop)
 
 
-def clear(tiles: Sequence[Any], own: Array) -> None:
-    """Zeros in shared memory where steps are not the row's."""
-    for ref in tiles:
-        z = read(ref)
-        ref[...] = jnp.where(own, z, jnp.zeros_like(z))
-    plgpu.commit_smem()  # A later load overwrites them by another way.
+def clear_neighbours(refs: Sequence[Any], flat: FlatRows, line: Array, tile: Array) -> None:
+    """Zeros in shared memory where steps of a tile are not the row's."""
+
+    @pl.when(flat.is_end(line, tile))
+    def _() -> None:
+        own = own_steps(flat, line, tile)
+        for ref in refs:
+            z = read(ref)
+            ref[...] = jnp.where(own, z, jnp.zeros_like(z))
+        plgpu.commit_smem()  # A later load overwrites them by another way.
 
 
 def _store_chunks(tiles: Any, results: Sequence[Any], start: Array, count: Array) -> None:

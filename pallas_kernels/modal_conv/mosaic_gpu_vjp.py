@@ -36,12 +36,11 @@ from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     EDGE,
     FAN,
     by_mode,
-    clear,
+    clear_neighbours,
     fill_up,
     form,
     halves,
     halves_of_weights,
-    own_steps,
     products,
     row,
     start_sums,
@@ -207,9 +206,8 @@ def _program(
         stage, spare = loaded.at[step % STAGES], kept.at[step % STAGES]
         plgpu.barrier_wait(arrived.at[step % STAGES])
         if flat is not None:
-            line, tile = line_of(step), tiles - 1 - step % tiles
-            tiles_of = [stage.at[place] for place in places]
-            pl.when(flat.is_end(line, tile))(lambda: clear(tiles_of, own_steps(flat, line, tile)))
+            tile = tiles - 1 - step % tiles
+            clear_neighbours([stage.at[place] for place in places], flat, line_of(step), tile)
 
         @pl.when(step % tiles == 0)
         def _() -> None:
@@ -217,9 +215,9 @@ def _program(
                 start_sums(sums.at[i])
 
         if packed:
-            row = group * rows + step // tiles
+            sample = group * rows + step // tiles
             documents = TileDocuments.load(
-                marks, row, tiles - 1 - step % tiles, reverse=True, keep_steps=False
+                marks, sample, tiles - 1 - step % tiles, reverse=True, keep_steps=False
             )
         else:
             documents = None
