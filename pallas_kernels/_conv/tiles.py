@@ -20,6 +20,18 @@ SWIZZLED = (
 """How tensor cores and the copy engine want a tile in shared memory."""
 
 
+CHUNK_BY_CHUNK = (
+    plgpu.TilingTransform((1, CHUNK)),  # pyright: ignore[reportAbstractUsage]
+    plgpu.SwizzleTransform(2 * CHUNK),  # pyright: ignore[reportAbstractUsage]
+)
+"""The same bytes as `SWIZZLED`, for copies that start at any chunk: those of groups of 8 start at multiples of 8."""
+
+
+def chunks_ref(*shape: int, dtype: Any) -> Any:
+    """Scratch for tiles that the copy engine moves from or to any chunk; no operand of tensor cores."""
+    return plgpu.SMEM(shape, dtype, transforms=CHUNK_BY_CHUNK)
+
+
 def tile_ref(*shape: int, dtype: Any) -> Any:
     """Scratch for tiles that tensor cores read or the copy engine moves."""
     return plgpu.SMEM(shape, dtype, transforms=SWIZZLED)

@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
@@ -31,7 +33,8 @@ def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     x, pre_gate, post_gate = (jax.random.normal(key, full, jnp.bfloat16) for key in keys[:3])
     log_poles = -jnp.exp(jax.random.uniform(keys[3], modes, minval=-jnp.log(shape.length / 8), maxval=0.0))
     residues = jax.random.normal(keys[4], modes) * jnp.sqrt(-log_poles / shape.modes)
-    args = (x, log_poles, residues, pre_gate, post_gate)
+    args: tuple[Any, ...] = (x, log_poles, residues, pre_gate, post_gate)
+    ids = None if shape.documents == 1 else _packed(shape)
     flops, stream = (2.0 * CHUNK + 4 * shape.modes) * x.size, float(x.nbytes)
     kernel = partial(modal_conv_mosaic_gpu, interpret=interpret)
     # Forward reads x and the gates, writes y; backward reads them and the cotangent, writes three gradients.
@@ -39,21 +42,31 @@ def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     if shape.length > LONGEST_TRAINED:
         del work["forward+backward"]
     return Plan(
-        truth=Case("truth", _in_fp32, args),
-        plain=Case("xla", _gated(modal_conv_xla), args),
-        versions=[Case("mosaic_gpu", _gated(kernel), args)],
+        truth=Case("truth", _in_fp32(ids), args),
+        plain=Case("xla", _gated(modal_conv_xla, ids), args),
+        versions=[Case("mosaic_gpu", _gated(kernel, ids), args)],
         work=work,
     )
 
 
-def _gated(op: Callable[..., Any]) -> Callable[..., Any]:
+def _packed(shape: ModalConvShape) -> Array:
+    """Documents that begin anywhere, all steps tokens."""
+    rng = np.random.default_rng(0)
+    cuts = [rng.choice(shape.length, shape.documents - 1, replace=False) for _ in range(shape.batch)]
+    steps = np.arange(shape.length)
+    return jnp.asarray([1 + np.searchsorted(np.sort(row), steps, side="right") for row in cuts], jnp.int32)
+
+
+def _gated(op: Callable[..., Any], ids: Array | None) -> Callable[..., Any]:
     return lambda x, log_poles, residues, pre_gate, post_gate: op(
-        x, log_poles, residues, pre_gate=pre_gate, post_gate=post_gate
+        x, log_poles, residues, pre_gate=pre_gate, post_gate=post_gate, segment_ids=ids
     )
 
 
-def _in_fp32(*args: Any) -> Any:
-    return _gated(modal_conv_xla)(*(z.astype(jnp.float32) for z in args)).astype(args[0].dtype)
+def _in_fp32(ids: Array | None) -> Callable[..., Any]:
+    return lambda *args: _gated(modal_conv_xla, ids)(*(z.astype(jnp.float32) for z in args)).astype(
+        args[0].dtype
+    )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,22 @@ MODES = 16
 """Modes per channel; fewer are filled up with modes of no weight."""
 
 
+TIMED_ANY_LENGTH = False
+"""Whether rows whose length is no multiple of 512 were timed on an H200, with their `gpu` tests passed: if not, the
+kernel takes them by name only."""
+
+TIMED_PACKED = False
+"""The same of packed rows."""
+
+BOX = 8 * CHUNK
+"""Steps of the smallest box that the copy engine moves of a row cut off from its neighbours."""
+
+
+def is_in_whole_boxes(length: int) -> bool:
+    """Whether rows of this length are matrices of chunks as they lie in memory; else `_conv.flat_rows` finds them."""
+    return length % BOX == 0
+
+
 def why_not(
     device: Device,
     x: Any,
@@ -22,6 +38,7 @@ def why_not(
     residues: Any,
     *,
     segment_ids: Any = None,
+    output_final_state: bool = False,
     pre_gate: Any = None,
     post_gate: Any = None,
     **_: Any,
@@ -29,10 +46,19 @@ def why_not(
     """Why the kernel cannot run such a call, or None."""
     if refused := why_not_streams(device, x, pre_gate, post_gate):
         return refused
-    if segment_ids is not None:
-        return "it does not know packed rows"
+    if segment_ids is not None and output_final_state:
+        return "it does not know the state after packed rows"
     if log_poles.shape[1] > MODES:
         return f"it takes at most {MODES} modes, not {log_poles.shape[1]}"
     if x.shape[2] < SHORTEST:
         return f"rows of {x.shape[2]} steps are shorter than {SHORTEST}, too little of a tile of {TILE}"
+    return None
+
+
+def rather_not(device: Device, x: Any, *_: Any, segment_ids: Any = None, **__: Any) -> str | None:
+    """Why the kernel is passed over where it can run, or None."""
+    if segment_ids is not None:
+        return None if TIMED_PACKED else "packed rows have not been timed in it"
+    if not TIMED_ANY_LENGTH and not is_in_whole_boxes(x.shape[2]):
+        return f"rows of {x.shape[2]} steps, no multiple of {BOX}, have not been timed in it"
     return None

@@ -16,7 +16,9 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import enter
-from pallas_kernels.modal_conv.mosaic_gpu_pass import Modes, convolve
+from pallas_kernels.modal_conv.documents import Marks, mark
+from pallas_kernels.modal_conv.edges import Modes
+from pallas_kernels.modal_conv.mosaic_gpu_pass import convolve
 from pallas_kernels.modal_conv.mosaic_gpu_vjp import gradient_of_modes
 from pallas_kernels.modal_conv.states import row_state
 
@@ -43,24 +45,26 @@ def modal_conv_mosaic_gpu(
     """
     wide = [None if z is None else z.astype(jnp.float32) for z in (log_poles, residues, bias, initial_state)]
     x, *modes, state, pre_gate, post_gate = vary_alike(x, *wide, pre_gate, post_gate)
-    y: Any = _conv(x, tuple(modes), state, pre_gate, post_gate, interpret)
+    marks = None if segment_ids is None else mark(segment_ids)
+    y: Any = _conv(x, tuple(modes), state, pre_gate, post_gate, marks, interpret)
     if not output_final_state:
         return y
     final = row_state(enter(x, pre_gate, None), modes[0])
     return y, final if state is None else final + jnp.exp(x.shape[2] * modes[0])[None] * state
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
 def _conv(
     x: Array,
     modes: Modes,
     state: Array | None,
     pre_gate: Array | None,
     post_gate: Array | None,
+    marks: Marks | None,
     interpret: bool,
 ) -> Array:
     gates = [] if post_gate is None else [post_gate]
-    (y,) = convolve(x, modes, pre_gate, gates, state=state, interpret=interpret)
+    (y,) = convolve(x, modes, pre_gate, gates, state=state, marks=marks, interpret=interpret)
     return y
 
 
@@ -69,12 +73,14 @@ def _forward(*args: Any) -> tuple[Array, tuple[Any, ...]]:
 
 
 def _backward(interpret: bool, residuals: tuple[Any, ...], dy: Array) -> tuple[Any, ...]:
-    x, modes, state, pre_gate, post_gate = residuals
+    x, modes, state, pre_gate, post_gate, marks = residuals
     factors = [] if pre_gate is None else [pre_gate, x]
-    dx, *rest = convolve(dy, modes, post_gate, factors, reverse=True, interpret=interpret)
-    dpost_gate = None if post_gate is None else _conv(x, modes, state, pre_gate, dy, interpret)
-    dmodes, dstate = gradient_of_modes(x, modes, state, pre_gate, post_gate, dy, interpret=interpret)
-    return dx, dmodes, dstate, rest[0] if rest else None, dpost_gate
+    dx, *rest = convolve(dy, modes, post_gate, factors, marks=marks, reverse=True, interpret=interpret)
+    dpost_gate = None if post_gate is None else _conv(x, modes, state, pre_gate, dy, marks, interpret)
+    dmodes, dstate = gradient_of_modes(
+        x, modes, state, pre_gate, post_gate, dy, marks=marks, interpret=interpret
+    )
+    return dx, dmodes, dstate, rest[0] if rest else None, dpost_gate, None
 
 
 _conv.defvjp(_forward, _backward)

@@ -13,8 +13,12 @@ K, R and S enter products as sums of two bf16 numbers, 16 bits of each.
 
 Against time, "before" is "after": steps, chunks and tiles are counted from the row's end. In the direction of time a
 row may begin with a state.
+
+Rows whose length is no multiple of 512 stay where they are (`_conv.flat_rows`). The tiles at a row's ends then hold
+steps of its neighbours. Those are zeros to the products, and of such a tile only the row's chunks are written.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -27,21 +31,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.gates import add_skip
-from pallas_kernels._conv.tiles import STAGES, read, tile_ref
-from pallas_kernels._conv.toeplitz import toeplitz
+from pallas_kernels._conv.flat_rows import FlatRows, flatten, unflatten
+from pallas_kernels._conv.tiles import STAGES, chunks_ref, read, tile_ref
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
-from pallas_kernels.modal_conv.filter import modal_filter, powers
-from pallas_kernels.modal_conv.hopper import MODES, ROWS
+from pallas_kernels.modal_conv.documents import Marks
+from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
+from pallas_kernels.modal_conv.filter import powers
+from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
+from pallas_kernels.modal_conv.mosaic_gpu_documents import TileDocuments, marks_of
 
 FAN = 4
 """Neighbours that a round of the sum over chunks joins: three rounds for 64 chunks."""
 
 EDGE = (FAN - 1) * FAN * FAN
 """Rows of zeros before a tile's sums: as far as a round looks."""
-
-Modes = tuple[Array, Array, Array | None]
-"""log_poles, residues and the bias, all fp32."""
 
 
 def convolve(
@@ -51,13 +54,15 @@ def convolve(
     post_gates: Sequence[Float[Array, "B D T"]],
     *,
     state: Float[Array, "B D M"] | None = None,
+    marks: Marks | None = None,
     reverse: bool = False,
     interpret: bool = False,
 ) -> list[Float[Array, "B D T"]]:
     """conv(pre_gate * x) times each of the post-gates, or as it is if there is none.
 
-    Rows are matrices [chunk, step], padded if T is no multiple of 512; a tile that a row does not fill reads zeros, be
-    it the last or, in a short row, the only one.
+    Rows are matrices [chunk, step] if T is a multiple of 512; a tile that a row does not fill reads zeros, be it the
+    last or, in a short row, the only one. Other rows are not cut apart: see `_conv.flat_rows`; if they are packed, they
+    are padded to a multiple of 512.
 
     Args:
       x: inputs.
@@ -65,33 +70,86 @@ def convolve(
       pre_gate: multiplies the input.
       post_gates: multiply the output; at most two.
       state: before the first step, zero if None.
+      marks: of packed rows; None for one document a row, without holes.
       reverse: y_t = sum_{s >= t} h_{s-t} u_s, the transpose of the convolution.
       interpret: run on the CPU in Pallas' simulation of a GPU.
     """
     assert state is None or not reverse
-    batch, channels, _ = x.shape
-    streams = [as_chunks(z) for z in (x, pre_gate, *post_gates) if z is not None]
-    outputs = max(1, len(post_gates))
+    inputs = [x] if pre_gate is None else [x, pre_gate]
+    given = [*inputs, *post_gates]
+    if is_in_whole_boxes(x.shape[2]) or marks is not None:
+        streams = [as_chunks(z) for z in given]
+        found = _kernel(streams, len(inputs), modes, state, marks, (), None, x.shape[:2], reverse, interpret)
+        return [as_rows(y, x.shape) for y in found]
+    flat, streams = FlatRows(x.shape[2], reverse), [flatten(z) for z in given]
+    edges = []
+    if flat.ragged:
+        edges, state = _edges(flat, streams, len(inputs), modes, state, x.shape)
+    found = _kernel(streams, len(inputs), modes, state, None, edges, flat, x.shape[:2], reverse, interpret)
+    if reverse and x.size % CHUNK:  # The last row's edge lies in no other row's chunk.
+        found = [y.at[-1].set(edge[-1]) for y, edge in zip(found, edges, strict=True)]
+    return [unflatten(y, x.shape) for y in found]
+
+
+def _edges(
+    flat: FlatRows,
+    streams: Sequence[Array],
+    inputs: int,
+    modes: Modes,
+    state: Array | None,
+    shape: tuple[int, ...],
+) -> tuple[list[Float[Array, "R 64"]], Float[Array, "B D M"]]:
+    """What each output holds in the chunks that the kernel is not given, and the states after them."""
+    parts = [flat.edges(z, shape) for z in streams]
+    u, gates = math.prod(parts[1:inputs], start=parts[0]), parts[inputs:]
+    y, left = run_edges(u, modes, reverse=flat.reverse, state=state, lengths=flat.edge_lengths(shape))
+    outputs = [y * gate.astype(y.dtype) for gate in gates] or [y]
+    return [z.astype(u.dtype).reshape(-1, CHUNK) for z in outputs], left
+
+
+def _kernel(
+    streams: Sequence[Array],
+    inputs: int,
+    modes: Modes,
+    state: Array | None,
+    marks: Marks | None,
+    edges: Sequence[Array],
+    flat: FlatRows | None,
+    shape: tuple[int, ...],
+    reverse: bool,
+    interpret: bool,
+) -> list[Array]:
+    """`convolve` of streams in chunks; `inputs` of them are multiplied before the convolution, the others after it."""
+    (batch, channels), x = shape, streams[0]
+    outputs = max(1, len(streams) - inputs)
     weights, decays = _weights(modes, x.dtype, reverse)
     rows = rows_per_program(batch, channels)
     # With 24 numbers per chunk, 4 rows lie in different banks. Two outputs leave no room for that, if two programs
     # are to fit on a multiprocessor.
     pitch = MODES + 8 if outputs == 1 else MODES
-    results = plgpu.kernel(
+    stored = tile_ref(outputs, ROWS, CHUNK, dtype=x.dtype)
+    if flat is not None:
+        stored = plgpu.RefUnion(
+            chunks_ref(outputs, ROWS, CHUNK, dtype=x.dtype), plgpu.SMEM((outputs, ROWS, CHUNK), x.dtype)
+        )
+    return plgpu.kernel(
         partial(
             _program,
             channels=channels,
             rows=rows,
-            inputs=1 if pre_gate is None else 2,
+            inputs=inputs,
+            outputs=outputs,
+            flat=flat,
+            packed=marks is not None,
             reverse=reverse,
             interpret=interpret,
         ),
-        out_type=[jax.typeof(streams[0])] * outputs,
+        out_type=[jax.typeof(x)] * outputs,
         grid=(channels, batch // rows),
         grid_names=("channel", "rows"),
         scratch_types=[
-            tile_ref(STAGES, len(streams), ROWS, CHUNK, dtype=x.dtype),
-            tile_ref(outputs, ROWS, CHUNK, dtype=x.dtype),
+            (tile_ref if flat is None else chunks_ref)(STAGES, len(streams), ROWS, CHUNK, dtype=x.dtype),
+            stored,
             tile_ref(*weights.shape[1:], dtype=x.dtype),
             plgpu.SMEM(decays.shape[1:], jnp.float32),
             plgpu.SMEM((EDGE + ROWS, pitch), jnp.float32),
@@ -100,9 +158,20 @@ def convolve(
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
-        kernel_name="modal_conv_reverse" if reverse else "modal_conv",
-    )(*streams, weights, decays, *([] if state is None else [fill_up(state).reshape(-1, MODES)]))
-    return [as_rows(y, x.shape) for y in results]
+        kernel_name=("modal_conv_reverse" if reverse else "modal_conv") + form(flat, marks),
+    )(
+        *streams,
+        weights,
+        decays,
+        *([] if marks is None else marks_of(marks, reverse)),
+        *edges,
+        *([] if state is None else [fill_up(state).reshape(-1, MODES)]),
+    )
+
+
+def form(flat: FlatRows | None, marks: Marks | None) -> str:
+    """The end of a kernel's name."""
+    return "_packed" if marks is not None else "" if flat is None else "_flat"
 
 
 def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
@@ -126,51 +195,98 @@ def fill_up(z: Float[Array, "... M"], value: float = 0.0) -> Float[Array, "... 1
     return jnp.pad(z, ((0, 0),) * (z.ndim - 1) + ((0, missing),), constant_values=value)
 
 
-def within_chunks(modes: Modes) -> Float[Array, "D 64 64"]:
-    """T with the bias on its diagonal."""
-    log_poles, residues, bias = modes
-    return toeplitz(add_skip(modal_filter(log_poles, residues, CHUNK), bias, 0), CHUNK, CHUNK, 0)
-
-
 def halves_of_weights(z: Array) -> tuple[Array, Array]:
     """bf16 numbers whose sum has 16 bits of z. XLA may drop a cast to bf16 and back, but no `reduce_precision`."""
     high = lax.reduce_precision(z, exponent_bits=8, mantissa_bits=7)
     return high, z - high
 
 
-def _program(*refs: Any, channels: int, rows: int, inputs: int, reverse: bool, interpret: bool) -> None:
+def _program(
+    *refs: Any,
+    channels: int,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    flat: FlatRows | None,
+    packed: bool,
+    reverse: bool,
+    interpret: bool,
+) -> None:
     """One channel of `rows` rows, tile after tile, row after row."""
     loaded, stored, matrices, decay, sums, arrived, ready = refs[-7:]
-    outputs, count = refs[-7 - stored.shape[0] : -7], loaded.shape[1]
-    streams, (weights, decays, *states) = refs[:count], refs[count : -7 - len(outputs)]
-    tiles = -(-streams[0].shape[1] // ROWS)
+    results, count = refs[-7 - outputs : -7], loaded.shape[1]
+    streams, (weights, decays, *rest) = refs[:count], refs[count : -7 - outputs]
+    marks, rest = (rest[:3], rest[3:]) if packed else ([], rest)
+    edges, states = (rest[:outputs], rest[outputs:]) if flat is not None and flat.ragged else ([], rest)
+    tiles = -(-streams[0].shape[1] // ROWS) if flat is None else flat.tiles
     channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
 
+    def line_of(step: Array) -> Array:
+        return (first + step // tiles) * channels + channel
+
+    def tile_of(step: Array) -> Array:
+        return tiles - 1 - step % tiles if reverse else step % tiles
+
     def box(ref: Any, step: Array) -> Any:
-        tile = tiles - 1 - step % tiles if reverse else step % tiles
-        return ref.at[(first + step // tiles) * channels + channel, pl.ds(tile * ROWS, ROWS)]
+        if flat is None:
+            return ref.at[line_of(step), pl.ds(tile_of(step) * ROWS, ROWS)]
+        return ref.at[pl.ds(flat.chunks(line_of(step))[0] + tile_of(step) * ROWS, ROWS)]
 
     def load(step: Array) -> None:
         slot = step % STAGES
         for i, stream in enumerate(streams):
             plgpu.copy_gmem_to_smem(box(stream, step), loaded.at[slot, i], arrived.at[slot])
 
+    def store(step: Array, out: Array, gates: Sequence[Any], documents: TileDocuments | None = None) -> None:
+        for i, y in enumerate(_gated(out, gates)):
+            y = y if documents is None else documents.tokens(y)
+            (stored if flat is None else stored[0])[i] = y.astype(loaded.dtype)
+        pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
+        plgpu.commit_smem()
+        for i, result in enumerate(results):
+            plgpu.copy_smem_to_gmem((stored if flat is None else stored[0]).at[i], box(result, step))
+
+    def store_end(step: Array, out: Array, gates: Sequence[Any]) -> None:
+        """The row's chunks of a tile at its end, with what `edges` has for its neighbour there."""
+        assert flat is not None
+        line, tile = line_of(step), tile_of(step)
+        own = own_steps(flat, line, tile)
+        for i, y in enumerate(_gated(out, gates)):
+            if edges:
+                other = edges[i].at[flat.neighbour(line, edges[i].shape[0])]
+                y = jnp.where(own, y, row(other, CHUNK).astype(y.dtype))
+            stored[1][i] = y.astype(loaded.dtype)
+        pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
+        plgpu.commit_smem()
+        start, chunks = flat.chunks(line)
+        _store_chunks(stored[1], results, start + tile * ROWS, jnp.minimum(chunks - tile * ROWS, ROWS))
+
     def advance(step: Array, _: None) -> None:
         stage = [loaded.at[step % STAGES, i] for i in range(count)]
+        documents = None
+        if packed:  # Their way from device memory overlaps with that of the streams.
+            documents = TileDocuments.load(marks, first + step // tiles, tile_of(step), reverse=reverse)
         plgpu.barrier_wait(arrived.at[step % STAGES])
+        state = states[0].at[line_of(step)] if states else None
+        if flat is not None:
+            clear_neighbours(stage[:inputs], flat, line_of(step), tile_of(step))
+        entry = None if flat is None or not reverse else flat.entry(line_of(step), tile_of(step))
 
         @pl.when(step % tiles == 0)
         def _() -> None:
-            start_sums(sums, states[0].at[(first + step // tiles) * channels + channel] if states else None)
+            start_sums(sums, state, reverse, entry)
 
-        out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret)
+        if documents is not None:
+            out = _packed_tile(stage[:inputs], matrices, decay, sums, documents, interpret)
+        else:
+            out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret, entry, state)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        for i, gate in enumerate(stage[inputs:] or [None]):
-            stored[i] = (out if gate is None else out * read(gate).astype(out.dtype)).astype(stored.dtype)
-        pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
-        plgpu.commit_smem()
-        for i, y in enumerate(outputs):
-            plgpu.copy_smem_to_gmem(stored.at[i], box(y, step))
+        if flat is None:
+            store(step, out, stage[inputs:], documents)
+        else:
+            end = flat.is_end(line_of(step), tile_of(step))
+            pl.when(end)(lambda: store_end(step, out, stage[inputs:]))
+            pl.when(~end)(lambda: store(step, out, stage[inputs:]))
 
     plgpu.copy_gmem_to_smem(weights.at[channel], matrices, ready)
     plgpu.copy_gmem_to_smem(decays.at[channel], decay, ready)
@@ -180,25 +296,105 @@ def _program(*refs: Any, channels: int, rows: int, inputs: int, reverse: bool, i
     plgpu.wait_smem_to_gmem(0)
 
 
-def start_sums(sums: Any, state: Any = None) -> None:
-    """Zeros, but for the state, which goes where that after a tile before this one would be."""
+def _gated(out: Array, gates: Sequence[Any]) -> list[Array]:
+    return [out * read(gate).astype(out.dtype) for gate in gates] or [out]
+
+
+def own_steps(flat: FlatRows, line: Array, tile: Array) -> Array:
+    """Which steps of a tile are the row's."""
+    chunk, step = (
+        plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), axis, layout=plgpu.Layout.WGMMA) for axis in (0, 1)
+    )
+    at, (first, stop) = CHUNK * chunk + step, flat.own(line, tile)
+    return (at >= first) & (at < stop)
+
+
+def clear_neighbours(refs: Sequence[Any], flat: FlatRows, line: Array, tile: Array) -> None:
+    """Zeros in shared memory where steps of a tile are not the row's."""
+
+    @pl.when(flat.is_end(line, tile))
+    def _() -> None:
+        own = own_steps(flat, line, tile)
+        for ref in refs:
+            z = read(ref)
+            ref[...] = jnp.where(own, z, jnp.zeros_like(z))
+        plgpu.commit_smem()  # A later load overwrites them by another way.
+
+
+def _store_chunks(tiles: Any, results: Sequence[Any], start: Array, count: Array) -> None:
+    """The first chunks of plain tiles, at most 64: the sizes of copies are fixed, so one for each bit of `count`."""
+    size = ROWS
+    while size:
+        done = count // (2 * size) * (2 * size)
+
+        @pl.when(count // size % 2 == 1)
+        def _(size: int = size, done: Array = done) -> None:
+            for i, result in enumerate(results):
+                plgpu.copy_smem_to_gmem(tiles.at[i, pl.ds(done, size)], result.at[pl.ds(start + done, size)])
+
+        size //= 2
+
+
+def start_sums(sums: Any, state: Any = None, reverse: bool = False, entry: Array | None = None) -> None:
+    """Zeros, but for the state, which goes where that after a tile before this one would be.
+
+    Against time it goes there only if the row fills its tiles, so that `entry` is 64; else `_states` puts it in.
+    """
     nothing = plgpu.layout_cast(jnp.zeros((ROWS, MODES), sums.dtype), plgpu.Layout.WGMMA)
-    sums[:ROWS, :MODES] = nothing
+    tile, last = (slice(0, ROWS), 0) if reverse else (slice(EDGE, EDGE + ROWS), ROWS - 1)
+    if reverse:
+        sums[EDGE : EDGE + ROWS, :MODES] = nothing
+    else:
+        sums[:ROWS, :MODES] = nothing
     if state is not None:
         chunk = plgpu.broadcasted_iota(jnp.int32, (ROWS, MODES), 0, layout=plgpu.Layout.WGMMA)
-        nothing = jnp.where(chunk == ROWS - 1, row(state), nothing)
-    sums[EDGE : EDGE + ROWS, :MODES] = nothing
+        here = chunk == last if entry is None else (chunk == last) & (entry == ROWS)
+        nothing = jnp.where(here, row(state), nothing)
+    sums[tile, :MODES] = nothing
 
 
-def _tile(stage: list[Any], matrices: Any, decay: Any, sums: Any, reverse: bool, interpret: bool) -> Array:
-    """One tile's Y in fp32; `stage` holds the input and, if there is one, its gate."""
+def _tile(
+    stage: list[Any],
+    matrices: Any,
+    decay: Any,
+    sums: Any,
+    reverse: bool,
+    interpret: bool,
+    entry: Array | None = None,
+    state: Any = None,
+) -> Array:
+    """One tile's Y in fp32; `stage` holds the input and, if there is one, its gate. See `_states` for the last two."""
     u = read(stage[0])
     for gate in stage[1:]:
         u = u * read(gate)
     within, reading, *written = _matrices(matrices)
-    states = _states(products([(u, half) for half in written], interpret), sums, decay, reverse)
+    sent = products([(u, half) for half in written], interpret)
+    states = _states(sent, sums, decay, reverse, entry, state)
     quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
     return products([(u, within), (quarters, reading)], interpret)
+
+
+def _packed_tile(
+    stage: list[Any], matrices: Any, decay: Any, sums: Any, documents: TileDocuments, interpret: bool
+) -> Array:
+    """`_tile` of packed rows. T takes one document of each chunk at a time, as often as the tile needs."""
+    u = read(stage[0])
+    for gate in stage[1:]:
+        u = u * read(gate)
+    u = documents.tokens(u)
+    within, reading, *written = _matrices(matrices)
+    sent = documents.leaving(u)
+    sent = products([(sent, half) for half in written], interpret)
+    states = _states(sent, sums, decay, documents.reverse, documents=documents)
+    quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
+    out = documents.entering(products([(quarters, reading)], interpret))
+
+    def add(order: Array, out: Array) -> Array:
+        here = documents.has(order)
+        alone = jnp.where(here, u, jnp.zeros_like(u))
+        return out + jnp.where(here, products([(alone, within)], interpret), jnp.zeros_like(out))
+
+    return lax.fori_loop(0, documents.passes, add, out)
 
 
 def _matrices(matrices: Any) -> list[Any]:
@@ -207,8 +403,19 @@ def _matrices(matrices: Any) -> list[Any]:
     return [matrices.at[start:stop] for start, stop in pairwise(edges)]
 
 
-def _states(written: Array, sums: Any, decay: Any, reverse: bool) -> Array:
-    """The state before each chunk. In the last row of `sums` is that before the tile, on return that after it."""
+def _states(
+    written: Array,
+    sums: Any,
+    decay: Any,
+    reverse: bool,
+    entry: Array | None = None,
+    state: Any = None,
+    documents: TileDocuments | None = None,
+) -> Array:
+    """The state before each chunk. In the last row of `sums` is that before the tile, on return that after it.
+
+    Where a row that is walked against time ends before its tile does, `state` enters as what chunk `entry` has sent.
+    """
     tile = slice(0, ROWS) if reverse else slice(EDGE, EDGE + ROWS)
     last = 0 if reverse else EDGE + ROWS - 1
 
@@ -220,18 +427,30 @@ def _states(written: Array, sums: Any, decay: Any, reverse: bool) -> Array:
     def power(chunks: int) -> Array:
         return row(decay.at[ROWS - 1 - chunks if reverse else chunks])
 
+    def linked(z: Array, chunks: int) -> Array:
+        return z if documents is None else documents.linked(z, chunks)
+
     ages = plgpu.load(decay, layout=plgpu.Layout.WGMMA, optimized=False)
     carried = ages * row(sums.at[last, :MODES])
+    carried = carried if documents is None else documents.linked_to_tile(carried)
     sums[tile, :MODES] = written
-    joined = earlier(1)
+    if entry is not None and state is not None:
+
+        @pl.when(entry < ROWS)
+        def _() -> None:
+            sums[entry, :MODES] = by_mode(state)
+
+        written = earlier(0)
+    joined = linked(earlier(1), 0)
     for k in range(1, FAN):
-        joined = joined + power(k) * earlier(1 + k)
+        joined = joined + linked(power(k) * earlier(1 + k), k)
     for distance in (FAN, FAN * FAN):
         sums[tile, :MODES] = joined
         for k in range(1, FAN):
-            joined = joined + power(k * distance) * earlier(k * distance)
+            joined = joined + linked(power(k * distance) * earlier(k * distance), k * distance)
     states = joined + carried
-    sums[tile, :MODES] = power(1) * states + written
+    kept = power(1) * states
+    sums[tile, :MODES] = (kept if documents is None else documents.through(kept)) + written
     return states
 
 
@@ -240,9 +459,9 @@ def by_mode(ref: Any) -> Array:
     return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
 
 
-def row(ref: Any) -> Array:
-    """One number per mode, the same for all chunks."""
-    return lax.broadcast_in_dim(by_mode(ref), (ROWS, MODES), (1,))
+def row(ref: Any, width: int = MODES) -> Array:
+    """One number per mode (or step), the same for all chunks."""
+    return lax.broadcast_in_dim(by_mode(ref), (ROWS, width), (1,))
 
 
 def halves(states: Array, dtype: Any) -> list[Array]:

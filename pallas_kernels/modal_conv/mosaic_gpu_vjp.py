@@ -13,6 +13,7 @@ from chunk to chunk as the states of the other passes are: with a = exp(64 log_p
 A row's first state s adds residues exp((n + 1) log_poles) s to y_n, for which Q_{-1} and P_{-1} are left at its end.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,22 +24,26 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.tiles import STAGES, add_products, read, tile_ref, zeros
+from pallas_kernels._conv.flat_rows import FlatRows, flatten
+from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, as_chunks, rows_per_program, varying_like
+from pallas_kernels.modal_conv.documents import Marks
+from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
-from pallas_kernels.modal_conv.hopper import MODES, ROWS
+from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
+from pallas_kernels.modal_conv.mosaic_gpu_documents import TileDocuments, marks_of
 from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     EDGE,
     FAN,
-    Modes,
     by_mode,
+    clear_neighbours,
     fill_up,
+    form,
     halves,
     halves_of_weights,
     products,
     row,
     start_sums,
-    within_chunks,
 )
 
 DY, X, POST, PRE = range(4)
@@ -55,14 +60,44 @@ def gradient_of_modes(
     post_gate: Float[Array, "B D T"] | None,
     dy: Float[Array, "B D T"],
     *,
+    marks: Marks | None = None,
     interpret: bool,
 ) -> tuple[Modes, Float[Array, "B D M"] | None]:
     """Gradients of log_poles, residues and bias, and of the state, where y = post_gate * conv(pre_gate * x)."""
-    streams = {DY: dy, X: x, POST: post_gate, PRE: pre_gate}
-    chunked = {place: as_chunks(z) for place, z in streams.items() if z is not None}
+    streams = {
+        place: z for place, z in zip(range(4), (dy, x, post_gate, pre_gate), strict=True) if z is not None
+    }
+    if is_in_whole_boxes(x.shape[2]) or marks is not None:
+        chunked = {place: as_chunks(z) for place, z in streams.items()}
+        return _gradient(chunked, modes, state, marks, x.shape[:2], None, interpret)
+    flat, chunked = FlatRows(x.shape[2]), {place: flatten(z) for place, z in streams.items()}
+    if not flat.ragged:
+        return _gradient(chunked, modes, state, None, x.shape[:2], flat, interpret)
+    parts = {place: flat.edges(z, x.shape) for place, z in chunked.items()}
+    u, g = (parts[z] * parts[gate] if gate in parts else parts[z] for z, gate in ((X, PRE), (DY, POST)))
+
+    def edges(modes: Modes, state: Array | None) -> tuple[Array, Array]:
+        return run_edges(u, modes, reverse=False, state=state, lengths=flat.edge_lengths(x.shape))
+
+    (_, left), backward = jax.vjp(edges, modes, state)
+    of_rest, dleft = _gradient(chunked, modes, left, None, x.shape[:2], flat, interpret)
+    of_edges, dstate = backward((g.astype(jnp.float32), dleft))
+    return jax.tree.map(jnp.add, of_rest, of_edges), dstate
+
+
+def _gradient(
+    streams: dict[int, Array],
+    modes: Modes,
+    state: Float[Array, "B D M"] | None,
+    marks: Marks | None,
+    shape: tuple[int, ...],
+    flat: FlatRows | None,
+    interpret: bool,
+) -> tuple[Modes, Float[Array, "B D M"] | None]:
+    """`gradient_of_modes` of streams in chunks."""
     log_poles, residues = fill_up(modes[0], -1.0), fill_up(modes[1])
-    found, before = _kernel(chunked, log_poles, x.shape[0], interpret)
-    found = found.reshape(x.shape[1], -1, *found.shape[1:]).sum(1)
+    found, before = _kernel(streams, log_poles, marks, shape[0], flat, interpret)
+    found = found.reshape(shape[1], -1, *found.shape[1:]).sum(1)
     _, vjp = jax.vjp(within_chunks, modes)
     ((dpoles, dresidues, dbias),) = vjp(found[:, :CHUNK])
     q, q_low, p, p_low = jnp.split(found[:, CHUNK:], 4, 1)
@@ -74,14 +109,21 @@ def gradient_of_modes(
     dresidues += (ages * (q + q_low)).sum(2)[:, :count]
     if state is None:
         return (dpoles, dresidues, dbias), None
-    first, lag = before.reshape(*x.shape[:2], 2, MODES)[..., :count].swapaxes(0, 2)
+    first, lag = before.reshape(*shape, 2, MODES)[..., :count].swapaxes(0, 2)
     state = state.swapaxes(0, 1)
     dpoles += CHUNK * modes[1] * (state * lag).sum(1)
     dresidues += (state * first).sum(1)
     return (dpoles, dresidues, dbias), (modes[1][:, None] * first).swapaxes(0, 1)
 
 
-def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: bool) -> tuple[Array, Array]:
+def _kernel(
+    streams: dict[int, Array],
+    log_poles: Array,
+    marks: Marks | None,
+    batch: int,
+    flat: FlatRows | None,
+    interpret: bool,
+) -> tuple[Array, Array]:
     """[G^T U, Q^T U and P^T U, the latter two in two halves each] of each program, [Q, P] before each row."""
     x, channels = streams[X], log_poles.shape[0]
     rows = rows_per_program(batch, channels)
@@ -96,8 +138,19 @@ def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: 
     ).astype(x.dtype)
     decays = jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)
     decays = jnp.stack([decays, chunks[None, :, None].astype(jnp.float32) * decays], 1)
+    loaded = kept = tile_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype)
+    if flat is not None:
+        loaded = plgpu.RefUnion(chunks_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype), kept)
     return plgpu.kernel(
-        partial(_program, places=tuple(streams), channels=channels, rows=rows, interpret=interpret),
+        partial(
+            _program,
+            places=tuple(streams),
+            channels=channels,
+            rows=rows,
+            flat=flat,
+            packed=marks is not None,
+            interpret=interpret,
+        ),
         out_type=(
             varying_like(x, (channels * batch // rows, 2 * CHUNK, CHUNK), jnp.float32),
             varying_like(x, (batch * channels, 2, MODES), jnp.float32),
@@ -105,7 +158,7 @@ def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: 
         grid=(channels, batch // rows),
         grid_names=("channel", "rows"),
         scratch_types=[
-            tile_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype),
+            loaded,
             tile_ref(*weights.shape[1:], dtype=x.dtype),
             plgpu.SMEM(decays.shape[1:], jnp.float32),
             plgpu.SMEM((2, ROWS + EDGE, PITCH), jnp.float32),
@@ -114,15 +167,27 @@ def _kernel(streams: dict[int, Array], log_poles: Array, batch: int, interpret: 
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
-        kernel_name="modal_conv_vjp",
-    )(*streams.values(), weights, decays)
+        kernel_name="modal_conv_vjp" + form(flat, marks),
+    )(*streams.values(), weights, decays, *([] if marks is None else marks_of(marks, True)))
 
 
-def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, interpret: bool) -> None:
+def _program(
+    *refs: Any,
+    places: tuple[int, ...],
+    channels: int,
+    rows: int,
+    flat: FlatRows | None,
+    packed: bool,
+    interpret: bool,
+) -> None:
     """One channel of `rows` rows, each from its last tile to its first, row after row."""
-    streams, (weights, decays, out, before) = dict(zip(places, refs, strict=False)), refs[len(places) : -6]
-    loaded, matrices, decay, sums, arrived, ready = refs[-6:]
-    tiles = -(-streams[X].shape[1] // ROWS)
+    streams, (weights, decays, *marks, out, before) = (
+        dict(zip(places, refs, strict=False)),
+        refs[len(places) : -6],
+    )
+    stages, matrices, decay, sums, arrived, ready = refs[-6:]
+    loaded, kept = (stages, stages) if flat is None else stages
+    tiles = -(-streams[X].shape[1] // ROWS) if flat is None else flat.tiles
     channel, group = lax.axis_index("channel"), lax.axis_index("rows")
 
     def line_of(step: Array) -> Array:
@@ -131,19 +196,32 @@ def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, inte
     def load(step: Array) -> None:
         line, tile = line_of(step), tiles - 1 - step % tiles
         for place, stream in streams.items():
-            box = stream.at[line, pl.ds(tile * ROWS, ROWS)]
+            if flat is None:
+                box = stream.at[line, pl.ds(tile * ROWS, ROWS)]
+            else:
+                box = stream.at[pl.ds(flat.chunks(line)[0] + tile * ROWS, ROWS)]
             plgpu.copy_gmem_to_smem(box, loaded.at[step % STAGES, place], arrived.at[step % STAGES])
 
     def advance(step: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-        stage = loaded.at[step % STAGES]
+        stage, spare = loaded.at[step % STAGES], kept.at[step % STAGES]
         plgpu.barrier_wait(arrived.at[step % STAGES])
+        if flat is not None:
+            tile = tiles - 1 - step % tiles
+            clear_neighbours([stage.at[place] for place in places], flat, line_of(step), tile)
 
         @pl.when(step % tiles == 0)
         def _() -> None:
             for i in range(2):
                 start_sums(sums.at[i])
 
-        totals = _tile(stage, places, matrices, decay, sums, totals, interpret)
+        if packed:
+            sample = group * rows + step // tiles
+            documents = TileDocuments.load(
+                marks, sample, tiles - 1 - step % tiles, reverse=True, keep_steps=False
+            )
+        else:
+            documents = None
+        totals = _tile(stage, spare, places, matrices, decay, sums, totals, documents, interpret)
 
         @pl.when(step % tiles == tiles - 1)
         def _() -> None:
@@ -164,21 +242,29 @@ def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, inte
 
 def _tile(
     stage: Any,
+    spare: Any,
     places: tuple[int, ...],
     matrices: Any,
     decay: Any,
     sums: Any,
     totals: tuple[Array, ...],
+    documents: TileDocuments | None,
     interpret: bool,
 ) -> tuple[Array, ...]:
-    """The totals with one tile more. G, U, and [Q, P] replace dy, x and post_gate in shared memory."""
+    """The totals with one tile more. G, U, and [Q, P] replace dy, x and post_gate in shared memory, as `spare`."""
     g, u = read(stage.at[DY]), read(stage.at[X])
     g = g * read(stage.at[POST]) if POST in places else g
     u = u * read(stage.at[PRE]) if PRE in places else u
+    seen = g
+    if documents is not None:
+        g, u = documents.tokens(g), documents.tokens(u)
+        seen = documents.leaving(g)
     parts = [matrices.at[i * MODES : (i + 1) * MODES] for i in range(4)]
-    written = [products([(g, high), (g, low)], interpret) for high, low in (parts[:2], parts[2:])]
-    later = [half for z in _later(written, sums, decay) for half in halves(z, u.dtype)]
-    kept = [stage.at[DY], stage.at[POST], stage.at[X]]
+    written = [products([(seen, high), (seen, low)], interpret) for high, low in (parts[:2], parts[2:])]
+    later = [half for z in _later(written, sums, decay, documents) for half in halves(z, u.dtype)]
+    kept = [spare.at[DY], spare.at[POST], spare.at[X]]
+    if documents is not None:
+        return _add_documents(totals, kept, g, u, jnp.concatenate(later, 1), documents, interpret)
     for ref, z in zip(kept, [g, jnp.concatenate(later, 1), u], strict=True):
         ref[...] = z
     plgpu.commit_smem()
@@ -187,7 +273,37 @@ def _tile(
     return totals
 
 
-def _later(written: list[Array], sums: Any, decay: Any) -> list[Array]:
+def _add_documents(
+    totals: tuple[Array, ...],
+    kept: Sequence[Any],
+    g: Array,
+    u: Array,
+    later: Array,
+    documents: TileDocuments,
+    interpret: bool,
+) -> tuple[Array, ...]:
+    """The totals with one tile of packed rows more: G^T U of one document of each chunk at a time."""
+    cotangent, weights, inputs = kept
+    weights[...] = later
+    inputs[...] = documents.entering(u)
+    plgpu.commit_smem()
+    (sent,) = add_products(totals[1:], [weights], inputs, interpret)
+
+    def add(order: Array, total: Array) -> Array:
+        here = documents.has(order)
+        cotangent[...] = jnp.where(here, g, jnp.zeros_like(g))
+        inputs[...] = jnp.where(here, u, jnp.zeros_like(u))
+        plgpu.commit_smem()
+        return add_products((total,), [cotangent], inputs, interpret)[0]
+
+    within = lax.fori_loop(0, documents.passes, add, totals[0])
+    plgpu.commit_smem()  # All warps are done with this stage before the next load overwrites it.
+    return within, sent
+
+
+def _later(
+    written: list[Array], sums: Any, decay: Any, documents: TileDocuments | None = None
+) -> list[Array]:
     """Q and P after each chunk. The first rows of `sums` are those after the tile, on return those before it."""
 
     def after(i: int, chunks: int) -> Array:
@@ -204,19 +320,28 @@ def _later(written: list[Array], sums: Any, decay: Any) -> list[Array]:
     def power(chunks: int) -> tuple[Array, Array]:
         return row(decay.at[0, ROWS - 1 - chunks]), row(decay.at[1, ROWS - 1 - chunks])
 
+    def linked(pair: list[Array], chunks: int) -> list[Array]:
+        return pair if documents is None else [documents.linked(z, chunks) for z in pair]
+
     def join(pair: list[Array], distance: int, shift: int) -> list[Array]:
         for k in range(1, FAN):
             older = [after(i, k * distance + shift) for i in range(2)]
-            pair = [a + b for a, b in zip(pair, aged(older, *power(k * distance)), strict=True)]
+            older = linked(aged(older, *power(k * distance)), k * distance)
+            pair = [a + b for a, b in zip(pair, older, strict=True)]
         return pair
 
     ages = [plgpu.load(decay.at[i], layout=plgpu.Layout.WGMMA, optimized=False) for i in range(2)]
     carried = aged([row(sums.at[i, 0, :MODES]) for i in range(2)], *ages)
+    if documents is not None:
+        carried = [documents.linked_to_tile(z) for z in carried]
     store(written)
-    joined = join([after(i, 1) for i in range(2)], 1, 1)
+    joined = join(linked([after(i, 1) for i in range(2)], 0), 1, 1)
     for distance in (FAN, FAN * FAN):
         store(joined)
         joined = join(joined, distance, 0)
     found = [a + b for a, b in zip(joined, carried, strict=True)]
-    store([a + b for a, b in zip(aged(found, *power(1)), written, strict=True)])
+    handed = aged(found, *power(1))
+    if documents is not None:
+        handed = [documents.through(z) for z in handed]
+    store([a + b for a, b in zip(handed, written, strict=True)])
     return found

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModalConvShape:
-    """One layer: B rows of T steps, D channels, M modes."""
+    """One layer: B rows of T steps, D channels, M modes; `documents` of random lengths in each row."""
 
     name: str
     batch: int
     channels: int
     length: int
     modes: int = 16
+    documents: int = 1
 
 
 SHAPES = (
@@ -24,6 +25,12 @@ SHAPES = (
     ModalConvShape("d768_64k", 8, 768, 65536),
     ModalConvShape("d768_1m", 1, 768, 1_048_576),
     ModalConvShape("d256_4m", 1, 256, 4_194_304),
+    # Rows that fill no tile and no chunk.
+    ModalConvShape("d768_8191", 64, 768, 8191),
+    ModalConvShape("d768_131071", 4, 768, 131_071),
+    ModalConvShape("d768_128k", 4, 768, 131_072),
+    # Packed rows.
+    ModalConvShape("d768_8k_packed", 64, 768, 8192, documents=8),
     # The latent stack of the `books` recipe.
     ModalConvShape("books", 8, 1024, 2048),
     # Decoding.

@@ -147,8 +147,16 @@ def _modal_conv() -> Iterator[Program]:
     short = jax.ShapeDtypeStruct((shape.batch, shape.channels, modal_hopper.SHORTEST), jnp.bfloat16)
     arrays = plain | {"x": short, "pre_gate": short, "post_gate": short}
     yield Program("modal_conv/short", _gradients(modal_conv_mosaic_gpu), (short, arrays))
+    odd = jax.ShapeDtypeStruct((*x.shape[:2], shape.length - 1), x.dtype)
+    arrays = plain | {"x": odd, "pre_gate": odd, "post_gate": odd}
+    yield from _transformed("modal_conv/any_length", modal_conv_mosaic_gpu, arrays)
+    yield from _transformed("modal_conv/packed", _packed_modal_conv, gated)
     state = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.modes), jnp.float32)
     yield from _transformed("modal_conv", modal_conv_mosaic_gpu, gated | {"initial_state": state})
+
+
+def _packed_modal_conv(x: Any, **arrays: Any) -> Any:
+    return modal_conv_mosaic_gpu(x, segment_ids=_thousands(x), **arrays)
 
 
 def _short_conv() -> Iterator[Program]:
@@ -171,8 +179,12 @@ def _short_conv() -> Iterator[Program]:
 
 
 def _packed_short_conv(x: Any, **arrays: Any) -> Any:
-    ids = 1 + jax.lax.broadcasted_iota(jnp.int32, (x.shape[0], x.shape[2]), 1) // 1000
-    return short_conv_triton(x, segment_ids=ids, **arrays)
+    return short_conv_triton(x, segment_ids=_thousands(x), **arrays)
+
+
+def _thousands(x: Any) -> Any:
+    """Documents of 1,000 steps."""
+    return 1 + jax.lax.broadcasted_iota(jnp.int32, (x.shape[0], x.shape[2]), 1) // 1000
 
 
 def _patch_attention() -> Iterator[Program]:

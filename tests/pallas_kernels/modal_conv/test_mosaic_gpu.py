@@ -14,13 +14,13 @@ import pytest
 from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.modal_conv import bench, modal_conv
+from pallas_kernels.modal_conv import bench, explain, hopper, modal_conv
 from pallas_kernels.modal_conv.hopper import MODES, SHORTEST, TILE, why_not
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
-from tests.pallas_kernels.short_conv.streams import normal
+from tests.pallas_kernels.short_conv.streams import normal, not_tokens
 from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
@@ -35,6 +35,19 @@ def slow_and_fast(modes: int, slowest: float) -> dict[str, Any]:
     return {"log_poles": jnp.asarray(-poles, jnp.float32), "residues": residues}
 
 
+def documents(length: int) -> Any:
+    """Two rows: many documents in a chunk, then some that span chunks, on their grid too, and tiles; holes, padding."""
+    rng = np.random.default_rng(length)
+    short = np.cumsum(rng.integers(1, 20, 40))
+    cuts = np.concatenate(
+        [short, [100, 103, 704, 705, 832, 1000, 1200], short[-1] + np.cumsum(rng.integers(64, 900, length // 900))]
+    )
+    ids = 1 + np.searchsorted(np.unique(cuts), np.arange(length), side="right")
+    ids = np.where(np.arange(length) % 11 == 5, -ids, ids)
+    ids[100:103] = ids[-99:] = ids[1000:1200] = 0
+    return jnp.asarray(np.stack([ids, ids[::-1]]), jnp.int32)
+
+
 def case(
     name: str,
     length: int,
@@ -44,17 +57,22 @@ def case(
     batch: int = 1,
     streams: tuple[str, ...] = ALL_STREAMS,
     state: bool = False,
+    ids: Any = None,
 ) -> OpCase:
     arrays = {s: normal(i, (batch, CHANNELS, length), jnp.bfloat16) for i, s in enumerate(streams)}
     arrays |= slow_and_fast(modes, 2.0 * length) | {"bias": normal(5, (CHANNELS,))}
     if state:
         arrays |= {"initial_state": normal(6, (batch, CHANNELS, modes))}
+    if ids is not None:
+        arrays |= {"segment_ids": ids}
+    state = state and ids is None  # The kernel does not know the state after packed rows.
     return OpCase(
         name=name,
         run=lambda arrays: run(**arrays, output_final_state=state),
         reference=lambda arrays: modal_conv(**arrays, output_final_state=state, implementation="reference"),
         arrays=arrays,
         shared=frozenset({"log_poles", "residues", "bias"}),
+        unused=not_tokens(arrays),
         terms=length,
         grad_terms=2 * length,
     )
@@ -76,6 +94,62 @@ def cases(run: Any) -> list[OpCase]:
 @pytest.mark.parametrize("case", cases(partial(modal_conv_mosaic_gpu, interpret=True)), ids=str)
 def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
+
+
+@pytest.mark.slow(weekly=3)
+@pytest.mark.parametrize(
+    "case",
+    [
+        case(
+            "chunks, but no boxes", TILE + 320, MODES, partial(modal_conv_mosaic_gpu, interpret=True), batch=2
+        ),
+        case(
+            "a row ends a step before its tile",
+            2 * TILE - 1,
+            3,
+            partial(modal_conv_mosaic_gpu, interpret=True),
+        ),
+        case(
+            "rows that need a tile more than others",
+            TILE + 1,
+            2,
+            partial(modal_conv_mosaic_gpu, interpret=True),
+            batch=32,
+            state=True,
+        ),
+    ],
+    ids=str,
+)
+def test_simulated_at_any_length(case: OpCase) -> None:
+    op_suite.check_reference(case)
+
+
+@pytest.mark.slow(weekly=4)
+@pytest.mark.parametrize("check", ["reference", "poison"])
+@pytest.mark.parametrize(
+    ("length", "streams", "state"),
+    [(TILE + 512, ALL_STREAMS, True), (2 * TILE, ("x",), False), (TILE + 77, ("x", "post_gate"), False)],
+    ids=str,
+)
+def test_simulated_packed(length: int, streams: tuple[str, ...], state: bool, check: str) -> None:
+    run = partial(modal_conv_mosaic_gpu, interpret=True)
+    ids = documents(length)
+    op_suite.CHECKS[check](case("", length, 3, run, batch=2, streams=streams, state=state, ids=ids))
+
+
+def test_a_row_knows_nothing_of_its_neighbours_in_memory() -> None:
+    """NaN in every second row stays there, values and gradients, though rows share chunks."""
+    run = partial(modal_conv_mosaic_gpu, interpret=True)
+    clean = case("two rows", SHORTEST + 77, 2, run, batch=2)
+    dirty = np.zeros((2, CHANNELS, SHORTEST + 77), bool)
+    dirty[:, 1] = dirty[1] = True
+    poisoned = {n: jnp.where(dirty, jnp.nan, clean.arrays[n]) for n in ALL_STREAMS}
+    backward = jax.jit(lambda arrays, dy: jax.vjp(lambda arrays: run(**arrays), arrays)[1](dy)[0])
+    dy = normal(9, dirty.shape, jnp.bfloat16)
+    found = backward(clean.arrays | poisoned, jnp.where(dirty, jnp.nan, dy).astype(dy.dtype))
+    wanted = backward(dict(clean.arrays), dy)
+    for name in ALL_STREAMS:
+        np.testing.assert_array_equal(found[name][0, 0], wanted[name][0, 0])
 
 
 def test_simulated_under_vmap() -> None:
@@ -114,6 +188,40 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
+LENGTHS = [1025, 1088, 1600, 4095, 4097, 4160, 8191, 12289, 131071]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
+def test_any_length_on_a_gpu(length: int, streams: tuple[str, ...]) -> None:
+    """Values and gradients; 64 rows begin at every step of a chunk."""
+    run = partial(modal_conv, implementation="mosaic_gpu")
+    op_suite.check_reference(case("", length, MODES, run, batch=32, streams=streams, state=length < TILE))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
+@pytest.mark.parametrize("length", [SHORTEST, 2048, TILE, 8192, 3 * TILE + 77, 65536])
+@pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
+def test_packed_on_a_gpu(length: int, streams: tuple[str, ...], check: str) -> None:
+    run = partial(modal_conv, implementation="mosaic_gpu")
+    ids = documents(length)
+    state = length in (SHORTEST, 8192)
+    op_suite.CHECKS[check](case("", length, MODES, run, batch=2, streams=streams, state=state, ids=ids))
+
+
+@pytest.mark.gpu
+def test_any_length_gives_the_same_bits_twice_on_a_gpu() -> None:
+    """Rows that share a chunk are written by different programs."""
+    run = partial(modal_conv, implementation="mosaic_gpu")
+    arrays = case("", 2 * TILE - 1, MODES, run, batch=512).arrays
+    backward = jax.jit(lambda arrays, dy: jax.vjp(lambda arrays: run(**arrays), arrays)[1](dy)[0])
+    first, *others = (backward(dict(arrays), arrays["x"]) for _ in range(5))
+    for other in others:
+        jax.tree.map(np.testing.assert_array_equal, first, other)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -125,7 +233,10 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
         ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
         ({"modes": 17}, "at most 16 modes, not 17"),
         ({"length": SHORTEST - 1}, f"rows of {SHORTEST - 1} steps are shorter than {SHORTEST}"),
-        ({"segment_ids": jax.ShapeDtypeStruct((1, TILE), jnp.int32)}, "packed rows"),
+        (
+            {"segment_ids": jax.ShapeDtypeStruct((1, TILE), jnp.int32), "output_final_state": True},
+            "the state after packed rows",
+        ),
         (
             {"pre_gate": jax.ShapeDtypeStruct((1, 3, TILE), jnp.float32)},
             "bf16 streams, these are bfloat16, float32",
@@ -144,6 +255,23 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
     p = jax.ShapeDtypeStruct((shape.channels, shape.modes), jnp.float32)
     assert why_not(HOPPER, x, p, p, pre_gate=x, post_gate=x) is None
+
+
+def test_other_lengths_are_passed_over_until_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, p = jax.ShapeDtypeStruct((1, 3, TILE - 1), jnp.bfloat16), jax.ShapeDtypeStruct((3, 4), jnp.float32)
+    monkeypatch.setattr(hopper, "TIMED_ANY_LENGTH", False)
+    assert "have not been timed" in explain(x, p, p, device=HOPPER)
+    monkeypatch.setattr(hopper, "TIMED_ANY_LENGTH", True)
+    assert explain(x, p, p, device=HOPPER).startswith("modal_conv: mosaic_gpu")
+
+
+def test_packed_rows_are_passed_over_until_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, p = jax.ShapeDtypeStruct((1, 3, TILE), jnp.bfloat16), jax.ShapeDtypeStruct((3, 4), jnp.float32)
+    ids = jax.ShapeDtypeStruct((1, TILE), jnp.int32)
+    monkeypatch.setattr(hopper, "TIMED_PACKED", False)
+    assert "packed rows have not been timed" in explain(x, p, p, device=HOPPER, segment_ids=ids)
+    monkeypatch.setattr(hopper, "TIMED_PACKED", True)
+    assert explain(x, p, p, device=HOPPER, segment_ids=ids).startswith("modal_conv: mosaic_gpu")
 
 
 def test_cannot_be_asked_for_on_a_cpu() -> None:
