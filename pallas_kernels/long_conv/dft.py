@@ -121,29 +121,26 @@ def _turned(
 
 
 def transform(matrices: tuple[Array, ...], u: Float[Array, "M R"]) -> Float[Array, "M 2 R"]:
-    """A u of every column, real and imaginary part, in fp32; between stages in the matrices' dtype."""
+    """A u of every column, real and imaginary part, in the matrices' dtype."""
     rows, z = u.shape[-1], u
-    for index, matrix in enumerate(matrices):
-        last = index == len(matrices) - 1
-        z = _product("pkn,pnr->pkr", matrix, z.reshape(matrix.shape[0], matrix.shape[2], -1), last)
+    for matrix in matrices:
+        z = _product("pkn,pnr->pkr", matrix, z.reshape(matrix.shape[0], matrix.shape[2], -1))
     return z.reshape(-1, 2, rows)
 
 
 def restore(matrices: tuple[Array, ...], spectrum: Float[Array, "M 2 R"]) -> Float[Array, "M R"]:
-    """Re(A^H S) of every column, in fp32; between stages in the matrices' dtype."""
+    """Re(A^H S) of every column, in the matrices' dtype."""
     rows, z = spectrum.shape[-1], spectrum
-    for index, matrix in enumerate(reversed(matrices)):
-        last = index == len(matrices) - 1
-        z = _product("pkn,pkr->pnr", matrix, z.reshape(matrix.shape[0], matrix.shape[1], -1), last)
+    for matrix in reversed(matrices):
+        z = _product("pkn,pkr->pnr", matrix, z.reshape(matrix.shape[0], matrix.shape[1], -1))
     return z.reshape(-1, rows)
 
 
-def _product(equation: str, matrix: Array, z: Array, last: bool) -> Array:
-    """Sums in fp32 or wider; what comes out of the last stage stays so."""
+def _product(equation: str, matrix: Array, z: Array) -> Array:
+    """Sums in fp32 or wider, rounded once to the operands' dtype."""
     wide = accumulator(matrix.dtype)
     exact = lax.Precision.HIGHEST if matrix.dtype == wide else lax.Precision.DEFAULT
-    out = wide if last else matrix.dtype
-    return jnp.einsum(equation, matrix, z, precision=exact, preferred_element_type=out)
+    return jnp.einsum(equation, matrix, z, precision=exact, preferred_element_type=matrix.dtype)
 
 
 def power_of_two(largest: Float[Array, "..."], bits: int) -> Float[Array, "..."]:

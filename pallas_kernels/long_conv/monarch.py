@@ -20,7 +20,7 @@ def monarch_product(
     """y_i = sum_j filter[offset + i - j] u_j for i < rows, in each of N blocks; 0 <= offset, in fp32."""
     form = Form(rows, offset, jnp.dtype(accumulator(u.dtype)))
     filter, u = vary_alike(filter, u)
-    return gated(form, filter, u, None, None, None)
+    return gated(form, filter, None, u, None, None, None)
 
 
 def long_conv_monarch(
@@ -36,12 +36,14 @@ def long_conv_monarch(
 ) -> Float[Array, "B D T"]:
     """See `long_conv`."""
     centre = 0 if causal else (filter.shape[1] - 1) // 2
-    h = add_skip(filter.astype(accumulator(x.dtype)), bias, centre)
+    taps = filter.astype(accumulator(x.dtype))
     if segment_ids is None or segment_alignment >= x.shape[2]:
         form = Form(x.shape[2], centre, x.dtype)
-        arrays = vary_alike(h, x, pre_gate, post_gate, segment_ids)
-        h, *streams = arrays
-        return gated(form, h, *(None if z is None else _one_block(z) for z in streams))[:, :, 0]
+        weights, streams = (taps, bias), (x, pre_gate, post_gate, segment_ids)
+        blocks = (None if z is None else _one_block(z) for z in streams)
+        y: Any = gated(form, *vary_alike(*weights, *blocks))
+        return y[:, :, 0]
+    h = add_skip(taps, bias, centre)
     u = enter(x, pre_gate, segment_ids)
     options = {"centre": centre, "causal": causal, "alignment": segment_alignment}
     products = products_by_size(monarch_product)

@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels._conv.gates import accumulator
+from pallas_kernels._conv.gates import accumulator, add_skip
 from pallas_kernels._conv.packed import fit
 from pallas_kernels._conv.toeplitz import window
 from pallas_kernels.long_conv.dft import power_of_two, radices, restore, stage_matrices, transform
@@ -48,22 +48,26 @@ Arrays = tuple[Any, ...]
 def gated(
     form: Form,
     filter: Float[Array, "D F"],
+    bias: Float[Array, "D"] | None,
     x: Float[Array, "B D N C"],
     pre_gate: Float[Array, "B D N C"] | None,
     post_gate: Float[Array, "B D N rows"] | None,
     segment_ids: Int[Array, "B 1 N C"] | None,
 ) -> Float[Array, "B D N rows"]:
-    """y_i = post_i sum_j filter[offset + i - j] pre_j x_j in each block, zero at what are not tokens."""
-    return _forward(form, filter, x, pre_gate, post_gate, segment_ids)[0]
+    """y_i = post_i sum_j filter[offset + i - j] u_j in each block, u = pre x, zero at what are not tokens.
+
+    With a bias, for blocks of `rows` steps, bias u_i is added to the sum.
+    """
+    return _forward(form, filter, bias, x, pre_gate, post_gate, segment_ids)[0]
 
 
 def _forward(form: Form, *arrays: Any) -> tuple[Array, Arrays]:
-    x = arrays[1]
+    x = arrays[2]
     plan = _Plan.of(form, x)
 
     def work(group: Arrays) -> Arrays:
-        filter, x, pre, post, ids = group
-        y = plan.convolve(plan.spectrum(_product(x, pre, ids)), plan.response(filter))
+        filter, bias, x, pre, post, ids = group
+        y = plan.convolve(plan.spectrum(_product(x, pre, ids)), plan.response(filter, bias))
         return (_product(y, post, ids).astype(form.dtype),)
 
     like = (jax.ShapeDtypeStruct((*x.shape[:-1], form.rows), form.dtype),)
@@ -71,22 +75,24 @@ def _forward(form: Form, *arrays: Any) -> tuple[Array, Arrays]:
 
 
 def _backward(form: Form, arrays: Arrays, g: Float[Array, "B D N rows"]) -> Arrays:
-    plan = _Plan.of(form, arrays[1])
+    plan = _Plan.of(form, arrays[2])
 
     def work(group: Arrays) -> Arrays:
-        filter, x, pre, post, ids, g = group
-        response = plan.response(filter)
-        sent = plan.spectrum(_product(x, pre, ids))
-        got = plan.spectrum(_product(g, post, ids))
+        filter, bias, x, pre, post, ids, g = group
+        response = plan.response(filter, bias)
+        u, v = _product(x, pre, ids), _product(g, post, ids)
+        sent, got = plan.spectrum(u), plan.spectrum(v)
         du = plan.convolve(got, _conjugate(response), x.shape[-1])
         dfilter = plan.taps_gradient(sent, got, filter)
+        # One number of many: as a tap's gradient it would have the error of all taps.
+        dbias = None if bias is None else jnp.sum(u * v, axis=(0, 2, 3)).astype(bias.dtype)
         dpre = None if pre is None else _product(du, x, ids).astype(pre.dtype)
         dpost = None
         if post is not None:
             dpost = _product(g, plan.convolve(sent, response), ids).astype(post.dtype)
-        return dfilter, _product(du, pre, ids).astype(x.dtype), dpre, dpost
+        return dfilter, dbias, _product(du, pre, ids).astype(x.dtype), dpre, dpost
 
-    like = jax.tree.map(lambda z: jax.ShapeDtypeStruct(z.shape, z.dtype), arrays[:4])
+    like = jax.tree.map(lambda z: jax.ShapeDtypeStruct(z.shape, z.dtype), arrays[:5])
     return *_by_groups(plan, work, (*arrays, g), like), None
 
 
@@ -127,8 +133,9 @@ class _Plan:
         values = transform(self.matrices, columns.reshape(self.points, -1))
         return _Spectrum(values.reshape(self.points, 2, *columns.shape[1:]), _rows_first(scale))
 
-    def response(self, filter: Float[Array, "D F"]) -> "_Spectrum":
+    def response(self, filter: Float[Array, "D F"], bias: Float[Array, "D"] | None) -> "_Spectrum":
         """H of each channel, [M, 2, 1, 1, D]."""
+        filter = add_skip(filter, bias, self.form.offset)
         sides = [window(filter, self.form.offset - start, self.points) for start in (0, self.points)]
         found = self.spectrum(jnp.stack(sides)[:, :, None].astype(self.wide))
         found = found.unscaled() * math.sqrt(self.points)
@@ -140,7 +147,7 @@ class _Plan:
 
     def convolve(self, sent: "_Spectrum", response: "_Spectrum", rows: int | None = None) -> Array:
         """Re(A^H (H S)) of each row, the first `rows` steps, [B, D, N, rows]."""
-        (a, b), (c, d) = _parts(sent.values), _parts(response.values)
+        (a, b), (c, d) = sent.parts(), response.parts()
         both = jnp.stack([a * c - b * d, a * d + b * c], axis=1)
         y = self.restored(both) / (sent.scale * response.scale)[None]
         return jnp.transpose(y[: self.form.rows if rows is None else rows], (1, 3, 2, 0))
@@ -148,11 +155,11 @@ class _Plan:
     def restored(self, values: Float[Array, "M 2 B N D"]) -> Float[Array, "M B N D"]:
         """Re(A^H S) of each row."""
         y = restore(self.matrices, values.astype(self.dtype).reshape(self.points, 2, -1))
-        return y.reshape(self.points, *values.shape[2:])
+        return y.reshape(self.points, *values.shape[2:]).astype(self.wide)
 
     def taps_gradient(self, sent: "_Spectrum", got: "_Spectrum", filter: Float[Array, "D F"]) -> Array:
         """The adjoint of `response`, of the sum over rows of conj(S) G."""
-        (a, b), (c, d) = _parts(sent.values), _parts(got.values)
+        (a, b), (c, d) = sent.parts(), got.parts()
         inverse = 1 / (sent.scale * got.scale)[None]
         real, imaginary = (jnp.sum(z * inverse, axis=(1, 2)) for z in (a * c + b * d, a * d - b * c))
         ahead, behind = jnp.stack([real, imaginary], axis=1), jnp.stack([-imaginary, real], axis=1)
@@ -180,16 +187,17 @@ class _Spectrum:
     values: Float[Array, "M 2 B N D"]
     scale: Float[Array, "B N D"]
 
+    def parts(self) -> tuple[Array, Array]:
+        """Real and imaginary part, in fp32 or wider."""
+        wide = self.values.astype(self.scale.dtype)
+        return wide[:, 0], wide[:, 1]
+
     def unscaled(self) -> Float[Array, "M 2 B N D"]:
-        return self.values / self.scale[None, None]
-
-
-def _parts(values: Float[Array, "M 2 B N D"]) -> tuple[Array, Array]:
-    return values[:, 0], values[:, 1]
+        return self.values.astype(self.scale.dtype) / self.scale[None, None]
 
 
 def _conjugate(response: _Spectrum) -> _Spectrum:
-    real, imaginary = _parts(response.values)
+    real, imaginary = response.parts()
     return _Spectrum(jnp.stack([real, -imaginary], axis=1), response.scale)
 
 
@@ -223,10 +231,10 @@ def _by_groups(plan: _Plan, work: Callable[[Arrays], Arrays], arrays: Arrays, li
             lambda whole, own: lax.dynamic_update_slice_in_dim(whole, own, first, _axis(own)), found, results
         )
 
-    empty = jax.tree.map(lambda z: vary_alike(jnp.zeros(z.shape, z.dtype), arrays[1])[0], like)
+    empty = jax.tree.map(lambda z: vary_alike(jnp.zeros(z.shape, z.dtype), arrays[0])[0], like)
     return lax.fori_loop(0, plan.groups, step, empty)
 
 
 def _axis(z: Array) -> int:
-    """Of channels: taps are [D, F], streams [B, D, N, C]."""
-    return 0 if z.ndim == 2 else 1
+    """Of channels: taps are [D, F], a bias [D], streams [B, D, N, C]."""
+    return 0 if z.ndim <= 2 else 1

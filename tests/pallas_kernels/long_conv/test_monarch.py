@@ -112,8 +112,8 @@ def errors(length: int, taps: int, causal: bool, size: float) -> dict[str, tuple
     ],
 )
 def test_errors_are_near_those_of_rounding_alone(length: int, taps: int, causal: bool, size: float) -> None:
-    """At most 1.5 times; for a few numbers, whose roundings' mean is not one, 1.5 times a typical rounding."""
-    typical = 2.0**-9
+    """At most 1.5 times; of a few numbers, whose roundings have no mean, 1.5 times what many have."""
+    typical = 2.0**-9 if length * CHANNELS < 100 else 0.0
     for name, (ours, rounded) in errors(length, taps, causal, size).items():
         assert ours <= 1.5 * max(rounded, typical), (
             f"{name}: {ours} where rounding an fp32 FFT gives {rounded}"
@@ -172,12 +172,12 @@ def test_rows_of_any_size_stay_in_range(size: float) -> None:
 def test_channel_groups_change_nothing(groups: int) -> None:
     shape, points = (2, 6, 3, 50), 50
     arrays = {n: normal(i, shape, bf16) for i, n in enumerate(("x", "pre_gate", "post_gate"))}
-    arrays["filter"] = normal(4, (6, 70))
+    arrays |= {"filter": normal(4, (6, 70)), "bias": normal(5, (6,))}
     limit = 8 * 2 * 6 * 3 * points // groups
 
     def run(spectrum_bytes: int, a: dict[str, Any]) -> Any:
         form = Form(50, 10, bf16, spectrum_bytes)
-        return gated(form, a["filter"], a["x"], a["pre_gate"], a["post_gate"], None)
+        return gated(form, *(a[n] for n in ("filter", "bias", "x", "pre_gate", "post_gate")), None)
 
     grouped, whole = (op_suite.value_and_grads(partial(run, n), arrays) for n in (limit, 2**31))
     for got, want in zip(jax.tree.leaves(grouped), jax.tree.leaves(whole), strict=True):
@@ -187,7 +187,7 @@ def test_channel_groups_change_nothing(groups: int) -> None:
 def test_groups_run_in_an_island() -> None:
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     x, filter = normal(0, (2, 4, 1, 30), bf16), normal(1, (4, 30))
-    run = lambda x, filter: gated(Form(30, 0, bf16, 64), filter, x, None, None, None)  # noqa: E731
+    run = lambda x, filter: gated(Form(30, 0, bf16, 64), filter, None, x, None, None, None)  # noqa: E731
     specs = (jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec())
     split = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=specs[0])
     assert_close(jax.jit(split)(x, filter), run(x, filter), bf16, n=30)
