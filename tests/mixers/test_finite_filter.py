@@ -13,6 +13,7 @@ from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilt
 from jaxblt.mixers.finite_filter import LongHistory
 from jaxblt.mixers.implicit_taps import ImplicitTaps
 from jaxblt.mixers.marks import mark
+from jaxblt.testing import check_mixer
 from pallas_kernels.long_conv import TABLE
 from tests.parameters import drawn
 from tests.tolerances import assert_close
@@ -83,3 +84,12 @@ def test_taps_by_groups_of_channels_are_the_same_and_take_less(monkeypatch: Any,
     taps = 4 * CHANNELS * LENGTH * (1 if causal else 2)
     # Beside the streams, which either keeps: all taps and their gradients are gone.
     assert less <= most - 2 * taps
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [True, False])
+def test_dense_products_pass_the_mixers_suite_on_a_gpu(causal: bool) -> None:
+    filter = ImplicitFilter(600, width=8)
+    config = HyenaConfig(dim=8, order=3, filter=filter, causal=causal, implementation="monarch")
+    streamed = ("chunked", "state", "rows_advance_alone", "causal") if causal else ()
+    check_mixer(config, only=("packed", "holes", "gradients", "every_parameter", "bfloat16", *streamed))

@@ -112,6 +112,17 @@ def errors(length: int, taps: int, causal: bool, size: float) -> dict[str, tuple
     ],
 )
 def test_errors_are_near_those_of_rounding_alone(length: int, taps: int, causal: bool, size: float) -> None:
+    assert_near_rounding(length, taps, causal, size)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [1, 13, 1000, 1024, 4095, 8192, 12_289, 32_768, 100_000, 1_000_000])
+@pytest.mark.parametrize(("causal", "size"), [(True, 1.0), (True, 1e-4), (False, 1e4)])
+def test_errors_on_a_gpu(length: int, causal: bool, size: float) -> None:
+    assert_near_rounding(length, length, causal, size)
+
+
+def assert_near_rounding(length: int, taps: int, causal: bool, size: float) -> None:
     """At most 1.5 times; of a few numbers, whose roundings have no mean, 1.5 times what many have."""
     typical = 2.0**-9 if length * CHANNELS < 100 else 0.0
     for name, (ours, rounded) in errors(length, taps, causal, size).items():
