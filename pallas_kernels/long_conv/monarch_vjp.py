@@ -231,7 +231,7 @@ def _by_groups(plan: _Plan, work: Callable[[Arrays], Arrays], arrays: Arrays, li
             lambda whole, own: lax.dynamic_update_slice_in_dim(whole, own, first, _axis(own)), found, results
         )
 
-    empty = jax.tree.map(lambda z: vary_alike(jnp.zeros(z.shape, z.dtype), arrays[0])[0], like)
+    empty = jax.tree.map(lambda z: vary_alike(jnp.zeros(z.shape, z.dtype), *arrays)[0], like)
     return lax.fori_loop(0, plan.groups, step, empty)
 
 
