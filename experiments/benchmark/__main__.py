@@ -32,6 +32,7 @@ BENCHMARKS = {
     "sequence_parallel": "sequence_parallel",
     "sequence_plan": "plan",
     "stack": "stack",
+    "torch_fft_conv": "benchmark",
 }
 """The function of each, in the module of its name."""
 

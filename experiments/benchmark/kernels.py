@@ -32,6 +32,11 @@ SHAPES = {
         "modal_d768_64k",
         "modal_d768_1m",
     ),
+    "long_conv": (
+        *("hyena_d768_1k", "hyena_d768_2k", "hyena_d768_4k", "hyena_d768_8k", "hyena_d768_16k"),
+        *("hyena_d768_32k", "hyena_d768_8191", "hyena_d768_64k", "hyena_d768_8k_packed"),
+        *("d768_both_ways_8k", "hyenadna_160k", "hyenadna_1m", "hyena_d768_1m"),
+    ),
     "modal_conv": ("d768_8k", "d768_64k", "d768_1m", "d256_4m"),
     "neural_memory": (
         "d1024_16k_c512",

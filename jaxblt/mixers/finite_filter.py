@@ -5,6 +5,7 @@ from typing import Any
 
 import flax.linen as nn
 import flax.struct
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -14,11 +15,24 @@ from jaxblt.mixers.history import ShortHistory, at_first_document, joined, next_
 from jaxblt.mixers.implicit_taps import ImplicitTaps, evaluate
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import Rows
+from pallas_kernels import blocked_conv as blocked
+from pallas_kernels import long_conv as long
 from pallas_kernels.blocked_conv import blocked_conv
 from pallas_kernels.long_conv import long_conv, long_conv_history
 
 MAX_BLOCKED = 512
 """Taps up to which Toeplitz blocks are faster than an FFT."""
+
+TAPS_BYTES = 2**27
+"""Implicit taps of more fp32 bytes are made of a group of channels at a time, at most 1/`TAP_GROUPS` of them."""
+
+TAP_GROUPS = 8
+
+
+def finite_op(filter: FiniteFilter) -> tuple[str, tuple[Any, ...]]:
+    """The op that convolves with a filter, and its table of implementations."""
+    op = blocked if filter.taps <= MAX_BLOCKED else long
+    return op.__name__.rsplit(".", 1)[-1], op.TABLE
 
 
 class FiniteConv(nn.Module):
@@ -105,7 +119,8 @@ def _taps(filter: FiniteFilter, causal: bool, shared: Any, per_channel: Any) -> 
 class LongHistory:
     """Core of a convolution with taps as long as the row, y = h * u + b u in [B, D, T]: whole rows of some channels.
 
-    The taps are made where they are used. The carry is the last S inputs.
+    The taps are made where they are used: many implicit ones by groups of channels, so that they never all exist. The
+    carry is the last S inputs.
     """
 
     shared: Any
@@ -126,22 +141,50 @@ class LongHistory:
         self, u: Float[Array, "B D T"], marks: Marks, carry: Float[Array, "B D S"] | None
     ) -> tuple[Float[Array, "B D T"], Float[Array, "B D S"] | None]:
         """Outputs, and the last inputs."""
-        taps = _taps(self.filter, self.causal, self.shared, self.per_channel)
         options = {
             "segment_ids": marks.segment_ids,
             "segment_alignment": marks.alignment,
             "causal": self.causal,
+            "implementation": self.implementation,
         }
         if carry is None:
-            return self._conv(u, taps, **options), None
+            return self._whole(u, options), None
+        taps = _taps(self.filter, self.causal, self.shared, self.per_channel)
         after = joined(carry, recent(u, marks, carry.shape[-1]))
         wide = u.astype(jnp.float32)
         if u.shape[-1] == 1:
             y = next_output(carry, taps) + (taps[None, :, :1] + self.bias[None, :, None]) * wide
             return y.astype(u.dtype), after
         earlier = long_conv_history(carry, taps, steps=u.shape[-1])
-        y = self._conv(wide, taps, **options) + at_first_document(earlier, marks)
+        y = long_conv(wide, taps, bias=self.bias, **options) + at_first_document(earlier, marks)
         return y.astype(u.dtype), after
 
-    def _conv(self, u: Array, taps: Array, **options: Any) -> Float[Array, "B D T"]:
-        return long_conv(u, taps, bias=self.bias, implementation=self.implementation, **options)
+    def _whole(self, u: Float[Array, "B D T"], options: dict[str, Any]) -> Float[Array, "B D T"]:
+        """Rows without a carry; where their taps are many, a group of channels after the other."""
+
+        def conv(given: tuple[Any, Any, Any]) -> Float[Array, "B D T"]:
+            u, per_channel, bias = given
+            taps = _taps(self.filter, self.causal, self.shared, per_channel)
+            return long_conv(u, taps, bias=bias, **options)
+
+        channels, groups = u.shape[1], self._tap_groups(u.shape[1])
+        if groups == 1:
+            return conv((u, self.per_channel, self.bias))
+
+        def split(x: Array, axis: int) -> Array:
+            shape = (*x.shape[:axis], groups, channels // groups, *x.shape[axis + 1 :])
+            return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+        weights = jax.tree.map(lambda x: split(x, 0), (self.per_channel, self.bias))
+        # Backward makes a group's taps again, or all of them would be kept.
+        y = jax.lax.map(jax.checkpoint(conv), (split(u, 1), *weights))
+        return jnp.moveaxis(y, 0, 1).reshape(u.shape)
+
+    def _tap_groups(self, channels: int) -> int:
+        """The fewest groups of equally many channels that hold at most 1/`TAP_GROUPS` of many implicit taps each."""
+        if not isinstance(self.filter, ImplicitFilter):
+            return 1
+        sides = 1 if self.causal else 2
+        if 4 * sides * channels * self.shared.shape[0] <= TAPS_BYTES:
+            return 1
+        return next(n for n in range(min(TAP_GROUPS, channels), channels + 1) if channels % n == 0)

@@ -11,11 +11,12 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.filters import Filter, ModalFilter, history_size
-from jaxblt.mixers.finite_filter import FiniteConv
+from jaxblt.mixers.finite_filter import FiniteConv, finite_op
 from jaxblt.mixers.history import ShortHistory
 from jaxblt.mixers.modal_filter import ModalConv
 from jaxblt.mixers.sequence import Rows, read
 from jaxblt.validation import check_bounds, check_fields
+from pallas_kernels import modal_conv
 from pallas_kernels.short_conv import short_conv
 
 MOST_ORDER = 64
@@ -35,7 +36,8 @@ class HyenaConfig:
         the convolutions need no resets.
       segment_alignment: promised by the packer: documents start at multiples of it. A multiple of the
         convolutions' chunk (128) keeps the fast path.
-      implementation: of the long convolution's op; None for the fastest that runs.
+      implementation: of the long convolution's op, which depends on the filter: `modal_conv` for a modal one,
+        `blocked_conv` up to 512 taps, else `long_conv`. None for the fastest that runs.
     """
 
     dim: int
@@ -45,13 +47,14 @@ class HyenaConfig:
     causal: bool = True
     packed: bool = True
     segment_alignment: int = 1
-    implementation: Literal["reference", "xla", "mosaic_gpu"] | None = None
+    implementation: Literal["reference", "xla", "mosaic_gpu", "monarch"] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "dim", "short_taps", "segment_alignment", least=1)
         check_bounds(self, "order", least=2)
         check_bounds(self, "order", most=MOST_ORDER)
+        _check_implementation(self.implementation, self.filter)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Hyena":
         """The module; parameters are fp32, computation in `dtype`, filters, FFTs and modal states in fp32."""
@@ -73,6 +76,15 @@ class HyenaConfig:
             filters = [jnp.zeros((batch_size, self.dim, size), dtype) for _ in range(count)]
         short = jnp.zeros((batch_size, (self.order + 1) * self.dim, self.short_taps - 1), dtype)
         return HyenaState(start_clock(batch_size), short, tuple(filters), capacity=limit)
+
+
+def _check_implementation(name: str | None, filter: Filter) -> None:
+    op, table = ("modal_conv", modal_conv.TABLE) if isinstance(filter, ModalFilter) else finite_op(filter)
+    names = [entry.name for entry in table]
+    if name is not None and name not in names:
+        raise ValueError(
+            f"implementation must be one of {names} or None with {type(filter).__name__}, which {op} runs, got {name!r}"
+        )
 
 
 @flax.struct.dataclass

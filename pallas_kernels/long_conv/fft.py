@@ -11,9 +11,7 @@ from jaxtyping import Array, Complex, Float
 from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._conv.packed import fit
 from pallas_kernels._conv.toeplitz import window
-
-SPECTRUM_BYTES = 2**31
-"""Above this size of the inputs' spectrum, channels are convolved group after group."""
+from pallas_kernels.long_conv.groups import SPECTRUM_BYTES, fewest_groups
 
 
 def fast_length(n: int) -> int:
@@ -75,19 +73,13 @@ def fft_product(
     ahead = min(rows - 1, taps - 1 - offset)
     length = fast_length(max(ahead + columns, rows + behind))
     h = window(filter, offset - behind, ahead + behind + 1)
-    groups = _groups(channels, 8 * batch * channels * blocks * length, spectrum_bytes)
+    groups = fewest_groups(channels, 8 * batch * channels * blocks * length, spectrum_bytes)
     if groups == 1:
         return _convolve(h, u, length, behind, rows)
     per = channels // groups
     u = jnp.moveaxis(u.reshape(batch, groups, per, blocks, columns), 1, 0)
     y = lax.map(lambda hu: _convolve(*hu, length, behind, rows), (h.reshape(groups, per, -1), u))
     return jnp.moveaxis(y, 0, 1).reshape(batch, channels, blocks, rows)
-
-
-def _groups(channels: int, size: int, limit: int) -> int:
-    """The fewest groups of equally many channels that keep each group's share of `size` within the limit."""
-    fits = (n for n in range(1, channels + 1) if channels % n == 0 and size <= n * limit)
-    return next(fits, channels)
 
 
 @partial(jax.checkpoint, static_argnums=(2, 3, 4))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LongConvShape:
-    """One layer: B rows of T steps, D channels, L taps."""
+    """One layer: B rows of T steps, D channels, L taps; each row holds as many documents of one length as it says."""
 
     name: str
     batch: int
@@ -13,6 +13,7 @@ class LongConvShape:
     length: int
     taps: int
     causal: bool = True
+    documents: int = 1
 
 
 SHAPES = (
@@ -20,9 +21,21 @@ SHAPES = (
     LongConvShape("hyena_d768_8k", 64, 768, 8192, 8192),
     LongConvShape("hyena_d768_16k", 64, 768, 16384, 16384),
     LongConvShape("hyena_d768_32k", 64, 768, 32768, 32768),
+    # Shorter rows, where dense products are an answer too.
+    LongConvShape("hyena_d768_1k", 64, 768, 1024, 1024),
+    LongConvShape("hyena_d768_2k", 64, 768, 2048, 2048),
+    LongConvShape("hyena_d768_4k", 64, 768, 4096, 4096),
+    # No power of two, and no multiple of anything.
+    LongConvShape("hyena_d768_8191", 64, 768, 8191, 8191),
+    LongConvShape("hyena_d768_12289", 64, 768, 12_289, 12_289),
+    LongConvShape("hyena_d768_64k", 8, 768, 65_536, 65_536),
+    LongConvShape("hyena_d768_128k", 8, 768, 131_072, 131_072),
     # HyenaDNA: 160K bases, and 1M.
     LongConvShape("hyenadna_160k", 1, 256, 160_000, 160_000),
     LongConvShape("hyenadna_1m", 1, 256, 1_000_000, 1_000_000),
+    LongConvShape("hyena_d768_1m", 1, 768, 1_000_000, 1_000_000),
     # An encoder that looks both ways.
     LongConvShape("d768_both_ways_8k", 64, 768, 8192, 8192, causal=False),
+    # Packed rows.
+    LongConvShape("hyena_d768_8k_packed", 64, 768, 8192, 8192, documents=8),
 )

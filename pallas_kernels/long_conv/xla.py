@@ -4,17 +4,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._conv.gates import accumulator, add_skip, enter, leave
-from pallas_kernels._conv.packed import LEAF, Product, fit, join_leaves, packed_causal
-from pallas_kernels._conv.toeplitz import toeplitz_product
 from pallas_kernels.long_conv.fft import fft_product
-
-LARGEST_MATRIX = 128
-"""Blocks up to this size are multiplied by a Toeplitz matrix, longer ones transformed."""
-
-
-def product_of(size: int) -> Product:
-    """How a block of `size` is convolved: by matrix while that is cheaper, else by FFT."""
-    return toeplitz_product if size <= LARGEST_MATRIX else fft_product
+from pallas_kernels.long_conv.packed import packed_rows, products_by_size
 
 
 def long_conv_xla(
@@ -35,35 +26,7 @@ def long_conv_xla(
     if segment_ids is None or segment_alignment >= x.shape[2]:
         y = fft_product(h, u[:, :, None], rows=x.shape[2], offset=centre)[:, :, 0]
     else:
-        y = _packed(u, h, jnp.abs(segment_ids), centre, causal, segment_alignment)
+        options = {"centre": centre, "causal": causal, "alignment": segment_alignment}
+        products = products_by_size(fft_product)
+        y = packed_rows(u, h, jnp.abs(segment_ids), **options, product_of=products)
     return leave(y, post_gate, segment_ids, x.dtype)
-
-
-def _packed(u: Array, h: Array, documents: Array, centre: int, causal: bool, alignment: int) -> Array:
-    if causal:
-        return _packed_causal(u, h, documents, alignment)
-    # The past by one causal pass, the future by another on the reversed row; lag 0 belongs to the first. A row of
-    # whole grid steps, reversed, still has one document between any two of them.
-    length = u.shape[-1]
-    future = h[:, : centre + 1][:, ::-1].at[:, 0].set(0)
-    past = _packed_causal(u, h[:, centre:], documents, alignment)
-    whole = -(-length // alignment) * alignment
-    back, ids = fit(u, whole)[..., ::-1], fit(documents, whole)[:, ::-1]
-    return past + _packed_causal(back, future, ids, alignment)[..., ::-1][..., :length]
-
-
-def _packed_causal(u: Array, h: Array, documents: Array, alignment: int) -> Array:
-    length = u.shape[-1]
-    if alignment < LEAF:
-        return packed_causal(u, h, documents, leaf=LEAF, block=length, product_of=product_of)
-    # Between two multiples of the alignment lies one document: no halving is needed there.
-    y = _aligned_blocks(u, h, alignment)
-    return join_leaves(y, u, h, documents, leaf=alignment, block=length, product_of=product_of)
-
-
-def _aligned_blocks(u: Array, h: Array, size: int) -> Array:
-    length = u.shape[-1]
-    count = -(-length // size)
-    blocks = fit(u, count * size).reshape(*u.shape[:2], count, size)
-    y = product_of(size)(h, blocks, rows=size, offset=0)
-    return y.reshape(*u.shape[:2], count * size)[..., :length]

@@ -37,6 +37,7 @@ def case(
     ids: Any = None,
     alignment: int = 1,
     gates: bool = True,
+    implementation: str | None = None,
 ) -> OpCase:
     arrays = streams(length, dtype, gates=gates)
     arrays["filter"] = normal(4, (CHANNELS, taps if causal else 2 * taps - 1))
@@ -49,7 +50,7 @@ def case(
 
     return OpCase(
         name=name,
-        run=partial(call, None),
+        run=partial(call, implementation),
         reference=partial(call, "reference"),
         arrays=arrays,
         shared=frozenset({"filter", "bias"}) & set(arrays),

@@ -1,0 +1,95 @@
+"""Long finite filters: implementations by name, and taps made by groups of channels."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter, finite_filter
+from jaxblt.mixers.finite_filter import LongHistory
+from jaxblt.mixers.implicit_taps import ImplicitTaps
+from jaxblt.mixers.marks import mark
+from jaxblt.testing import check_mixer
+from pallas_kernels.long_conv import TABLE
+from tests.parameters import drawn
+from tests.tolerances import assert_close
+
+CHANNELS, LENGTH = 16, 1024
+LONG = ImplicitFilter(LENGTH, width=4)
+
+
+@pytest.mark.parametrize(
+    ("filter", "name", "says"),
+    [
+        (
+            LONG,
+            "mosaic_gpu",
+            r"one of \['xla', .*'reference'\] or None with ImplicitFilter, which long_conv runs",
+        ),
+        (ExplicitFilter(513), "mosaic_gpu", "with ExplicitFilter, which long_conv runs, got 'mosaic_gpu'"),
+        (ExplicitFilter(512), "monarch", "with ExplicitFilter, which blocked_conv runs, got 'monarch'"),
+        (ModalFilter(), "monarch", "with ModalFilter, which modal_conv runs, got 'monarch'"),
+    ],
+)
+def test_an_implementation_that_the_op_lacks_is_refused(filter: Any, name: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        HyenaConfig(dim=4, filter=filter, implementation=name)  # pyright: ignore[reportArgumentType]
+
+
+@functools.cache
+def hyena(name: str | None) -> Any:
+    config = HyenaConfig(dim=4, filter=ImplicitFilter(600, width=4), implementation=name)  # pyright: ignore[reportArgumentType]
+    x = np.random.default_rng(0).standard_normal((1, 40, 4)).astype(np.float32)
+    module = config.build()
+    return jax.jit(lambda x: module.apply(drawn(module, x), x)[0])(x)
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in TABLE])
+def test_every_implementation_of_the_op_runs(name: str) -> None:
+    assert_close(hyena(name), hyena(None), n=40 * 4)
+
+
+def grouped(monkeypatch: Any, limit: int, causal: bool, dtype: Any) -> tuple[Any, Any]:
+    """Value and gradients of u and of what makes the taps, and the program's temporary bytes."""
+    monkeypatch.setattr(finite_filter, "TAPS_BYTES", limit)
+    module = ImplicitTaps(LONG, CHANNELS, 1 if causal else 2)
+    params = nn.meta.unbox(module.init(jax.random.key(0), 1))
+    draw = np.random.default_rng(0).standard_normal
+    u, dy = (jnp.asarray(draw((1, CHANNELS, LENGTH)), dtype) for _ in range(2))
+
+    def run(params: Any, u: Any, bias: Any) -> Any:
+        shared, per_channel = module.apply(params, LENGTH, method="parts")
+        core = LongHistory(shared, per_channel, bias, LONG, causal=causal, implementation=None)
+        return core.run(u, mark(None), None)[0]
+
+    def both(params: Any, u: Any, bias: Any, dy: Any) -> Any:
+        y, vjp = jax.vjp(run, params, u, bias)
+        return y, vjp(dy)
+
+    args = (params, u, jnp.ones(CHANNELS), dy)
+    program = jax.jit(both).lower(*args).compile()
+    return program(*args), program.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_taps_by_groups_of_channels_are_the_same_and_take_less(monkeypatch: Any, causal: bool) -> None:
+    whole, most = grouped(monkeypatch, 2**30, causal, jnp.float32)
+    parts, less = grouped(monkeypatch, 0, causal, jnp.float32)
+    for got, want in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
+        assert_close(got, want, n=2 * LENGTH * CHANNELS)
+    taps = 4 * CHANNELS * LENGTH * (1 if causal else 2)
+    # Beside the streams, which either keeps: all taps and their gradients are gone.
+    assert less <= most - 2 * taps
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [True, False])
+def test_dense_products_pass_the_mixers_suite_on_a_gpu(causal: bool) -> None:
+    filter = ImplicitFilter(600, width=8)
+    config = HyenaConfig(dim=8, order=3, filter=filter, causal=causal, implementation="monarch")
+    streamed = ("chunked", "state", "rows_advance_alone", "causal") if causal else ()
+    check_mixer(config, only=("packed", "holes", "gradients", "every_parameter", "bfloat16", *streamed))
