@@ -9,7 +9,8 @@ from jaxblt.adapters.config import AdapterConfig, RouterConfig
 from jaxblt.adapters.merge import fuse
 from jaxblt.adapters.params import join_params, split_params
 from jaxblt.adapters.peft import load_peft, save_peft
-from jaxblt.adapters.transforms import Clamp, Confidence, Ema, TopK
+from jaxblt.adapters.sticky import Sticky
+from jaxblt.adapters.transforms import Clamp, Confidence, Ema, Sparse, TopK
 
 __all__ = [
     "AdapterConfig",
@@ -17,6 +18,8 @@ __all__ = [
     "Confidence",
     "Ema",
     "RouterConfig",
+    "Sparse",
+    "Sticky",
     "TopK",
     "attach",
     "check_sites",

@@ -94,7 +94,7 @@ class Router(nn.Module):
         hidden = jax.nn.silu(self._dense("hidden", features, config.hidden, ("embed", "features")))
         found = self._dense("code", hidden, self.adapter.numbers, ("features", "rank"), still=True)
         code = 1.0 + found if self.adapter.blocks is None else jax.nn.softmax(found, -1)
-        moment = self._moment(time, hidden)
+        moment = self._moment(time, hidden, rows.content)
         code = jnp.where(moment.known[..., None], code, moment.fallback)
         after = []
         for i, transform in enumerate(self.adapter.code):
@@ -136,13 +136,15 @@ class Router(nn.Module):
             return time
         return (time // config.chunk - config.lag + 1) * config.chunk
 
-    def _moment(self, time: Int[Array, "B T"], hidden: Float[Array, "B T H"]) -> Moment:
+    def _moment(
+        self, time: Int[Array, "B T"], hidden: Float[Array, "B T H"], content: Bool[Array, "B T"] | None
+    ) -> Moment:
         config = self.adapter.router
         always = jnp.ones(time.shape, bool)
         known, changes = {
             "prefix": lambda: (time >= config.prefix, time == config.prefix),
             "chunk": lambda: (time // config.chunk >= config.lag, time % config.chunk == 0),
-            "token": lambda: (always, always),
+            "token": lambda: (always, always if content is None else content),
         }[config.level]()
         return Moment(known, known & changes, hidden, config.fallback * self.adapter.start)
 

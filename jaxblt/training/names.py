@@ -41,6 +41,8 @@ NAMES = {
     "clamp": "jaxblt.adapters.transforms:Clamp",
     "confidence": "jaxblt.adapters.transforms:Confidence",
     "ema": "jaxblt.adapters.transforms:Ema",
+    "sparse": "jaxblt.adapters.transforms:Sparse",
+    "sticky": "jaxblt.adapters.sticky:Sticky",
     "top_k": "jaxblt.adapters.transforms:TopK",
     "embedding": "jaxblt.models.embeddings:EmbeddingConfig",
     "hash": "jaxblt.models.embeddings:HashConfig",
