@@ -6,6 +6,7 @@
 
 from jaxblt.adapters.attach import attach, check_sites, detach, find_sites
 from jaxblt.adapters.config import AdapterConfig, RouterConfig
+from jaxblt.adapters.levels import Mixed
 from jaxblt.adapters.merge import fuse
 from jaxblt.adapters.params import join_params, split_params
 from jaxblt.adapters.peft import load_peft, save_peft
@@ -17,6 +18,7 @@ __all__ = [
     "Clamp",
     "Confidence",
     "Ema",
+    "Mixed",
     "RouterConfig",
     "Sparse",
     "Sticky",

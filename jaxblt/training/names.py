@@ -38,6 +38,7 @@ NAMES = {
     "stack": "jaxblt.models.stack:StackConfig",
     "adapter": "jaxblt.adapters.config:AdapterConfig",
     "router": "jaxblt.adapters.config:RouterConfig",
+    "mixed_levels": "jaxblt.adapters.levels:Mixed",
     "clamp": "jaxblt.adapters.transforms:Clamp",
     "confidence": "jaxblt.adapters.transforms:Confidence",
     "ema": "jaxblt.adapters.transforms:Ema",

@@ -1,7 +1,7 @@
 """Codes of a router whose parameters are drawn by their paths, of whole rows and of rows in calls."""
 
 import zlib
-from functools import partial
+from functools import cache, partial
 
 import flax.linen as nn
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.adapters.router import Router, init_router_state
+from jaxblt.side_outputs import SIDE_OUTPUTS
 
 WIDTH, LENGTH = 6, 40
 DOCUMENTS = np.stack([np.repeat([1, 2], [26, 14]), np.repeat([4, 0, 5, 0], [9, 2, 24, 5])]).astype(np.int32)
@@ -38,26 +39,36 @@ def params_of(config, **given):
     return jax.tree_util.tree_map_with_path(draw, nn.meta.unbox(made)["params"])
 
 
+@cache
+def passes(config):
+    """The router's compiled pass, with a state or without: ((code, state), what it sowed)."""
+    return jax.jit(partial(Router(config).apply, mutable=list(SIDE_OUTPUTS)))
+
+
 def whole(config, params, x, ids, **given):
     """Codes of whole rows."""
+    return np.asarray(sown(config, params, x, ids, **given)[0][0])
+
+
+def sown(config, params, x, ids, **given):
+    """((code, None), what the router sowed) of whole rows."""
     rows = {name: jnp.asarray(value) for name, value in given.items()}
-    apply = jax.jit(Router(config).apply)
-    code = apply({"params": params}, jnp.asarray(x), segment_ids=jnp.asarray(ids), **rows)[0]  # type: ignore[index]
-    return np.asarray(code)
+    return passes(config)({"params": params}, jnp.asarray(x), segment_ids=jnp.asarray(ids), **rows)
 
 
 def in_calls(config, params, x, ids, size=7, **given):
     """Codes of the same rows in calls of `size` tokens, the last one filled up with nothing."""
-    step = jax.jit(partial(Router(config).apply, {"params": params}))
+    step = passes(config)
     state, found = init_router_state(config, len(ids), x.shape[-1]), []
     for at in range(0, ids.shape[1], size):
-        missing = max(at + size - ids.shape[1], 0)
-        cut = (
-            lambda a, at=at, missing=missing: jnp.asarray(  # noqa: E731
-                np.pad(a[:, at : at + size], ((0, 0), (0, missing), (0, 0))[: a.ndim])
-            )
+        rows = {name: _cut(value, at, size) for name, value in given.items()}
+        (code, state), _ = step(
+            {"params": params}, _cut(x, at, size), segment_ids=_cut(ids, at, size), state=state, **rows
         )
-        rows = {name: cut(value) for name, value in given.items()}
-        code, state = step(cut(x), segment_ids=cut(ids), state=state, **rows)
-        found.append(np.asarray(code)[:, : size - missing])
-    return np.concatenate(found, 1)
+        found.append(np.asarray(code))
+    return np.concatenate(found, 1)[:, : ids.shape[1]]
+
+
+def _cut(x, at, size):
+    part = x[:, at : at + size]
+    return jnp.asarray(np.pad(part, ((0, 0), (0, size - part.shape[1]), (0, 0))[: x.ndim]))
