@@ -6,7 +6,9 @@
 
 from jaxblt.adapters.attach import attach, check_sites, detach, find_sites
 from jaxblt.adapters.config import AdapterConfig, RouterConfig
+from jaxblt.adapters.governor import Governor, next_bounds, with_bounds
 from jaxblt.adapters.levels import Mixed
+from jaxblt.adapters.losses import AdapterLosses
 from jaxblt.adapters.merge import fuse
 from jaxblt.adapters.params import join_params, split_params
 from jaxblt.adapters.peft import load_peft, save_peft
@@ -15,9 +17,11 @@ from jaxblt.adapters.transforms import Clamp, Confidence, Ema, Sparse, TopK
 
 __all__ = [
     "AdapterConfig",
+    "AdapterLosses",
     "Clamp",
     "Confidence",
     "Ema",
+    "Governor",
     "Mixed",
     "RouterConfig",
     "Sparse",
@@ -30,6 +34,8 @@ __all__ = [
     "fuse",
     "join_params",
     "load_peft",
+    "next_bounds",
     "save_peft",
     "split_params",
+    "with_bounds",
 ]

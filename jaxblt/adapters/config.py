@@ -8,7 +8,9 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxblt.adapters.governor import Governor
 from jaxblt.adapters.levels import Level, Mixed, levels_of
+from jaxblt.adapters.losses import AdapterLosses
 from jaxblt.adapters.router import Router, RouterState, init_router_state
 from jaxblt.adapters.site import adapted
 from jaxblt.validation import check_bounds, check_fields
@@ -73,6 +75,8 @@ class AdapterConfig:
       blocks: experts E of a bank; None for a free number a rank, 1 + f.
       router: what makes the code; None for c = 1.
       code: transforms of the code, in order; see `jaxblt.adapters.transforms`.
+      losses: what training pays for besides, with weights.
+      governor: bounds the update of each site; None for no bound.
     """
 
     sites: tuple[str | tuple[str, int], ...] = ("mixer/*", "mlp/down")
@@ -81,6 +85,8 @@ class AdapterConfig:
     blocks: int | None = None
     router: RouterConfig | None = None
     code: tuple[Any, ...] = ()
+    losses: AdapterLosses = AdapterLosses()
+    governor: Governor | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -118,6 +124,11 @@ class AdapterConfig:
             raise ValueError(
                 f"AdapterConfig.blocks = {self.blocks} and code = {self.code} shape a router's code, and router is "
                 "None: set RouterConfig()"
+            )
+        if self.router is None and self.losses.of_codes:
+            raise ValueError(
+                f"AdapterConfig.losses weighs {sorted(self.losses.of_codes)} of a router's code, and router is None: "
+                "set RouterConfig(), or leave orthogonality alone"
             )
         for transform in self.code:
             if not callable(getattr(transform, "check", None)):

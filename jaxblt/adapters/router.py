@@ -17,6 +17,7 @@ from jaxblt.adapters.levels import (
     levels_of,
     sow_shares,
 )
+from jaxblt.adapters.losses import sow_code_losses
 from jaxblt.adapters.memory import memory_shape, remember
 from jaxblt.adapters.pools import Pools, Smooth, Sums
 from jaxblt.layers import Linear, RMSNorm, named
@@ -132,17 +133,33 @@ class Router(nn.Module):
             side = None if side is None else jnp.take_along_axis(side, rows.arranged.order[..., None], 1)
         heard, after = self._hear(rows, time, side, state)
         code, moment = self._code(heard, time, rows.content)
-        states = []
+        states, first = [], code
         for i, transform in enumerate(self.adapter.code):
             before = None if state is None else state.code[i]
             code, left = transform.apply(
                 self, f"{type(transform).__name__.lower()}_{i}", code, moment, rows, before
             )
             states.append(left)
+        self._sow(first, code, moment, time, rows.content)
         code = rows.restore(code)
         if rows.clock is None or after is None:
             return code, None
         return code, after.replace(clock=rows.clock, code=tuple(states))  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _sow(
+        self,
+        before: Float[Array, "B T E"],
+        code: Float[Array, "B T E"],
+        moment: Moment,
+        time: Int[Array, "B T"],
+        content: Bool[Array, "B T"] | None,
+    ) -> None:
+        """The losses of a code, before its transforms and behind them."""
+        if not self.adapter.losses.of_codes:
+            return
+        shares = before if self.adapter.blocks is not None else jax.nn.softmax(before, -1)
+        known = moment.known if content is None else moment.known & content
+        sow_code_losses(self, self.adapter.losses, shares, code, known, moment.changes & (time > 0))
 
     def _code(
         self, heard: Heard, time: Int[Array, "B T"], content: Bool[Array, "B T"] | None

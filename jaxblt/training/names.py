@@ -39,6 +39,8 @@ NAMES = {
     "adapter": "jaxblt.adapters.config:AdapterConfig",
     "router": "jaxblt.adapters.config:RouterConfig",
     "mixed_levels": "jaxblt.adapters.levels:Mixed",
+    "adapter_losses": "jaxblt.adapters.losses:AdapterLosses",
+    "governor": "jaxblt.adapters.governor:Governor",
     "clamp": "jaxblt.adapters.transforms:Clamp",
     "confidence": "jaxblt.adapters.transforms:Confidence",
     "ema": "jaxblt.adapters.transforms:Ema",
