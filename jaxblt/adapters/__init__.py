@@ -6,6 +6,7 @@
 
 from jaxblt.adapters.attach import attach, check_sites, detach, find_sites
 from jaxblt.adapters.config import AdapterConfig, RouterConfig
+from jaxblt.adapters.distill import distill, mean_codes
 from jaxblt.adapters.governor import Governor, next_bounds, with_bounds
 from jaxblt.adapters.levels import Mixed
 from jaxblt.adapters.losses import AdapterLosses
@@ -30,10 +31,12 @@ __all__ = [
     "attach",
     "check_sites",
     "detach",
+    "distill",
     "find_sites",
     "fuse",
     "join_params",
     "load_peft",
+    "mean_codes",
     "next_bounds",
     "save_peft",
     "split_params",

@@ -24,6 +24,7 @@ from jaxblt.layers import Linear, RMSNorm, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.sequence import Rows, read
 from jaxblt.models.positions import document_positions
+from jaxblt.side_outputs import sow_metric
 
 ROUTER = "router"
 """The child of a stack that holds a router."""
@@ -154,7 +155,9 @@ class Router(nn.Module):
         time: Int[Array, "B T"],
         content: Bool[Array, "B T"] | None,
     ) -> None:
-        """The losses of a code, before its transforms and behind them."""
+        """The mean code of tokens as a metric, and the losses of a code before its transforms and behind them."""
+        told = jnp.ones(time.shape, jnp.float32) if content is None else content.astype(jnp.float32)
+        sow_metric(self, "mean_code", jnp.einsum("bte,bt->e", code, told) / jnp.maximum(jnp.sum(told), 1))
         if not self.adapter.losses.of_codes:
             return
         shares = before if self.adapter.blocks is not None else jax.nn.softmax(before, -1)

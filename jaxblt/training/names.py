@@ -3,6 +3,7 @@
 NAMES = {
     "recipe": "jaxblt.training.recipe:Recipe",
     "train": "jaxblt.training.recipe:TrainConfig",
+    "reference": "jaxblt.training.reference:ReferenceConfig",
     "adamw": "jaxblt.training.optimizer:AdamWConfig",
     "lion": "jaxblt.training.optimizers:LionConfig",
     "adafactor": "jaxblt.training.optimizers:AdafactorConfig",

@@ -31,7 +31,8 @@ from jaxblt.training.metrics import (
     sown_metrics,
 )
 from jaxblt.training.objectives import NextByte, Objective
-from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, whole_params, widen
+from jaxblt.training.reference import Reference, divergence, every_nth
+from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, still, whole_params, widen
 from pallas_kernels.runtime import current_device
 
 
@@ -45,12 +46,14 @@ class Task:
       entropy_model: byte model whose entropies cut the patches where a batch brings none.
       packed: rows may hold several documents or padding. False promises one full document a row; the model is then
         given no segment ids, which spares it the masks.
+      reference: a second model that predictions are held close to in training; None for none.
     """
 
     model: Any
     objective: Objective = NextByte()
     entropy_model: nn.Module | None = None
     packed: bool = True
+    reference: Reference | None = None
 
     @property
     def patcher(self) -> PatcherConfig | None:
@@ -276,8 +279,11 @@ def _gradients(
         logits, patches, side = predict(task, params, state.frozen, rows, rngs)
         sums = task.objective.sums(logits, rows) | {"sown_loss": sown_losses(side) / accumulate}
         counts = {} if patches is None else patch_counts(patches)
-        shown = sown_metrics(side), next_bounds(side)
-        return sums["loss"] + sums["sown_loss"] * weight, (sums | counts, shown)
+        total = sums["loss"] + sums["sown_loss"] * weight
+        if task.reference is not None:
+            counts["reference_kl"] = _from_reference(task, task.reference, state.frozen, logits, rows)
+            total = total + jnp.float32(task.reference.weight) * counts["reference_kl"]
+        return total, (sums | counts, (sown_metrics(side), next_bounds(side)))
 
     gradient = jax.grad(micro, has_aux=True)
     if accumulate == 1:
@@ -293,6 +299,25 @@ def _gradients(
         sums = {name: jnp.sum(values, 0) for name, values in sums.items()}
         side = jax.tree.map(lambda values: jnp.mean(values, 0), side)
     return jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), sums, side
+
+
+def _from_reference(
+    task: Task,
+    reference: Reference,
+    frozen: Mapping[str, Frozen],
+    logits: Float[Array, "B T V"],
+    rows: Batch,
+) -> Float[Array, ""]:
+    """The divergence from the reference, summed over the rows that are compared and scaled to all."""
+    logits, rows = every_nth((logits, rows), reference.every)
+    wanted, _ = reference.model.apply(
+        {"params": still(frozen[reference.tree].params)},
+        rows.inputs,
+        segment_ids=_segments(task, rows),
+        positions=rows.positions if task.packed else None,
+        entropies=find_entropies(task, frozen, rows),
+    )
+    return divergence(logits, wanted, rows) * reference.every
 
 
 def split_rows(batch: Batch, parts: int) -> Batch:
@@ -314,4 +339,6 @@ def split_rows(batch: Batch, parts: int) -> Batch:
 def _figures(task: Task, sums: Metrics) -> Metrics:
     """The objective's figures, and the patches' where there are patches."""
     found = task.objective.figures(sums) | {"sown_loss": sums["sown_loss"], "scored_bytes": sums["weight"]}
+    if "reference_kl" in sums:
+        found["reference_kl"] = sums["reference_kl"] / sums["weight"]
     return {**found, **(patch_metrics(sums) if "patches" in sums else {})}
