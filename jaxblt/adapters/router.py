@@ -102,8 +102,8 @@ class Router(nn.Module):
         token    f([h_t; m_{k - lag}; s; e; p])
 
     An m or p that is not complete is zero. With a memory s is a GRU over the means up to m_{k - lag}. With side
-    features e are those of the token, or of the chunk's first token. Before the first code stands the fallback.
-    Numbers are 1 + f, or softmax(f) over the blocks of a bank. `Mixed` levels have a network each.
+    features e are those of the token, or of the chunk's first token, and zero if that is a hole. Before the first code
+    stands the fallback. Numbers are 1 + f, or softmax(f) over the blocks of a bank. `Mixed` levels have a network each.
 
     Attributes:
       adapter: the `AdapterConfig`.
@@ -217,7 +217,7 @@ class Router(nn.Module):
                 self, config, rows, mean, time, None if state is None else state.memory
             )
         if side is not None:
-            side = side.astype(jnp.float32)
+            side = side.astype(jnp.float32) * content
             starts = (time % config.chunk == 0)[..., None]
             streams = jnp.where(starts, 0.0, 1.0), jnp.where(starts, side, 0.0)
             chunk_side, held = rows.run(Smooth(), streams, None if state is None else state.side)
