@@ -22,7 +22,7 @@ LEARNED = 0.1
 """Share of the first loss of a batch that may be left after `STEPS`."""
 FOUND = 0.9
 """Share of the variance of planted codes that a router has to explain."""
-ROWS, DOMAINS, NOISE = 16, 4, 0.3
+ROWS, DOMAINS, NOISE = 16, 4, 0.1
 """Of the rows that codes are planted in: each row is of one domain, tokens are its vector and noise."""
 SEARCH = 300
 """Steps of the search for planted codes."""

@@ -7,9 +7,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxblt.adapters.router import Router, init_router_state
 from jaxblt.side_outputs import SIDE_OUTPUTS
+
+TURNS = pytest.mark.slow(weekly=2, group="adapters at length")
+"""Programs of a router take seconds to compile: a few of them a week."""
 
 WIDTH, LENGTH = 6, 40
 DOCUMENTS = np.stack([np.repeat([1, 2], [26, 14]), np.repeat([4, 0, 5, 0], [9, 2, 24, 5])]).astype(np.int32)

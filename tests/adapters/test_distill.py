@@ -13,6 +13,7 @@ import pytest
 from jaxblt.adapters import AdapterConfig, Governor, RouterConfig, attach, detach, distill, fuse, mean_codes
 from jaxblt.adapters.router import Router
 from jaxblt.models import ByteLMConfig, StackConfig
+from tests.adapters.routing import TURNS
 from tests.parameters import drawn
 
 STACK = StackConfig(dim=8, num_layers=2, pattern="R", mlp_dim=12)
@@ -56,6 +57,7 @@ def test_the_static_adapter_is_the_update_at_the_mean_code(routed):
                 assert sizes[2] > 1e-3
 
 
+@TURNS
 def test_mean_codes_are_over_tokens_alone(routed):
     config, params = routed
     ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (2, 12)), jnp.int32)

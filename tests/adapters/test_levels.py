@@ -11,7 +11,17 @@ import pytest
 from jaxblt.adapters import AdapterConfig, Ema, Mixed, RouterConfig
 from jaxblt.adapters.levels import level_weights
 from jaxblt.models import Stack, StackConfig
-from tests.adapters.routing import DOCUMENTS, LENGTH, in_calls, inputs, params_of, sown, whole, with_holes
+from tests.adapters.routing import (
+    DOCUMENTS,
+    LENGTH,
+    TURNS,
+    in_calls,
+    inputs,
+    params_of,
+    sown,
+    whole,
+    with_holes,
+)
 
 CHUNK, PREFIX = 5, 3
 ROUTER = RouterConfig(level="chunk", chunk=CHUNK, prefix=PREFIX, hidden=4)
@@ -47,7 +57,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["length", pytest.param("gate", marks=TURNS)])
 def test_codes_are_the_same_in_any_split(name):
     config, given = CASES[name]
     params, ids = params_of(config, **given), with_holes(DOCUMENTS)
@@ -90,6 +100,7 @@ def test_an_unsure_first_level_hands_over():
     np.testing.assert_array_equal(found.sum(-1), 1)
 
 
+@TURNS
 def test_a_gate_pays_for_each_level():
     """Its loss is the mean weight of each level times its price, over tokens alone."""
     config, given = CASES["gate"]

@@ -11,7 +11,7 @@ from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, Sparse, Sticky
 from jaxblt.adapters.router import Router
 from jaxblt.adapters.sticky import Switches
 from jaxblt.mixers.marks import mark
-from tests.adapters.routing import DOCUMENTS, in_calls, inputs, params_of, whole, with_holes
+from tests.adapters.routing import DOCUMENTS, TURNS, in_calls, inputs, params_of, whole, with_holes
 
 ROUTER = RouterConfig(level="token", chunk=5, prefix=3, hidden=4)
 BANK = AdapterConfig(rank=8, blocks=4, router=ROUTER)
@@ -59,7 +59,7 @@ def test_sticky_is_the_loop_over_tokens_and_flips_fall_with_tau():
     assert counts[0] > counts[1] > counts[2]
 
 
-@pytest.mark.parametrize("bank", [BANK, CHUNKED], ids=["token", "chunk"])
+@pytest.mark.parametrize("bank", [BANK, pytest.param(CHUNKED, marks=TURNS)], ids=["token", "chunk"])
 def test_choices_are_the_same_in_any_split(bank):
     params, ids = params_of(bank), with_holes(DOCUMENTS)
     config = sticky(0.2, bank, Ema(0.5))
@@ -93,6 +93,7 @@ def test_tables_of_stretches_join_to_that_of_the_whole():
     np.testing.assert_array_equal(carry, chosen[:, -1])
 
 
+@TURNS
 def test_the_first_code_is_straight_through_too():
     """Of a row's only code, the gradient of each number is that of the code before the choice."""
     config = sticky(0.2)

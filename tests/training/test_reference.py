@@ -21,6 +21,7 @@ from jaxblt.training.resolved import read_resolved
 from jaxblt.training.setup import make_task
 from jaxblt.training.state import BASE, REFERENCE, freeze, start
 from jaxblt.training.step import Task, make_train_step
+from tests.adapters.routing import TURNS
 from tests.parameters import drawn
 from tests.training.tiny import Letters, TinyConfig, tiny_recipe
 
@@ -88,6 +89,7 @@ def teacher(tmp_path_factory):
     return run_dir
 
 
+@TURNS
 def test_a_run_imitates_another_and_goes_on_bit_by_bit(teacher, tmp_path):
     reference = ReferenceConfig(run=str(teacher), weight=2.0, every=2)
     recipe = tiny_recipe(model=MODEL, reference=reference, **SHORT)
