@@ -45,7 +45,7 @@ from jaxblt.training.remote_run import readable
 from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
 from jaxblt.training.safe_files import check_inside, sizes_below
 from jaxblt.training.setup import blank_inputs, init_params, make_task, open_data
-from jaxblt.training.state import BASE, ENTROPY, Frozen, TrainState, Weights, widen
+from jaxblt.training.state import BASE, ENTROPY, REFERENCE, Frozen, TrainState, Weights, widen
 from jaxblt.training.step import Task
 
 
@@ -311,7 +311,7 @@ def _load(
     restored = read(step=None if step == "best" else step)
     if step == "best":
         restored = read(step=_best_step(restored.meta, run_dir))
-    others = {name: tree for name, tree in resolved.frozen.items() if name not in base}
+    others = {name: tree for name, tree in resolved.frozen.items() if name not in (*base, REFERENCE)}
     frozen = load_frozen(run_dir, resolved._replace(frozen=others), step=restored.step)
     return Run(recipe, restored.step, task, whole(restored.state, base), frozen, weights)
 

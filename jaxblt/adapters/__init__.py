@@ -6,25 +6,39 @@
 
 from jaxblt.adapters.attach import attach, check_sites, detach, find_sites
 from jaxblt.adapters.config import AdapterConfig, RouterConfig
+from jaxblt.adapters.distill import distill, mean_codes
+from jaxblt.adapters.governor import Governor, next_bounds, with_bounds
+from jaxblt.adapters.levels import Mixed
+from jaxblt.adapters.losses import AdapterLosses
 from jaxblt.adapters.merge import fuse
 from jaxblt.adapters.params import join_params, split_params
 from jaxblt.adapters.peft import load_peft, save_peft
-from jaxblt.adapters.transforms import Clamp, Confidence, Ema, TopK
+from jaxblt.adapters.sticky import Sticky
+from jaxblt.adapters.transforms import Clamp, Confidence, Ema, Sparse, TopK
 
 __all__ = [
     "AdapterConfig",
+    "AdapterLosses",
     "Clamp",
     "Confidence",
     "Ema",
+    "Governor",
+    "Mixed",
     "RouterConfig",
+    "Sparse",
+    "Sticky",
     "TopK",
     "attach",
     "check_sites",
     "detach",
+    "distill",
     "find_sites",
     "fuse",
     "join_params",
     "load_peft",
+    "mean_codes",
+    "next_bounds",
     "save_peft",
     "split_params",
+    "with_bounds",
 ]

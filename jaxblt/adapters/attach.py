@@ -20,6 +20,8 @@ from jaxblt.parallel.mesh import off_mesh
 
 SHOWN = 4
 """Names that an error lists."""
+ROUTER_SHARE = 0.05
+"""Of the base's parameters, above which a report says that the routers are large."""
 LENGTH = 16
 """Tokens of the row that a block is traced with."""
 
@@ -177,4 +179,7 @@ def describe_sites(config: Any, trained: int, router: int, base: int) -> list[st
         for rank, names in ranks.items():
             lines.append(f"adapters        {name}, rank {rank}: {', '.join(names)}")
     share = f", of which routers {router:,} ({router / max(base, 1):.2%} of the base)" if router else ""
-    return [*lines, f"trained         {trained:,} of {base + trained:,} parameters{share}"]
+    lines.append(f"trained         {trained:,} of {base + trained:,} parameters{share}")
+    if router > ROUTER_SHARE * base:
+        lines.append(f"large router    over {ROUTER_SHARE:.0%} of the base: RouterConfig.hidden makes it smaller")
+    return lines

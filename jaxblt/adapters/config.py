@@ -8,11 +8,12 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxblt.adapters.governor import Governor
+from jaxblt.adapters.levels import Level, Mixed, levels_of
+from jaxblt.adapters.losses import AdapterLosses
 from jaxblt.adapters.router import Router, RouterState, init_router_state
 from jaxblt.adapters.site import adapted
 from jaxblt.validation import check_bounds, check_fields
-
-Level = Literal["prefix", "chunk", "token"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,31 +21,41 @@ class RouterConfig:
     """What a router reads, and how often it gives a code; see `jaxblt.adapters.router.Router`.
 
     Attributes:
-      level: one code for a document behind its prefix, one for each chunk, or one for each token.
+      level: one code for a document behind its prefix, one for each chunk, one for each token, or `Mixed`.
       chunk: steps C of a chunk, in the document's own time.
       lag: chunks back that a code looks: chunk k reads chunk k - lag. With 2 a code is known a chunk ahead.
       prefix: steps P that attention pools; None for no pooling of the prefix.
       hidden: width of the hidden layer.
       fallback: numbers of the code before the first one: 1 for the static adapter, 0 for the base.
+      memory: "gru" for a memory of all chunks before, which takes a step a chunk; None for the last chunk alone.
+      side: side features a token that chunk and token codes read, passed as `side`; known before their token.
     """
 
-    level: Level = "chunk"
+    level: Level | Mixed = "chunk"
     chunk: int = 64
     lag: int = 1
     prefix: int | None = 128
     hidden: int = 64
     fallback: float = 1.0
+    memory: Literal["gru"] | None = None
+    side: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "chunk", "lag", "prefix", "hidden", least=1)
+        check_bounds(self, "side", least=0)
         if self.fallback not in (0, 1):
             raise ValueError(
                 f"RouterConfig.fallback must be 1 for the static adapter or 0 for the base, got {self.fallback!r}"
             )
-        if self.level == "prefix" and self.prefix is None:
+        if "prefix" in levels_of(self) and self.prefix is None:
             raise ValueError(
-                "RouterConfig.prefix is None and level='prefix' pools it: set the number of steps"
+                f"RouterConfig.prefix is None and level={self.level!r} pools it: set the number of steps"
+            )
+        if self.level == "prefix" and (self.memory or self.side):
+            raise ValueError(
+                f"RouterConfig.memory = {self.memory!r} and side = {self.side} are of chunks and tokens, and level is "
+                "'prefix': leave them out"
             )
 
 
@@ -64,6 +75,8 @@ class AdapterConfig:
       blocks: experts E of a bank; None for a free number a rank, 1 + f.
       router: what makes the code; None for c = 1.
       code: transforms of the code, in order; see `jaxblt.adapters.transforms`.
+      losses: what training pays for besides, with weights.
+      governor: bounds the update of each site; None for no bound.
     """
 
     sites: tuple[str | tuple[str, int], ...] = ("mixer/*", "mlp/down")
@@ -72,6 +85,8 @@ class AdapterConfig:
     blocks: int | None = None
     router: RouterConfig | None = None
     code: tuple[Any, ...] = ()
+    losses: AdapterLosses = AdapterLosses()
+    governor: Governor | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -100,10 +115,20 @@ class AdapterConfig:
                 )
 
     def _check_code(self) -> None:
+        level = None if self.router is None else self.router.level
+        if isinstance(level, Mixed) and level.by == "entropy" and self.numbers == 1:
+            raise ValueError(
+                "Mixed(by='entropy') needs a code of two numbers or more, got 1: use by='length'"
+            )
         if self.router is None and (self.blocks is not None or self.code):
             raise ValueError(
                 f"AdapterConfig.blocks = {self.blocks} and code = {self.code} shape a router's code, and router is "
                 "None: set RouterConfig()"
+            )
+        if self.router is None and self.losses.of_codes:
+            raise ValueError(
+                f"AdapterConfig.losses weighs {sorted(self.losses.of_codes)} of a router's code, and router is None: "
+                "set RouterConfig(), or leave orthogonality alone"
             )
         for transform in self.code:
             if not callable(getattr(transform, "check", None)):

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxblt.adapters.attach import detach, stacks_of
 from jaxblt.adapters.config import AdapterConfig
+from jaxblt.adapters.governor import bounded, grams
 from jaxblt.adapters.params import split_params
 from jaxblt.adapters.router import ROUTER
 from jaxblt.adapters.site import ADAPTER
@@ -84,7 +85,27 @@ def weight_update(
     lead = kernel.shape[:layers]
     v = down.astype(jnp.float32).reshape(*lead, -1, rank)
     u = up.astype(jnp.float32).reshape(*lead, rank, -1)
-    if code is not None:
-        v = v * jnp.repeat(code, rank // code.shape[0]).reshape((1,) * (v.ndim - 1) + (rank,))
+    numbers = jnp.ones((1,), jnp.float32) if code is None else code
+    governed = limited_code(
+        tree[ADAPTER], adapter, v.reshape(-1, *v.shape[-2:]), u.reshape(-1, *u.shape[-2:]), numbers
+    )
+    v = v * jnp.repeat(governed, rank // numbers.shape[0], axis=-1).reshape(*lead, 1, rank)
     delta = jnp.matmul(v, u, precision=jax.lax.Precision.HIGHEST)
     return (delta * jnp.float32(adapter.scale(rank))).reshape(kernel.shape)
+
+
+def limited_code(
+    tree: Mapping[str, Any],
+    adapter: AdapterConfig,
+    v: Float[Array, "L K r"],
+    u: Float[Array, "L r N"],
+    code: Float[Array, "E"],
+) -> Float[Array, "L E"]:
+    """The code of each layer of a site within the bound of the adapter's governor, if it has one."""
+    codes = jnp.broadcast_to(code[None], (len(v), len(code)))
+    governor = adapter.governor
+    if governor is None:
+        return codes
+    scale = adapter.scale(v.shape[-1])
+    limit = lambda tau, v, u, c: bounded(governor, tau, c[None, None], *grams(v, u, scale))[0][0, 0]  # noqa: E731
+    return jax.vmap(limit)(jnp.asarray(tree["tau"], jnp.float32).reshape(-1), v, u, codes)

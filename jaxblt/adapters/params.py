@@ -10,7 +10,8 @@ from jaxblt.adapters.site import ADAPTER
 
 STACK_PARTS = ("periods", "rest", "period_0")
 """Children of a stack, by which a router of its own is told from a module of another's that has the same name."""
-PARTS = {"u", "v"}
+PARTS, OTHERS = {"u", "v"}, {"tau"}
+"""What an adapter holds: its matrices, and what it may hold besides."""
 
 
 def split_params(params: Any, also_train: Sequence[str] = ()) -> tuple[Any, Any]:
@@ -45,7 +46,7 @@ def routers(params: Any) -> Any:
 def _is_added(name: str, tree: Any, above: Mapping[str, Any]) -> bool:
     """Whether a child is an adapter, beside a kernel, or a router, beside the parts of a stack."""
     if name == ADAPTER:
-        return "kernel" in above and isinstance(tree, Mapping) and set(tree) == PARTS
+        return "kernel" in above and isinstance(tree, Mapping) and set(tree) - OTHERS == PARTS
     return name == ROUTER and any(part in above for part in STACK_PARTS)
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from jaxblt.adapters.attach import Site, check_sites, stacks_of
-from jaxblt.adapters.merge import given_code
+from jaxblt.adapters.merge import given_code, limited_code
 from jaxblt.adapters.site import ADAPTER
 from jaxblt.models.stack import StackConfig, stack_periods, unstack_periods
 
@@ -99,11 +99,14 @@ def save_peft(
     unrolled = {name: unstack_periods(params[name]) for name in check_sites(config)}
     for place in places(config):
         tree = _at(unrolled, (*place.path, ADAPTER))
-        numbers = given_code(stacks[place.path[0]].adapter, code)
-        v, u = (np.asarray(tree[part], np.float32) for part in ("v", "u"))
-        v, u = v.reshape(-1, place.rank).T, u.reshape(place.rank, -1).T
-        if numbers is not None:
-            u = u * np.repeat(np.asarray(numbers), place.rank // len(numbers))[None]
+        adapter = stacks[place.path[0]].adapter
+        numbers = given_code(adapter, code)
+        numbers = jnp.ones((1,), jnp.float32) if numbers is None else numbers
+        v, u = tree["v"].reshape(-1, place.rank), tree["u"].reshape(place.rank, -1)
+        v, u = (x.astype(jnp.float32) for x in (v, u))
+        numbers = limited_code(tree, adapter, v[None], u[None], numbers)[0]
+        u = u * jnp.repeat(numbers, place.rank // len(numbers))[:, None]
+        v, u = np.asarray(v).T, np.asarray(u).T
         arrays |= dict(zip(place.names, map(np.ascontiguousarray, (v, u)), strict=True))
     Path(folder).mkdir(parents=True, exist_ok=True)
     save_file(arrays, file, metadata={"format": "pt"})
@@ -165,6 +168,7 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
                 "adapter, attach one with the same"
             )
     trees: dict[str, Any] = {}
+    stacks = stacks_of(config)
     for place in places(config):
         v, u = (arrays[name] for name in place.names)
         shapes = (place.rank, place.site.inputs), (place.site.outputs, place.rank)
@@ -178,7 +182,8 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
             tree = tree.setdefault(name, {})
         tree["v"] = jnp.asarray(v.T.astype(np.float32).reshape(*place.site.into, place.rank))
         tree["u"] = jnp.asarray(u.T.astype(np.float32).reshape(place.rank, *place.site.out))
-    stacks = stacks_of(config)
+        if (governor := stacks[place.path[0]].adapter.governor) is not None:
+            tree["tau"] = jnp.full((1,), governor.start, jnp.float32)
     return {name: stack_periods(tree) if stacks[name].scan else tree for name, tree in trees.items()}
 
 

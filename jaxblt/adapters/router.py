@@ -8,11 +8,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.adapters.pools import Pools, Sums
+from jaxblt.adapters.levels import (
+    Level,
+    Mixed,
+    can_change,
+    is_known,
+    level_weights,
+    levels_of,
+    sow_shares,
+)
+from jaxblt.adapters.losses import sow_code_losses
+from jaxblt.adapters.memory import memory_shape, remember
+from jaxblt.adapters.pools import Pools, Smooth, Sums
 from jaxblt.layers import Linear, RMSNorm, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.sequence import Rows, read
 from jaxblt.models.positions import document_positions
+from jaxblt.side_outputs import sow_metric
 
 ROUTER = "router"
 """The child of a stack that holds a router."""
@@ -22,20 +34,28 @@ MOST_SCORE = 10.0
 
 @flax.struct.dataclass
 class RouterState:
-    """Where each row stands, the sums of its document so far, and the states of the transforms."""
+    """Where each row stands, the sums of its document so far, and the states of the transforms.
+
+    `memory` is the GRU's, `side` the side features that the open chunk began with; None for a router without.
+    """
 
     clock: Clock
     sums: Sums
     code: tuple[Any, ...]
+    memory: Float[Array, "B H K"] | None = None
+    side: Float[Array, "B S"] | None = None
 
 
 def init_router_state(config: Any, batch_size: int, dim: int) -> RouterState:
     """The state before the first token of rows of width `dim`, for the router of an `AdapterConfig`."""
-    nothing = jnp.zeros((batch_size, 1, dim), jnp.float32)
+    nothing, router = jnp.zeros((batch_size, 1, dim), jnp.float32), config.router
+    memory = (batch_size, *memory_shape(router))
     return RouterState(
         clock=start_clock(batch_size),
-        sums=_pools(config.router).zero((nothing,)),
+        sums=_pools(router).zero((nothing,)),
         code=tuple(transform.init_state(batch_size, config.numbers) for transform in config.code),
+        memory=jnp.zeros(memory, jnp.float32) if router.memory else None,
+        side=jnp.zeros((batch_size, router.side), jnp.float32) if router.side else None,
     )
 
 
@@ -56,6 +76,21 @@ class Moment:
     fallback: float = flax.struct.field(pytree_node=False)
 
 
+@flax.struct.dataclass
+class Heard:
+    """What there is to read at each token: h, m, s and side features, the last two None for a router without.
+
+    `chunk_side` are those of the first token of the chunk. `prefix` is p, and None without.
+    """
+
+    h: Float[Array, "B T D"]
+    mean: Float[Array, "B T D"]
+    memory: Float[Array, "B T F"] | None
+    side: Float[Array, "B T S"] | None
+    chunk_side: Float[Array, "B T S"] | None
+    prefix: Float[Array, "B T D"] | None
+
+
 class Router(nn.Module):
     """A code for each token from what came before it: [B, T, D] -> [B, T, E], one number a block of ranks; fp32.
 
@@ -63,11 +98,12 @@ class Router(nn.Module):
     chunk k, p attention pooling of the first P steps, f = Dense(silu(Dense(.))) with a last kernel of 0:
 
         prefix   f(p) from step P on
-        chunk    f([m_{k - lag}; p]), constant in the chunk, from chunk `lag` on
-        token    f([h_t; m_{k - lag}; p])
+        chunk    f([m_{k - lag}; s; e; p]), constant in the chunk, from chunk `lag` on
+        token    f([h_t; m_{k - lag}; s; e; p])
 
-    An m or p that is not complete is zero. Before the first code stands the fallback. Numbers are 1 + f, or softmax(f)
-    over the blocks of a bank.
+    An m or p that is not complete is zero. With a memory s is a GRU over the means up to m_{k - lag}. With side
+    features e are those of the token, or of the chunk's first token, and zero if that is a hole. Before the first code
+    stands the fallback. Numbers are 1 + f, or softmax(f) over the blocks of a bank. `Mixed` levels have a network each.
 
     Attributes:
       adapter: the `AdapterConfig`.
@@ -82,36 +118,87 @@ class Router(nn.Module):
         *,
         segment_ids: Int[Array, "B T"] | None = None,
         state: RouterState | None = None,
+        side: Float[Array, "B T S"] | None = None,
     ) -> tuple[Float[Array, "B T E"], RouterState | None]:
-        """The code, zero at holes and padding, and the state after the tokens (None without one)."""
+        """The code, zero at holes and padding, and the state after the tokens (None without one).
+
+        Raises:
+          ValueError: side features are missing, more or fewer than `RouterConfig.side`.
+        """
+        check_side(self.adapter.router, side)
         rows = read(x.astype(jnp.float32), segment_ids, None, None if state is None else state.clock)
         if state is None:
             time = document_positions(jnp.zeros(x.shape[:2], jnp.int32), segment_ids)
         else:
             time = rows.arranged.time
-        features, sums = self._features(rows, time, None if state is None else state.sums)
-        config = self.adapter.router
-        hidden = jax.nn.silu(self._dense("hidden", features, config.hidden, ("embed", "features")))
-        found = self._dense("code", hidden, self.adapter.numbers, ("features", "rank"), still=True)
-        code = 1.0 + found if self.adapter.blocks is None else jax.nn.softmax(found, -1)
-        moment = self._moment(time, hidden)
-        code = jnp.where(moment.known[..., None], code, moment.fallback)
-        after = []
+            side = None if side is None else jnp.take_along_axis(side, rows.arranged.order[..., None], 1)
+        heard, after = self._hear(rows, time, side, state)
+        code, moment = self._code(heard, time, rows.content)
+        states, first = [], code
         for i, transform in enumerate(self.adapter.code):
             before = None if state is None else state.code[i]
             code, left = transform.apply(
                 self, f"{type(transform).__name__.lower()}_{i}", code, moment, rows, before
             )
-            after.append(left)
+            states.append(left)
+        self._sow(first, code, moment, time, rows.content)
         code = rows.restore(code)
-        if rows.clock is None or sums is None:
+        if rows.clock is None or after is None:
             return code, None
-        return code, RouterState(rows.clock, sums, tuple(after))
+        return code, after.replace(clock=rows.clock, code=tuple(states))  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _features(
-        self, rows: Rows, time: Int[Array, "B T"], carry: Sums | None
-    ) -> tuple[Float[Array, "B T F"], Sums | None]:
-        """What f reads."""
+    def _sow(
+        self,
+        before: Float[Array, "B T E"],
+        code: Float[Array, "B T E"],
+        moment: Moment,
+        time: Int[Array, "B T"],
+        content: Bool[Array, "B T"] | None,
+    ) -> None:
+        """The mean code of tokens as a metric, and the losses of a code before its transforms and behind them."""
+        told = jnp.ones(time.shape, jnp.float32) if content is None else content.astype(jnp.float32)
+        sow_metric(self, "mean_code", jnp.einsum("bte,bt->e", code, told) / jnp.maximum(jnp.sum(told), 1))
+        if not self.adapter.losses.of_codes:
+            return
+        shares = before if self.adapter.blocks is not None else jax.nn.softmax(before, -1)
+        known = moment.known if content is None else moment.known & content
+        sow_code_losses(self, self.adapter.losses, shares, code, known, moment.changes & (time > 0))
+
+    def _code(
+        self, heard: Heard, time: Int[Array, "B T"], content: Bool[Array, "B T"] | None
+    ) -> tuple[Float[Array, "B T E"], Moment]:
+        """The code before its transforms."""
+        config, levels = self.adapter.router, levels_of(self.adapter.router)
+        fallback = config.fallback * self.adapter.start
+        read = [self._features(level, heard, time) for level in levels]
+        tails = [f"_{level}" if len(levels) > 1 else "" for level in levels]
+        hidden = [
+            jax.nn.silu(self._dense(f"hidden{tail}", x, config.hidden, ("embed", "features")))
+            for tail, x in zip(tails, read, strict=True)
+        ]
+        scores = [
+            self._dense(f"code{tail}", x, self.adapter.numbers, ("features", "rank"), still=True)
+            for tail, x in zip(tails, hidden, strict=True)
+        ]
+        known = [is_known(config, level, time) for level in levels]
+        numbers = (1.0 + f if self.adapter.blocks is None else jax.nn.softmax(f, -1) for f in scores)
+        codes = [jnp.where(k[..., None], c, fallback) for k, c in zip(known, numbers, strict=True)]
+        code, shown, some = codes[-1], hidden[-1], known[-1]
+        if isinstance(config.level, Mixed):
+            by_gate = config.level.by == "gate"
+            gate = (
+                self._dense("gate", read[-1], len(levels), ("embed", None), still=True) if by_gate else None
+            )
+            weights = level_weights(config, scores, gate, time)
+            sow_shares(self, config, weights, content)
+            code, shown = (jnp.einsum("btl,lbte->bte", weights, jnp.stack(x)) for x in (codes, hidden))
+            some = jnp.any(jnp.stack(known), 0)
+        return code, Moment(some, can_change(config, time, content), shown, fallback)
+
+    def _hear(
+        self, rows: Rows, time: Int[Array, "B T"], side: Float[Array, "B T S"] | None, state: Any
+    ) -> tuple[Heard, RouterState | None]:
+        """What f may read, and the state after it."""
         config, dim = self.adapter.router, rows.x.shape[-1]
         content = jnp.ones(time.shape, bool) if rows.content is None else rows.content
         content = content[..., None].astype(jnp.float32)
@@ -121,37 +208,45 @@ class Router(nn.Module):
             query = self.param("query", named(nn.initializers.normal(1.0), "norm"), (dim,), jnp.float32)
             score = jnp.einsum("btd,d->bt", h, query)[..., None] / jnp.float32(dim**0.5)
             pooled = pooled * jnp.exp(MOST_SCORE * jnp.tanh(score / MOST_SCORE))
-        (chunk, prefix), sums = rows.run(_pools(config), (h, content, pooled, time), carry)
+        given = (h, content, pooled, time)
+        (chunk, prefix), sums = rows.run(_pools(config), given, None if state is None else state.sums)
         mean = chunk[..., :-1] / jnp.maximum(chunk[..., -1:], 1.0)
-        parts = {"prefix": [], "chunk": [mean], "token": [h, mean]}[config.level]
+        memory = memorised = chunk_side = held = None
+        if config.memory:
+            memory, memorised = remember(
+                self, config, rows, mean, time, None if state is None else state.memory
+            )
+        if side is not None:
+            side = side.astype(jnp.float32) * content
+            starts = (time % config.chunk == 0)[..., None]
+            streams = jnp.where(starts, 0.0, 1.0), jnp.where(starts, side, 0.0)
+            chunk_side, held = rows.run(Smooth(), streams, None if state is None else state.side)
+        p = None
         if config.prefix is not None:
             p = prefix[..., :-1] / jnp.maximum(prefix[..., -1:], jnp.exp(jnp.float32(-2 * MOST_SCORE)))
-            parts = [*parts, jnp.where((self._read_until(time) >= config.prefix)[..., None], p, 0.0)]
-        return jnp.concatenate(parts, -1), sums
+        heard = Heard(h, mean, memory, side, chunk_side, p)
+        return heard, None if state is None else RouterState(state.clock, sums, (), memorised, held)  # pyright: ignore[reportArgumentType]
 
-    def _read_until(self, time: Int[Array, "B T"]) -> Int[Array, "B T"]:
-        """Steps of the document that the pooled prefix may hold at each token."""
+    def _features(self, level: Level, heard: Heard, time: Int[Array, "B T"]) -> Float[Array, "B T F"]:
+        """What f of a level reads."""
         config = self.adapter.router
-        if config.level != "chunk":
-            return time
-        return (time // config.chunk - config.lag + 1) * config.chunk
-
-    def _moment(self, time: Int[Array, "B T"], hidden: Float[Array, "B T H"]) -> Moment:
-        config = self.adapter.router
-        always = jnp.ones(time.shape, bool)
-        known, changes = {
-            "prefix": lambda: (time >= config.prefix, time == config.prefix),
-            "chunk": lambda: (time // config.chunk >= config.lag, time % config.chunk == 0),
-            "token": lambda: (always, always),
-        }[config.level]()
-        return Moment(known, known & changes, hidden, config.fallback * self.adapter.start)
+        parts = {
+            "prefix": [],
+            "chunk": [heard.mean, heard.memory, heard.chunk_side],
+            "token": [heard.h, heard.mean, heard.memory, heard.side],
+        }[level]
+        if heard.prefix is not None:
+            chunk = time // config.chunk - config.lag + 1
+            complete = (chunk * config.chunk if level == "chunk" else time) >= config.prefix
+            parts = [*parts, jnp.where(complete[..., None], heard.prefix, 0.0)]
+        return jnp.concatenate([part for part in parts if part is not None], -1)
 
     def _dense(
         self,
         name: str,
         x: Float[Array, "B T F"],
         features: int,
-        axes: tuple[str, str],
+        axes: tuple[str, str | None],
         *,
         still: bool = False,
     ) -> Float[Array, "B T E"]:
@@ -162,3 +257,13 @@ class Router(nn.Module):
 
 def _pools(config: Any) -> Pools:
     return Pools(size=config.chunk, lag=config.lag)
+
+
+def check_side(config: Any, side: Float[Array, "B T S"] | None) -> None:
+    """Raises ValueError unless there are as many side features as a `RouterConfig` reads."""
+    count = 0 if side is None else side.shape[-1]
+    if count != config.side:
+        raise ValueError(
+            f"the router reads RouterConfig.side = {config.side} side features a token, got {count}: pass side with "
+            "as many, or None for 0"
+        )

@@ -10,7 +10,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxblt.adapters.governor import Governor, govern
+from jaxblt.adapters.losses import mean_square_beside
 from jaxblt.layers import Linear, named, read_equation
+from jaxblt.side_outputs import sow_loss
 
 ADAPTER = "adapter"
 """The child of a `Linear` that holds V and U."""
@@ -19,6 +22,16 @@ ADAPTER = "adapter"
 @runtime_checkable
 class Ranks(Protocol):
     """What a site asks of its config."""
+
+    @property
+    def governor(self) -> Governor | None:
+        """What bounds the update."""
+        ...
+
+    @property
+    def losses(self) -> Any:
+        """Weights of losses."""
+        ...
 
     def ranks(self, name: str) -> set[int]:
         """The ranks that are asked for at a site."""
@@ -42,6 +55,8 @@ class LowRank(nn.Module):
     rank: int
     scale: float
     dtype: Any
+    governor: Governor | None = None
+    orthogonality: float = 0.0
 
     @nn.compact
     def __call__(
@@ -58,6 +73,7 @@ class LowRank(nn.Module):
         down = self.param("v", named(draw, *self.names[:width], "rank"), (*into, self.rank), jnp.float32)
         zeros = named(nn.initializers.zeros, "rank", *self.names[width:])
         up = self.param("u", zeros, (self.rank, *self.shape[width:]), jnp.float32)
+        code = self._within(down.reshape(-1, self.rank), up.reshape(self.rank, -1), code)
         z = jnp.einsum(
             f"{given},{summed}{letter}->{lead}{letter}",
             x.astype(self.dtype),
@@ -70,6 +86,15 @@ class LowRank(nn.Module):
         return jnp.einsum(
             f"{lead}{letter},{letter}{new}->{result}", z.astype(self.dtype), up.astype(self.dtype)
         )
+
+    def _within(
+        self, v: Float[Array, "K r"], u: Float[Array, "r N"], code: Float[Array, "B T E"] | None
+    ) -> Float[Array, "B T E"] | None:
+        """The code as the governor leaves it; sows the loss of directions that are not orthogonal."""
+        if self.orthogonality:
+            beside = mean_square_beside(v.T @ v) + mean_square_beside(u @ u.T)
+            sow_loss(self, "orthogonality", jnp.float32(self.orthogonality) * beside)
+        return code if self.governor is None else govern(self, self.governor, v, u, self.scale, code)
 
 
 def is_site(linear: Linear, x: Any) -> bool:
@@ -105,6 +130,8 @@ def adapted(
             rank,
             config.scale(rank),
             module.dtype,
+            config.governor,
+            config.losses.orthogonality,
             name=ADAPTER,
         )
         return y + update(args[0], code).astype(y.dtype)

@@ -86,10 +86,7 @@ class Ema:
         self, router: nn.Module, name: str, code: Float[Array, "B T E"], moment: Any, rows: Any, state: Any
     ) -> tuple[Float[Array, "B T E"], Any]:
         """The smoothed code."""
-        moves = moment.changes
-        if rows.content is not None and router.adapter.router.level == "token":  # pyright: ignore[reportAttributeAccessIssue]
-            moves = moves & rows.content
-        moves = moves[..., None]
+        moves = moment.changes[..., None]
         keep = jnp.where(moves, jnp.float32(self.decay), 1.0)
         added = jnp.where(moves, jnp.float32(1 - self.decay) * (code - moment.fallback), 0.0)
         e, after = rows.run(Smooth(), (keep, added), state)
@@ -119,6 +116,27 @@ class Clamp(Stateless):
         inside = square <= self.most**2
         root = jnp.sqrt(jnp.where(inside, jnp.float32(self.most**2), square))
         return code * (jnp.float32(self.most) / root), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparse(Stateless):
+    """0 for numbers below theta in size, the others as they are: a kernel may skip blocks whose number is 0.
+
+    Attributes:
+      theta: threshold.
+    """
+
+    theta: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "theta", above=0)
+
+    def apply(
+        self, router: nn.Module, name: str, code: Float[Array, "B T E"], moment: Any, rows: Any, state: Any
+    ) -> tuple[Float[Array, "B T E"], Any]:
+        """The code; a number that is cut has no gradient."""
+        return jnp.where(jnp.abs(code) < jnp.float32(self.theta), 0.0, code), state
 
 
 @dataclasses.dataclass(frozen=True)

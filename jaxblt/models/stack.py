@@ -318,7 +318,9 @@ class Stack(nn.Module):
         segment_ids: Int[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         state: StackState | None = None,
+        side: Float[Array, "B T S"] | None = None,
     ) -> tuple[Float[Array, "B T D"], StackState | None]:
+        """As a mixer; `side` are side features that the adapter's router reads."""
         config = self.config
         check_width("Stack", x, config.dim)
         x = x.astype(self.dtype)
@@ -329,8 +331,9 @@ class Stack(nn.Module):
         if state is not None and segment_ids is not None and not splits_call(x.shape[1]):
             # Put tokens in front as mixers do in such calls: a code has to meet its token in every product
             order = jnp.argsort(segment_ids == 0, axis=1, stable=True).astype(jnp.int32)
-            x, segment_ids, positions = (_take(order, a) for a in (x, segment_ids, positions))
-        code, routed = router(x, segment_ids=segment_ids, state=None if state is None else state.router)
+            x, segment_ids, positions, side = (_take(order, a) for a in (x, segment_ids, positions, side))
+        given = None if state is None else state.router
+        code, routed = router(x, segment_ids=segment_ids, state=given, side=side)
         x, state = self._through(x, segment_ids, positions, code, state)
         x = x if order is None else _take(jnp.argsort(order, axis=1).astype(jnp.int32), x)
         return x, None if state is None else dataclasses.replace(state, router=routed)

@@ -19,9 +19,18 @@ from jaxblt.adapters.config import RouterConfig
 from jaxblt.adapters.merge import merge_stack
 from jaxblt.adapters.params import join_params, split_params
 from jaxblt.adapters.router import ROUTER
+from jaxblt.adapters.transforms import TopK
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state, unstack_periods
 from jaxblt.parallel import batch_sharding, make_mesh
 from jaxblt.parallel.rules import param_shardings
+from jaxblt.testing.adapter_learning import (
+    Learned,
+    check_memory,
+    check_overfits,
+    check_recovers,
+    fresh,
+    learn,
+)
 from jaxblt.testing.check import PROPERTIES, Property
 from jaxblt.testing.subject import Subject, expect_close, expect_moved
 
@@ -96,7 +105,8 @@ class AdaptedMixer(nn.Module):
         """As a mixer."""
         inner = Stack(self.stack, self.dtype, name="stack")
         given = None if state is None else _turned(state)
-        y, after = inner(x, segment_ids=segment_ids, positions=positions, state=given)
+        side = _side(self.stack, x)
+        y, after = inner(x, segment_ids=segment_ids, positions=positions, state=given, side=side)
         return y, None if after is None else _turned(after)
 
 
@@ -126,6 +136,11 @@ class AdaptedSubject(Subject):
         return self.params["params"]["stack"]
 
     @functools.cached_property
+    def learned(self) -> Learned:
+        """What training new adapters on the batch left."""
+        return learn(self)
+
+    @functools.cached_property
     def base(self) -> "Callable[..., jax.Array]":
         """(params, x) -> y of the stack without an adapter."""
         return _forward(dataclasses.replace(self.stack, adapter=None))
@@ -143,7 +158,14 @@ def _draw(
 
 
 def _forward(stack: StackConfig) -> Callable[..., jax.Array]:
-    return jax.jit(lambda params, x: Stack(stack).apply({"params": params}, x)[0])  # type: ignore[index]
+    apply = Stack(stack).apply
+    return jax.jit(lambda params, x: apply({"params": params}, x, side=_side(stack, x))[0])  # type: ignore[index]
+
+
+def _side(stack: StackConfig, x: Float[Array, "B T D"]) -> Float[Array, "B T S"] | None:
+    """Side features, as many as the router reads: the first numbers of each token."""
+    router = None if stack.adapter is None else stack.adapter.router
+    return None if router is None or not router.side else x[..., : router.side]
 
 
 def with_constant_code(stack: StackConfig, fallback: float) -> StackConfig:
@@ -196,11 +218,34 @@ def check_dense(subject: Any) -> None:
     expect_close("an adapter differs from its weight update", y, subject.base(merged, x), subject.limit)
 
 
+def check_merged(subject: Any) -> None:
+    """At any one code, with numbers that differ, the output is that of the merged weights, in fp32."""
+    adapter = subject.stack.adapter
+    always = RouterConfig(level="token", prefix=None, chunk=1, hidden=1)
+    stack = dataclasses.replace(subject.stack, adapter=dataclasses.replace(adapter, router=always, code=()))
+    x = jnp.asarray(subject.x)
+    made = nn.meta.unbox(jax.eval_shape(Stack(stack).init, jax.random.key(0), x)["params"])[ROUTER]
+    router = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), made)
+    scores = jnp.asarray(subject.noise(12, (adapter.numbers,)))
+    router["code"]["bias"] = scores
+    code = 1 + scores if adapter.blocks is None else jax.nn.softmax(scores)
+    y, merged = _forward(stack)(subject.own | {ROUTER: router}, x), merge_stack(subject.own, adapter, code)
+    expect_close("a merged adapter differs", y, subject.base(merged, x), subject.limit)
+
+
+def check_all_experts(subject: Any) -> None:
+    """The largest E of E numbers are all of them."""
+    adapter, x = subject.stack.adapter, jnp.asarray(subject.x)
+    found = []
+    for code in ((), (TopK(adapter.numbers),)):
+        stack = dataclasses.replace(subject.stack, adapter=dataclasses.replace(adapter, code=code))
+        found.append(_forward(stack)(subject.own, x))
+    expect_close("TopK of all numbers changes the output", found[1], found[0], subject.limit)
+
+
 def check_learns(subject: Any) -> None:
     """A new router has a gradient after one step: a start at which neither it nor U has one would never end."""
-    base, trained = split_params(subject.own)
-    still = lambda path: path[-1].key == "u" or path[-2].key == "code"  # noqa: E731
-    fresh = jax.tree_util.tree_map_with_path(lambda p, x: jnp.zeros_like(x) if still(p) else x, trained)
+    base, new = fresh(subject.own)
     dy, ids = jnp.asarray(subject.noise(11, subject.x.shape)), jnp.ones(subject.x.shape[:2], jnp.int32)
 
     def gradient(trained: Any) -> Any:
@@ -208,10 +253,9 @@ def check_learns(subject: Any) -> None:
         found = subject.gradient(params, jnp.asarray(subject.x), ids, dy)[0]["params"]["stack"]
         return split_params(found)[1]
 
-    stepped = jax.tree.map(
-        lambda p, g: p + STEP * g / jnp.maximum(jnp.abs(g).max(), 1), fresh, gradient(fresh)
-    )
-    if not np.any(np.asarray(gradient(stepped)[ROUTER]["code"]["kernel"])):
+    stepped = jax.tree.map(lambda p, g: p + STEP * g / jnp.maximum(jnp.abs(g).max(), 1), new, gradient(new))
+    codes = [tree for name, tree in gradient(stepped)[ROUTER].items() if name.startswith("code")]
+    if not any(np.any(np.asarray(tree["kernel"])) for tree in codes):
         raise AssertionError("the router has no gradient after one step")
 
 
@@ -252,7 +296,12 @@ ADAPTER_PROPERTIES: tuple[Property, ...] = (
     Property("start", check_start),
     Property("silent", check_silent, _is_routed),
     Property("dense", check_dense),
+    Property("merged", check_merged, _is_routed),
+    Property("all_experts", check_all_experts, _is_routed),
     Property("learns", check_learns, _is_routed),
+    Property("overfits", check_overfits),
+    Property("memory", check_memory),
+    Property("recovers", check_recovers, _is_routed),
     Property("unrolled", check_unrolled, _is_scanned),
     Property("tensor", check_tensor, devices=8),
     *(prop for prop in PROPERTIES if prop.name in OF_MIXERS),

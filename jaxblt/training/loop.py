@@ -35,6 +35,7 @@ from jaxblt.training.metrics import Metrics, as_scalars
 from jaxblt.training.picture import first_passage, log_confusion, log_passage
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.reference_run import load_reference
 from jaxblt.training.remote_run import trained_in
 from jaxblt.training.report import costs_by_length, describe, op_choices
 from jaxblt.training.resolved import (
@@ -254,6 +255,8 @@ def begin(
         recipe = inherit(recipe, earlier)
     recipe, inherited = inherited_entropy(recipe, mesh)
     recipe, frozen = resolve(recipe, data, mesh, inherited)
+    recipe, reference = load_reference(recipe, mesh)
+    frozen |= reference
     taken = take(recipe, mesh)
     frozen |= taken.frozen
     setup = make_setup(recipe, mesh, frozen, taken.notes)

@@ -15,6 +15,7 @@ from jaxblt.patching.config import PatcherConfig
 from jaxblt.training.objectives import ClassifyChain, NextByte, Objective
 from jaxblt.training.optimizers import AdamWConfig, Optimizer
 from jaxblt.training.packing import align, take_back_promises
+from jaxblt.training.reference import ReferenceConfig
 from jaxblt.training.schedule import make_schedule
 from jaxblt.training.serialize import from_json, to_json
 from jaxblt.training.startup import USER_CACHE
@@ -136,6 +137,7 @@ class Recipe:
       base_run: run folder of a model that stays frozen; its config is `model` without adapters
         (`jaxblt.adapters.attach`), and these are trained alone.
       also_train: patterns of paths of the base's parameters that are trained besides, such as "embedding/bytes".
+      reference: a second model whose predictions are held close to; None for none.
     """
 
     name: str
@@ -154,6 +156,7 @@ class Recipe:
     freeze: tuple[str, ...] = ()
     base_run: str | None = None
     also_train: tuple[str, ...] = ()
+    reference: ReferenceConfig | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -174,6 +177,7 @@ class Recipe:
         _check_layout(self)
         _check_base(self)
         _check_chain(self)
+        _check_reference(self)
         _settle_rows(self)
 
     def to_json(self) -> str:
@@ -288,6 +292,22 @@ def _check_chain(recipe: Recipe) -> None:
         )
     if crf and recipe.mesh.seq != 1:
         raise ValueError(f"a CRF reads whole rows, and mesh.seq is {recipe.mesh.seq}: set it to 1")
+
+
+def _check_reference(recipe: Recipe) -> None:
+    """Predictions are compared id by id, with a model that there is."""
+    if recipe.reference is None:
+        return
+    if recipe.reference.run is None and recipe.base_run is None:
+        raise ValueError(
+            "reference.run is None, which stands for the frozen base, and base_run is None: set one of them to the "
+            "folder of a run"
+        )
+    if not isinstance(recipe.objective, NextByte):
+        kind = type(recipe.objective).__name__
+        raise ValueError(
+            f"reference compares predictions of the next byte, and the objective is {kind}: use NextByte"
+        )
 
 
 def differences(old: Any, new: Any, where: str = "recipe") -> list[str]:

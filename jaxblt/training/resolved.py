@@ -28,6 +28,7 @@ FIXED = (
     "base_run",
     "also_train",
     "freeze",
+    "reference",
 )
 """Parts of a recipe that a run keeps from its first step to its last."""
 FREE = (
@@ -172,6 +173,9 @@ def adopt(recipe: Recipe, stored: Resolved, *, resume_with: bool = False) -> Rec
     """
     old = stored.recipe
     recipe = dataclasses.replace(_settle(recipe, old), entropy_model=old.entropy_model)
+    if recipe.reference is not None and old.reference is not None:
+        reference = dataclasses.replace(recipe.reference, model=old.reference.model)
+        recipe = dataclasses.replace(recipe, reference=reference)
     changed = learned_changes(old, recipe)
     if fixed := [change for change in changed if _is_in(change, FIXED)]:
         raise ValueError(

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from jaxblt.adapters import check_sites
+from jaxblt.adapters import check_sites, detach
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.history import History
@@ -26,8 +26,9 @@ from jaxblt.training.metrics import Metrics
 from jaxblt.training.optimizer import make_optimizer
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
 from jaxblt.training.recipe import Recipe, layout_of
+from jaxblt.training.reference import Reference
 from jaxblt.training.schedule import make_schedule
-from jaxblt.training.state import ENTROPY, Frozen, TrainState, start
+from jaxblt.training.state import BASE, ENTROPY, REFERENCE, Frozen, TrainState, start
 from jaxblt.training.step import Task, make_train_step
 
 HISTORY_MULTIPLE = 128
@@ -89,9 +90,21 @@ def make_task(recipe: Recipe) -> Task:
     return Task(
         model=model.build(dtype=dtype, patcher=recipe.patcher),
         objective=recipe.objective,
+        reference=_reference(recipe),
         entropy_model=None if entropy_model is None else entropy_model.build(dtype=dtype),
         packed=not has_full_rows(recipe.data),
     )
+
+
+def _reference(recipe: Recipe) -> Reference | None:
+    """The model that predictions are compared with, once its config is known."""
+    told = recipe.reference
+    config = None if told is None else detach(recipe.model) if told.run is None else told.model
+    if told is None or config is None:
+        return None
+    config = promise_rows(config, recipe.data, recipe.patcher)
+    model = config.build(dtype=recipe.train.compute_dtype, patcher=recipe.patcher)
+    return Reference(model, BASE if told.run is None else REFERENCE, told.weight, told.every)
 
 
 def make_setup(

@@ -20,6 +20,8 @@ ENTROPY = "entropy"
 """The frozen tree whose entropies cut bytes into patches."""
 BASE = "base"
 """The frozen tree that the trained parameters are laid over, see `whole_params`."""
+REFERENCE = "reference"
+"""The frozen tree of a second model that predictions are compared with."""
 
 Weights = Literal["raw", "ema"]
 """Parameters of a run: those that the last step left, or their exponential moving average."""
@@ -48,7 +50,7 @@ class TrainState:
       opt_state: of the optimiser of `params`.
       skipped: steps whose loss, gradient or update was not finite, and which changed nothing.
       skipped_in_a_row: of those, the ones since the last good step.
-      frozen: any other trees, by name: `ENTROPY`, `BASE`. Checkpoints hold them once a run, not once a step.
+      frozen: any other trees, by name: `ENTROPY`, `BASE`, `REFERENCE`. Checkpoints hold them once a run, not a step.
       ema: the exponential moving average of `params`, see `averaged`; None for a run without.
     """
 
@@ -146,11 +148,14 @@ def whole_params(params: Any, frozen: Mapping[str, Frozen]) -> Any:
 
     No gradient flows to the base. Both are dicts of dicts; where both hold an array, the trained one counts.
     """
-    return params if BASE not in frozen else join_params(_still(frozen[BASE].params), params)
+    return params if BASE not in frozen else join_params(still(frozen[BASE].params), params)
 
 
-def _still(params: Any) -> Any:
-    """The base as modules take it. Keep kernels as stored: scans of fp32 copies would take twice a base's memory."""
+def still(params: Any) -> Any:
+    """A frozen model as modules take it, without gradients.
+
+    Kernels stay as they are stored: scans of fp32 copies would take twice the memory.
+    """
 
     def take(path: tuple[Any, ...], x: Any) -> Any:
         return x if getattr(path[-1], "key", None) == "kernel" else x.astype(jnp.float32)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jaxblt.adapters import next_bounds, with_bounds
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import PAD
 from jaxblt.patching import (
@@ -30,7 +31,8 @@ from jaxblt.training.metrics import (
     sown_metrics,
 )
 from jaxblt.training.objectives import NextByte, Objective
-from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, whole_params, widen
+from jaxblt.training.reference import Reference, divergence, every_nth
+from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, still, whole_params, widen
 from pallas_kernels.runtime import current_device
 
 
@@ -44,12 +46,14 @@ class Task:
       entropy_model: byte model whose entropies cut the patches where a batch brings none.
       packed: rows may hold several documents or padding. False promises one full document a row; the model is then
         given no segment ids, which spares it the masks.
+      reference: a second model that predictions are held close to in training; None for none.
     """
 
     model: Any
     objective: Objective = NextByte()
     entropy_model: nn.Module | None = None
     packed: bool = True
+    reference: Reference | None = None
 
     @property
     def patcher(self) -> PatcherConfig | None:
@@ -207,7 +211,7 @@ def make_train_step(
         ask, drop = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step))
         batch = task.objective(ask, batch)
         weight = task.objective.weight(batch)
-        grads, sums, side = _gradients(task, state, batch, weight, drop, accumulate)
+        grads, sums, (side, bounds) = _gradients(task, state, batch, weight, drop, accumulate)
         loss = sums["loss"] / weight
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
@@ -218,7 +222,7 @@ def make_train_step(
         after = replace(
             state,
             step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
+            params=with_bounds(optax.apply_updates(state.params, updates), bounds, good),
             opt_state=jax.tree.map(lambda new, old: jnp.where(good, new, old), opt_state, state.opt_state),
             skipped=state.skipped + bad,
             skipped_in_a_row=(state.skipped_in_a_row + 1) * bad,
@@ -264,30 +268,56 @@ def _all_finite(tree: Any) -> Bool[Array, ""]:
 
 def _gradients(
     task: Task, state: TrainState, batch: Batch, weight: Float[Array, ""], key: PRNGKeyArray, accumulate: int
-) -> tuple[Any, Metrics, Metrics]:
-    """Gradient of the batch's loss, sums over the batch, and sown metrics: micro-batches added up and divided once."""
+) -> tuple[Any, Metrics, tuple[Metrics, Any]]:
+    """Gradient of the batch's loss, sums over the batch, sown metrics and the next bounds of a governor.
 
-    def micro(params: Any, index: Any, rows: Batch) -> tuple[Float[Array, ""], tuple[Metrics, Metrics]]:
+    Micro-batches are added up and divided once.
+    """
+
+    def micro(params: Any, index: Any, rows: Batch) -> tuple[Float[Array, ""], tuple[Metrics, Any]]:
         rngs = {"dropout": jax.random.fold_in(key, index)}
         logits, patches, side = predict(task, params, state.frozen, rows, rngs)
         sums = task.objective.sums(logits, rows) | {"sown_loss": sown_losses(side) / accumulate}
         counts = {} if patches is None else patch_counts(patches)
-        return sums["loss"] + sums["sown_loss"] * weight, (sums | counts, sown_metrics(side))
+        total = sums["loss"] + sums["sown_loss"] * weight
+        if task.reference is not None:
+            counts["reference_kl"] = _from_reference(task, task.reference, state.frozen, logits, rows)
+            total = total + jnp.float32(task.reference.weight) * counts["reference_kl"]
+        return total, (sums | counts, (sown_metrics(side), next_bounds(side)))
 
     gradient = jax.grad(micro, has_aux=True)
     if accumulate == 1:
         grads, (sums, side) = gradient(state.params, jnp.int32(0), batch)
     else:
 
-        def add(total: Any, item: tuple[Any, Batch]) -> tuple[Any, tuple[Metrics, Metrics]]:
+        def add(total: Any, item: tuple[Any, Batch]) -> tuple[Any, tuple[Metrics, Any]]:
             grads, aux = gradient(state.params, *item)
             return jax.tree.map(jnp.add, total, grads), aux
 
         items = (jnp.arange(accumulate, dtype=jnp.int32), split_rows(batch, accumulate))
         grads, (sums, side) = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state.params), items)
         sums = {name: jnp.sum(values, 0) for name, values in sums.items()}
-        side = {name: jnp.mean(values, 0) for name, values in side.items()}
+        side = jax.tree.map(lambda values: jnp.mean(values, 0), side)
     return jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), sums, side
+
+
+def _from_reference(
+    task: Task,
+    reference: Reference,
+    frozen: Mapping[str, Frozen],
+    logits: Float[Array, "B T V"],
+    rows: Batch,
+) -> Float[Array, ""]:
+    """The divergence from the reference, summed over the rows that are compared and scaled to all."""
+    logits, rows = every_nth((logits, rows), reference.every)
+    wanted, _ = reference.model.apply(
+        {"params": still(frozen[reference.tree].params)},
+        rows.inputs,
+        segment_ids=_segments(task, rows),
+        positions=rows.positions if task.packed else None,
+        entropies=find_entropies(task, frozen, rows),
+    )
+    return divergence(logits, wanted, rows) * reference.every
 
 
 def split_rows(batch: Batch, parts: int) -> Batch:
@@ -309,4 +339,6 @@ def split_rows(batch: Batch, parts: int) -> Batch:
 def _figures(task: Task, sums: Metrics) -> Metrics:
     """The objective's figures, and the patches' where there are patches."""
     found = task.objective.figures(sums) | {"sown_loss": sums["sown_loss"], "scored_bytes": sums["weight"]}
+    if "reference_kl" in sums:
+        found["reference_kl"] = sums["reference_kl"] / sums["weight"]
     return {**found, **(patch_metrics(sums) if "patches" in sums else {})}

@@ -65,7 +65,7 @@ def take(recipe: Recipe, mesh: Mesh) -> Taken:
         )
     trained = flatten_dict(trained_part(recipe, boxed), sep="/")
     needed = wanted.keys() - fresh
-    stored = flatten_dict(_stored_params(recipe.init_from, boxed, needed, mesh), sep="/")
+    stored = flatten_dict(stored_params(recipe.init_from, boxed, needed, mesh), sep="/")
     _check(recipe.init_from, wanted, stored, fresh)
     taken = {name: stored[name] for name in wanted if name not in fresh}
     base = {name: leaf for name, leaf in taken.items() if name in still}
@@ -77,7 +77,7 @@ def take(recipe: Recipe, mesh: Mesh) -> Taken:
     )
 
 
-def _stored_params(run_dir: str, boxed: Any, needed: Collection[str], mesh: Mesh) -> Any:
+def stored_params(run_dir: str, boxed: Any, needed: Collection[str], mesh: Mesh) -> Any:
     """All parameters of a run's newest checkpoint in fp32, over those that it froze.
 
     They have the names that they are stored by, or if these lack some that are needed, today's names.

@@ -4,7 +4,19 @@ import dataclasses
 
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Clamp, Confidence, Ema, RouterConfig, TopK
+from jaxblt.adapters import (
+    AdapterConfig,
+    AdapterLosses,
+    Clamp,
+    Confidence,
+    Ema,
+    Governor,
+    Mixed,
+    RouterConfig,
+    Sparse,
+    Sticky,
+    TopK,
+)
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
 from jaxblt.models import StackConfig
 from jaxblt.testing import check_adapter
@@ -19,6 +31,14 @@ ADAPTERS = {
     "chunk": AdapterConfig(rank=2, router=ROUTER, code=(Confidence(), Ema(0.5), Clamp(1.5))),
     "ahead": AdapterConfig(
         rank=4, blocks=2, router=dataclasses.replace(ROUTER, chunk=3, lag=2), code=(Ema(0.5),)
+    ),
+    "sticky": AdapterConfig(rank=4, blocks=2, router=ROUTER, code=(Ema(0.5), Sticky(0.1))),
+    "mixed": AdapterConfig(
+        rank=3,
+        router=dataclasses.replace(ROUTER, level=Mixed(prices=(0.0, 0.1, 0.2)), memory="gru", side=2),
+        code=(Sparse(0.05),),
+        losses=AdapterLosses(entropy=0.1, balance=0.1, flip=0.1, decorrelation=0.1, orthogonality=0.1),
+        governor=Governor(start=1.0),
     ),
     "token": AdapterConfig(
         rank=4, blocks=4, router=dataclasses.replace(ROUTER, level="token"), code=(TopK(2),)
@@ -46,6 +66,8 @@ CASES = [
     ("chunk", {}),
     ("ahead", {}),
     ("token", {}),
+    ("sticky", {}),
+    ("mixed", {}),
     ("static", {"pattern": "HA", "num_layers": 2}),
     ("chunk", {"pattern": "A", "num_layers": 2, "remat": "full"}),
     ("chunk", {"pattern": "D", "num_layers": 1}),

@@ -94,6 +94,7 @@ def test_a_run_that_was_killed_ends_bit_by_bit_as_one_that_was_not(run, base_run
     assert re.fullmatch(
         rf"trained  .* of .* parameters, of which routers {count:,} \(.*% of the base\)", said[1]
     )
+    assert said[2] == "large router    over 5% of the base: RouterConfig.hidden makes it smaller"
 
 
 def test_a_loaded_run_is_a_whole_model(run):

@@ -1,0 +1,126 @@
+"""A routed adapter made static: the mean of its weight updates, by SVD."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblt.adapters.attach import check_sites, stacks_of
+from jaxblt.adapters.config import AdapterConfig
+from jaxblt.adapters.losses import AdapterLosses
+from jaxblt.adapters.merge import given_code, has_adapter, limited_code
+from jaxblt.adapters.router import ROUTER
+from jaxblt.adapters.site import ADAPTER
+
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def mean_codes(side: Mapping[str, Any]) -> dict[str, Float[Array, "E"]]:
+    """The mean code over tokens of each routed stack, from what a pass sowed.
+
+    `side` is the second result of `model.apply({"params": params}, ids, mutable=["metrics"], ...)`.
+    """
+    stacks = side.get("metrics", {})
+    return {name: tree[ROUTER]["mean_code"][0].value for name, tree in stacks.items() if ROUTER in tree}
+
+
+def distill[C](
+    config: C,
+    params: Any,
+    codes: Float[Array, "E"] | Mapping[str, Float[Array, "E"]],
+    *,
+    rank: int | None = None,
+) -> tuple[C, Any]:
+    """The config and parameters of the model with static adapters whose update is dW at the mean code.
+
+    dW is linear in the code, so that its mean is dW at the mean code; a governor bounds it as it bounds that code.
+    V diag(c) U is factored by QR and the SVD of an r x r matrix. A smaller rank keeps the largest singular values: the
+    best approximation in the Frobenius norm.
+
+    Args:
+      config: of the model.
+      params: of the whole model.
+      codes: the mean code of every stack with a router, or of each by its name (`mean_codes`).
+      rank: of the static adapter; None for the rank of each site.
+
+    Raises:
+      ValueError: there is no routed adapter, a code is missing or of another length, parameters are missing, or `rank`
+        is larger than that of a site.
+    """
+    routed = {
+        n: s for n, s in stacks_of(config).items() if s.adapter is not None and s.adapter.router is not None
+    }
+    if not routed:
+        raise ValueError(f"{type(config).__name__} has no routed adapter to distil: attach one with a router")
+    changed, trees = {}, dict(params)
+    for name, sites in check_sites(config).items():
+        if name not in routed:
+            continue
+        adapter = routed[name].adapter
+        if not has_adapter(params[name]):
+            raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
+        code = given_code(adapter, codes.get(name) if isinstance(codes, Mapping) else codes)
+        assert code is not None
+        least = min(own for _, own in sites)
+        if rank is not None and not 1 <= rank <= least:
+            raise ValueError(
+                f"rank must lie in 1..{least}, the smallest rank of the sites of {name!r}, got {rank}"
+            )
+        static = _static(adapter, rank)
+        changed[name] = dataclasses.replace(routed[name], adapter=static)
+        trees[name] = _distilled(
+            {n: x for n, x in params[name].items() if n != ROUTER}, adapter, static, code, rank
+        )
+    return dataclasses.replace(config, **changed), trees  # pyright: ignore[reportArgumentType]
+
+
+def _static(adapter: AdapterConfig, rank: int | None) -> AdapterConfig:
+    sites = adapter.sites if rank is None else tuple(pattern for pattern, _ in adapter.patterns)
+    plain = {"router": None, "blocks": None, "code": (), "losses": AdapterLosses(), "governor": None}
+    return dataclasses.replace(adapter, sites=sites, rank=rank or adapter.rank, **plain)
+
+
+def _distilled(tree: Any, adapter: AdapterConfig, static: AdapterConfig, code: Any, rank: int | None) -> Any:
+    if not isinstance(tree, Mapping):
+        return tree
+    if ADAPTER in tree:
+        return {**tree, ADAPTER: _factored(tree, adapter, static, code, rank)}
+    return {name: _distilled(below, adapter, static, code, rank) for name, below in tree.items()}
+
+
+def _factored(
+    tree: Mapping[str, Any],
+    adapter: AdapterConfig,
+    static: AdapterConfig,
+    code: Float[Array, "E"],
+    rank: int | None,
+) -> dict[str, Array]:
+    """V and U of a site, of all its layers."""
+    down, up = (tree[ADAPTER][name].astype(jnp.float32) for name in ("v", "u"))
+    own = down.shape[-1]
+    kept = own if rank is None else rank
+    lead = tree["kernel"].shape[: down.ndim + up.ndim - 2 - tree["kernel"].ndim]
+    v, u = (
+        down.reshape(-1, down[(0,) * len(lead)].size // own, own),
+        up.reshape(-1, own, up[(0,) * len(lead)].size // own),
+    )
+    c = jnp.repeat(limited_code(tree[ADAPTER], adapter, v, u, code), own // code.shape[0], axis=-1)
+    v, u = jax.vmap(lambda v, u, c: _cut(v * c[None] * jnp.float32(adapter.scale(own)), u, kept))(v, u, c)
+    u = u / jnp.float32(static.scale(kept))
+    return {
+        "v": v.reshape(*down.shape[:-1], kept),
+        "u": u.reshape(*up.shape[: len(lead)], kept, *up.shape[len(lead) + 1 :]),
+    }
+
+
+def _cut(
+    v: Float[Array, "K r"], u: Float[Array, "r N"], kept: int
+) -> tuple[Float[Array, "K k"], Float[Array, "k N"]]:
+    """Factors of the best approximation of V U with `kept` ranks; the first has orthonormal columns."""
+    (left, a), (right, b) = jnp.linalg.qr(v), jnp.linalg.qr(u.T)
+    p, sizes, q = jnp.linalg.svd(jnp.matmul(a, b.T, precision=HIGHEST))
+    first = jnp.matmul(left, p[:, :kept], precision=HIGHEST)
+    return first, jnp.matmul(sizes[:kept, None] * q[:kept], right.T, precision=HIGHEST)

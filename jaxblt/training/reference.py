@@ -1,0 +1,75 @@
+"""A second, frozen model whose predictions a run stays close to: the base, an expert, or a routed model to distil."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblt.data.batch import Batch
+from jaxblt.validation import check_bounds, check_fields
+
+
+@dataclass(frozen=True)
+class ReferenceConfig:
+    """Adds `weight` times KL(reference || model), in nats a scored byte, to the loss (2.1 of 1503.02531).
+
+    The frozen base as reference keeps an adapter close to it; another run's model is imitated, which distils a routed
+    adapter into the recipe's model.
+
+    Attributes:
+      run: run folder of the reference; None for the frozen base of the recipe.
+      weight: of the divergence.
+      every: one in so many rows of a batch is compared: the reference's forward pass runs on those rows alone.
+      model: config of the reference; filled in from `run` when the run starts.
+    """
+
+    run: str | None = None
+    weight: float = 0.05
+    every: int = 1
+    model: Any = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "weight", above=0)
+        check_bounds(self, "every", least=1)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a step knows of a reference.
+
+    Attributes:
+      model: a `jaxblt.models.LanguageModel`.
+      tree: name of the frozen tree that holds its parameters.
+      weight, every: as of `ReferenceConfig`.
+    """
+
+    model: Any
+    tree: str
+    weight: float
+    every: int
+
+
+def every_nth(tree: Any, every: int) -> Any:
+    """Rows 0, n, 2n, ... of arrays [B, ...]: each device keeps rows that it has.
+
+    Raises:
+      ValueError: the rows do not divide.
+    """
+    rows = jax.tree.leaves(tree)[0].shape[0]
+    if rows % every:
+        raise ValueError(
+            f"reference.every = {every} does not divide the {rows} rows of a batch (or micro-batch): use a divisor"
+        )
+    return jax.tree.map(lambda x: x.reshape(rows // every, every, *x.shape[1:])[:, 0], tree)
+
+
+def divergence(
+    logits: Float[Array, "B T V"], wanted: Float[Array, "B T V"], batch: Batch
+) -> Float[Array, ""]:
+    """The sum over scored bytes of KL(wanted || logits) in nats, weighted by `batch.loss_mask`."""
+    p, q = (jax.nn.log_softmax(x.astype(jnp.float32), -1) for x in (jax.lax.stop_gradient(wanted), logits))
+    nats = jnp.sum(jnp.exp(p) * (p - q), -1)
+    return jnp.sum(nats * batch.loss_mask.astype(jnp.float32))
