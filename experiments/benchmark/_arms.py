@@ -41,7 +41,7 @@ class Settings:
     also_train: tuple[str, ...] = ("embedding/bytes",)
     scale: float = 2.0
     chunk: int = 64
-    hidden: int = 64
+    hidden: int = 48
     prefix: int = 128
     seconds: float = 30.0
     rate: float = 2e-3

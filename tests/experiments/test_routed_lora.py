@@ -1,7 +1,6 @@
 """The benchmark of routed adapters: rows are spans of domains, comparisons are right, figures are complete."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.benchmark._adaptation import Program
 from experiments.benchmark._arms import Settings, check_sizes, make_arm
 from experiments.benchmark._mix import ciphers, conflict_mix, draw_rows, natural_mix
 from experiments.benchmark._mix_files import read_natural
@@ -17,7 +17,7 @@ from experiments.benchmark._paired import by_distance, compared
 from experiments.benchmark.routed_lora import routed_lora
 from jaxblt.data import DataConfig
 from jaxblt.data.vocab import OFFSET
-from jaxblt.mixers import AttentionConfig
+from jaxblt.mixers import ExplicitFilter, HyenaConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.checkpoint import Checkpointer
 from jaxblt.training.recipe import Recipe, TrainConfig
@@ -103,11 +103,8 @@ def test_sizes_that_differ_are_refused():
         make_arm("statc", Settings(), 2)
 
 
-MODEL = ByteLMConfig(
-    stack=StackConfig(
-        dim=16, num_layers=1, pattern="A", mixers={"A": AttentionConfig(dim=16, num_heads=2)}, mlp_dim=16
-    )
-)
+SHORT = HyenaConfig(dim=16, filter=ExplicitFilter(taps=3))
+MODEL = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern="S", mixers={"S": SHORT}, mlp_dim=16))
 
 
 def write_base(folder: Path) -> None:
@@ -151,8 +148,9 @@ def test_the_last_fifth_is_for_the_test(tmp_path: Path) -> None:
 
 TINY = Settings(
     rank=4,
+    sites=("mlp/down",),
     chunk=4,
-    hidden=2,
+    hidden=1,
     prefix=4,
     seconds=0.3,
     rows=4,
@@ -164,22 +162,39 @@ TINY = Settings(
 )
 
 
-def test_figures_of_a_mix(tmp_path: Path) -> None:
-    write_base(tmp_path / "base")
-    write_data(tmp_path)
-    out, arms = tmp_path / "figures.json", ("static", "oracle", "imitated")
-    options = {"data": str(tmp_path), "domains": 3, "seeds": 2}
-    routed_lora(str(tmp_path / "base"), str(out), arms=arms, settings=TINY, **options)
-    found = json.loads(out.read_text())
-    assert tuple(found["arms"]) == arms
-    assert all([run["seed"] for run in arm["seeds"]] == [0, 1] for arm in found["arms"].values())
-    counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
-    assert counts["static"] == counts["oracle"] < counts["imitated"] < 1.05 * counts["static"]
+def measured(folder: Path, arms: tuple[str, ...], seeds: int) -> dict:
+    write_base(folder / "base")
+    write_data(folder)
+    options = {"data": str(folder), "domains": 3, "seeds": seeds, "settings": TINY}
+    routed_lora(str(folder / "base"), str(folder / "figures.json"), arms=arms, **options)
+    return json.loads((folder / "figures.json").read_text())
+
+
+def test_figures_of_an_adapter(tmp_path: Path) -> None:
+    found = measured(tmp_path, ("static",), 2)
     base, static = found["base"], found["arms"]["static"]
+    assert [run["seed"] for run in static["seeds"]] == [0, 1]
+    assert static["seeds"][0]["curve"] != static["seeds"][1]["curve"]
     assert static["bits_per_byte"] < base["bits_per_byte"]
     assert set(base["by_domain"]) == {"cipher 0", "cipher 1", "cipher 2"}
     assert found["compared"]["less_than_static"]["base"]["high"] < 0
+
+
+def test_an_imitated_bank_has_few_parameters_more() -> None:
+    params = drawn(MODEL.build(), jnp.zeros((1, 16), jnp.int32))["params"]
+    mix = conflict_mix(TEXT, 3)
+    programs = {name: Program(make_arm(name, TINY, 3), MODEL, TINY) for name in ("static", "imitated")}
+    for program in programs.values():
+        program.lower(params, mix)
+    counts = {name: program.parameters for name, program in programs.items()}
+    assert counts["static"] == 12 * 32 + params["embedding"]["bytes"].size
+    assert counts["static"] < counts["imitated"] < 1.05 * counts["static"]
+
+
+@pytest.mark.slow
+def test_figures_of_routed_adapters(tmp_path: Path) -> None:
+    found = measured(tmp_path, ("static", "oracle", "imitated"), 1)
+    counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
+    assert counts["static"] == counts["oracle"] < counts["imitated"]
     assert set(found["compared"]["gap_closed"]) == {"base", "imitated"}
     assert 1 / 3 <= found["arms"]["imitated"]["seeds"][0]["purity"] <= 1
-    with pytest.raises(ValueError, match="trained parameters"):
-        routed_lora(str(tmp_path / "base"), str(out), arms=arms, settings=replace(TINY, hidden=32), **options)
