@@ -52,15 +52,15 @@ class Program:
         self.module = config.build(dtype=jnp.dtype(settings.dtype))
         self.moments = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(b2=0.99))
 
-    def lower(self, base: Any, mix: Mix) -> None:
+    def lower(self, base: Any, train: Mix, test: Mix) -> None:
         """Traces everything; `compile` may then run in a thread of its own."""
         key, number = jax.random.key(0), jnp.zeros((), jnp.int32)
         rates = jnp.zeros(self.settings.steps_a_call, jnp.float32)
         carried = jax.eval_shape(self._start, base, key)
         self.lowered = (
             jax.jit(self._start).lower(base, key),
-            jax.jit(self._steps, donate_argnums=1).lower(base, carried, mix, key, number, rates),
-            jax.jit(self._score).lower(base, carried[0], mix, key),
+            jax.jit(self._steps, donate_argnums=1).lower(base, carried, train, key, number, rates),
+            jax.jit(self._score).lower(base, carried[0], test, key),
         )
         self.parameters = count_params(carried[0])[0]
 
@@ -175,13 +175,15 @@ def _factors(trained: Any, router: float) -> Any:
     return jax.tree_util.tree_map_with_path(factor, trained)
 
 
-def compile_all(programs: Mapping[str, Program], base: Any, mix: Mix, report: Callable[[str], None]) -> None:
+def compile_all(
+    programs: Mapping[str, Program], base: Any, train: Mix, test: Mix, report: Callable[[str], None]
+) -> None:
     """Traces the programs one after another and compiles them side by side."""
     from concurrent.futures import ThreadPoolExecutor
 
     begun = time.perf_counter()
     for program in programs.values():
-        program.lower(base, mix)
+        program.lower(base, train, test)
     report(f"traced {len(programs)} programs in {time.perf_counter() - begun:.1f} s")
     with ThreadPoolExecutor(4) as pool:
         seconds = dict(zip(programs, pool.map(Program.compile, programs.values()), strict=True))

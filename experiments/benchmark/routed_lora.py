@@ -58,7 +58,7 @@ def routed_lora(
     train, test, names = open_mix(data, mix, domains)
     made = {name: make_arm(name, settings, len(names)) for name in arms}
     programs = {name: Program(arm, rows_apart(run.recipe.model), settings) for name, arm in made.items()}
-    compile_all(programs, run.params, train, print)
+    compile_all(programs, run.params, train, test, print)
     counts = {name: program.parameters for name, program in programs.items()}
     if matched := [name for name, arm in made.items() if arm.matched]:
         check_sizes(counts, matched)

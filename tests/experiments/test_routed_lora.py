@@ -122,7 +122,7 @@ TEXT = b"It was a dark and stormy night; the rain fell in torrents, except at oc
 def write_data(folder: Path) -> None:
     files = {
         "books/train/1.txt": TEXT,
-        "books/test/1.txt": TEXT[::-1],
+        "books/test/1.txt": TEXT[:400:-1],
         "reviews/train.tsv": b"neg\t1\t2\t" + TEXT + b"\n",
         "reviews/test_even.tsv": b"pos\t1\t9\t" + TEXT + b"\n",
         "ecoli/genome.fa": b">chromosome 1\n" + b"ACGTTGCA\n" * 100,
@@ -185,7 +185,7 @@ def test_an_imitated_bank_has_few_parameters_more() -> None:
     mix = conflict_mix(TEXT, 3)
     programs = {name: Program(make_arm(name, TINY, 3), MODEL, TINY) for name in ("static", "imitated")}
     for program in programs.values():
-        program.lower(params, mix)
+        program.lower(params, mix, mix)
     counts = {name: program.parameters for name, program in programs.items()}
     assert counts["static"] == 12 * 32 + params["embedding"]["bytes"].size
     assert counts["static"] < counts["imitated"] < 1.05 * counts["static"]
