@@ -11,9 +11,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblt.layers import Linear, named, read_equation
+from pallas_kernels.routed_lora import routed_lora
 
 ADAPTER = "adapter"
 """The child of a `Linear` that holds V and U."""
+TOKENS = 2
+"""Leading axes of what a site reads: rows and time."""
 
 
 @runtime_checkable
@@ -33,7 +36,8 @@ class LowRank(nn.Module):
     """(scale) ((x V) * c) U for a `Linear` of the same equation; V [K, r] is drawn, U [r, N] starts at 0.
 
     K and N stand for the kernel's axes that are summed over and for the new ones. x V is summed in fp32 and scaled
-    before it is rounded to `dtype`.
+    before it is rounded to `dtype`. Row-major products take the op `routed_lora`; the others have an axis of channels
+    before that of time, and stay einsums, which transpose at no cost.
     """
 
     equation: str
@@ -58,6 +62,11 @@ class LowRank(nn.Module):
         down = self.param("v", named(draw, *self.names[:width], "rank"), (*into, self.rank), jnp.float32)
         zeros = named(nn.initializers.zeros, "rank", *self.names[width:])
         up = self.param("u", zeros, (self.rank, *self.shape[width:]), jnp.float32)
+        if given == lead + summed and result == lead + new:
+            rows = x.reshape(*x.shape[:TOKENS], -1).astype(self.dtype)
+            matrices = down.reshape(-1, self.rank), up.reshape(self.rank, -1)
+            y = routed_lora(rows, None, *matrices, code, scale=self.scale)
+            return y.reshape(*x.shape[:TOKENS], *up.shape[1:])
         z = jnp.einsum(
             f"{given},{summed}{letter}->{lead}{letter}",
             x.astype(self.dtype),
@@ -76,7 +85,7 @@ def is_site(linear: Linear, x: Any) -> bool:
     """Whether a `Linear` reads tokens, [B, T, ...]: not, for example, a filter that reads taps."""
     given, summed, new, _ = read_equation(linear.equation)
     leading = len(x.shape) - len(summed)
-    return leading == 2 and bool(summed) and bool(new) and not set(new) & set(given)
+    return leading == TOKENS and bool(summed) and bool(new) and not set(new) & set(given)
 
 
 def adapted(

@@ -20,7 +20,7 @@ Named = Literal["xla", "reference"] | None
 @overload
 def routed_lora(
     x: Array,
-    w: Array,
+    w: Array | None,
     v: Array,
     u: Array,
     code: Array | None = None,
@@ -32,7 +32,7 @@ def routed_lora(
 @overload
 def routed_lora(
     x: Array,
-    w: tuple[Array, ...],
+    w: tuple[Array, ...] | None,
     v: tuple[Array, ...],
     u: tuple[Array, ...],
     code: Array | None = None,
@@ -43,7 +43,7 @@ def routed_lora(
 ) -> tuple[Array, ...]: ...
 def routed_lora(
     x: Float[Array, "B T K"],
-    w: Matrix | Matrices,
+    w: Matrix | Matrices | None,
     v: Matrix | Matrices,
     u: Matrix | Matrices,
     code: Float[Array, "B C E"] | None = None,
@@ -56,8 +56,8 @@ def routed_lora(
 
     Args:
       x: what all sites read; products are in its dtype and summed in fp32.
-      w: [K, N] of each site, or one array for one site, and likewise v and u. Other dtypes are cast to that of x.
-      v: [K, r] of each site.
+      w: [K, N] of each site; None for the update alone, where x W is made in another way (quantised, for example).
+      v: [K, r] of each site, or one array for one site, and likewise w and u. Other dtypes are cast to that of x.
       u: [r, N] of each site.
       code: token t has that of chunk t // chunk. Each of E numbers scales a block of r / E ranks. None for 1.
       chunk: tokens that share a code; C is the number of chunks of T tokens, the last one perhaps not full.
@@ -65,19 +65,20 @@ def routed_lora(
       implementation: a name of the table; None takes the first that runs here.
 
     Returns:
-      y of each site in the dtype of x, [B, T, N]: a tuple if w is one.
+      y of each site in the dtype of x, [B, T, N]: a tuple if v is one.
 
     Raises:
       ValueError: shapes or dtypes that do not fit, or an implementation that is unknown.
 
     Source: Hu et al. (2106.09685), eq. 3, with a number between the two matrices for every rank.
     """
-    sites = tuple(a if isinstance(a, tuple) else (a,) for a in (w, v, u))
+    weights, down, up = (a if a is None or isinstance(a, tuple) else (a,) for a in (w, v, u))
+    sites: Any = (weights, down, up)
     _check(x, sites, code, chunk)
     options: dict[str, Any] = {"chunk": chunk, "scale": scale}
     entry = choose("routed_lora", TABLE, implementation, current_device(), x, *sites, code, **options)
     found = entry.run(x, *sites, code, **options)
-    return found if isinstance(w, tuple) else found[0]
+    return found if isinstance(v, tuple) else found[0]
 
 
 def explain(
@@ -89,22 +90,21 @@ def explain(
 
 def _check(x: Any, sites: tuple[Any, Any, Any], code: Any, chunk: int) -> None:
     w, v, u = sites
-    for array in (x, *w, *v, *u, *([] if code is None else [code])):
+    for array in (x, *(w or ()), *v, *u, *([] if code is None else [code])):
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(f"routed_lora: expected floats, got an array of {array.dtype}: cast it first")
-    if x.ndim != 3 or not len(w) == len(v) == len(u) >= 1:
+    counts = [len(matrices) for matrices in sites if matrices is not None]
+    if x.ndim != 3 or len(set(counts)) != 1 or not v:
         raise ValueError(
-            f"routed_lora: expected x [B, T, K] and as many w as v and u, got x {x.shape} and {len(w)}, {len(v)}, "
-            f"{len(u)} matrices"
+            f"routed_lora: expected x [B, T, K] and as many w as v and u, got x {x.shape} and {counts} matrices"
         )
-    for weight, down, up in zip(w, v, u, strict=True):
-        fits = (x.shape[2], weight.shape[-1]) == weight.shape
-        if not (
-            fits and down.shape == (x.shape[2], up.shape[0]) and up.shape == (down.shape[1], weight.shape[1])
-        ):
+    for i, (down, up) in enumerate(zip(v, u, strict=True)):
+        given = [matrices[i].shape for matrices in sites if matrices is not None]
+        rank, outputs = down.shape[-1], up.shape[-1]
+        expected = [(x.shape[2], outputs)] * (w is not None) + [(x.shape[2], rank), (rank, outputs)]
+        if given != expected:
             raise ValueError(
-                f"routed_lora: w, v, u must be [K, N], [K, r], [r, N] with K = {x.shape[2]}, got {weight.shape}, "
-                f"{down.shape}, {up.shape}"
+                f"routed_lora: w, v, u must be [K, N], [K, r], [r, N] with K = {x.shape[2]}, got {given}"
             )
     _check_code(x, v, code, chunk)
 

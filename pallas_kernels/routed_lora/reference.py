@@ -19,7 +19,7 @@ def code_of_ranks(
 
 def routed_lora_reference(
     x: Float[Array, "B T K"],
-    w: Matrices,
+    w: Matrices | None,
     v: Matrices,
     u: Matrices,
     code: Float[Array, "B C E"] | None,
@@ -28,12 +28,14 @@ def routed_lora_reference(
     scale: float,
 ) -> tuple[Float[Array, "B T _"], ...]:
     """See `routed_lora`; it has derivatives of any order."""
-    found = []
-    for weight, down, up in zip(w, v, u, strict=True):
-        wide, kernel, down, up = (a.astype(jnp.float32) for a in (x, weight, down, up))
-        z = jnp.matmul(wide, down, precision=lax.Precision.HIGHEST) * jnp.float32(scale)
+    found, wide = [], x.astype(jnp.float32)
+    for i, (down, up) in enumerate(zip(v, u, strict=True)):
+        z = _matmul(wide, down) * jnp.float32(scale)
         numbers = code_of_ranks(code, chunk, x.shape[1], down.shape[1])
-        z = z if numbers is None else z * numbers.astype(jnp.float32)
-        y = jnp.matmul(wide, kernel, precision=lax.Precision.HIGHEST)
-        found.append((y + jnp.matmul(z, up, precision=lax.Precision.HIGHEST)).astype(x.dtype))
+        y = _matmul(z if numbers is None else z * numbers.astype(jnp.float32), up)
+        found.append((y if w is None else y + _matmul(wide, w[i])).astype(x.dtype))
     return tuple(found)
+
+
+def _matmul(a: Float[Array, "B T K"], b: Float[Array, "K N"]) -> Float[Array, "B T N"]:
+    return jnp.matmul(a, b.astype(jnp.float32), precision=lax.Precision.HIGHEST)

@@ -11,12 +11,12 @@ from jaxtyping import Array, Float
 from pallas_kernels._compat import vary_alike
 from pallas_kernels.routed_lora.reference import Matrices, code_of_ranks
 
-Kept = tuple[Any, Matrices, Matrices, Matrices, Any, Any]
+Kept = tuple[Any, Matrices | None, Matrices, Matrices, Any, Any]
 
 
 def routed_lora_xla(
     x: Float[Array, "B T K"],
-    w: Matrices,
+    w: Matrices | None,
     v: Matrices,
     u: Matrices,
     code: Float[Array, "B C E"] | None,
@@ -31,7 +31,7 @@ def routed_lora_xla(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _routed(
-    chunk: int, scale: float, x: Any, w: Matrices, v: Matrices, u: Matrices, code: Any
+    chunk: int, scale: float, x: Any, w: Matrices | None, v: Matrices, u: Matrices, code: Any
 ) -> tuple[Array, ...]:
     """The gradient is written out: JAX's own multiplies an fp32 cotangent of x V by V in fp32.
 
@@ -42,14 +42,13 @@ def _routed(
 
 
 def _forward(
-    chunk: int, scale: float, x: Any, w: Matrices, v: Matrices, u: Matrices, code: Any
+    chunk: int, scale: float, x: Any, w: Matrices | None, v: Matrices, u: Matrices, code: Any
 ) -> tuple[tuple[Array, ...], Kept]:
     p = _product("btk,kr->btr", x, _joined(v), wide=True)
     z = _scaled(p, v, code, chunk, scale)
-    y = tuple(
-        _sum([_product("btk,kn->btn", x, weight), _product("btr,rn->btn", part.astype(x.dtype), up)])
-        for weight, part, up in zip(w, z, u, strict=True)
-    )
+    updates = [_product("btr,rn->btn", part.astype(x.dtype), up) for part, up in zip(z, u, strict=True)]
+    plain = [] if w is None else [_product("btk,kn->btn", x, weight) for weight in w]
+    y = tuple(_sum(list(parts)) for parts in zip(*([plain] if plain else []), updates, strict=True))
     return y, (x, w, v, u, code, p)
 
 
@@ -57,14 +56,15 @@ def _backward(chunk: int, scale: float, kept: Kept, dy: tuple[Array, ...]) -> tu
     x, w, v, u, code, p = kept
     g = jnp.concatenate([_product("btn,rn->btr", d, up, wide=True) for d, up in zip(dy, u, strict=True)], -1)
     s = jnp.concatenate(_scaled(g, v, code, chunk, scale), -1).astype(x.dtype)
-    parts = [_product("btn,kn->btk", d, weight) for d, weight in zip(dy, w, strict=True)]
+    plain = zip(dy, w, strict=True) if w is not None else ()
+    parts = [_product("btn,kn->btk", d, weight) for d, weight in plain]
     dx = _sum([*parts, _product("btr,kr->btk", s, _joined(v))])
     dv = _split(_product("btk,btr->kr", x, s, wide=True), v)
     z = _scaled(p, v, code, chunk, scale)
     du = [_product("btr,btn->rn", a.astype(x.dtype), d, wide=True) for a, d in zip(z, dy, strict=True)]
-    dw = [_product("btk,btn->kn", x, d, wide=True) for d in dy]
+    dw = None if w is None else _cast([_product("btk,btn->kn", x, d, wide=True) for d in dy], w)
     dcode = None if code is None else _code_gradient(p * g, v, code, chunk, scale)
-    return dx, _cast(dw, w), _cast(dv, v), _cast(du, u), dcode
+    return dx, dw, _cast(dv, v), _cast(du, u), dcode
 
 
 _routed.defvjp(_forward, _backward)
