@@ -140,6 +140,13 @@ def _sample_calls() -> dict[str, Callable[[Any], str]]:
             (array(8, 128, 512, dtype=fp32), array(8, 512, 128, dtype=fp32)),
         ),
         "patch_attention": lambda op: f"{op.explain('pool')}\n{op.explain('lookup')}",
+        "routed_lora": lambda op: op.explain(
+            array(1, 8192, 1024),
+            (array(1024, 1024),),
+            (array(1024, 16),),
+            (array(16, 1024),),
+            array(1, 8192, 16, dtype=fp32),
+        ),
         "short_conv": lambda op: op.explain(x, array(1024, 3, dtype=fp32)),
     }
 

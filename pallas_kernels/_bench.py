@@ -19,6 +19,7 @@ from pallas_kernels._measure import (
     Measurement,
     compare,
     forward_backward,
+    measure_all,
     measure_ceilings,
     this_machine,
 )
@@ -41,12 +42,14 @@ class Plan:
       plain: what one would write without the op; every other version is timed against it.
       versions: the rest.
       work: of "forward" and "forward+backward"; the keys choose the passes that are timed.
+      bare: what the op adds something to: the overhead of versions is over the fastest of these.
     """
 
     truth: Case
     plain: Case
     versions: Sequence[Case]
     work: Mapping[str, Work]
+    bare: Sequence[Case] = ()
 
 
 def kernels_for(table: Sequence[Implementation], *args: Any, **options: Any) -> list[str]:
@@ -75,7 +78,19 @@ def run_plan(plan: Plan, ceilings: Ceilings, key: PRNGKeyArray) -> dict[str, Any
             ratio = {"value": result.ratio, "low": result.low, "high": result.high}
             given = {"pass": name, "flops": work.flops, "floor": floor}
             found["passes"].append({**given, "seconds": sides, "time_over_plain": ratio})
+    if plan.bare:
+        found["overhead"] = {name: overhead(plan, name, key) for name in plan.work}
     return found
+
+
+def overhead(plan: Plan, name: str, key: PRNGKeyArray) -> dict[str, Any]:
+    """Median seconds of a pass of all cases, and what each version takes over the fastest bare one, as a share."""
+    cases = (*plan.bare, plan.plain, *plan.versions)
+    timed = measure_all([case if name == "forward" else forward_backward(case, key) for case in cases])
+    seconds = {case.name: found.summary.median for case, found in zip(cases, timed, strict=True)}
+    fastest = min(seconds[case.name] for case in plan.bare)
+    shares = {case.name: seconds[case.name] / fastest - 1 for case in (plan.plain, *plan.versions)}
+    return {"seconds": seconds, "share": shares}
 
 
 def _figures(side: Measurement) -> dict[str, Any]:

@@ -28,6 +28,7 @@ BENCHMARKS = {
     "record": "record",
     "results": "results",
     "ring": "benchmark",
+    "routed_lora": "routed_lora",
     "scaling": "scaling",
     "sequence_parallel": "sequence_parallel",
     "sequence_plan": "plan",

@@ -49,6 +49,10 @@ SHAPES = {
         *("pool_blt_1b_64k", "lookup_blt_1b_64k", "lookup_blt_8b_64k"),
         *("pool_blt_1b_1m", "lookup_blt_1b_1m"),
     ),
+    "routed_lora": (
+        *("llama_7b_qkv", "llama_7b_qkv_r64", "llama_7b_out"),
+        *("llama_7b_out_r64", "d1024_qkv_64k", "books_512_bank"),
+    ),
     "short_conv": ("evo2_7b_128k", "evo2_7b_se_128k", "hyena_d768_8k"),
 }
 """The shapes of each op that say most."""

@@ -14,9 +14,12 @@ from jaxblt.adapters.governor import Governor, govern
 from jaxblt.adapters.losses import mean_square_beside
 from jaxblt.layers import Linear, named, read_equation
 from jaxblt.side_outputs import sow_loss
+from pallas_kernels.routed_lora import routed_lora
 
 ADAPTER = "adapter"
 """The child of a `Linear` that holds V and U."""
+TOKENS = 2
+"""Leading axes of what a site reads: rows and time."""
 
 
 @runtime_checkable
@@ -46,7 +49,8 @@ class LowRank(nn.Module):
     """(scale) ((x V) * c) U for a `Linear` of the same equation; V [K, r] is drawn, U [r, N] starts at 0.
 
     K and N stand for the kernel's axes that are summed over and for the new ones. x V is summed in fp32 and scaled
-    before it is rounded to `dtype`.
+    before it is rounded to `dtype`. Row-major products take the op `routed_lora`; the others have an axis of channels
+    before that of time, and stay einsums, which transpose at no cost.
     """
 
     equation: str
@@ -74,6 +78,11 @@ class LowRank(nn.Module):
         zeros = named(nn.initializers.zeros, "rank", *self.names[width:])
         up = self.param("u", zeros, (self.rank, *self.shape[width:]), jnp.float32)
         code = self._within(down.reshape(-1, self.rank), up.reshape(self.rank, -1), code)
+        if given == lead + summed and result == lead + new:
+            rows = x.reshape(*x.shape[:TOKENS], -1).astype(self.dtype)
+            matrices = down.reshape(-1, self.rank), up.reshape(self.rank, -1)
+            y = routed_lora(rows, None, *matrices, code, scale=self.scale)
+            return y.reshape(*x.shape[:TOKENS], *up.shape[1:])
         z = jnp.einsum(
             f"{given},{summed}{letter}->{lead}{letter}",
             x.astype(self.dtype),
@@ -101,7 +110,7 @@ def is_site(linear: Linear, x: Any) -> bool:
     """Whether a `Linear` reads tokens, [B, T, ...]: not, for example, a filter that reads taps."""
     given, summed, new, _ = read_equation(linear.equation)
     leading = len(x.shape) - len(summed)
-    return leading == 2 and bool(summed) and bool(new) and not set(new) & set(given)
+    return leading == TOKENS and bool(summed) and bool(new) and not set(new) & set(given)
 
 
 def adapted(

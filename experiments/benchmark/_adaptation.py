@@ -1,0 +1,191 @@
+"""Training adapters of a frozen base for some seconds, and scoring them byte by byte: one program for all seeds."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.benchmark._arms import Arm, Settings
+from experiments.benchmark._mix import Mix, Rows, draw_rows
+from jaxblt.adapters import attach, join_params, split_params
+from jaxblt.adapters.given import given, through
+from jaxblt.adapters.router import ROUTER
+from jaxblt.training.flops import count_params
+
+if TYPE_CHECKING:
+    from jaxblt.models import ByteLMConfig
+
+WARM_UP = 0.05
+"""Share of the time in which the rate rises."""
+LEAST = 1e-6
+"""Of a code's number before its logarithm."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An arm on the test rows.
+
+    Attributes:
+      nats: of each target, [rows, T].
+      rows: the same for all arms and seeds.
+      picked: of a bank with a router, [experts, domains], bytes of a domain at which an expert has the largest number.
+    """
+
+    nats: np.ndarray
+    rows: Rows
+    picked: np.ndarray | None
+
+
+class Program:
+    """What is compiled for an arm: drawing parameters, some steps, and the score."""
+
+    def __init__(self, arm: Arm, model: "ByteLMConfig", settings: Settings) -> None:
+        config = model if arm.adapter is None else attach(model, arm.adapter)
+        self.arm, self.settings, self.blocks = arm, settings, arm.adapter.blocks if arm.adapter else None
+        self.module = config.build(dtype=jnp.dtype(settings.dtype))
+        self.moments = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(b2=0.99))
+
+    def lower(self, base: Any, train: Mix, test: Mix) -> None:
+        """Traces everything; `compile` may then run in a thread of its own."""
+        key, number = jax.random.key(0), jnp.zeros((), jnp.int32)
+        rates = jnp.zeros(self.settings.steps_a_call, jnp.float32)
+        carried = jax.eval_shape(self._start, base, key)
+        self.lowered = (
+            jax.jit(self._start).lower(base, key),
+            jax.jit(self._steps, donate_argnums=1).lower(base, carried, train, key, number, rates),
+            jax.jit(self._score).lower(base, carried[0], test, key),
+        )
+        self.parameters = count_params(carried[0])[0]
+
+    def compile(self) -> float:
+        """Seconds that it took."""
+        begun = time.perf_counter()
+        self.start, self.steps, self.scores = (lowered.compile() for lowered in self.lowered)
+        return time.perf_counter() - begun
+
+    def _start(self, base: Any, key: Any) -> tuple[Any, Any]:
+        """The trained part and its moments; what it shares with the base begins as the base has it."""
+        ids = jnp.zeros((1, 2), jnp.int32)
+        with given(jnp.zeros((1, 2, self.blocks))) if self.arm.labelled else nullcontext():
+            drawn = nn.meta.unbox(self.module.init(key, ids))["params"]
+        trained = _shared(split_params(drawn, self.arm.also_train)[1], base)
+        return trained, self.moments.init(trained)
+
+    def _nats(self, base: Any, trained: Any, rows: Rows) -> tuple[Any, Any]:
+        """Of each target, and the code."""
+        codes: list[Any] = []
+        if self.arm.labelled:
+            context = given(jax.nn.one_hot(rows.domain, self.blocks, dtype=jnp.float32))
+        else:
+            context = through(lambda code: codes.append(code) or code)
+        with context:
+            logits, _ = self.module.apply({"params": join_params(base, trained)}, rows.inputs)  # pyright: ignore
+        chosen = jnp.take_along_axis(logits, rows.targets[..., None], 2)[..., 0]
+        return jax.nn.logsumexp(logits, axis=-1) - chosen, codes[0] if codes else None
+
+    def _loss(self, trained: Any, base: Any, rows: Rows) -> tuple[Any, Any]:
+        nats, code = self._nats(base, trained, rows)
+        loss = language = jnp.mean(nats)
+        if self.arm.imitation:
+            right = jnp.take_along_axis(code, rows.domain[..., None], 2)
+            loss = loss - self.arm.imitation * jnp.mean(jnp.log(jnp.maximum(right, LEAST)))
+        return loss, language
+
+    def _steps(self, base: Any, carried: Any, mix: Mix, key: Any, first: Any, rates: Any) -> tuple[Any, Any]:
+        """Several steps, each on rows that its number picks; and the bits per byte of these rows before the step."""
+        settings = self.settings
+
+        def step(carried: Any, now: Any) -> tuple[Any, Any]:
+            (trained, moments), (number, rate) = carried, now
+            drawn = draw_rows(
+                mix, jax.random.fold_in(key, number), settings.rows, settings.length, settings.spans
+            )
+            (_, nats), gradient = jax.value_and_grad(self._loss, has_aux=True)(trained, base, drawn)
+            with jax.numpy_dtype_promotion("standard"):
+                change, moments = self.moments.update(gradient, moments, trained)
+                factors = _factors(trained, settings.router_factor)
+                trained = jax.tree.map(lambda p, u, f: p - rate * f * u, trained, change, factors)
+            return (trained, moments), nats / jnp.log(2.0)
+
+        return jax.lax.scan(step, carried, (first + jnp.arange(settings.steps_a_call), rates))
+
+    def _score(self, base: Any, trained: Any, mix: Mix, key: Any) -> tuple[Any, Rows, Any]:
+        settings, routed = self.settings, self.blocks is not None and not self.arm.labelled
+        test = draw_rows(mix, key, settings.test_rows, settings.length, settings.spans)
+        batches = jax.tree.map(lambda x: x.reshape(-1, settings.rows, *x.shape[1:]), test)
+
+        def score(rows: Rows) -> tuple[Any, Any]:
+            nats, code = self._nats(base, trained, rows)
+            if not routed:
+                return nats, None
+            largest = jax.nn.one_hot(jnp.argmax(code, -1), self.blocks)
+            return nats, jnp.einsum("bte,btd->ed", largest, jax.nn.one_hot(rows.domain, mix.domains))
+
+        nats, picked = jax.lax.map(score, batches)
+        return nats.reshape(test.targets.shape), test, None if picked is None else jnp.sum(picked, 0)
+
+    def scored(self, base: Any, trained: Any, mix: Mix) -> Scored:
+        """On the rows of a fixed key."""
+        nats, rows, picked = self.scores(base, trained, mix, jax.random.key(0))
+        host = jax.tree.map(np.asarray, (nats, rows, picked))
+        return Scored(host[0].astype(np.float64), host[1], host[2])
+
+    def train(self, base: Any, mix: Mix, seed: int) -> tuple[Any, dict[str, Any]]:
+        """The trained part after the settings' seconds, with steps, bytes a second, and bits per byte on the way."""
+        settings, (init, data) = self.settings, jax.random.split(jax.random.key(seed))
+        carried = jax.block_until_ready(self.start(base, init))
+        begun, curve, steps = time.perf_counter(), [], 0
+        while (share := (time.perf_counter() - begun) / settings.seconds) < 1:
+            rates = np.full(settings.steps_a_call, self.arm.rate * scheduled(share), np.float32)
+            carried, bits = self.steps(base, carried, mix, data, np.int32(steps), rates)
+            curve.append(float(jnp.mean(bits)))
+            steps += settings.steps_a_call
+        seconds = time.perf_counter() - begun
+        rate = steps * settings.rows * settings.length / seconds
+        found = {"seconds": seconds, "steps": steps, "bytes_per_second": rate, "curve": curve}
+        return carried[0], found
+
+
+def scheduled(share: float) -> float:
+    """Of the peak rate, by the share of the time that has passed: linear up, then a cosine to 0."""
+    if share < WARM_UP:
+        return (share + WARM_UP / 10) / (1.1 * WARM_UP)
+    return 0.5 * (1 + float(np.cos(np.pi * (share - WARM_UP) / (1 - WARM_UP))))
+
+
+def _shared(trained: Any, base: Any) -> Any:
+    if not isinstance(trained, Mapping):
+        return base
+    return {name: _shared(below, base[name]) if name in base else below for name, below in trained.items()}
+
+
+def _factors(trained: Any, router: float) -> Any:
+    """Of the learning rate."""
+
+    def factor(path: tuple[Any, ...], leaf: Any) -> float:
+        return router if any(str(entry.key) == ROUTER for entry in path) else 1.0
+
+    return jax.tree_util.tree_map_with_path(factor, trained)
+
+
+def compile_all(
+    programs: Mapping[str, Program], base: Any, train: Mix, test: Mix, report: Callable[[str], None]
+) -> None:
+    """Traces the programs one after another and compiles them side by side."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    begun = time.perf_counter()
+    for program in programs.values():
+        program.lower(base, train, test)
+    report(f"traced {len(programs)} programs in {time.perf_counter() - begun:.1f} s")
+    with ThreadPoolExecutor(4) as pool:
+        seconds = dict(zip(programs, pool.map(Program.compile, programs.values()), strict=True))
+    taken = {name: round(value, 1) for name, value in seconds.items()}
+    report(f"compiled in {time.perf_counter() - begun:.1f} s: {taken}")

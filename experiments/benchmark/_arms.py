@@ -1,0 +1,152 @@
+"""What is compared: adapters of equal numbers of trained parameters that differ in what makes their code."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxblt.adapters import AdapterConfig, Clamp, RouterConfig
+from jaxblt.validation import check_bounds, check_fields
+
+ARMS = ("static", "static_one", "prefix", "chunk", "token", "bank", "imitated", "oracle", "full")
+"""Names of `make_arm`."""
+WITHIN = 0.05
+"""Arms of one size may differ in trained parameters by this share of the static one's."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all arms of a measurement have in common.
+
+    Attributes:
+      rank: r of a domain's adapter in a bank; the others have as many ranks as the whole bank.
+      sites: of the adapters.
+      also_train: parameters of the base that are trained besides.
+      scale: of every update, alpha over the rank.
+      chunk, hidden: of routers.
+      prefix: steps that a router's attention pools; it must be shorter than a row.
+      seconds: of steps an arm and seed, compilation not counted.
+      rate: peak of the learning rate, cosine to 0 by time, after a twentieth of it.
+      full_rate: that of full fine-tuning.
+      router_factor: of the routers' rate.
+      imitation: weight of the cross-entropy between a bank's code and the labels, in nats.
+      rows, length: of a batch.
+      spans: bytes of the shortest and the longest span of one domain.
+      test_rows: documents that all arms are scored on.
+      steps_a_call: steps between two looks at the clock.
+      dtype: of the computation.
+    """
+
+    rank: int = 4
+    sites: tuple[str, ...] = ("mixer/*", "mlp/*")
+    also_train: tuple[str, ...] = ("embedding/bytes",)
+    scale: float = 2.0
+    chunk: int = 64
+    hidden: int = 48
+    prefix: int = 128
+    seconds: float = 30.0
+    rate: float = 2e-3
+    full_rate: float = 3e-4
+    router_factor: float = 2.0
+    imitation: float = 0.1
+    rows: int = 8
+    length: int = 4096
+    spans: tuple[int, int] = (256, 4096)
+    test_rows: int = 256
+    steps_a_call: int = 20
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "rank", "chunk", "hidden", "prefix", "rows", "length", "steps_a_call", least=1)
+        check_bounds(self, "spans", least=1)
+        check_bounds(self, "scale", "seconds", "rate", "full_rate", "router_factor", above=0)
+        check_bounds(self, "imitation", least=0)
+        if self.test_rows % self.rows:
+            raise ValueError(
+                f"Settings.test_rows must be a multiple of rows = {self.rows}, got {self.test_rows}: batches are whole"
+            )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to adapt.
+
+    Attributes:
+      adapter: None for none.
+      also_train: parameters of the base that are trained.
+      rate: peak of the learning rate.
+      labelled: the code is that of the byte's domain, and not a router's.
+      imitation: weight of the labels in a router's loss.
+      matched: whether it has as many trained parameters as the static adapter.
+    """
+
+    adapter: AdapterConfig | None
+    also_train: tuple[str, ...]
+    rate: float
+    labelled: bool = False
+    imitation: float = 0.0
+    matched: bool = True
+
+
+def make_arm(name: str, settings: Settings, domains: int) -> Arm:
+    """The arm of a name.
+
+    static        c = 1, of the whole bank's rank
+    static_one    c = 1, of the rank that one domain has in the bank
+    prefix, chunk, token    a free code of so many numbers as ranks
+    bank          a softmax over a domain's number of experts for each chunk
+    imitated      the same, and its code is drawn towards the labels in training
+    oracle        the same experts, picked by labels, in the test too
+    full          all parameters of the base, no adapter
+
+    Raises:
+      ValueError: there is no such arm.
+    """
+    whole = domains * settings.rank
+    if name not in ARMS:
+        raise ValueError(f"unknown arm {name!r}, choose of: {', '.join(ARMS)}")
+    if name == "full":
+        return Arm(None, ("*",), settings.full_rate, matched=False)
+    blocks = domains if name in ("bank", "imitated", "oracle") else None
+    rank = settings.rank if name == "static_one" else whole
+    router = None if name.startswith("static") else _router(name, settings)
+    adapter = AdapterConfig(
+        sites=settings.sites,
+        rank=rank,
+        alpha=settings.scale * rank / (blocks or 1),
+        blocks=blocks,
+        router=router,
+        code=() if router is None or blocks else (Clamp(3.0),),
+    )
+    return Arm(
+        adapter,
+        settings.also_train,
+        settings.rate,
+        labelled=name == "oracle",
+        imitation=settings.imitation if name == "imitated" else 0.0,
+        matched=name != "static_one",
+    )
+
+
+def _router(name: str, settings: Settings) -> RouterConfig:
+    level: Any = name if name in ("prefix", "token") else "chunk"
+    return RouterConfig(level=level, chunk=settings.chunk, prefix=settings.prefix, hidden=settings.hidden)
+
+
+def check_sizes(counts: dict[str, int], matched: Sequence[str]) -> None:
+    """Refuses arms whose trained parameters differ by more than `WITHIN` of the static arm's.
+
+    Args:
+      counts: trained parameters by arm.
+      matched: arms that are to be equal.
+
+    Raises:
+      ValueError: says which, and what to change.
+    """
+    base = counts["static"] if "static" in matched else counts[matched[0]]
+    apart = {name: counts[name] for name in matched if abs(counts[name] - base) > WITHIN * base}
+    if apart:
+        raise ValueError(
+            f"trained parameters {apart} differ from {base} by more than {WITHIN:.0%}: use narrower routers "
+            "(--settings.hidden) or a larger --settings.rank"
+        )

@@ -1,0 +1,94 @@
+"""Arms compared document by document: bits per byte where, intervals by the bootstrap, errors of many tests."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+RESAMPLES = 10_000
+DISTANCES = (0, 16, 64, 256, 1024)
+"""Bytes of a span before a target, from which its bits are counted together."""
+
+
+def bits_by(nats: np.ndarray, group: np.ndarray, count: int) -> list[float | None]:
+    """Mean bits of the targets of each group; None for one without a target."""
+    sums = np.bincount(group.ravel(), nats.ravel(), count)
+    numbers = np.bincount(group.ravel(), minlength=count)
+    return [float(s / n / np.log(2)) if n else None for s, n in zip(sums, numbers, strict=True)]
+
+
+def by_distance(nats: np.ndarray, since: np.ndarray, length: int) -> dict[str, float | None]:
+    """Bits per byte by how long ago the domain changed; the beginnings of rows are no changes."""
+    changed = since < np.arange(1, length + 1)[None]
+    group = np.searchsorted(DISTANCES, since, side="right") - 1
+    found = bits_by(nats[changed], group[changed], len(DISTANCES))
+    names = [f"{low}-{high}" for low, high in pairwise(DISTANCES)]
+    return dict(zip([*names, f"{DISTANCES[-1]}-"], found, strict=True))
+
+
+def difference(arm: np.ndarray, other: np.ndarray) -> dict[str, float]:
+    """Bits per byte that an arm needs less than another, with its 95 % BCa interval, and Wilcoxon's p.
+
+    Args:
+      arm, other: bits per byte of each document.
+    """
+    from scipy import stats
+
+    less = other - arm
+    found = stats.bootstrap((less,), np.mean, n_resamples=RESAMPLES, method="BCa", rng=0, batch=1000)
+    interval = found.confidence_interval
+    p = float(stats.wilcoxon(less).pvalue)  # pyright: ignore[reportAttributeAccessIssue]
+    return {"value": float(less.mean()), "low": float(interval.low), "high": float(interval.high), "p": p}
+
+
+def gap_closed(arm: np.ndarray, static: np.ndarray, oracle: np.ndarray) -> dict[str, float]:
+    """(static - arm) / (static - oracle) of the means over documents, with its 95 % BCa interval (Efron 1987).
+
+    Args:
+      arm, static, oracle: bits per byte of each document; documents are drawn again, all three together.
+    """
+    from scipy import stats
+
+    def share(static: np.ndarray, arm: np.ndarray, oracle: np.ndarray, axis: int = -1) -> np.ndarray:
+        return np.mean(static - arm, axis) / np.mean(static - oracle, axis)
+
+    found = stats.bootstrap(
+        (static, arm, oracle),
+        share,
+        paired=True,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        method="BCa",
+        rng=0,
+        batch=1000,
+    )
+    interval = found.confidence_interval
+    return {
+        "value": float(share(static, arm, oracle)),
+        "low": float(interval.low),
+        "high": float(interval.high),
+    }
+
+
+def compared(documents: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Every arm against the static one, and the share of the gap to the oracle that it closes, where both are there.
+
+    Args:
+      documents: by arm, bits per byte of each document, means over seeds.
+    """
+    from scipy import stats
+
+    if "static" not in documents:
+        return {}
+    static, oracle = documents["static"], documents.get("oracle")
+    others = [name for name in documents if name != "static"]
+    less = {name: difference(documents[name], static) for name in others}
+    adjusted = stats.false_discovery_control([less[name]["p"] for name in others]) if others else []
+    for name, q in zip(others, adjusted, strict=True):
+        less[name]["q"] = float(q)
+    found: dict[str, Any] = {"less_than_static": less}
+    if oracle is not None:
+        routed = [name for name in others if name != "oracle"]
+        found["gap_closed"] = {name: gap_closed(documents[name], static, oracle) for name in routed}
+    return found

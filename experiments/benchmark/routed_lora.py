@@ -1,0 +1,136 @@
+"""Adapters of text whose domain changes unmarked: python -m experiments.benchmark routed_lora BASE_RUN --out FILE."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import tyro
+
+from experiments.benchmark._arms import Settings
+
+if TYPE_CHECKING:
+    from experiments.benchmark._adaptation import Program, Scored
+    from experiments.benchmark._mix import Mix
+
+
+def routed_lora(
+    base_run: Annotated[str, tyro.conf.Positional],
+    out: str,
+    data: str = "data",
+    mix: Literal["conflict", "natural"] = "conflict",
+    domains: int = 8,
+    arms: tuple[str, ...] = ("static", "oracle", "chunk", "token", "imitated", "bank", "prefix"),
+    seeds: int = 3,
+    settings: Settings = Settings(),
+) -> dict[str, Any]:
+    """Adapts a frozen model to a mix of domains by static, routed and labelled adapters, each for the same time.
+
+    Arms have equal numbers of trained parameters, except static_one and full. Their test rows are the same, and
+    figures are paired over them. `compared` has intervals by the BCa bootstrap, and p of Wilcoxon's test with q over
+    all arms (Benjamini and Hochberg). Every seed stands in `arms`. Purity is the share of bytes whose domain is the one
+    that most often picks the same expert.
+
+    Args:
+      base_run: folder of a byte model's run without patches, such as one of the recipe books_512.
+      out: file for the figures as JSON, written anew after each arm.
+      data: folder with books/train/*.txt and books/test/*.txt; the natural mix also reads reviews/train*.tsv,
+        reviews/test*.tsv, ecoli/*.fa, ecoli/*.faa and languages/*.txt. Names may end in .xz.
+      mix: books under permutations of the letters, which contradict each other; or five kinds of text.
+      domains: permutations of the conflict mix, the first of them none.
+      arms: names of `experiments.benchmark._arms.make_arm`; what is compared needs static and oracle.
+      seeds: 0, 1, ... of so many for each arm.
+      settings: of all of them.
+    """
+    import jax
+
+    import jaxblt
+    from experiments.benchmark._adaptation import Program, compile_all
+    from experiments.benchmark._arms import check_sizes, make_arm
+    from experiments.benchmark._paired import compared
+    from experiments.benchmark._schema import save
+    from jaxblt.training.flops import count_params
+
+    if seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {seeds}: each arm is trained once a seed")
+    if domains < 2:
+        raise ValueError(f"--domains must be at least 2, got {domains}: a single one never changes")
+    run = jaxblt.load(base_run, dtype=settings.dtype)
+    train, test, names = open_mix(data, mix, domains)
+    made = {name: make_arm(name, settings, len(names)) for name in arms}
+    programs = {name: Program(arm, rows_apart(run.recipe.model), settings) for name, arm in made.items()}
+    compile_all(programs, run.params, train, test, print)
+    counts = {name: program.parameters for name, program in programs.items()}
+    if matched := [name for name, arm in made.items() if arm.matched]:
+        check_sizes(counts, matched)
+    first = programs[arms[0]]
+    start = first.scored(run.params, first.start(run.params, jax.random.key(0))[0], test)
+    documents = {"base": _by_document(start)}
+    base = {"run": run.recipe.name, "step": run.step, "parameters": count_params(run.params)[0]}
+    figures: dict[str, Any] = {"settings": asdict(settings), "mix": mix, "domains": names}
+    figures |= {"base": base | _figures(start, names), "arms": {}}
+    for name, program in programs.items():
+        found, documents[name] = measure_arm(program, run.params, train, test, seeds, names)
+        figures["arms"][name] = {"parameters": counts[name], **found}
+        figures["compared"] = compared(documents)
+        save("routed_lora", out, figures)
+    return figures
+
+
+def open_mix(data: str, mix: str, domains: int) -> tuple["Mix", "Mix", list[str]]:
+    """To train on and to test on, and the domains' names."""
+    from experiments.benchmark._mix import conflict_mix, natural_mix
+    from experiments.benchmark._mix_files import read_books, read_natural
+
+    if mix == "natural":
+        texts = read_natural(data)
+        return natural_mix(texts.train), natural_mix(texts.test), list(texts.train)
+    train, test = (conflict_mix(text, domains) for text in read_books(data))
+    return train, test, [f"cipher {i}" for i in range(domains)]
+
+
+def rows_apart(model: Any) -> Any:
+    """A byte model's config for rows of one document each.
+
+    Raises:
+      ValueError: the model has patches.
+    """
+    from jaxblt.models import ByteLMConfig
+    from jaxblt.models.row_layout import RowLayout
+
+    if not isinstance(model, ByteLMConfig):
+        raise ValueError(
+            f"the base is a {type(model).__name__}, expected a ByteLMConfig: train one, such as books_512"
+        )
+    return model.in_rows(RowLayout(packed=False), RowLayout(packed=False))
+
+
+def measure_arm(
+    program: "Program", base: Any, train: "Mix", test: "Mix", seeds: int, domains: list[str]
+) -> tuple[dict[str, Any], np.ndarray]:
+    """An arm's figures of every seed, and the bits per byte of each document, the mean over seeds."""
+    runs, documents = [], []
+    for seed in range(seeds):
+        trained, found = program.train(base, train, seed)
+        scored = program.scored(base, trained, test)
+        documents.append(_by_document(scored))
+        runs.append({"seed": seed, **_figures(scored, domains), **found})
+    mean = np.mean(documents, 0)
+    return {"bits_per_byte": float(mean.mean()), "seeds": runs}, mean
+
+
+def _by_document(scored: "Scored") -> np.ndarray:
+    return scored.nats.mean(1) / np.log(2)
+
+
+def _figures(scored: "Scored", domains: list[str]) -> dict[str, Any]:
+    from experiments.benchmark._paired import bits_by, by_distance
+
+    nats, rows = scored.nats, scored.rows
+    found: dict[str, Any] = {
+        "bits_per_byte": float(_by_document(scored).mean()),
+        "by_domain": dict(zip(domains, bits_by(nats, rows.target_domain, len(domains)), strict=True)),
+        "by_distance": by_distance(nats, rows.since, nats.shape[1]),
+    }
+    if scored.picked is not None:
+        found["purity"] = float(scored.picked.max(1).sum() / scored.picked.sum())
+    return found

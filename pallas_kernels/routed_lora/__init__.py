@@ -1,0 +1,5 @@
+"""Products with a weight and a low-rank update whose ranks a code scales, for sites that read one x."""
+
+from pallas_kernels.routed_lora.api import TABLE, explain, routed_lora
+
+__all__ = ["TABLE", "explain", "routed_lora"]

@@ -1,0 +1,128 @@
+"""The public function and its implementation table."""
+
+from typing import Any, Literal, overload
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device
+from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels.routed_lora.reference import Matrices, routed_lora_reference
+from pallas_kernels.routed_lora.xla import routed_lora_xla
+
+TABLE = (Implementation("xla", routed_lora_xla), Implementation("reference", routed_lora_reference))
+"""Implementations of the operation, fastest first."""
+
+Matrix = Float[Array, "_ _"]
+Named = Literal["xla", "reference"] | None
+
+
+@overload
+def routed_lora(
+    x: Array,
+    w: Array | None,
+    v: Array,
+    u: Array,
+    code: Array | None = None,
+    *,
+    chunk: int = ...,
+    scale: float = ...,
+    implementation: Named = ...,
+) -> Array: ...
+@overload
+def routed_lora(
+    x: Array,
+    w: tuple[Array, ...] | None,
+    v: tuple[Array, ...],
+    u: tuple[Array, ...],
+    code: Array | None = None,
+    *,
+    chunk: int = ...,
+    scale: float = ...,
+    implementation: Named = ...,
+) -> tuple[Array, ...]: ...
+def routed_lora(
+    x: Float[Array, "B T K"],
+    w: Matrix | Matrices | None,
+    v: Matrix | Matrices,
+    u: Matrix | Matrices,
+    code: Float[Array, "B C E"] | None = None,
+    *,
+    chunk: int = 1,
+    scale: float = 1.0,
+    implementation: Literal["xla", "reference"] | None = None,
+) -> Float[Array, "B T N"] | tuple[Float[Array, "B T _"], ...]:
+    """y = x W + scale ((x V) * c) U for each site of a group that reads one x.
+
+    Args:
+      x: what all sites read; products are in its dtype and summed in fp32.
+      w: [K, N] of each site; None for the update alone, where x W is made in another way (quantised, for example).
+      v: [K, r] of each site, or one array for one site, and likewise w and u. Other dtypes are cast to that of x.
+      u: [r, N] of each site.
+      code: token t has that of chunk t // chunk. Each of E numbers scales a block of r / E ranks. None for 1.
+      chunk: tokens that share a code; C is the number of chunks of T tokens, the last one perhaps not full.
+      scale: of the update, alpha over the rank.
+      implementation: a name of the table; None takes the first that runs here.
+
+    Returns:
+      y of each site in the dtype of x, [B, T, N]: a tuple if v is one.
+
+    Raises:
+      ValueError: shapes or dtypes that do not fit, or an implementation that is unknown.
+
+    Source: Hu et al. (2106.09685), eq. 3, with a number between the two matrices for every rank.
+    """
+    weights, down, up = (a if a is None or isinstance(a, tuple) else (a,) for a in (w, v, u))
+    sites: Any = (weights, down, up)
+    _check(x, sites, code, chunk)
+    options: dict[str, Any] = {"chunk": chunk, "scale": scale}
+    entry = choose("routed_lora", TABLE, implementation, current_device(), x, *sites, code, **options)
+    found = entry.run(x, *sites, code, **options)
+    return found if isinstance(v, tuple) else found[0]
+
+
+def explain(
+    x: Any, w: Any, v: Any, u: Any, code: Any = None, *, device: Device | None = None, **options: Any
+) -> str:
+    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    return explain_table("routed_lora", TABLE, device or current_device(), x, w, v, u, code, **options)
+
+
+def _check(x: Any, sites: tuple[Any, Any, Any], code: Any, chunk: int) -> None:
+    w, v, u = sites
+    for array in (x, *(w or ()), *v, *u, *([] if code is None else [code])):
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"routed_lora: expected floats, got an array of {array.dtype}: cast it first")
+    counts = [len(matrices) for matrices in sites if matrices is not None]
+    if x.ndim != 3 or len(set(counts)) != 1 or not v:
+        raise ValueError(
+            f"routed_lora: expected x [B, T, K] and as many w as v and u, got x {x.shape} and {counts} matrices"
+        )
+    for i, (down, up) in enumerate(zip(v, u, strict=True)):
+        given = [matrices[i].shape for matrices in sites if matrices is not None]
+        rank, outputs = down.shape[-1], up.shape[-1]
+        expected = [(x.shape[2], outputs)] * (w is not None) + [(x.shape[2], rank), (rank, outputs)]
+        if given != expected:
+            raise ValueError(
+                f"routed_lora: w, v, u must be [K, N], [K, r], [r, N] with K = {x.shape[2]}, got {given}"
+            )
+    _check_code(x, v, code, chunk)
+
+
+def _check_code(x: Any, v: Any, code: Any, chunk: int) -> None:
+    if chunk < 1:
+        raise ValueError(
+            f"routed_lora: chunk must be at least 1, got {chunk}: it counts the tokens of a code"
+        )
+    if code is None:
+        return
+    expected = (x.shape[0], -(-x.shape[1] // chunk))
+    if code.ndim != 3 or code.shape[:2] != expected:
+        raise ValueError(
+            f"routed_lora: code must be {[*expected, 'E']} for x {x.shape} in chunks of {chunk}, got {code.shape}"
+        )
+    for down in v:
+        if down.shape[1] % code.shape[2]:
+            raise ValueError(
+                f"routed_lora: a rank of {down.shape[1]} does not divide into the {code.shape[2]} blocks of the code"
+            )

@@ -1,0 +1,96 @@
+"""What the update costs over the plain product: `python -m pallas_kernels.routed_lora.bench`.
+
+The overhead is over the fastest product without an update: `jnp.matmul` of x and the sites' weights, one by one or
+joined. The floor has the update's FLOPs and reads x, and in the backward pass the cotangents, once more.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._measure import Case
+from pallas_kernels.routed_lora.api import routed_lora
+from pallas_kernels.routed_lora.reference import code_of_ranks
+from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
+
+
+def plan(shape: RoutedLoraShape, dtype: Any = jnp.bfloat16) -> Plan:
+    """The op against einsums of the same, and the products without an update."""
+    x, w, v, u, code = arrays(shape, dtype)
+    options: dict[str, Any] = {"chunk": shape.chunk, "scale": 2.0}
+    hidden = tuple(_as_integers(site) for site in w)
+    args = (x, hidden, v, u, code)
+    return Plan(
+        truth=Case(
+            "truth", _frozen(dtype, partial(routed_lora, implementation="reference", **options)), args
+        ),
+        plain=Case("plain", _frozen(dtype, partial(_plain, **options)), args),
+        versions=[Case("xla", _frozen(dtype, partial(routed_lora, implementation="xla", **options)), args)],
+        work=work(shape, x, code),
+        bare=[
+            Case("matmul", _frozen(dtype, lambda x, w: tuple(jnp.matmul(x, site) for site in w)), args[:2]),
+            Case("joined", _frozen(dtype, jnp.matmul), (x, _as_integers(jnp.concatenate(w, 1)))),
+        ],
+    )
+
+
+def _as_integers(w: Any) -> Any:
+    """The bits of a weight: every float argument of a benchmark gets a gradient, and a frozen weight has none."""
+    return jax.lax.bitcast_convert_type(w, jnp.dtype(f"int{8 * w.dtype.itemsize}"))
+
+
+def _frozen(dtype: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` for weights that arrive as integers."""
+
+    def with_weights(x: Any, w: Any, *rest: Any) -> Any:
+        return run(x, jax.tree.map(lambda site: jax.lax.bitcast_convert_type(site, dtype), w), *rest)
+
+    return with_weights
+
+
+def arrays(shape: RoutedLoraShape, dtype: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """x, w, v, u and codes about 1."""
+    keys = iter(jax.random.split(jax.random.key(1), 2 + 3 * shape.sites))
+
+    def matrices(rows: int, columns: int) -> tuple[Any, ...]:
+        scale = jnp.asarray(rows**-0.5, dtype)
+        return tuple(
+            jax.random.normal(next(keys), (rows, columns), dtype) * scale for _ in range(shape.sites)
+        )
+
+    x = jax.random.normal(next(keys), (shape.batch, shape.length, shape.inputs), dtype)
+    chunks = -(-shape.length // shape.chunk)
+    code = 1 + 0.3 * jax.random.normal(next(keys), (shape.batch, chunks, shape.blocks), jnp.float32)
+    pairs = (shape.inputs, shape.outputs), (shape.inputs, shape.rank), (shape.rank, shape.outputs)
+    return x, *(matrices(*pair) for pair in pairs), code
+
+
+def work(shape: RoutedLoraShape, x: Any, code: Any) -> dict[str, Work]:
+    """Of the products and the update: FLOPs, and bytes with x (and dy) read a second time."""
+    tokens, outputs = shape.batch * shape.length, shape.sites * shape.outputs
+    plain = 2.0 * tokens * shape.inputs * outputs
+    update = 2.0 * tokens * shape.sites * shape.rank * (shape.inputs + shape.outputs)
+    y = tokens * outputs * x.itemsize
+    forward = Work(plain + update, 2.0 * x.nbytes + y + code.nbytes)
+    backward = Work(plain + 2 * update, 3.0 * x.nbytes + 2.0 * y + 2.0 * code.nbytes)
+    both = Work(forward.flops + backward.flops, forward.bytes_moved + backward.bytes_moved)
+    return {"forward": forward, "forward+backward": both}
+
+
+def _plain(x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, scale: float) -> Any:
+    """What one would write."""
+    found = []
+    for weight, down, up in zip(w, v, u, strict=True):
+        numbers = code_of_ranks(code, chunk, x.shape[1], down.shape[1])
+        assert numbers is not None
+        z = jnp.matmul(x, down) * (scale * numbers).astype(x.dtype)
+        found.append(jnp.matmul(x, weight) + jnp.matmul(z, up))
+    return tuple(found)
+
+
+if __name__ == "__main__":
+    print(benchmark("routed_lora", SHAPES, plan))

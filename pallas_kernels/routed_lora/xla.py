@@ -1,0 +1,121 @@
+"""One read of x for the down projections of all sites, and a gradient whose products stay in the dtype of x."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from pallas_kernels._compat import vary_alike
+from pallas_kernels.routed_lora.reference import Matrices, code_of_ranks
+
+Kept = tuple[Any, Matrices | None, Matrices, Matrices, Any, Any]
+
+
+def routed_lora_xla(
+    x: Float[Array, "B T K"],
+    w: Matrices | None,
+    v: Matrices,
+    u: Matrices,
+    code: Float[Array, "B C E"] | None,
+    *,
+    chunk: int,
+    scale: float,
+) -> tuple[Float[Array, "B T _"], ...]:
+    """See `routed_lora`."""
+    flat, tree = jax.tree.flatten((x, w, v, u, code))
+    return _routed(chunk, scale, *jax.tree.unflatten(tree, vary_alike(*flat)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _routed(
+    chunk: int, scale: float, x: Any, w: Matrices | None, v: Matrices, u: Matrices, code: Any
+) -> tuple[Array, ...]:
+    """The gradient is written out: JAX's own multiplies an fp32 cotangent of x V by V in fp32.
+
+    With g = dy U^T, s = scale g c and p = x V: dx = dy W^T + s V^T, dV = x^T s, dU = (scale p c)^T dy, and dc sums
+    scale g p over the ranks of a block, the sites and the tokens of a chunk.
+    """
+    return _forward(chunk, scale, x, w, v, u, code)[0]
+
+
+def _forward(
+    chunk: int, scale: float, x: Any, w: Matrices | None, v: Matrices, u: Matrices, code: Any
+) -> tuple[tuple[Array, ...], Kept]:
+    p = _product("btk,kr->btr", x, _joined(v), wide=True)
+    z = _scaled(p, v, code, chunk, scale)
+    updates = [_product("btr,rn->btn", part.astype(x.dtype), up) for part, up in zip(z, u, strict=True)]
+    plain = [] if w is None else [_product("btk,kn->btn", x, weight) for weight in w]
+    y = tuple(_sum(list(parts)) for parts in zip(*([plain] if plain else []), updates, strict=True))
+    return y, (x, w, v, u, code, p)
+
+
+def _backward(chunk: int, scale: float, kept: Kept, dy: tuple[Array, ...]) -> tuple[Any, ...]:
+    x, w, v, u, code, p = kept
+    g = jnp.concatenate([_product("btn,rn->btr", d, up, wide=True) for d, up in zip(dy, u, strict=True)], -1)
+    s = jnp.concatenate(_scaled(g, v, code, chunk, scale), -1).astype(x.dtype)
+    plain = zip(dy, w, strict=True) if w is not None else ()
+    parts = [_product("btn,kn->btk", d, weight) for d, weight in plain]
+    dx = _sum([*parts, _product("btr,kr->btk", s, _joined(v))])
+    dv = _split(_product("btk,btr->kr", x, s, wide=True), v)
+    z = _scaled(p, v, code, chunk, scale)
+    du = [_product("btr,btn->rn", a.astype(x.dtype), d, wide=True) for a, d in zip(z, dy, strict=True)]
+    dw = None if w is None else _cast([_product("btk,btn->kn", x, d, wide=True) for d in dy], w)
+    dcode = None if code is None else _code_gradient(p * g, v, code, chunk, scale)
+    return dx, dw, _cast(dv, v), _cast(du, u), dcode
+
+
+_routed.defvjp(_forward, _backward)
+
+
+def _product(equation: str, a: Array, b: Array, *, wide: bool = False) -> Array:
+    """Summed in fp32 (f64 for f64) and rounded to the dtype of a, unless it is to stay `wide`."""
+    found = jnp.einsum(equation, a, b.astype(a.dtype), preferred_element_type=_sums(a))
+    return found if wide else found.astype(a.dtype)
+
+
+def _sum(parts: list[Array]) -> Array:
+    wide = _sums(parts[0])
+    return sum((part.astype(wide) for part in parts[1:]), parts[0].astype(wide)).astype(parts[0].dtype)
+
+
+def _sums(a: Array) -> Any:
+    """The dtype of sums."""
+    return jnp.float64 if a.dtype == jnp.float64 else jnp.float32
+
+
+def _joined(v: Matrices) -> Array:
+    return v[0] if len(v) == 1 else jnp.concatenate(v, 1)
+
+
+def _split(joined: Array, v: Matrices) -> list[Array]:
+    ends = [sum(site.shape[1] for site in v[: i + 1]) for i in range(len(v) - 1)]
+    return jnp.split(joined, ends, -1)
+
+
+def _scaled(p: Array, v: Matrices, code: Any, chunk: int, scale: float) -> list[Array]:
+    """scale p c, site by site, in fp32."""
+    parts = [part * jnp.asarray(scale, p.dtype) for part in _split(p, v)]
+    if code is None:
+        return parts
+    numbers = [code_of_ranks(code.astype(p.dtype), chunk, p.shape[1], part.shape[-1]) for part in parts]
+    return [part * c for part, c in zip(parts, numbers, strict=True)]
+
+
+def _code_gradient(
+    product: Array, v: Matrices, code: Float[Array, "B C E"], chunk: int, scale: float
+) -> Float[Array, "B C E"]:
+    """scale g p summed over what shares a number."""
+    rows, chunks, blocks = code.shape
+    per_site = [jnp.sum(part.reshape(*part.shape[:2], blocks, -1), -1) for part in _split(product, v)]
+    token = sum(per_site[1:], per_site[0]) * jnp.asarray(scale, product.dtype)
+    padded = lax.pad(
+        token, jnp.zeros((), token.dtype), ((0, 0, 0), (0, chunks * chunk - token.shape[1], 0), (0, 0, 0))
+    )
+    return jnp.sum(padded.reshape(rows, chunks, chunk, blocks), 2).astype(code.dtype)
+
+
+def _cast(gradients: Any, like: Matrices) -> Matrices:
+    return tuple(g.astype(a.dtype) for g, a in zip(gradients, like, strict=True))

@@ -1,0 +1,161 @@
+"""Codes from elsewhere than the router; the guard's breaker on an injected clock; alarms on planted faults."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.adapters import AdapterConfig, RouterConfig
+from jaxblt.adapters.given import given
+from jaxblt.adapters.serving import Guard, Limits, Telemetry, code_figures, guarded
+from jaxblt.mixers import ExplicitFilter, HyenaConfig
+from jaxblt.models import StackConfig
+from jaxblt.models.stack import Stack
+
+ADAPTER = AdapterConfig(
+    sites=("mlp/down",), rank=4, router=RouterConfig(level="chunk", chunk=3, prefix=None, hidden=4)
+)
+SHORT = HyenaConfig(dim=8, filter=ExplicitFilter(taps=3))
+STACK = StackConfig(dim=8, num_layers=1, pattern="S", mixers={"S": SHORT}, mlp_dim=8, adapter=ADAPTER)
+X = jnp.asarray(np.random.default_rng(0).standard_normal((3, 12, 8)).astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Drawn, U and the router's last kernel as well."""
+    shapes = nn.meta.unbox(jax.eval_shape(Stack(STACK).init, jax.random.key(0), X))
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda s: jnp.asarray(rng.standard_normal(s.shape).astype(np.float32) * 0.5), shapes)
+
+
+@pytest.fixture(scope="module")
+def serve():
+    """One program: the stack's output, and what is watched."""
+
+    @jax.jit
+    def call(params, x, fall_back):
+        figures = []
+        with guarded(fall_back, 0.0, figures):
+            y, _ = Stack(STACK).apply(params, x)
+        return y, figures
+
+    return call
+
+
+def without_router(params):
+    return {"params": {name: below for name, below in params["params"].items() if name != "router"}}
+
+
+def test_a_given_code_takes_the_routers_place(params, serve):
+    @jax.jit
+    def run(params, x, code):
+        with given(code):
+            return Stack(STACK).apply(params, x)[0]
+
+    off, alone = jnp.zeros((3, 12, 4)), without_router(params)
+    base = run(alone, X, off)
+    assert not np.allclose(run(alone, X, off + 1), base, atol=1e-3)
+    np.testing.assert_allclose(serve(params, X, True)[0], base, rtol=1e-5, atol=1e-5)
+    with given(off):
+        names = jax.eval_shape(Stack(STACK).init, jax.random.key(0), X)["params"]
+    assert "router" not in names
+
+
+def test_a_guard_falls_back_in_the_same_program(params, serve):
+    (on, figures), (off, base) = serve(params, X, False), serve(params, X, True)
+    assert serve._cache_size() == 1
+    assert not np.allclose(on, off, atol=1e-3)
+    assert float(figures[0].active) == 1
+    assert float(base[0].active) == 0
+    assert float(figures[0].replaced) == 0
+
+
+def test_a_row_whose_code_is_not_finite_falls_back(params, serve):
+    broken = jax.tree.map(lambda x: x, params)
+    broken["params"]["router"]["code"]["bias"] = broken["params"]["router"]["code"]["bias"].at[0].set(np.inf)
+    base = serve(params, X, True)[0]
+    y, figures = serve(broken, X, False)
+    np.testing.assert_array_equal(y, base)
+    assert float(figures[0].replaced) == 3
+    telemetry = Telemetry()
+    telemetry.record(0.1, figures)
+    assert telemetry.alarms() == ["3 rows had a code that is not finite"]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_breaker_opens_waits_and_tries_again():
+    clock = Clock()
+    guard = Guard(0.1, patience=2, cool_down=5.0, clock=clock)
+
+    def call(seconds: float) -> bool:
+        fell_back = guard.falls_back()
+        clock.now += seconds
+        guard.record(seconds)
+        return fell_back
+
+    assert [call(s) for s in (0.1, 0.3, 0.1, 0.3)] == [False] * 4
+    assert guard.state == "closed"
+    assert not call(0.21)
+    assert guard.state == "open"
+    assert call(0.1)
+    clock.now += 5
+    assert not call(0.3)
+    assert (guard.state, guard.opened) == ("open", 2)
+    assert call(9.0)
+    assert not call(0.1)
+    assert guard.state == "closed"
+    with pytest.raises(ValueError, match="Guard.baseline must be > 0, got 0.0"):
+        Guard(0.0)
+
+
+def figures(code):
+    code = jnp.asarray(code, jnp.float32)
+    return code_figures(code, jnp.zeros(code.shape[0], bool))
+
+
+EVEN = np.full((2, 6, 4), 0.25)
+ONE = np.tile(np.eye(4)[0], (2, 6, 1))
+TURNS = np.eye(4)[np.arange(6) % 2][None].repeat(2, 0)
+LIMITS = Limits(least_entropy=0.5, most_rms=1.0, most_flips=0.5, most_p99=1.0)
+
+
+def test_figures_of_codes():
+    assert float(figures(EVEN).entropy) == pytest.approx(np.log(4), rel=1e-5)
+    assert float(figures(ONE).entropy) == 0
+    assert float(figures(ONE).rms) == pytest.approx(0.5)
+    assert float(figures(ONE).active) == pytest.approx(0.25)
+    assert float(figures(TURNS).flips) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "alarm"),
+    [
+        (EVEN, 0.1, []),
+        (ONE, 0.1, ["entropy is 0, below 0.5"]),
+        (8 * EVEN, 0.1, ["rms is 2, above 1"]),
+        (EVEN, 3.0, ["p99 is 3, above 1"]),
+        (TURNS + 0.2, 0.1, ["flips is 1, above 0.5"]),
+    ],
+)
+def test_an_alarm_for_each_planted_fault(code, seconds, alarm):
+    telemetry = Telemetry(window=4, limits=LIMITS)
+    assert telemetry.alarms() == []
+    for _ in range(5):
+        telemetry.record(seconds, [figures(code)])
+    assert telemetry.alarms() == alarm
+    assert telemetry.report()["calls"] == 4
+
+
+def test_no_window_is_refused():
+    with pytest.raises(ValueError, match="window must be at least 1, got 0"):
+        Telemetry(window=0)
+    assert dataclasses.asdict(Limits())["most_p99"] is None

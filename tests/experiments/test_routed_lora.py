@@ -1,0 +1,200 @@
+"""The benchmark of routed adapters: rows are spans of domains, comparisons are right, figures are complete."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments.benchmark._adaptation import Program
+from experiments.benchmark._arms import Settings, check_sizes, make_arm
+from experiments.benchmark._mix import ciphers, conflict_mix, draw_rows, natural_mix
+from experiments.benchmark._mix_files import read_natural
+from experiments.benchmark._paired import by_distance, compared
+from experiments.benchmark.routed_lora import routed_lora
+from jaxblt.data import DataConfig
+from jaxblt.data.vocab import OFFSET
+from jaxblt.mixers import ExplicitFilter, HyenaConfig
+from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.training.checkpoint import Checkpointer
+from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.resolved import Resolved, checkpoint_dir, write_resolved
+from jaxblt.training.state import start, without_frozen
+from tests.parameters import drawn
+
+SPANS, LENGTH = (5, 12), 64
+
+
+def draw(mix, rows=6):
+    return jax.tree.map(np.asarray, draw_rows(mix, jax.random.key(1), rows, LENGTH, SPANS))
+
+
+def lengths(rows):
+    """Bytes of the spans that begin and end in a row."""
+    for since in rows.since:
+        yield from np.diff(np.flatnonzero(since == 0))
+
+
+def test_a_conflict_mix_is_one_text_under_permutations():
+    text = bytes(range(65, 91)) * 40 + b", b" * 20
+    mix = conflict_mix(text, 4)
+    tables = np.asarray(mix.table)
+    assert (np.sort(tables, 1) == np.arange(256)).all()
+    assert (tables[0] == np.arange(256)).all()
+    assert len(np.unique(tables, axis=0)) == 4
+    rows = draw(mix)
+    inverse = np.argsort(tables, 1)
+    plain = inverse[rows.domain, rows.inputs - OFFSET].astype(np.uint8)
+    assert all(row.tobytes() in text for row in plain)
+    np.testing.assert_array_equal(rows.inputs[:, 1:], rows.targets[:, :-1])
+    np.testing.assert_array_equal(rows.domain[:, 1:], rows.target_domain[:, :-1])
+    found = list(lengths(rows))
+    assert found
+    assert SPANS[0] <= min(found) <= max(found) <= SPANS[1]
+    changes = rows.since == 0
+    assert (rows.target_domain[changes] != rows.domain[changes]).all()
+    assert (rows.target_domain[~changes] == rows.domain[~changes]).all()
+
+
+def test_a_natural_mix_has_spans_of_its_texts():
+    texts = {"a": b"abcdefgh" * 20, "b": b"01234567" * 20, "c": b"ABCDEFGH" * 20}
+    rows = draw(natural_mix(texts))
+    members = np.array([[byte in text for byte in range(256)] for text in texts.values()])
+    assert members[rows.target_domain, rows.targets - OFFSET].all()
+    assert set(rows.domain.ravel()) == {0, 1, 2}
+    follows = rows.since > 0
+    assert ((rows.targets - rows.inputs)[follows] % 8 == 1).all()
+
+
+def test_letters_keep_their_case():
+    table = ciphers(2, seed=3)[1]
+    assert bytes(table[list(b"Zebra, 42\xc3")])[5:] == b", 42\xc3"
+    lower, upper = table[97:123].astype(int), table[65:91].astype(int)
+    np.testing.assert_array_equal(lower - 97, upper - 65)
+
+
+def test_distances_count_from_changes_alone():
+    since = np.array([[1, 2, 0, 1, 0, 1]])
+    nats = np.log(2) * np.array([[9.0, 9.0, 2.0, 4.0, 3.0, 5.0]])
+    assert by_distance(nats, since, 6)["0-16"] == pytest.approx(3.5)
+
+
+def test_a_known_gap_is_found():
+    rng = np.random.default_rng(0)
+    oracle = rng.normal(2, 0.3, 80)
+    gap = rng.normal(1, 0.1, 80)
+    arms = {"static": oracle + gap, "oracle": oracle, "half": oracle + gap / 2 + rng.normal(0, 0.01, 80)}
+    found = compared(arms)
+    closed = found["gap_closed"]["half"]
+    assert closed["low"] < 0.5 < closed["high"]
+    assert closed["high"] - closed["low"] < 0.02
+    assert found["less_than_static"]["oracle"]["value"] == pytest.approx(gap.mean())
+    assert all(0 <= arm["p"] <= arm["q"] < 1e-6 for arm in found["less_than_static"].values())
+
+
+def test_sizes_that_differ_are_refused():
+    check_sizes({"static": 100, "chunk": 104, "full": 900}, ["static", "chunk"])
+    with pytest.raises(ValueError, match=r"trained parameters \{'chunk': 106\} differ from 100"):
+        check_sizes({"static": 100, "chunk": 106}, ["static", "chunk"])
+    with pytest.raises(ValueError, match="unknown arm 'statc'"):
+        make_arm("statc", Settings(), 2)
+
+
+SHORT = HyenaConfig(dim=16, filter=ExplicitFilter(taps=3))
+MODEL = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern="S", mixers={"S": SHORT}, mlp_dim=16))
+
+
+def write_base(folder: Path) -> None:
+    """A run's folder; drawing the parameters compiles nothing."""
+    recipe = Recipe(name="base", model=MODEL, data=DataConfig(seq_len=64), train=TrainConfig(dtype="float32"))
+    params = drawn(recipe.model.build(), jnp.zeros((1, 16), jnp.int32))["params"]
+    with Checkpointer(checkpoint_dir(folder)) as checkpoints:
+        checkpoints.save(2, without_frozen(start(params, optax.identity())))
+    write_resolved(folder, Resolved(recipe, {}))
+
+
+TEXT = b"It was a dark and stormy night; the rain fell in torrents, except at occasional intervals. " * 8
+
+
+def write_data(folder: Path) -> None:
+    files = {
+        "books/train/1.txt": TEXT,
+        "books/test/1.txt": TEXT[:400:-1],
+        "reviews/train.tsv": b"neg\t1\t2\t" + TEXT + b"\n",
+        "reviews/test_even.tsv": b"pos\t1\t9\t" + TEXT + b"\n",
+        "ecoli/genome.fa": b">chromosome 1\n" + b"ACGTTGCA\n" * 100,
+        "ecoli/proteins.faa": b">one\nMKRL\n" * 50,
+        "languages/eng.txt": TEXT,
+        "languages/deu.txt": TEXT.upper(),
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def test_the_last_fifth_is_for_the_test(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    texts = read_natural(str(tmp_path))
+    assert list(texts.train) == ["books", "reviews", "dna", "proteins", "languages"]
+    assert texts.train["dna"] == b"ACGTTGCA" * 80
+    assert texts.test["dna"] == b"ACGTTGCA" * 20
+    assert texts.test["reviews"] == TEXT
+    assert texts.test["languages"].split(b"\n")[0].isupper()
+    assert set(texts.train["proteins"]) == set(b"MKRL\n")
+
+
+TINY = Settings(
+    rank=4,
+    sites=("mlp/down",),
+    chunk=4,
+    hidden=1,
+    prefix=4,
+    seconds=0.3,
+    rows=4,
+    length=32,
+    spans=(8, 16),
+    test_rows=16,
+    steps_a_call=2,
+    dtype="float32",
+)
+
+
+def measured(folder: Path, arms: tuple[str, ...], seeds: int) -> dict:
+    write_base(folder / "base")
+    write_data(folder)
+    options = {"data": str(folder), "domains": 3, "seeds": seeds, "settings": TINY}
+    routed_lora(str(folder / "base"), str(folder / "figures.json"), arms=arms, **options)
+    return json.loads((folder / "figures.json").read_text())
+
+
+def test_figures_of_an_adapter(tmp_path: Path) -> None:
+    found = measured(tmp_path, ("static",), 2)
+    base, static = found["base"], found["arms"]["static"]
+    assert [run["seed"] for run in static["seeds"]] == [0, 1]
+    assert static["seeds"][0]["curve"] != static["seeds"][1]["curve"]
+    assert static["bits_per_byte"] < base["bits_per_byte"]
+    assert set(base["by_domain"]) == {"cipher 0", "cipher 1", "cipher 2"}
+    assert found["compared"]["less_than_static"]["base"]["high"] < 0
+
+
+def test_an_imitated_bank_has_few_parameters_more() -> None:
+    params = drawn(MODEL.build(), jnp.zeros((1, 16), jnp.int32))["params"]
+    mix = conflict_mix(TEXT, 3)
+    programs = {name: Program(make_arm(name, TINY, 3), MODEL, TINY) for name in ("static", "imitated")}
+    for program in programs.values():
+        program.lower(params, mix, mix)
+    counts = {name: program.parameters for name, program in programs.items()}
+    assert counts["static"] == 12 * 32 + params["embedding"]["bytes"].size
+    assert counts["static"] < counts["imitated"] < 1.05 * counts["static"]
+
+
+@pytest.mark.slow
+def test_figures_of_routed_adapters(tmp_path: Path) -> None:
+    found = measured(tmp_path, ("static", "oracle", "imitated"), 1)
+    counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
+    assert counts["static"] == counts["oracle"] < counts["imitated"]
+    assert set(found["compared"]["gap_closed"]) == {"base", "imitated"}
+    assert 1 / 3 <= found["arms"]["imitated"]["seeds"][0]["purity"] <= 1

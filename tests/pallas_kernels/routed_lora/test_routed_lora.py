@@ -1,0 +1,163 @@
+"""Products with a routed low-rank update: values and gradients against the textbook, and what is refused."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels._bench import check
+from pallas_kernels.routed_lora import bench, explain, routed_lora
+from pallas_kernels.routed_lora.reference import routed_lora_reference
+from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
+from tests.pallas_kernels import op_suite
+from tests.tolerances import assert_close
+
+K = 6
+SITES = ((5, 4), (3, 8))
+"""Outputs and rank of the sites of a group."""
+
+
+def arrays(
+    *, batch: int = 8, length: int = 7, chunk: int = 1, blocks: int = 4, dtype: Any = jnp.float32
+) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int, dtype: Any = dtype) -> Any:
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
+    found = {"x": draw(batch, length, K), "code": draw(batch, -(-length // chunk), blocks, dtype=jnp.float32)}
+    for i, (outputs, rank) in enumerate(SITES):
+        found |= {f"w{i}": draw(K, outputs), f"v{i}": draw(K, rank), f"u{i}": draw(rank, outputs)}
+    return found
+
+
+def matrices(given: dict[str, Any]) -> tuple[Any, Any, Any]:
+    w, v, u = (tuple(given[f"{name}{i}"] for i in range(len(SITES))) for name in "wvu")
+    return w, v, u
+
+
+def _case(name: str, given: dict[str, Any], *, chunk: int = 1) -> op_suite.OpCase:
+    options: dict[str, Any] = {"chunk": chunk, "scale": 0.5}
+    shared = frozenset(given) - {"x", "code"}
+    rows, length, _ = given["x"].shape
+
+    def run(call: Any, x: Any) -> Any:
+        return call(x["x"], *matrices(x), x.get("code"), **options)
+
+    return op_suite.OpCase(
+        name=name,
+        run=partial(run, routed_lora),
+        reference=partial(run, routed_lora_reference),
+        arrays=given,
+        shared=shared,
+        terms=K + 8,
+        grad_terms=rows * length,
+    )
+
+
+STATIC = {name: array for name, array in arrays().items() if name != "code"}
+CASES = [
+    _case("chunks_of_3", arrays(chunk=3), chunk=3),
+    _case("tokens_bfloat16", arrays(dtype=jnp.bfloat16)),
+]
+
+
+@pytest.mark.parametrize("check", [name for name in op_suite.CHECKS if name != "poison"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_properties(case: op_suite.OpCase, check: str) -> None:
+    op_suite.CHECKS[check](case)
+
+
+def test_without_a_code() -> None:
+    op_suite.check_reference(_case("static", STATIC))
+
+
+def test_the_update_alone() -> None:
+    x = {"x": arrays()["x"], "code": arrays()["code"], "v": arrays()["v0"], "u": arrays()["u0"]}
+    run = partial(_alone, routed_lora)
+    case = op_suite.OpCase(
+        name="alone",
+        run=run,
+        reference=partial(_alone, routed_lora, implementation="reference"),
+        arrays=x,
+        shared=frozenset("vu"),
+        terms=K + 4,
+        grad_terms=56,
+    )
+    op_suite.check_reference(case)
+    whole = routed_lora(x["x"], arrays()["w0"], x["v"], x["u"], x["code"], scale=0.5)
+    assert_close(run(x) + x["x"] @ arrays()["w0"], whole, n=K + 4)
+
+
+def _alone(call: Any, x: Any, **options: Any) -> Any:
+    return call(x["x"], None, x["v"], x["u"], x["code"], scale=0.5, **options)
+
+
+def test_one_site_is_an_array() -> None:
+    x = arrays()
+    y = routed_lora(x["x"], x["w0"], x["v0"], x["u0"], x["code"], scale=2.0)
+    c = np.asarray(x["code"])
+    expected = x["x"] @ x["w0"] + 2.0 * ((x["x"] @ x["v0"]) * c) @ x["u0"]
+    assert_close(y, expected, n=K + 4)
+
+
+def test_only_what_is_asked_for_is_computed() -> None:
+    """A frozen base costs no gradient of its weights: the products of a step are counted."""
+    x = arrays()
+
+    def loss(trained: Any, names: tuple[str, ...]) -> Any:
+        given = {**x, **dict(zip(names, trained, strict=True))}
+        return sum(jnp.sum(y * y) for y in routed_lora(given["x"], *matrices(given), given["code"]))
+
+    def products(*names: str) -> int:
+        step = jax.jit(jax.grad(partial(loss, names=names)))
+        return step.lower(tuple(x[name] for name in names)).compile().as_text().count(" dot(")
+
+    adapter = ("v0", "u0", "v1", "u1")
+    assert products(*adapter) <= products(*adapter, "w0", "w1") - 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w": jnp.ones((K, 5), jnp.int32)}, "expected floats, got an array of int32"),
+        ({"u": jnp.ones((3, 5))}, r"got \[\(6, 5\), \(6, 4\), \(3, 5\)\]"),
+        ({"w": jnp.ones((5, 5))}, "with K = 6"),
+        ({"x": jnp.ones((7, K))}, r"expected x \[B, T, K\]"),
+        ({"w": (jnp.ones((K, 5)),) * 2}, r"got x .* and \[2, 1, 1\] matrices"),
+        ({"code": jnp.ones((8, 6, 4))}, r"code must be \[8, 7, 'E'\] .* in chunks of 1, got \(8, 6, 4\)"),
+        ({"code": jnp.ones((8, 7, 3))}, "rank of 4 does not divide into the 3 blocks"),
+        ({"chunk": 0}, "chunk must be at least 1, got 0"),
+        ({"implementation": "mosaic_gpu"}, "unknown implementation 'mosaic_gpu'"),
+    ],
+)
+def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
+    x = arrays()
+    given = {"x": x["x"], "w": x["w0"], "v": x["v0"], "u": x["u0"], "code": x["code"]}
+    with pytest.raises(ValueError, match=message) as caught:
+        routed_lora(**{**given, **change})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_shapes_of_real_models_are_accepted(shape: RoutedLoraShape) -> None:
+    def array(*sizes: int, dtype: Any = jnp.bfloat16) -> Any:
+        return jax.ShapeDtypeStruct(sizes, dtype)
+
+    x = array(shape.batch, shape.length, shape.inputs)
+    w = (array(shape.inputs, shape.outputs),) * shape.sites
+    v = (array(shape.inputs, shape.rank),) * shape.sites
+    u = (array(shape.rank, shape.outputs),) * shape.sites
+    code = array(shape.batch, shape.length // shape.chunk, shape.blocks, dtype=jnp.float32)
+    found = jax.eval_shape(partial(routed_lora, chunk=shape.chunk), x, w, v, u, code)
+    assert [y.shape for y in found] == [(shape.batch, shape.length, shape.outputs)] * shape.sites
+    assert explain(x, w, v, u, code, chunk=shape.chunk).startswith("routed_lora: xla on ")
+
+
+def test_the_benchmark_passes_its_gate() -> None:
+    plan = bench.plan(RoutedLoraShape("tiny", 2, 8, 16, 12, 2, 4, 4, 2))
+    assert set(check(plan, jax.random.key(0))) == {"plain", "xla"}
+    assert [case.name for case in plan.bare] == ["matmul", "joined"]
