@@ -14,6 +14,7 @@ from jaxblt.mixers.memory_context import MAC, MACConfig
 from jaxblt.mixers.neural_memory import NeuralMemory, NeuralMemoryConfig
 from jaxblt.mixers.ntm import NTM, NTMConfig
 from jaxblt.mixers.recurrence import GatedRecurrence, GatedRecurrenceConfig
+from jaxblt.mixers.slot_memory import SlotMemory, SlotMemoryConfig
 from jaxblt.mixers.state_engine import StateEngine, StateEngineConfig
 
 __all__ = [
@@ -47,6 +48,8 @@ __all__ = [
     "NTMConfig",
     "NeuralMemory",
     "NeuralMemoryConfig",
+    "SlotMemory",
+    "SlotMemoryConfig",
     "StateEngine",
     "StateEngineConfig",
     "check_capacity",
