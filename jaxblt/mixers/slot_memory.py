@@ -15,7 +15,7 @@ from jaxblt.mixers.choices import COLLECTION, held
 from jaxblt.mixers.matrix_state import HeadShape, Readout, Streams
 from jaxblt.mixers.neural_memory import check_divides
 from jaxblt.mixers.open_chunk import OpenChunk
-from jaxblt.mixers.sequence import Rows, read
+from jaxblt.mixers.sequence import read
 from jaxblt.mixers.slot_bank import SlotBank, empty_bank
 from jaxblt.mixers.slot_compression import count_latents
 from jaxblt.mixers.slot_core import SlotCarry, SlotCore, SlotStreams, SlotTrace
@@ -123,9 +123,7 @@ class SlotMemoryConfig:
         shape, sizes = self.shape, (batch_size, self.num_heads)
         short = [jnp.zeros((batch_size, h * k, shape.taps - 1), dtype) for h, k in shape.streams.values()]
         streams = (jnp.zeros((*sizes, self.interval, shape.keys), dtype),) * 3
-        opened = OpenChunk(
-            streams, jnp.zeros((*sizes, self.interval), bool), jnp.zeros(sizes, jnp.int32)
-        )
+        opened = OpenChunk(streams, jnp.zeros((*sizes, self.interval), bool), jnp.zeros(sizes, jnp.int32))
         bank = empty_bank(jnp.zeros(sizes), self.slots, shape.keys)
         return SlotMemoryState(start_clock(batch_size), tuple(short), SlotCarry(bank, opened))
 
