@@ -3,6 +3,7 @@
 Pure functions in fp32. Slots that no rule names keep every bit.
 """
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -89,7 +90,7 @@ def write_candidates(
       offered: candidates.
       rules: a `SlotMemoryConfig`.
     """
-    bank = bank.replace(usage=rules.usage_decay * bank.usage + reads)
+    bank = dataclasses.replace(bank, usage=rules.usage_decay * bank.usage + reads)
 
     def step(state: tuple[SlotBank, Array], one: Candidates) -> Any:
         bank, written = state
@@ -100,7 +101,7 @@ def write_candidates(
     nowhere = bank.valid & ~bank.valid
     (bank, written), chosen = jax.lax.scan(step, (bank, nowhere), offered)
     age = jnp.where(bank.valid & ~written, bank.age + 1, 0)
-    return bank.replace(age=age), chosen
+    return dataclasses.replace(bank, age=age), chosen
 
 
 def find_slots(bank: SlotBank, one: Candidates, rules: Any) -> Bool[Array, "B H S"]:

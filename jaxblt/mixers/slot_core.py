@@ -1,5 +1,6 @@
 """The core of a slot memory: intervals one after another, over rows that are whole or continue a state."""
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -140,19 +141,19 @@ class SlotCore:
             return choose(full, after, carry.bank)
 
         bank = jax.lax.cond(jnp.any(full), write, lambda: carry.bank)
-        left = opened.replace(count=jnp.where(full[:, None], 0, opened.count))
+        left = dataclasses.replace(opened, count=jnp.where(full[:, None], 0, opened.count))
         return (jnp.moveaxis(y, 2, 1).astype(kind), SlotSide()), SlotCarry(bank, left)
 
     def _windows(
         self, streams: SlotStreams, ids: Int[Array, "B T"] | None, bank: SlotBank, *, aligned: bool
     ) -> tuple[tuple[Float[Array, "B T H M"], SlotSide], SlotBank]:
         """Outputs and the bank behind rows, window by window (see `pallas_kernels.neural_memory.windows`)."""
-        shape, interval = streams.q.shape[:2], self.config.interval
-        width = min(interval, shape[1])
-        cut, source = cut_rows(ids, shape, width, aligned=aligned)
-        if shape[1] < interval:  # a window is no interval: none ends
+        (rows, length), interval = streams.q.shape[:2], self.config.interval
+        width = min(interval, length)
+        cut, source = cut_rows(ids, (rows, length), width, aligned=aligned)
+        if length < interval:  # a window is no interval: none ends
             cut = cut._replace(ends=jnp.zeros_like(cut.ends))
-        content = jnp.ones(shape, bool) if ids is None else ids > 0
+        content = jnp.ones((rows, length), bool) if ids is None else ids > 0
         content = take_windows(content[:, :, None], width, source)[:, :, 0]
         parts = tuple(take_windows(x, width, source) for x in streams.kept)
         asked = None if source is None else take_windows(streams.q, width)
@@ -172,7 +173,7 @@ class SlotCore:
             return after, (y.astype(kind), _at_ends(side, cut, width))
 
         after, found = scan_windows(step, bank, (asked, parts, content, told, cut))
-        return jax.tree.map(lambda x: leave_windows(x, shape[1]), found), after
+        return jax.tree.map(lambda x: leave_windows(x, length), found), after
 
     def _read_behind(
         self, y: Float[Array, "B H C M"], q: Float[Array, "B H C M"], after: SlotBank, cut: Any

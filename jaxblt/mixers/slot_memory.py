@@ -1,6 +1,7 @@
 """Long-term memory in slots: every few tokens are compressed to candidates, which are written to a bank and read."""
 
 import dataclasses
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.choices import COLLECTION, held
+from jaxblt.mixers.gated_delta_net import unit
 from jaxblt.mixers.matrix_state import HeadShape, Readout, Streams
 from jaxblt.mixers.neural_memory import check_divides
 from jaxblt.mixers.open_chunk import OpenChunk
@@ -33,7 +35,7 @@ class SlotMemoryConfig:
 
     At the end of an interval of n tokens, with M_i the slots:
 
-        u_t = sigmoid(x_t W_c + b_c) * (v_t W_p)                          gate
+        u_t = sigmoid(x_t W_c + b_c) * norm(v_t W_p)                      gate, norm to a mean square of 1
         s_l = sum_t p_lt u_t,  l = 1 ... ceil(ratio n)                    compress, p a softmax by latent queries
         a   = softmax_i(s W_a . M_i / sqrt(M) + balance (1 - usage_i))    address, over the top k slots
         M_i <- M_i + (1 - rate) a_i (s - M_i)                             write
@@ -190,7 +192,9 @@ class SlotMemory(nn.Module):
         shape, zeros = self.config.shape, nn.initializers.zeros
         sizes, names = {"h": shape.heads, "m": shape.keys}, ("embed", "heads", "head_dim")
         logits = Linear("btd,dhm->bthm", sizes, names, self.dtype, bias=zeros, name="gate")(x)
-        return jax.nn.sigmoid(logits) * jnp.einsum("bthm,hmn->bthn", v, self._square("project", self.dtype))
+        # Norm what is written: queries meet slots of one scale then, whatever x is.
+        raw = jnp.einsum("bthm,hmn->bthn", v, self._square("project", self.dtype))
+        return jax.nn.sigmoid(logits) * unit(raw) * math.sqrt(shape.keys)
 
     def _core(self, state: SlotMemoryState | None) -> SlotCore:
         config, heads, width = self.config, self.config.num_heads, self.config.shape.keys

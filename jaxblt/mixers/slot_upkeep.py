@@ -57,18 +57,19 @@ def reduce_slots(
     Raises:
       ValueError: neither or both are given, or they are out of range.
     """
-    if (keep is None) == (below is None):
+    bank = state.bank
+    if keep is not None and below is None:
+        whole("keep", keep, least=0, most=bank.valid.shape[-1], why=": a bank has no more slots")
+        gone = _rank(bank) >= keep
+    elif below is not None and keep is None:
+        number("below", below, least=0)
+        gone = bank.usage < below
+    else:
         raise ValueError(
             f"reduce_slots takes either keep or below, got keep={keep!r} and below={below!r}: give one of them"
         )
-    bank = state.bank
-    if keep is not None:
-        whole("keep", keep, least=0, most=bank.valid.shape[-1], why=": a bank has no more slots")
-        gone = _rank(bank) >= keep
-    else:
-        number("below", below, least=0)
-        gone = bank.usage < below
-    return dataclasses.replace(state, carry=state.carry.replace(bank=free(bank, bank.valid & gone)))
+    carry = dataclasses.replace(state.carry, bank=free(bank, bank.valid & gone))
+    return dataclasses.replace(state, carry=carry)
 
 
 def _rank(bank: SlotBank) -> Int[Array, "*L B H S"]:

@@ -25,7 +25,7 @@ from jaxblt.testing import PROPERTIES, Property, Subject
 from tests.mixers.test_matrix_state import read_out, sigmoid, stream
 from tests.tolerances import assert_close
 
-SLOTS = SlotMemoryConfig(dim=8, num_heads=4, slots=6, interval=4, novelty=0.3, top_k=2)
+SLOTS = SlotMemoryConfig(dim=8, num_heads=4, head_dim=4, slots=6, interval=4, novelty=0.3, top_k=2, rate=0.5)
 CONFIGS: dict[str, MixerConfig] = {
     "slots": SLOTS,
     "slots_aligned": dataclasses.replace(SLOTS, interval=8, ratio=0.25, segment_alignment=8),
@@ -106,7 +106,9 @@ def by_the_rules(config: SlotMemoryConfig, w: dict[str, Any], x: np.ndarray) -> 
     """One document through a slot memory, token by token."""
     q, k, v = (stream(w, name, x) for name in "qkv")
     gate = sigmoid(np.einsum("td,dhm->thm", x, w["gate"]["kernel"]) + w["gate"]["bias"])
-    u, o = gate * np.einsum("thm,hmn->thn", v, w["project"]), np.zeros_like(q)
+    raw = np.einsum("thm,hmn->thn", v, w["project"])
+    u = gate * raw / np.sqrt(np.sum(raw**2, -1, keepdims=True) + 1e-6) * np.sqrt(raw.shape[-1])
+    o = np.zeros_like(q)
     banks = [Bank(config) for _ in range(config.num_heads)]
     for head, bank in enumerate(banks):
         reads = []
