@@ -70,8 +70,8 @@ def reconstruction_error(
     numbers = jnp.arange(len(ordered), dtype=jnp.int32)
     _, caught = jax.lax.scan(add, jnp.zeros_like(ordered), (numbers, ordered))
     energy = jnp.sum(u * u, (-2, -1))
-    lost = 1 - jnp.cumsum(caught, 0) / jnp.where(energy > 0, energy, 1)
-    return jnp.moveaxis(jnp.where(energy > 0, jnp.maximum(lost, 0), 0), 0, -1)
+    lost = 1 - jnp.cumsum(caught, 0) / jnp.where(energy > 0, energy, 1)[None]
+    return jnp.moveaxis(jnp.where(energy[None] > 0, jnp.maximum(lost, 0), 0), 0, -1)
 
 
 def kept_latents(

@@ -192,7 +192,7 @@ class SlotCore:
         count = jnp.sum(content, 1, dtype=jnp.int32)
         _, weights = read_slots(bank, q, self.sink, kind)
         weights = jnp.where(content[:, None, :, None], weights, 0)
-        reads = jnp.sum(weights, 2) / jnp.maximum(count, 1)[:, None, None]
+        reads = jnp.sum(weights, 2) / jnp.maximum(count, 1).astype(weights.dtype)[:, None, None]
         s = compress(self.latents, self.places, k, u, content, kind)
         measured = self.traced or config.adaptive_error is not None
         error = reconstruction_error(s, u, content) if measured else None

@@ -225,8 +225,8 @@ class SlotMemory(nn.Module):
 def _own_spans(key: Array, shape: tuple[int, int, int], dtype: Any) -> Float[Array, "H L C"]:
     """Latent l begins with the l-th of L equal spans of the interval."""
     _, latents, places = shape
-    own = jnp.arange(places) * latents // places == jnp.arange(latents)[:, None]
-    return jnp.broadcast_to(OWN_SPAN * own.astype(dtype), shape)
+    own = (jnp.arange(places) * latents // places)[None] == jnp.arange(latents)[:, None]
+    return jnp.broadcast_to(OWN_SPAN * own[None].astype(dtype), shape)
 
 
 def sow_trace(module: nn.Module, trace: SlotTrace) -> None:

@@ -39,7 +39,7 @@ def memory_stats(state: SlotMemoryState) -> SlotStats:
     return SlotStats(
         utilisation=jnp.mean(bank.valid, -1, dtype=jnp.float32),
         usage=jnp.sum(jnp.where(bank.valid, bank.usage, 0), -1) / count,
-        age=jnp.sum(jnp.where(bank.valid, bank.age, 0), -1) / count,
+        age=jnp.sum(jnp.where(bank.valid, bank.age, 0), -1).astype(jnp.float32) / count,
         oldest=jnp.max(jnp.where(bank.valid, bank.age, 0), -1),
     )
 

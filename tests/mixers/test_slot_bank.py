@@ -45,8 +45,8 @@ THREE = ([[1, 0, 0], [0, 2, 0], [0, 0, 3], [0, 0, 0]], (0, 0, 0, 0), (5, 1, 2, 0
 @pytest.mark.parametrize("n", [1, 4, 8])
 def test_equal_writes_approach_what_is_written(n: int) -> None:
     c, start = np.array([4.0, 1.0, 0.0]), bank(*THREE)
-    kept = np.arange(8) < n
-    after, chosen = write(start, at_rest(start), offer(np.tile(c, (8, 1)), kept=kept), RULES)
+    kept, rules = np.arange(8) < n, dataclasses.replace(RULES, balance=0.0)
+    after, chosen = write(start, at_rest(start), offer(np.tile(c, (8, 1)), kept=kept), rules)
     assert chosen[:, 0, 0].sum(0).tolist() == [n, 0, 0, 0]
     expected = RULES.rate**n * np.array([1.0, 0, 0]) + (1 - RULES.rate**n) * c
     assert_close(after.slots[0, 0, 0], expected, n=8)
@@ -68,7 +68,7 @@ def test_a_candidate_is_shared_out_among_the_top_slots() -> None:
 
 
 def test_new_candidates_take_free_slots_then_the_least_used() -> None:
-    rules, start = dataclasses.replace(RULES, novelty=0.5), bank(*THREE)
+    rules, start = dataclasses.replace(RULES, novelty=0.7), bank(*THREE)
     start = start.replace(usage=jnp.asarray([[[0.5, 0.2, 0.9, 0.0]]]))
     new = np.array([[-1.0, -1, -1], [1, -1, -1]])
     after, chosen = write(start, at_rest(start), offer(new), rules)

@@ -222,7 +222,7 @@ def test_reduced_slots_are_free_and_the_others_keep_every_bit(options: Any, stay
     [
         ({}, "takes either keep or below, got keep=None and below=None: give one of them"),
         ({"keep": 1, "below": 0.1}, "takes either keep or below, got keep=1 and below=0.1"),
-        ({"keep": 5}, "keep must be at most 4, got 5: a bank has no more slots"),
+        ({"keep": 5}, "keep must lie in 0..4, got 5: a bank has no more slots"),
         ({"below": -1.0}, "below must be at least 0, got -1.0"),
     ],
 )
@@ -231,7 +231,7 @@ def test_bad_reductions_are_refused(options: Any, message: str) -> None:
         reduce_slots(small_state(), **options)
 
 
-@pytest.mark.parametrize("change", [{"slots": 7}, {"interval": 8}, {"head_dim": 4}])
+@pytest.mark.parametrize("change", [{"slots": 7}, {"interval": 8}, {"head_dim": 2}])
 def test_the_state_of_another_config_is_refused(change: dict[str, Any]) -> None:
     state, module = init_state(SLOTS, 3, capacity=24), dataclasses.replace(SLOTS, **change).build()
     given = jax.ShapeDtypeStruct((3, 2, 8), jnp.float32)
@@ -249,8 +249,8 @@ def test_the_state_of_another_config_is_refused(change: dict[str, Any]) -> None:
             "SlotMemoryConfig.ratio must be .*, got 0.0: it is the share of an interval's tokens",
         ),
         ({"ratio": 1.5}, "SlotMemoryConfig.ratio must be .*, got 1.5"),
-        ({"num_heads": 3}, "dim 8 does not divide among num_heads = 3: set head_dim"),
-        ({"top_k": 9}, "SlotMemoryConfig.top_k must be at most slots = 6, got 9"),
+        ({"num_heads": 3, "head_dim": None}, "dim 8 does not divide among num_heads = 3: set head_dim"),
+        ({"top_k": 9}, "SlotMemoryConfig.top_k must lie in 1..slots = 6, got 9"),
         ({"causal": False}, "steps forward only, got causal=False"),
     ],
 )
