@@ -25,7 +25,7 @@ from jaxblt.testing import PROPERTIES, Property, Subject
 from tests.mixers.test_matrix_state import read_out, sigmoid, stream
 from tests.tolerances import assert_close
 
-SLOTS = SlotMemoryConfig(dim=8, num_heads=4, head_dim=4, slots=6, interval=4, novelty=0.3, top_k=2, rate=0.5)
+SLOTS = SlotMemoryConfig(dim=8, num_heads=4, head_dim=4, slots=4, interval=4, novelty=0.3, top_k=2, rate=0.5)
 CONFIGS: dict[str, MixerConfig] = {
     "slots": SLOTS,
     "slots_aligned": dataclasses.replace(SLOTS, interval=8, ratio=0.25, segment_alignment=8),
@@ -250,7 +250,7 @@ def test_the_state_of_another_config_is_refused(change: dict[str, Any]) -> None:
         ),
         ({"ratio": 1.5}, "SlotMemoryConfig.ratio must be .*, got 1.5"),
         ({"num_heads": 3, "head_dim": None}, "dim 8 does not divide among num_heads = 3: set head_dim"),
-        ({"top_k": 9}, "SlotMemoryConfig.top_k must lie in 1..slots = 6, got 9"),
+        ({"top_k": 9}, "SlotMemoryConfig.top_k must lie in 1..slots = 4, got 9"),
         ({"causal": False}, "steps forward only, got causal=False"),
     ],
 )
