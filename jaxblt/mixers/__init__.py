@@ -14,6 +14,9 @@ from jaxblt.mixers.memory_context import MAC, MACConfig
 from jaxblt.mixers.neural_memory import NeuralMemory, NeuralMemoryConfig
 from jaxblt.mixers.ntm import NTM, NTMConfig
 from jaxblt.mixers.recurrence import GatedRecurrence, GatedRecurrenceConfig
+from jaxblt.mixers.slot_compression import reconstruction_error
+from jaxblt.mixers.slot_memory import SlotMemory, SlotMemoryConfig
+from jaxblt.mixers.slot_upkeep import SlotStats, memory_stats, reduce_slots
 from jaxblt.mixers.state_engine import StateEngine, StateEngineConfig
 
 __all__ = [
@@ -47,8 +50,14 @@ __all__ = [
     "NTMConfig",
     "NeuralMemory",
     "NeuralMemoryConfig",
+    "SlotMemory",
+    "SlotMemoryConfig",
+    "SlotStats",
     "StateEngine",
     "StateEngineConfig",
     "check_capacity",
     "init_state",
+    "memory_stats",
+    "reconstruction_error",
+    "reduce_slots",
 ]

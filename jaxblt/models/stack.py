@@ -31,6 +31,7 @@ from jaxblt.mixers import (
     MixerConfig,
     NeuralMemoryConfig,
     NTMConfig,
+    SlotMemoryConfig,
     StateEngineConfig,
     init_state,
 )
@@ -72,13 +73,14 @@ DEFAULTS: Mapping[str, Any] = Table(
         "K": NeuralMemoryConfig(dim=64),
         "J": MAGConfig(dim=64),
         "C": MACConfig(dim=64),
+        "B": SlotMemoryConfig(dim=64),
     }
 )
 """Mixers that a pattern may name without more: Hyena with a modal, a short and a medium explicit filter, attention over
 the document and over a sliding window, gated recurrence, minLSTM, GRU, LSTM, neural Turing machine; with a matrix of
 state per head Gated DeltaNet, gated linear attention, Mamba-2, and linear attention with two decays; a
 state engine; a memory that learns while it reads, that memory gated with attention over a window,
-and as the context of attention."""
+and as the context of attention; a memory in a bank of slots."""
 
 
 @dataclasses.dataclass(frozen=True)

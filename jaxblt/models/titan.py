@@ -6,12 +6,14 @@ from jaxblt.mixers.attention import AttentionConfig
 from jaxblt.mixers.gated_memory import MAGConfig
 from jaxblt.mixers.memory_context import MACConfig
 from jaxblt.mixers.neural_memory import NeuralMemoryConfig
+from jaxblt.mixers.slot_memory import SlotMemoryConfig
 from jaxblt.models.byte_lm import ByteLMConfig
 from jaxblt.models.stack import StackConfig
 from jaxblt.validation import whole
 
-Form = Literal["mag", "mal", "mac"]
+Form = Literal["mag", "mal", "mac", "slots"]
 HEAD_DIM = 64
+CHUNK, SLOT_INTERVAL = 64, 8
 
 
 def titan(
@@ -20,7 +22,7 @@ def titan(
     dim: int = 512,
     num_layers: int = 6,
     window: int = 512,
-    chunk_size: int = 64,
+    chunk_size: int | None = None,
     num_heads: int | None = None,
     mlp_dim: int | None = None,
 ) -> ByteLMConfig:
@@ -28,18 +30,19 @@ def titan(
 
     Args:
       form: "mag", every layer mixes a memory and attention over a window by a gate; "mal", layers of memory and
-        of window attention take turns; or "mac", attention within segments of a chunk sees what the memory gives back,
-        and `window` plays no part.
+        of window attention take turns; "mac", attention within segments of a chunk sees what the memory gives back,
+        and `window` plays no part; or "slots", as "mal" with a bank of slots for the memory.
       dim: width.
       num_layers: blocks.
       window: steps that attention sees, at least `chunk_size`.
-      chunk_size: tokens from one update of a memory to the next.
+      chunk_size: tokens from one update of a memory to the next; None for 64, or 8 of a bank of slots.
       num_heads: of memories and of attention; None for heads of 64, or one if 64 does not divide `dim`.
       mlp_dim: as in `StackConfig`.
 
     Raises:
       ValueError: a number is out of range, the form is unknown, or the window is shorter than a chunk.
     """
+    chunk_size = (SLOT_INTERVAL if form == "slots" else CHUNK) if chunk_size is None else chunk_size
     sizes = {"dim": dim, "num_layers": num_layers, "window": window, "chunk_size": chunk_size}
     for name, value in sizes.items():
         whole(name, value, least=1)
@@ -51,9 +54,10 @@ def titan(
         "J": mag,
         "K": NeuralMemoryConfig(dim, heads, chunk_size=chunk_size),
         "C": MACConfig(dim, heads, chunk_size=chunk_size),
+        "B": SlotMemoryConfig(dim, heads, interval=chunk_size),
         "W": AttentionConfig(dim, heads, window=window),
     }
-    pattern = {"mag": "J", "mal": "KW", "mac": "C"}[form]
+    pattern = {"mag": "J", "mal": "KW", "mac": "C", "slots": "BW"}[form]
     stack = StackConfig(
         dim=dim,
         num_layers=num_layers,

@@ -65,6 +65,7 @@ NAMES = {
     "neural_memory": "jaxblt.mixers.neural_memory:NeuralMemoryConfig",
     "mac": "jaxblt.mixers.memory_context:MACConfig",
     "mag": "jaxblt.mixers.gated_memory:MAGConfig",
+    "slot_memory": "jaxblt.mixers.slot_memory:SlotMemoryConfig",
     "dual_decay": "jaxblt.mixers.dual_decay:DualDecayConfig",
     "modal": "jaxblt.mixers.filters:ModalFilter",
     "implicit": "jaxblt.mixers.filters:ImplicitFilter",
