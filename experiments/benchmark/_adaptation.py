@@ -34,12 +34,12 @@ class Scored:
 
     Attributes:
       nats: of each target, [rows, T].
-      rows: the same for all arms and seeds.
+      rows: the same for all arms and seeds, as NumPy arrays.
       picked: of a bank with a router, [experts, domains], bytes of a domain at which an expert has the largest number.
     """
 
     nats: np.ndarray
-    rows: Rows
+    rows: Any
     picked: np.ndarray | None
 
 
@@ -48,7 +48,7 @@ class Program:
 
     def __init__(self, arm: Arm, model: "ByteLMConfig", settings: Settings) -> None:
         config = model if arm.adapter is None else attach(model, arm.adapter)
-        self.arm, self.settings, self.blocks = arm, settings, arm.adapter.blocks if arm.adapter else None
+        self.arm, self.settings, self.blocks = arm, settings, (arm.adapter and arm.adapter.blocks) or 0
         self.module = config.build(dtype=jnp.dtype(settings.dtype))
         self.moments = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(b2=0.99))
 
@@ -117,7 +117,7 @@ class Program:
         return jax.lax.scan(step, carried, (first + jnp.arange(settings.steps_a_call), rates))
 
     def _score(self, base: Any, trained: Any, mix: Mix, key: Any) -> tuple[Any, Rows, Any]:
-        settings, routed = self.settings, self.blocks is not None and not self.arm.labelled
+        settings, routed = self.settings, self.blocks > 0 and not self.arm.labelled
         test = draw_rows(mix, key, settings.test_rows, settings.length, settings.spans)
         batches = jax.tree.map(lambda x: x.reshape(-1, settings.rows, *x.shape[1:]), test)
 

@@ -1,6 +1,6 @@
 """The public function and its implementation table."""
 
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -14,33 +14,8 @@ TABLE = (Implementation("xla", routed_lora_xla), Implementation("reference", rou
 """Implementations of the operation, fastest first."""
 
 Matrix = Float[Array, "_ _"]
-Named = Literal["xla", "reference"] | None
 
 
-@overload
-def routed_lora(
-    x: Array,
-    w: Array | None,
-    v: Array,
-    u: Array,
-    code: Array | None = None,
-    *,
-    chunk: int = ...,
-    scale: float = ...,
-    implementation: Named = ...,
-) -> Array: ...
-@overload
-def routed_lora(
-    x: Array,
-    w: tuple[Array, ...] | None,
-    v: tuple[Array, ...],
-    u: tuple[Array, ...],
-    code: Array | None = None,
-    *,
-    chunk: int = ...,
-    scale: float = ...,
-    implementation: Named = ...,
-) -> tuple[Array, ...]: ...
 def routed_lora(
     x: Float[Array, "B T K"],
     w: Matrix | Matrices | None,
@@ -51,7 +26,7 @@ def routed_lora(
     chunk: int = 1,
     scale: float = 1.0,
     implementation: Literal["xla", "reference"] | None = None,
-) -> Float[Array, "B T N"] | tuple[Float[Array, "B T _"], ...]:
+) -> Any:
     """y = x W + scale ((x V) * c) U for each site of a group that reads one x.
 
     Args:

@@ -65,8 +65,8 @@ def arrays(shape: RoutedLoraShape, dtype: Any) -> tuple[Any, Any, Any, Any, Any]
     x = jax.random.normal(next(keys), (shape.batch, shape.length, shape.inputs), dtype)
     chunks = -(-shape.length // shape.chunk)
     code = 1 + 0.3 * jax.random.normal(next(keys), (shape.batch, chunks, shape.blocks), jnp.float32)
-    pairs = (shape.inputs, shape.outputs), (shape.inputs, shape.rank), (shape.rank, shape.outputs)
-    return x, *(matrices(*pair) for pair in pairs), code
+    w, v = matrices(shape.inputs, shape.outputs), matrices(shape.inputs, shape.rank)
+    return x, w, v, matrices(shape.rank, shape.outputs), code
 
 
 def work(shape: RoutedLoraShape, x: Any, code: Any) -> dict[str, Work]:
@@ -86,7 +86,6 @@ def _plain(x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, scale: floa
     found = []
     for weight, down, up in zip(w, v, u, strict=True):
         numbers = code_of_ranks(code, chunk, x.shape[1], down.shape[1])
-        assert numbers is not None
         z = jnp.matmul(x, down) * (scale * numbers).astype(x.dtype)
         found.append(jnp.matmul(x, weight) + jnp.matmul(z, up))
     return tuple(found)

@@ -7,12 +7,8 @@ from jaxtyping import Array, Float
 Matrices = tuple[Float[Array, "_ _"], ...]
 
 
-def code_of_ranks(
-    code: Float[Array, "B C E"] | None, chunk: int, length: int, rank: int
-) -> Float[Array, "B T R"] | None:
+def code_of_ranks(code: Float[Array, "B C E"], chunk: int, length: int, rank: int) -> Float[Array, "B T R"]:
     """The number of every token's every rank: a chunk's tokens share a code, and the ranks of a block a number."""
-    if code is None:
-        return None
     tokens = jnp.repeat(code, chunk, axis=1)[:, :length] if chunk > 1 else code
     return jnp.repeat(tokens, rank // code.shape[-1], axis=-1)
 
@@ -31,8 +27,9 @@ def routed_lora_reference(
     found, wide = [], x.astype(jnp.float32)
     for i, (down, up) in enumerate(zip(v, u, strict=True)):
         z = _matmul(wide, down) * jnp.float32(scale)
-        numbers = code_of_ranks(code, chunk, x.shape[1], down.shape[1])
-        y = _matmul(z if numbers is None else z * numbers.astype(jnp.float32), up)
+        if code is not None:
+            z = z * code_of_ranks(code, chunk, x.shape[1], down.shape[1]).astype(jnp.float32)
+        y = _matmul(z, up)
         found.append((y if w is None else y + _matmul(wide, w[i])).astype(x.dtype))
     return tuple(found)
 

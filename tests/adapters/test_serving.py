@@ -113,7 +113,7 @@ def test_a_breaker_opens_waits_and_tries_again():
     assert call(9.0)
     assert not call(0.1)
     assert guard.state == "closed"
-    with pytest.raises(ValueError, match="Guard.baseline must be > 0, got 0.0"):
+    with pytest.raises(ValueError, match=r"Guard\.baseline must be > 0, got 0\.0"):
         Guard(0.0)
 
 
