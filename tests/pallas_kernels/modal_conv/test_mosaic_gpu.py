@@ -40,7 +40,11 @@ def documents(length: int) -> Any:
     rng = np.random.default_rng(length)
     short = np.cumsum(rng.integers(1, 20, 40))
     cuts = np.concatenate(
-        [short, [100, 103, 704, 705, 832, 1000, 1200], short[-1] + np.cumsum(rng.integers(64, 900, length // 900))]
+        [
+            short,
+            [100, 103, 704, 705, 832, 1000, 1200],
+            short[-1] + np.cumsum(rng.integers(64, 900, length // 900)),
+        ]
     )
     ids = 1 + np.searchsorted(np.unique(cuts), np.arange(length), side="right")
     ids = np.where(np.arange(length) % 11 == 5, -ids, ids)
