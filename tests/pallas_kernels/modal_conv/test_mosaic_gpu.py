@@ -40,7 +40,11 @@ def documents(length: int) -> Any:
     rng = np.random.default_rng(length)
     short = np.cumsum(rng.integers(1, 20, 40))
     cuts = np.concatenate(
-        [short, [100, 103, 704, 705, 832, 1000, 1200], short[-1] + np.cumsum(rng.integers(64, 900, length // 900))]
+        [
+            short,
+            [100, 103, 704, 705, 832, 1000, 1200],
+            short[-1] + np.cumsum(rng.integers(64, 900, length // 900)),
+        ]
     )
     ids = 1 + np.searchsorted(np.unique(cuts), np.arange(length), side="right")
     ids = np.where(np.arange(length) % 11 == 5, -ids, ids)
@@ -96,7 +100,7 @@ def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weekly=3)
+@pytest.mark.slow(weekly=1)
 @pytest.mark.parametrize(
     "case",
     [
@@ -124,7 +128,7 @@ def test_simulated_at_any_length(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weekly=4)
+@pytest.mark.slow(weekly=1)
 @pytest.mark.parametrize("check", ["reference", "poison"])
 @pytest.mark.parametrize(
     ("length", "streams", "state"),
@@ -137,6 +141,7 @@ def test_simulated_packed(length: int, streams: tuple[str, ...], state: bool, ch
     op_suite.CHECKS[check](case("", length, 3, run, batch=2, streams=streams, state=state, ids=ids))
 
 
+@pytest.mark.slow
 def test_a_row_knows_nothing_of_its_neighbours_in_memory() -> None:
     """NaN in every second row stays there, values and gradients, though rows share chunks."""
     run = partial(modal_conv_mosaic_gpu, interpret=True)
