@@ -33,13 +33,16 @@ bf16 = jnp.bfloat16
 
 CASES = [
     named("one step", 1, 4),
-    named("filter longer than the row, bf16", 150, 400, bf16),
-    named("bidirectional, no gates", 211, 97, causal=False, gates=False),
     named("packed", 300, 300, bf16, ids=ragged(300)),
-    named("packed, bidirectional", 270, 300, causal=False, ids=ragged(270)),
     named(
         "on a grid longer than the row", 140, 140, bf16, causal=False, ids=on_grid(140, 144), alignment=144
     ),
+]
+
+MORE = [
+    named("filter longer than the row, bf16", 150, 400, bf16),
+    named("bidirectional, no gates", 211, 97, causal=False, gates=False),
+    named("packed, bidirectional", 270, 300, causal=False, ids=ragged(270)),
     named("on a grid of 144", 500, 400, ids=on_grid(500, 144), alignment=144),
 ]
 
@@ -51,9 +54,9 @@ def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-@pytest.mark.slow(weekly=2)
+@pytest.mark.slow(weekly=1)
 @pytest.mark.parametrize(
-    ("case", "check"), suite(CASES, thorough="on a grid of 144", poisoned="on a grid of 144")
+    ("case", "check"), suite(MORE, thorough="on a grid of 144", poisoned="on a grid of 144")
 )
 def test_suite_of_long_blocks(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
@@ -97,6 +100,7 @@ def errors(length: int, taps: int, causal: bool, size: float) -> dict[str, tuple
     return {name: (error(ours[name], name), error(rounded[name], name)) for name in truth}
 
 
+@pytest.mark.slow(weekly=2)
 @pytest.mark.parametrize(
     ("length", "taps", "causal", "size"),
     [
@@ -105,10 +109,10 @@ def errors(length: int, taps: int, causal: bool, size: float) -> dict[str, tuple
         (1000, 300, True, 1e4),
         (1024, 2000, False, 1e-4),
         (4095, 4095, True, 1.0),
-        pytest.param(8192, 8192, True, 1e4, marks=pytest.mark.slow),
-        pytest.param(12_289, 12_289, False, 1.0, marks=pytest.mark.slow),
-        pytest.param(32_768, 32_768, True, 1e-4, marks=pytest.mark.slow),
-        pytest.param(100_000, 100_000, True, 1.0, marks=pytest.mark.slow),
+        (8192, 8192, True, 1e4),
+        (12_289, 12_289, False, 1.0),
+        (32_768, 32_768, True, 1e-4),
+        (100_000, 100_000, True, 1.0),
     ],
 )
 def test_errors_are_near_those_of_rounding_alone(length: int, taps: int, causal: bool, size: float) -> None:
@@ -136,9 +140,9 @@ def test_packed_documents_are_computed_as_if_apart() -> None:
     assert_packed_is_apart(monarch, arrays, n=600)
 
 
-@pytest.mark.parametrize("points", [1, 7, 128, 129, 1000, 2100])
+@pytest.mark.parametrize("points", [1, 7, 130, 1000])
 def test_stages_are_the_transform_of_their_formula_and_undo_themselves(points: int) -> None:
-    stages = radices(points) if points < 2000 else (16, 16, 16)
+    stages = radices(points) if points != 130 else (8, 3, 6)
     size = math.prod(stages)
     assert size >= points
     u = normal(0, (size, 2))
