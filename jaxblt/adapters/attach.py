@@ -181,5 +181,7 @@ def describe_sites(config: Any, trained: int, router: int, base: int) -> list[st
     share = f", of which routers {router:,} ({router / max(base, 1):.2%} of the base)" if router else ""
     lines.append(f"trained         {trained:,} of {base + trained:,} parameters{share}")
     if router > ROUTER_SHARE * base:
-        lines.append(f"large router    over {ROUTER_SHARE:.0%} of the base: RouterConfig.hidden makes it smaller")
+        lines.append(
+            f"large router    over {ROUTER_SHARE:.0%} of the base: RouterConfig.hidden makes it smaller"
+        )
     return lines
