@@ -14,7 +14,7 @@ from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.levels import is_known, levels_of
 from jaxblt.adapters.params import join_params, split_params
 
-STEPS = 100
+STEPS = 200
 """Of the training of one batch, and between the two measurements of memory."""
 SETTLED = 5
 """Steps after which memory is measured first."""
