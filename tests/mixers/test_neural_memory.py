@@ -138,7 +138,7 @@ def test_titans(form: Any, pattern: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"form": "map"}, "form must be one of 'mag', 'mal', 'mac', got 'map'"),
+        ({"form": "map"}, "form must be one of 'mag', 'mal', 'mac', 'slots', got 'map'"),
         ({"window": 8}, "window must be at least chunk_size = 64, got 8"),
         ({"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
     ],

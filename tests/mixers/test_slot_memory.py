@@ -35,7 +35,7 @@ CONFIGS: dict[str, MixerConfig] = {
 }
 """Every one has several intervals a row."""
 
-EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
+EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes")
 TURNS = pytest.mark.slow(weekly=2, group="properties of slot memories")
 
 
