@@ -72,7 +72,7 @@ def why_not(device: Device, a: Any, b: Any, **_: Any) -> str | None:
 def rather_not(device: Device, a: Any, b: Any, **_: Any) -> str | None:
     """Why a call of few steps or columns, as in decoding, is left to others, or None."""
     del device, a
-    *_, length, width = b.shape
+    length, width = b.shape[-2:]
     if length < STEPS:
         return f"a tile has {STEPS} steps, b has {length}"
     return f"rows of {width} columns, fewer than {LANES}, have not been timed" if width < LANES else None

@@ -15,19 +15,18 @@ MODES = 16
 """Modes per channel; fewer are filled up with modes of no weight."""
 
 
-TIMED_ANY_LENGTH = False
-"""Whether rows whose length is no multiple of 512 were timed on an H200, with their `gpu` tests passed: if not, the
-kernel takes them by name only."""
-
 TIMED_PACKED = False
-"""The same of packed rows."""
+"""Whether packed rows were timed on an H200, with their `gpu` tests passed: if not, they are taken by name only."""
+
+IN_PLACE = False
+"""The same of rows that are no multiple of 512 steps, convolved where they lie: if not, they are copied and padded."""
 
 BOX = 8 * CHUNK
 """Steps of the smallest box that the copy engine moves of a row cut off from its neighbours."""
 
 
 def is_in_whole_boxes(length: int) -> bool:
-    """Whether rows of this length are matrices of chunks as they lie in memory; else `_conv.flat_rows` finds them."""
+    """Whether rows of this length are matrices of chunks as they lie in memory."""
     return length % BOX == 0
 
 
@@ -55,10 +54,6 @@ def why_not(
     return None
 
 
-def rather_not(device: Device, x: Any, *_: Any, segment_ids: Any = None, **__: Any) -> str | None:
+def rather_not(*_: Any, segment_ids: Any = None, **__: Any) -> str | None:
     """Why the kernel is passed over where it can run, or None."""
-    if segment_ids is not None:
-        return None if TIMED_PACKED else "packed rows have not been timed in it"
-    if not TIMED_ANY_LENGTH and not is_in_whole_boxes(x.shape[2]):
-        return f"rows of {x.shape[2]} steps, no multiple of {BOX}, have not been timed in it"
-    return None
+    return None if segment_ids is None or TIMED_PACKED else "packed rows have not been timed in it"
