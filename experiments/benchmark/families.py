@@ -122,7 +122,7 @@ def _read_domains(file: Path, parts: int) -> list[tuple[str, str]]:
     from jaxblt.data.sources.files import read_all
 
     found = []
-    for record in read_all(file).decode("ascii").split(">")[1:]:
+    for record in f"\n{read_all(file).decode('ascii')}".split("\n>")[1:]:
         header, *lines = record.splitlines()
         said = header.split()[1:2]
         if not said or said[0].count(".") != 3:

@@ -26,6 +26,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("The train step of `books`", _tables.steps),
     ("Longer contexts", _tables.context),
     ("Recall", _tables.recall),
+    ("Promoters", _tables.promoters),
     ("Operations", _tables.operations),
     ("FlexAttention as a peer", _tables.peers),
     ("Partial attention", _tables.attention_parts),
