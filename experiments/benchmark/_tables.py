@@ -114,12 +114,12 @@ def _interval(value: Figures) -> str:
 def recall(folder: Folder) -> str:
     """Pairs that small models recall, by mixer."""
     files = [found for name, found in folder.items() if name == "recall" or name.startswith("recall_")]
-    head = ("mixer", "pairs", "seed", "right", "always the commonest", "parameters", "steps", "seconds")
+    head = ("mixer", "pairs", "seed", "right", "always the commonest", "parameters", "steps")
     rows = [
         (
             *(f"`{run['mixer']}`", str(run["pairs"]), str(run["seed"])),
             *(f"{100 * run['accuracy']:.2f} %", percent(found["majority"][str(run["pairs"])])),
-            *(count(run["parameters"]), count(run["steps"]), f"{run['seconds']:.0f}"),
+            *(count(run["parameters"]), count(run["steps"])),
         )
         for found in files
         for run in found["runs"]
