@@ -81,6 +81,8 @@ class LowRank(nn.Module):
         if given == lead + summed and result == lead + new:
             rows = x.reshape(*x.shape[:TOKENS], -1).astype(self.dtype)
             matrices = down.reshape(-1, self.rank), up.reshape(self.rank, -1)
+            if code is not None:  # a governor makes one for all tokens where there is none
+                code = jnp.broadcast_to(code, (*rows.shape[:TOKENS], code.shape[-1]))
             y = routed_lora(rows, None, *matrices, code, scale=self.scale)
             return y.reshape(*x.shape[:TOKENS], *up.shape[1:])
         z = jnp.einsum(

@@ -42,7 +42,7 @@ def run_edges(
     assert lengths is not None
     assert not reverse
     lengths = lengths[..., None]
-    since = jnp.maximum((steps - CHUNK + 1).astype(jnp.float32) + lengths, 0)
+    since = jnp.maximum((steps - CHUNK + 1).astype(jnp.float32)[None, None] + lengths, 0)
     decays = jnp.exp(log_poles[None, :, :, None] * since[:, :, None])
     y += jnp.sum((residues[None] * state)[..., None] * decays, 2)
     return y, left + jnp.exp(log_poles[None] * lengths) * state

@@ -22,7 +22,9 @@ def write_domains(folder: Path, count: int = 60) -> Path:
         label, word = list(words.items())[i % 3]
         letters = "".join(RESIDUES[k] for k in rng.integers(0, 17, 24))
         place = rng.integers(0, 20)
-        lines.append(f">d{i} {label} (A:) 3'->5' Domain {{Species}}\n{letters[:place]}\n{word}{letters[place:]}\n")
+        lines.append(
+            f">d{i} {label} (A:) 3'->5' Domain {{Species}}\n{letters[:place]}\n{word}{letters[place:]}\n"
+        )
     (folder / "domains.fa").write_text("".join(lines))
     return folder / "domains.fa"
 

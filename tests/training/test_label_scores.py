@@ -9,6 +9,7 @@ from scipy import stats
 from sklearn import metrics
 
 from jaxblt.data.batch import Batch
+from jaxblt.training.evaluate import ROWS as GATHERED
 from jaxblt.training.evaluate import Collected, _add
 from jaxblt.training.objectives import Classify, ClassifyPositions, Regress
 from jaxblt.training.state import start
@@ -25,7 +26,7 @@ def batch_of(labels, held):
 def figures_of(objective, logits, batches):
     """As an evaluation makes them, batch by batch."""
     found, state = Collected(), start({}, optax.identity())
-    step = jax.jit(lambda x, batch: {**objective.sums(x, batch), "rows": rows_of(objective, x, batch)})
+    step = jax.jit(lambda x, batch: {**objective.sums(x, batch), GATHERED: rows_of(objective, x, batch)})
     for index, (x, batch) in enumerate(zip(logits, batches, strict=True)):
         _add(found, index, step(jnp.asarray(x), batch), state)
     return found.figures(objective)

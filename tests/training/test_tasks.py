@@ -44,9 +44,15 @@ def test_a_model_needs_an_id_for_everything_the_task_shows():
     assert replace(tiny_recipe(model=TinyConfig(vocab_size=1004)), data=data).data.vocab_size == 1004
 
 
-@pytest.mark.parametrize("name", ["mqar", "copy", "parity", "listops", "babi"])
-def test_recipes_of_tasks_are_stored_under_short_names(name):
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        *((name, name) for name in ("mqar", "copy", "parity", "babi")),
+        *(("listops", "listops_files"), ("imdb", "text_labels")),
+    ],
+)
+def test_recipes_of_tasks_are_stored_under_short_names(name, task):
     text = configs.get(name).to_json()
     assert Recipe.from_json(text) == configs.get(name)
     assert '"class": "task_data"' in text
-    assert f'"class": "{name}"' in text
+    assert f'"class": "{task}"' in text
