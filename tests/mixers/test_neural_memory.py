@@ -114,7 +114,7 @@ def test_heads_that_do_not_divide_the_devices_are_refused() -> None:
 
 def test_the_state_of_another_config_is_refused() -> None:
     state = init_state(MEMORY, 3, capacity=24)
-    for change in ({"chunk_size": 8}, {"depth": 2}, {"head_dim": 4}):
+    for change in ({"chunk_size": 8}, {"depth": 2}, {"head_dim": 2}):
         module = dataclasses.replace(MEMORY, **change).build()
         given = jax.ShapeDtypeStruct((3, 2, 8), jnp.float32)
         with pytest.raises(ValueError, match="make it by init_state of the same config"):
