@@ -3,6 +3,10 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -75,6 +79,20 @@ def test_entries_mean_what_peft_means(folder):
                 tree = tree[name]
             kernels.append(np.asarray(tree["kernel"]).reshape(a.shape[1], -1))
         np.testing.assert_allclose(kernels[1] - kernels[0], 6.0 / rank * (b @ a).T, atol=1e-5)
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
+def test_peft_reads_what_is_written_and_is_read(folder, tmp_path):
+    """PEFT adds (alpha / r) B A to a base of zeros, and the copy that it writes comes back bit for bit."""
+    script = Path(__file__).with_name("merged_by_peft.py")
+    subprocess.run([sys.executable, script, folder, tmp_path], check=True, timeout=300)
+    arrays, merged = load_file(folder / WEIGHTS), load_file(tmp_path / "merged.safetensors")
+    assert len(merged) == len(arrays) / 2
+    for name, weight in merged.items():
+        a, b = (arrays[f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight"] for part in "AB")
+        np.testing.assert_allclose(weight, 6.0 / len(a) * (b @ a), atol=1e-5)
+    found = load_peft(tmp_path / "again", CONFIG_OF, base_hash="a" * 64)
+    jax.tree.map(np.testing.assert_array_equal, found, split_params(PARAMS)[1])
 
 
 def test_a_routed_adapter_is_written_at_a_code(tmp_path):
