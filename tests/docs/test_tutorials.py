@@ -14,7 +14,7 @@ from tests.docs.documents import PAGES, ROOT, blocks, name_of
 TUTORIALS = ROOT / "docs" / "tutorials"
 TRAINS = "from-pytorch.md"
 READ_A_RUN = {"own-text.md": "runs/my_text", "own-genome.md": "runs/genome", "variants.md": "runs/genome"}
-WITHOUT_PYTHON = {"million-bytes.md"}
+WITHOUT_PYTHON = {"million-bytes.md", "promoters.md"}
 
 
 def run_blocks(name: str) -> dict[str, Any]:

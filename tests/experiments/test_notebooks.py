@@ -50,7 +50,7 @@ def test_outputs_are_committed(path):
 
 
 def test_every_answer_has_a_notebook():
-    assert {"quickstart", *ANSWERS} <= {path.stem for path in NOTEBOOKS}
+    assert {"quickstart", "finetune", *ANSWERS} <= {path.stem for path in NOTEBOOKS}
 
 
 @pytest.fixture
