@@ -18,10 +18,12 @@ SHAPES = {
         "h32_d128_32k",
         "h32_d128_4k",
         "h32_d128_256k",
+        "decode_64",
     ),
     "gated_linear_attention": (
         *("mamba2_2b_8k", "gla_1b_8k", "gsa_1b_write_8k"),
         *("gsa_1b_read_8k", "h32_d128_8k", "h32_d128_64k", "h32_d128_gla_8k"),
+        *("decode_64", "decode_64_key"),
     ),
     "hash_embedding": ("d512_8k", "blt_d1024_8k"),
     "linear_scan": (

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels._linear_state import step
 from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
 from pallas_kernels._linear_state.jla import rather_not_short
 from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla, why_not
@@ -13,9 +14,19 @@ from pallas_kernels.gated_delta_rule.reference import gated_delta_rule_reference
 from pallas_kernels.gated_delta_rule.xla import gated_delta_rule_xla
 
 OP = "gated_delta_rule"
+
+
+def _mosaic_gpu_step(*args: Any, **options: Any) -> Any:
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.gated_delta_rule.mosaic_gpu_step import gated_delta_rule_step
+
+    return gated_delta_rule_step(*args, **options)
+
+
 TABLE = (
     Implementation("jla", gated_delta_rule_jla, why_not, rather_not_short),
     Implementation("xla", gated_delta_rule_xla),
+    Implementation("mosaic_gpu_step", _mosaic_gpu_step, step.why_not),
     Implementation("reference", gated_delta_rule_reference),
 )
 """Implementations of the operation, fastest first."""
@@ -33,7 +44,7 @@ def gated_delta_rule(
     output_final_state: bool = False,
     scale: float | None = None,
     chunk_size: int = 64,
-    implementation: Literal["jla", "xla", "reference"] | None = None,
+    implementation: Literal["jla", "xla", "mosaic_gpu_step", "reference"] | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Linear attention that replaces what its state holds at a key, in linear time.
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
+from pallas_kernels._linear_state.decode_bench import decode_plan
 from pallas_kernels._measure import Case
 from pallas_kernels.gated_delta_rule.api import TABLE, gated_delta_rule
 from pallas_kernels.gated_delta_rule.shapes import SHAPES, DeltaRuleShape
@@ -33,8 +34,13 @@ def arrays(shape: DeltaRuleShape) -> dict[str, Any]:
 
 
 def plan(shape: DeltaRuleShape, *, chunk_size: int = CHUNK) -> Plan:
-    """The kernels that run here against XLA, or XLA against a loop over chunks; all checked against XLA in fp32."""
+    """The kernels that run here against XLA, or XLA against a loop over chunks; all checked against XLA in fp32.
+
+    One step is timed with a state, see `decode_plan`.
+    """
     given = arrays(shape)
+    if shape.length == 1:
+        return decode_plan(gated_delta_rule, TABLE, given)
     args = tuple(given[name] for name in NAMES)
     xla, width = Case("xla", partial(_call, "xla", chunk_size), args), shape.keys + shape.values
     kernels = [
@@ -84,4 +90,4 @@ def _loop(chunk_size: int, *args: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(benchmark("gated_delta_rule", [shape for shape in SHAPES if shape.length > 1], plan))
+    print(benchmark("gated_delta_rule", SHAPES, plan))

@@ -25,5 +25,6 @@ SHAPES = (
     DeltaRuleShape("h32_d128_4k", 8, 4096, 32, 32, 128, 128),
     DeltaRuleShape("h32_d128_256k", 1, 262_144, 32, 32, 128, 128),
     # Decoding.
+    DeltaRuleShape("decode_64", 64, 1, 32, 32, 128, 128),
     DeltaRuleShape("qwen3_next_decode", 32, 1, 32, 16, 128, 128),
 )

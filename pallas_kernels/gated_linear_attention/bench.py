@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
+from pallas_kernels._linear_state.decode_bench import decode_plan
 from pallas_kernels._measure import Case
 from pallas_kernels.gated_linear_attention.api import TABLE, gated_linear_attention
 from pallas_kernels.gated_linear_attention.shapes import SHAPES, LinearAttentionShape
@@ -35,8 +36,13 @@ def arrays(shape: LinearAttentionShape) -> dict[str, Any]:
 
 
 def plan(shape: LinearAttentionShape, *, chunk_size: int = CHUNK) -> Plan:
-    """The kernels that run here against XLA, or XLA against a loop over chunks; all checked against XLA in fp32."""
+    """The kernels that run here against XLA, or XLA against a loop over chunks; all checked against XLA in fp32.
+
+    One step is timed with a state, see `decode_plan`.
+    """
     given = arrays(shape)
+    if shape.length == 1:
+        return decode_plan(gated_linear_attention, TABLE, given)
     names, args = tuple(given), tuple(given.values())
     xla = Case("xla", partial(_call, "xla", names, chunk_size), args)
     kernels = [
@@ -85,4 +91,4 @@ def _loop(names: tuple[str, ...], chunk_size: int, *args: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(benchmark("gated_linear_attention", [shape for shape in SHAPES if shape.length > 1], plan))
+    print(benchmark("gated_linear_attention", SHAPES, plan))

@@ -279,13 +279,12 @@ def _by_key(shared: Shared, keys: list[Any], values: list[Any], worker: Any, cal
         dq.append((i, pair[0]))
         dk.append((i, gates[0]))
         dgate.append((i, gate))
-    _, upper, other = _exchange(scores * call.scale, shared, worker, masks, call)
+    lower = _exchange(scores * call.scale, shared, worker, masks, call)
     found = []
     for j in values:
         decayed = [(shared.k.at[i], shared.behind.at[i, j]) for i in all_keys]
         place = shared.do.at[j]
-        read_back = [(upper, place), *([(other.T, place)] if other is not None else [])]
-        found.append(multiply([*read_back, *decayed], call))
+        found.append(multiply([*((x.T, place) for x in lower), *decayed], call))
     for j, x in zip(values, found, strict=True):
         shared.v.at[j][...] = x.astype(jnp.bfloat16)
     return dq, dk, [(j, shared.v.at[j]) for j in values], dgate
@@ -314,15 +313,14 @@ def _by_value(
         gates[0][...] = second.astype(jnp.bfloat16)
         dv.append((j, gates[0]))
         dgate.append((j, gate))
-    lower, upper, other = _exchange(scores, shared, worker, masks, call)
+    lower = _exchange(scores, shared, worker, masks, call)
     dq, dk = [], []
     for i in keys:
         reading = [(shared.do.at[j], shared.before.at[i, j].T) for j in all_values]
         writing = [(shared.v.at[j], shared.behind.at[i, j].T) for j in all_values]
         place_q, place_k = shared.q.at[i], shared.k.at[i]
-        mixed = [(lower, place_k), *([(other, place_k)] if other is not None else [])]
-        turned = [(upper, place_q), *([(other.T, place_q)] if other is not None else [])]
-        first, second = multiply([*mixed, *reading], call), multiply([*turned, *writing], call)
+        first = multiply([*((x, place_k) for x in lower), *reading], call)
+        second = multiply([*((x.T, place_q) for x in lower), *writing], call)
         plgpu.commit_smem()  # All threads' products have read the places that are written next.
         place_q[...], place_k[...] = first.astype(jnp.bfloat16), second.astype(jnp.bfloat16)
         dq.append((i, place_q))
@@ -330,21 +328,17 @@ def _by_value(
     return dq, dk, dv, dgate
 
 
-def _exchange(scores: Tile, shared: Shared, worker: Any, masks: Pairs, call: Call) -> tuple[Tile, Tile, Any]:
-    """Scores over this warpgroup's channels, as they are and transposed; and those over the other's, if there is one.
+def _exchange(scores: Tile, shared: Shared, worker: Any, masks: Pairs, call: Call) -> list[Any]:
+    """Scores below the diagonal over this warpgroup's channels, and over the other's if there is one, in shared memory.
 
     What was written to shared memory before may be read after.
     """
-    lower, upper = (jnp.where(x, scores, 0.0) for x in (~masks.behind(), masks.column >= masks.row))
-    upper, other = upper.astype(jnp.bfloat16), None
-    if _warpgroups(call) > 1:
-        store(shared.scores.at[worker], lower)
-        plgpu.barrier_arrive(shared.joint)
-        plgpu.barrier_wait(shared.joint)
-        other = shared.scores.at[1 - worker]
-    else:
-        plgpu.commit_smem()
-    return lower.astype(jnp.bfloat16), upper, other
+    store(shared.scores.at[worker], jnp.where(masks.behind(), 0.0, scores))
+    if _warpgroups(call) == 1:
+        return [shared.scores.at[worker]]
+    plgpu.barrier_arrive(shared.joint)
+    plgpu.barrier_wait(shared.joint)
+    return [shared.scores.at[worker], shared.scores.at[1 - worker]]
 
 
 def _decayed(
@@ -367,18 +361,20 @@ def _decayed(
     turned = Pairs(masks.column, masks.row)
     a, b = (lambda: read(pair[0]) * factor), (lambda: read(pair[1]))
 
-    def add_gate(place: Any, steps: Any, x: Tile, gate: Tile) -> Tile:
-        store(place, x)
-        return multiply([(ones(steps), place)], call, gate)
+    def add_gate(steps: Any, x: Tile, gate: Tile) -> Tile:
+        store(spare.at[1], ones(steps))
+        store(spare.at[0], x)
+        return multiply([(spare.at[1], spare.at[0])], call, gate)
 
     def add(level: Array, found: tuple[Tile, ...]) -> tuple[Tile, ...]:
         da, db, scores, gate = found
         second, apart = masks.is_second(level), masks.apart(level) | turned.apart(level)
-        decays = decay(ones(masks.to_middle(level)), gates, call)
+        decays = decay(masks.to_middle(level), gates, spare.at[1], call)
+        spare[1] = jnp.where(apart, both, jnp.zeros((), both.dtype))
         store(spare.at[0], jnp.where(second, a(), b()) * decays)
-        reached = multiply([(jnp.where(apart, both, jnp.zeros((), both.dtype)), spare.at[0])], call)
+        reached = multiply([(spare.at[1], spare.at[0])], call)
         scores = scores + jnp.where(apart, multiply([(spare.at[0], spare.at[0].T)], call), 0.0)
-        gate = add_gate(spare.at[1], turned.to_middle(level), read(spare.at[0]) * reached, gate)
+        gate = add_gate(turned.to_middle(level), read(spare.at[0]) * reached, gate)
         reached = reached * decays
         return da + jnp.where(second, reached, 0.0), db + jnp.where(second, 0.0, reached), scores, gate
 
@@ -386,15 +382,12 @@ def _decayed(
     found = (diagonal * b(), diagonal * a(), scores, zeros())
     da, db, scores, gate = lax.fori_loop(0, LEVELS, add, found)
     ends = []
-    for place, side, steps, x, product in (
-        (spare.at[0], a, "until", da, products[0]),
-        (spare.at[1], b, "behind", db, products[1]),
-    ):
-        decays, reached = decay(ones(getattr(masks, steps)()), gates, call), product()
+    for side, steps, x, product in ((a, "until", da, products[0]), (b, "behind", db, products[1])):
+        decays, reached = decay(getattr(masks, steps)(), gates, spare.at[1], call), product()
         decayed = side() * decays
-        gate = add_gate(place, getattr(turned, steps)(), decayed * reached, gate)
+        gate = add_gate(getattr(turned, steps)(), decayed * reached, gate)
         ends.append((x + decays * reached, decayed))
     (da, first), (db, second) = ends
     pair[0][...], pair[1][...] = first.astype(jnp.bfloat16), second.astype(jnp.bfloat16)
-    total = jnp.where(masks.same(), products[2](), 0.0) * decay(ones(), gates, call)
-    return da, db, scores, add_gate(spare.at[0], None, total, gate)
+    total = jnp.where(masks.same(), products[2](), 0.0) * decay(None, gates, spare.at[1], call)
+    return da, db, scores, add_gate(None, total, gate)

@@ -41,7 +41,6 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     feed,
     load_state,
     multiply,
-    ones,
     pairs,
     read,
     spread,
@@ -67,7 +66,7 @@ class Shared(NamedTuple):
     Attributes:
       stage: what is copied, with a leading axis of chunks under way.
       there, free: when it is, and when it may be overwritten.
-      spare: two tiles of each warpgroup.
+      spare: two tiles of each warpgroup: a right operand of a product; a left one, or outputs on their way.
       states: what each warpgroup reads from.
       joint: both warpgroups have written their scores, or read those of the other.
     """
@@ -232,18 +231,17 @@ def _by_key(shared: Shared, step: Array, state: State, call: Call) -> tuple[Tile
         tile = [ref.at[slot, i] for ref in (shared.stage.q, shared.stage.k)]
         own = [gate.at[slot, i] for gate in shared.stage.gates]
         scores = scores + _scores_by_key(tile, own, spare, masks, call)
-    weighed = [(scores.astype(jnp.bfloat16), v)]
+    store(spare.at[0], scores)
+    weighed = [(spare.at[0], v)]
     if split:
-        store(spare.at[0], scores)
         plgpu.barrier_arrive(shared.joint)
         plgpu.barrier_wait(shared.joint)
         weighed.append((shared.spare.at[1 - worker, 0], v))
-    else:
-        plgpu.commit_smem()
     out = multiply([*zip(q, states, strict=True), *weighed], call)
     if split:
         plgpu.barrier_arrive(shared.joint)
-    state = tuple(part * spread(total_by_row(x, masks, call)) for part, x in zip(state, gates, strict=True))
+    totals = [spread(total_by_row(x, masks, spare.at[1], call)) for x in gates]
+    state = tuple(part * total for part, total in zip(state, totals, strict=True))
     state = _written(k, v, state, call)
     if split:
         plgpu.barrier_wait(shared.joint)
@@ -255,14 +253,13 @@ def _scores_by_key(tile: list[Any], gates: list[Any], spare: Any, masks: Pairs, 
     scores = jnp.where(masks.same(), spread((read(tile[0]) * read(tile[1])).sum(axis=1)), 0.0)
 
     def add(level: Array, scores: Tile) -> Tile:
-        place = spare.at[level % 2]
-        halves = jnp.where(masks.is_second(level), read(tile[0]), read(tile[1]))
-        store(place, halves * decay(ones(masks.to_middle(level)), gates, call))
-        return scores + jnp.where(masks.apart(level), multiply([(place, place.T)], call), 0.0)
+        decays = decay(masks.to_middle(level), gates, spare.at[1], call)
+        store(spare.at[0], jnp.where(masks.is_second(level), read(tile[0]), read(tile[1])) * decays)
+        return scores + jnp.where(masks.apart(level), multiply([(spare.at[0], spare.at[0].T)], call), 0.0)
 
     scores = lax.fori_loop(0, LEVELS, add, scores)
     for ref, steps in zip(tile, (masks.until(), masks.behind()), strict=True):
-        ref[...] = (read(ref) * decay(ones(steps), gates, call)).astype(jnp.bfloat16)
+        ref[...] = (read(ref) * decay(steps, gates, spare.at[1], call)).astype(jnp.bfloat16)
     return scores
 
 
@@ -270,17 +267,17 @@ def _by_value(shared: Shared, step: Array, state: State, call: Call) -> tuple[Ti
     q, k, v, states, spare = _places(shared, step, call)
     gates = [gate.at[step % STAGES, lax.axis_index("warpgroup")] for gate in shared.stage.gates]
     masks, scores = pairs(), _scores(q, k, call)
-    out = multiply(list(zip(q, states, strict=True)), call) * decay(ones(masks.until()), gates, call)
+    out = multiply(list(zip(q, states, strict=True)), call) * decay(masks.until(), gates, spare.at[1], call)
     out = out + spread(jnp.where(masks.same(), scores, 0.0).sum(axis=1)) * read(v)
     scores = scores.astype(jnp.bfloat16)
 
     def add(level: Array, out: Tile) -> Tile:
-        decays, written = decay(ones(masks.to_middle(level)), gates, call), spare.at[level % 2]
-        store(written, decays * read(v))
-        lower = jnp.where(masks.apart(level), scores, jnp.zeros((), scores.dtype))
-        return out + decays * multiply([(lower, written)], call)
+        decays = decay(masks.to_middle(level), gates, spare.at[1], call)
+        spare[1] = jnp.where(masks.apart(level), scores, jnp.zeros((), scores.dtype))
+        store(spare.at[0], decays * read(v))
+        return out + decays * multiply([(spare.at[1], spare.at[0])], call)
 
     out = lax.fori_loop(0, LEVELS, add, out)
-    store(spare.at[0], read(v) * decay(ones(masks.behind()), gates, call))
-    total = decay(ones(), gates, call)
+    total, rest = (decay(steps, gates, spare.at[1], call) for steps in (None, masks.behind()))
+    store(spare.at[0], read(v) * rest)
     return out, _written(k, spare.at[0], [part * total for part in state], call)

@@ -28,7 +28,6 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     feed,
     load_state,
     multiply,
-    ones,
     pairs,
     read,
     spread,
@@ -39,7 +38,10 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
 
 
 class Shared(NamedTuple):
-    """Shared memory of a program: what is copied, when it is there and free, what is multiplied, what is written."""
+    """Shared memory of a program: what is copied, when it is there and free, what is multiplied, what is written.
+
+    The last of a warpgroup's three spare tiles has left operands of the sums of gates.
+    """
 
     left: Any
     right: Any
@@ -172,17 +174,17 @@ def _pass(shared: Shared, slot: Array, state: State, call: Call, reverse: bool) 
     if call.gate == "key":
         channels = [[gate.at[slot, i] for gate in shared.gates] for i in range(call.keys)]
         for i, gates in enumerate(channels):
-            spare[i] = (read(left[i]) * factor * decay(ones(steps), gates, call)).astype(jnp.bfloat16)
+            spare[i] = (read(left[i]) * factor * decay(steps, gates, spare.at[2], call)).astype(jnp.bfloat16)
         plgpu.commit_smem()
         left = [spare.at[i] for i in range(call.keys)]
-        totals = [spread(total_by_row(gates, masks, call)) for gates in channels]
+        totals = [spread(total_by_row(gates, masks, spare.at[2], call)) for gates in channels]
     else:
         if call.gate == "head":
             sums, rest = (ref.at[slot] for ref in shared.gates)
             weights, total = spread(jnp.exp2(by_row(sums if reverse else rest))), jnp.exp2(sums[PIECE - 1])
         else:
             gates = [gate.at[slot, worker] for gate in shared.gates]
-            weights, total = decay(ones(steps), gates, call), decay(ones(), gates, call)
+            weights, total = (decay(x, gates, spare.at[2], call) for x in (steps, None))
         store(spare.at[0], read(right) * factor * weights)
         right, totals = spare.at[0], [total] * call.keys
     return tuple(

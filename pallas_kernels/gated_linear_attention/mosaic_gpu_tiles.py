@@ -202,14 +202,18 @@ def ones(where: Bool[Array, "64 64"] | None = None) -> Tile:
     return jnp.where(where, zeros() + 1.0, 0.0).astype(jnp.bfloat16)
 
 
-def decay(steps: Tile, gates: Sequence[Any], call: Call) -> Tile:
-    """2^(sum of the gates, in shared memory, over the steps that each row has ones at)."""
-    return jnp.exp2(multiply([(steps, gate) for gate in gates], call))
+def decay(steps: Bool[Array, "64 64"] | None, gates: Sequence[Any], place: Any, call: Call) -> Tile:
+    """2^(sum of the gates, in shared memory, over the steps that each row has; all if None).
+
+    The row of ones goes through shared memory, to `place`: see docs/notes/mosaic-gpu.md on left operands in registers.
+    """
+    store(place, ones(steps))
+    return jnp.exp2(multiply([(place, gate) for gate in gates], call))
 
 
-def total_by_row(gates: Sequence[Any], masks: Pairs, call: Call) -> Float[Array, "64"]:
+def total_by_row(gates: Sequence[Any], masks: Pairs, place: Any, call: Call) -> Float[Array, "64"]:
     """Decay of a chunk by key channel. All rows of the product are the same: the diagonal has one to a row."""
-    return jnp.where(masks.same(), decay(ones(), gates, call), 0.0).sum(axis=1)
+    return jnp.where(masks.same(), decay(None, gates, place, call), 0.0).sum(axis=1)
 
 
 def store(ref: Any, x: Tile) -> None:

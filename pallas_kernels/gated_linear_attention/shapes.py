@@ -31,5 +31,7 @@ SHAPES = (
     LinearAttentionShape("h32_d128_64k", 1, 65536, 32, 32, 128, 128),
     LinearAttentionShape("h32_d128_gla_8k", 8, 8192, 32, 32, 128, 128, "key"),
     # Decoding.
+    LinearAttentionShape("decode_64", 64, 1, 32, 32, 128, 128),
+    LinearAttentionShape("decode_64_key", 64, 1, 32, 32, 128, 128, "key"),
     LinearAttentionShape("mamba2_2b_decode", 32, 1, 80, 1, 128, 64),
 )

@@ -13,8 +13,10 @@ from pallas_kernels.attention import masks, mosaic_gpu_partial, mosaic_gpu_parti
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
+from pallas_kernels.gated_delta_rule.mosaic_gpu_step import gated_delta_rule_step
 from pallas_kernels.gated_linear_attention import shapes as linear_shapes
 from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
+from pallas_kernels.gated_linear_attention.mosaic_gpu_step import gated_linear_attention_step
 from pallas_kernels.linear_scan import shapes as scan_shapes
 from pallas_kernels.linear_scan.mosaic_gpu import linear_scan_mosaic_gpu
 from pallas_kernels.modal_conv import hopper as modal_hopper
@@ -118,6 +120,27 @@ def _gated_linear_attention() -> Iterator[Program]:
     for name, arrays in calls.items():
         yield Program(f"{op}/{name}", _forward_and_gradients(run), (arrays["v"], arrays))
     yield from _transformed(op, run, streams | {"log_key_gate": gate})
+
+
+def _linear_steps() -> Iterator[Program]:
+    """Decoding with each kind of gate and by the delta rule; the latter under vmap and on four devices too."""
+    shape = next(shape for shape in linear_shapes.SHAPES if shape.name == "decode_64")
+    x = jax.ShapeDtypeStruct((shape.batch, 1, shape.heads, shape.keys), jnp.bfloat16)
+    gate, channels = (jax.ShapeDtypeStruct(s, jnp.float32) for s in (x.shape[:3], x.shape))
+    state = jax.ShapeDtypeStruct((shape.batch, shape.heads, shape.keys, shape.values), jnp.float32)
+    streams = {"q": x, "k": x, "v": x, "initial_state": state}
+    run = partial(gated_linear_attention_step, output_final_state=True)
+    for name, kind in (("log_gate", gate), ("log_key_gate", channels), ("log_value_gate", channels)):
+        arrays = streams | {name: kind}
+        yield Program(f"gated_linear_attention/step_{name}", lambda arrays: run(**arrays), (arrays,))
+    delta = partial(gated_delta_rule_step, output_final_state=True)
+    arrays = streams | {"beta": gate, "log_gate": gate}
+    yield Program("gated_delta_rule/step", lambda arrays: delta(**arrays), (arrays,))
+    stacked = {name: jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for name, a in arrays.items()}
+    yield Program("gated_delta_rule/step_vmap", jax.vmap(lambda arrays: delta(**arrays)), (stacked,))
+    specs = dict.fromkeys(arrays, P(AXIS))
+    split = jax.shard_map(lambda arrays: delta(**arrays), in_specs=(specs,), out_specs=P(AXIS))
+    yield Program("gated_delta_rule/step_shard_map", split, (arrays,), devices=4)
 
 
 def _linear_scan() -> Iterator[Program]:
@@ -251,6 +274,7 @@ PROGRAMS: tuple[Program, ...] = (
     *_attention(),
     *_blocked_conv(),
     *_gated_linear_attention(),
+    *_linear_steps(),
     *_linear_scan(),
     *_modal_conv(),
     *_patch_attention(),

@@ -251,3 +251,9 @@ def test_shapes_of_real_models_are_accepted(shape: LinearAttentionShape) -> None
 def test_the_benchmark_passes_its_gate() -> None:
     shape = LinearAttentionShape("tiny", 1, 16, 1, 1, 2, 2, "head")
     assert set(check(bench.plan(shape, chunk_size=4), jax.random.key(0))) == {"plain", "xla"}
+
+
+def test_the_benchmark_of_one_step_passes_its_gate() -> None:
+    plan = bench.plan(LinearAttentionShape("tiny", 2, 1, 2, 1, 2, 4, "key"))
+    assert set(check(plan, jax.random.key(0))) == {"xla", "reference"}
+    assert plan.work["forward"].bytes_moved >= 2 * 4 * (2 * 2 * 2 * 4)
