@@ -3,8 +3,7 @@
 Time is cut into turns of Q tokens, and a turn into halves, quarters and so on down to blocks of `NEAR` tokens:
 
   - A turn begins with what all inputs before it add to its Q outputs, one transform.
-  - Where the first half of a block of 2s tokens ends, what its s inputs add to the s outputs of the second half is added
-    to the outputs to come.
+  - Where the first half of a block of 2s tokens ends, its s inputs are convolved for the s outputs of the second half.
   - Inputs of the last, open block of `NEAR` tokens are multiplied by their taps at each token.
 
 Two steps of a turn lie in the two halves of exactly one block, or in one block of `NEAR`. So each pair counts once,
@@ -100,14 +99,17 @@ class Doubling:
         # Nothing of the size of the state moves in a call in which no row ends a block.
         state = jax.lax.cond(jnp.any(due), self._joined, lambda due, begins, state: state, due, begins, state)
         u = marks.inputs(jnp.moveaxis(u, 2, 1))[:, 0]
-        written = jnp.where(rows(takes, u), u.astype(state.past.dtype), _at(state.past, state.place, 1)[..., 0])
+        written = jnp.where(
+            rows(takes, u), u.astype(state.past.dtype), _at(state.past, state.place, 1)[..., 0]
+        )
         state = state.replace(past=_put(state.past, written[..., None], state.place))
-        y = _at(state.coming, state.place % state.turn, 1)[..., 0] + self._near(state) + self.bias * u
+        y = _at(state.coming, state.place % state.turn, 1)[..., 0] + self.near(state)
+        y = y + self.bias[None] * u.astype(jnp.float32)
         y = jnp.moveaxis(marks.inputs(y[:, None]), 1, 2).astype(u.dtype)
         place = jnp.where(takes, (state.place + 1) % state.past.shape[-1], state.place)
         return y, state.replace(place=place)
 
-    def _near(self, state: DoublingState) -> Float[Array, "B D"]:
+    def near(self, state: DoublingState) -> Float[Array, "B D"]:
         """What the open block of inputs adds to the output at the last of them."""
         size = min(NEAR, state.turn)
         last = state.place % size
@@ -115,27 +117,29 @@ class Doubling:
         near = jnp.flip(self.taps[:, :size], -1)
         # Zeros behind lag 0 meet what the ring holds behind the last input.
         near = jnp.pad(near, ((0, 0), (size - near.shape[1], size - 1))).astype(jnp.float32)
-        taps = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(near, start, size, axis=-1))(size - 1 - last)
+        taps = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(near, start, size, axis=-1))(
+            size - 1 - last
+        )
         return jnp.einsum("bdc,bdc->bd", block, taps, precision=jax.lax.Precision.HIGHEST)
 
     def _joined(self, due: Bool[Array, "B"], begins: Bool[Array, "B"], state: DoublingState) -> DoublingState:
         """The state with the blocks that end before the next token, in the rows that are due."""
         state = state.replace(past=jnp.where(rows(begins, state.past), 0, state.past))
         at = state.place % state.turn
-        state = _where_any(due & (at == 0), self._begin_turn, state)
+        state = _where_any(due & (at == 0), self.begin_turn, state)
         size = NEAR
         while size < state.turn:
             ends = due & (at % (2 * size) == size)
-            state = _where_any(ends, lambda ends, state, size=size: self._join(size, ends, state), state)
+            state = _where_any(ends, lambda ends, state, size=size: self.join(size, ends, state), state)
             size *= 2
         return state
 
-    def _begin_turn(self, rows_due: Bool[Array, "B"], state: DoublingState) -> DoublingState:
+    def begin_turn(self, rows_due: Bool[Array, "B"], state: DoublingState) -> DoublingState:
         """The outputs of a turn, from the whole past."""
         added = long_conv_history(state.ordered(), self.taps, steps=state.turn).astype(jnp.float32)
         return state.replace(coming=jnp.where(rows(rows_due, added), added, state.coming))
 
-    def _join(self, size: int, ends: Bool[Array, "B"], state: DoublingState) -> DoublingState:
+    def join(self, size: int, ends: Bool[Array, "B"], state: DoublingState) -> DoublingState:
         """The outputs of a turn with what the last `size` inputs add to the next `size`."""
         at = state.place % state.turn
         added = long_conv_history(_at(state.past, state.place - size, size), self.taps, steps=size)
@@ -152,6 +156,8 @@ def _at(x: Float[Array, "B D N"], start: Int[Array, "B"], size: int) -> Float[Ar
     return jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, size, axis=-1))(x, start)
 
 
-def _put(x: Float[Array, "B D N"], part: Float[Array, "B D M"], start: Int[Array, "B"]) -> Float[Array, "B D N"]:
+def _put(
+    x: Float[Array, "B D N"], part: Float[Array, "B D M"], start: Int[Array, "B"]
+) -> Float[Array, "B D N"]:
     put = lambda row, part, start: jax.lax.dynamic_update_slice_in_dim(row, part, start, axis=-1)  # noqa: E731
     return jax.vmap(put)(x, part, start)

@@ -81,7 +81,10 @@ class FiniteConv(nn.Module):
     def __call__(
         self, rows: Rows, streams: Any, carry: FilterState | None
     ) -> tuple[Float[Array, "B D T"], FilterState | None]:
-        """Outputs, and what later ones need of the inputs. Streams are v, pre_gate and post_gate (or None), [B, D, T]."""
+        """Outputs, and what later ones need of the inputs.
+
+        Streams are v, pre_gate and post_gate (or None), [B, D, T].
+        """
         if self.filter.taps > MAX_BLOCKED:
             v, pre_gate, post_gate = streams
             y, after = self._long(rows, pre_gate * v, carry)
@@ -203,7 +206,9 @@ class LongHistory:
         taps = _taps(self.filter, self.causal, self.shared, self.per_channel)
         after = joined(carry, recent(u, marks, carry.shape[-1]))
         earlier = long_conv_history(carry, taps, steps=u.shape[-1])
-        y = long_conv(u.astype(jnp.float32), taps, bias=self.bias, **options) + at_first_document(earlier, marks)
+        y = long_conv(u.astype(jnp.float32), taps, bias=self.bias, **options) + at_first_document(
+            earlier, marks
+        )
         return y.astype(u.dtype), after
 
     def _whole(self, u: Float[Array, "B D T"], options: dict[str, Any]) -> Float[Array, "B D T"]:

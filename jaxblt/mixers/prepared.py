@@ -1,6 +1,7 @@
 """Arrays of parameters alone that calls with a state would make again each time, made once for all of them."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,7 @@ from jaxtyping import Array, Float
 COLLECTION = "prepared"
 
 
-def made_once(
-    module: nn.Module, name: str, make: Callable[[], Float[Array, "..."]]
-) -> Float[Array, "..."]:
+def made_once(module: nn.Module, name: str, make: Callable[[], Float[Array, "..."]]) -> Float[Array, "..."]:
     """`make()`, or what the collection "prepared" holds for it.
 
     Call it in calls with a state only, for what no token enters. `make` reads parameters, so training goes without.
@@ -29,6 +28,18 @@ def made_once(
     if module.is_mutable_collection(COLLECTION) and not module.is_initializing():
         module.put_variable(COLLECTION, name, made)
     return made
+
+
+def prepares(config: Any) -> bool:
+    """Whether a config holds one, at any depth, with the attribute `prepares = True`: its mixer calls `made_once`."""
+    if isinstance(config, Mapping):
+        return any(map(prepares, config.values()))
+    if isinstance(config, tuple):
+        return any(map(prepares, config))
+    if not dataclasses.is_dataclass(config):
+        return False
+    parts = (getattr(config, field.name) for field in dataclasses.fields(config))
+    return getattr(config, "prepares", False) or any(map(prepares, parts))
 
 
 def prepare(module: nn.Module, variables: Any, *args: Any, method: str | None = None, **arrays: Any) -> Any:
