@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.benchmark.streamed_filter import mean_flops
 from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, doubling, init_state, prepare
-from jaxblt.mixers.doubling import NEAR, Doubling, init_doubling
+from jaxblt.mixers.doubling import Doubling, init_doubling
 from jaxblt.mixers.prepared import COLLECTION, prepares
 from jaxblt.models import StackConfig
 from jaxblt.testing import check_mixer
@@ -55,19 +56,6 @@ def test_a_filter_shorter_than_the_stream(dtype: Any, late: tuple[int, int]) -> 
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(
         lambda x: (x.shape, x.dtype), first
     )
-
-
-def mean_flops(size: int) -> float:
-    """Of a token and channel, the filter reaching `size` steps back: compiled products, by how often they run."""
-
-    def flops(call: Any) -> float:
-        return jax.jit(call).lower(core, state).compile().cost_analysis()["flops"]
-
-    core, state = Doubling(jnp.ones((1, size + 1)), jnp.ones(1)), init_doubling(1, 1, size, jnp.float32)
-    due, sizes = jnp.ones(1, bool), [NEAR << i for i in range((state.turn // NEAR).bit_length() - 1)]
-    parts = [flops(lambda core, state, size=size: core.join(size, due, state)) / (2 * size) for size in sizes]
-    turn = flops(lambda core, state: core.begin_turn(due, state)) / state.turn
-    return flops(lambda core, state: core.near(state)) + turn + sum(parts)
 
 
 def test_a_token_after_32_times_as_many_costs_less_than_four_times_as_much() -> None:
