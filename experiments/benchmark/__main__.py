@@ -33,6 +33,7 @@ BENCHMARKS = {
     "sequence_parallel": "sequence_parallel",
     "sequence_plan": "plan",
     "stack": "stack",
+    "streamed_filter": "benchmark",
     "torch_fft_conv": "benchmark",
 }
 """The function of each, in the module of its name."""

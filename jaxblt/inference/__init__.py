@@ -2,6 +2,7 @@
 
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder, teacher_force
 from jaxblt.inference.generate import generate
+from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
 from jaxblt.inference.sampling import SamplingConfig, sample
 
@@ -13,6 +14,7 @@ __all__ = [
     "generate",
     "init_decoder",
     "prefill",
+    "prepare_decoding",
     "sample",
     "teacher_force",
 ]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.mixers.prepared import COLLECTION as PREPARED
 from jaxblt.models import LanguageModel, ModelConfig
 from jaxblt.patching import PatcherConfig, init_contexts, next_entropies
 from jaxblt.validation import check_fields
@@ -50,6 +51,15 @@ class Decoder:
         """The model, which closes its patches itself."""
         return self.model.build(dtype=self.dtype, patcher=self.patcher)
 
+    def reader(self) -> LanguageModel:
+        """The entropy model."""
+        assert self.entropy is not None
+        return self.entropy.build(dtype=self.dtype)
+
+    def variables(self, params: dict[str, Any], name: str) -> dict[str, Any]:
+        """What `apply` of the "model" or the "entropy" model takes."""
+        return {"params": params[name], PREPARED: params.get(PREPARED, {}).get(name, {})}
+
     def next_entropies(
         self, params: dict[str, Any], ids: Int[Array, "B T"], state: Any, segment_ids: Int[Array, "B T"]
     ) -> tuple[Float[Array, "B T"] | None, Any]:
@@ -59,11 +69,9 @@ class Decoder:
         """
         if not self.needs_entropies:
             return None, None
-        assert self.entropy is not None
         assert self.patcher is not None
-        model = self.entropy.build(dtype=self.dtype)
-        apply = partial(model.apply, method="stream")
-        variables = {"params": params["entropy"]}
+        apply = partial(self.reader().apply, method="stream")
+        variables = self.variables(params, "entropy")
         context = self.patcher.entropy_context
         return next_entropies(apply, variables, ids, state, segment_ids, context=context)
 
@@ -80,9 +88,8 @@ def init_decoder(decoder: Decoder, batch_size: int, *, num_bytes: int) -> Decode
     """The state before the first byte, for documents of at most `num_bytes` bytes."""
     model, entropy = decoder.build().init_state(batch_size, num_bytes=num_bytes), None
     if decoder.needs_entropies:
-        assert decoder.entropy is not None
         assert decoder.patcher is not None
-        reader = decoder.entropy.build(dtype=decoder.dtype)
+        reader = decoder.reader()
         start = lambda rows, capacity: reader.init_state(rows, num_bytes=capacity)  # noqa: E731
         entropy = init_contexts(start, batch_size, num_bytes, decoder.patcher.entropy_context)
     return DecoderState(model=model, entropy=entropy)
@@ -99,7 +106,7 @@ def decode_step(
 
     Args:
       decoder: models and patcher.
-      params: {"model": ..., "entropy": ...}.
+      params: {"model": ..., "entropy": ...}, as they are or of `prepare_decoding`.
       ids: the next byte of each row.
       state: where each row stands.
       segment_ids: document of each byte; 0 leaves the row as it was.
@@ -111,7 +118,7 @@ def decode_step(
     columns = (ids[:, None], state.entropy, segment_ids[:, None])
     entropies, entropy = decoder.next_entropies(params, *columns)
     logits, closed, moved = decoder.build().apply(
-        {"params": params["model"]},
+        decoder.variables(params, "model"),
         ids,
         state.model,
         segment_ids=segment_ids,

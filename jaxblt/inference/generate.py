@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jaxblt.data.vocab import EOS, decode
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step
+from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
 from jaxblt.inference.requests import Requests, bucket, lay_out
 from jaxblt.inference.sampling import SamplingConfig, sample
@@ -100,10 +101,12 @@ def _pieces(
     """The next bytes of each row, piece after piece, until all rows have ended."""
     most, lengths = int(np.max(requests.limits)), np.asarray(requests.lengths)
     steps = min(PIECE, 1 << (most - 1).bit_length())
-    place = _begin(decoder, table.shape[1] + bucket(most), params, table, requests.lengths)
+    num_bytes = table.shape[1] + bucket(most)
+    prepared = prepare_decoding(decoder, params, rows=len(table), num_bytes=num_bytes)
+    place = _begin(decoder, num_bytes, prepared, table, requests.lengths)
     refused = None
     for start in range(0, most, steps):
-        place, piece = _advancing(place)(decoder, steps, params, requests, place, np.int32(start))
+        place, piece = _advancing(place)(decoder, steps, prepared, requests, place, np.int32(start))
         (drawn, kept, finite, refused), done = jax.device_get((piece, place.done))
         _check_finite(finite, lengths, start, params)
         yield [decode(row[here]) for row, here in zip(drawn, kept, strict=True)]

@@ -30,7 +30,7 @@ def prefill(
 
     Args:
       decoder: models and patcher.
-      params: {"model": ..., "entropy": ...}.
+      params: {"model": ..., "entropy": ...}, as they are or of `prepare_decoding`.
       ids: a prompt a row.
       segment_ids: 1 for its bytes, of which there is at least one, and 0 behind them.
       num_bytes: the most bytes that a row is to hold, its prompt included.
@@ -42,7 +42,7 @@ def prefill(
         state, logits, sound = carry
         entropies, entropy = decoder.next_entropies(params, ids, state.entropy, segments)
         latest, moved = model.apply(
-            {"params": params["model"]},
+            decoder.variables(params, "model"),
             ids,
             state.model,
             segment_ids=segments,

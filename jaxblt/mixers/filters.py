@@ -46,9 +46,10 @@ class ImplicitFilter:
     -ln(target)/slow to -ln(target)/fast and scaled to unit energy. L = reference_len, never the length of the
     input. If not causal, the same network gives h[-t] by further outputs.
 
-    Streaming keeps min(filter_len, capacity) - 1 inputs a channel, and a token costs as many multiplications a
-    channel: 32,768 taps and 768 channels are 96 MiB a row and layer in fp32. More taps than that do not stream. The
-    network is evaluated once a call (once a loop, where XLA hoists it out of a scan over tokens).
+    Streaming keeps min(filter_len, capacity) - 1 inputs a channel: 32,768 taps and 768 channels are 96 MiB a row and
+    layer in fp32. Above 512 taps it also keeps half as many outputs to come, in fp32, and a token costs O(log^2
+    filter_len) multiplications a channel in the mean. More than 32,768 taps do not stream. Calls with a state evaluate
+    the network each time, unless they are given prepared taps (`jaxblt.mixers.prepared.prepare`); `generate` does so.
 
     Attributes:
       filter_len: taps.
@@ -71,6 +72,8 @@ class ImplicitFilter:
     fast: float = 0.3
     slow: float = 1.5
     target: float = 1e-2
+
+    prepares = True
 
     def __post_init__(self) -> None:
         check_fields(self)

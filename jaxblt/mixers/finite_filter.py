@@ -10,11 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblt.layers import named
-from jaxblt.mixers.filters import FiniteFilter, ImplicitFilter
-from jaxblt.mixers.history import ShortHistory, at_first_document, joined, next_output, recent
+from jaxblt.mixers.doubling import Doubling, DoublingState, init_doubling
+from jaxblt.mixers.filters import FiniteFilter, ImplicitFilter, history_size
+from jaxblt.mixers.history import ShortHistory, at_first_document, joined, recent
 from jaxblt.mixers.implicit_taps import ImplicitTaps, evaluate
 from jaxblt.mixers.marks import Marks
+from jaxblt.mixers.prepared import made_once
 from jaxblt.mixers.sequence import Rows
+from jaxblt.parallel.islands import over_batch
 from pallas_kernels import blocked_conv as blocked
 from pallas_kernels import long_conv as long
 from pallas_kernels.blocked_conv import blocked_conv
@@ -35,10 +38,29 @@ def finite_op(filter: FiniteFilter) -> tuple[str, tuple[Any, ...]]:
     return op.__name__.rsplit(".", 1)[-1], op.TABLE
 
 
+FilterState = Float[Array, "B D S"] | DoublingState
+"""The last inputs of a filter of up to `MAX_BLOCKED` taps; of a longer one with the outputs to come."""
+
+
+def init_filter_state(
+    filter: FiniteFilter, batch_size: int, dim: int, *, capacity: int, dtype: Any
+) -> FilterState:
+    """The state before the first token.
+
+    Raises:
+      ValueError: the filter would keep more inputs than `MAX_HISTORY`.
+    """
+    size = history_size(filter, capacity)
+    if filter.taps > MAX_BLOCKED:
+        return init_doubling(batch_size, dim, size, dtype)
+    return jnp.zeros((batch_size, dim, size), dtype)
+
+
 class FiniteConv(nn.Module):
     """y = post_gate * (h * u + b u), u = pre_gate * v, with h of `filter.taps` taps (on either side if not causal).
 
-    Up to `MAX_BLOCKED` taps a stretch is joined to the next by its last inputs; more are convolved over whole rows.
+    Up to `MAX_BLOCKED` taps a stretch is joined to the next by its last inputs; more are convolved over whole rows, and
+    in calls of one token by blocks of doubling sizes. Calls with a state make implicit taps once if they are prepared.
     """
 
     filter: FiniteFilter
@@ -57,23 +79,42 @@ class FiniteConv(nn.Module):
         self.bias = self.param("bias", normal, (self.dim,), jnp.float32)
 
     def __call__(
-        self, rows: Rows, streams: Any, carry: Float[Array, "B D S"] | None
-    ) -> tuple[Float[Array, "B D T"], Float[Array, "B D S"] | None]:
-        """Outputs, and the inputs that later ones need. Streams are v, pre_gate and post_gate (or None), [B, D, T]."""
-        length = streams[0].shape[-1] if carry is None else carry.shape[-1] + 1
+        self, rows: Rows, streams: Any, carry: FilterState | None
+    ) -> tuple[Float[Array, "B D T"], FilterState | None]:
+        """Outputs, and what later ones need of the inputs.
+
+        Streams are v, pre_gate and post_gate (or None), [B, D, T].
+        """
         if self.filter.taps > MAX_BLOCKED:
             v, pre_gate, post_gate = streams
-            y, after = rows.run(self._whole_rows(length), pre_gate * v, carry, time_axis=2)
+            y, after = self._long(rows, pre_gate * v, carry)
             return y if post_gate is None else post_gate * y, after
-        core = self._stretches(length, carry)
+        core = self._stretches(streams[0].shape[-1], carry)
         y, after = rows.run(core, streams, carry, time_axis=2)
         if self.causal:
             return y, after
         other, _ = rows.run(dataclasses.replace(core, outside=True), streams, time_axis=2, reverse=True)
         return y + other, after
 
-    def _stretches(self, length: int, carry: Any) -> ShortHistory:
-        taps = _taps(self.filter, self.causal, *self._made_of(length))
+    def _long(
+        self, rows: Rows, u: Float[Array, "B D T"], state: DoublingState | None
+    ) -> tuple[Float[Array, "B D T"], DoublingState | None]:
+        if state is None:
+            return rows.run(self._whole_rows(*self._made_of(u.shape[-1])), u, time_axis=2)
+        taps = self._streamed(state.past.shape[-1])
+        if u.shape[-1] == 1:
+            step = lambda given, core: core.next(*given)  # noqa: E731
+            return over_batch(step, (u, rows.segment_ids, state), Doubling(taps, self.bias))
+        y, past = rows.run(self._whole_rows(None, taps), u, state.ordered(), time_axis=2)
+        takes = None if rows.segment_ids is None else jnp.any(rows.segment_ids != 0, 1)
+        assert past is not None
+        return y, state.behind(past, takes)
+
+    def _stretches(self, length: int, carry: Float[Array, "B D S"] | None) -> ShortHistory:
+        if carry is None:
+            taps = _taps(self.filter, self.causal, *self._made_of(length))
+        else:
+            taps = self._streamed(carry.shape[-1])
         size = (taps.shape[1] if self.causal else taps.shape[1] // 2 + 1) - 1
         return ShortHistory(
             blocked_conv,
@@ -84,8 +125,19 @@ class FiniteConv(nn.Module):
             options=(("implementation", self.implementation),),
         )
 
-    def _whole_rows(self, length: int) -> "LongHistory":
-        shared, per_channel = self._made_of(length)
+    def _streamed(self, size: int) -> Float[Array, "D L"]:
+        """The taps that `size` past inputs and the next one meet."""
+        length = min(size + 1, self.filter.taps)
+        if not isinstance(self.filter, ImplicitFilter):
+            return self.taps[:, :length]
+        taps = made_once(self, "taps", lambda: _taps(self.filter, True, *self._made_of(length)))
+        if taps.shape[1] != length:
+            raise ValueError(
+                f"{taps.shape[1]} taps were prepared and the state needs {length}: prepare with a state of its capacity"
+            )
+        return taps
+
+    def _whole_rows(self, shared: Any, per_channel: Any) -> "LongHistory":
         return LongHistory(
             shared,
             per_channel,
@@ -96,18 +148,21 @@ class FiniteConv(nn.Module):
         )
 
     def _made_of(self, length: int) -> tuple[Any, Any]:
-        """What the first min(length, taps) taps of each side are made of: shared by all channels, and by channel."""
+        """What the first min(length, taps) taps of each side are made of: by all channels, and by channel.
+
+        Where no channel shares a thing, the latter are the taps.
+        """
         length = min(length, self.filter.taps)
         if isinstance(self.filter, ImplicitFilter):
             return self.implicit.parts(length)
         zero = 0 if self.causal else self.filter.taps - 1
         first = 0 if self.causal else zero - length + 1
-        return (), self.taps[:, first : zero + length]
+        return None, self.taps[:, first : zero + length]
 
 
 def _taps(filter: FiniteFilter, causal: bool, shared: Any, per_channel: Any) -> Float[Array, "D L"]:
     """The taps; not causal: [D, 2L - 1] with lag 0 in the middle."""
-    if not isinstance(filter, ImplicitFilter):
+    if not isinstance(filter, ImplicitFilter) or shared is None:
         return per_channel
     sides = evaluate(filter, shared, per_channel)
     if causal:
@@ -119,8 +174,8 @@ def _taps(filter: FiniteFilter, causal: bool, shared: Any, per_channel: Any) -> 
 class LongHistory:
     """Core of a convolution with taps as long as the row, y = h * u + b u in [B, D, T]: whole rows of some channels.
 
-    The taps are made where they are used: many implicit ones by groups of channels, so that they never all exist. The
-    carry is the last S inputs.
+    Without a carry the taps are made where they are used: many implicit ones by groups of channels, so that they never
+    all exist. The carry is the last S inputs, S the size of what enters.
     """
 
     shared: Any
@@ -132,10 +187,9 @@ class LongHistory:
     groups: int = flax.struct.field(pytree_node=False, default=4)
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("per_channel", "bias"))
 
-    def zero(self, u: Float[Array, "B D T"]) -> Float[Array, "B D S"]:
-        """No inputs, as many as the taps reach back to."""
-        taps = _taps(self.filter, self.causal, self.shared, self.per_channel)
-        return jnp.zeros((*u.shape[:2], taps.shape[1] - 1), u.dtype)
+    def zero(self, u: Float[Array, "B D T"]) -> Float[Array, "B D 1"]:
+        """No inputs, however many."""
+        return jnp.zeros((*u.shape[:2], 1), u.dtype)
 
     def run(
         self, u: Float[Array, "B D T"], marks: Marks, carry: Float[Array, "B D S"] | None
@@ -151,12 +205,10 @@ class LongHistory:
             return self._whole(u, options), None
         taps = _taps(self.filter, self.causal, self.shared, self.per_channel)
         after = joined(carry, recent(u, marks, carry.shape[-1]))
-        wide = u.astype(jnp.float32)
-        if u.shape[-1] == 1:
-            y = next_output(carry, taps) + (taps[None, :, :1] + self.bias[None, :, None]) * wide
-            return y.astype(u.dtype), after
         earlier = long_conv_history(carry, taps, steps=u.shape[-1])
-        y = long_conv(wide, taps, bias=self.bias, **options) + at_first_document(earlier, marks)
+        y = long_conv(u.astype(jnp.float32), taps, bias=self.bias, **options) + at_first_document(
+            earlier, marks
+        )
         return y.astype(u.dtype), after
 
     def _whole(self, u: Float[Array, "B D T"], options: dict[str, Any]) -> Float[Array, "B D T"]:
@@ -182,7 +234,7 @@ class LongHistory:
 
     def _tap_groups(self, channels: int) -> int:
         """The fewest groups of equally many channels that hold at most 1/`TAP_GROUPS` of many implicit taps each."""
-        if not isinstance(self.filter, ImplicitFilter):
+        if self.shared is None:
             return 1
         sides = 1 if self.causal else 2
         if 4 * sides * channels * self.shared.shape[0] <= TAPS_BYTES:

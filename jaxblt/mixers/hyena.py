@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, start_clock
-from jaxblt.mixers.filters import Filter, ModalFilter, history_size
-from jaxblt.mixers.finite_filter import FiniteConv, finite_op
+from jaxblt.mixers.filters import Filter, ModalFilter
+from jaxblt.mixers.finite_filter import FilterState, FiniteConv, finite_op, init_filter_state
 from jaxblt.mixers.history import ShortHistory
 from jaxblt.mixers.modal_filter import ModalConv
 from jaxblt.mixers.sequence import Rows, read
@@ -72,8 +72,8 @@ class HyenaConfig:
             filters = [jnp.zeros((batch_size, self.dim, filter.modes), jnp.float32) for _ in range(count)]
         else:
             limit = capacity if capacity < filter.taps else None
-            size = history_size(filter, capacity)
-            filters = [jnp.zeros((batch_size, self.dim, size), dtype) for _ in range(count)]
+            given = {"capacity": capacity, "dtype": dtype}
+            filters = [init_filter_state(filter, batch_size, self.dim, **given) for _ in range(count)]
         short = jnp.zeros((batch_size, (self.order + 1) * self.dim, self.short_taps - 1), dtype)
         return HyenaState(start_clock(batch_size), short, tuple(filters), capacity=limit)
 
@@ -94,13 +94,14 @@ class HyenaState:
     Attributes:
       clock: where each row stands.
       short: the last short_taps - 1 projected inputs of the row's document, oldest first; zero before its start.
-      filters: one for each long convolution: modal states [B, D, M] in fp32, or past inputs [B, D, taps - 1].
+      filters: one for each long convolution: modal states [B, D, M] in fp32, or past inputs [B, D, taps - 1], of
+        more than 512 taps with the outputs to come.
       capacity: the most tokens of a document if an implicit filter was cut to fewer taps than it has; else None.
     """
 
     clock: Clock
     short: Float[Array, "B E S"]
-    filters: tuple[Array, ...]
+    filters: tuple[FilterState, ...]
     capacity: int | None = flax.struct.field(pytree_node=False)
 
 

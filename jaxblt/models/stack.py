@@ -35,6 +35,7 @@ from jaxblt.mixers import (
     StateEngineConfig,
     init_state,
 )
+from jaxblt.mixers.prepared import COLLECTION as PREPARED
 from jaxblt.mixers.sequence import splits_call
 from jaxblt.models.adapter import StackAdapter
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
@@ -359,7 +360,7 @@ class Stack(nn.Module):
         if config.scan:
             scanned = nn.scan(
                 Period,
-                variable_axes={"params": 0, "losses": 0, "metrics": 0, "intermediates": 0},
+                variable_axes={"params": 0, "losses": 0, "metrics": 0, "intermediates": 0, PREPARED: 0},
                 split_rngs={"params": True, "dropout": True},
                 in_axes=(nn.broadcast, nn.broadcast, 0, nn.broadcast),  # pyright: ignore[reportArgumentType]
                 length=config.repeats,

@@ -1,0 +1,63 @@
+"""Arrays of parameters alone that calls with a state would make again each time, made once for all of them."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jaxtyping import Array, Float
+
+COLLECTION = "prepared"
+
+
+def made_once(module: nn.Module, name: str, make: Callable[[], Float[Array, "..."]]) -> Float[Array, "..."]:
+    """`make()`, or what the collection "prepared" holds for it.
+
+    Call it in calls with a state only, for what no token enters. `make` reads parameters, so training goes without.
+
+    Args:
+      module: whose parameters `make` reads.
+      name: of the array within the module.
+      make: the array.
+    """
+    if module.has_variable(COLLECTION, name):
+        return module.get_variable(COLLECTION, name)
+    made = make()
+    if module.is_mutable_collection(COLLECTION) and not module.is_initializing():
+        module.put_variable(COLLECTION, name, made)
+    return made
+
+
+def prepares(config: Any) -> bool:
+    """Whether a config holds one, at any depth, with the attribute `prepares = True`: its mixer calls `made_once`."""
+    if isinstance(config, Mapping):
+        return any(map(prepares, config.values()))
+    if isinstance(config, tuple):
+        return any(map(prepares, config))
+    if not dataclasses.is_dataclass(config):
+        return False
+    parts = (getattr(config, field.name) for field in dataclasses.fields(config))
+    return getattr(config, "prepares", False) or any(map(prepares, parts))
+
+
+def prepare(module: nn.Module, variables: Any, *args: Any, method: str | None = None, **arrays: Any) -> Any:
+    """The variables with what `module.apply(variables, *args, **arrays)`, a call with a state, makes of them alone.
+
+    Later calls with a state of the same capacity are given the result in place of `variables`, until these change.
+    Tokens play no part: the compiler drops whatever else the call computes. Modules that prepare nothing add nothing.
+
+    Args:
+      module: a mixer, a stack or a model.
+      variables: {"params": ...}.
+      args: of one call; any tokens will do.
+      method: of the module; None for its `__call__`.
+      arrays: of the same call, by name; the state is one of them or of `args`.
+    """
+
+    @partial(jax.jit, inline=True)
+    def made(variables: Any, args: Any, arrays: Any) -> Any:
+        return module.apply(variables, *args, method=method, mutable=[COLLECTION], **arrays)[1]
+
+    return {**variables, **made(variables, args, arrays)}
