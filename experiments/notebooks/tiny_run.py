@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-
 from dataclasses import replace
 
 import jaxblt
@@ -36,7 +35,7 @@ def recall_run(run_dir: str = "runs/recall", steps: int = RECALL_STEPS) -> Run:
       steps: of training.
     """
     recall = titans.recall()
-    return trained(replace(recall, train=replace(recall.train, steps=steps, compilation_cache=None)), run_dir)
+    return trained(replace(recall, train=replace(recall.train, steps=steps)), run_dir)
 
 
 def trained(recipe: Recipe, run_dir: str) -> Run:
