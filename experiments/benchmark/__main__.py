@@ -21,6 +21,7 @@ BENCHMARKS = {
     "gap_recall": "gap_recall",
     "generation": "benchmark",
     "kernels": "kernels",
+    "memory_context": "memory_context",
     "packed_ring": "benchmark",
     "patching_share": "patching_share",
     "promoters": "promoters",

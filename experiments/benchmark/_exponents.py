@@ -1,4 +1,4 @@
-"""How time grows with length, and where two curves cross."""
+"""How time and memory grow with length, and where two curves cross."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,20 +6,23 @@ from typing import Any
 import numpy as np
 
 
-def exponent(lengths: Sequence[int], seconds: Sequence[float], *, first: int) -> dict[str, Any] | None:
-    """Slope of log seconds over log length from `first` tokens on, with its 95 % interval; None below three lengths.
+def exponent(lengths: Sequence[int], values: Sequence[float], *, first: int) -> dict[str, Any] | None:
+    """Slope of log values over log length from `first` tokens on, with its 95 % interval; None below three lengths.
 
-    The interval is Student's: what it spans are departures of the medians from a straight line.
+    The interval is Student's: what it spans are departures of the values, such as median seconds, from a straight line.
+    It is a point where values are exact and on that line.
     """
     from scipy import stats
 
-    chosen = [(n, s) for n, s in zip(lengths, seconds, strict=True) if n >= first]
+    chosen = [(n, s) for n, s in zip(lengths, values, strict=True) if n >= first]
     if len(chosen) < 3:
         return None
     x, y = np.log2(np.array(chosen)).T
+    if not np.ptp(y):  # rounding would give a constant a slope, and 0 / 0 for its error
+        return {"value": 0.0, "low": 0.0, "high": 0.0, "from": first}
     fit: Any = stats.linregress(x, y)
-    reach = float(stats.t.ppf(0.975, len(chosen) - 2) * fit.stderr)
-    return {"value": float(fit.slope), "low": fit.slope - reach, "high": fit.slope + reach, "from": first}
+    slope, reach = float(fit.slope), float(stats.t.ppf(0.975, len(chosen) - 2) * fit.stderr)
+    return {"value": slope, "low": slope - reach, "high": slope + reach, "from": first}
 
 
 def crossover(lengths: Sequence[int], ratios: Sequence[float]) -> float | None:

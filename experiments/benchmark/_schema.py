@@ -14,7 +14,7 @@ SCHEMA = 2
 RECORD = Path(__file__).resolve().parents[1] / "results"
 """What is published."""
 
-ON_CPU = ("baselines", "cpu_table", "sequence_plan", "streamed_filter")
+ON_CPU = ("baselines", "cpu_table", "memory_context", "sequence_plan", "streamed_filter")
 """Benchmarks whose figures are of no GPU."""
 
 _COMMIT = re.compile("[0-9a-f]{7,40}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.benchmark import _split_tables, _tables
+from experiments.benchmark import _memory_tables, _split_tables, _tables
 from experiments.benchmark._markdown import (
     Figures,
     Folder,
@@ -38,6 +38,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("One sequence over several GPUs", _split_tables.steps),
     ("A layer over several GPUs", _split_tables.layers),
     ("Planned memory of a step", _split_tables.plans),
+    ("Memory against context", _memory_tables.against_context),
     ("Exchanges between GPUs", _split_tables.exchanges),
 )
 

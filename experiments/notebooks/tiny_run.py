@@ -1,17 +1,20 @@
-"""The run that the notebooks ask: a small model of an embedded genome, trained in a minute on a CPU."""
+"""The runs that the notebooks ask: a model of an embedded genome, and one with a memory; a minute each on a CPU."""
 
 import contextlib
 import io
+from dataclasses import replace
 
 import jaxblt
 from jaxblt.data import DataConfig
 from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
 from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.recipes import titans
 from jaxblt.run import Run
 from jaxblt.training import AdamWConfig, Recipe, TrainConfig
 from jaxblt.training.loop import fit
 
 STEPS = 120
+RECALL_STEPS = 400
 
 
 def tiny_run(run_dir: str = "runs/lambda", steps: int = STEPS) -> Run:
@@ -21,9 +24,25 @@ def tiny_run(run_dir: str = "runs/lambda", steps: int = STEPS) -> Run:
       run_dir: folder of the run; one that is finished there is loaded.
       steps: of training.
     """
+    return trained(recipe(steps), run_dir)
+
+
+def recall_run(run_dir: str = "runs/recall", steps: int = RECALL_STEPS) -> Run:
+    """A memory of one layer that has learnt to hold four pairs over a gap, the recipe `titan_recall`.
+
+    Args:
+      run_dir: folder of the run; one that is finished there is loaded.
+      steps: of training.
+    """
+    recall = titans.recall()
+    return trained(replace(recall, train=replace(recall.train, steps=steps)), run_dir)
+
+
+def trained(recipe: Recipe, run_dir: str) -> Run:
+    """A recipe's run, without what training says on the way."""
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        fit(recipe(steps), run_dir)
+        fit(recipe, run_dir)
     return jaxblt.load(run_dir)
 
 

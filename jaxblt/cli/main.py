@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "classify": ("jaxblt.cli.classify", "label each record of a file with a fine-tuned run"),
     "variants": ("jaxblt.cli.variants", "rate the variants of a VCF file against a genome"),
     "patch": ("jaxblt.cli.patch", "cut a file into patches, draw them, write entropies"),
+    "memory": ("jaxblt.cli.memory", "draw what a run's memory does under a passage"),
     "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),
     "export": ("jaxblt.cli.export", "write a run to one file for other programs"),
     "import": (

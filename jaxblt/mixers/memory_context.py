@@ -26,6 +26,7 @@ from jaxblt.mixers.neural_memory import (
     start_state,
 )
 from jaxblt.mixers.open_chunk import by_document, lay_out, left_open, no_tokens, take_back
+from jaxblt.mixers.recording import keep_core
 from jaxblt.mixers.sequence import read
 from jaxblt.mixers.steps import per_block
 from jaxblt.validation import check_bounds
@@ -128,7 +129,9 @@ class MAC(nn.Module):
         gates = memory_gates(config.num_heads, self.dtype)(rows.x)
         traced = state is None and self.is_mutable_collection("metrics")
         core = ContextCore(start_memory(self, config), self._matrices(), config.chunk_size, traced)
-        (o, trace), after = rows.run(core, ContextStreams(q, k, v, *gates), carry)
+        streams = ContextStreams(q, k, v, *gates)
+        keep_core(self, core, streams)
+        (o, trace), after = rows.run(core, streams, carry)
         if trace is not None:
             sow_trace(self, rows, trace, gates[2])
         y = rows.restore(Readout(config.dim, self.dtype, name="readout")(o, rows.x))
@@ -205,7 +208,7 @@ class ContextCore:
         def step(state: MemoryState, window: Any) -> Any:
             parts, content, (begins, ends, *_) = window
             state = choose(begins, fresh, state)
-            y, chunk = self._attend(state, parts, content, kind)
+            y, chunk = self.attend(state, parts, content, kind)
             written, trace = write_memory(state, chunk, kind)
             last = (jnp.arange(width) == width - 1)[None, None]
             trace = jax.tree.map(lambda x: jnp.where(ends[:, None, None] & last, x[..., None], 0), trace)
@@ -215,7 +218,7 @@ class ContextCore:
         final, found = scan_windows(step, memory, (parts, content, tuple(windows)))
         return jax.tree.map(lambda x: leave_windows(x, length), found), final
 
-    def _attend(
+    def attend(
         self, state: MemoryState, parts: tuple[Array, ...], content: Bool[Array, "B C"], kind: Any
     ) -> tuple[Float[Array, "B H C K"], Chunk]:
         """Outputs of a segment, and what it writes, with the memory before it."""

@@ -15,6 +15,7 @@ from jaxblt.mixers.gated_delta_net import unit
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.matrix_state import HeadShape, Readout, Streams
 from jaxblt.mixers.open_chunk import OpenChunk, append, lay_out, left_open, no_tokens, take_back
+from jaxblt.mixers.recording import keep_core
 from jaxblt.mixers.sequence import Rows, read
 from jaxblt.mixers.steps import check_causal, per_block
 from jaxblt.side_outputs import sow_metric
@@ -190,7 +191,9 @@ class NeuralMemory(nn.Module):
             config.aligned,
             traced=state is None and self.is_mutable_collection("metrics"),
         )
-        (o, trace), after = rows.run(core, MemoryStreams(unit(q), unit(k), unit(v), *gates), carry)
+        streams = MemoryStreams(unit(q), unit(k), unit(v), *gates)
+        keep_core(self, core, streams)
+        (o, trace), after = rows.run(core, streams, carry)
         if trace is not None:
             sow_trace(self, rows, trace, gates[2])
         y = rows.restore(Readout(config.dim, self.dtype, name="readout")(o, rows.x))

@@ -137,7 +137,7 @@ class SlotCore:
         parts = tuple(x.astype(kind) for x in opened.streams)
 
         def write() -> SlotBank:
-            after, _ = self._write(carry.bank, parts, opened.content[:, 0], None)
+            after, _ = self.write(carry.bank, parts, opened.content[:, 0], None)
             return choose(full, after, carry.bank)
 
         bank = jax.lax.cond(jnp.any(full), write, lambda: carry.bank)
@@ -165,7 +165,7 @@ class SlotCore:
             bank = choose(cut.begins, fresh, bank)
             asked = parts[0] if asked is None else asked
             y, _ = read_slots(bank, asked, self.sink, kind)
-            written, side = self._write(bank, parts, content, told)
+            written, side = self.write(bank, parts, content, told)
             after = choose(cut.ends, written, bank)
             if cut.at is not None:
                 y = self._read_behind(y, asked, after, cut)
@@ -184,7 +184,7 @@ class SlotCore:
         y = jnp.where(behind[:, None, :, None], read_slots(after, q, self.sink, q.dtype)[0], y)
         return jnp.where(cut.first[:, None, :, None], y, self.sink[None, :, 1, None])
 
-    def _write(
+    def write(
         self, bank: SlotBank, parts: tuple[Array, ...], content: Bool[Array, "B C"], told: Any
     ) -> tuple[SlotBank, SlotSide]:
         """The bank behind an interval; one without a token leaves it as it is."""

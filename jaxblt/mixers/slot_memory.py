@@ -17,6 +17,7 @@ from jaxblt.mixers.gated_delta_net import unit
 from jaxblt.mixers.matrix_state import HeadShape, Readout, Streams
 from jaxblt.mixers.neural_memory import check_divides
 from jaxblt.mixers.open_chunk import OpenChunk
+from jaxblt.mixers.recording import keep_core
 from jaxblt.mixers.sequence import read
 from jaxblt.mixers.slot_bank import SlotBank, empty_bank
 from jaxblt.mixers.slot_compression import count_latents
@@ -177,7 +178,9 @@ class SlotMemory(nn.Module):
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, alignment=config.segment_alignment)
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(rows, short)
         streams = SlotStreams(q, k, self._contents(rows.x, v), self._chosen(state))
-        (o, side), after = rows.run(self._core(state), streams, carry)
+        core = self._core(state)
+        keep_core(self, core, streams)
+        (o, side), after = rows.run(core, streams, carry)
         if side.trace is not None:
             sow_trace(self, side.trace)
         if side.chosen is not None:

@@ -1,0 +1,72 @@
+"""The section of docs/results.md on memory against context, from files of the record."""
+
+from experiments.benchmark._markdown import Figures, Folder, count, gigabytes, prose, rounded, table
+
+WORDS = {
+    "attention": "attention to all",
+    "window": "attention over a window",
+    "mag": "window and neural memory (MAG)",
+    "mal": "window, neural memory in turns (MAL)",
+    "mac": "segments, neural memory (MAC)",
+    "slots": "window, slots in turns",
+}
+
+
+def against_context(folder: Folder) -> str:
+    """State in streaming and memory in training, by length of the context."""
+    found = folder["memory_context"]
+    said = prose(
+        f"{found['num_layers']} layers of width {count(found['dim'])}, windows of {count(found['window'])}, chunks of "
+        f"{count(found['chunk_size'])}, one row, bf16. A state is what streaming carries, counted from its shapes. Its "
+        "exponent is the slope of log bytes over log length with its 95 % interval."
+    )
+    return f"{said}\n\n{_states(found)}\n\n{_training(found)}"
+
+
+def _states(found: Figures) -> str:
+    first, last = found["lengths"][0], found["lengths"][-1]
+    head = (
+        "model",
+        f"state at {count(first)} bytes",
+        f"at {count(last)}",
+        "exponent",
+        "times below the KV cache",
+    )
+    rows = []
+    for name, of in found["models"].items():
+        sizes, ratios = of["state"]["bytes"], found["smaller"].get(name)
+        cells = (f"{sizes[0] / 1e6:.1f} MB", f"{sizes[-1] / 1e6:,.1f} MB", _interval(of["state"]["exponent"]))
+        rows.append((WORDS[name], *cells, "" if ratios is None else rounded(ratios[-1])))
+    return table(head, rows)
+
+
+def _training(found: Figures) -> str:
+    """Train steps of the models that were compiled."""
+    steps = {name: of["training"] for name, of in found["models"].items() if "training" in of}
+    compiler, lengths = found["compiled_for"], found["train_lengths"]
+    slower = [WORDS[name] for name, of in steps.items() if of["exponent_of_added"]["high"] < 1]
+    verdict = f"slower than the context grow: {', '.join(slower)}" if slower else "no interval lies below 1"
+    said = prose(
+        f"A train step on one row, AdamW and full remat, as the compiler for {compiler['kind']} lays out its buffers; no "
+        f"step ran. The exponent is of what longer rows add: {verdict}."
+    )
+    head = (
+        "model",
+        *(f"{count(length)} bytes" for length in lengths),
+        "exponent of what is added",
+        "KB a byte",
+    )
+    rows = [
+        (
+            WORDS[name],
+            *(gigabytes(size) for size in of["bytes"]),
+            _interval(of["exponent_of_added"]),
+            f"{of['bytes_per_token'] / 1e3:.1f}",
+        )
+        for name, of in steps.items()
+    ]
+    return f"{said}\n\n{table(head, rows)}"
+
+
+def _interval(of: Figures) -> str:
+    return f"{of['value']:.3f} ({of['low']:.3f} to {of['high']:.3f})"

@@ -1,0 +1,71 @@
+"""Draws what a run's memory does under a passage: jaxblt memory RUN_DIR FILE --out pictures/memory."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from jaxblt.cli.parsing import parse
+from jaxblt.validation import whole
+
+if TYPE_CHECKING:
+    from jaxblt.training.runlog import RunLog
+
+
+def memory(
+    run_dir: Annotated[str, tyro.conf.Positional],
+    file: Annotated[str, tyro.conf.Positional],
+    out: str = "memory",
+    record: str | None = None,
+    start: int = 0,
+    length: int = 400,
+    tensorboard: bool = False,
+) -> None:
+    """Draws surprise, length and forgetting of neural memories, or usage, age and reads of slots, under a passage.
+
+    The passage is read as the beginning of a document. The picture and its values go to OUT.png and OUT.json.
+
+    Args:
+      run_dir: a run of a byte language model with a memory.
+      file: text or FASTA, may end in .gz or .xz.
+      out: path of both files without their endings.
+      record: name of the FASTA record, where there are several.
+      start: first byte of the passage.
+      length: bytes of it, at most.
+      tensorboard: show the picture in the run's TensorBoard too, at the run's step.
+
+    Raises:
+      ValueError: an option is out of range, a record has to be named, or the run has no memory.
+    """
+    import jaxblt
+    from jaxblt.cli import patching
+    from jaxblt.profiling.memory_picture import plot_memory
+
+    whole("--start", start, least=0)
+    whole("--length", length, least=1)
+    source = patching.open_file(file)
+    document, *others = patching.chosen(source, record)
+    if others:
+        raise ValueError(
+            f"a passage is of one record, and {file} has {1 + len(others)}: name it with --record"
+        )
+    left = int(source.lengths[document]) - start
+    ids = patching.read_ids(source, document, start, min(length, left) if left > 0 else None)
+    with _tensorboard(run_dir) if tensorboard else nullcontext() as log:
+        picture = plot_memory(jaxblt.load(run_dir), ids, out=out, log=log)
+    layers = len(picture.values["layers"])
+    print(f"wrote {out}.png and {out}.json: layers with a memory: {layers}, ids: {len(ids)}")
+
+
+def _tensorboard(run_dir: str) -> "RunLog":
+    """A log that writes to the run's TensorBoard alone."""
+    from jaxblt.training.runlog import RunLog
+    from jaxblt.training.trackers import TensorBoardTracker
+
+    return RunLog(run_dir, trackers=lambda folder: (TensorBoardTracker(folder),))
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parses and draws."""
+    parse(memory, argv, prog="jaxblt memory")

@@ -1,0 +1,208 @@
+"""Pictures of what a model's memories do under a passage: surprise, length, forgetting, slots.
+
+    picture = plot_memory(jaxblt.load("runs/titan"), b"The key is 4711. ...", out="runs/titan/memory")
+
+writes `memory.png` and `memory.json`, which hold equal values. `jaxblt memory RUN_DIR FILE` does it on a command line.
+"""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import flax.linen as nn
+import numpy as np
+
+from jaxblt.profiling.memory_passage import TABLES, read_passage
+from jaxblt.remote import refuse_remote
+from jaxblt.validation import whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from jaxblt.run import Run
+
+NAME = "validation/memory"
+"""Of the picture in a run log."""
+SPELT = 80
+"""Bytes of a row of the picture, and the most that slots' axes spell out."""
+LEAST = {"usage": 0.1, "age": 1.0, "reads": 0.1}
+"""End of a colour scale, at least."""
+LEGEND = {"usage": "usage", "age": "age, intervals since a write", "reads": "weight of reads"}
+
+
+@runtime_checkable
+class ImageLog(Protocol):
+    """What takes pictures: a run log or one of its trackers."""
+
+    def image(self, step: int, name: str, png: bytes) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryPicture:
+    """A figure and the values that it shows.
+
+    Attributes:
+      figure: of matplotlib; a notebook shows it when it is a cell's last value. An artist that shows a series has
+        "<layer>/<series>" as its gid.
+      values: see `jaxblt.profiling.memory_passage.read_passage`.
+    """
+
+    figure: "Figure"
+    values: dict[str, Any]
+
+    @cached_property
+    def png(self) -> bytes:
+        """The figure, as the bytes of a PNG file."""
+        picture = io.BytesIO()
+        self.figure.savefig(picture, format="png", dpi=80)
+        return picture.getvalue()
+
+    def write(self, out: str | Path) -> tuple[Path, Path]:
+        """Writes `out`.png and `out`.json, and returns their paths."""
+        refuse_remote("out", out)
+        files = Path(f"{out}.png"), Path(f"{out}.json")
+        files[0].parent.mkdir(parents=True, exist_ok=True)
+        files[0].write_bytes(self.png)
+        files[1].write_text(json.dumps(self.values) + "\n", encoding="utf-8")
+        return files
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+def plot_memory(
+    model: "nn.Module | Run",
+    passage: bytes | np.ndarray,
+    *,
+    params: Any = None,
+    labels: Sequence[str] | None = None,
+    out: str | Path | None = None,
+    log: ImageLog | None = None,
+    step: int | None = None,
+) -> MemoryPicture:
+    """Draws what the memories of a model do while it reads a passage, and writes the picture and its values.
+
+    Of a layer with a neural memory, means over heads by byte: surprise |f_M(k) - v|^2 / 2 with the memory M that the
+    byte reads, the length |M|, and alpha, the share that the byte asks to forget. M changes at the end of a chunk. Of
+    a layer with slots, by slot of each head: usage and age of the slots that the bytes of an interval read, and the
+    weight with which each byte reads each slot. Free slots are blank.
+
+    Args:
+      model: a run, or a model over bytes.
+      passage: bytes, which BOS is put in front of, or ids. It is read as the beginning of a document.
+      params: of the model; those of the run by default.
+      labels: a word for each id of the passage, BOS included; None for its bytes.
+      out: path of the files without ".png" and ".json"; None writes none.
+      log: a run log or tracker that takes the picture too, under `NAME`.
+      step: under which it is logged; None for the run's, or 0.
+
+    Raises:
+      ValueError: a model without parameters, without a memory, or with patches; or a passage of no byte, or labels that
+        do not fit it.
+      ModuleNotFoundError: matplotlib is missing (pip install 'jaxblt[plot]').
+    """
+    if step is not None:
+        whole("step", step, least=0)
+    values = read_passage(model, passage, params, labels)
+    picture = MemoryPicture(draw(values), values)
+    if out is not None:
+        picture.write(out)
+    if log is not None:
+        log.image(getattr(model, "step", 0) if step is None else step, NAME, picture.png)
+    return picture
+
+
+def draw(values: dict[str, Any]) -> "Figure":
+    """The figure of what `read_passage` found."""
+    from jaxblt.patching.figure import new_figure
+
+    learned = [layer for layer in values["layers"] if layer["kind"] == "neural memory"]
+    banks = [layer for layer in values["layers"] if layer["kind"] == "slots"]
+    lines = -(-len(values["labels"]) // SPELT) if learned else 0
+    heights = [1.9] * lines + [1.6] * (2 if learned else 0) + [2.2] * len(TABLES) * len(banks)
+    figure = new_figure(figsize=(16, 0.6 + sum(heights)), layout="constrained")
+    axes = iter(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+    for line in range(lines):
+        _draw_surprise(next(axes), learned, values["labels"], line * SPELT)
+    if learned:
+        _draw_course(next(axes), learned, "norm", "length of M")
+        _draw_course(next(axes), learned, "alpha", "alpha")
+    for bank in banks:
+        for name in TABLES:
+            _draw_slots(next(axes), bank, name, values["labels"])
+    figure.suptitle(f"What memories do under a passage of {len(values['labels'])} bytes")
+    return figure
+
+
+def _draw_surprise(axis: "Axes", layers: list[dict[str, Any]], labels: list[str], left: int) -> None:
+    """A line of text with the surprise of each layer above it."""
+    shown = range(left, min(left + SPELT, len(labels)))
+    top = max(max(layer["surprise"]) for layer in layers)
+    for layer in layers:
+        curve = layer["surprise"][shown.start : shown.stop]
+        axis.plot(
+            shown, curve, marker=".", markersize=4, linewidth=1, gid=_gid(layer, "surprise"), label=_of(layer)
+        )
+        # A rule where the memory has changed.
+        for edge in range(
+            -(-max(left, 1) // layer["chunk_size"]) * layer["chunk_size"], shown.stop, layer["chunk_size"]
+        ):
+            axis.axvline(edge - 0.5, color="tab:gray", linewidth=0.5, alpha=0.5)
+    axis.set(xlim=(left - 0.5, left + SPELT - 0.5), ylim=(0, 1.1 * top or 1), ylabel="surprise")
+    _spell(axis, shown, labels)
+    if not left:
+        axis.legend(loc="upper right", ncols=4)
+
+
+def _draw_course(axis: "Axes", layers: list[dict[str, Any]], name: str, said: str) -> None:
+    """One number a byte over the whole passage, by layer."""
+    for layer in layers:
+        curve = layer[name]
+        axis.plot(
+            range(len(curve)),
+            curve,
+            linewidth=1,
+            drawstyle="steps-mid",
+            gid=_gid(layer, name),
+            label=_of(layer),
+        )
+    axis.set(xlim=(-0.5, len(layers[0][name]) - 0.5), xlabel="byte", ylabel=said)
+
+
+def _draw_slots(axis: "Axes", layer: dict[str, Any], name: str, labels: list[str]) -> None:
+    """A table of slots by bytes or intervals as an image."""
+    table = np.ma.masked_invalid(np.array(layer[name], float))  # None becomes NaN, and NaN a blank
+    span = 1 if name == "reads" else layer["interval"]
+    extent = (-0.5, table.shape[1] * span - 0.5, len(table) - 0.5, -0.5)
+    options: dict[str, Any] = {"aspect": "auto", "interpolation": "none", "cmap": "viridis", "vmin": 0}
+    options["vmax"] = max(float(table.max()) if table.count() else 0.0, LEAST[name])
+    image = axis.imshow(table, extent=extent, gid=_gid(layer, name), **options)
+    axis.set(xlim=(-0.5, len(labels) - 0.5), ylabel="slot", title=f"{_of(layer)}: {LEGEND[name]}")
+    for head in range(1, layer["heads"]):
+        axis.axhline(head * len(table) / layer["heads"] - 0.5, color="white", linewidth=0.8)
+    if len(labels) <= SPELT:
+        _spell(axis, range(len(labels)), labels)
+    axis.figure.colorbar(image, ax=axis)
+
+
+def _spell(axis: "Axes", shown: range, labels: list[str]) -> None:
+    """Bytes below the axis."""
+    axis.set_xticks(shown)
+    texts = axis.set_xticklabels([labels[i] for i in shown], family="monospace", fontsize=8)
+    for text in texts:
+        text.set_parse_math(False)
+        if len(text.get_text()) > 1:
+            text.set_rotation(90)
+
+
+def _gid(layer: dict[str, Any], name: str) -> str:
+    return f"{layer['layer']}/{name}"
+
+
+def _of(layer: dict[str, Any]) -> str:
+    return f"layer {layer['layer']}"
