@@ -69,10 +69,8 @@ def finetune_recipe(
     data = with_classes(data)
     options = {"pool": pool, "dropout": dropout, "crf": crf}
     _check_weights(data, weights or {}, weighting)
-    head = _head(data, options)
-    if data.tasks:
-        heads = tuple(TaskHead(task.column, _head(task, options)) for task in data.tasks)
-        head = TaskHeadsConfig(heads, uncertainty=weighting == "uncertainty")
+    heads = tuple(TaskHead(task.column, _head(task, options)) for task in data.tasks)
+    head = TaskHeadsConfig(heads, weighting == "uncertainty") if heads else _head(data, options)
     under = base.model.base if isinstance(base.model, LabellerConfig) else base.model
     model = LabellerConfig(under, head)
     return Recipe(
