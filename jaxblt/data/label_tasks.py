@@ -150,5 +150,8 @@ def as_number(label: str, record: LabelledRecord) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{record.place}: label {label!r:.40} of {record.name!r} is no finite number")
+        raise ValueError(
+            f"{record.place}: label {label!r:.40} of {record.name!r} is no finite number: write one, or, of several "
+            "tasks, leave the cell empty"
+        )
     return number

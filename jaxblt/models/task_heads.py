@@ -45,7 +45,8 @@ class TaskHead:
         check_fields(self)
         if self.head.target == "positions":
             raise ValueError(
-                f"task {self.name!r} asks for positions, and tasks are of rows: set target to 'class' or 'number'"
+                f"TaskHead.head of task {self.name!r} asks for 'positions', and tasks are of rows: set its target to "
+                "'class' or 'number'"
             )
         if self.name in ("", LOG_VARIANCES) or "/" in self.name:
             raise ValueError(f"TaskHead.name is {self.name!r}, which names no submodule: rename the task")
@@ -67,7 +68,9 @@ class TaskHeadsConfig:
         check_fields(self)
         names = [task.name for task in self.tasks]
         if not names or len(set(names)) != len(names):
-            raise ValueError(f"TaskHeadsConfig.tasks must be at least one, with different names, got {names}")
+            raise ValueError(
+                f"TaskHeadsConfig.tasks must be at least one, with different names, got {tuple(names)}"
+            )
 
     def build(self, causal: bool, dtype: Any) -> "TaskHeads":
         """The module, over states of a causal model or not."""

@@ -213,7 +213,9 @@ class MultiTask(TaskScores):
         check_fields(self)
         names, weights = [t.name for t in self.tasks], {t.name: t.weight for t in self.tasks}
         if not names or len(weights) != len(names):
-            raise ValueError(f"MultiTask.tasks must be at least one, with different names, got {names}")
+            raise ValueError(
+                f"MultiTask.tasks must be at least one, with different names, got {tuple(names)}"
+            )
         if not any(weights.values()):
             raise ValueError(f"every task of MultiTask.tasks has weight 0, got {weights}: raise one")
         if self.weighting == "uncertainty" and any(weight != 1 for weight in weights.values()):
