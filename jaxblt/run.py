@@ -19,6 +19,7 @@ from jaxblt.answers import (
     Predictions,
     Scores,
     Sequences,
+    TaskPredictions,
     VariantScores,
     classify,
     embed,
@@ -205,7 +206,9 @@ class Run:
         """Hidden states of each record, by layer and pool; see `jaxblt.answers.embed`."""
         return embed(self, sequences, layer=layer, pool=pool, window=window, batch_size=batch_size)
 
-    def classify(self, sequences: Sequences, *, batch_size: int = BATCH_SIZE) -> Predictions:
+    def classify(
+        self, sequences: Sequences, *, batch_size: int = BATCH_SIZE
+    ) -> Predictions | TaskPredictions:
         """Classes or numbers of each record, by a run that was fine-tuned on labels; see `jaxblt.answers.classify`."""
         return classify(self, sequences, batch_size=batch_size)
 

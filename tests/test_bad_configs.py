@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jaxblt.cli.plan import PlanConfig
 from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
 from jaxblt.data.kmers import KmerVocab
+from jaxblt.data.label_tasks import LabelTask
 from jaxblt.evaluation.tasks import (
     MQAR,
     Babi,
@@ -51,13 +52,24 @@ from jaxblt.models import (
     LabelHeadConfig,
     LabellerConfig,
     StackConfig,
+    TaskHead,
+    TaskHeadsConfig,
 )
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Regress, Span
+from jaxblt.training.objectives import (
+    Classify,
+    Masked,
+    MultiTask,
+    NextByte,
+    OrderAgnostic,
+    Regress,
+    Span,
+    TaskLoss,
+)
 from jaxblt.training.optimizers import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 from jaxblt.training.serialize import from_json, to_json
@@ -75,9 +87,12 @@ GOOD: dict[type, dict[str, Any]] = {
     NextByte: {},
     OrderAgnostic: {},
     Regress: {},
+    TaskLoss: {"name": "t", "objective": Classify()},
+    MultiTask: {"tasks": (TaskLoss("t", Classify()),)},
     DataConfig: {},
     SourceConfig: {"name": "s"},
     LabelledDataConfig: {"paths": ("labelled.csv",)},
+    LabelTask: {"column": "kind"},
     TaskDataConfig: {"task": Copy(), "seq_len": 64},
     MQAR: {},
     GapRecall: {},
@@ -103,6 +118,8 @@ GOOD: dict[type, dict[str, Any]] = {
     ByteClassifierConfig: {},
     LabelHeadConfig: {},
     LabellerConfig: {"base": BYTES},
+    TaskHead: {"name": "t"},
+    TaskHeadsConfig: {"tasks": (TaskHead("t"),)},
     BLTConfig: {},
     AttentionConfig: {"dim": 64},
     HyenaConfig: {"dim": 64},
@@ -240,6 +257,8 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "split": ("random",),
         "validation_paths": (("a.csv",),),
         "easy_first": (-1, 1.5),
+        "tasks": (("kind",), LabelTask("kind")),
+        "difficulty": (3, "hard"),
         "fractions": ((0.9, 0.2, 0.1), (0.5, 0.5), (NAN, 0.5, 0.5)),
         "split_seed": (-1,),
         "seed": (-1, 1.5),
@@ -453,6 +472,11 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "dropout": (1.0, -0.1, NAN),
     },
     LabellerConfig: {"base": (None, 3), "head": (None, "mean")},
+    LabelTask: {"column": ("", "a/b", 3), "target": ("positions",), "classes": (("a", "a"), ("",))},
+    TaskHead: {"name": ("", "a/b", "log_variances"), "head": (None, "mean")},
+    TaskHeadsConfig: {"tasks": ((), ("t",))},
+    TaskLoss: {"weight": (-1.0, NAN, INF), "objective": (None, NextByte())},
+    MultiTask: {"tasks": ((), 3), "weighting": ("learned",), "causal": (False,)},
     PlanConfig: {"context": (0, -1), "memory_gb": (0.0, NAN), "longest": (1,)},
 }
 CASES = [

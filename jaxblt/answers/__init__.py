@@ -9,6 +9,7 @@ from jaxblt.answers.classify import Predictions, classify
 from jaxblt.answers.embed import Embeddings, Pool, embed
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE, Scores, score
+from jaxblt.answers.task_predictions import TaskPredictions
 from jaxblt.answers.variants import VariantScores, variants
 from jaxblt.answers.vcf import Variant, read_vcf
 
@@ -19,6 +20,7 @@ __all__ = [
     "Predictions",
     "Scores",
     "Sequences",
+    "TaskPredictions",
     "Variant",
     "VariantScores",
     "classify",

@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,17 @@ from jaxblt.answers.reading import ahead, make_reader, read
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE
 from jaxblt.answers.tables import write_tsv
+from jaxblt.answers.task_predictions import TaskPredictions
 from jaxblt.data.batch import Batch
+from jaxblt.data.label_tasks import LabelTask
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.sources import DocumentSource
+from jaxblt.data.sources.labelled import LabelledRecord
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.models.label_head import content
+from jaxblt.models.task_heads import TaskAnswers
 from jaxblt.training.chain import viterbi
-from jaxblt.training.objectives import Regress
+from jaxblt.training.objectives import MultiTask, Regress
 from jaxblt.training.state import whole_params
 from jaxblt.training.step import Task, find_entropies
 
@@ -64,7 +69,12 @@ class Predictions:
 
     def to_tsv(self, path: str | os.PathLike[str]) -> None:
         """Writes columns name, label (if known), one of probabilities a class, called as it is, and prediction."""
-        columns: list[tuple[str, Any]] = [("name", self.names)]
+        header, values = zip(("name", self.names), *self.columns(), strict=True)
+        write_tsv(path, header, zip(*values, strict=True))
+
+    def columns(self) -> list[tuple[str, Any]]:
+        """Names and values of the columns of `to_tsv` behind the name."""
+        columns: list[tuple[str, Any]] = []
         if self.labels is not None:
             columns.append(("label", self.labels))
         if self.probabilities is not None:
@@ -72,12 +82,17 @@ class Predictions:
                 (name, p.tolist()) for name, p in zip(self.classes, self.probabilities.T, strict=True)
             ]
         columns.append(("prediction", self.predictions))
-        header, values = zip(*columns, strict=True)
-        write_tsv(path, header, zip(*values, strict=True))
+        return columns
+
+    def with_labels(self, records: Iterable[LabelledRecord]) -> "Predictions":
+        """With what the data say of each record."""
+        return replace(self, labels=tuple(record.label for record in records))
 
 
-def classify(run: "Run", sequences: Sequences, *, batch_size: int = BATCH_SIZE) -> Predictions:
-    """Labels of each record, by a run that was fine-tuned on labels.
+def classify(
+    run: "Run", sequences: Sequences, *, batch_size: int = BATCH_SIZE
+) -> Predictions | TaskPredictions:
+    """Labels of each record, by a run that was fine-tuned on labels; of each task, by one of several tasks.
 
     A record is read as in training: BOS and its bytes in a row of its own, whatever stands beside it.
 
@@ -116,17 +131,32 @@ def classify(run: "Run", sequences: Sequences, *, batch_size: int = BATCH_SIZE) 
             raise ValueError(
                 f"the answer for record {name!r} is not finite; {explain_nonfinite(reader.named_params)}"
             )
-        for row, span in zip(np.asarray(logits), spans, strict=False):
+        logits = jax.tree.map(np.asarray, logits)
+        for i, span in enumerate(spans):
+            row = jax.tree.map(lambda x, i=i: x[i], logits)
             answers[span.document] = row[1 : pairs[span.document]] if data.target == "positions" else row
     return _predictions(run, data, source, answers)
 
 
 def _predictions(
     run: "Run", data: LabelledDataConfig, source: DocumentSource, answers: list[Any]
+) -> Predictions | TaskPredictions:
+    names, objective = tuple(source.names), run.recipe.objective
+    if not isinstance(objective, MultiTask):
+        return _of_task(data, objective, names, answers)
+    asked = {task.name: task.objective for task in objective.tasks}
+    found = {
+        task.column: _of_task(task, asked[task.column], names, [row[task.column] for row in answers])
+        for task in data.tasks
+    }
+    return TaskPredictions(names, found)
+
+
+def _of_task(
+    data: LabelledDataConfig | LabelTask, objective: Any, names: tuple[str, ...], answers: list[Any]
 ) -> Predictions:
-    found = Predictions(tuple(source.names), data.classes, ())
+    found = Predictions(names, data.classes, ())
     if data.target == "number":
-        objective = run.recipe.objective
         assert isinstance(objective, Regress)
         numbers = [float(answer[0]) * objective.scale + objective.center for answer in answers]
         return replace(found, predictions=tuple(numbers))
@@ -137,17 +167,18 @@ def _predictions(
     return replace(found, predictions=best, probabilities=softmax(logits, -1))
 
 
-def _named(data: LabelledDataConfig, numbers: np.ndarray) -> str:
+def _named(data: LabelledDataConfig | LabelTask, numbers: np.ndarray) -> str:
     return "".join(data.classes[i] for i in numbers)
 
 
 @partial(jax.jit, static_argnums=0)
 def _answers(
     task: Task, params: Any, frozen: Any, batch: Batch
-) -> tuple[Float[Array, "B *N"], Bool[Array, "B"]]:
+) -> tuple[Float[Array, "B *N"] | dict[str, Float[Array, "B _"]], Bool[Array, "B"]]:
     """Logits or numbers of rows, or logits of their positions, and whether those of each row are finite.
 
-    For a CRF they are 1 for each position's class in the likeliest row and 0 for others.
+    Of several tasks they are given by name. For a CRF they are 1 for each position's class in the likeliest row and 0
+    for others.
     """
     entropies = find_entropies(task, frozen, batch)
     logits, _ = task.model.apply(
@@ -157,6 +188,10 @@ def _answers(
         positions=batch.positions,
         entropies=entropies,
     )
+    if isinstance(logits, TaskAnswers):
+        logits = logits.outputs
+        finite = jnp.all(jnp.concatenate([jnp.isfinite(x) for x in logits.values()], 1), 1)
+        return logits, _with_entropies(finite, entropies)
     finite = jnp.isfinite(logits)
     if finite.ndim >= 3:
         finite = jnp.all(finite, tuple(range(2, finite.ndim))) | (batch.segment_ids <= 0)
@@ -164,5 +199,9 @@ def _answers(
         likeliest = viterbi(logits, content(batch.inputs, batch.segment_ids))
         logits = jax.nn.one_hot(likeliest, logits.shape[-1], dtype=jnp.float32)
     finite = jnp.all(finite.reshape(len(finite), -1), 1)
-    # An entropy of NaN cuts no patch, and the answers would hide it.
-    return logits, finite if entropies is None else finite & jnp.all(jnp.isfinite(entropies), 1)
+    return logits, _with_entropies(finite, entropies)
+
+
+def _with_entropies(finite: Bool[Array, "B"], entropies: Float[Array, "B T"] | None) -> Bool[Array, "B"]:
+    """Whether a row's entropies are finite too: one of NaN cuts no patch, and the answers would hide it."""
+    return finite if entropies is None else finite & jnp.all(jnp.isfinite(entropies), 1)

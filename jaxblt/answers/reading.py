@@ -150,7 +150,8 @@ def _fill(
         if history is not None:
             before = history.ids(records, span, flip=False)
             row["history"][history.length - len(before) :] = before
-    return Batch(**{name: jnp.asarray(array) for name, array in arrays.items()})
+    fields: dict[str, Any] = {name: jnp.asarray(array) for name, array in arrays.items()}
+    return Batch(**fields)
 
 
 def ahead[T](results: Iterable[T]) -> Iterator[T]:

@@ -139,8 +139,7 @@ def write_predictions(run: "Run", split: SplitName, file: str) -> None:
 
     data = make_dataset(run.recipe.data, split=split, mode="eval")
     assert isinstance(data, LabelledDataset)
-    found = run.classify(data.source)
-    replace(found, labels=tuple(record.label for record in data.records)).to_tsv(file)
+    run.classify(data.source).with_labels(data.records).to_tsv(file)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,12 +12,14 @@ from jaxblt.cli.mesh import expand_mesh
 from jaxblt.cli.parsing import parse_options
 from jaxblt.cli.recipe_options import option_value, shorter_warmup
 from jaxblt.cli.train import TrainOptions, run_recipe
-from jaxblt.data.labelled import LabelledDataConfig, fitting_length
+from jaxblt.data.label_tasks import LabelTask
+from jaxblt.data.labelled import LabelledDataConfig, fitting_length, label_lines, with_classes
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.training.finetune import OPTIMIZER, TRAIN, finetune_recipe
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 from jaxblt.training.resolved import read_resolved
+from jaxblt.training.task_scores import Weighting
 
 ABOUT = (
     "Trains a run's model with a new head on labelled records, from the start or from the newest checkpoint in its run "
@@ -42,6 +44,30 @@ class HeadOptions:
     crf: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """Of several tasks at once. Each is a column of the records, instead of `data.label`, and has a head of its own.
+
+    Attributes:
+      classes: columns whose labels are classes; cells may be empty.
+      numbers: columns whose labels are numbers; cells may be empty.
+      weighting: the loss is the sum of the tasks' losses with the weights of `weights` (fixed), or with weights that
+        are learned (uncertainty).
+      weights: names of tasks and their weights, "family 1 stability 0.5"; 1 for the others.
+    """
+
+    classes: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    weighting: Weighting = "fixed"
+    weights: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> tuple[LabelTask, ...]:
+        """For `LabelledDataConfig.tasks`."""
+        numbers = tuple(LabelTask(name, "number") for name in self.numbers)
+        return (*map(LabelTask, self.classes), *numbers)
+
+
 def parse_finetune(argv: Sequence[str]) -> tuple[Recipe, str, TrainOptions]:
     """The recipe of a command line, its run folder and how to go on. Exits with a usage where no run is named."""
     if not argv or argv[0] in ("-h", "--help"):
@@ -58,6 +84,7 @@ def parse_finetune(argv: Sequence[str]) -> tuple[Recipe, str, TrainOptions]:
             str, tyro.conf.arg(help="folder of the run; an existing run goes on")
         ] = f"runs/{name}",
         head: HeadOptions = HeadOptions(),
+        tasks: TaskOptions = TaskOptions(),
         freeze: Annotated[
             tuple[str, ...], tyro.conf.arg(help='patterns of parameters that stay as they are, "embedding/*"')
         ] = (),
@@ -67,9 +94,13 @@ def parse_finetune(argv: Sequence[str]) -> tuple[Recipe, str, TrainOptions]:
         own: Annotated[TrainOptions, tyro.conf.arg(name="")] = TrainOptions(),
     ) -> tuple[Recipe, str, TrainOptions]:
         options = {**asdict(head), "freeze": freeze, "mesh": mesh, "name": name}
+        options |= {"weighting": tasks.weighting, "weights": tasks.weights}
         optimizer = _fitting_warmup(optimizer, train.steps, rest)
-        data = _fitting_data(data, base, rest)
-        return finetune_recipe(base_run, data, optimizer=optimizer, train=train, **options), run_dir, own
+        data = with_classes(_fitting_data(replace(data, tasks=tasks.columns), base, rest))
+        recipe = finetune_recipe(base_run, data, optimizer=optimizer, train=train, **options)
+        for line in label_lines(data):
+            print(line)
+        return recipe, run_dir, own
 
     @functools.wraps(command)
     def bound(*args: Any, **options: Any) -> Any:

@@ -9,6 +9,7 @@ from jaxblt.data.entropies import Entropies, read_entropies, source_hash, write_
 from jaxblt.data.examples import Example, Examples, TaskSource, question_and_answer
 from jaxblt.data.iterator import BatchIterator
 from jaxblt.data.kmers import KmerVocab
+from jaxblt.data.label_tasks import LabelTask
 from jaxblt.data.labelled import LabelledDataConfig, LabelledDataset, with_classes
 from jaxblt.data.mixture import SourceConfig
 from jaxblt.data.packing import PackedIndex, pack
@@ -62,6 +63,7 @@ __all__ = [
     "FastaSource",
     "JsonlSource",
     "KmerVocab",
+    "LabelTask",
     "LabelledDataConfig",
     "LabelledDataset",
     "PackedIndex",

@@ -20,7 +20,9 @@ class Batch:
       history: ids of the document up to each row's first input, that one included, right-aligned behind PAD; for
         the entropy model, where rows begin inside documents. None where there is none to know.
       labels: class or number of each row, or class of each position (-1 where none is asked for), for an objective that
-        asks for labels; None for the others.
+        asks for labels; None for the others. For several tasks those of rows by the task's name, -1 or NaN where a row
+        has none.
+      label_weights: by task, what each row's label weighs in the loss; an objective of several tasks sets it.
     """
 
     inputs: Int[Array, "B T"]
@@ -30,4 +32,11 @@ class Batch:
     loss_mask: Int[Array, "B T"] | Float[Array, "B T"]
     entropies: Float[Array, "B T"] | None = None
     history: Int[Array, "B W"] | None = None
-    labels: Int[Array, "B"] | Float[Array, "B"] | Int[Array, "B T"] | None = None
+    labels: (
+        Int[Array, "B"]
+        | Float[Array, "B"]
+        | Int[Array, "B T"]
+        | dict[str, Int[Array, "B"] | Float[Array, "B"]]
+        | None
+    ) = None
+    label_weights: dict[str, Float[Array, "B"]] | None = None

@@ -1,8 +1,7 @@
 """Labelled sequences as data: one record a row, with a class, a number, or a class for each byte."""
 
 import hashlib
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -12,6 +11,16 @@ import numpy as np
 from jaxblt.data.batch import Batch
 from jaxblt.data.buckets import bucket, rows_within
 from jaxblt.data.dataset import Dataset, Row
+from jaxblt.data.label_tasks import (
+    UNLABELLED,
+    LabelTask,
+    as_class,
+    as_number,
+    describe_tasks,
+    settle_tasks,
+    task_labels,
+    task_targets,
+)
 from jaxblt.data.packing import PackedIndex
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import Span, stream_ids, write_span
@@ -30,8 +39,6 @@ from jaxblt.data.splits import PARTS, SplitName, check_split, cut_points
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields
 
 Target = Literal["class", "number", "positions"]
-UNLABELLED = -1
-"""The label of a position that is not asked for: BOS and padding."""
 OPENED = 2
 """Sets of records that stay in memory, so that classes and three splits read their files once while these are as they
 were."""
@@ -65,8 +72,11 @@ class LabelledDataConfig:
       validation_paths, test_paths: files of the other parts, for "files".
       fractions: the shares of train, validation and test, for "hash".
       split_seed: of the hash.
-      easy_first: steps of a curriculum that begins with the shortest records and ends with all (`EasyFirst`); 0 for
+      tasks: columns of labels instead of `label`, each a task with a head of its own; cells may be empty. What
+        `label`, `target` and `classes` say of one task, each `LabelTask` says of its own.
+      easy_first: steps of a curriculum that begins with the easiest records and ends with all (`EasyFirst`); 0 for
         none. It needs rows of one length.
+      difficulty: column of numbers that are larger for harder records, for `easy_first`; None takes the length.
       seed: picks the order of rows and the strands.
 
     Raises:
@@ -95,6 +105,8 @@ class LabelledDataConfig:
     split_seed: int = 0
     easy_first: int = 0
     seed: int = 0
+    tasks: tuple[LabelTask, ...] = ()
+    difficulty: str | None = None
 
     packing = "buckets"  # one record a row, with padding behind it
     alignment = 1
@@ -119,9 +131,25 @@ class LabelledDataConfig:
             raise ValueError(f"LabelledDataConfig.classes must be different names, got {self.classes}")
         if self.target == "number" and self.classes:
             raise ValueError(f"classes {self.classes} are not of target='number': leave one of them out")
+        self._check_tasks()
+        if self.difficulty is not None and not self.easy_first:
+            raise ValueError(
+                f"difficulty = {self.difficulty!r} orders records for easy_first, which is 0: set it to a number of "
+                "steps, or leave difficulty out"
+            )
         if self.split != "files" and (self.validation_paths or self.test_paths):
             held = self.validation_paths + self.test_paths
             raise ValueError(f"validation_paths and test_paths {held} need split='files', got {self.split!r}")
+
+    def _check_tasks(self) -> None:
+        columns = [task.column for task in self.tasks]
+        if doubled := [name for name in columns if columns.count(name) > 1]:
+            raise ValueError(f"column {doubled[0]!r} is two tasks: name each column once")
+        if columns and (self.label, self.target, self.classes) != ("label", "class", ()):
+            raise ValueError(
+                f"label = {self.label!r}, target = {self.target!r} and classes = {self.classes} are of one task, and "
+                f"tasks are {', '.join(columns)}: say it of each task, and leave these out"
+            )
 
     def rows_of(self, row_length: int) -> int:
         """Rows in a batch of rows of this length."""
@@ -131,7 +159,15 @@ class LabelledDataConfig:
     def columns(self) -> Columns:
         """What the files' columns are called."""
         part = self.split_column if self.split == "column" else None
-        return Columns(self.sequence, self.label, self.id, part)
+        labels = tuple(task.column for task in self.tasks) or (self.label,)
+        return Columns(self.sequence, labels, self.id, part, self.difficulty, optional=bool(self.tasks))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether classes are still to be collected from the files."""
+        if self.tasks:
+            return any(task.is_open for task in self.tasks)
+        return self.target != "number" and not self.classes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -141,14 +177,14 @@ class LabelledDataset(Dataset):
     Attributes:
       records: of the split.
       source: their sequences.
-      targets: what their labels mean, see `read_targets`.
+      targets: what their labels mean, see `read_targets`; of several tasks see `task_targets`.
       indexes: which record a row of each bucket holds.
     """
 
     config: LabelledDataConfig
     records: Sequence[LabelledRecord]
     source: BytesSource
-    targets: Sequence[Any]
+    targets: Sequence[Any] | Mapping[str, np.ndarray]
     indexes: tuple[PackedIndex, ...]
 
     @property
@@ -184,6 +220,8 @@ class LabelledDataset(Dataset):
         slots = self.slots(step) if slots is None else slots
         made = super().batch(step, slots=slots)
         numbers = self.record_numbers(step, slots)
+        if isinstance(self.targets, Mapping):
+            return replace(made, labels=task_labels(self.targets, numbers))
         if self.config.target != "positions":
             kind = np.float32 if self.config.target == "number" else np.int32
             return replace(made, labels=np.array([0 if n < 0 else self.targets[n] for n in numbers], kind))
@@ -200,9 +238,11 @@ def with_classes(config: LabelledDataConfig) -> LabelledDataConfig:
 
     Raises:
       FileNotFoundError: a path names no file.
-      ValueError: bad data, or fewer than two classes.
+      ValueError: bad data, fewer than two classes, or a task without a label to train on.
     """
-    if config.target == "number" or config.classes:
+    if config.tasks:
+        return replace(config, tasks=settle_tasks(config.tasks, read_parts(config)))
+    if not config.is_open:
         return config
     labels = {record.label for part in read_parts(config).values() for record in part}
     if config.target == "positions":
@@ -220,10 +260,26 @@ def fitting_length(config: LabelledDataConfig, multiple: int = 64) -> int:
     return -(-(longest + 1) // multiple) * multiple
 
 
-def number_statistics(config: LabelledDataConfig) -> tuple[float, float]:
-    """Mean and standard deviation of the training labels of target="number"; 1 for numbers that are all the same."""
-    numbers = np.array([_as_number(record) for record in read_parts(config)["train"]], np.float64)
+def number_statistics(config: LabelledDataConfig, task: LabelTask | None = None) -> tuple[float, float]:
+    """Mean and standard deviation of the training labels of target="number"; 1 for numbers that are all the same.
+
+    Of several tasks they are those of `task`, without empty cells.
+    """
+    place = 0 if task is None else config.tasks.index(task)
+    labels = [(record.labels[place], record) for record in read_parts(config)["train"]]
+    numbers = np.array([as_number(label, record) for label, record in labels if label], np.float64)
     return float(numbers.mean()), float(numbers.std()) or 1.0
+
+
+def classes_of(data: Any, task: str) -> tuple[str, ...]:
+    """Names of the classes of labelled data, or of one of its tasks; () where there are none."""
+    named = {one.column: one.classes for one in getattr(data, "tasks", ())}
+    return named[task] if task else getattr(data, "classes", ())
+
+
+def label_lines(config: LabelledDataConfig) -> list[str]:
+    """A line for each of several tasks, which counts the labels of each split; none for one task."""
+    return describe_tasks(config.tasks, read_parts(config)) if config.tasks else []
 
 
 def open_labelled(
@@ -241,7 +297,7 @@ def open_labelled(
       ValueError: bad data, an unknown or empty split, classes that are still open, or a record longer than a row.
     """
     check_split(split)
-    if config.target != "number" and not config.classes:
+    if config.is_open:
         raise ValueError("the classes of the labelled data are open: use jaxblt.data.with_classes(config)")
     parts = read_parts(config)
     records = [r for part in PARTS for r in parts[part]] if split == "all" else parts[split]
@@ -258,26 +314,40 @@ def open_labelled(
     return LabelledDataset(
         config=config,
         mode=mode,
-        schedule=_training_order(config, indexes, source) if mode == "train" else OnePass(rows, sizes),
+        schedule=_training_order(config, indexes, records) if mode == "train" else OnePass(rows, sizes),
         process_index=process_index,
         process_count=process_count,
         records=records,
         source=source,
-        targets=read_targets(config, records),
+        targets=task_targets(config.tasks, records) if config.tasks else read_targets(config, records),
         indexes=indexes,
     )
 
 
 def _training_order(
-    config: LabelledDataConfig, indexes: tuple[PackedIndex, ...], source: BytesSource
+    config: LabelledDataConfig, indexes: tuple[PackedIndex, ...], records: Sequence[LabelledRecord]
 ) -> Shuffled | EasyFirst:
     rows = tuple(len(index) for index in indexes)
     sizes = tuple(config.rows_of(index.row_length) for index in indexes)
     shuffled = Shuffled(rows, sizes, config.seed)
     if not config.easy_first:
         return shuffled
-    by_length = np.argsort(source.lengths[indexes[0].documents], kind="stable")
-    return EasyFirst(tuple(by_length.tolist()), sizes[0], config.easy_first, shuffled, config.seed)
+    hard = np.array([_difficulty(config, record) for record in records])
+    order = np.argsort(hard[indexes[0].documents], kind="stable")
+    return EasyFirst(tuple(order.tolist()), sizes[0], config.easy_first, shuffled, config.seed)
+
+
+def _difficulty(config: LabelledDataConfig, record: LabelledRecord) -> float:
+    """A record's length, or what the column of difficulties says."""
+    if config.difficulty is None:
+        return len(record.sequence)
+    try:
+        return as_number(record.difficulty or "", record)
+    except ValueError as error:
+        raise ValueError(
+            f"{record.place}: {config.difficulty} of {record.name!r} is {record.difficulty!r}, expected a finite "
+            "number: larger for harder records"
+        ) from error
 
 
 def read_targets(config: LabelledDataConfig, records: Sequence[LabelledRecord]) -> list[Any]:
@@ -287,36 +357,17 @@ def read_targets(config: LabelledDataConfig, records: Sequence[LabelledRecord]) 
       ValueError: a label is no class, no finite number, or has not one character for each byte; names file and line.
     """
     if config.target == "number":
-        return [_as_number(record) for record in records]
+        return [as_number(record.label, record) for record in records]
     numbers = {name: i for i, name in enumerate(config.classes)}
     if config.target == "class":
-        return [_as_class(record.label, record, numbers) for record in records]
+        return [as_class(record.label, record, numbers) for record in records]
     for record in records:
         if len(record.label) != len(record.sequence):
             raise ValueError(
                 f"{record.place}: the label of {record.name!r} has {len(record.label)} characters for "
                 f"{len(record.sequence)} bytes, expected one for each"
             )
-    return [np.array([_as_class(c, r, numbers) for c in r.label], np.int32) for r in records]
-
-
-def _as_class(label: str, record: LabelledRecord, numbers: dict[str, int]) -> int:
-    if label not in numbers:
-        known = ", ".join(list(numbers)[:8])
-        raise ValueError(
-            f"{record.place}: label {label!r:.40} of {record.name!r} is none of the classes {known}"
-        )
-    return numbers[label]
-
-
-def _as_number(record: LabelledRecord) -> float:
-    try:
-        number = float(record.label)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{record.place}: label {record.label!r:.40} of {record.name!r} is no finite number")
-    return number
+    return [np.array([as_class(c, r, numbers) for c in r.label], np.int32) for r in records]
 
 
 def _check_lengths(config: LabelledDataConfig, records: Sequence[LabelledRecord]) -> None:
@@ -337,6 +388,7 @@ def read_parts(config: LabelledDataConfig) -> dict[str, list[LabelledRecord]]:
     """
     options = {
         "classes": (),
+        "tasks": tuple(replace(task, classes=()) for task in config.tasks),
         "reverse_complement": False,
         "seq_len": 1,
         "batch_size": 1,
@@ -384,10 +436,10 @@ def _check_ids(config: LabelledDataConfig, records: list[LabelledRecord]) -> Non
     if not all(ending(file) in FASTA for file in expand(named)):
         raise ValueError(f"labels={config.labels!r} are of FASTA files, got {named}: leave one of them out")
     known = {record.name for record in records}
-    for name, (_, _, place) in read_label_table(config.labels, config.columns).items():
+    for name, row in read_label_table(config.labels, config.columns).items():
         if name not in known:
             raise ValueError(
-                f"{place}: id {name!r} is no record of {', '.join(named)}: check how it is written"
+                f"{row.place}: id {name!r} is no record of {', '.join(named)}: check how it is written"
             )
 
 

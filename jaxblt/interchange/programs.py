@@ -145,7 +145,8 @@ def record_row(
     fields = {"inputs": jnp.where(live, inputs, PAD), "targets": jnp.where(live, stream[:length], PAD)}
     counted = live.astype(jnp.int32)
     fields |= {"segment_ids": counted, "loss_mask": counted, "positions": jnp.where(live, at, 0)}
-    return Batch(**{name: array[None] for name, array in fields.items()})
+    rows: dict[str, Any] = {name: array[None] for name, array in fields.items()}
+    return Batch(**rows)
 
 
 def _export(run: "Run", answer: Answer, about: dict[str, Any], platforms: Sequence[Platform]) -> Made:

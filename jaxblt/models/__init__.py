@@ -20,6 +20,7 @@ from jaxblt.models.stack import (
     stack_periods,
     unstack_periods,
 )
+from jaxblt.models.task_heads import TaskAnswers, TaskHead, TaskHeads, TaskHeadsConfig
 from jaxblt.models.titan import titan
 
 __all__ = [
@@ -48,6 +49,10 @@ __all__ = [
     "Stack",
     "StackConfig",
     "StackState",
+    "TaskAnswers",
+    "TaskHead",
+    "TaskHeads",
+    "TaskHeadsConfig",
     "init_blt_state",
     "init_byte_lm_state",
     "init_stack_state",

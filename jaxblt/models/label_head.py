@@ -45,6 +45,10 @@ class LabelHeadConfig:
         if self.target != "number":
             check_bounds(self, "outputs", least=2, why=": a row is of one class or another")
 
+    def build(self, causal: bool, dtype: Any) -> "LabelHead":
+        """The module, over states of a causal model or not."""
+        return LabelHead(self, causal, dtype)
+
 
 def content(ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None) -> Bool[Array, "B T"]:
     """True for a record's own bytes: neither padding nor holes nor special ids."""

@@ -7,10 +7,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.models.label_head import LabelHead, LabelHeadConfig
+from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.no_decoding import NoDecoding
 from jaxblt.models.row_layout import RowLayout
 from jaxblt.models.stack import StackConfig
+from jaxblt.models.task_heads import TaskAnswers, TaskHeadsConfig
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.patches import Patches
@@ -28,11 +29,11 @@ class LabellerConfig:
 
     Attributes:
       base: config of a model with `hidden`, such as `ByteLMConfig` or `BLTConfig`.
-      head: what is asked.
+      head: what is asked; `TaskHeadsConfig` asks for several labels at once.
     """
 
     base: Any
-    head: LabelHeadConfig = LabelHeadConfig()
+    head: LabelHeadConfig | TaskHeadsConfig = LabelHeadConfig()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -88,7 +89,7 @@ class Labeller(NoDecoding, nn.Module):
         self.base = self.config.base.build(dtype=self.dtype, patcher=self.patcher)
         # Keep the base's parameters where its own runs have them: embedding/..., not base/embedding/...
         nn.share_scope(self, self.base)
-        self.label_head = LabelHead(self.config.head, self.config.causal, self.dtype)
+        self.label_head = self.config.head.build(self.config.causal, self.dtype)
 
     @nn.nowrap
     def _apart(self) -> Any:
@@ -118,8 +119,8 @@ class Labeller(NoDecoding, nn.Module):
         positions: Int[Array, "B T"] | None = None,
         entropies: Float[Array, "B T"] | None = None,
         patches: Patches | None = None,
-    ) -> tuple[Float[Array, "B *N"], Patches | None]:
-        """Logits [B, C] of rows or [B, T, C] of bytes, or potentials of a CRF, in fp32, and the patches."""
+    ) -> tuple[Float[Array, "B *N"] | TaskAnswers, Patches | None]:
+        """Logits [B, C] of rows or [B, T, C] of bytes, potentials of a CRF, or all tasks' answers; and the patches."""
         options = {"segment_ids": segment_ids, "positions": positions}
         states, patches = self.base.hidden(ids, **options, entropies=entropies, patches=patches)
         return self.label_head(states, ids, segment_ids), patches

@@ -96,6 +96,9 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
 def _labels(data: RowsConfig, shape: tuple[int, int]) -> Any:
     """Labels of a batch of this shape; None for data without."""
     if isinstance(data, LabelledDataConfig):
+        if data.tasks:
+            kinds = {"number": jnp.float32, "class": jnp.int32}
+            return {task.column: jnp.zeros(shape[:1], kinds[task.target]) for task in data.tasks}
         kind = jnp.float32 if data.target == "number" else jnp.int32
         return jnp.zeros(shape if data.target == "positions" else shape[:1], kind)
     return None if getattr(data, "labels", None) is None else jnp.zeros(shape[:1], jnp.int32)

@@ -1,7 +1,47 @@
 """How a run's evaluations compare: the best so far, and how many in a row were no better."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxblt.training.recipe import Recipe
+
+HIGHER = (
+    "accuracy",
+    "row_accuracy",
+    "mcc",
+    "f1",
+    "auroc",
+    "auprc",
+    "pearson",
+    "spearman",
+    "bytes_per_second",
+    "mfu",
+)
+"""Figures that are better if higher, whatever stands before them: "validation/", "task/"."""
+
+
+def is_better_higher(figure: str) -> bool:
+    """Whether a higher value of a figure is better."""
+    return figure.rpartition("/")[2] in HIGHER
+
+
+def followed(recipe: "Recipe") -> tuple[str, bool]:
+    """The figure of evaluations that a run is judged by, and whether a higher one is better."""
+    objective, figure = recipe.objective, recipe.train.best_by
+    if figure is None:
+        return objective.headline, objective.higher_is_better
+    return figure, is_better_higher(figure)
+
+
+def check_followed(recipe: "Recipe") -> None:
+    """Raises ValueError unless the objective has the figure `train.best_by`."""
+    figure, names = recipe.train.best_by, recipe.objective.figure_names
+    if figure is not None and figure not in names:
+        raise ValueError(
+            f"train.best_by = {figure!r} is no figure of {type(recipe.objective).__name__}: take one of "
+            f"{', '.join(names)}"
+        )
 
 
 class Standing:
@@ -11,11 +51,16 @@ class Standing:
       keep: how many of the best to remember; at least the best one is.
       patience: evaluations in a row without a better one after which the run ends; None for never.
       higher: whether a higher figure is better.
-      meta: what an earlier process stored, as `meta` gives it.
+      meta: what an earlier process stored, as `meta` gives it; forgotten if it was of another figure.
+      figure: what is compared.
     """
 
-    def __init__(self, keep: int, patience: int | None, *, higher: bool, meta: Mapping[str, Any]) -> None:
-        self.keep, self.patience, self.higher = max(keep, 1), patience, higher
+    def __init__(
+        self, keep: int, patience: int | None, *, higher: bool, meta: Mapping[str, Any], figure: str
+    ) -> None:
+        self.keep, self.patience, self.higher, self.figure = max(keep, 1), patience, higher, figure
+        if meta.get("best_by", figure) != figure:
+            meta = {}
         self.best = [(float(value), int(step)) for value, step in meta.get("best", ())]
         self.since = int(meta.get("since_best", 0))
 
@@ -43,4 +88,5 @@ class Standing:
     @property
     def meta(self) -> dict[str, Any]:
         """As JSON, for a checkpoint."""
-        return {"best": [list(one) for one in self.best], "since_best": self.since}
+        best = [list(one) for one in self.best]
+        return {"best": best, "since_best": self.since, "best_by": self.figure}

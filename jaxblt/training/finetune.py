@@ -1,17 +1,28 @@
 """The recipe that fine-tunes a run on labelled records."""
 
 import os
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
+from jaxblt.data.label_tasks import LabelTask
 from jaxblt.data.labelled import LabelledDataConfig, number_statistics, with_classes
 from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.labeller import HEAD, LabellerConfig
+from jaxblt.models.task_heads import TaskHead, TaskHeadsConfig
 from jaxblt.parallel.mesh import MeshConfig
-from jaxblt.training.objectives import Classify, ClassifyChain, ClassifyPositions, Regress
+from jaxblt.training.objectives import (
+    Classify,
+    ClassifyChain,
+    ClassifyPositions,
+    MultiTask,
+    Regress,
+    TaskLoss,
+)
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.optimizers import Optimizer
 from jaxblt.training.recipe import Recipe, TrainConfig
 from jaxblt.training.resolved import read_resolved
+from jaxblt.training.task_scores import Weighting
 
 OPTIMIZER = AdamWConfig(learning_rate=3e-4, warmup_steps=50)
 """For fine-tuning: a lower peak than a model needs that starts from nothing."""
@@ -26,6 +37,8 @@ def finetune_recipe(
     pool: Literal["cls", "mean", "max", "attention"] = "mean",
     dropout: float = 0.0,
     crf: bool = False,
+    weights: Mapping[str, float] | None = None,
+    weighting: Weighting = "fixed",
     freeze: tuple[str, ...] = (),
     optimizer: Optimizer = OPTIMIZER,
     train: TrainConfig = TRAIN,
@@ -38,9 +51,11 @@ def finetune_recipe(
 
     Args:
       base_run: folder of the run to start from.
-      data: the records; its `target` decides head and objective.
+      data: the records; its `target` decides head and objective, or its `tasks` those of each task.
       name: of the run.
       pool, dropout, crf: of the head, see `LabelHeadConfig`.
+      weights: of the losses of several tasks by name; 1 for a task that is not named.
+      weighting: "fixed", or "uncertainty" to learn the weights, see `TaskScores`.
       freeze: patterns of parameters that are not trained; ("embedding/*", "stack/*") leaves a ByteLM's head and norm.
       optimizer: and its schedule; `layer_decay` gives lower layers lower rates.
       train: length, precision, evaluations.
@@ -52,15 +67,19 @@ def finetune_recipe(
     """
     base = read_resolved(base_run).recipe
     data = with_classes(data)
-    outputs = 1 if data.target == "number" else len(data.classes)
-    head = LabelHeadConfig(target=data.target, outputs=outputs, pool=pool, dropout=dropout, crf=crf)
+    options = {"pool": pool, "dropout": dropout, "crf": crf}
+    _check_weights(data, weights or {}, weighting)
+    heads = tuple(TaskHead(task.column, _head(task, options)) for task in data.tasks)
+    head = TaskHeadsConfig(heads, weighting == "uncertainty") if heads else _head(data, options)
     under = base.model.base if isinstance(base.model, LabellerConfig) else base.model
     model = LabellerConfig(under, head)
     return Recipe(
         name=name,
         model=model,
         data=data,
-        objective=_objective(data, model.causal, crf),
+        objective=_tasks(data, model.causal, weights or {}, weighting)
+        if data.tasks
+        else _objective(data, model.causal, crf),
         optimizer=optimizer,
         train=train,
         mesh=mesh,
@@ -72,6 +91,38 @@ def finetune_recipe(
         fresh=(f"{HEAD}/*",),
         freeze=freeze,
     )
+
+
+def _head(asked: LabelledDataConfig | LabelTask, options: Any) -> LabelHeadConfig:
+    outputs = 1 if asked.target == "number" else len(asked.classes)
+    return LabelHeadConfig(target=asked.target, outputs=outputs, **options)
+
+
+def _check_weights(data: LabelledDataConfig, weights: Mapping[str, float], weighting: Weighting) -> None:
+    names = [task.column for task in data.tasks]
+    if unknown := [name for name in weights if name not in names]:
+        known = ", ".join(names) or "none: name the columns in data.tasks"
+        raise ValueError(
+            f"there is a weight {weights[unknown[0]]} for task {unknown[0]!r}, and the tasks are {known}"
+        )
+    if weighting == "uncertainty" and not names:
+        raise ValueError("weighting 'uncertainty' is of several tasks: name their columns in data.tasks")
+    if weighting == "uncertainty" and weights:
+        raise ValueError(
+            f"weighting 'uncertainty' learns the weights of tasks, and they are given as {dict(weights)}: leave the "
+            "weights out, or set weighting to 'fixed'"
+        )
+
+
+def _tasks(
+    data: LabelledDataConfig, causal: bool, weights: Mapping[str, float], weighting: Weighting
+) -> MultiTask:
+    losses = []
+    for task in data.tasks:
+        is_number = task.target == "number"
+        objective = Regress(causal, *number_statistics(data, task)) if is_number else Classify(causal)
+        losses.append(TaskLoss(task.column, objective, float(weights.get(task.column, 1))))
+    return MultiTask(tuple(losses), weighting, causal)
 
 
 def _objective(

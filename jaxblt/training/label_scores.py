@@ -47,15 +47,19 @@ class LabelScores:
 
     headline = "accuracy"
     higher_is_better = True
+    figure_names = ("loss", "accuracy", "mcc", "f1", "auroc", "auprc")
 
     def weight(self, batch: Batch) -> Float[Array, ""]:
         """Rows that hold something."""
         return jnp.sum(filled(batch))
 
+    def losses(self, logits: Float[Array, "B C"], batch: Batch) -> Float[Array, "B"]:
+        """-log p[label] of each row."""
+        return cross_entropy(logits, _labels(batch))
+
     def sums(self, logits: Float[Array, "B C"], batch: Batch) -> Sums:
         """Σ -log p[label] as "loss", rows as "weight", and rows by label and prediction as "confusion"."""
-        assert batch.labels is not None
-        return class_sums(logits, batch.labels, filled(batch))
+        return class_sums(logits, _labels(batch), filled(batch))
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """loss in nats a row, accuracy, mcc and f1."""
@@ -63,8 +67,7 @@ class LabelScores:
 
     def rows(self, logits: Float[Array, "B C"], batch: Batch) -> dict[str, Array]:
         """Logits and label of each row; -1 for a row that holds nothing."""
-        assert batch.labels is not None
-        return {"scores": logits, "labels": jnp.where(filled(batch) > 0, batch.labels, -1)}
+        return {"scores": logits, "labels": jnp.where(filled(batch) > 0, _labels(batch), -1)}
 
     def ranked(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
         """auroc and auprc; none where every row is of one class."""
@@ -91,6 +94,7 @@ class PositionScores:
 
     headline = "accuracy"
     higher_is_better = True
+    figure_names = ("loss", "accuracy", "mcc", "f1")
 
     def weight(self, batch: Batch) -> Float[Array, ""]:
         """Positions that have a label."""
@@ -98,8 +102,7 @@ class PositionScores:
 
     def sums(self, logits: Float[Array, "B T C"], batch: Batch) -> Sums:
         """As of `LabelScores`, over positions."""
-        assert batch.labels is not None
-        return class_sums(logits, jnp.maximum(batch.labels, 0), _asked(batch))
+        return class_sums(logits, jnp.maximum(_labels(batch), 0), _asked(batch))
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """loss in nats a position, accuracy, mcc and f1."""
@@ -114,8 +117,7 @@ class ChainScores(PositionScores):
 
     def sums(self, logits: Float[Array, "B T S C"], batch: Batch) -> Sums:
         """As of `PositionScores`, from the chain's potentials."""
-        assert batch.labels is not None
-        asked, labels = _asked(batch), jnp.maximum(batch.labels, 0)
+        asked, labels = _asked(batch), jnp.maximum(_labels(batch), 0)
         there = asked > 0
         loss = log_partition(logits, there) - path_score(logits, labels, there)
         return {
@@ -136,16 +138,21 @@ class NumberScores:
     scale: float
     headline = "rmse"
     higher_is_better = False
+    figure_names = ("loss", "rmse", "pearson", "spearman")
 
     def weight(self, batch: Batch) -> Float[Array, ""]:
         """Rows that hold something."""
         return jnp.sum(filled(batch))
 
+    def losses(self, logits: Float[Array, "B 1"], batch: Batch) -> Float[Array, "B"]:
+        """Squared error of each row in units of the scale."""
+        error = logits[:, 0] - (_labels(batch) - self.center) / self.scale
+        return error**2
+
     def sums(self, logits: Float[Array, "B 1"], batch: Batch) -> Sums:
         """Σ squared error in units of the scale as "loss", and rows as "weight"."""
-        assert batch.labels is not None
-        error = logits[:, 0] - (batch.labels - self.center) / self.scale
-        return {"loss": jnp.sum(error**2 * filled(batch)), "weight": jnp.sum(filled(batch))}
+        losses = self.losses(logits, batch)
+        return {"loss": jnp.sum(losses * filled(batch)), "weight": jnp.sum(filled(batch))}
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """loss, and the root mean square error in the labels' unit."""
@@ -154,8 +161,7 @@ class NumberScores:
 
     def rows(self, logits: Float[Array, "B 1"], batch: Batch) -> dict[str, Array]:
         """Number that the model gives each row, and its label; NaN for a row that holds nothing."""
-        assert batch.labels is not None
-        labels = jnp.where(filled(batch) > 0, batch.labels, jnp.nan)
+        labels = jnp.where(filled(batch) > 0, _labels(batch), jnp.nan)
         return {"scores": logits[:, 0] * self.scale + self.center, "labels": labels}
 
     def ranked(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -231,6 +237,12 @@ def filled(batch: Batch) -> Float[Array, "B"]:
     return jnp.any(batch.segment_ids > 0, 1).astype(jnp.float32)
 
 
-def _asked(batch: Batch) -> Float[Array, "B T"]:
+def _labels(batch: Batch) -> Any:
+    """Those of the one task."""
     assert batch.labels is not None
-    return ((batch.labels >= 0) & (batch.segment_ids > 0)).astype(jnp.float32)
+    assert not isinstance(batch.labels, dict)
+    return batch.labels
+
+
+def _asked(batch: Batch) -> Float[Array, "B T"]:
+    return ((_labels(batch) >= 0) & (batch.segment_ids > 0)).astype(jnp.float32)

@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 from jaxblt.adapters import join_params
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
+from jaxblt.data.labelled import classes_of
 from jaxblt.data.sources import DocumentSource
-from jaxblt.training.best import Standing
+from jaxblt.training.best import Standing, followed
 from jaxblt.training.cadence import SaveCadence
 from jaxblt.training.checkpoint import Checkpointer, Restored
 from jaxblt.training.continuations import NAME as SAMPLE
@@ -220,8 +221,9 @@ def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str) -
 
 def standing_of(recipe: Recipe, meta: dict[str, Any]) -> Standing:
     """How the run's evaluations compare so far."""
-    train, objective = recipe.train, recipe.objective
-    return Standing(train.keep_best, train.patience, higher=objective.higher_is_better, meta=meta)
+    train, (figure, higher) = recipe.train, followed(recipe)
+    meta = {"best_by": recipe.objective.headline} | meta  # older versions compared nothing else
+    return Standing(train.keep_best, train.patience, higher=higher, meta=meta, figure=figure)
 
 
 def begin(
@@ -406,24 +408,32 @@ class Trainer:
             self.progress.say(f"not finite in loss, gradient or update, and skipped: steps {spans(skipped)}")
         figures = fetched | self.meter.read(fetched)
         self.log.scalars(step, figures)
-        self.progress.update(step, {name: figures[name] for name in HEADLINE if name in figures})
+        shown = (*HEADLINE, *getattr(self.setup.recipe.objective, "headlines", ()))
+        self.progress.update(step, {name: figures[name] for name in shown if name in figures})
         check_health(fetched, step, self.setup.recipe)
 
     def validate(self, state: TrainState, step: int) -> dict[str, float]:
         """Scores the validation split and logs it."""
         found = self.validation(state)
         self.log.scalars(step, {f"validation/{name}": value for name, value in found.items()})
-        if CONFUSION in self.validation.found.totals:
-            counts, data = self.validation.found.totals[CONFUSION], self.setup.recipe.data
-            classes = getattr(data, "classes", ()) or tuple(map(str, range(len(counts))))
-            log_confusion(self.log, self.progress, step, counts, classes)
-        headline = self.setup.recipe.objective.headline
-        self.standing.note(found[headline], step)
-        by_source = [f"{n} {found[f'{n}/{headline}']:.4f}" for n in self.validation.data.source_names]
-        told = f" ({', '.join(by_source)})" if by_source else ""
+        for name, counts in self.validation.found.totals.items():
+            if name.rpartition("/")[2] == CONFUSION:
+                classes = classes_of(self.setup.recipe.data, name.rpartition("/")[0])
+                log_confusion(self.log, self.progress, step, counts, classes, name)
+        figure = self.standing.figure
+        if figure not in found:
+            raise ValueError(
+                f"the validation split gives no {figure}, which runs are compared by: hold out more records, or set "
+                "train.best_by to another figure"
+            )
+        self.standing.note(found[figure], step)
+        parts = [f"{source}/{figure}" for source in self.validation.data.source_names]
+        parts += getattr(self.setup.recipe.objective, "headlines", ())
+        each = [f"{name.partition('/')[0]} {found[name]:.4f}" for name in parts if name in found]
+        told = f" ({', '.join(each)})" if each else ""
         if self.continuation is not None:
             self.log.text(step, SAMPLE, self.continuation(state, self.validation.data))
-        self.progress.say(f"step {step}: validation {found[headline]:.4f} {headline.replace('_', ' ')}{told}")
+        self.progress.say(f"step {step}: validation {found[figure]:.4f} {figure.replace('_', ' ')}{told}")
         return found
 
     def draw(self, state: TrainState, step: int) -> None:

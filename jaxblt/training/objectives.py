@@ -17,6 +17,7 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import BOE, OFFSET, VOCAB_SIZE
 from jaxblt.training.label_scores import ChainScores, LabelScores, NumberScores, PositionScores
 from jaxblt.training.scores import IdScores
+from jaxblt.training.task_scores import TaskScores, Weighting
 from jaxblt.validation import check_bounds, check_fields
 
 MASK = BOE
@@ -176,13 +177,76 @@ class Regress(NumberScores):
         return _labelled(self, batch)
 
 
+@dataclass(frozen=True)
+class TaskLoss:
+    """One of several tasks.
+
+    Attributes:
+      name: of the task, its head and its labels.
+      objective: what is asked of a row.
+      weight: of its mean loss in the sum.
+    """
+
+    name: str
+    objective: Classify | Regress
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "weight", least=0, why=": it is the weight of a loss")
+
+
+@dataclass(frozen=True)
+class MultiTask(TaskScores):
+    """Predict several labels of each row, `batch.labels[name]`, with a model that has a head for each.
+
+    Attributes:
+      tasks: with their weights.
+      weighting: "fixed" takes the weights; "uncertainty" learns them, see `TaskScores`.
+    """
+
+    tasks: tuple[TaskLoss, ...]
+    weighting: Weighting = "fixed"
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        names, weights = [t.name for t in self.tasks], {t.name: t.weight for t in self.tasks}
+        if not names or len(weights) != len(names):
+            raise ValueError(
+                f"MultiTask.tasks must be at least one, with different names, got {tuple(names)}"
+            )
+        if not any(weights.values()):
+            raise ValueError(f"every task of MultiTask.tasks has weight 0, got {weights}: raise one")
+        if self.weighting == "uncertainty" and any(weight != 1 for weight in weights.values()):
+            raise ValueError(
+                f"weighting 'uncertainty' learns the weights of tasks, and they are given as {weights}: leave the "
+                "weights out, or set weighting to 'fixed'"
+            )
+        if other := [t.name for t in self.tasks if t.objective.causal != self.causal]:
+            raise ValueError(f"MultiTask.causal is {self.causal}, and task {other[0]!r} says otherwise")
+
+    def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
+        return self.weigh(_labelled(self, batch))
+
+
 def _labelled(objective: Any, batch: Batch) -> Batch:
     if batch.labels is None:
         raise ValueError(f"objective {type(objective).__name__} needs batch.labels: use data with labels")
     return batch
 
 
-Objective = NextByte | Masked | Span | OrderAgnostic | Classify | ClassifyPositions | ClassifyChain | Regress
+Objective = (
+    NextByte
+    | Masked
+    | Span
+    | OrderAgnostic
+    | Classify
+    | ClassifyPositions
+    | ClassifyChain
+    | Regress
+    | MultiTask
+)
 """What a model is trained for: every objective that a recipe can name."""
 
 

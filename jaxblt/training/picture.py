@@ -21,7 +21,6 @@ from jaxblt.training.step import find_entropies
 LENGTH = 400
 """Bytes of the passage, at most."""
 NAME = "validation/patches"
-CONFUSION_NAME, CONFUSION_FILE = "validation/confusion", "confusion.png"
 MOST_CLASSES = 40
 """Of which a table of confusions can be read."""
 
@@ -100,14 +99,19 @@ def draw_confusion(counts: np.ndarray, classes: tuple[str, ...]) -> bytes:
 
 
 def log_confusion(
-    log: RunLog, progress: Progress, step: int, counts: np.ndarray, classes: tuple[str, ...]
+    log: RunLog, progress: Progress, step: int, counts: np.ndarray, classes: tuple[str, ...], name: str
 ) -> None:
-    """Logs the picture and keeps the newest in the run's folder, or says what to install to have one."""
+    """Logs the picture and keeps the newest in the run's folder, or says what to install to have one.
+
+    It is called as the sum, "confusion" or "task/confusion"; the files are confusion.png and confusion_task.png.
+    """
+    classes = classes or tuple(map(str, range(len(counts))))
     if not log.is_main or len(classes) > MOST_CLASSES:
         return
     if find_spec("matplotlib") is None:
         progress.say("no picture of the confusions: matplotlib is missing (pip install 'jaxblt[plot]')")
         return
     png = draw_confusion(counts, classes)
-    log.image(step, CONFUSION_NAME, png)
-    (log.run_dir / CONFUSION_FILE).write_bytes(png)
+    log.image(step, f"validation/{name}", png)
+    task = name.rpartition("/")[0]
+    (log.run_dir / f"confusion{'_' if task else ''}{task}.png").write_bytes(png)

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.data.vocab import VOCAB_SIZE
+from jaxblt.models.task_heads import TaskHeadsConfig
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
-from jaxblt.training.objectives import ClassifyChain, NextByte, Objective
+from jaxblt.training.best import check_followed
+from jaxblt.training.objectives import ClassifyChain, MultiTask, NextByte, Objective
 from jaxblt.training.optimizers import AdamWConfig, Optimizer
 from jaxblt.training.packing import align, take_back_promises
 from jaxblt.training.reference import ReferenceConfig
@@ -47,6 +49,8 @@ class TrainConfig:
       keep_best: checkpoints kept besides: those of the evaluations with the best headline figures, saved as they are
         found. `jaxblt.load(run_dir, step="best")` reads the best one.
       patience: evaluations in a row without a better headline figure after which the run ends; None for no such end.
+      best_by: figure that `keep_best` and `patience` go by instead of the headline one, such as "mcc", or "NAME/mcc" of
+        one of several tasks.
       max_skips: steps in a row whose gradient may be non-finite (and is not applied) before the run fails.
       max_overflow: share of patch boundaries that may be refused for want of slots before the run fails.
       time_limit_s: seconds of training after which the run saves and ends, whatever the step; None for no limit.
@@ -70,6 +74,7 @@ class TrainConfig:
     keep: int = 2
     keep_best: int = 0
     patience: int | None = None
+    best_by: str | None = None
     max_skips: int = 5
     max_overflow: float = 0.1
     time_limit_s: float | None = None
@@ -177,6 +182,8 @@ class Recipe:
         _check_layout(self)
         _check_base(self)
         _check_chain(self)
+        _check_tasks(self)
+        check_followed(self)
         _check_reference(self)
         _settle_rows(self)
 
@@ -292,6 +299,25 @@ def _check_chain(recipe: Recipe) -> None:
         )
     if crf and recipe.mesh.seq != 1:
         raise ValueError(f"a CRF reads whole rows, and mesh.seq is {recipe.mesh.seq}: set it to 1")
+
+
+def _check_tasks(recipe: Recipe) -> None:
+    """Each of several tasks needs labels and a head of its name; weights are learned by heads and objective alike."""
+    heads, objective = getattr(recipe.model, "head", None), recipe.objective
+    asked = {task.name for task in objective.tasks} if isinstance(objective, MultiTask) else set()
+    labels = {task.column for task in getattr(recipe.data, "tasks", ())}
+    answered = {task.name for task in heads.tasks} if isinstance(heads, TaskHeadsConfig) else set()
+    if not asked == labels == answered:
+        raise ValueError(
+            f"the objective has tasks {sorted(asked)}, data.tasks {sorted(labels)} and model.head {sorted(answered)}: "
+            "name the same in all, as `finetune_recipe` does"
+        )
+    learned = isinstance(heads, TaskHeadsConfig) and heads.uncertainty
+    if isinstance(objective, MultiTask) and learned != (objective.weighting == "uncertainty"):
+        raise ValueError(
+            f"objective.weighting is {objective.weighting!r} and model.head.uncertainty is {learned}: only "
+            "'uncertainty' and True go together"
+        )
 
 
 def _check_reference(recipe: Recipe) -> None:

@@ -44,6 +44,7 @@ FREE = (
     "train.keep",
     "train.keep_best",
     "train.patience",
+    "train.best_by",
     "train.max_skips",
     "train.max_overflow",
     "train.time_limit_s",

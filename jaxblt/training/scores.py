@@ -32,6 +32,11 @@ class IdScores:
         """The figure to show first."""
         return "accuracy" if self.accuracy else "bits_per_byte"
 
+    @property
+    def figure_names(self) -> tuple[str, ...]:
+        """What evaluations may be compared by."""
+        return ("loss", "bits_per_byte", *(("accuracy", "row_accuracy") if self.accuracy else ()))
+
     def weight(self, batch: Batch) -> Float[Array, ""]:
         """Σ w; 0 if nothing is scored, so that the loss is NaN and a step changes nothing."""
         return jnp.sum(batch.loss_mask.astype(jnp.float32))

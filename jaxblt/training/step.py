@@ -147,8 +147,8 @@ def _long_entropies(model: Any, params: Any, batch: Batch, context: int) -> Floa
 
 def predict(
     task: Task, params: Any, frozen: Mapping[str, Frozen], batch: Batch, rngs: dict[str, PRNGKeyArray]
-) -> tuple[Float[Array, "B *N"], Patches | None, Any]:
-    """Logits ([B, T, V], or [B, C] of rows), patches, and what modules sowed into the side collections.
+) -> tuple[Any, Patches | None, Any]:
+    """Logits ([B, T, V], or [B, C] of rows, or `TaskAnswers`), patches, and what modules sowed on the side.
 
     Dropout is on iff `rngs` has its key.
     """

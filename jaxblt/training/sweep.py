@@ -13,6 +13,7 @@ import jax
 from jaxblt.data.sources import DocumentSource
 from jaxblt.evaluation.table import format_table
 from jaxblt.remote import refuse_remote
+from jaxblt.training.best import followed, is_better_higher
 from jaxblt.training.checkpoint import list_steps
 from jaxblt.training.health import TrainingFailed
 from jaxblt.training.loop import fit
@@ -93,7 +94,7 @@ class Ranking:
 def default_ranking(
     recipe: Recipe, metric: str | None, order: Literal["lowest", "highest"] | None
 ) -> Ranking:
-    """By a metric, or else by the validation's headline figure. Shares of right answers are better if higher.
+    """By a metric, or else by the validation figure that a run is judged by. Some are better if higher, see `HIGHER`.
 
     Raises:
       ValueError: the recipe evaluates never, or keeps no log that could be read.
@@ -102,14 +103,12 @@ def default_ranking(
         raise ValueError(
             f"runs are compared by metrics.jsonl: add jsonl to train.trackers = {recipe.train.trackers}"
         )
-    headline = recipe.objective.headline
-    metric = f"validation/{headline}" if metric is None else metric
+    metric = f"validation/{followed(recipe)[0]}" if metric is None else metric
     if metric.startswith("validation/") and not recipe.train.eval_every:
         raise ValueError(
             f"runs cannot be compared by {metric}: train.eval_every is 0; set it, or name another metric"
         )
-    higher = metric.rpartition("/")[2] in ("accuracy", "row_accuracy", "bytes_per_second", "mfu")
-    return Ranking(metric, higher if order is None else order == "highest")
+    return Ranking(metric, is_better_higher(metric) if order is None else order == "highest")
 
 
 def check_trials(trials: Sequence[Trial], folder: Path, *, source: DocumentSource | None = None) -> None:

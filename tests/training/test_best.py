@@ -19,7 +19,7 @@ FIGURES = (3.0, 2.0, 2.5, 2.0, 2.2, 2.3, 1.0)
 def noted(
     figures: tuple[float, ...], *, keep: int = 2, patience: int | None = 3, higher: bool = False
 ) -> Standing:
-    standing = Standing(keep, patience, higher=higher, meta={})
+    standing = Standing(keep, patience, higher=higher, meta={}, figure="loss")
     for step, figure in enumerate(figures, 1):
         standing.note(figure, step)
     return standing
@@ -40,7 +40,7 @@ def test_patience_counts_evaluations_in_a_row() -> None:
 
 def test_what_is_stored_goes_on_where_it_was() -> None:
     first = noted(FIGURES[:4])
-    again = Standing(2, 3, higher=False, meta=first.meta)
+    again = Standing(2, 3, higher=False, meta=first.meta, figure="loss")
     assert (again.best, again.since) == (first.best, first.since)
     again.note(2.2, 5)
     assert again.exhausted

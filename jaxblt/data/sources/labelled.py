@@ -1,7 +1,7 @@
 """Records with labels: tables, JSON lines, FASTA with a table of labels, BED intervals with classes over a genome.
 
-A label is the text that the file holds; `jaxblt.data.labelled` turns it into a class or a number. A bad row is an error
-that names its file and line. Records lie in memory.
+A label is the text that the file holds; `jaxblt.data.label_tasks` turns it into a class or a number. A record may have
+several. A bad row is an error that names its file and line. Records lie in memory.
 """
 
 import csv
@@ -25,21 +25,28 @@ TABLES = {".csv": ",", ".tsv": "\t"}
 
 
 class LabelledRecord(NamedTuple):
-    """A sequence with its label.
+    """A sequence with its labels.
 
     Attributes:
       name: of the record.
       sequence: its bytes, at least one.
-      label: as the file holds it.
+      labels: as the file holds them; "" for an empty cell.
       part: what the file says of its split; None where it says nothing.
-      place: "file:line" of the row that holds the label, for errors.
+      difficulty: what the file says of it; None where it says nothing.
+      place: "file:line" of the row that holds the labels, for errors.
     """
 
     name: str
     sequence: bytes
-    label: str
+    labels: tuple[str, ...]
     part: str | None
+    difficulty: str | None
     place: str
+
+    @property
+    def label(self) -> str:
+        """The first label, which is the only one but for several tasks."""
+        return self.labels[0]
 
 
 @dataclass(frozen=True)
@@ -48,15 +55,24 @@ class Columns:
 
     Attributes:
       sequence: of the sequence.
-      label: of the label.
+      labels: of the labels.
       name: of the record's name; a record of a file without it is called "file:line".
       part: of the split, or None if the file does not say.
+      difficulty: of a number that is larger for harder records, or None if it is not asked for.
+      optional: cells of labels may be empty, and fields may be missing or null.
     """
 
     sequence: str
-    label: str
+    labels: tuple[str, ...]
     name: str
     part: str | None
+    difficulty: str | None = None
+    optional: bool = False
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Those that a table must have beside sequence and name."""
+        return (*self.labels, *(name for name in (self.part, self.difficulty) if name is not None))
 
 
 def ending(path: Path) -> str:
@@ -84,7 +100,7 @@ def read_labelled(
     elif kind == ".jsonl":
         found = list(_from_jsonl(path, columns))
     elif kind == ".bed":
-        found = _from_bed(path, genome)
+        found = _from_bed(path, columns, genome)
     elif kind in FASTA:
         found = _from_fasta(path, columns, labels)
     else:
@@ -93,7 +109,7 @@ def read_labelled(
     for record in found:
         if not record.sequence:
             raise ValueError(f"{record.place}: record {record.name!r} has an empty sequence: leave it out")
-        if not record.label:
+        if not columns.optional and not record.label:
             raise ValueError(
                 f"{record.place}: record {record.name!r} has no label: give it one, or leave it out"
             )
@@ -118,8 +134,8 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _from_table(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
     rows = _rows(path)
     line, header = next(rows)
-    for column in (columns.sequence, columns.label, columns.part):
-        if column is not None and column not in header:
+    for column in (columns.sequence, *columns.needed):
+        if column not in header:
             raise ValueError(f"{path}:{line} has no column {column!r}, it has {header}: name the right one")
     for line, cells in rows:
         row = _cells(header, cells, f"{path}:{line}")
@@ -134,7 +150,9 @@ def _cells(header: list[str], cells: list[str], place: str) -> dict[str, str]:
 
 def _record(row: Mapping[str, str], sequence: bytes, columns: Columns, place: str) -> LabelledRecord:
     part = None if columns.part is None else row[columns.part]
-    return LabelledRecord(row.get(columns.name) or place, sequence, row[columns.label], part, place)
+    difficulty = None if columns.difficulty is None else row[columns.difficulty]
+    labels = tuple(row.get(name, "") for name in columns.labels)
+    return LabelledRecord(row.get(columns.name) or place, sequence, labels, part, difficulty, place)
 
 
 def _from_jsonl(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
@@ -144,17 +162,26 @@ def _from_jsonl(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
         place = f"{path}:{number}"
         sequence = field_bytes(line, columns.sequence, place)
         fields: dict[str, Any] = json.loads(line)
-        for name in (columns.label, columns.part):
-            if name is not None and not isinstance(fields.get(name), str | int | float):
+        for name in columns.needed:
+            if columns.optional and name in columns.labels and fields.get(name) is None:
+                continue
+            if not isinstance(fields.get(name), str | int | float):
                 raise ValueError(
                     f"{place}: field {name!r} holds {fields.get(name)!r:.40}, expected text or a number; its fields "
                     f"are {sorted(fields)}"
                 )
-        yield _record({key: str(value) for key, value in fields.items()}, sequence, columns, place)
+        told = {key: str(value) for key, value in fields.items() if value is not None}
+        yield _record(told, sequence, columns, place)
 
 
-def _from_bed(path: Path, genome: DocumentSource | None) -> list[LabelledRecord]:
+def _from_bed(path: Path, columns: Columns, genome: DocumentSource | None) -> list[LabelledRecord]:
     """Intervals whose fourth column is their class; what lies outside a record of the genome is N."""
+    if columns.optional or columns.difficulty is not None:
+        named = (*columns.labels, *filter(None, (columns.difficulty,)))
+        raise ValueError(
+            f"'{path}' has one label an interval and no column {', '.join(map(repr, named))}: put the sequences into a "
+            "table"
+        )
     if genome is None:
         raise ValueError(f"'{path}' holds intervals of a genome: set `genome` to its FASTA file")
     lines = bed_lines(path)
@@ -169,7 +196,8 @@ def _from_bed(path: Path, genome: DocumentSource | None) -> list[LabelledRecord]
         LabelledRecord(
             f"{interval.record}:{interval.start}-{interval.stop}",
             source.read(i, 0, int(source.lengths[i])),
-            interval.name,
+            (interval.name,),
+            None,
             None,
             f"{path}:{number}",
         )
@@ -190,39 +218,40 @@ def _from_fasta(path: Path, columns: Columns, labels: str | None) -> list[Labell
             raise ValueError(
                 f"{path}:{line}: record {name!r} has no label in '{labels}': add a row, or leave it out"
             )
-        label, part, place = given[name]
+        record = given[name]._replace(sequence=sequence)
         # an empty sequence is named where it stands, anything else where its label does
-        found.append(LabelledRecord(name, sequence, label, part, place if sequence else f"{path}:{line}"))
+        found.append(record if sequence else record._replace(place=f"{path}:{line}"))
     return found
 
 
-def read_label_table(path: str, columns: Columns) -> dict[str, tuple[str, str | None, str]]:
-    """Label, split and place of each id in a table of ids and labels.
+def read_label_table(path: str, columns: Columns) -> dict[str, LabelledRecord]:
+    """What a table of ids and labels says of each id: records that lack their sequences.
 
-    A first row that holds the columns' names says which is which. Without one there are two columns: id, label.
+    A first row that holds the columns' names says which is which. Without one there are two columns: id, label. Labels
+    of several tasks need one.
 
     Raises:
-      ValueError: an id stands twice, a row lacks a cell, or the column of the splits is missing.
+      ValueError: an id stands twice, a row lacks a cell, or a column is missing.
     """
     [file] = expand(path)
     if ending(file) not in TABLES:
         raise ValueError(f"'{file}' must end in .tsv or .csv: labels are a table of id and label")
     rows = list(_rows(file))
-    header = [columns.name, columns.label]
-    if columns.label in rows[0][1] and columns.name in rows[0][1]:
+    header = [columns.name, columns.labels[0]]
+    if columns.optional or set(header) <= set(rows[0][1]):
         header = rows.pop(0)[1]
-    if columns.part is not None and columns.part not in header:
-        raise ValueError(
-            f"'{file}' has no column {columns.part!r}, it has {header}: write its names in the first row"
-        )
-    found: dict[str, tuple[str, str | None, str]] = {}
+    for column in (columns.name, *columns.needed):
+        if column not in header:
+            raise ValueError(
+                f"'{file}' has no column {column!r}, it has {header}: write its names in the first row"
+            )
+    found: dict[str, LabelledRecord] = {}
     for line, cells in rows:
         place = f"{file}:{line}"
-        row = _cells(header, cells, place)
-        if row[columns.name] in found:
+        record = _record(_cells(header, cells, place), b"", columns, place)
+        if record.name in found:
             raise ValueError(
-                f"{place}: id {row[columns.name]!r} has a label already, in {found[row[columns.name]][2]}"
+                f"{place}: id {record.name!r} has a label already, in {found[record.name].place}"
             )
-        part = None if columns.part is None else row[columns.part]
-        found[row[columns.name]] = (row[columns.label], part, place)
+        found[record.name] = record
     return found

@@ -1,0 +1,101 @@
+"""Several heads over the same states: one a task, and what training learns of how far each task is to be trusted."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxblt.layers import named
+from jaxblt.models.label_head import LabelHead, LabelHeadConfig
+from jaxblt.validation import check_fields
+
+LOG_VARIANCES = "log_variances"
+"""The parameter of `TaskHeads` with s = log σ² of each task, in their order; no task has this name."""
+
+
+@flax.struct.dataclass
+class TaskAnswers:
+    """What a model with several heads answers.
+
+    Attributes:
+      outputs: by task, logits of classes [B, C] or numbers [B, 1], in fp32.
+      log_variances: by task, the trained s of `jaxblt.training.task_scores`; None where weights are fixed.
+    """
+
+    outputs: dict[str, Float[Array, "B _"]]
+    log_variances: dict[str, Float[Array, ""]] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskHead:
+    """A task and the head that answers it.
+
+    Attributes:
+      name: of the task, and of the head's parameters.
+      head: for a class or a number of the row.
+    """
+
+    name: str
+    head: LabelHeadConfig = LabelHeadConfig()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.head.target == "positions":
+            raise ValueError(
+                f"TaskHead.head of task {self.name!r} asks for 'positions', and tasks are of rows: set its target to "
+                "'class' or 'number'"
+            )
+        if self.name in ("", LOG_VARIANCES) or "/" in self.name:
+            raise ValueError(f"TaskHead.name is {self.name!r}, which names no submodule: rename the task")
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskHeadsConfig:
+    """Heads for several tasks at once.
+
+    Attributes:
+      tasks: with their heads, which share nothing but the states that they read.
+      uncertainty: learn a log-variance s for each task, 0 at the start, which `MultiTask` weighs losses by.
+    """
+
+    tasks: tuple[TaskHead, ...]
+    uncertainty: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        names = [task.name for task in self.tasks]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(
+                f"TaskHeadsConfig.tasks must be at least one, with different names, got {tuple(names)}"
+            )
+
+    def build(self, causal: bool, dtype: Any) -> "TaskHeads":
+        """The module, over states of a causal model or not."""
+        return TaskHeads(self, causal, dtype)
+
+
+class TaskHeads(nn.Module):
+    """A `LabelHead` for each task, called as it is."""
+
+    config: TaskHeadsConfig
+    causal: bool
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None
+    ) -> TaskAnswers:
+        """The answers of all heads; arguments are those of `LabelHead`."""
+        tasks = self.config.tasks
+        outputs = {
+            task.name: LabelHead(task.head, self.causal, self.dtype, name=task.name)(x, ids, segment_ids)
+            for task in tasks
+        }
+        if not self.config.uncertainty:
+            return TaskAnswers(outputs)
+        init: Any = named(nn.initializers.zeros, None)
+        s = self.param(LOG_VARIANCES, init, (len(tasks),), jnp.float32)
+        return TaskAnswers(outputs, {task.name: s[i] for i, task in enumerate(tasks)})
