@@ -7,6 +7,7 @@
 from jaxblt.adapters.attach import attach, check_sites, detach, find_sites
 from jaxblt.adapters.config import AdapterConfig, RouterConfig
 from jaxblt.adapters.distill import distill, mean_codes
+from jaxblt.adapters.draw import Draw
 from jaxblt.adapters.governor import Governor, next_bounds, with_bounds
 from jaxblt.adapters.levels import Mixed
 from jaxblt.adapters.losses import AdapterLosses
@@ -21,6 +22,7 @@ __all__ = [
     "AdapterLosses",
     "Clamp",
     "Confidence",
+    "Draw",
     "Ema",
     "Governor",
     "Mixed",

@@ -7,11 +7,14 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
+from jaxblt.adapters import Draw
+from jaxblt.adapters.attach import stacks_of
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
+from jaxblt.training.hybrid import HybridConfig
 from jaxblt.training.objectives import ClassifyChain, NextByte, Objective
 from jaxblt.training.optimizers import AdamWConfig, Optimizer
 from jaxblt.training.packing import align, take_back_promises
@@ -138,6 +141,8 @@ class Recipe:
         (`jaxblt.adapters.attach`), and these are trained alone.
       also_train: patterns of paths of the base's parameters that are trained besides, such as "embedding/bytes".
       reference: a second model whose predictions are held close to; None for none.
+      hybrid: weights of the loss's parts by step, with imitation of labels and reinforcement of routers; None for the
+        objective's loss.
     """
 
     name: str
@@ -157,6 +162,7 @@ class Recipe:
     base_run: str | None = None
     also_train: tuple[str, ...] = ()
     reference: ReferenceConfig | None = None
+    hybrid: HybridConfig | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -178,6 +184,7 @@ class Recipe:
         _check_base(self)
         _check_chain(self)
         _check_reference(self)
+        _check_hybrid(self)
         _settle_rows(self)
 
     def to_json(self) -> str:
@@ -307,6 +314,30 @@ def _check_reference(recipe: Recipe) -> None:
         kind = type(recipe.objective).__name__
         raise ValueError(
             f"reference compares predictions of the next byte, and the objective is {kind}: use NextByte"
+        )
+
+
+def _check_hybrid(recipe: Recipe) -> None:
+    """What trains routers beside the loss has routers, bytes in order and the next byte to predict."""
+    hybrid = recipe.hybrid
+    if hybrid is None:
+        return
+    if not isinstance(recipe.objective, NextByte):
+        kind = type(recipe.objective).__name__
+        raise ValueError(f"hybrid weighs losses of the next byte, and the objective is {kind}: use NextByte")
+    adapters = [stack.adapter for stack in stacks_of(recipe.model).values() if stack.adapter is not None]
+    if (hybrid.has("labels") or hybrid.draws) and not any(adapter.blocks for adapter in adapters):
+        raise ValueError(
+            "hybrid trains routers of banks, and no stack of the model has one: attach an AdapterConfig with blocks"
+        )
+    if hybrid.draws and not any(isinstance(t, Draw) for adapter in adapters for t in adapter.code):
+        raise ValueError(
+            "hybrid.reinforcement needs a policy, and no bank draws its experts: set AdapterConfig.code = (Draw(),)"
+        )
+    if (hybrid.draws or hybrid.has("labels")) and (recipe.patcher is not None or recipe.mesh.seq != 1):
+        raise ValueError(
+            f"hybrid credits bytes to choices in whole rows of bytes, and patcher is {recipe.patcher} with mesh.seq = "
+            f"{recipe.mesh.seq}: use a model without patches and mesh.seq = 1"
         )
 
 
