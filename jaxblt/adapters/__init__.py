@@ -16,6 +16,7 @@ from jaxblt.adapters.params import join_params, split_params
 from jaxblt.adapters.peft import load_peft, save_peft
 from jaxblt.adapters.sticky import Sticky
 from jaxblt.adapters.transforms import Clamp, Confidence, Ema, Sparse, TopK
+from jaxblt.adapters.warm_start import warm_start
 
 __all__ = [
     "AdapterConfig",
@@ -42,5 +43,6 @@ __all__ = [
     "next_bounds",
     "save_peft",
     "split_params",
+    "warm_start",
     "with_bounds",
 ]

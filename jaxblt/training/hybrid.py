@@ -167,7 +167,8 @@ def routed_parts(
         parts["labels"] = sums["label_nats"] = label_nats(side, batch)
     if drawn is not None:
         base, _, _ = run(jax.lax.stop_gradient(params), model=hybrid.base)
-        gain = (cross_entropy(base, batch.targets) - cross_entropy(logits, batch.targets)) * batch.loss_mask
+        nats, base_nats = (cross_entropy(x, batch.targets) for x in (logits, base))
+        gain = (base_nats - nats) * batch.loss_mask.astype(jnp.float32)
         parts["reinforcement"], found = surrogate(
             hybrid.config.policy, choices(side), drawn.old, gain, batch.segment_ids
         )

@@ -126,13 +126,13 @@ def test_credit_for_the_own_chunk_alone_is_exact_only_if_chunks_are_apart():
     assert np.abs(found + exact).max() > 0.05
 
 
-EXPERTS, WIDTH, CHUNK, STEPS, ROWS = 4, 6, 4, 200, 16
+EXPERTS, WIDTH, CHUNK, STEPS, ROWS = 4, 6, 4, 120, 32
 BANK = AdapterConfig(
     rank=EXPERTS, blocks=EXPERTS, router=RouterConfig(chunk=CHUNK, prefix=None, hidden=8), code=(Draw(),)
 )
 CONTEXTS = np.random.default_rng(3).standard_normal((EXPERTS, WIDTH)).astype(np.float32)
-PAYS = np.random.default_rng(4).permuted(np.tile(np.linspace(0, 1, EXPERTS, dtype=np.float32), (4, 1)), axis=1)
-"""[context, expert]: each context has an expert that pays 1, and one that pays 0."""
+PAYS = np.stack([np.roll(np.linspace(0, 1, EXPERTS, dtype=np.float32), i) for i in range(EXPERTS)])
+"""[context, expert]: another expert pays 1 in each context, and one expert for all contexts pays 1/2."""
 
 
 def contexts(key):
@@ -188,5 +188,5 @@ def test_a_contextual_bandit_reaches_its_optimum(method):
     """The best expert of every context pays 1. Without a reward, or with its sign turned, nothing of it is learned."""
     learned = make_bandit(method)
     assert learned(1.0) >= 0.95
-    assert learned(0.0) < 0.8
+    assert learned(0.0) < 0.6
     assert learned(-1.0) < 0.2
