@@ -48,36 +48,30 @@ def updates(config, params, **options):
     merged, plain = fuse(config, params, **options)[1], split_params(params)[0]
     found = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - np.asarray(b), merged, plain)
     return {
-        f"{path[1].key}/{path[2].key}/{path[4].key}": leaf
+        jax.tree_util.keystr(path): leaf
         for path, leaf in jax.tree.leaves_with_path(found["stack"])
         if np.abs(leaf).max() > 1e-4
     }
 
 
-@pytest.mark.parametrize("block", [3, 4, 2])
+@pytest.mark.parametrize("block", [3, 2])
 def test_a_one_hot_code_gives_the_update_of_a_lora(given, block):
     """Exactly where the block has its rank; a smaller block keeps the largest singular values."""
     config = bank(block)
     params = init(config, seed=7)
-    base, trained = split_params(params)
-    started = {**base, "stack": {**base["stack"], **trained["stack"]}}
     started = warm_start(config, params, given)
     assert jax.tree.structure(started) == jax.tree.structure(params)
     np.testing.assert_array_equal(
         started["stack"]["router"]["code"]["kernel"], params["stack"]["router"]["code"]["kernel"]
     )
     for expert, (static, own) in enumerate(given):
-        wanted = updates(static, {**own, "stack": own["stack"]})
+        wanted = updates(static, own)
         found = updates(config, started, code=jnp.eye(2)[expert])
         assert found.keys() == wanted.keys()
         assert len(found) == 6
         for name, update in wanted.items():
-            layers = zip(
-                np.atleast_3d(update).reshape(-1, *update.shape[-2:]),
-                found[name].reshape(-1, *update.shape[-2:]),
-                strict=True,
-            )
-            for one, two in layers:
+            rows = (x.reshape(-1, *x.shape[-2:]) for x in (update, found[name]))
+            for one, two in zip(*rows, strict=True):
                 sizes = np.linalg.svd(one)[1]
                 lost = np.sqrt((sizes[block:] ** 2).sum())
                 np.testing.assert_allclose(np.linalg.norm(two - one), lost, rtol=1e-3, atol=3e-6 * sizes[0])
@@ -103,7 +97,7 @@ def test_what_is_refused(given):
     config = bank(2)
     params = init(config)
     with pytest.raises(
-        ValueError, match="1 LoRAs are to start the experts of stack 'stack', .* set blocks=1"
+        ValueError, match=r"1 LoRAs are to start the experts of stack 'stack', .* set blocks=1"
     ):
         warm_start(config, params, given[:1])
     governed = bank(2, governor=Governor())
