@@ -140,6 +140,8 @@ class Recipe:
       base_run: run folder of a model that stays frozen; its config is `model` without adapters
         (`jaxblt.adapters.attach`), and these are trained alone.
       also_train: patterns of paths of the base's parameters that are trained besides, such as "embedding/bytes".
+      experts: folders of static adapters over the same base, runs or PEFT files, that the experts of the model's
+        banks start as; () to draw them.
       reference: a second model whose predictions are held close to; None for none.
       hybrid: weights of the loss's parts by step, with imitation of labels and reinforcement of routers; None for the
         objective's loss.
@@ -161,6 +163,7 @@ class Recipe:
     freeze: tuple[str, ...] = ()
     base_run: str | None = None
     also_train: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
     reference: ReferenceConfig | None = None
     hybrid: HybridConfig | None = None
 
@@ -286,6 +289,10 @@ def _check_base(recipe: Recipe) -> None:
         raise ValueError(
             f"also_train={recipe.also_train} is trained over a frozen base, and base_run is None: every parameter is "
             "trained without one"
+        )
+    if recipe.experts and recipe.base_run is None:
+        raise ValueError(
+            f"experts={recipe.experts} are LoRAs over a frozen base, and base_run is None: set it to the base's folder"
         )
 
 
