@@ -80,10 +80,8 @@ class Program:
         ids = jnp.zeros((1, 2), jnp.int32)
         with given(jnp.zeros((1, 2, self.blocks))) if self.arm.labelled else nullcontext():
             drawn = nn.meta.unbox(self.module.init(key, ids))["params"]
-        if self.arm.over_oracle:
-            trained = routers(drawn)
-        else:
-            trained = _shared(split_params(drawn, self.arm.also_train)[1], base)
+        own = split_params(drawn, self.arm.also_train)[1]
+        trained = routers(drawn) if self.arm.over_oracle else _shared(own, base)
         return trained, self.moments.init(trained)
 
     def _nats(self, base: Any, trained: Any, rows: Rows) -> tuple[Any, Any]:
