@@ -15,9 +15,12 @@ import optax
 from experiments.benchmark._arms import Arm, Settings
 from experiments.benchmark._mix import Mix, Rows, draw_rows
 from jaxblt.adapters import attach, join_params, split_params
+from jaxblt.adapters.draw import POLICY, choices
 from jaxblt.adapters.given import given, through
-from jaxblt.adapters.router import ROUTER
+from jaxblt.adapters.params import routers
+from jaxblt.training.acting import acting_params, keep_routers
 from jaxblt.training.flops import count_params
+from jaxblt.training.policy import is_routers, surrogate
 
 if TYPE_CHECKING:
     from jaxblt.models import ByteLMConfig
@@ -49,14 +52,16 @@ class Program:
     def __init__(self, arm: Arm, model: "ByteLMConfig", settings: Settings) -> None:
         config = model if arm.adapter is None else attach(model, arm.adapter)
         self.arm, self.settings, self.blocks = arm, settings, (arm.adapter and arm.adapter.blocks) or 0
-        self.module = config.build(dtype=jnp.dtype(settings.dtype))
+        self.module, self.plain = (c.build(dtype=jnp.dtype(settings.dtype)) for c in (config, model))
         self.moments = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(b2=0.99))
+        if arm.policy is not None and arm.policy.method == "ppo":
+            self.moments = keep_routers(self.moments, arm.policy.refresh)
 
     def lower(self, base: Any, train: Mix, test: Mix) -> None:
-        """Traces everything; `compile` may then run in a thread of its own."""
+        """Traces everything; `compile` may then run in a thread of its own. The base may be given as shapes."""
         key, number = jax.random.key(0), jnp.zeros((), jnp.int32)
         rates = jnp.zeros(self.settings.steps_a_call, jnp.float32)
-        carried = jax.eval_shape(self._start, base, key)
+        self.carried = carried = jax.eval_shape(self._start, base, key)
         self.lowered = (
             jax.jit(self._start).lower(base, key),
             jax.jit(self._steps, donate_argnums=1).lower(base, carried, train, key, number, rates),
@@ -75,7 +80,8 @@ class Program:
         ids = jnp.zeros((1, 2), jnp.int32)
         with given(jnp.zeros((1, 2, self.blocks))) if self.arm.labelled else nullcontext():
             drawn = nn.meta.unbox(self.module.init(key, ids))["params"]
-        trained = _shared(split_params(drawn, self.arm.also_train)[1], base)
+        own = split_params(drawn, self.arm.also_train)[1]
+        trained = routers(drawn) if self.arm.over_oracle else _shared(own, base)
         return trained, self.moments.init(trained)
 
     def _nats(self, base: Any, trained: Any, rows: Rows) -> tuple[Any, Any]:
@@ -87,10 +93,11 @@ class Program:
             context = through(lambda code: codes.append(code) or code)
         with context:
             logits, _ = self.module.apply({"params": join_params(base, trained)}, rows.inputs)  # pyright: ignore
-        chosen = jnp.take_along_axis(logits, rows.targets[..., None], 2)[..., 0]
-        return jax.nn.logsumexp(logits, axis=-1) - chosen, codes[0] if codes else None
+        return _nats(logits, rows), codes[0] if codes else None
 
-    def _loss(self, trained: Any, base: Any, rows: Rows) -> tuple[Any, Any]:
+    def _loss(self, trained: Any, base: Any, rows: Rows, acting: Any, key: Any) -> tuple[Any, Any]:
+        if self.arm.policy is not None:
+            return self._reinforced(trained, base, rows, acting, key)
         nats, code = self._nats(base, trained, rows)
         loss = language = jnp.mean(nats)
         if self.arm.imitation:
@@ -98,16 +105,33 @@ class Program:
             loss = loss - self.arm.imitation * jnp.mean(jnp.log(jnp.maximum(right, LEAST)))
         return loss, language
 
+    def _reinforced(self, trained: Any, base: Any, rows: Rows, acting: Any, key: Any) -> tuple[Any, Any]:
+        """The policy's loss a byte, and the nats of the experts that it drew."""
+
+        def run(params: Any, given: Any, **options: Any) -> tuple[Any, Any]:
+            variables = {"params": join_params(base, params), **given}
+            (logits, _), side = self.module.apply(variables, rows.inputs, **options)
+            return logits, side
+
+        drawn = run(acting, {}, rngs={POLICY: key}, mutable=("intermediates", POLICY))[1]
+        logits, side = run(trained, {POLICY: drawn[POLICY]}, mutable=("intermediates",))
+        nats, without = _nats(logits, rows), _nats(self.plain.apply({"params": base}, rows.inputs)[0], rows)
+        documents = jnp.ones(rows.inputs.shape, jnp.int32)
+        assert self.arm.policy is not None
+        loss, _ = surrogate(self.arm.policy, choices(side), choices(drawn), without - nats, documents)
+        return loss / nats.size, jnp.mean(nats)
+
     def _steps(self, base: Any, carried: Any, mix: Mix, key: Any, first: Any, rates: Any) -> tuple[Any, Any]:
         """Several steps, each on rows that its number picks; and the bits per byte of these rows before the step."""
         settings = self.settings
 
         def step(carried: Any, now: Any) -> tuple[Any, Any]:
             (trained, moments), (number, rate) = carried, now
-            drawn = draw_rows(
-                mix, jax.random.fold_in(key, number), settings.rows, settings.length, settings.spans
-            )
-            (_, nats), gradient = jax.value_and_grad(self._loss, has_aux=True)(trained, base, drawn)
+            own = jax.random.fold_in(key, number)
+            drawn = draw_rows(mix, own, settings.rows, settings.length, settings.spans)
+            acting = acting_params(moments, trained, settings.policy.refresh)
+            given = trained, base, drawn, acting, jax.random.fold_in(own, 1)
+            (_, nats), gradient = jax.value_and_grad(self._loss, has_aux=True)(*given)
             with jax.numpy_dtype_promotion("standard"):
                 change, moments = self.moments.update(gradient, moments, trained)
                 factors = _factors(trained, settings.router_factor)
@@ -160,6 +184,12 @@ def scheduled(share: float) -> float:
     return 0.5 * (1 + float(np.cos(np.pi * (share - WARM_UP) / (1 - WARM_UP))))
 
 
+def _nats(logits: Any, rows: Rows) -> Any:
+    """Of each target."""
+    chosen = jnp.take_along_axis(logits, rows.targets[..., None], 2)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
 def _shared(trained: Any, base: Any) -> Any:
     if not isinstance(trained, Mapping):
         return base
@@ -170,7 +200,7 @@ def _factors(trained: Any, router: float) -> Any:
     """Of the learning rate."""
 
     def factor(path: tuple[Any, ...], leaf: Any) -> float:
-        return router if any(str(entry.key) == ROUTER for entry in path) else 1.0
+        return router if is_routers(path) else 1.0
 
     return jax.tree_util.tree_map_with_path(factor, trained)
 
@@ -178,12 +208,13 @@ def _factors(trained: Any, router: float) -> Any:
 def compile_all(
     programs: Mapping[str, Program], base: Any, train: Mix, test: Mix, report: Callable[[str], None]
 ) -> None:
-    """Traces the programs one after another and compiles them side by side."""
+    """Traces the programs one after another and compiles them side by side; "oracle" comes before arms over it."""
     from concurrent.futures import ThreadPoolExecutor
 
     begun = time.perf_counter()
     for program in programs.values():
-        program.lower(base, train, test)
+        under = join_params(base, programs["oracle"].carried[0]) if program.arm.over_oracle else base
+        program.lower(under, train, test)
     report(f"traced {len(programs)} programs in {time.perf_counter() - begun:.1f} s")
     with ThreadPoolExecutor(4) as pool:
         seconds = dict(zip(programs, pool.map(Program.compile, programs.values()), strict=True))

@@ -1,13 +1,17 @@
 """What is compared: adapters of equal numbers of trained parameters that differ in what makes their code."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jaxblt.adapters import AdapterConfig, Clamp, RouterConfig
+from jaxblt.adapters import AdapterConfig, Clamp, Draw, RouterConfig, Sticky
+from jaxblt.training.policy import PolicyConfig
 from jaxblt.validation import check_bounds, check_fields
 
-ARMS = ("static", "static_one", "prefix", "chunk", "token", "bank", "imitated", "oracle", "full")
+OVER_ORACLE = ("mixed", "reinforced", "ppo")
+"""Arms of routers alone: their experts are those of the arm "oracle", and frozen."""
+BANKS = ("bank", "straight", "imitated", "oracle", *OVER_ORACLE)
+ARMS = ("static", "static_one", "prefix", "chunk", "token", *BANKS, "full")
 """Names of `make_arm`."""
 WITHIN = 0.05
 """Arms of one size may differ in trained parameters by this share of the static one's."""
@@ -29,6 +33,7 @@ class Settings:
       full_rate: that of full fine-tuning.
       router_factor: of the routers' rate.
       imitation: weight of the cross-entropy between a bank's code and the labels, in nats.
+      policy: how "reinforced" and "ppo" learn, whatever its method.
       rows, length: of a batch.
       spans: bytes of the shortest and the longest span of one domain.
       test_rows: documents that all arms are scored on.
@@ -48,6 +53,7 @@ class Settings:
     full_rate: float = 3e-4
     router_factor: float = 2.0
     imitation: float = 0.1
+    policy: PolicyConfig = PolicyConfig()
     rows: int = 8
     length: int = 4096
     spans: tuple[int, int] = (256, 4096)
@@ -77,6 +83,8 @@ class Arm:
       rate: peak of the learning rate.
       labelled: the code is that of the byte's domain, and not a router's.
       imitation: weight of the labels in a router's loss.
+      over_oracle: the router alone is trained, over the frozen parameters that "oracle" left with the same seed.
+      policy: what reinforces the router; None for the language model's loss.
       matched: whether it has as many trained parameters as the static adapter.
     """
 
@@ -85,6 +93,8 @@ class Arm:
     rate: float
     labelled: bool = False
     imitation: float = 0.0
+    over_oracle: bool = False
+    policy: PolicyConfig | None = None
     matched: bool = True
 
 
@@ -95,8 +105,12 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     static_one    c = 1, of the rank that one domain has in the bank
     prefix, chunk, token    a free code of so many numbers as ranks
     bank          a softmax over a domain's number of experts for each chunk
-    imitated      the same, and its code is drawn towards the labels in training
+    straight      the same experts, of which the one with the largest share acts: top-1, gradients straight through
+    imitated      a bank whose code is drawn towards the labels in training
     oracle        the same experts, picked by labels, in the test too
+    mixed         the oracle's experts, frozen, in a softmax that a router learns by the language model's loss
+    reinforced    the oracle's experts, frozen, of which a policy draws one for each chunk: REINFORCE
+    ppo           the same by PPO
     full          all parameters of the base, no adapter
 
     Raises:
@@ -107,7 +121,7 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
         raise ValueError(f"unknown arm {name!r}, choose of: {', '.join(ARMS)}")
     if name == "full":
         return Arm(None, ("*",), settings.full_rate, matched=False)
-    blocks = domains if name in ("bank", "imitated", "oracle") else None
+    blocks = domains if name in BANKS else None
     rank = settings.rank if name == "static_one" else whole
     router = None if name.startswith("static") else _router(name, settings)
     adapter = AdapterConfig(
@@ -116,16 +130,26 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
         alpha=settings.scale * rank / (blocks or 1),
         blocks=blocks,
         router=router,
-        code=() if router is None or blocks else (Clamp(3.0),),
+        code=_code(name) if router else (),
     )
+    reinforced: Any = name if name == "ppo" else "reinforce" if name == "reinforced" else None
     return Arm(
         adapter,
         settings.also_train,
         settings.rate,
         labelled=name == "oracle",
         imitation=settings.imitation if name == "imitated" else 0.0,
+        over_oracle=name in OVER_ORACLE,
+        policy=reinforced and replace(settings.policy, method=reinforced),
         matched=name != "static_one",
     )
+
+
+def _code(name: str) -> tuple[Any, ...]:
+    """Transforms of a router's code."""
+    if name not in BANKS:
+        return (Clamp(3.0),)
+    return {"straight": (Sticky(0.0),), "reinforced": (Draw(),), "ppo": (Draw(),)}.get(name, ())
 
 
 def _router(name: str, settings: Settings) -> RouterConfig:

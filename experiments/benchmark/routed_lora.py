@@ -1,5 +1,6 @@
 """Adapters of text whose domain changes unmarked: python -m experiments.benchmark routed_lora BASE_RUN --out FILE."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ from experiments.benchmark._arms import Settings
 
 if TYPE_CHECKING:
     from experiments.benchmark._adaptation import Program, Scored
+    from experiments.benchmark._arms import Arm
     from experiments.benchmark._mix import Mix
 
 
@@ -19,7 +21,10 @@ def routed_lora(
     data: str = "data",
     mix: Literal["conflict", "natural"] = "conflict",
     domains: int = 8,
-    arms: tuple[str, ...] = ("static", "oracle", "chunk", "token", "imitated", "bank", "prefix"),
+    arms: tuple[str, ...] = (
+        *("static", "oracle", "chunk", "token", "imitated", "bank", "prefix"),
+        *("straight", "mixed", "reinforced", "ppo"),
+    ),
     seeds: int = 3,
     settings: Settings = Settings(),
 ) -> dict[str, Any]:
@@ -30,6 +35,9 @@ def routed_lora(
     all arms (Benjamini and Hochberg). Every seed stands in `arms`. Purity is the share of bytes whose domain is the one
     that most often picks the same expert.
 
+    Arms over the oracle train a router alone, over the experts that the oracle left with the same seed. They take its
+    seconds and as many again.
+
     Args:
       base_run: folder of a byte model's run without patches, such as one of the recipe books_512.
       out: file for the figures as JSON, written anew after each arm.
@@ -37,7 +45,8 @@ def routed_lora(
         reviews/test*.tsv, ecoli/*.fa, ecoli/*.faa and languages/*.txt. Names may end in .xz.
       mix: books under permutations of the letters, which contradict each other; or five kinds of text.
       domains: permutations of the conflict mix, the first of them none.
-      arms: names of `experiments.benchmark._arms.make_arm`; what is compared needs static and oracle.
+      arms: names of `experiments.benchmark._arms.make_arm`; what is compared needs static and oracle, and
+        so do mixed, reinforced and ppo.
       seeds: 0, 1, ... of so many for each arm.
       settings: of all of them.
     """
@@ -48,6 +57,7 @@ def routed_lora(
     from experiments.benchmark._arms import check_sizes, make_arm
     from experiments.benchmark._paired import compared
     from experiments.benchmark._schema import save
+    from jaxblt.adapters import join_params
     from jaxblt.training.flops import count_params
 
     if seeds < 1:
@@ -56,20 +66,25 @@ def routed_lora(
         raise ValueError(f"--domains must be at least 2, got {domains}: a single one never changes")
     run = jaxblt.load(base_run, dtype=settings.dtype)
     train, test, names = open_mix(data, mix, domains)
-    made = {name: make_arm(name, settings, len(names)) for name in arms}
+    made = in_order({name: make_arm(name, settings, len(names)) for name in arms})
     programs = {name: Program(arm, rows_apart(run.recipe.model), settings) for name, arm in made.items()}
     compile_all(programs, run.params, train, test, print)
     counts = {name: program.parameters for name, program in programs.items()}
+    counts |= {name: counts[name] + counts["oracle"] for name, arm in made.items() if arm.over_oracle}
     if matched := [name for name, arm in made.items() if arm.matched]:
         check_sizes(counts, matched)
-    first = programs[arms[0]]
+    first = next(iter(programs.values()))
     start = first.scored(run.params, first.start(run.params, jax.random.key(0))[0], test)
     documents = {"base": _by_document(start)}
     base = {"run": run.recipe.name, "step": run.step, "parameters": count_params(run.params)[0]}
     figures: dict[str, Any] = {"settings": asdict(settings), "mix": mix, "domains": names}
     figures |= {"base": base | _figures(start, names), "arms": {}}
+    oracles: list[Any] = []
     for name, program in programs.items():
-        found, documents[name] = measure_arm(program, run.params, train, test, seeds, names)
+        over = [join_params(run.params, oracle) for oracle in oracles]
+        bases = over if made[name].over_oracle else [run.params] * seeds
+        found, documents[name], trained = measure_arm(program, bases, train, test, names)
+        oracles = trained if name == "oracle" else oracles
         figures["arms"][name] = {"parameters": counts[name], **found}
         figures["compared"] = compared(documents)
         save("routed_lora", out, figures)
@@ -105,17 +120,40 @@ def rows_apart(model: Any) -> Any:
 
 
 def measure_arm(
-    program: "Program", base: Any, train: "Mix", test: "Mix", seeds: int, domains: list[str]
-) -> tuple[dict[str, Any], np.ndarray]:
-    """An arm's figures of every seed, and the bits per byte of each document, the mean over seeds."""
-    runs, documents = [], []
-    for seed in range(seeds):
+    program: "Program", bases: Sequence[Any], train: "Mix", test: "Mix", domains: list[str]
+) -> tuple[dict[str, Any], np.ndarray, list[Any]]:
+    """An arm's figures of every seed, the bits per byte of each document as means over seeds, and what was trained.
+
+    Args:
+      program: of the arm.
+      bases: the frozen parameters of each seed.
+      train: what is trained on.
+      test: what is scored.
+      domains: their names.
+    """
+    runs, documents, kept = [], [], []
+    for seed, base in enumerate(bases):
         trained, found = program.train(base, train, seed)
+        kept.append(trained)
         scored = program.scored(base, trained, test)
         documents.append(_by_document(scored))
         runs.append({"seed": seed, **_figures(scored, domains), **found})
     mean = np.mean(documents, 0)
-    return {"bits_per_byte": float(mean.mean()), "seeds": runs}, mean
+    return {"bits_per_byte": float(mean.mean()), "seeds": runs}, mean, kept
+
+
+def in_order(arms: "Mapping[str, Arm]") -> "dict[str, Arm]":
+    """The arms with those over the oracle last.
+
+    Raises:
+      ValueError: there are such arms, and the oracle is not among the others.
+    """
+    over = {name: arm for name, arm in arms.items() if arm.over_oracle}
+    if over and "oracle" not in arms:
+        raise ValueError(
+            f"--arms {', '.join(over)} take the experts of oracle, which is not among them: add oracle"
+        )
+    return {**{name: arm for name, arm in arms.items() if name not in over}, **over}
 
 
 def _by_document(scored: "Scored") -> np.ndarray:

@@ -7,6 +7,7 @@
 from jaxblt.adapters.attach import attach, check_sites, detach, find_sites
 from jaxblt.adapters.config import AdapterConfig, RouterConfig
 from jaxblt.adapters.distill import distill, mean_codes
+from jaxblt.adapters.draw import Draw
 from jaxblt.adapters.governor import Governor, next_bounds, with_bounds
 from jaxblt.adapters.levels import Mixed
 from jaxblt.adapters.losses import AdapterLosses
@@ -15,12 +16,14 @@ from jaxblt.adapters.params import join_params, split_params
 from jaxblt.adapters.peft import load_peft, save_peft
 from jaxblt.adapters.sticky import Sticky
 from jaxblt.adapters.transforms import Clamp, Confidence, Ema, Sparse, TopK
+from jaxblt.adapters.warm_start import warm_start
 
 __all__ = [
     "AdapterConfig",
     "AdapterLosses",
     "Clamp",
     "Confidence",
+    "Draw",
     "Ema",
     "Governor",
     "Mixed",
@@ -40,5 +43,6 @@ __all__ = [
     "next_bounds",
     "save_peft",
     "split_params",
+    "warm_start",
     "with_bounds",
 ]

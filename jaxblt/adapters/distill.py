@@ -108,7 +108,9 @@ def _factored(
         up.reshape(-1, own, up[(0,) * len(lead)].size // own),
     )
     c = jnp.repeat(limited_code(tree[ADAPTER], adapter, v, u, code), own // code.shape[0], axis=-1)
-    v, u = jax.vmap(lambda v, u, c: _cut(v * c[None] * jnp.float32(adapter.scale(own)), u, kept))(v, u, c)
+    v, u = jax.vmap(lambda v, u, c: truncated(v * c[None] * jnp.float32(adapter.scale(own)), u, kept))(
+        v, u, c
+    )
     u = u / jnp.float32(static.scale(kept))
     return {
         "v": v.reshape(*down.shape[:-1], kept),
@@ -116,10 +118,10 @@ def _factored(
     }
 
 
-def _cut(
+def truncated(
     v: Float[Array, "K r"], u: Float[Array, "r N"], kept: int
 ) -> tuple[Float[Array, "K k"], Float[Array, "k N"]]:
-    """Factors of the best approximation of V U with `kept` ranks; the first has orthonormal columns."""
+    """Factors of the best approximation of V U with `kept` ranks, exact for its own; the first is orthonormal."""
     (left, a), (right, b) = jnp.linalg.qr(v), jnp.linalg.qr(u.T)
     p, sizes, q = jnp.linalg.svd(jnp.matmul(a, b.T, precision=HIGHEST))
     first = jnp.matmul(left, p[:, :kept], precision=HIGHEST)

@@ -28,6 +28,8 @@ from jaxblt.side_outputs import sow_metric
 
 ROUTER = "router"
 """The child of a stack that holds a router."""
+SHARES = "shares"
+"""What the router of a bank sows its code before the transforms as, into Flax's `intermediates`."""
 MOST_SCORE = 10.0
 """Bound of the scores of attention pooling: their exponentials are added up without a running maximum."""
 
@@ -157,6 +159,8 @@ class Router(nn.Module):
     ) -> None:
         """The mean code of tokens as a metric, and the losses of a code before its transforms and behind them."""
         told = jnp.ones(time.shape, jnp.float32) if content is None else content.astype(jnp.float32)
+        if self.adapter.blocks is not None:
+            self.sow("intermediates", SHARES, before)
         sow_metric(self, "mean_code", jnp.einsum("bte,bt->e", code, told) / jnp.maximum(jnp.sum(told), 1))
         if not self.adapter.losses.of_codes:
             return

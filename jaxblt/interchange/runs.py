@@ -57,9 +57,15 @@ class Exported(NamedTuple):
 
 
 def alone(recipe: Recipe) -> Recipe:
-    """The recipe of a file, which holds the whole model once: no average beside the parameters, no base below them."""
-    train = replace(recipe.train, ema=None)
-    return replace(recipe, train=train, base_run=None, also_train=(), fresh=(), freeze=())
+    """The recipe of a file, which holds the whole model once: no average beside the parameters, no base below them.
+
+    Nor does it hold what training compared predictions with, or weighed.
+    """
+    train, started = (
+        replace(recipe.train, ema=None),
+        {"also_train": (), "experts": (), "fresh": (), "freeze": ()},
+    )
+    return replace(recipe, train=train, base_run=None, reference=None, hybrid=None, **started)
 
 
 def write_run(run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float32") -> Exported:

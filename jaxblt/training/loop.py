@@ -24,6 +24,7 @@ from jaxblt.training.checkpoint import Checkpointer, Restored
 from jaxblt.training.continuations import NAME as SAMPLE
 from jaxblt.training.continuations import Continuation, continuation_of
 from jaxblt.training.evaluate import Validation
+from jaxblt.training.experts import with_experts
 from jaxblt.training.flops import peak_flops
 from jaxblt.training.folder import claimed
 from jaxblt.training.frozen import inherited_entropy, load_frozen, resolve
@@ -241,7 +242,8 @@ def begin(
        the run does (`adopt`). Log lines of later steps are dropped, for they come again.
     2. `recipe.init_from` names a run: its newest parameters, with a fresh optimiser, at step 0; and its entropy model,
        threshold and capacity, if both cut patches by the same rule. Parameters of `recipe.fresh` are drawn.
-       `recipe.base_run` names one: its parameters stay frozen, and threshold and capacity are its own too.
+       `recipe.base_run` names one: its parameters stay frozen, and threshold and capacity are its own too. Experts of
+       banks start as the LoRAs that `recipe.experts` names.
     3. Otherwise: parameters drawn from the seed, at step 0.
     """
     # as process 0 sees them: processes that disagree would wait for each other for ever
@@ -264,6 +266,7 @@ def begin(
     setup = make_setup(recipe, mesh, frozen, taken.notes)
     state = init_state(setup, frozen)
     params = join_params(state.params, taken.params)
+    params = with_experts(recipe, params, frozen, mesh)
     state = replace(state, params=params, ema=None if state.ema is None else copied(params))
     return setup, state, 0, {"seconds": 0.0}
 

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
+from jaxblt.adapters import Draw
+from jaxblt.adapters.attach import stacks_of
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.models.task_heads import TaskHeadsConfig
@@ -14,6 +16,7 @@ from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.training.best import check_followed
+from jaxblt.training.hybrid import HybridConfig
 from jaxblt.training.objectives import ClassifyChain, MultiTask, NextByte, Objective
 from jaxblt.training.optimizers import AdamWConfig, Optimizer
 from jaxblt.training.packing import align, take_back_promises
@@ -142,7 +145,11 @@ class Recipe:
       base_run: run folder of a model that stays frozen; its config is `model` without adapters
         (`jaxblt.adapters.attach`), and these are trained alone.
       also_train: patterns of paths of the base's parameters that are trained besides, such as "embedding/bytes".
+      experts: folders of static adapters over the same base, runs or PEFT files, that the experts of the model's
+        banks start as; () to draw them.
       reference: a second model whose predictions are held close to; None for none.
+      hybrid: weights of the loss's parts by step, with imitation of labels and reinforcement of routers; None for the
+        objective's loss.
     """
 
     name: str
@@ -161,7 +168,9 @@ class Recipe:
     freeze: tuple[str, ...] = ()
     base_run: str | None = None
     also_train: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
     reference: ReferenceConfig | None = None
+    hybrid: HybridConfig | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -185,6 +194,7 @@ class Recipe:
         _check_tasks(self)
         check_followed(self)
         _check_reference(self)
+        _check_hybrid(self)
         _settle_rows(self)
 
     def to_json(self) -> str:
@@ -287,6 +297,10 @@ def _check_base(recipe: Recipe) -> None:
             f"also_train={recipe.also_train} is trained over a frozen base, and base_run is None: every parameter is "
             "trained without one"
         )
+    if recipe.experts and recipe.base_run is None:
+        raise ValueError(
+            f"experts={recipe.experts} are LoRAs over a frozen base, and base_run is None: set it to the base's folder"
+        )
 
 
 def _check_chain(recipe: Recipe) -> None:
@@ -333,6 +347,30 @@ def _check_reference(recipe: Recipe) -> None:
         kind = type(recipe.objective).__name__
         raise ValueError(
             f"reference compares predictions of the next byte, and the objective is {kind}: use NextByte"
+        )
+
+
+def _check_hybrid(recipe: Recipe) -> None:
+    """What trains routers beside the loss has routers, bytes in order and the next byte to predict."""
+    hybrid = recipe.hybrid
+    if hybrid is None:
+        return
+    if not isinstance(recipe.objective, NextByte):
+        kind = type(recipe.objective).__name__
+        raise ValueError(f"hybrid weighs losses of the next byte, and the objective is {kind}: use NextByte")
+    adapters = [stack.adapter for stack in stacks_of(recipe.model).values() if stack.adapter is not None]
+    if (hybrid.has("labels") or hybrid.draws) and not any(adapter.blocks for adapter in adapters):
+        raise ValueError(
+            "hybrid trains routers of banks, and no stack of the model has one: attach an AdapterConfig with blocks"
+        )
+    if hybrid.draws and not any(isinstance(t, Draw) for adapter in adapters for t in adapter.code):
+        raise ValueError(
+            "hybrid.reinforcement needs a policy, and no bank draws its experts: set AdapterConfig.code = (Draw(),)"
+        )
+    if (hybrid.draws or hybrid.has("labels")) and (recipe.patcher is not None or recipe.mesh.seq != 1):
+        raise ValueError(
+            f"hybrid credits bytes to choices in whole rows of bytes, and patcher is {recipe.patcher} with mesh.seq = "
+            f"{recipe.mesh.seq}: use a model without patches and mesh.seq = 1"
         )
 
 

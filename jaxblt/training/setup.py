@@ -21,7 +21,9 @@ from jaxblt.parallel.distributed import local_rows, make_global
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
+from jaxblt.training.acting import keep_routers
 from jaxblt.training.base import at_start, trained_part
+from jaxblt.training.hybrid import Hybrid
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.optimizer import make_optimizer
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
@@ -91,6 +93,7 @@ def make_task(recipe: Recipe) -> Task:
         model=model.build(dtype=dtype, patcher=recipe.patcher),
         objective=recipe.objective,
         reference=_reference(recipe),
+        hybrid=_hybrid(recipe),
         entropy_model=None if entropy_model is None else entropy_model.build(dtype=dtype),
         packed=not has_full_rows(recipe.data),
     )
@@ -105,6 +108,14 @@ def _reference(recipe: Recipe) -> Reference | None:
     config = promise_rows(config, recipe.data, recipe.patcher)
     model = config.build(dtype=recipe.train.compute_dtype, patcher=recipe.patcher)
     return Reference(model, BASE if told.run is None else REFERENCE, told.weight, told.every)
+
+
+def _hybrid(recipe: Recipe) -> Hybrid | None:
+    """The weights of the loss's parts, with the model that rewards are measured from."""
+    if recipe.hybrid is None:
+        return None
+    base = promise_rows(detach(recipe.model), recipe.data, recipe.patcher)
+    return Hybrid(recipe.hybrid, base.build(dtype=recipe.train.compute_dtype, patcher=recipe.patcher))
 
 
 def make_setup(
@@ -124,6 +135,8 @@ def make_setup(
     boxed = trained_part(recipe, whole)
     stacks = getattr(task.model, "stacks", {})
     optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed, stacks)
+    if recipe.hybrid is not None and recipe.hybrid.draws_older:
+        optimizer = keep_routers(optimizer, recipe.hybrid.policy.refresh)
     schedule = make_schedule(recipe.optimizer, recipe.train.steps)
     shapes = jax.eval_shape(
         lambda p, f: start(p, optimizer, f, ema=recipe.train.ema is not None), nn.meta.unbox(boxed), frozen

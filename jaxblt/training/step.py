@@ -1,8 +1,9 @@
 """One training step, as a pure function of state and batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import flax.linen as nn
@@ -12,6 +13,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxblt.adapters import next_bounds, with_bounds
+from jaxblt.adapters.draw import POLICY
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import PAD
 from jaxblt.patching import (
@@ -23,6 +25,7 @@ from jaxblt.patching import (
 )
 from jaxblt.patching.patches import Patches
 from jaxblt.side_outputs import SIDE_OUTPUTS
+from jaxblt.training.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
 from jaxblt.training.metrics import (
     Metrics,
     patch_counts,
@@ -47,6 +50,7 @@ class Task:
       packed: rows may hold several documents or padding. False promises one full document a row; the model is then
         given no segment ids, which spares it the masks.
       reference: a second model that predictions are held close to in training; None for none.
+      hybrid: weights of the loss's parts, and what trains routers besides; None for the objective's loss.
     """
 
     model: Any
@@ -54,6 +58,7 @@ class Task:
     entropy_model: nn.Module | None = None
     packed: bool = True
     reference: Reference | None = None
+    hybrid: Hybrid | None = None
 
     @property
     def patcher(self) -> PatcherConfig | None:
@@ -146,20 +151,28 @@ def _long_entropies(model: Any, params: Any, batch: Batch, context: int) -> Floa
 
 
 def predict(
-    task: Task, params: Any, frozen: Mapping[str, Frozen], batch: Batch, rngs: dict[str, PRNGKeyArray]
+    task: Task,
+    params: Any,
+    frozen: Mapping[str, Frozen],
+    batch: Batch,
+    rngs: Mapping[str, PRNGKeyArray],
+    *,
+    experts: Any = None,
+    collections: Sequence[str] = SIDE_OUTPUTS,
 ) -> tuple[Any, Patches | None, Any]:
-    """Logits ([B, T, V], or [B, C] of rows, or `TaskAnswers`), patches, and what modules sowed on the side.
+    """Logits ([B, T, V], or [B, C] of rows, or `TaskAnswers`), patches, and what modules sowed into the collections.
 
-    Dropout is on iff `rngs` has its key.
+    Dropout is on iff `rngs` has its key. A policy takes `experts`, if there are any (`jaxblt.adapters.Draw`).
     """
+    given = {} if experts is None else {POLICY: experts}
     (logits, patches), side = task.model.apply(
-        {"params": whole_params(params, frozen)},
+        {"params": whole_params(params, frozen), **given},
         batch.inputs,
         segment_ids=_segments(task, batch),
         positions=batch.positions if task.packed else None,
         entropies=find_entropies(task, frozen, batch),
         rngs=rngs,
-        mutable=SIDE_OUTPUTS,
+        mutable=collections,
     )
     return logits, patches, side
 
@@ -275,14 +288,20 @@ def _gradients(
     """
 
     def micro(params: Any, index: Any, rows: Batch) -> tuple[Float[Array, ""], tuple[Metrics, Any]]:
-        rngs = {"dropout": jax.random.fold_in(key, index)}
-        logits, patches, side = predict(task, params, state.frozen, rows, rngs)
+        own = jax.random.fold_in(key, index)
+        run = _runner(task, state.frozen, rows, {"dropout": own})
+        drawn = draw(task.hybrid, run, params, state.opt_state, jax.random.fold_in(own, 1))
+        logits, patches, side = run(params, experts=None if drawn is None else drawn.experts)
         sums = task.objective.sums(logits, rows) | {"sown_loss": sown_losses(side) / accumulate}
         counts = {} if patches is None else patch_counts(patches)
-        total = sums["loss"] + sums["sown_loss"] * weight
+        parts = {"language": sums["loss"]}
         if task.reference is not None:
             counts["reference_kl"] = _from_reference(task, task.reference, state.frozen, logits, rows)
-            total = total + jnp.float32(task.reference.weight) * counts["reference_kl"]
+            parts["reference"] = jnp.float32(task.reference.weight) * counts["reference_kl"]
+        if task.hybrid is not None:
+            more, found = routed_parts(task.hybrid, run, params, logits, drawn, rows)
+            parts, counts = parts | more, counts | found
+        total = combined(task.hybrid, parts, state.step) + sums["sown_loss"] * weight
         return total, (sums | counts, (sown_metrics(side), next_bounds(side)))
 
     gradient = jax.grad(micro, has_aux=True)
@@ -299,6 +318,22 @@ def _gradients(
         sums = {name: jnp.sum(values, 0) for name, values in sums.items()}
         side = jax.tree.map(lambda values: jnp.mean(values, 0), side)
     return jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), sums, side
+
+
+def _runner(task: Task, frozen: Mapping[str, Frozen], rows: Batch, always: dict[str, PRNGKeyArray]) -> Any:
+    """Passes of a batch's rows, see `jaxblt.training.hybrid.Run`; `always` are rngs that all of them have."""
+
+    def run(
+        params: Any,
+        *,
+        model: Any = None,
+        rngs: Mapping[str, PRNGKeyArray] = MappingProxyType({}),
+        **options: Any,
+    ) -> Any:
+        own = task if model is None else replace(task, model=model)
+        return predict(own, params, frozen, rows, {**always, **rngs}, **options)
+
+    return run
 
 
 def _from_reference(
@@ -341,4 +376,5 @@ def _figures(task: Task, sums: Metrics) -> Metrics:
     found = task.objective.figures(sums) | {"sown_loss": sums["sown_loss"], "scored_bytes": sums["weight"]}
     if "reference_kl" in sums:
         found["reference_kl"] = sums["reference_kl"] / sums["weight"]
+    found |= hybrid_figures(sums)
     return {**found, **(patch_metrics(sums) if "patches" in sums else {})}

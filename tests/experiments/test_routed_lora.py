@@ -14,7 +14,8 @@ from experiments.benchmark._arms import Settings, check_sizes, make_arm
 from experiments.benchmark._mix import ciphers, conflict_mix, draw_rows, natural_mix
 from experiments.benchmark._mix_files import read_natural
 from experiments.benchmark._paired import by_distance, compared
-from experiments.benchmark.routed_lora import routed_lora
+from experiments.benchmark.routed_lora import in_order, routed_lora
+from jaxblt.adapters import join_params
 from jaxblt.data import DataConfig
 from jaxblt.data.vocab import OFFSET
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
@@ -191,10 +192,27 @@ def test_an_imitated_bank_has_few_parameters_more() -> None:
     assert counts["static"] < counts["imitated"] < 1.05 * counts["static"]
 
 
+def test_arms_over_the_oracle_train_a_router_alone_and_come_last() -> None:
+    params = drawn(MODEL.build(), jnp.zeros((1, 16), jnp.int32))["params"]
+    mix, names = conflict_mix(TEXT, 3), ("ppo", "oracle")
+    with pytest.raises(ValueError, match=r"--arms ppo take the experts of oracle, which is not among them"):
+        in_order({"ppo": make_arm("ppo", TINY, 3)})
+    made = in_order({name: make_arm(name, TINY, 3) for name in names})
+    assert list(made) == ["oracle", "ppo"]
+    programs = {name: Program(arm, MODEL, TINY) for name, arm in made.items()}
+    oracle, ppo = programs.values()
+    oracle.lower(params, mix, mix)
+    ppo.lower(join_params(params, oracle.carried[0]), mix, mix)
+    assert list(ppo.carried[0]["stack"]) == ["router"]
+    check_sizes({"static": oracle.parameters, "ppo": oracle.parameters + ppo.parameters}, ("static", "ppo"))
+
+
 @pytest.mark.slow
 def test_figures_of_routed_adapters(tmp_path: Path) -> None:
-    found = measured(tmp_path, ("static", "oracle", "imitated"), 1)
+    banks = ("imitated", "straight", "reinforced", "ppo", "mixed")
+    found = measured(tmp_path, ("static", *banks, "oracle"), 1)
     counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
     assert counts["static"] == counts["oracle"] < counts["imitated"]
-    assert set(found["compared"]["gap_closed"]) == {"base", "imitated"}
-    assert 1 / 3 <= found["arms"]["imitated"]["seeds"][0]["purity"] <= 1
+    assert {counts[name] for name in banks} == {counts["imitated"]}
+    assert set(found["compared"]["gap_closed"]) == {"base", *banks}
+    assert all(1 / 3 <= found["arms"][name]["seeds"][0]["purity"] <= 1 for name in banks)

@@ -12,12 +12,18 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import jaxblt
+from jaxblt.adapters import AdapterConfig, attach
 from jaxblt.cli.main import main
 from jaxblt.interchange import read_run, write_run
+from jaxblt.interchange.runs import alone
 from jaxblt.interchange.tensors import write_tensors
+from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.checkpoint import restore
+from jaxblt.training.hybrid import HybridConfig
+from jaxblt.training.reference import ReferenceConfig
 from tests.interchange.clean import NAMES, logits_of
 from tests.interchange.conftest import ask_clean_process
+from tests.training.tiny import tiny_recipe
 
 
 def text_of(file) -> dict[str, str]:
@@ -161,3 +167,17 @@ def test_what_the_format_lacks_is_refused(tmp_path):
     write_tensors(tmp_path / "b", {"b": turned, "c": np.float32(2)}, {})
     np.testing.assert_array_equal(load_file(tmp_path / "b")["b"], turned)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_file_stands_without_what_its_run_was_trained_with():
+    """A reference without a run is the base, which a file does not name."""
+    model = attach(ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="R")), AdapterConfig(rank=2))
+    trained = tiny_recipe(
+        model=model,
+        base_run="runs/base",
+        experts=("runs/lora",),
+        reference=ReferenceConfig(),
+        hybrid=HybridConfig(reference=((0, 1.0), (10, 0.0))),
+    )
+    wanted = tiny_recipe(model=model)
+    assert alone(trained) == wanted

@@ -1,0 +1,69 @@
+"""A run whose experts start as LoRAs: another run's, and one in PEFT files."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxblt
+from jaxblt.adapters import AdapterConfig, RouterConfig, Sticky, attach, fuse, save_peft
+from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.training.experts import with_experts
+from jaxblt.training.loop import fit
+from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.resolved import read_resolved
+from jaxblt.training.setup import init_state, make_setup
+from jaxblt.training.state import BASE, whole_params
+from tests.adapters.routing import TURNS
+from tests.training.tiny import Letters, tiny_recipe
+
+PLAIN = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8))
+LORA = AdapterConfig(sites=("mlp/down",), rank=2)
+BANK = AdapterConfig(
+    sites=("mlp/down",),
+    rank=4,
+    blocks=2,
+    router=RouterConfig(chunk=4, prefix=None, hidden=4),
+    code=(Sticky(0.0),),
+)
+SHORT = {"steps": 2, "eval_every": 0, "optimizer": AdamWConfig(learning_rate=1e-1, warmup_steps=0)}
+
+
+def train(folder, model, **options):
+    return fit(
+        tiny_recipe(model=model, **SHORT | options), folder, source=Letters(), devices=jax.devices()[:1]
+    )
+
+
+@TURNS
+def test_experts_are_the_loras_of_runs_and_of_files(tmp_path):
+    train(tmp_path / "base", PLAIN)
+    lora = train(tmp_path / "lora", attach(PLAIN, LORA), base_run=str(tmp_path / "base"))
+    run, stored = jaxblt.load(tmp_path / "lora"), lora.state.frozen[BASE].content_hash
+    save_peft(tmp_path / "peft", run.recipe.model, run.params, base_hash=stored)
+    folders = str(tmp_path / "lora"), str(tmp_path / "peft")
+    recipe = tiny_recipe(model=attach(PLAIN, BANK), base_run=str(tmp_path / "base"), experts=folders, **SHORT)
+    mesh = recipe.mesh.build(jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        frozen = dict(lora.state.frozen)
+        drawn = init_state(make_setup(recipe, mesh, frozen), frozen)
+        begun = with_experts(recipe, drawn.params, frozen, mesh)
+    wanted = fuse(run.recipe.model, run.params)[1]
+    for code in np.eye(2, dtype=np.float32):
+        found = fuse(recipe.model, whole_params(begun, frozen), code=jnp.asarray(code))[1]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, wanted)
+    began = train(tmp_path / "bank", recipe.model, base_run=str(tmp_path / "base"), experts=folders)
+    assert read_resolved(tmp_path / "bank").recipe.experts == folders
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), began.state.params, begun)
+    assert all(size > 0 for size in jax.tree.leaves(moved["stack"]["periods"]))
+    other = train(tmp_path / "other", PLAIN, seed=1)
+    assert other.finished
+    with pytest.raises(
+        ValueError, match=r"lora' was trained over another base than base_run=.*use LoRAs of this base"
+    ):
+        train(tmp_path / "c", recipe.model, base_run=str(tmp_path / "other"), experts=folders)
+
+
+def test_experts_need_a_base():
+    with pytest.raises(ValueError, match=r"are LoRAs over a frozen base, and base_run is None: set it"):
+        tiny_recipe(model=attach(PLAIN, BANK), experts=("runs/lora",))
