@@ -7,6 +7,7 @@ record is a document of its own: its answer does not depend on the records besid
 
 from jaxblt.answers.classify import Predictions, classify
 from jaxblt.answers.embed import Embeddings, Pool, embed
+from jaxblt.answers.index import build_index
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE, Scores, score
 from jaxblt.answers.variants import VariantScores, variants
@@ -21,6 +22,7 @@ __all__ = [
     "Sequences",
     "Variant",
     "VariantScores",
+    "build_index",
     "classify",
     "embed",
     "open_records",

@@ -21,6 +21,8 @@ class Batch:
         the entropy model, where rows begin inside documents. None where there is none to know.
       labels: class or number of each row, or class of each position (-1 where none is asked for), for an objective that
         asks for labels; None for the others.
+      documents: key of each position's document (`jaxblt.data.keys`), 0 at padding, for routers that must not find it
+        in their index; None for models without.
     """
 
     inputs: Int[Array, "B T"]
@@ -31,3 +33,4 @@ class Batch:
     entropies: Float[Array, "B T"] | None = None
     history: Int[Array, "B W"] | None = None
     labels: Int[Array, "B"] | Float[Array, "B"] | Int[Array, "B T"] | None = None
+    documents: Int[Array, "B T"] | None = None

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxblt.adapters import next_bounds, with_bounds
+from jaxblt.adapters import next_bounds, owned, with_bounds
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import PAD
 from jaxblt.patching import (
@@ -152,15 +152,16 @@ def predict(
 
     Dropout is on iff `rngs` has its key.
     """
-    (logits, patches), side = task.model.apply(
-        {"params": whole_params(params, frozen)},
-        batch.inputs,
-        segment_ids=_segments(task, batch),
-        positions=batch.positions if task.packed else None,
-        entropies=find_entropies(task, frozen, batch),
-        rngs=rngs,
-        mutable=SIDE_OUTPUTS,
-    )
+    with owned(batch.documents, None if task.patcher is None else task.patcher.block_size):
+        (logits, patches), side = task.model.apply(
+            {"params": whole_params(params, frozen)},
+            batch.inputs,
+            segment_ids=_segments(task, batch),
+            positions=batch.positions if task.packed else None,
+            entropies=find_entropies(task, frozen, batch),
+            rngs=rngs,
+            mutable=SIDE_OUTPUTS,
+        )
     return logits, patches, side
 
 
@@ -310,13 +311,14 @@ def _from_reference(
 ) -> Float[Array, ""]:
     """The divergence from the reference, summed over the rows that are compared and scaled to all."""
     logits, rows = every_nth((logits, rows), reference.every)
-    wanted, _ = reference.model.apply(
-        {"params": still(frozen[reference.tree].params)},
-        rows.inputs,
-        segment_ids=_segments(task, rows),
-        positions=rows.positions if task.packed else None,
-        entropies=find_entropies(task, frozen, rows),
-    )
+    with owned(rows.documents, None if task.patcher is None else task.patcher.block_size):
+        wanted, _ = reference.model.apply(
+            {"params": still(frozen[reference.tree].params)},
+            rows.inputs,
+            segment_ids=_segments(task, rows),
+            positions=rows.positions if task.packed else None,
+            entropies=find_entropies(task, frozen, rows),
+        )
     return divergence(logits, wanted, rows) * reference.every
 
 
