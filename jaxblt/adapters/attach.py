@@ -90,8 +90,8 @@ def _check_queries(config: Any) -> None:
     for name in retrievals(config):
         if name != adapted[0]:
             raise ValueError(
-                f"the router of stack {name!r} searches an index of the base, and stack {adapted[0]!r} before it has an "
-                f"adapter, which changes its queries: attach to stacks=({adapted[0]!r},) alone, or leave retrieval out"
+                f"the router of stack {name!r} searches an index of the base, and stack {adapted[0]!r} before it "
+                f"has an adapter, which changes its queries: use stacks=({adapted[0]!r},), or no retrieval"
             )
 
 

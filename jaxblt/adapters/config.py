@@ -57,8 +57,8 @@ class RouterConfig:
             )
         if self.level == "prefix" and (self.memory or self.side or self.retrieval):
             raise ValueError(
-                f"RouterConfig.memory = {self.memory!r}, side = {self.side} and retrieval = {self.retrieval} are of chunks "
-                "and tokens, and level is 'prefix': leave them out"
+                f"RouterConfig.memory = {self.memory!r}, side = {self.side} and retrieval = {self.retrieval} are of "
+                "chunks and tokens, and level is 'prefix': leave them out"
             )
 
 

@@ -199,6 +199,6 @@ def index(
     path = save_index(found, out)
     documents = len(set(found.owners.tolist()))
     return (
-        f"{len(found):,} chunks of {found.chunk} steps of {documents:,} documents, width {found.vectors.shape[1]}, base "
-        f"{found.base[:12]}, in {path}"
+        f"{len(found):,} chunks of {found.chunk} steps of {documents:,} documents, width {found.vectors.shape[1]}, "
+        f"base {found.base[:12]}, in {path}"
     )

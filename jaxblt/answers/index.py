@@ -48,8 +48,8 @@ def build_index(
 ) -> Index:
     """Base vectors of the whole chunks of documents, for a router of the same chunk over this run as its base.
 
-    Documents are read in rows of the run's length, one piece of a document a row, as training rows hold them. A chunk is
-    `chunk` steps of a row from its beginning; what is left at its end is not indexed. Of more chunks than `most`,
+    Documents are read in rows of the run's length, one piece of a document a row, as training rows hold them. A chunk
+    is `chunk` steps of a row from its beginning; what is left at its end is not indexed. Of more chunks than `most`,
     that many at equal distances are kept.
 
     Args:

@@ -93,8 +93,8 @@ def _check_no_index(recipe: Recipe) -> None:
     """An index is of a base; without one it would be trained."""
     if found := retrievals(recipe.model):
         raise ValueError(
-            f"the routers of stacks {sorted(found)} search an index of a frozen base, and base_run is None: set base_run "
-            "to the run that the index was made of"
+            f"the routers of stacks {sorted(found)} search an index of a frozen base, and base_run is None: set "
+            "base_run to the run that the index was made of"
         )
 
 

@@ -1,8 +1,8 @@
 """Six numbers that say how a set of neighbours lies about its query.
 
-Notation: n neighbours v_1..v_n with n <= k, unit vectors as the query q is; s_j = q . v_j; c the mean of v_i . v_j over
-the n (n - 1) / 2 pairs, and 1 without a pair. No feature depends on the order of the neighbours, each is finite for any
-n, and all are 0 for n = 0. Weights and thresholds are those of the BEM prototype, which names features without formulas.
+The query q and its n <= k neighbours v_1..v_n are unit vectors, s_j = q . v_j, and c is the mean of v_i . v_j over the
+n (n - 1) / 2 pairs, 1 without a pair. No feature depends on the order of the neighbours. Each is finite for any n,
+and 0 for n = 0. Names, weights and thresholds are those of a prototype of routed adapters that gives no formulas.
 """
 
 import jax
@@ -51,8 +51,8 @@ def coverage(similar: Similar, present: Present) -> Feature:
     ranked = -jnp.sort(jnp.where(present, -similar, jnp.inf), -1)
     there = jnp.isfinite(ranked)
     attention = jax.nn.softmax(jnp.where(there, ranked, jnp.finfo(ranked.dtype).min), -1)
-    weight = attention * jnp.exp(-DECAY * jnp.arange(ranked.shape[-1], dtype=ranked.dtype))
-    weight = jnp.where(there, weight, 0.0)
+    rank = jnp.broadcast_to(jnp.arange(ranked.shape[-1], dtype=ranked.dtype), ranked.shape)
+    weight = jnp.where(there, attention * jnp.exp(-DECAY * rank), 0.0)
     covered = jnp.sum(jnp.where(ranked > COVERS, weight, 0.0), -1)
     return covered / jnp.maximum(jnp.sum(weight, -1), jnp.finfo(ranked.dtype).tiny)
 
@@ -67,7 +67,8 @@ def diversity(similar: Similar, pairs: Pairs, present: Present) -> Feature:
 
 def consistency(pairs: Pairs, present: Present) -> Feature:
     """c, the mean cosine of pairs of neighbours, in [-1, 1]; 1 for a single neighbour."""
-    both = present[..., :, None] & present[..., None, :] & ~jnp.eye(present.shape[-1], dtype=bool)
+    other = jnp.broadcast_to(~jnp.eye(present.shape[-1], dtype=bool), pairs.shape)
+    both = present[..., :, None] & present[..., None, :] & other
     count = jnp.sum(both, (-2, -1))
     total = jnp.sum(jnp.where(both, pairs, 0.0), (-2, -1))
     mean = total / jnp.maximum(count, 1).astype(total.dtype)

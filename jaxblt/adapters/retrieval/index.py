@@ -1,7 +1,7 @@
 """An index: vectors of chunks, whose they are, and what it takes to compare a query with them; as arrays and as a file.
 
-A base vector of a chunk is the mean of its tokens' inputs to a stack, each divided by its root mean square. The index's
-own mean is subtracted from base vectors, which otherwise share most of their length, and the rest is made a unit vector.
+A base vector of a chunk is the mean of its tokens' inputs to a stack, each divided by its root mean square. Base
+vectors share most of their length. So the index's mean is subtracted from them, and the rest is made a unit vector.
 """
 
 import os
@@ -217,18 +217,16 @@ def load_index(folder: str | os.PathLike[str]) -> Index:
 def _check_arrays(path: Path, said: dict[str, str], names: set[str], arrays: dict[str, np.ndarray]) -> None:
     if names != set(ARRAYS) or any(not said.get(name) for name in TEXTS):
         raise ValueError(
-            f"{path} holds {sorted(names)} and says {sorted(said)}, expected {sorted(ARRAYS)} and {sorted(TEXTS)}: make "
-            "the index anew"
+            f"{path} holds {sorted(names)} and says {sorted(said)}, expected {sorted(ARRAYS)} and {sorted(TEXTS)}: "
+            "make the index anew"
         )
     vectors = arrays["vectors"]
-    count, dim = vectors.shape if vectors.ndim == 2 else (0, 0)  # noqa: PLR2004
+    count, dim = vectors.shape if vectors.ndim == 2 else (0, 0)
     shapes = {"vectors": (count, dim), "owners": (count,), "center": (dim,), "norms": (2, len(FEATURES))}
     have = {name: (x.shape, x.dtype) for name, x in arrays.items()}
     want = {name: (shapes[name], np.dtype(dtype)) for name, dtype in ARRAYS.items()}
     whole = [said[name].isdecimal() and int(said[name]) > 0 for name in ("chunk", "neighbours")]
     if have != want or not count or not all(whole):
-        raise ValueError(
-            f"{path} holds arrays that do not go together, {have}, expected {want}: make the index anew"
-        )
+        raise ValueError(f"{path} holds arrays {have}, expected {want}: make the index anew")
     if not all(np.isfinite(arrays[name]).all() for name in ("vectors", "center", "norms")):
         raise ValueError(f"{path} holds numbers that are not finite: make the index anew")

@@ -1,7 +1,7 @@
 """The router's part of retrieval: it looks neighbours up where a chunk begins, and holds their features until the next.
 
-The query of chunk k is the base vector of chunk k - lag, which is complete when chunk k begins: no byte of chunk k counts.
-Queries are compact, one a chunk, so a row costs T/C searches and a decoded byte costs one at a chunk's edge alone.
+The query of chunk k is the base vector of chunk k - lag, which is complete when chunk k begins: no byte of chunk k is
+in it. There is one query a chunk. A row costs T/C searches, and a decoded byte one where a chunk of some row begins.
 """
 
 from typing import Any
@@ -55,8 +55,8 @@ class IndexArrays(nn.Module):
 class Neighbours:
     """Core of features that are looked up at steps and held between them.
 
-    Streams are base vectors [B, T, D], where a step is taken [B, T], and the key of each token's document [B, T] or None.
-    Steps are at least `size` tokens apart.
+    Streams are base vectors [B, T, D], where a step is taken [B, T], and the key of each token's document [B, T] or
+    None. Steps are at least `size` tokens apart.
 
     Attributes:
       index: the arrays of `IndexArrays`.
