@@ -6,12 +6,14 @@ vectors share most of their length. So the index's mean is subtracted from them,
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -24,6 +26,8 @@ ARRAYS = {"vectors": np.float32, "owners": np.int32, "center": np.float32, "norm
 TEXTS = ("format", "version", "base", "stack", "chunk", "neighbours")
 OWNER_BYTES = 4
 """Of a document's key among parameters, a float each: whole numbers to 255 are exact in every dtype that is stored."""
+LEAST_SPREAD = 1e-6
+"""Standard deviation below which a feature is the same everywhere, and is not divided by it."""
 QUERIES = 1024
 """The most chunks of an index that the norms of its features are taken from."""
 
@@ -152,16 +156,23 @@ def make_index(
             "base vectors of an index must be finite, got NaN or infinity: check the base's parameters"
         )
     center = base_vectors.mean(0, np.float64).astype(np.float32)
-    vectors, keys = (
-        unit(jnp.asarray(base_vectors, jnp.float32), jnp.asarray(center)),
-        jnp.asarray(owners, jnp.int32),
-    )
-    some = jnp.asarray(np.unique(np.linspace(0, len(keys) - 1, min(len(keys), QUERIES)).astype(np.int32)))
-    found = nearest(vectors[some], vectors, neighbours, owners=keys, own=keys[some])
-    features = np.asarray(features_of(found, vectors))
+    keys = np.asarray(owners, np.int32)
+    some = np.unique(np.linspace(0, len(keys) - 1, min(len(keys), QUERIES)).astype(np.int32))
+    given = [jnp.asarray(x) for x in (base_vectors.astype(np.float32), center, keys, some)]
+    vectors, features = (np.asarray(x) for x in _compared(*given, neighbours))
     spread = features.std(0)
-    norms = np.stack([features.mean(0), np.where(spread > 1e-6, spread, 1.0)]).astype(np.float32)
-    return Index(np.asarray(vectors), np.asarray(keys), center, norms, base, stack, chunk, neighbours)
+    norms = np.stack([features.mean(0), np.where(spread > LEAST_SPREAD, spread, 1.0)]).astype(np.float32)
+    return Index(vectors, keys, center, norms, base, stack, chunk, neighbours)
+
+
+@partial(jax.jit, static_argnums=4)
+def _compared(
+    base: Float[Array, "N D"], center: Float[Array, "D"], keys: Int[Array, "N"], some: Int[Array, "Q"], k: int
+) -> tuple[Float[Array, "N D"], Float[Array, "Q F"]]:
+    """Unit vectors of all chunks, and the features of some of them as queries."""
+    vectors = unit(base, center)
+    found = nearest(vectors[some], vectors, k, owners=keys, own=keys[some])
+    return vectors, features_of(found, vectors)
 
 
 def save_index(index: Index, folder: str | os.PathLike[str]) -> Path:
