@@ -4,7 +4,7 @@
 `base_run` then learns the adapters alone. Nothing here trains: recipes and frozen trees are in `jaxblt.training`.
 """
 
-from jaxblt.adapters.attach import attach, check_sites, detach, find_sites
+from jaxblt.adapters.attach import attach, check_sites, detach, find_sites, retrievals
 from jaxblt.adapters.config import AdapterConfig, RouterConfig
 from jaxblt.adapters.distill import distill, mean_codes
 from jaxblt.adapters.draw import Draw
@@ -12,8 +12,10 @@ from jaxblt.adapters.governor import Governor, next_bounds, with_bounds
 from jaxblt.adapters.levels import Mixed
 from jaxblt.adapters.losses import AdapterLosses
 from jaxblt.adapters.merge import fuse
-from jaxblt.adapters.params import join_params, split_params
+from jaxblt.adapters.owners import owned
+from jaxblt.adapters.params import join_params, split_params, without_index
 from jaxblt.adapters.peft import load_peft, save_peft
+from jaxblt.adapters.retrieval import Index, RetrievalConfig, load_index
 from jaxblt.adapters.sticky import Sticky
 from jaxblt.adapters.transforms import Clamp, Confidence, Ema, Sparse, TopK
 from jaxblt.adapters.warm_start import warm_start
@@ -26,7 +28,9 @@ __all__ = [
     "Draw",
     "Ema",
     "Governor",
+    "Index",
     "Mixed",
+    "RetrievalConfig",
     "RouterConfig",
     "Sparse",
     "Sticky",
@@ -38,11 +42,15 @@ __all__ = [
     "find_sites",
     "fuse",
     "join_params",
+    "load_index",
     "load_peft",
     "mean_codes",
     "next_bounds",
+    "owned",
+    "retrievals",
     "save_peft",
     "split_params",
     "warm_start",
     "with_bounds",
+    "without_index",
 ]

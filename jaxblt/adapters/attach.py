@@ -72,7 +72,27 @@ def attach[C](config: C, adapter: AdapterConfig, stacks: Sequence[str] | None = 
     changed: Any = {name: dataclasses.replace(found[name], adapter=adapter) for name in names}
     config = dataclasses.replace(config, **changed)  # pyright: ignore[reportArgumentType]
     check_sites(config)
+    _check_queries(config)
     return config
+
+
+def retrievals(config: Any) -> dict[str, StackConfig]:
+    """The stacks of a model's config whose routers search an index, by name."""
+    if not dataclasses.is_dataclass(config):
+        return {}
+    routers = {name: getattr(stack.adapter, "router", None) for name, stack in stacks_of(config).items()}
+    return {name: stacks_of(config)[name] for name, r in routers.items() if getattr(r, "retrieval", None)}
+
+
+def _check_queries(config: Any) -> None:
+    """Queries are vectors of the base, so what comes before their stack has no adapter."""
+    adapted = [name for name, stack in stacks_of(config).items() if stack.adapter is not None]
+    for name in retrievals(config):
+        if name != adapted[0]:
+            raise ValueError(
+                f"the router of stack {name!r} searches an index of the base, and stack {adapted[0]!r} before it "
+                f"has an adapter, which changes its queries: use stacks=({adapted[0]!r},), or no retrieval"
+            )
 
 
 def detach[C](config: C) -> C:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxblt.adapters.governor import Governor
 from jaxblt.adapters.levels import Level, Mixed, levels_of
 from jaxblt.adapters.losses import AdapterLosses
+from jaxblt.adapters.retrieval.config import RetrievalConfig
 from jaxblt.adapters.router import Router, RouterState, init_router_state
 from jaxblt.adapters.site import adapted
 from jaxblt.validation import check_bounds, check_fields
@@ -29,6 +30,7 @@ class RouterConfig:
       fallback: numbers of the code before the first one: 1 for the static adapter, 0 for the base.
       memory: "gru" for a memory of all chunks before, which takes a step a chunk; None for the last chunk alone.
       side: side features a token that chunk and token codes read, passed as `side`; known before their token.
+      retrieval: an index whose chunks near the one before give six more features; None for none.
     """
 
     level: Level | Mixed = "chunk"
@@ -39,6 +41,7 @@ class RouterConfig:
     fallback: float = 1.0
     memory: Literal["gru"] | None = None
     side: int = 0
+    retrieval: RetrievalConfig | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -52,10 +55,10 @@ class RouterConfig:
             raise ValueError(
                 f"RouterConfig.prefix is None and level={self.level!r} pools it: set the number of steps"
             )
-        if self.level == "prefix" and (self.memory or self.side):
+        if self.level == "prefix" and (self.memory or self.side or self.retrieval):
             raise ValueError(
-                f"RouterConfig.memory = {self.memory!r} and side = {self.side} are of chunks and tokens, and level is "
-                "'prefix': leave them out"
+                f"RouterConfig.memory = {self.memory!r}, side = {self.side} and retrieval = {self.retrieval} are of "
+                "chunks and tokens, and level is 'prefix': leave them out"
             )
 
 

@@ -47,7 +47,7 @@ class ChunkSteps:
         if marks.segment_ids is not None:
             steps = steps & (marks.segment_ids != 0)
         count = jnp.cumsum(steps, axis=1, dtype=jnp.int32)
-        place = self._places(steps, count)
+        place = step_places(steps, count, self.size)
         taken = jnp.minimum(place, steps.shape[1] - 1)
         inputs = jnp.take_along_axis(u, taken[:, :, None, None, None], 1)
         first = jnp.take_along_axis(firsts, taken, 1)
@@ -57,14 +57,21 @@ class ChunkSteps:
         held = jnp.concatenate([start[:, None].astype(h.dtype), h], 1)
         return jnp.take_along_axis(held, count[:, :, None, None], 1), after
 
-    def _places(self, steps: Bool[Array, "B T"], count: Int[Array, "B T"]) -> Int[Array, "B N"]:
-        """The token of each step, in order; T where there are fewer."""
-        rows, length = steps.shape
-        most = length // self.size + 1
-        row = jnp.arange(rows, dtype=jnp.int32)[:, None]
-        token = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], steps.shape)
-        nothing = jnp.full((rows, most), length, jnp.int32)
-        return nothing.at[row, jnp.where(steps, count - 1, most)].set(token, mode="drop")
+
+def step_places(steps: Bool[Array, "B T"], count: Int[Array, "B T"], size: int) -> Int[Array, "B N"]:
+    """The token of each step, in order; T where there are fewer than T // size + 1.
+
+    Args:
+      steps: where one is taken, at least `size` tokens apart.
+      count: of steps up to each token.
+      size: see `steps`.
+    """
+    rows, length = steps.shape
+    most = length // size + 1
+    row = jnp.arange(rows, dtype=jnp.int32)[:, None]
+    token = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], steps.shape)
+    nothing = jnp.full((rows, most), length, jnp.int32)
+    return nothing.at[row, jnp.where(steps, count - 1, most)].set(token, mode="drop")
 
 
 def remember(

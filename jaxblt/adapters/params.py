@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
+from jaxblt.adapters.retrieval.neighbours import INDEX
 from jaxblt.adapters.router import ROUTER
 from jaxblt.adapters.site import ADAPTER
 
@@ -17,7 +18,8 @@ PARTS, OTHERS = {"u", "v"}, {"tau"}
 def split_params(params: Any, also_train: Sequence[str] = ()) -> tuple[Any, Any]:
     """(base, trained): the parameters of the model without adapters, and the others.
 
-    What `also_train` names is in both: the base stays whole, and where both hold an array, the trained one counts.
+    The index that a router searches is the base's, as nothing trains it. What `also_train` names is in both: the base
+    stays whole, and where both hold an array, the trained one counts.
 
     Args:
       params: of a model, with or without boxes; arrays or shapes.
@@ -53,14 +55,32 @@ def _is_added(name: str, tree: Any, above: Mapping[str, Any]) -> bool:
 def _without(tree: Any) -> Any:
     if not isinstance(tree, Mapping):
         return tree
-    return {name: _without(below) for name, below in tree.items() if not _is_added(name, below, tree)}
+    found = {}
+    for name, below in tree.items():
+        if not _is_added(name, below, tree):
+            found[name] = _without(below)
+        elif name == ROUTER and INDEX in below:
+            found[name] = {INDEX: below[INDEX]}
+    return found
+
+
+def without_index(params: Any) -> Any:
+    """Parameters without the indexes of routers."""
+    if not isinstance(params, Mapping):
+        return params
+    return {
+        name: without_index(below)
+        for name, below in params.items()
+        if not (name == ROUTER and isinstance(below, Mapping) and set(below) == {INDEX})
+    }
 
 
 def _selected(tree: Mapping[str, Any], chosen: Callable[[str, Any, Mapping[str, Any]], bool]) -> Any:
     found = {}
     for name, below in tree.items():
         if chosen(name, below, tree):
-            found[name] = below
+            own = {n: b for n, b in below.items() if n != INDEX} if name == ROUTER else below
+            found |= {name: own} if own else {}
         elif isinstance(below, Mapping) and (kept := _selected(below, chosen)):
             found[name] = kept
     return found

@@ -20,7 +20,9 @@ from jaxblt.adapters.levels import (
 from jaxblt.adapters.losses import sow_code_losses
 from jaxblt.adapters.memory import memory_shape, remember
 from jaxblt.adapters.pools import Pools, Smooth, Sums
-from jaxblt.layers import Linear, RMSNorm, named
+from jaxblt.adapters.retrieval.features import FEATURES
+from jaxblt.adapters.retrieval.neighbours import retrieve
+from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.sequence import Rows, read
 from jaxblt.models.positions import document_positions
@@ -38,7 +40,8 @@ MOST_SCORE = 10.0
 class RouterState:
     """Where each row stands, the sums of its document so far, and the states of the transforms.
 
-    `memory` is the GRU's, `side` the side features that the open chunk began with; None for a router without.
+    `memory` is the GRU's, `side` the side features that the open chunk began with, `neighbours` those of an index; None
+    for a router without.
     """
 
     clock: Clock
@@ -46,6 +49,7 @@ class RouterState:
     code: tuple[Any, ...]
     memory: Float[Array, "B H K"] | None = None
     side: Float[Array, "B S"] | None = None
+    neighbours: Float[Array, "B F"] | None = None
 
 
 def init_router_state(config: Any, batch_size: int, dim: int) -> RouterState:
@@ -58,6 +62,7 @@ def init_router_state(config: Any, batch_size: int, dim: int) -> RouterState:
         code=tuple(transform.init_state(batch_size, config.numbers) for transform in config.code),
         memory=jnp.zeros(memory, jnp.float32) if router.memory else None,
         side=jnp.zeros((batch_size, router.side), jnp.float32) if router.side else None,
+        neighbours=jnp.zeros((batch_size, len(FEATURES)), jnp.float32) if router.retrieval else None,
     )
 
 
@@ -82,7 +87,8 @@ class Moment:
 class Heard:
     """What there is to read at each token: h, m, s and side features, the last two None for a router without.
 
-    `chunk_side` are those of the first token of the chunk. `prefix` is p, and None without.
+    `chunk_side` are those of the first token of the chunk, `neighbours` those of an index. `prefix` is p. They are None
+    for a router without.
     """
 
     h: Float[Array, "B T D"]
@@ -90,7 +96,24 @@ class Heard:
     memory: Float[Array, "B T F"] | None
     side: Float[Array, "B T S"] | None
     chunk_side: Float[Array, "B T S"] | None
+    neighbours: Float[Array, "B T F"] | None
     prefix: Float[Array, "B T D"] | None
+
+
+class Unscaled(nn.Module):
+    """x / sqrt(mean(x^2) + eps) in fp32, and the scale of an `RMSNorm` of the same parameters.
+
+    The scale is one for all tokens, so means may be taken without it, and be of the base alone.
+    """
+
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Float[Array, "1 1 D"]]:
+        scale = self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
+        wide = x.astype(jnp.float32)
+        square = jnp.mean(wide * wide, -1, keepdims=True)
+        return wide * jax.lax.rsqrt(square + self.epsilon), scale[None, None]
 
 
 class Router(nn.Module):
@@ -100,12 +123,14 @@ class Router(nn.Module):
     chunk k, p attention pooling of the first P steps, f = Dense(silu(Dense(.))) with a last kernel of 0:
 
         prefix   f(p) from step P on
-        chunk    f([m_{k - lag}; s; e; p]), constant in the chunk, from chunk `lag` on
-        token    f([h_t; m_{k - lag}; s; e; p])
+        chunk    f([m_{k - lag}; s; e; r; p]), constant in the chunk, from chunk `lag` on
+        token    f([h_t; m_{k - lag}; s; e; r; p])
 
     An m or p that is not complete is zero. With a memory s is a GRU over the means up to m_{k - lag}. With side
-    features e are those of the token, or of the chunk's first token, and zero if that is a hole. Before the first code
-    stands the fallback. Numbers are 1 + f, or softmax(f) over the blocks of a bank. `Mixed` levels have a network each.
+    features e are those of the token, or of the chunk's first token, and zero if that is a hole. With an index r are
+    features of the neighbours of m_{k - lag}, taken without the norm's scale; see `jaxblt.adapters.retrieval`. Before
+    the first code stands the fallback. Numbers are 1 + f, or softmax(f) over the blocks of a bank. `Mixed` levels have
+    a network each.
 
     Attributes:
       adapter: the `AdapterConfig`.
@@ -121,8 +146,11 @@ class Router(nn.Module):
         segment_ids: Int[Array, "B T"] | None = None,
         state: RouterState | None = None,
         side: Float[Array, "B T S"] | None = None,
+        documents: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T E"], RouterState | None]:
         """The code, zero at holes and padding, and the state after the tokens (None without one).
+
+        `documents` are keys of the documents whose own chunks are no neighbours; see `jaxblt.adapters.owners`.
 
         Raises:
           ValueError: side features are missing, more or fewer than `RouterConfig.side`.
@@ -134,7 +162,7 @@ class Router(nn.Module):
         else:
             time = rows.arranged.time
             side = None if side is None else jnp.take_along_axis(side, rows.arranged.order[..., None], 1)
-        heard, after = self._hear(rows, time, side, state)
+        heard, after = self._hear(rows, time, side, documents, state)
         code, moment = self._code(heard, time, rows.content)
         states, first = [], code
         for i, transform in enumerate(self.adapter.code):
@@ -200,22 +228,30 @@ class Router(nn.Module):
         return code, Moment(some, can_change(config, time, content), shown, fallback)
 
     def _hear(
-        self, rows: Rows, time: Int[Array, "B T"], side: Float[Array, "B T S"] | None, state: Any
+        self,
+        rows: Rows,
+        time: Int[Array, "B T"],
+        side: Float[Array, "B T S"] | None,
+        documents: Int[Array, "B T"] | None,
+        state: Any,
     ) -> tuple[Heard, RouterState | None]:
         """What f may read, and the state after it."""
         config, dim = self.adapter.router, rows.x.shape[-1]
         content = jnp.ones(time.shape, bool) if rows.content is None else rows.content
         content = content[..., None].astype(jnp.float32)
-        h = RMSNorm(name="norm")(rows.x) * content
+        bare, scale = Unscaled(name="norm")(rows.x)
+        bare = bare * content
+        h = bare * scale
         pooled = (time < (config.prefix or 0))[..., None].astype(jnp.float32) * content
         if config.prefix is not None:
             query = self.param("query", named(nn.initializers.normal(1.0), "norm"), (dim,), jnp.float32)
             score = jnp.einsum("btd,d->bt", h, query)[..., None] / jnp.float32(dim**0.5)
             pooled = pooled * jnp.exp(MOST_SCORE * jnp.tanh(score / MOST_SCORE))
-        given = (h, content, pooled, time)
+        given = (bare, content, pooled, time)
         (chunk, prefix), sums = rows.run(_pools(config), given, None if state is None else state.sums)
-        mean = chunk[..., :-1] / jnp.maximum(chunk[..., -1:], 1.0)
-        memory = memorised = chunk_side = held = None
+        base = chunk[..., :-1] / jnp.maximum(chunk[..., -1:], 1.0)
+        mean = base * scale
+        memory = memorised = chunk_side = held = near = kept = None
         if config.memory:
             memory, memorised = remember(
                 self, config, rows, mean, time, None if state is None else state.memory
@@ -225,19 +261,28 @@ class Router(nn.Module):
             starts = (time % config.chunk == 0)[..., None]
             streams = jnp.where(starts, 0.0, 1.0), jnp.where(starts, side, 0.0)
             chunk_side, held = rows.run(Smooth(), streams, None if state is None else state.side)
+        if config.retrieval:
+            carry = None if state is None else state.neighbours
+            near, kept = retrieve(config, rows, base, time, documents, carry)
         p = None
         if config.prefix is not None:
-            p = prefix[..., :-1] / jnp.maximum(prefix[..., -1:], jnp.exp(jnp.float32(-2 * MOST_SCORE)))
-        heard = Heard(h, mean, memory, side, chunk_side, p)
-        return heard, None if state is None else RouterState(state.clock, sums, (), memorised, held)  # pyright: ignore[reportArgumentType]
+            p = (
+                scale
+                * prefix[..., :-1]
+                / jnp.maximum(prefix[..., -1:], jnp.exp(jnp.float32(-2 * MOST_SCORE)))
+            )
+        heard = Heard(h, mean, memory, side, chunk_side, near, p)
+        if state is None:
+            return heard, None
+        return heard, RouterState(state.clock, sums, (), memorised, held, kept)  # pyright: ignore[reportArgumentType]
 
     def _features(self, level: Level, heard: Heard, time: Int[Array, "B T"]) -> Float[Array, "B T F"]:
         """What f of a level reads."""
         config = self.adapter.router
         parts = {
             "prefix": [],
-            "chunk": [heard.mean, heard.memory, heard.chunk_side],
-            "token": [heard.h, heard.mean, heard.memory, heard.side],
+            "chunk": [heard.mean, heard.memory, heard.chunk_side, heard.neighbours],
+            "token": [heard.h, heard.mean, heard.memory, heard.side, heard.neighbours],
         }[level]
         if heard.prefix is not None:
             chunk = time // config.chunk - config.lag + 1

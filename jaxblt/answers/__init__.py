@@ -7,6 +7,7 @@ record is a document of its own: its answer does not depend on the records besid
 
 from jaxblt.answers.classify import Predictions, classify
 from jaxblt.answers.embed import Embeddings, Pool, embed
+from jaxblt.answers.index import build_index
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE, Scores, score
 from jaxblt.answers.task_predictions import TaskPredictions
@@ -23,6 +24,7 @@ __all__ = [
     "TaskPredictions",
     "Variant",
     "VariantScores",
+    "build_index",
     "classify",
     "embed",
     "open_records",

@@ -5,8 +5,11 @@ from typing import Literal
 
 import numpy as np
 
+from jaxblt.adapters.retrieval import save_index
 from jaxblt.answers.embed import Pool
+from jaxblt.answers.index import CHUNKS, build_index
 from jaxblt.answers.score import BATCH_SIZE
+from jaxblt.data.splits import SplitName
 from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Weights
 
@@ -156,3 +159,46 @@ def variants(
     found.to_tsv(out)
     above = int((found.score > 0).sum())
     return f"{len(found)} variants, {above} likelier than the reference, in {out}"
+
+
+def index(
+    run_dir: Path,
+    /,
+    *,
+    out: Path,
+    chunk: int = 64,
+    neighbours: int = 8,
+    stack: str | None = None,
+    split: SplitName = "train",
+    most: int = CHUNKS,
+    batch_size: int = BATCH_SIZE,
+    step: int | None = None,
+) -> str:
+    """Write base vectors of the chunks of a run's documents, which a router over this run as its base can search.
+
+    Args:
+      run_dir: folder of a run without adapters.
+      out: folder to write index.safetensors into.
+      chunk: steps of a chunk, as of the router.
+      neighbours: chunks that the router looks at.
+      stack: name of the router's stack; by default the model's first.
+      split: of the run's data.
+      most: chunks that are kept, at equal distances.
+      batch_size: rows that are read at once.
+      step: of the checkpoint; by default the newest, which is what a base is.
+
+    Returns:
+      A line that says what was written.
+    """
+    from jaxblt.run import load
+
+    refuse_remote("--out", out)
+    run = load(run_dir, step=step, weights="raw")
+    options = {"chunk": chunk, "neighbours": neighbours, "stack": stack, "batch_size": batch_size}
+    found = build_index(run, **options, split=split, most=most)
+    path = save_index(found, out)
+    documents = len(set(found.owners.tolist()))
+    return (
+        f"{len(found):,} chunks of {found.chunk} steps of {documents:,} documents, width {found.vectors.shape[1]}, "
+        f"base {found.base[:12]}, in {path}"
+    )

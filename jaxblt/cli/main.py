@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("jaxblt.cli.generate", "continue prompts with a run"),
     "score": ("jaxblt.cli.score", "log-likelihood of each record of a file"),
     "embed": ("jaxblt.cli.embed", "hidden states of each record of a file"),
+    "index": ("jaxblt.cli.index", "base vectors of a run's documents, for routers that search them"),
     "classify": ("jaxblt.cli.classify", "label each record of a file with a fine-tuned run"),
     "variants": ("jaxblt.cli.variants", "rate the variants of a VCF file against a genome"),
     "patch": ("jaxblt.cli.patch", "cut a file into patches, draw them, write entropies"),

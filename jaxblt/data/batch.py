@@ -23,6 +23,8 @@ class Batch:
         asks for labels; None for the others. For several tasks those of rows by the task's name, -1 or NaN where a row
         has none.
       label_weights: by task, what each row's label weighs in the loss; an objective of several tasks sets it.
+      documents: key of each position's document (`jaxblt.data.keys`), 0 at padding, for routers that must not find it
+        in their index; None for models without.
     """
 
     inputs: Int[Array, "B T"]
@@ -40,3 +42,4 @@ class Batch:
         | None
     ) = None
     label_weights: dict[str, Float[Array, "B"]] | None = None
+    documents: Int[Array, "B T"] | None = None

@@ -31,6 +31,7 @@ class Dataset(ABC):
       entropies: precomputed, of the whole source.
       source_names: the source that a batch of each bucket is of, for evaluation over several sources.
       history: what comes with rows that begin inside a document; for windows, which hold one document each.
+      names_documents: whether batches say which documents their positions are of; rows that are made say nothing.
     """
 
     config: Any
@@ -41,6 +42,7 @@ class Dataset(ABC):
     entropies: Entropies | None = None
     source_names: tuple[str, ...] = ()
     history: History | None = None
+    names_documents: bool = False
 
     def __post_init__(self) -> None:
         for rows, length in zip(self.batch_sizes, self.row_lengths, strict=True):

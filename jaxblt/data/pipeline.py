@@ -11,6 +11,7 @@ from jaxblt.data.buckets import bucket
 from jaxblt.data.config import DataConfig, apply_split, open_source
 from jaxblt.data.dataset import Dataset, Row
 from jaxblt.data.entropies import read_entropies
+from jaxblt.data.keys import document_key
 from jaxblt.data.labelled import LabelledDataConfig, open_labelled
 from jaxblt.data.mixture import JoinedRows, JoinedSource
 from jaxblt.data.packing import pack
@@ -56,6 +57,8 @@ class DocumentDataset(Dataset):
             rows["entropies"] = np.zeros((count, length), np.float32)
         if self.history is not None:
             rows["history"] = np.full((count, self.history.length), PAD, np.int32)
+        if self.names_documents:
+            rows["documents"] = np.zeros((count, length), np.int32)
         return rows
 
     def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
@@ -79,6 +82,9 @@ class DocumentDataset(Dataset):
         if self.history is not None:
             before = self.history.ids(self.source, span, flip=flip)
             row["history"][self.history.length - len(before) :] = before
+        if self.names_documents:
+            key = document_key(self.source.source, int(self.source.documents[span.document]))
+            row["documents"][span.offset : span.offset + span.stop - span.start] = key
         if self.entropies is not None:
             document, shift = (int(x[span.document]) for x in (self.source.documents, self.source.starts))
             place = slice(span.offset, span.offset + span.stop - span.start)

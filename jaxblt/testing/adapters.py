@@ -152,6 +152,8 @@ def _draw(
     """Vectors about 1, matrices that keep an input's size; U smaller by the scale, so that an update does, too."""
     z = rng.standard_normal(shape.shape)
     numbers = z / shape.shape[-2] ** 0.5 if len(shape.shape) > 1 else 1 + 0.3 * z
+    if path[-1].key == "norms":  # a spread near 0 would make much of rounding
+        numbers = np.stack([np.zeros(shape.shape[1]), np.ones(shape.shape[1])])
     if path[-1].key == "u":
         numbers = z / (adapter.rank**0.5 * adapter.scale(adapter.rank))
     return jnp.asarray(numbers.astype(np.float32))

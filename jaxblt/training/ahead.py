@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxblt.adapters import retrievals
 from jaxblt.data.batch import Batch
+from jaxblt.data.config import DataConfig
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.models.remat import Remat
@@ -84,7 +86,8 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
         entropies = None if recipe.data.entropies is None else jnp.zeros(shape, jnp.float32)
         history = entropy_history(recipe)
         before = None if history is None else jnp.zeros((shape[0], history.length), jnp.int32)
-        return Batch(ids, ids, ids, ids, ids, entropies, before, _labels(recipe.data, shape))
+        documents = ids if isinstance(recipe.data, DataConfig) and retrievals(recipe.model) else None
+        return Batch(ids, ids, ids, ids, ids, entropies, before, _labels(recipe.data, shape), documents)
 
     def placed(x: Any) -> jax.ShapeDtypeStruct:
         spec = PartitionSpec(*sharding.spec[: x.ndim])

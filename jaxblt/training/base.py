@@ -13,16 +13,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxblt.adapters import detach, join_params, split_params
+from jaxblt.adapters import detach, join_params, load_index, retrievals, split_params, without_index
+from jaxblt.adapters.retrieval.neighbours import INDEX
+from jaxblt.adapters.router import ROUTER
 from jaxblt.layers import Linear
-from jaxblt.parallel.rules import state_shardings
+from jaxblt.parallel.rules import replicated, state_shardings
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.optimizer import TABLES, axis_names, is_boxed
 from jaxblt.training.patterns import without
 from jaxblt.training.recipe import Recipe, differences
 from jaxblt.training.remote_run import readable
 from jaxblt.training.resolved import checkpoint_dir, read_resolved
-from jaxblt.training.state import BASE, Frozen, freeze, widen
+from jaxblt.training.state import BASE, Frozen, content_hash, freeze, widen
 
 
 def trained_part(recipe: Recipe, params: Any) -> Any:
@@ -66,14 +68,16 @@ def load_base(recipe: Recipe, boxed: Callable[[], Any], mesh: Mesh) -> dict[str,
 
     Raises:
       FileNotFoundError: `base_run` holds no run or no checkpoint.
-      ValueError: it is of another model, or has a base of its own.
+      ValueError: it is of another model, or has a base of its own; or an index is missing, damaged, of another base,
+        stack or chunk, or too large.
     """
     if recipe.base_run is None:
+        _check_no_index(recipe)
         return {}
     _check_model(recipe)
     dtype = recipe.train.compute_dtype
     products, whole = products_in(dtype, boxed)
-    base, _ = split_params(whole)
+    base = without_index(split_params(whole)[0])
     shapes = nn.meta.unbox(base)
     placed = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -82,7 +86,34 @@ def load_base(recipe: Recipe, boxed: Callable[[], Any], mesh: Mesh) -> dict[str,
     )
     with readable(recipe.base_run, "newest") as folder:
         params = restore(checkpoint_dir(folder), placed, subtree="params").state
-    return {BASE: freeze(rounded(params, base, dtype, products))}
+    return {BASE: freeze(join_params(rounded(params, base, dtype, products), _indexes(recipe, params, mesh)))}
+
+
+def _check_no_index(recipe: Recipe) -> None:
+    """An index is of a base; without one it would be trained."""
+    if found := retrievals(recipe.model):
+        raise ValueError(
+            f"the routers of stacks {sorted(found)} search an index of a frozen base, and base_run is None: set "
+            "base_run to the run that the index was made of"
+        )
+
+
+def _indexes(recipe: Recipe, params: Any, mesh: Mesh) -> dict[str, Any]:
+    """The indexes of a recipe's routers, as part of the base that they were made of."""
+    found = retrievals(recipe.model)
+    if found and recipe.also_train:
+        raise ValueError(
+            f"also_train={recipe.also_train} changes the base that a router's queries are made by, and stacks "
+            f"{sorted(found)} search an index of it: leave also_train out"
+        )
+    trees, base = {}, content_hash(params) if found else ""
+    for name, stack in found.items():
+        router = stack.adapter.router
+        index = load_index(router.retrieval.index)
+        index.check(router, base=base, stack=name, dim=stack.dim)
+        arrays = index.params(router.retrieval.capacity)
+        trees[name] = {ROUTER: {INDEX: jax.device_put(arrays, replicated(mesh))}}
+    return trees
 
 
 def base_shapes(recipe: Recipe, boxed: Callable[[], Any]) -> dict[str, Frozen]:

@@ -47,6 +47,7 @@ NAMES = {
     "stack": "jaxblt.models.stack:StackConfig",
     "adapter": "jaxblt.adapters.config:AdapterConfig",
     "router": "jaxblt.adapters.config:RouterConfig",
+    "retrieval": "jaxblt.adapters.retrieval.config:RetrievalConfig",
     "mixed_levels": "jaxblt.adapters.levels:Mixed",
     "adapter_losses": "jaxblt.adapters.losses:AdapterLosses",
     "governor": "jaxblt.adapters.governor:Governor",

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxblt.adapters import check_sites, detach, split_params
+from jaxblt.adapters import check_sites, detach, split_params, without_index
 from jaxblt.adapters.attach import describe_sites
 from jaxblt.adapters.params import routers
 from jaxblt.data.dataset import Dataset
@@ -106,7 +106,7 @@ def _adapters(setup: Setup) -> list[str]:
     if setup.recipe.base_run is None and not check_sites(setup.recipe.model):
         return []
     size = lambda tree: count_params(tree)[0]  # noqa: E731
-    base = size(split_params(setup.whole)[0])
+    base = size(without_index(split_params(setup.whole)[0]))
     return describe_sites(setup.recipe.model, size(setup.boxed), size(routers(setup.boxed)), base)
 
 

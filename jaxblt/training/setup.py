@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from jaxblt.adapters import check_sites, detach
+from jaxblt.adapters import check_sites, detach, retrievals
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.history import History
@@ -229,8 +229,8 @@ def open_data(
         _check_rows(fewer, parts, mesh)
     for length in data.row_lengths:
         layout_of(recipe.model).check(length, mesh.shape[SEQ_AXIS])
-    history = entropy_history(recipe)
-    return replace(data, process_index=start // share, process_count=rows // share, history=history)
+    told = {"history": entropy_history(recipe), "names_documents": bool(retrievals(recipe.model))}
+    return replace(data, process_index=start // share, process_count=rows // share, **told)
 
 
 def _check_rows(rows: int, parts: int, mesh: Mesh) -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxblt.adapters import next_bounds, with_bounds
+from jaxblt.adapters import next_bounds, owned, with_bounds
 from jaxblt.adapters.draw import POLICY
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import PAD
@@ -165,15 +165,16 @@ def predict(
     Dropout is on iff `rngs` has its key. A policy takes `experts`, if there are any (`jaxblt.adapters.Draw`).
     """
     given = {} if experts is None else {POLICY: experts}
-    (logits, patches), side = task.model.apply(
-        {"params": whole_params(params, frozen), **given},
-        batch.inputs,
-        segment_ids=_segments(task, batch),
-        positions=batch.positions if task.packed else None,
-        entropies=find_entropies(task, frozen, batch),
-        rngs=rngs,
-        mutable=collections,
-    )
+    with owned(batch.documents, None if task.patcher is None else task.patcher.block_size):
+        (logits, patches), side = task.model.apply(
+            {"params": whole_params(params, frozen), **given},
+            batch.inputs,
+            segment_ids=_segments(task, batch),
+            positions=batch.positions if task.packed else None,
+            entropies=find_entropies(task, frozen, batch),
+            rngs=rngs,
+            mutable=collections,
+        )
     return logits, patches, side
 
 
@@ -345,13 +346,14 @@ def _from_reference(
 ) -> Float[Array, ""]:
     """The divergence from the reference, summed over the rows that are compared and scaled to all."""
     logits, rows = every_nth((logits, rows), reference.every)
-    wanted, _ = reference.model.apply(
-        {"params": still(frozen[reference.tree].params)},
-        rows.inputs,
-        segment_ids=_segments(task, rows),
-        positions=rows.positions if task.packed else None,
-        entropies=find_entropies(task, frozen, rows),
-    )
+    with owned(rows.documents, None if task.patcher is None else task.patcher.block_size):
+        wanted, _ = reference.model.apply(
+            {"params": still(frozen[reference.tree].params)},
+            rows.inputs,
+            segment_ids=_segments(task, rows),
+            positions=rows.positions if task.packed else None,
+            entropies=find_entropies(task, frozen, rows),
+        )
     return divergence(logits, wanted, rows) * reference.every
 
 

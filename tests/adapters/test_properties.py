@@ -12,6 +12,7 @@ from jaxblt.adapters import (
     Ema,
     Governor,
     Mixed,
+    RetrievalConfig,
     RouterConfig,
     Sparse,
     Sticky,
@@ -39,6 +40,9 @@ ADAPTERS = {
         code=(Sparse(0.05),),
         losses=AdapterLosses(entropy=0.1, balance=0.1, flip=0.1, decorrelation=0.1, orthogonality=0.1),
         governor=Governor(start=1.0),
+    ),
+    "retrieval": AdapterConfig(
+        rank=2, router=dataclasses.replace(ROUTER, retrieval=RetrievalConfig(capacity=12, neighbours=3))
     ),
     "token": AdapterConfig(
         rank=4, blocks=4, router=dataclasses.replace(ROUTER, level="token"), code=(TopK(2),)
@@ -68,6 +72,7 @@ CASES = [
     ("token", {}),
     ("sticky", {}),
     ("mixed", {}),
+    ("retrieval", {}),
     ("static", {"pattern": "HA", "num_layers": 2}),
     ("chunk", {"pattern": "A", "num_layers": 2, "remat": "full"}),
     ("chunk", {"pattern": "D", "num_layers": 1}),

@@ -1,0 +1,243 @@
+"""An index: vectors of chunks, whose they are, and what it takes to compare a query with them; as arrays and as a file.
+
+A base vector of a chunk is the mean of its tokens' inputs to a stack, each divided by its root mean square. Base
+vectors share most of their length. So the index's mean is subtracted from them, and the rest is made a unit vector.
+"""
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from jaxblt.adapters.retrieval.features import FEATURES, neighbour_features
+from jaxblt.adapters.retrieval.search import Found, nearest
+
+FILE = "index.safetensors"
+FORMAT, VERSION = "jaxblt index", "1"
+ARRAYS = {"vectors": np.float32, "owners": np.int32, "center": np.float32, "norms": np.float32}
+TEXTS = ("format", "version", "base", "stack", "chunk", "neighbours")
+OWNER_BYTES = 4
+"""Of a document's key among parameters, a float each: whole numbers to 255 are exact in every dtype that is stored."""
+LEAST_SPREAD = 1e-6
+"""Standard deviation below which a feature is the same everywhere, and is not divided by it."""
+QUERIES = 1024
+"""The most chunks of an index that the norms of its features are taken from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Chunks of documents, as a base sees them.
+
+    Attributes:
+      vectors: Float32[N, D], unit vectors.
+      owners: Int32[N], key of each chunk's document.
+      center: Float32[D], the mean of the base vectors.
+      norms: Float32[2, F], mean and standard deviation of the features of the index's own chunks.
+      base: content hash of the base's parameters.
+      stack: name of the stack whose inputs were read.
+      chunk: steps of a chunk.
+      neighbours: k, that the norms are of.
+    """
+
+    vectors: np.ndarray
+    owners: np.ndarray
+    center: np.ndarray
+    norms: np.ndarray
+    base: str
+    stack: str
+    chunk: int
+    neighbours: int
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def params(self, capacity: int) -> dict[str, np.ndarray]:
+        """What the router's child "index" holds: arrays of `capacity` places, the last ones empty.
+
+        Raises:
+          ValueError: there are more chunks.
+        """
+        if len(self) > capacity:
+            raise ValueError(
+                f"an index of {len(self)} chunks does not fit RetrievalConfig.capacity = {capacity}: raise it to "
+                f"{len(self)}, or make a smaller index"
+            )
+        room = ((0, capacity - len(self)), (0, 0))
+        return {
+            "vectors": np.pad(self.vectors, room),
+            "owners": np.pad(owner_bytes(self.owners), room),
+            "center": self.center,
+            "norms": self.norms,
+        }
+
+    def check(self, config: Any, *, base: str, stack: str, dim: int) -> None:
+        """Raises ValueError, naming what differs and the fix, unless a router's queries can be compared with it.
+
+        Args:
+          config: the `RouterConfig`.
+          base: content hash of the base's parameters.
+          stack: name of the router's stack.
+          dim: its width.
+        """
+        expected = {
+            "base of content hash": (self.base, base, "make an index of this base"),
+            "stack": (self.stack, stack, f"make the index with stack={stack!r}"),
+            "chunk": (
+                self.chunk,
+                config.chunk,
+                f"set RouterConfig.chunk = {self.chunk}, or make a new index",
+            ),
+            "width": (self.vectors.shape[1], dim, "make an index of this base"),
+            "neighbours": (
+                self.neighbours,
+                config.retrieval.neighbours,
+                f"set RetrievalConfig.neighbours = {self.neighbours}, or make a new index",
+            ),
+        }
+        for name, (have, want, fix) in expected.items():
+            if have != want:
+                raise ValueError(
+                    f"index {config.retrieval.index!r} has {name} {have}, expected {want}: {fix}"
+                )
+
+
+def owner_bytes(owners: np.ndarray) -> np.ndarray:
+    """Float32[N, 4], the bytes of keys, the lowest first."""
+    return np.ascontiguousarray(owners, "<i4").view(np.uint8).reshape(-1, OWNER_BYTES).astype(np.float32)
+
+
+def owner_keys(parts: Float[Array, "N P"]) -> Array:
+    """The inverse of `owner_bytes`, Int32[N]."""
+    places = jnp.left_shift(1, 8 * jnp.arange(OWNER_BYTES, dtype=jnp.int32))[None]
+    return jnp.sum(parts.astype(jnp.int32) * places, -1, dtype=jnp.int32)
+
+
+def unit(base: Float[Array, "... D"], center: Float[Array, "D"]) -> Float[Array, "... D"]:
+    """Base vectors as they are compared: centred, of length 1; zero where nothing is left."""
+    apart = base - center.reshape((1,) * (base.ndim - 1) + (-1,))
+    length = jnp.sqrt(jnp.sum(apart * apart, -1, keepdims=True))
+    return apart / jnp.where(length > 0, length, 1.0)
+
+
+def features_of(found: Found, vectors: Float[Array, "N D"]) -> Float[Array, "Q F"]:
+    """The features of each query's neighbours, before norms."""
+    there = vectors[found.place]
+    pairs = jnp.einsum("qid,qjd->qij", there, there)
+    return neighbour_features(found.similar, pairs, found.present)
+
+
+def make_index(
+    base_vectors: np.ndarray, owners: np.ndarray, *, base: str, stack: str, chunk: int, neighbours: int
+) -> Index:
+    """An index of chunks. Its norms are those of at most 1,024 of them as queries, their own documents left out.
+
+    Args:
+      base_vectors: Float[N, D], of each chunk.
+      owners: Int[N], key of its document.
+      base, stack, chunk, neighbours: as of `Index`.
+
+    Raises:
+      ValueError: there is no chunk, or a vector is not finite.
+    """
+    if not len(base_vectors):
+        raise ValueError(
+            f"an index needs a chunk, got none: give documents longer than chunk = {chunk} steps"
+        )
+    if not np.isfinite(base_vectors).all():
+        raise ValueError(
+            "base vectors of an index must be finite, got NaN or infinity: check the base's parameters"
+        )
+    center = base_vectors.mean(0, np.float64).astype(np.float32)
+    keys = np.asarray(owners, np.int32)
+    some = np.unique(np.linspace(0, len(keys) - 1, min(len(keys), QUERIES)).astype(np.int32))
+    given = [jnp.asarray(x) for x in (base_vectors.astype(np.float32), center, keys, some)]
+    vectors, features = (np.asarray(x) for x in _compared(*given, neighbours))
+    spread = features.std(0)
+    norms = np.stack([features.mean(0), np.where(spread > LEAST_SPREAD, spread, 1.0)]).astype(np.float32)
+    return Index(vectors, keys, center, norms, base, stack, chunk, neighbours)
+
+
+@partial(jax.jit, static_argnums=4)
+def _compared(
+    base: Float[Array, "N D"], center: Float[Array, "D"], keys: Int[Array, "N"], some: Int[Array, "Q"], k: int
+) -> tuple[Float[Array, "N D"], Float[Array, "Q F"]]:
+    """Unit vectors of all chunks, and the features of some of them as queries."""
+    vectors = unit(base, center)
+    found = nearest(vectors[some], vectors, k, owners=keys, own=keys[some])
+    return vectors, features_of(found, vectors)
+
+
+def save_index(index: Index, folder: str | os.PathLike[str]) -> Path:
+    """Writes `index.safetensors` into a folder, whole or not at all, and returns its path.
+
+    Raises:
+      FileExistsError: the folder holds an index.
+    """
+    path = Path(folder) / FILE
+    if path.exists():
+        raise FileExistsError(f"{path} is there already, and nothing is overwritten: choose another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = {"format": FORMAT, "version": VERSION, **{name: str(getattr(index, name)) for name in TEXTS[2:]}}
+    partial = path.with_name(f".{FILE}.{os.getpid()}.partial")
+    save_file({name: np.ascontiguousarray(getattr(index, name)) for name in ARRAYS}, partial, texts)
+    os.replace(partial, path)
+    return path
+
+
+def load_index(folder: str | os.PathLike[str]) -> Index:
+    """An index that `save_index` wrote; nothing in the file is taken on trust.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: the file is damaged, of another format, or its arrays do not go together.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no index: {FILE} is missing; `jaxblt index RUN --out {folder}` makes one"
+        )
+    try:
+        with safe_open(path, framework="np") as file:
+            said, names = dict(file.metadata() or {}), set(file.keys())
+            arrays = {name: np.array(file.get_tensor(name)) for name in ARRAYS if name in names}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if (said.get("format"), said.get("version")) != (FORMAT, VERSION):
+        raise ValueError(
+            f"{path} has format {said.get('format')!r} {said.get('version')!r}, expected {FORMAT!r} {VERSION!r}: make "
+            "the index anew"
+        )
+    _check_arrays(path, said, names, arrays)
+    return Index(
+        **arrays,
+        base=said["base"],
+        stack=said["stack"],
+        chunk=int(said["chunk"]),
+        neighbours=int(said["neighbours"]),
+    )
+
+
+def _check_arrays(path: Path, said: dict[str, str], names: set[str], arrays: dict[str, np.ndarray]) -> None:
+    if names != set(ARRAYS) or any(not said.get(name) for name in TEXTS):
+        raise ValueError(
+            f"{path} holds {sorted(names)} and says {sorted(said)}, expected {sorted(ARRAYS)} and {sorted(TEXTS)}: "
+            "make the index anew"
+        )
+    vectors = arrays["vectors"]
+    count, dim = vectors.shape if vectors.ndim == 2 else (0, 0)
+    shapes = {"vectors": (count, dim), "owners": (count,), "center": (dim,), "norms": (2, len(FEATURES))}
+    have = {name: (x.shape, x.dtype) for name, x in arrays.items()}
+    want = {name: (shapes[name], np.dtype(dtype)) for name, dtype in ARRAYS.items()}
+    whole = [said[name].isdecimal() and int(said[name]) > 0 for name in ("chunk", "neighbours")]
+    if have != want or not count or not all(whole):
+        raise ValueError(f"{path} holds arrays {have}, expected {want}: make the index anew")
+    if not all(np.isfinite(arrays[name]).all() for name in ("vectors", "center", "norms")):
+        raise ValueError(f"{path} holds numbers that are not finite: make the index anew")

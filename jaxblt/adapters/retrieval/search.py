@@ -1,0 +1,83 @@
+"""Exact search of the most similar vectors, a tile of the index at a time."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+TILE = 1024
+"""Vectors that are compared at once: scores in memory are queries x tile, whatever the size of the index."""
+
+
+class Found(NamedTuple):
+    """Neighbours of each query, the most similar first; of equal ones the first in the index comes first.
+
+    Attributes:
+      similar: inner products; -inf where there are fewer than k neighbours.
+      place: of each in the index; it means nothing where there is none.
+      present: whether there is a neighbour.
+    """
+
+    similar: Float[Array, "Q K"]
+    place: Int[Array, "Q K"]
+    present: Bool[Array, "Q K"]
+
+
+def nearest(
+    queries: Float[Array, "Q D"],
+    vectors: Float[Array, "N D"],
+    k: int,
+    *,
+    owners: Int[Array, "N"] | None = None,
+    own: Int[Array, "Q"] | None = None,
+    tile: int = TILE,
+) -> Found:
+    """The k vectors with the largest inner products, found by comparing all of them in fp32.
+
+    A vector of zeros is an empty place and no neighbour.
+
+    Args:
+      queries: what to look for.
+      vectors: of the index.
+      k: neighbours of a query, at least 1.
+      owners: document that each vector belongs to.
+      own: document of each query, none of whose vectors is its neighbour; None leaves nothing out.
+      tile: vectors that are compared at once.
+    """
+    size = max(min(tile, len(vectors)), k)
+    short = -len(vectors) % size
+    owners = None if own is None else owners
+    tiles = [
+        None
+        if x is None
+        else jnp.pad(x, ((0, short), *((0, 0),) * (x.ndim - 1))).reshape(-1, size, *x.shape[1:])
+        for x in (vectors, owners)
+    ]
+    places = jnp.arange(len(vectors) + short, dtype=jnp.int32).reshape(-1, size)
+
+    def compare(part: tuple[Array, Array | None, Array]) -> tuple[Array, Array]:
+        there, owned, place = part
+        score = jnp.einsum("qd,nd->qn", queries, there, precision=jax.lax.Precision.HIGHEST)
+        allowed = jnp.any(there != 0, -1)[None]
+        if own is not None and owned is not None:
+            allowed = allowed & (owned[None] != own[:, None])
+        return jnp.where(allowed, score, -jnp.inf), jnp.broadcast_to(place[None], score.shape)
+
+    def keep(
+        best: tuple[Array, Array], part: tuple[Array, Array | None, Array]
+    ) -> tuple[tuple[Array, Array], None]:
+        # top_k takes the first of equal scores, and what was kept came earlier in the index
+        both = [jnp.concatenate(pair, -1) for pair in zip(best, compare(part), strict=True)]
+        return _largest(both[0], both[1], k), None
+
+    parts = (tiles[0], tiles[1], places)
+    first, others = (jax.tree.map(lambda x, cut=cut: x[cut], parts) for cut in (0, slice(1, None)))
+    best = _largest(*compare(first), k)
+    best = best if len(places) == 1 else jax.lax.scan(keep, best, others)[0]
+    return Found(*best, jnp.isfinite(best[0]))
+
+
+def _largest(score: Float[Array, "Q N"], place: Int[Array, "Q N"], k: int) -> tuple[Array, Array]:
+    score, column = jax.lax.top_k(score, k)
+    return score, jnp.take_along_axis(place, column, -1)

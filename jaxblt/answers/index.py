@@ -1,0 +1,183 @@
+"""An index for routers: base vectors of the chunks of a run's documents, as the run's own model sees them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.adapters import detach
+from jaxblt.adapters.attach import stacks_of
+from jaxblt.adapters.retrieval import Index, make_index
+from jaxblt.adapters.router import Unscaled
+from jaxblt.answers.reading import Reader, ahead, make_reader, read
+from jaxblt.answers.score import BATCH_SIZE
+from jaxblt.data.batch import Batch
+from jaxblt.data.config import DataConfig, apply_split, open_source
+from jaxblt.data.keys import document_key
+from jaxblt.data.sources import DocumentSource, Regions
+from jaxblt.data.splits import SplitName
+from jaxblt.models.stack import Stack
+from jaxblt.training.state import content_hash, whole_params
+from jaxblt.training.step import Task, find_entropies
+from jaxblt.validation import whole as check_whole
+
+if TYPE_CHECKING:
+    from jaxblt.run import Run
+
+CHUNKS = 16384
+"""The most chunks of an index, if nothing else is asked for: as many as a `RetrievalConfig` holds."""
+
+
+def build_index(
+    run: "Run",
+    *,
+    chunk: int = 64,
+    neighbours: int = 8,
+    stack: str | None = None,
+    data: DataConfig | None = None,
+    source: DocumentSource | None = None,
+    split: SplitName = "train",
+    most: int = CHUNKS,
+    batch_size: int = BATCH_SIZE,
+) -> Index:
+    """Base vectors of the whole chunks of documents, for a router of the same chunk over this run as its base.
+
+    Documents are read in rows of the run's length, one piece of a document a row, as training rows hold them. A chunk
+    is `chunk` steps of a row from its beginning; what is left at its end is not indexed. Of more chunks than `most`,
+    that many at equal distances are kept.
+
+    Args:
+      run: the base; its raw parameters, without adapters.
+      chunk: steps, as of the `RouterConfig`.
+      neighbours: k, as of the `RetrievalConfig`.
+      stack: name of the router's stack; None for the model's first.
+      data: the documents; None for the run's.
+      source: documents to use instead of those that the data names.
+      split: of the data.
+      most: chunks.
+      batch_size: rows that are read at once.
+
+    Raises:
+      ValueError: the run has adapters, or its parameters are averaged; there is no such stack; the data are no
+        documents; or none of them has a whole chunk.
+    """
+    for name, value in {"chunk": chunk, "neighbours": neighbours, "most": most}.items():
+        check_whole(name, value, least=1)
+    _check_base(run)
+    name = _stack_name(run, stack)
+    documents = _documents(run, data, source, split)
+    reader = make_reader(run, window=None, batch_size=batch_size)
+    reader = replace(reader, stride=reader.window)  # a piece of a document belongs to one row
+    vectors, owners = _collect(reader, documents, name, chunk)
+    kept = np.unique(np.linspace(0, len(owners) - 1, min(most, len(owners))).astype(np.int64))
+    return make_index(
+        vectors[kept],
+        owners[kept],
+        base=content_hash(run.params),
+        stack=name,
+        chunk=chunk,
+        neighbours=neighbours,
+    )
+
+
+def _check_base(run: "Run") -> None:
+    if run.recipe.base_run is not None or detach(run.recipe.model) != run.recipe.model:
+        raise ValueError(
+            f"run {run.recipe.name!r} has adapters over base_run={run.recipe.base_run!r}: make the index of that base"
+        )
+    if run.weights != "raw":
+        raise ValueError(
+            f"the run was loaded with weights={run.weights!r}, and a base is the raw parameters: load it with "
+            "weights='raw'"
+        )
+
+
+def _stack_name(run: "Run", stack: str | None) -> str:
+    known = list(stacks_of(run.recipe.model))
+    if not known or (stack is not None and stack not in known):
+        raise ValueError(
+            f"stack {stack!r} of {type(run.recipe.model).__name__}: expected one of {known}, its stacks"
+        )
+    return known[0] if stack is None else stack
+
+
+def _documents(
+    run: "Run", data: DataConfig | None, source: DocumentSource | None, split: SplitName
+) -> Regions:
+    config = run.recipe.data if data is None else data
+    if not isinstance(config, DataConfig):
+        raise ValueError(
+            f"an index is made of documents, and the data is a {type(config).__name__}: give data=DataConfig(...)"
+        )
+    return apply_split(config, open_source(config) if source is None else source, split)
+
+
+def _collect(reader: Reader, documents: Regions, stack: str, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+    """Base vectors of whole chunks, in the order of rows, and the keys of their documents."""
+    config, task = reader.task.model.config, reader.task
+    width = stacks_of(config)[stack].dim
+    vectors, owners = [np.zeros((0, width), np.float32)], [np.zeros(0, np.int32)]
+    for spans, (found, complete) in ahead(_rows(reader, task, documents, stack, chunk)):
+        found, complete = jax.device_get((found, complete))
+        for i, span in enumerate(spans):
+            vectors.append(found[i][complete[i]])
+            key = document_key(documents.source, int(documents.documents[span.document]))
+            owners.append(np.full(int(complete[i].sum()), key, np.int32))
+    return np.concatenate(vectors), np.concatenate(owners)
+
+
+def _rows(reader: Reader, task: Task, documents: Regions, stack: str, chunk: int) -> Iterator[Any]:
+    for spans, batch in read(reader, documents, np.asarray(documents.lengths, np.int64)):
+        yield spans, _row_vectors(task, stack, chunk, reader.params, reader.frozen, batch)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _row_vectors(
+    task: Task, stack: str, chunk: int, params: Any, frozen: Any, batch: Batch
+) -> tuple[Float[Array, "B N D"], Bool[Array, "B N"]]:
+    """Base vectors of a row's chunks, and which of them are whole."""
+    entropies, heard = find_entropies(task, frozen, batch), []
+
+    def listen(call: Any, args: Any, options: Any, context: Any) -> Any:
+        module = context.module
+        if isinstance(module, Stack) and module.path == (stack,) and context.method_name == "__call__":
+            heard.append((args[0].astype(module.dtype), options["segment_ids"]))
+        return call(*args, **options)
+
+    with nn.intercept_methods(listen):
+        task.model.apply(
+            {"params": whole_params(params, frozen)},
+            batch.inputs,
+            segment_ids=batch.segment_ids,
+            positions=batch.positions,
+            entropies=entropies,
+        )
+    ((x, segment_ids),) = heard
+    return chunk_vectors(x, segment_ids, chunk)
+
+
+def chunk_vectors(
+    x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"], chunk: int
+) -> tuple[Float[Array, "B N D"], Bool[Array, "B N"]]:
+    """Mean of x / RMS(x) over the tokens of each chunk of rows that hold one document from their beginning.
+
+    Holes are steps of a chunk and no tokens, as for a router.
+
+    Returns:
+      The means, and whether a chunk is whole and has a token.
+    """
+    rows, length, dim = x.shape
+    count = length // chunk
+    bare = Unscaled().apply({"params": {"scale": jnp.ones(dim, jnp.float32)}}, x)[0]
+    segments = segment_ids[:, : count * chunk].reshape(rows, count, chunk)
+    token = (segments > 0).astype(jnp.float32)
+    total = jnp.einsum("bncd,bnc->bnd", bare[:, : count * chunk].reshape(rows, count, chunk, dim), token)
+    tokens = jnp.sum(token, -1)
+    whole = jnp.all(segments != 0, -1) & (tokens > 0)
+    return total / jnp.maximum(tokens, 1.0)[..., None], whole

@@ -1,0 +1,120 @@
+"""An index as a file: read back bit by bit, and refused where it is not what a router searches."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxblt.adapters import RetrievalConfig, RouterConfig
+from jaxblt.adapters.retrieval import load_index, make_index, save_index
+from jaxblt.adapters.retrieval.index import owner_bytes, owner_keys
+
+ROUTER = RouterConfig(chunk=4, retrieval=RetrievalConfig("here", capacity=16, neighbours=3))
+OWNERS = np.asarray([5, 5, 2**31 - 1, 256, 256, 256, 70000, 1])
+
+
+@pytest.fixture(scope="module")
+def index():
+    vectors = np.random.default_rng(0).standard_normal((8, 5)) + 3
+    return make_index(vectors, OWNERS, base="b" * 64, stack="stack", chunk=4, neighbours=3)
+
+
+def test_an_index_is_centred_and_comes_back(index, tmp_path):
+    np.testing.assert_allclose(np.linalg.norm(index.vectors, axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(index.center, 3, atol=1.5)
+    save_index(index, tmp_path / "a")
+    found = load_index(tmp_path / "a")
+    for name in ("vectors", "owners", "center", "norms"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(index, name))
+    assert (found.base, found.stack, found.chunk, found.neighbours) == ("b" * 64, "stack", 4, 3)
+    found.check(ROUTER, base="b" * 64, stack="stack", dim=5)
+    with pytest.raises(FileExistsError, match="nothing is overwritten"):
+        save_index(index, tmp_path / "a")
+
+
+def test_parameters_have_empty_places_and_whole_keys(index):
+    params = index.params(16)
+    assert params["vectors"].shape == (16, 5)
+    assert not params["vectors"][8:].any()
+    assert params["owners"].max() <= 255
+    np.testing.assert_array_equal(owner_keys(owner_bytes(OWNERS)), OWNERS)
+    with pytest.raises(
+        ValueError, match=r"8 chunks does not fit RetrievalConfig.capacity = 7: raise it to 8"
+    ):
+        index.params(7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"base": "c" * 64}, "base of content hash b{64}, expected c{64}: make an index of this base"),
+        ({"stack": "latent"}, "stack stack, expected latent: make the index with stack='latent'"),
+        ({"dim": 6}, "width 5, expected 6"),
+        ({"config": replace(ROUTER, chunk=8)}, r"chunk 4, expected 8: set RouterConfig.chunk = 4"),
+        (
+            {"config": replace(ROUTER, retrieval=RetrievalConfig(neighbours=2))},
+            r"neighbours 3, expected 2: set RetrievalConfig.neighbours = 3",
+        ),
+    ],
+)
+def test_an_index_of_something_else_is_refused(index, changes, words):
+    told = {"config": ROUTER, "base": "b" * 64, "stack": "stack", "dim": 5} | changes
+    with pytest.raises(ValueError, match=words) as caught:
+        index.check(told.pop("config"), **told)
+    assert "\n" not in str(caught.value)
+
+
+def spoil(folder, index, **changes):
+    """An index whose file holds other arrays or says something else."""
+    path = save_index(index, folder)
+    arrays = load_file(path)
+    texts = {
+        "format": "jaxblt index",
+        "version": "1",
+        "base": "b",
+        "stack": "s",
+        "chunk": "4",
+        "neighbours": "3",
+    }
+    texts |= {name: value for name, value in changes.items() if name in texts}
+    arrays |= {name: value for name, value in changes.items() if name not in texts}
+    save_file({name: x for name, x in arrays.items() if x is not None}, path, texts)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": "9"}, "format 'jaxblt index' '9', expected 'jaxblt index' '1'"),
+        ({"chunk": "-4"}, "expected .*: make the index anew"),
+        ({"owners": None}, r"holds \['center', 'norms', 'vectors'\] and says"),
+        ({"center": np.zeros(4, np.float32)}, r"'center': \(\(4,\), dtype\('float32'\)\)"),
+        ({"center": np.full(5, np.nan, np.float32)}, "numbers that are not finite"),
+    ],
+)
+def test_a_file_that_is_no_index_is_refused(index, tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words):
+        load_index(spoil(tmp_path, index, **changes))
+
+
+def test_missing_and_damaged_files(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no index: index.safetensors is missing; `jaxblt index RUN"
+    ):
+        load_index(tmp_path)
+    (tmp_path / "index.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_index(tmp_path)
+
+
+def test_what_makes_no_index():
+    none = {"base": "", "stack": "s", "chunk": 4, "neighbours": 3}
+    with pytest.raises(ValueError, match="needs a chunk, got none: give documents longer than chunk = 4"):
+        make_index(np.zeros((0, 5)), np.zeros(0), **none)
+    with pytest.raises(ValueError, match="must be finite"):
+        make_index(np.full((1, 5), np.nan), np.ones(1), **none)
+    with pytest.raises(ValueError, match=r"neighbours = 9 is more than capacity = 8"):
+        RetrievalConfig(capacity=8, neighbours=9)
+    with pytest.raises(ValueError, match="level is 'prefix': leave them out"):
+        RouterConfig(level="prefix", retrieval=RetrievalConfig())
