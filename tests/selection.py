@@ -10,7 +10,7 @@ from tests.sampled import VARIABLE, chosen_week, sampled
 
 ON_GPU = os.environ.get("JAXBLT_TEST_GPU") == "1"
 LONGEST = 8
-"""Weeks in which each case that takes turns has run."""
+"""Weeks in which each case of `slow(weeks=...)` has run; of bigger matrices `slow(weekly=...)` takes samples."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,7 +73,7 @@ def of_other_weeks(items: list[pytest.Item], config: pytest.Config) -> list[pyte
     what a fixture makes. Cases whose ids match a pattern of `every` run each week.
 
     Raises:
-      UsageError: a pattern matches no case, or a matrix takes more than `LONGEST` weeks.
+      UsageError: a pattern matches no case, or a matrix asks for more than `LONGEST` weeks.
     """
     matrices: dict[str, dict[str, list[pytest.Item]]] = {}
     options: dict[str, dict[str, Any]] = {}
@@ -118,15 +118,11 @@ def _weekly(turns: int, options: dict[str, Any], name: str) -> int:
     """How many of a matrix's turns a week takes.
 
     Raises:
-      UsageError: all of them take more than `LONGEST` weeks.
+      UsageError: it asks for more than `LONGEST` weeks.
     """
-    weekly, weeks = options["weekly"], options["weeks"]
-    if weeks:
-        weekly = -(-turns // weeks)
-    if weekly and turns > LONGEST * weekly:
-        least = -(-turns // LONGEST)
-        _refuse([f"{name}: {turns} turns at {weekly} a week take over {LONGEST} weeks: take {least} a week"])
-    return weekly
+    if options["weeks"] > LONGEST:
+        _refuse([f"{name}: weeks={options['weeks']}, expected at most {LONGEST}"])
+    return -(-turns // options["weeks"]) if options["weeks"] else options["weekly"]
 
 
 def _refuse(reasons: list[str]) -> None:
