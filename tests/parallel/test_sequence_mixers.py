@@ -45,25 +45,29 @@ LAYOUTS = ("whole", "crossing", "inside", "padded", "holes")
 MESHES = ({"seq": 2}, {"seq": 4}, {"seq": 8}, {"seq": 4, "data": 2})
 CASES = [
     ("modal", "crossing", 2),
-    ("modal", "padded", 1),
-    ("modal_both", "inside", 1),
-    ("modal_alone", "whole", 3),
     ("explicit", "holes", 1),
-    ("explicit_far", "inside", 2),
-    ("explicit_both", "padded", 2),
-    ("implicit", "whole", 1),
     ("implicit", "crossing", 2),
-    ("recurrence", "padded", 2),
     ("recurrence", "inside", 3),
     ("delta", "holes", 1),
     ("gated", "crossing", 1),
 ]
+OTHERS = [
+    ("modal", "padded", 1),
+    ("modal_both", "inside", 1),
+    ("modal_alone", "whole", 3),
+    ("explicit_far", "inside", 2),
+    ("explicit_both", "padded", 2),
+    ("implicit", "whole", 1),
+    ("recurrence", "padded", 2),
+]
+TURNS = pytest.mark.slow(weeks=4, group="other mixers and layouts over a sequence")
 REST = [
     pytest.param(name, layout, mesh, marks=pytest.mark.slow(weekly=1))
     for name in CONFIGS
     for layout in LAYOUTS
     for mesh in range(len(MESHES))
-    if (name, layout, mesh) not in CASES and not (name == "modal_alone" and layout in ("crossing", "inside"))
+    if (name, layout, mesh) not in CASES + OTHERS
+    and not (name == "modal_alone" and layout in ("crossing", "inside"))
 ]
 
 
@@ -73,7 +77,9 @@ def run(name: str, layout: str, mesh: int, length: int = LENGTH) -> tuple[Any, A
     return along(functools.partial(passes, module), params, sequenced, **MESHES[mesh])
 
 
-@pytest.mark.parametrize(("name", "layout", "mesh"), [*CASES, *REST])
+@pytest.mark.parametrize(
+    ("name", "layout", "mesh"), [*CASES, *(pytest.param(*case, marks=TURNS) for case in OTHERS), *REST]
+)
 def test_split_equals_whole_forward_and_backward(name: str, layout: str, mesh: int) -> None:
     _, (_, _, ids, _), expected = alone(CONFIGS[name], layout, LENGTH)
     found, compiled = run(name, layout, mesh)

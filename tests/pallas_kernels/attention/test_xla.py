@@ -31,7 +31,7 @@ def test_values_and_gradients(call):
     op_suite.check_reference(call.case("xla"))
 
 
-@pytest.mark.slow(weeks=4, every="*-segments_window")
+@pytest.mark.slow(weeks=4, every="segments_window-*")
 @pytest.mark.parametrize("check", sorted(set(op_suite.CHECKS) - {"reference"}))
 @pytest.mark.parametrize("name", SUITE)
 def test_properties(name, check):
