@@ -35,7 +35,7 @@ CONFIGS: dict[str, MixerConfig] = {
 """Every one has several chunks a row."""
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
-TURNS = pytest.mark.slow(weekly=2, group="properties of neural memories")
+TURNS = pytest.mark.slow(weeks=8, group="properties of neural memories")
 
 
 @functools.lru_cache(maxsize=2)

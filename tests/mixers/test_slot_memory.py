@@ -36,7 +36,7 @@ CONFIGS: dict[str, MixerConfig] = {
 """Every one has several intervals a row."""
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes")
-TURNS = pytest.mark.slow(weekly=2, group="properties of slot memories")
+TURNS = pytest.mark.slow(weeks=8, group="properties of slot memories")
 
 
 @functools.lru_cache(maxsize=2)
