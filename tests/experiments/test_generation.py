@@ -39,7 +39,7 @@ def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patching, "PatcherConfig", SmallBlocks)
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow(weeks=6, group="scripts leave their figures")
 def test_it_leaves_its_figures(devices: int, tmp_path: Path) -> None:
     out = tmp_path / "generation.json"
     (found,) = generation.benchmark(str(out), devices=devices, **TINY)["prompts"]

@@ -170,6 +170,7 @@ def measured(folder: Path, arms: tuple[str, ...], seeds: int) -> dict:
     return json.loads((folder / "figures.json").read_text())
 
 
+@pytest.mark.slow(weeks=6, group="scripts leave their figures")
 def test_figures_of_an_adapter(tmp_path: Path) -> None:
     found = measured(tmp_path, ("static",), 2)
     base, static = found["base"], found["arms"]["static"]
@@ -180,6 +181,7 @@ def test_figures_of_an_adapter(tmp_path: Path) -> None:
     assert found["compared"]["less_than_static"]["base"]["high"] < 0
 
 
+@pytest.mark.slow(weeks=6, group="scripts leave their figures")
 def test_an_imitated_bank_has_few_parameters_more() -> None:
     params = drawn(MODEL.build(), jnp.zeros((1, 16), jnp.int32))["params"]
     mix = conflict_mix(TEXT, 3)
@@ -191,7 +193,7 @@ def test_an_imitated_bank_has_few_parameters_more() -> None:
     assert counts["static"] < counts["imitated"] < 1.05 * counts["static"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(weeks=6, group="scripts leave their figures")
 def test_figures_of_routed_adapters(tmp_path: Path) -> None:
     found = measured(tmp_path, ("static", "oracle", "imitated"), 1)
     counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
