@@ -50,7 +50,7 @@ def test_errors_are_held_to_others(error: float, passes: bool) -> None:
         hold("new", {"o": 1.0, "dq": error}, "old", {"o": 1.0, "dq": 1.0}, 2.0)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(weeks=6, group="scripts leave their figures")
 def test_it_leaves_its_figures(tmp_path) -> None:
     out = tmp_path / "ring.json"
     figures = ring.benchmark(out=str(out), **TINY)
