@@ -43,10 +43,7 @@ PATCHERS = {
 }
 
 
-CASES = [
-    ("entropy", "HA"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("space", "RA"), ("static", "H"))),
-]
+CASES = [("entropy", "HA"), ("space", "RA"), ("static", "H")]
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +142,7 @@ def check_every_length(decoder, params, seed):
     return np.asarray(closed)[-1]
 
 
+@pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize(("mode", "pattern"), CASES)
 def test_a_prompt_of_any_length_leaves_the_state_of_its_bytes(mode, pattern):
     closed = check_every_length(*decoding(mode, pattern), seed=1)
@@ -200,7 +198,7 @@ def test_generated_bytes_are_the_best_after_all_bytes_fed_one_by_one():
         assert new == bytes((np.asarray(best) - 4).tolist())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(weeks=8, group="prompts at length")
 def test_a_prompt_split_over_the_sequence_leaves_the_state_of_one_device():
     decoder, params = decoding("entropy", "HA")
     ids = jnp.asarray(np.random.default_rng(5).integers(4, 260, (2, 520)), jnp.int32)

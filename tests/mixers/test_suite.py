@@ -32,7 +32,7 @@ def subject_of(name: str) -> Subject:
     return Subject(ALL[name])
 
 
-@pytest.mark.slow
+@FURTHER
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("name", FULL)
 def test_sharded_over_fewer_devices(name: str, count: int) -> None:

@@ -90,7 +90,8 @@ def test_split_equals_whole_forward_and_backward(name: str, layout: str, mesh: i
     assert not [c for c in gathered if c.dtype != "s32" or not name.startswith("implicit")], gathered
 
 
-@pytest.mark.parametrize("layout", ["whole", pytest.param("crossing", marks=pytest.mark.slow)])
+@pytest.mark.slow(weeks=2)
+@pytest.mark.parametrize("layout", ["whole", "crossing"])
 def test_chunks_within_a_shard_and_a_carry_between(layout: str) -> None:
     length = 600
     module, (params, *sequenced), expected = alone(CONFIGS["modal"], layout, length)

@@ -59,10 +59,7 @@ CASES = [
     case("narrow rows of bf16, against time", (9, 37, 16), SIMULATED, dtype=jnp.bfloat16, reverse=True),
     case("pieces, shared factors", (2, 2, 40, 64), SIMULATED, shared=True, pieces=2),
     case("one step", (3, 1, 4), SIMULATED),
-    pytest.param(
-        case("pieces, against time, no state", (2, 52, 8), SIMULATED, initial=False, reverse=True, pieces=3),
-        marks=pytest.mark.slow,
-    ),
+    case("pieces, against time, no state", (2, 52, 8), SIMULATED, initial=False, reverse=True, pieces=3),
 ]
 
 
