@@ -259,6 +259,7 @@ def test_bad_configs_are_refused(change: dict[str, Any], message: str) -> None:
         dataclasses.replace(SLOTS, **change)
 
 
+@pytest.mark.slow(weeks=4, group="memories at length")
 def test_a_titan_with_slots() -> None:
     config = titan("slots", dim=128, num_layers=4, window=32)
     assert config.stack.pattern == "BW"

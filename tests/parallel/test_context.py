@@ -261,12 +261,14 @@ def test_heads_are_exchanged_in_one_message_each_way() -> None:
     assert jaxpr.count("all_to_all[") == 2 + 2
 
 
+@pytest.mark.slow(weeks=6, group="rings")
 @pytest.mark.parametrize("case", [Case(devices=4, layout=ZIGZAG), Case(devices=2, causal=False)], ids=str)
 def test_long_stretches_equal_dense_attention(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "MERGED_AT_ONCE", 0)
     check(case)
 
 
+@pytest.mark.slow(weeks=6, group="rings")
 def test_a_ring_repeats_bit_for_bit() -> None:
     case = Case(devices=8, segments=True)
     run, _ = split(case)
@@ -276,6 +278,7 @@ def test_a_ring_repeats_bit_for_bit() -> None:
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.slow(weeks=2)
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("mode", ["ring", "all_to_all"])
 def test_padding_and_holes_are_not_read(mode: str, packed: bool) -> None:
@@ -291,6 +294,7 @@ def test_padding_and_holes_are_not_read(mode: str, packed: bool) -> None:
         np.testing.assert_array_equal(a, np.where((ids > 0)[..., None, None], b, 0))
 
 
+@pytest.mark.slow(weeks=6, group="rings")
 def test_bf16_errors_do_not_grow_with_the_ring() -> None:
     case = Case(devices=2, length=128, head_dim=16)
     arrays = case.arrays(jnp.bfloat16)
@@ -339,6 +343,7 @@ def test_holes_leave_attention_to_cudnn(mode: str, calls: int, monkeypatch: pyte
     assert text.count("@__cudnn$fmhaSoftmax(") == calls
 
 
+@pytest.mark.slow(weeks=6)
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("policy", ["full", "dots", "offload"])
 def test_remat_policies_keep_what_crossed_devices(policy: Any, window: int | None) -> None:

@@ -119,6 +119,7 @@ def test_prompts_and_tokens_as_on_one_device(name: str, layout: str, mesh: int) 
     jax.tree.map(functools.partial(assert_close, dtype=jnp.float32, n=LENGTH * 8), after, state)
 
 
+@pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize("name", ["rope", "modal", "explicit"])
 def test_in_bf16_a_split_call_errs_as_one_device_does(name: str) -> None:
     """Both against fp32, by the norm; and the two from each other no more than the table allows."""

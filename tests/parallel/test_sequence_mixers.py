@@ -120,6 +120,7 @@ def test_each_filter_talks_in_its_own_way() -> None:
     assert "all-gather" not in kinds("explicit_far", "inside", 2)
 
 
+@pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize(("name", "carry"), [("modal", 8 * 4), ("recurrence", 8), ("delta", 2 * 8 * 8)])
 def test_what_is_carried_is_of_the_state_s_size(name: str, carry: int) -> None:
     """A summary holds a state and a decay or counts, for each of 2 rows and 8 devices, whatever the length."""
