@@ -1,6 +1,7 @@
 """What of the suite runs: hooks of pytest that deselect, so that what is skipped would be seen."""
 
 import os
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from tests.sampled import VARIABLE, chosen_week, sampled
 
 ON_GPU = os.environ.get("JAXBLT_TEST_GPU") == "1"
+LONGEST = 8
+"""Weeks in which each case of `slow(weeks=...)` has run; of bigger matrices `slow(weekly=...)` takes samples."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselects what cannot run here, and of big matrices what is not this week's."""
     away = {item for item in items if _cannot_run(item)}
     if not config.getoption("--slow"):
-        away |= _of_other_weeks(items)
+        away |= set(of_other_weeks(items, config))
     config.hook.pytest_deselected(items=[item for item in items if item in away])
     items[:] = [item for item in items if item not in away]
     if (told := getattr(config, "workeroutput", None)) is not None:
@@ -63,19 +66,65 @@ def _gpus() -> int:
     return jax.device_count()
 
 
-def _of_other_weeks(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Of each test's slow cases those that `slow(weekly=...)` does not take this week.
+def of_other_weeks(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+    """Of each test's slow cases those that `slow(weekly=...)` or `slow(weeks=...)` does not take this week.
 
-    Tests with one `group` take turns as if they were cases of one test.
+    Tests with one `group` take turns as if they were cases of one test. Cases with one `turn` come together: they share
+    what a fixture makes. Cases whose ids match a pattern of `every` run each week.
+
+    Raises:
+      UsageError: a pattern matches no case, or a matrix asks for more than `LONGEST` weeks.
     """
-    slow: dict[str, list[pytest.Item]] = {}
+    matrices: dict[str, dict[str, list[pytest.Item]]] = {}
+    options: dict[str, dict[str, Any]] = {}
+    unmatched: dict[tuple[str, str], bool] = {}
     for item in items:
-        if "slow" in item.keywords:
-            groups = [mark.kwargs["group"] for mark in item.iter_markers("slow") if "group" in mark.kwargs]
-            slow.setdefault((groups or [item.nodeid.partition("[")[0]])[0], []).append(item)
-    away: set[pytest.Item] = set()
-    for test, cases in slow.items():
-        weekly = max(mark.kwargs.get("weekly", 0) for mark in cases[0].iter_markers("slow"))
-        due = sampled(cases, weekly, test, os.environ[VARIABLE])
-        away |= set(cases) - set(due)
+        if item.get_closest_marker("slow") is None:
+            continue
+        test, said = item.nodeid.partition("[")[0], _options_of(item)
+        matching = [pattern for pattern in said["every"] if fnmatchcase(_case_of(item), pattern)]
+        for pattern in said["every"]:
+            unmatched[test, pattern] = unmatched.get((test, pattern), True) and pattern not in matching
+        if not matching:
+            name = said["group"] or test
+            matrices.setdefault(name, {}).setdefault(said["turn"] or item.nodeid, []).append(item)
+            options.setdefault(name, said)
+    if not any("::" in word for word in config.args):
+        _refuse(
+            [f"{test}: every={pattern!r} matches no case" for (test, pattern), no in unmatched.items() if no]
+        )
+    away: list[pytest.Item] = []
+    for name, turns in matrices.items():
+        weekly = _weekly(len(turns), options[name], name)
+        due = sampled(list(turns), weekly, name, os.environ[VARIABLE])
+        away += [item for turn, cases in turns.items() if turn not in due for item in cases]
     return away
+
+
+def _options_of(item: pytest.Item) -> dict[str, Any]:
+    """What all marks `slow` of a case say together."""
+    found: dict[str, Any] = {"weekly": 0, "weeks": 0, "group": None, "turn": None, "every": ()}
+    for mark in reversed(list(item.iter_markers("slow"))):
+        found |= mark.kwargs
+    every = found["every"]
+    return found | {"every": (every,) if isinstance(every, str) else tuple(every)}
+
+
+def _case_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[2].removesuffix("]")
+
+
+def _weekly(turns: int, options: dict[str, Any], name: str) -> int:
+    """How many of a matrix's turns a week takes.
+
+    Raises:
+      UsageError: it asks for more than `LONGEST` weeks.
+    """
+    if options["weeks"] > LONGEST:
+        _refuse([f"{name}: weeks={options['weeks']}, expected at most {LONGEST}"])
+    return -(-turns // options["weeks"]) if options["weeks"] else options["weekly"]
+
+
+def _refuse(reasons: list[str]) -> None:
+    if reasons:
+        raise pytest.UsageError("; ".join(reasons))

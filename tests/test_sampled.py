@@ -5,10 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.sampled import VARIABLE, chosen_week, number_of, sampled
+from tests.selection import of_other_weeks
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -68,6 +71,21 @@ def test_the_other(): pass
 
 @pytest.mark.parametrize("case", [1, *(pytest.param(i, marks=pytest.mark.slow(weekly=2)) for i in range(2, 9))])
 def test_of_which_one_always_runs(case): pass
+
+@pytest.mark.slow(weeks=4, every=("a-[12]", "b-1"))
+@pytest.mark.parametrize("number", range(1, 6))
+@pytest.mark.parametrize("letter", "ab")
+def test_with_a_base(letter, number): pass
+
+@pytest.mark.slow(weeks=2, group="shared", turn="first")
+def test_that_shares(): pass
+
+@pytest.mark.slow(weeks=2, group="shared", turn="first")
+def test_that_shares_too(): pass
+
+@pytest.mark.slow(weeks=2, group="shared", turn="second")
+@pytest.mark.parametrize("case", range(2))
+def test_that_shares_something_else(case): pass
 """
 
 
@@ -83,7 +101,8 @@ def test_what_does_not_run_is_deselected_and_not_skipped(tmp_path: Path) -> None
         for more, week in (([], {}), (["-n", "2"], {VARIABLE: "2020-W11"}))
     )
     for run in (first, other):
-        assert "9 passed, 26 deselected" in run.stdout, run.stdout + run.stderr
+        assert "16 passed, 33 deselected" in run.stdout, run.stdout + run.stderr
+        assert {f"test_with_a_base[{case}]" for case in ("a-1", "a-2", "b-1")} <= passed(run.stdout)
         assert re.search(rf"some cases ran: {VARIABLE}=20\d\d-W\d\d runs them again", run.stdout)
     assert f"{VARIABLE}=2020-W11" in other.stdout
     assert passed(first.stdout) != passed(other.stdout)
@@ -91,3 +110,47 @@ def test_what_does_not_run_is_deselected_and_not_skipped(tmp_path: Path) -> None
 
 def passed(said: str) -> set[str]:
     return set(re.findall(r"PASSED \S+::(\S+)", said))
+
+
+def test_cases_of_one_turn_come_together() -> None:
+    options = {"weeks": 2, "group": "shared"}
+    items = [stand_in(f"{turn}.py::test_{name}", turn=turn, **options) for turn in "ab" for name in "xyz"]
+    weeks = [due_in(week, items) for week in ("2026-W40", "2026-W41")]
+    assert sorted(map(len, weeks)) == [3, 3]
+    assert weeks[0] | weeks[1] == {item.nodeid for item in items}
+    assert all(len({nodeid[0] for nodeid in due}) == 1 for due in weeks)
+
+
+@pytest.mark.parametrize("weeks", range(1, 9))
+def test_every_turn_comes_within_its_weeks(weeks: int) -> None:
+    items = [stand_in(f"a.py::test_{i}", weeks=weeks, group="turns") for i in range(13)]
+    due = set().union(*(due_in(f"2026-W{20 + i}", items) for i in range(weeks)))
+    assert due == {item.nodeid for item in items}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"weeks": 9}, r"a.py::test: weeks=9, expected at most 8"),
+        ({"weeks": 4, "every": "30"}, r"a.py::test: every='30' matches no case"),
+    ],
+)
+def test_too_many_weeks_and_a_base_that_is_missing_are_errors(options: dict[str, Any], said: str) -> None:
+    items = [stand_in(f"a.py::test[{i}]", **options) for i in range(20)]
+    with pytest.raises(pytest.UsageError, match=said):
+        due_in("2026-W40", items)
+
+
+def stand_in(nodeid: str, **options: Any) -> Any:
+    """A case with one mark `slow`."""
+    mark = pytest.mark.slow(**options).mark
+    return SimpleNamespace(
+        nodeid=nodeid, iter_markers=lambda name: [mark], get_closest_marker=lambda name: mark
+    )
+
+
+def due_in(week: str, items: list[Any]) -> set[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, week)
+        away = {id(item) for item in of_other_weeks(items, SimpleNamespace(args=["tests"]))}
+    return {item.nodeid for item in items if id(item) not in away}

@@ -63,6 +63,7 @@ def test_wilson_intervals() -> None:
     assert wilson(0, 10) == pytest.approx((0.0, 0.278), abs=5e-4)
 
 
+@pytest.mark.slow(weeks=6, group="scripts leave their figures")
 def test_models_are_of_one_size() -> None:
     settings, sizes = Settings(layers=1), []
     for model in equal_models(("mac", "hyena", "attention"), settings, settings.task.vocab_size).values():
@@ -88,6 +89,7 @@ def test_off_is_blind_beyond_the_windows(name: str) -> None:
     assert moves(held(name, params, off=False)) > 1e-4
 
 
+@pytest.mark.slow(weeks=6, group="scripts leave their figures")
 def test_figures(tmp_path: Path) -> None:
     out = tmp_path / "gap_recall.json"
     gap_recall(str(out), models=("mal",), seeds=1, settings=TINY)

@@ -43,6 +43,7 @@ def test_curves_cross_where_the_ratio_stays_above_one(
     assert found == length or (found is not None and length is not None and np.isclose(found, length))
 
 
+@pytest.mark.slow(weeks=6, group="scripts leave their figures")
 def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name))
     out = tmp_path / "scaling.json"

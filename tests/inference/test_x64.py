@@ -47,10 +47,8 @@ def wide(tree):
     return {jax.tree_util.keystr(path): leaf.dtype for path, leaf in leaves if leaf.dtype.itemsize > 4}
 
 
-REST = [pytest.param(name, marks=pytest.mark.slow) for name in ("explicit", "implicit", "bytes")]
-
-
-@pytest.mark.parametrize("name", ["modal", *REST])
+@pytest.mark.slow(weeks=4)
+@pytest.mark.parametrize("name", ["modal", "explicit", "implicit", "bytes"])
 def test_nothing_becomes_wider_than_32_bits(name):
     """Traced only: params, a train step, an evaluation step, and a prompt with the bytes drawn behind it."""
     model = BYTES if name == "bytes" else blt(FILTERS[name])

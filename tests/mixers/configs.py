@@ -1,4 +1,4 @@
-"""The mixers under test, tiny; the first three's code bears on every property, that of the others on those named."""
+"""The mixers under test, tiny; the first three are sharded over fewer devices too."""
 
 from jaxblt.mixers import (
     AttentionConfig,
@@ -31,106 +31,57 @@ FULL: dict[str, MixerConfig] = {
     "recurrence": GatedRecurrenceConfig(dim=8),
 }
 
-STREAMED = ("packed", "holes", "rows_advance_alone")
-STEPPED = (
-    *STREAMED,
-    "continued",
-    "gradients",
-    "finite_gradients",
-    "every_parameter",
-    "bfloat16",
-)
-PARALLEL = ("packed", "holes", "mixes")
-
-PART: dict[str, tuple[MixerConfig, tuple[str, ...]]] = {
-    "attention_window": (
-        AttentionConfig(dim=16, num_heads=4, num_kv_heads=1, window=6),
-        (*STREAMED, "sequence"),
+REST: dict[str, MixerConfig] = {
+    "attention_window": AttentionConfig(dim=16, num_heads=4, num_kv_heads=1, window=6),
+    "attention_alone": AttentionConfig(dim=16, num_heads=2, position="none", packed=False),
+    "attention_alibi": AttentionConfig(dim=16, num_heads=4, position="alibi", packed=False),
+    "attention_both": AttentionConfig(dim=16, num_heads=4, causal=False, packed=False),
+    "attention_both_window": AttentionConfig(dim=16, num_heads=4, causal=False, window=4),
+    "hyena_implicit": HyenaConfig(dim=8, order=3, filter=IMPLICIT),
+    "hyena_modal_alone": HyenaConfig(dim=8, order=3, filter=MODAL, packed=False),
+    "hyena_short_implicit": HyenaConfig(dim=8, filter=SHORT_IMPLICIT, short_taps=1),
+    "hyena_explicit": HyenaConfig(dim=8, filter=EXPLICIT, short_taps=4),
+    "hyena_modal_both": HyenaConfig(dim=8, filter=MODAL, causal=False),
+    "hyena_implicit_both": HyenaConfig(dim=8, filter=IMPLICIT, causal=False, packed=False),
+    "hyena_explicit_both": HyenaConfig(dim=8, filter=EXPLICIT, causal=False),
+    "minlstm": GatedRecurrenceConfig(dim=8, cell="minlstm"),
+    "gru": GRUConfig(dim=8, num_heads=4),
+    "lstm": LSTMConfig(dim=8, num_heads=4),
+    "ntm": NTMConfig(dim=8, num_heads=4, slots=6, width=5),
+    "gated_delta_net": GatedDeltaNetConfig(dim=8, **GROUPED),
+    "gated_delta_net_negative": GatedDeltaNetConfig(
+        dim=8, num_heads=1, chunk_size=4, allow_negative_eigenvalues=True
     ),
-    "attention_alone": (
-        AttentionConfig(dim=16, num_heads=2, position="none", packed=False),
-        (*STREAMED, "gradients"),
+    "gated_linear_attention": GatedLinearAttentionConfig(dim=8, gate_rank=3, **GROUPED),
+    "mamba2": Mamba2Config(dim=8, head_dim=8, state_dim=6, step_sizes=(0.1, 1.0), chunk_size=8),
+    "dual_decay": DualDecayConfig(dim=8, num_heads=2, chunk_size=8),
+    "state_engine": StateEngineConfig(
+        dim=8, num_heads=2, head_dim=4, num_slots=6, top_k_states=2, chunk_size=4
     ),
-    "attention_alibi": (
-        AttentionConfig(dim=16, num_heads=4, position="alibi", packed=False),
-        (*STREAMED, "sequence"),
+    "state_engine_edges": StateEngineConfig(
+        dim=8,
+        num_heads=4,
+        head_dim=3,
+        num_slots=3,  # with more, gradients of routes drown in the noise of fp32 differences
+        cell="gru",
+        interval=5,
+        state_attention=True,
+        state_routes=True,
+        chunk_size=4,
     ),
-    "attention_both": (
-        AttentionConfig(dim=16, num_heads=4, causal=False, packed=False),
-        (*PARALLEL, "sequence"),
+    "state_engine_counted": StateEngineConfig(
+        dim=8, num_heads=2, levels=(8, 8), adaptive_count=True, chunk_size=8
     ),
-    "attention_both_window": (AttentionConfig(dim=16, num_heads=4, causal=False, window=4), PARALLEL),
-    "hyena_implicit": (
-        HyenaConfig(dim=8, order=3, filter=IMPLICIT),
-        (
-            *STREAMED,
-            "causal",
-            "chunked",
-            "state",
-            "gradients",
-            "every_parameter",
-            "bfloat16",
-            "sharded",
-            "sequence",
-        ),
-    ),
-    "hyena_modal_alone": (HyenaConfig(dim=8, order=3, filter=MODAL, packed=False), STREAMED),
-    "hyena_short_implicit": (HyenaConfig(dim=8, filter=SHORT_IMPLICIT, short_taps=1), (*STREAMED, "sharded")),
-    "hyena_explicit": (HyenaConfig(dim=8, filter=EXPLICIT, short_taps=4), (*STREAMED, "state")),
-    "hyena_modal_both": (HyenaConfig(dim=8, filter=MODAL, causal=False), (*PARALLEL, "gradients")),
-    "hyena_implicit_both": (
-        HyenaConfig(dim=8, filter=IMPLICIT, causal=False, packed=False),
-        (*PARALLEL, "gradients"),
-    ),
-    "hyena_explicit_both": (HyenaConfig(dim=8, filter=EXPLICIT, causal=False), PARALLEL),
-    "minlstm": (GatedRecurrenceConfig(dim=8, cell="minlstm"), ("packed", "holes", "gradients")),
-    "gru": (GRUConfig(dim=8, num_heads=4), STEPPED),
-    "lstm": (LSTMConfig(dim=8, num_heads=4), (*STEPPED, "sequence")),
-    "ntm": (NTMConfig(dim=8, num_heads=4, slots=6, width=5), (*STEPPED, "split_call")),
-    "gated_delta_net": (
-        GatedDeltaNetConfig(dim=8, **GROUPED),
-        (*STREAMED, "causal", "chunked", "state", "gradients", "every_parameter", "bfloat16", "gathers"),
-    ),
-    "gated_delta_net_negative": (
-        GatedDeltaNetConfig(dim=8, num_heads=1, chunk_size=4, allow_negative_eigenvalues=True),
-        ("holes", "rows_advance_alone"),
-    ),
-    "gated_linear_attention": (
-        GatedLinearAttentionConfig(dim=8, gate_rank=3, **GROUPED),
-        (*STREAMED, "gradients", "every_parameter"),
-    ),
-    "mamba2": (
-        Mamba2Config(dim=8, head_dim=8, state_dim=6, step_sizes=(0.1, 1.0), chunk_size=8),
-        (*STREAMED, "every_parameter"),
-    ),
-    "dual_decay": (DualDecayConfig(dim=8, num_heads=2, chunk_size=8), (*STREAMED, "every_parameter")),
-    "state_engine": (
-        StateEngineConfig(dim=8, num_heads=2, head_dim=4, num_slots=6, top_k_states=2, chunk_size=4),
-        (*STREAMED, "gathers"),
-    ),
-    "state_engine_edges": (
-        StateEngineConfig(
-            dim=8,
-            num_heads=4,
-            head_dim=3,
-            num_slots=3,  # with more, gradients of routes drown in the noise of fp32 differences
-            cell="gru",
-            interval=5,
-            state_attention=True,
-            state_routes=True,
-            chunk_size=4,
-        ),
-        (*STREAMED, "causal"),
-    ),
-    "state_engine_counted": (
-        StateEngineConfig(dim=8, num_heads=2, levels=(8, 8), adaptive_count=True, chunk_size=8),
-        (),
-    ),
-    "hyena_modal_aligned": (HyenaConfig(dim=4, filter=MODAL, segment_alignment=128), ("packed", "holes")),
-    "hyena_explicit_aligned": (
-        HyenaConfig(dim=4, filter=EXPLICIT, segment_alignment=128),
-        ("packed", "holes"),
-    ),
+    "hyena_modal_aligned": HyenaConfig(dim=4, filter=MODAL, segment_alignment=128),
+    "hyena_explicit_aligned": HyenaConfig(dim=4, filter=EXPLICIT, segment_alignment=128),
 }
 
-ALL: dict[str, MixerConfig] = FULL | {name: config for name, (config, _) in PART.items()}
+ALL: dict[str, MixerConfig] = FULL | REST
+
+VARIANTS = (
+    *("attention_window", "attention_alone", "attention_alibi", "attention_both_window"),
+    *("hyena_modal_alone", "hyena_short_implicit", "hyena_implicit_both", "hyena_explicit_both"),
+    *("gated_delta_net_negative", "state_engine_edges", "state_engine_counted"),
+    *("hyena_modal_aligned", "hyena_explicit_aligned"),
+)
+"""Another option of a mixer that stands in the table besides, in the same direction."""

@@ -48,6 +48,7 @@ def hyena(name: str | None) -> Any:
     return jax.jit(lambda x: module.apply(drawn(module, x), x)[0])(x)
 
 
+@pytest.mark.slow(weeks=2)
 @pytest.mark.parametrize("name", [entry.name for entry in TABLE])
 def test_every_implementation_of_the_op_runs(name: str) -> None:
     assert_close(hyena(name), hyena(None), n=40 * 4)

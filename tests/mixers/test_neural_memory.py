@@ -35,7 +35,7 @@ CONFIGS: dict[str, MixerConfig] = {
 """Every one has several chunks a row."""
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
-TURNS = pytest.mark.slow(weekly=2, group="properties of neural memories")
+TURNS = pytest.mark.slow(weeks=8, group="properties of neural memories")
 
 
 @functools.lru_cache(maxsize=2)
@@ -59,6 +59,7 @@ def test_property(name: str, prop: Property) -> None:
     prop.check(subject_of(name))
 
 
+@pytest.mark.slow(weeks=4, group="memories at length")
 def test_the_gates_limits_are_the_branches() -> None:
     subject = subject_of("mag")
     params, ids = subject.params["params"], jnp.asarray(subject.documents())
@@ -84,6 +85,7 @@ def test_metrics_tell_of_writes() -> None:
     assert_close(y[0], subject.run(ids=np.asarray(ids)), n=subject.length * 8)
 
 
+@pytest.mark.slow(weeks=4, group="memories at length")
 def test_four_layers_stay_finite_over_a_hundred_times_the_length() -> None:
     """Of equal tokens, so that all keys are equal, and of drawn ones; theta, eta and 1 - alpha are 1."""
     config = titan("mag", dim=16, num_layers=4, window=4, chunk_size=4, num_heads=2, mlp_dim=0)
@@ -126,6 +128,7 @@ def test_a_window_shorter_than_a_chunk_is_refused() -> None:
         MAGConfig(dim=8, window=63)
 
 
+@pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize(("form", "pattern"), [("mag", "J"), ("mal", "KW"), ("mac", "C")])
 def test_titans(form: Any, pattern: str) -> None:
     config = titan(form, dim=128, num_layers=4, window=32, chunk_size=16)

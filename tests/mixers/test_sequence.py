@@ -89,6 +89,7 @@ def test_steps_in_order_have_no_join() -> None:
     assert not isinstance(Steps(jnp.ones(1)), Joined)
 
 
+@pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize("name", ["packed", "holes", "sequence", "split_call", "gathers", "chunked"])
 def test_a_core_without_join_passes(name: str) -> None:
     check_mixer(GatedConfig(), only=[name])
@@ -104,6 +105,7 @@ def blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
 
 
+@pytest.mark.slow(weeks=4, group="memories at length")
 def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
     """Every block of the guide runs, `check_mixer` among them."""
     assert sum(bool(line.strip()) for line in blocks()[0].splitlines()) <= 70

@@ -6,10 +6,10 @@ import pytest
 
 from jaxblt.testing import PROPERTIES, Property, Subject
 from jaxblt.testing.numerics import check_sharded
-from tests.mixers.configs import ALL, FULL, PART
+from tests.mixers.configs import ALL, FULL, VARIANTS
 
 EVERY_WEEK = ("causal", "packed", "chunked", "sharded", "gradients")
-"""What every mixer is checked for each week."""
+"""What every mixer is checked for each week, and variants in turn."""
 
 SAME_PROGRAMS = (
     *("output", "mixes", "holes", "batch"),
@@ -18,8 +18,13 @@ SAME_PROGRAMS = (
 )
 """What runs the programs that those have compiled, and costs little more."""
 
-OWN_PROGRAMS = pytest.mark.slow(weekly=8, group="properties that a mixer's own code bears on")
-FAR_AWAY = pytest.mark.slow(weekly=2)
+FURTHER = pytest.mark.slow(weeks=8, group="further properties of mixers")
+"""What compiles programs of its own."""
+
+
+def of_variant(name: str) -> pytest.MarkDecorator:
+    """A variant of another mixer comes with all that runs the same programs."""
+    return pytest.mark.slow(weeks=4, group="variants of mixers", turn=name)
 
 
 @functools.lru_cache(maxsize=2)
@@ -27,7 +32,7 @@ def subject_of(name: str) -> Subject:
     return Subject(ALL[name])
 
 
-@pytest.mark.slow
+@FURTHER
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("name", FULL)
 def test_sharded_over_fewer_devices(name: str, count: int) -> None:
@@ -36,9 +41,9 @@ def test_sharded_over_fewer_devices(name: str, count: int) -> None:
 
 def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
     """How a case takes turns with others; not at all if it runs each week."""
-    if prop.name in EVERY_WEEK + SAME_PROGRAMS:
-        return ()
-    return (OWN_PROGRAMS if name in FULL or prop.name in PART[name][1] else FAR_AWAY,)
+    if prop.name not in EVERY_WEEK + SAME_PROGRAMS:
+        return (FURTHER,)
+    return (of_variant(name),) if name in VARIANTS else ()
 
 
 def cases() -> list:

@@ -118,6 +118,7 @@ def difference(f, params, direction):
     return jax.tree.map(lambda a, b, c, d: (8 * (c - b) - (d - a)) / (12 * STEP), *at)
 
 
+@pytest.mark.slow(weeks=4)
 @pytest.mark.parametrize("name", CASES)
 def test_both_modes_and_differences_agree(name):
     loss, params = CASES[name]()

@@ -75,20 +75,23 @@ def subject(name: str) -> tuple[nn.Module, Any, Any]:
 MESHES = ({"data": 1, "seq": 4}, {"data": 2, "seq": 2})
 CASES = [
     ("rope", "packed", 0),
+    ("modal", "packed", 0),
+    ("recurrence", "packed", 1),
+]
+OTHERS = [
     ("rope", "whole", 1),
     ("alibi", "packed", 1),
     ("window", "packed", 0),
-    ("modal", "packed", 0),
     ("explicit", "packed", 0),
     ("implicit", "whole", 0),
-    ("recurrence", "packed", 1),
 ]
+TURNS = pytest.mark.slow(weeks=5, group="other mixers that decode over a mesh")
 REST = [
     pytest.param(name, layout, mesh, marks=pytest.mark.slow(weekly=1))
     for name in CONFIGS
     for layout in ("whole", "packed")
     for mesh in range(len(MESHES))
-    if (name, layout, mesh) not in CASES
+    if (name, layout, mesh) not in CASES + OTHERS
 ]
 
 
@@ -97,7 +100,9 @@ def mesh_of(which: int = 0) -> Any:
     return make_mesh(**shape, devices=jax.devices()[: shape["data"] * shape["seq"]])
 
 
-@pytest.mark.parametrize(("name", "layout", "mesh"), [*CASES, *REST])
+@pytest.mark.parametrize(
+    ("name", "layout", "mesh"), [*CASES, *(pytest.param(*case, marks=TURNS) for case in OTHERS), *REST]
+)
 def test_prompts_and_tokens_as_on_one_device(name: str, layout: str, mesh: int) -> None:
     """Two prompts of split tokens, a few tokens, and single ones: the parallel pass, and one device's stream."""
     module, params, x = subject(name)
@@ -114,6 +119,7 @@ def test_prompts_and_tokens_as_on_one_device(name: str, layout: str, mesh: int) 
     jax.tree.map(functools.partial(assert_close, dtype=jnp.float32, n=LENGTH * 8), after, state)
 
 
+@pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize("name", ["rope", "modal", "explicit"])
 def test_in_bf16_a_split_call_errs_as_one_device_does(name: str) -> None:
     """Both against fp32, by the norm; and the two from each other no more than the table allows."""

@@ -28,7 +28,13 @@ from tests.parallel.processes import ROOT, free_port, run_processes, worker_env
 from tests.parallel.worker import BATCH, LENGTH, through_mixers, whole_batch
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(count, marks=pytest.mark.slow(weeks=2, group="several processes", turn=f"{count}"))
+        for count in (2, 4)
+    ],
+)
 def reports(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[Any], Path]:

@@ -45,25 +45,29 @@ LAYOUTS = ("whole", "crossing", "inside", "padded", "holes")
 MESHES = ({"seq": 2}, {"seq": 4}, {"seq": 8}, {"seq": 4, "data": 2})
 CASES = [
     ("modal", "crossing", 2),
-    ("modal", "padded", 1),
-    ("modal_both", "inside", 1),
-    ("modal_alone", "whole", 3),
     ("explicit", "holes", 1),
-    ("explicit_far", "inside", 2),
-    ("explicit_both", "padded", 2),
-    ("implicit", "whole", 1),
     ("implicit", "crossing", 2),
-    ("recurrence", "padded", 2),
     ("recurrence", "inside", 3),
     ("delta", "holes", 1),
     ("gated", "crossing", 1),
 ]
+OTHERS = [
+    ("modal", "padded", 1),
+    ("modal_both", "inside", 1),
+    ("modal_alone", "whole", 3),
+    ("explicit_far", "inside", 2),
+    ("explicit_both", "padded", 2),
+    ("implicit", "whole", 1),
+    ("recurrence", "padded", 2),
+]
+TURNS = pytest.mark.slow(weeks=4, group="other mixers and layouts over a sequence")
 REST = [
     pytest.param(name, layout, mesh, marks=pytest.mark.slow(weekly=1))
     for name in CONFIGS
     for layout in LAYOUTS
     for mesh in range(len(MESHES))
-    if (name, layout, mesh) not in CASES and not (name == "modal_alone" and layout in ("crossing", "inside"))
+    if (name, layout, mesh) not in CASES + OTHERS
+    and not (name == "modal_alone" and layout in ("crossing", "inside"))
 ]
 
 
@@ -73,7 +77,9 @@ def run(name: str, layout: str, mesh: int, length: int = LENGTH) -> tuple[Any, A
     return along(functools.partial(passes, module), params, sequenced, **MESHES[mesh])
 
 
-@pytest.mark.parametrize(("name", "layout", "mesh"), [*CASES, *REST])
+@pytest.mark.parametrize(
+    ("name", "layout", "mesh"), [*CASES, *(pytest.param(*case, marks=TURNS) for case in OTHERS), *REST]
+)
 def test_split_equals_whole_forward_and_backward(name: str, layout: str, mesh: int) -> None:
     _, (_, _, ids, _), expected = alone(CONFIGS[name], layout, LENGTH)
     found, compiled = run(name, layout, mesh)
@@ -84,7 +90,8 @@ def test_split_equals_whole_forward_and_backward(name: str, layout: str, mesh: i
     assert not [c for c in gathered if c.dtype != "s32" or not name.startswith("implicit")], gathered
 
 
-@pytest.mark.parametrize("layout", ["whole", pytest.param("crossing", marks=pytest.mark.slow)])
+@pytest.mark.slow(weeks=2)
+@pytest.mark.parametrize("layout", ["whole", "crossing"])
 def test_chunks_within_a_shard_and_a_carry_between(layout: str) -> None:
     length = 600
     module, (params, *sequenced), expected = alone(CONFIGS["modal"], layout, length)
@@ -113,6 +120,7 @@ def test_each_filter_talks_in_its_own_way() -> None:
     assert "all-gather" not in kinds("explicit_far", "inside", 2)
 
 
+@pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize(("name", "carry"), [("modal", 8 * 4), ("recurrence", 8), ("delta", 2 * 8 * 8)])
 def test_what_is_carried_is_of_the_state_s_size(name: str, carry: int) -> None:
     """A summary holds a state and a decay or counts, for each of 2 rows and 8 devices, whatever the length."""

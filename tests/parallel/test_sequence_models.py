@@ -95,17 +95,18 @@ KEEP = optax.trace(decay=0.0)
 """Its state after a step is the step's gradient."""
 
 
+@pytest.mark.slow(weeks=8)
 @pytest.mark.parametrize(
     ("name", "data", "seq"),
     [
         ("blt", 2, 2),
-        pytest.param("blt", 1, 4, marks=pytest.mark.slow),
-        pytest.param("byte_hyena", 2, 2, marks=pytest.mark.slow),
-        pytest.param("blt_attention", 1, 2, marks=pytest.mark.slow),
-        pytest.param("blt_attention", 1, 4, marks=pytest.mark.slow),
-        pytest.param("blt_hyena", 1, 2, marks=pytest.mark.slow),
-        pytest.param("blt_hyena", 1, 4, marks=pytest.mark.slow),
-        pytest.param("byte_hyena", 1, 4, marks=pytest.mark.slow),
+        ("blt", 1, 4),
+        ("byte_hyena", 2, 2),
+        ("blt_attention", 1, 2),
+        ("blt_attention", 1, 4),
+        ("blt_hyena", 1, 2),
+        ("blt_hyena", 1, 4),
+        ("byte_hyena", 1, 4),
     ],
 )
 def test_a_train_step_equals_that_of_one_device(name: str, data: int, seq: int) -> None:

@@ -106,15 +106,15 @@ def on_mesh(name: str, layout: str) -> tuple[Any, float, Any, Mesh]:
     return after.opt_state.trace, float(metrics["loss"]), compiled, mesh
 
 
-TURNS = pytest.mark.slow(weekly=1, group="models over a tensor axis")
+TURNS = pytest.mark.slow(weeks=8, group="models over a tensor axis")
 CASES = pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("byte_lm", "four"),
         ("grouped", "seq"),
         *(
             pytest.param(name, layout, marks=TURNS)
             for name, layout in (
+                ("byte_lm", "four"),
                 ("blt", "fsdp"),
                 ("grouped", "data"),
                 ("grouped", "four"),
@@ -153,8 +153,8 @@ def sizes(shape: tuple[int, ...]) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        pytest.param("byte_lm", "eight", marks=pytest.mark.slow),
-        pytest.param("blt", "eight", marks=pytest.mark.slow),
+        pytest.param("byte_lm", "eight", marks=TURNS),
+        pytest.param("blt", "eight", marks=TURNS),
         ("few", "seq"),
     ],
 )

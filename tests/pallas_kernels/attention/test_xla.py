@@ -23,11 +23,15 @@ def _call(name: str) -> Call:
 SUITE = ["window_both_sides", "segments_window", "decode_7_alibi"]
 
 
+@pytest.mark.slow(
+    weeks=4, every=("causal", "bidirectional", "segments", "segments_window", "decode_7_alibi", "bf16")
+)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_values_and_gradients(call):
     op_suite.check_reference(call.case("xla"))
 
 
+@pytest.mark.slow(weeks=4, every="segments_window-*")
 @pytest.mark.parametrize("check", sorted(set(op_suite.CHECKS) - {"reference"}))
 @pytest.mark.parametrize("name", SUITE)
 def test_properties(name, check):
@@ -42,6 +46,7 @@ def test_every_property(call, check, implementation):
     op_suite.CHECKS[check](call.case(implementation))
 
 
+@pytest.mark.slow(weeks=4)
 @pytest.mark.parametrize(
     ("name", "size"), [("causal", 16), ("segments", 88), ("cross", 7), ("decode_7_alibi", 12)]
 )
@@ -59,6 +64,7 @@ def _with_lse(call: Call, attend) -> op_suite.Run:
     return run
 
 
+@pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize("name", ["causal_odd_gqa", "segments_window", "decode_7_alibi"])
 def test_log_sum_exp_and_its_gradient(name):
     call = _call(name)

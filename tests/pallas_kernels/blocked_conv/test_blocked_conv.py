@@ -78,7 +78,7 @@ def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-@pytest.mark.slow(weekly=2)
+@pytest.mark.slow(weekly=1)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("taps", [1, 2, 17, 127, 128, 129, 255, 300, 512])
 @pytest.mark.parametrize("length", [2, 16, 17, 127, 128, 129, 640, 1031])

@@ -52,16 +52,19 @@ def cases(run: Any) -> list[OpCase]:
     ]
 
 
+@pytest.mark.slow(weeks=4, every="one tile")
 @pytest.mark.parametrize("case", cases(partial(blocked_conv_mosaic_gpu, interpret=True)), ids=str)
 def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
+@pytest.mark.slow(weeks=2, group="simulated blocked_conv")
 def test_simulated_under_vmap() -> None:
     run = partial(blocked_conv_mosaic_gpu, interpret=True)
     op_suite.check_vmap(case("two rows", TILE, 70, run, batch=2))
 
 
+@pytest.mark.slow(weeks=2, group="simulated blocked_conv")
 def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few programs wanted, rows follow one another in one; nothing passes from a row to the next."""
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)

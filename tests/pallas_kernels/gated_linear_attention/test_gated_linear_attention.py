@@ -85,11 +85,13 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow(weeks=4, every=("*-reference", "*-shard_map", "*-poison"))
 @pytest.mark.parametrize(("case", "check"), PAIRS, ids=lambda x: str(x).replace(", ", "-"))
 def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
+@pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
 def test_strong_decay_is_exact_beside_weak_decay(gate: str, strong: float) -> None:

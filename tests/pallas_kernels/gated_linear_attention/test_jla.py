@@ -72,6 +72,7 @@ def test_nothing_is_forgotten_without_gates(monkeypatch: pytest.MonkeyPatch) -> 
     assert calls.kinds == ["simple_gla"] * len(calls.kinds)
 
 
+@pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize("gate", KINDS)
 @pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
 def test_strong_decay(gate: str, strong: float, monkeypatch: pytest.MonkeyPatch) -> None:

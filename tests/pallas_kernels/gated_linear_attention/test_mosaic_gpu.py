@@ -110,6 +110,7 @@ def named(call: Any) -> str:
     return "_".join(map(str, call))
 
 
+@pytest.mark.slow(weeks=2)
 @pytest.mark.parametrize("call", SMALL, ids=named)
 def test_simulated(call: Any, simulation: Any) -> None:
     """Values and gradients."""

@@ -108,6 +108,7 @@ def _case(dtype: Any) -> op_suite.OpCase:
 CASES = [_case(dtype) for dtype in (jnp.float32, jnp.bfloat16)]
 
 
+@pytest.mark.slow(weeks=4, every=("*-reference", "*-shard_map"))
 @pytest.mark.parametrize("check", [name for name in op_suite.CHECKS if name != "poison"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_properties(case: op_suite.OpCase, check: str) -> None:

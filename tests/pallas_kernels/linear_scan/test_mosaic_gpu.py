@@ -59,13 +59,11 @@ CASES = [
     case("narrow rows of bf16, against time", (9, 37, 16), SIMULATED, dtype=jnp.bfloat16, reverse=True),
     case("pieces, shared factors", (2, 2, 40, 64), SIMULATED, shared=True, pieces=2),
     case("one step", (3, 1, 4), SIMULATED),
-    pytest.param(
-        case("pieces, against time, no state", (2, 52, 8), SIMULATED, initial=False, reverse=True, pieces=3),
-        marks=pytest.mark.slow,
-    ),
+    case("pieces, against time, no state", (2, 52, 8), SIMULATED, initial=False, reverse=True, pieces=3),
 ]
 
 
+@pytest.mark.slow(weeks=4, every="two tiles*")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)

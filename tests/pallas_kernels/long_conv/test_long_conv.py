@@ -78,7 +78,7 @@ def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-@pytest.mark.slow(weekly=2)
+@pytest.mark.slow(weekly=1)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("taps", [1, 2, 130, 700, 5000])
 @pytest.mark.parametrize("length", [2, 15, 16, 17, 255, 256, 257, 1543])

@@ -100,7 +100,7 @@ def errors(length: int, taps: int, causal: bool, size: float) -> dict[str, tuple
     return {name: (error(ours[name], name), error(rounded[name], name)) for name in truth}
 
 
-@pytest.mark.slow(weekly=2)
+@pytest.mark.slow(weeks=8)
 @pytest.mark.parametrize(
     ("length", "taps", "causal", "size"),
     [

@@ -95,12 +95,13 @@ def cases(run: Any) -> list[OpCase]:
     ]
 
 
+@pytest.mark.slow(weeks=4, every="one tile")
 @pytest.mark.parametrize("case", cases(partial(modal_conv_mosaic_gpu, interpret=True)), ids=str)
 def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weekly=1)
+@pytest.mark.slow(weeks=6, group="simulated modal_conv")
 @pytest.mark.parametrize(
     "case",
     [
@@ -145,7 +146,7 @@ def test_simulated_packed(length: int, streams: tuple[str, ...], state: bool, ch
     op_suite.CHECKS[check](case("", length, 3, run, batch=2, streams=streams, state=state, ids=ids))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(weeks=6, group="simulated modal_conv")
 def test_a_row_knows_nothing_of_its_neighbours_in_memory() -> None:
     """NaN in every second row stays there, values and gradients, though rows share chunks."""
     run = partial(modal_conv_mosaic_gpu, in_place=True, interpret=True)
@@ -161,11 +162,13 @@ def test_a_row_knows_nothing_of_its_neighbours_in_memory() -> None:
         np.testing.assert_array_equal(found[name][0, 0], wanted[name][0, 0])
 
 
+@pytest.mark.slow(weeks=6, group="simulated modal_conv")
 def test_simulated_under_vmap() -> None:
     run = partial(modal_conv_mosaic_gpu, interpret=True)
     op_suite.check_vmap(case("two rows", TILE, 3, run, batch=2))
 
 
+@pytest.mark.slow(weeks=6, group="simulated modal_conv")
 def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few programs wanted, rows follow one another in one; each row starts from its own state."""
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)
@@ -173,6 +176,7 @@ def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> Non
     op_suite.check_reference(case("three rows of full tiles", TILE, 4, run, batch=3, state=True))
 
 
+@pytest.mark.slow(weeks=6, group="simulated modal_conv")
 def test_an_impulse_arrives_after_many_tiles_with_its_weight() -> None:
     """A mode of 32768 steps is carried from tile to tile in fp32: numbers of 8 bits would be off.
 

@@ -29,12 +29,14 @@ MORE = (
 )
 
 
+@pytest.mark.slow(weeks=2, every=("*-reference", "*-shard_map", "*-poison"))
 @pytest.mark.parametrize("check", op_suite.CHECKS)
 @pytest.mark.parametrize("case", MAIN, ids=str)
 def test_properties(case, check):
     op_suite.CHECKS[check](case)
 
 
+@pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_values_and_gradients(case):
     op_suite.check_reference(case)

@@ -67,12 +67,21 @@ def not_tokens(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def suite(cases: list[OpCase], *, thorough: str, poisoned: str) -> list[Any]:
-    """(case, check) pairs: every case against the reference, the one named `thorough` by every other check."""
+    """(case, check) pairs: every case against the reference, the one named `thorough` by every other check.
+
+    Each week `thorough` is compared with the reference and split over devices, and `poisoned` poisoned. The rest
+    takes turns.
+    """
+    rest = sorted(set(op_suite.CHECKS) - {"reference", "poison"})
     wanted = [(case, "reference") for case in cases]
     wanted += [(case, "poison") for case in cases if case.name == poisoned]
-    rest = set(op_suite.CHECKS) - {"reference", "poison"}
-    wanted += [(case, check) for case in cases if case.name == thorough for check in sorted(rest)]
-    return [pytest.param(case, check, id=f"{case}-{check}") for case, check in wanted]
+    wanted += [(case, check) for case in cases if case.name == thorough for check in rest]
+    weekly = {(thorough, "reference"), (thorough, "shard_map"), (poisoned, "poison")}
+    turns = pytest.mark.slow(weeks=4)
+    return [
+        pytest.param(case, check, id=f"{case}-{check}", marks=() if (case.name, check) in weekly else turns)
+        for case, check in wanted
+    ]
 
 
 def alone(arrays: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[int, slice]]]:
