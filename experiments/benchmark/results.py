@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.benchmark import _memory_tables, _split_tables, _tables
+from experiments.benchmark import _adaptation_tables, _memory_tables, _split_tables, _tables
 from experiments.benchmark._markdown import (
     Figures,
     Folder,
@@ -27,6 +27,8 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Longer contexts", _tables.context),
     ("Recall", _tables.recall),
     ("Promoters", _tables.promoters),
+    ("Protein families", _adaptation_tables.families),
+    ("Routed adapters", _adaptation_tables.conflict),
     ("Operations", _tables.operations),
     ("FlexAttention as a peer", _tables.peers),
     ("Partial attention", _tables.attention_parts),

@@ -122,8 +122,10 @@ def check_reference(case: OpCase) -> None:
 
 
 def check_typical(case: OpCase) -> None:
-    """As `check_reference`, but root mean squares, within a quarter of the table: of millions of elements that are products
-    of random gates a few lie beyond any bound of single elements."""
+    """As `check_reference`, but root mean squares, within a quarter of the table.
+
+    Of millions of elements that are products of random gates a few lie beyond any bound of single elements.
+    """
     actual = value_and_grads(case.run, case.arrays)
     cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), random_cotangents(actual[0]))
     expected = value_and_grads(case.reference, _in_fp32(case.arrays), cotangents, optimised=True)

@@ -120,7 +120,7 @@ def test_what_it_does_not_take(change: dict[str, Any], reason: str, monkeypatch:
 
     q, v = stream(2, call["keys"]), stream(4, call["values"])
     text = explain(q, q, v, jax.ShapeDtypeStruct(v.shape[:3], jnp.float32), device=HOPPER)
-    assert text.startswith("gated_delta_rule: xla on NVIDIA H200 (not jla: ")
+    assert " on NVIDIA H200 (not jla: " in text
     assert reason in text
 
 

@@ -14,7 +14,7 @@ import pytest
 from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.modal_conv import bench, explain, hopper, modal_conv
+from pallas_kernels.modal_conv import bench, explain, modal_conv
 from pallas_kernels.modal_conv.hopper import MODES, SHORTEST, TILE, why_not
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape

@@ -1,0 +1,55 @@
+"""Sections of docs/results.md on what models are adapted to: protein families, and text whose domain changes."""
+
+from experiments.benchmark._markdown import Figures, Folder, count, percent, prose, table
+
+
+def families(folder: Folder) -> str:
+    """Fine-tuning on superfamilies of SCOPe against what needs no pretraining."""
+    files = [found for name, found in folder.items() if name.startswith("families_")]
+    rows = [
+        (
+            *(str(run["seed"]), run["model"], percent(run["accuracy"])),
+            *(f"{run['mcc']:.3f}", f"{run['f1']:.3f}", f"{run['seconds']:.0f}"),
+        )
+        for found in files
+        for run in found["runs"]
+    ]
+    records, settings = files[0]["records"], files[0]["settings"]
+    said = prose(
+        f"{count(records['domains'])} protein domains of at most {settings['longest']} residues in {records['classes']} "
+        f"superfamilies with at least {settings['members']} members (SCOPe 2.07 at 40 % identity; Fox, Brenner and Chandonia "
+        "2014); a seed picks the split, and figures are of its test tenth. `nearest` and `regression` read k-mers, `bytes` is "
+        "`finetuned` without a base. Three seeds shared a GPU with another run."
+    )
+    return f"{said}\n\n{table(('seed', 'model', 'accuracy', 'MCC', 'F1', 'seconds with compilation'), rows)}"
+
+
+def conflict(folder: Folder) -> str:
+    """Adapters of a frozen model on books under permutations of their letters."""
+    found = folder["routed_lora_conflict"]
+    less = found["compared"]["less_than_static"]
+    rows = [
+        (
+            *(name, count(arm["parameters"]), f"{_bits(arm):.3f}"),
+            "" if name == "static" else _interval(less[name]),
+        )
+        for name, arm in found["arms"].items()
+    ]
+    settings = found["settings"]
+    said = prose(
+        f"Books under {len(found['domains'])} permutations of their letters, which change unmarked inside rows of "
+        f"{count(settings['length'])} bytes. Each adapter of the frozen `books_512` ({found['base']['bits_per_byte']:.3f} bits "
+        f"by itself) trained for {settings['seconds']:.0f} s beside other runs, one seed. `oracle` is told the permutation and "
+        f"has rank {settings['rank']} for each, `static` the same parameters in one adapter. Bits less than `static` are "
+        "paired over documents, with 95 % intervals; below 0 an arm is worse."
+    )
+    head = ("arm", "trained parameters", "bits per byte", "less than `static`")
+    return f"{said}\n\n{table(head, rows)}"
+
+
+def _bits(arm: Figures) -> float:
+    return sum(seed["bits_per_byte"] for seed in arm["seeds"]) / len(arm["seeds"])
+
+
+def _interval(value: Figures) -> str:
+    return f"{value['value']:.3f} ({value['low']:.3f} to {value['high']:.3f})"
