@@ -180,8 +180,8 @@ def _compared(
     return vectors, features_of(found, vectors)
 
 
-def save_index(index: Index, folder: str | os.PathLike[str]) -> Path:
-    """Writes `index.safetensors` into a folder, whole or not at all, and returns its path.
+def new_index_path(folder: str | os.PathLike[str]) -> Path:
+    """Where `save_index` writes to in a folder.
 
     Raises:
       FileExistsError: the folder holds an index.
@@ -189,6 +189,16 @@ def save_index(index: Index, folder: str | os.PathLike[str]) -> Path:
     path = Path(folder) / FILE
     if path.exists():
         raise FileExistsError(f"{path} is there already, and nothing is overwritten: choose another folder")
+    return path
+
+
+def save_index(index: Index, folder: str | os.PathLike[str]) -> Path:
+    """Writes `index.safetensors` into a folder, whole or not at all, and returns its path.
+
+    Raises:
+      FileExistsError: the folder holds an index.
+    """
+    path = new_index_path(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = {"format": FORMAT, "version": VERSION, **{name: str(getattr(index, name)) for name in TEXTS[2:]}}
     partial = path.with_name(f".{FILE}.{os.getpid()}.partial")
