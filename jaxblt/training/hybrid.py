@@ -35,8 +35,8 @@ MEANS = {
 class HybridConfig:
     """Weights of the parts of a loss by step, sum_i w_i(step) L_i, each part in nats a scored byte.
 
-    With language 0 throughout, only routers have a gradient of the parts that are left, if there is no reference.
-    U and V are frozen where weight decay leaves them too: name them in `Recipe.freeze`.
+    With language 0 throughout and no reference, only routers have a gradient. Weight decay moves U and V all the same:
+    name them in `Recipe.freeze` to keep them.
 
     Attributes:
       language: of the objective's loss. With a policy it is that of the experts that were drawn.
