@@ -142,6 +142,15 @@ def test_tokens_of_the_first_chunk_know_no_neighbours():
     assert moved[~first].min() > 1e-3
 
 
+def test_a_chunk_of_holes_has_no_neighbours():
+    ids = DOCUMENTS.copy()
+    ids[0, CHUNK : 2 * CHUNK] *= -1
+    full, empty = (whole(CONFIG, params(kept), inputs(), ids) for kept in (30, 0))
+    moved = np.abs(full - empty).max(-1)[0].reshape(-1, CHUNK)[:5]
+    assert moved[[0, 1, 2]].max() == 0
+    assert moved[[3, 4]].min() > 1e-3
+
+
 def test_slots_have_the_document_of_their_block():
     documents = jnp.asarray([[3, 3, 3, 3, 9, 9, 0, 0], [5] * 8], jnp.int32)
     np.testing.assert_array_equal(of_slots(documents, 6, 4), [[3, 3, 3, 9, 9, 9], [5] * 6])
