@@ -24,9 +24,9 @@ def _mosaic_gpu_step(*args: Any, **options: Any) -> Any:
 
 
 TABLE = (
+    Implementation("mosaic_gpu_step", _mosaic_gpu_step, step.why_not),
     Implementation("jla", gated_delta_rule_jla, why_not, rather_not_short),
     Implementation("xla", gated_delta_rule_xla),
-    Implementation("mosaic_gpu_step", _mosaic_gpu_step, step.why_not),
     Implementation("reference", gated_delta_rule_reference),
 )
 """Implementations of the operation, fastest first."""
@@ -44,7 +44,7 @@ def gated_delta_rule(
     output_final_state: bool = False,
     scale: float | None = None,
     chunk_size: int = 64,
-    implementation: Literal["jla", "xla", "mosaic_gpu_step", "reference"] | None = None,
+    implementation: Literal["mosaic_gpu_step", "jla", "xla", "reference"] | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Linear attention that replaces what its state holds at a key, in linear time.
 

@@ -31,13 +31,13 @@ def _mosaic_gpu_step(*args: Any, **options: Any) -> Any:
 
 
 TABLE = (
+    Implementation("mosaic_gpu_step", _mosaic_gpu_step, step.why_not),
     Implementation("jla", jla.gated_linear_attention_jla, jla.why_not, rather_not_short),
     Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not, hopper.rather_not),
     Implementation("xla", gated_linear_attention_xla),
-    Implementation("mosaic_gpu_step", _mosaic_gpu_step, step.why_not),
     Implementation("reference", gated_linear_attention_reference),
 )
-"""Implementations of the operation, fastest first; the kernel of one step is asked for by name until it was timed."""
+"""Implementations of the operation, fastest first."""
 
 
 def gated_linear_attention(
@@ -53,7 +53,7 @@ def gated_linear_attention(
     output_final_state: bool = False,
     scale: float | None = None,
     chunk_size: int = 64,
-    implementation: Literal["jla", "mosaic_gpu", "xla", "mosaic_gpu_step", "reference"] | None = None,
+    implementation: Literal["mosaic_gpu_step", "jla", "mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Linear attention with a gated matrix of state per head, in linear time.
 

@@ -7,14 +7,13 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
-from pallas_kernels.long_conv.monarch import long_conv_monarch, why_not_monarch
+from pallas_kernels.long_conv.monarch import long_conv_monarch, rather_not_monarch, why_not_monarch
 from pallas_kernels.long_conv.reference import long_conv_reference
 from pallas_kernels.long_conv.xla import long_conv_xla
 
 TABLE = (
+    Implementation("monarch", long_conv_monarch, why_not_monarch, rather_not_monarch),
     Implementation("xla", long_conv_xla),
-    # Behind "xla" until it was timed on a GPU.
-    Implementation("monarch", long_conv_monarch, why_not_monarch),
     Implementation("reference", long_conv_reference),
 )
 """Implementations of the operation, fastest first."""
@@ -30,7 +29,7 @@ def long_conv(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
-    implementation: Literal["xla", "monarch", "reference"] | None = None,
+    implementation: Literal["monarch", "xla", "reference"] | None = None,
 ) -> Float[Array, "B D T"]:
     """Depthwise convolution with a filter of any length, its gates fused.
 

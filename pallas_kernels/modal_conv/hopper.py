@@ -14,13 +14,6 @@ SHORTEST = 1024
 MODES = 16
 """Modes per channel; fewer are filled up with modes of no weight."""
 
-
-TIMED_PACKED = True
-"""Whether packed rows were timed on an H200, with their `gpu` tests passed: if not, they are taken by name only."""
-
-IN_PLACE = True
-"""The same of rows that are no multiple of 512 steps, convolved where they lie: if not, they are copied and padded."""
-
 BOX = 8 * CHUNK
 """Steps of the smallest box that the copy engine moves of a row cut off from its neighbours."""
 
@@ -52,8 +45,3 @@ def why_not(
     if x.shape[2] < SHORTEST:
         return f"rows of {x.shape[2]} steps are shorter than {SHORTEST}, too little of a tile of {TILE}"
     return None
-
-
-def rather_not(*_: Any, segment_ids: Any = None, **__: Any) -> str | None:
-    """Why the kernel is passed over where it can run, or None."""
-    return None if segment_ids is None or TIMED_PACKED else "packed rows have not been timed in it"

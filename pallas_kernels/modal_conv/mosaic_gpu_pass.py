@@ -56,14 +56,13 @@ def convolve(
     state: Float[Array, "B D M"] | None = None,
     marks: Marks | None = None,
     reverse: bool = False,
-    in_place: bool = False,
     interpret: bool = False,
 ) -> list[Float[Array, "B D T"]]:
     """conv(pre_gate * x) times each of the post-gates, or as it is if there is none.
 
     Rows are matrices [chunk, step] if T is a multiple of 512; a tile that a row does not fill reads zeros, be it the
-    last or, in a short row, the only one. Other rows are padded to that, or `in_place` not cut apart: see
-    `_conv.flat_rows`.
+    last or, in a short row, the only one. Packed rows of other lengths are padded to that, others are not cut apart:
+    see `_conv.flat_rows`.
 
     Args:
       x: inputs.
@@ -73,13 +72,12 @@ def convolve(
       state: before the first step, zero if None.
       marks: of packed rows; None for one document a row, without holes.
       reverse: y_t = sum_{s >= t} h_{s-t} u_s, the transpose of the convolution.
-      in_place: do not copy rows of other lengths, unless they are packed.
       interpret: run on the CPU in Pallas' simulation of a GPU.
     """
     assert state is None or not reverse
     inputs = [x] if pre_gate is None else [x, pre_gate]
     given = [*inputs, *post_gates]
-    if not in_place or is_in_whole_boxes(x.shape[2]) or marks is not None:
+    if is_in_whole_boxes(x.shape[2]) or marks is not None:
         streams = [as_chunks(z) for z in given]
         found = _kernel(streams, len(inputs), modes, state, marks, (), None, x.shape[:2], reverse, interpret)
         return [as_rows(y, x.shape) for y in found]

@@ -61,14 +61,13 @@ def gradient_of_modes(
     dy: Float[Array, "B D T"],
     *,
     marks: Marks | None = None,
-    in_place: bool,
     interpret: bool,
 ) -> tuple[Modes, Float[Array, "B D M"] | None]:
     """Gradients of log_poles, residues and bias, and of the state, where y = post_gate * conv(pre_gate * x)."""
     streams = {
         place: z for place, z in zip(range(4), (dy, x, post_gate, pre_gate), strict=True) if z is not None
     }
-    if not in_place or is_in_whole_boxes(x.shape[2]) or marks is not None:
+    if is_in_whole_boxes(x.shape[2]) or marks is not None:
         chunked = {place: as_chunks(z) for place, z in streams.items()}
         return _gradient(chunked, modes, state, marks, x.shape[:2], None, interpret)
     flat, chunked = FlatRows(x.shape[2]), {place: flatten(z) for place, z in streams.items()}

@@ -172,7 +172,7 @@ def _modal_conv() -> Iterator[Program]:
     yield Program("modal_conv/short", _gradients(modal_conv_mosaic_gpu), (short, arrays))
     odd = jax.ShapeDtypeStruct((*x.shape[:2], shape.length - 1), x.dtype)
     arrays = plain | {"x": odd, "pre_gate": odd, "post_gate": odd}
-    yield from _transformed("modal_conv/any_length", partial(modal_conv_mosaic_gpu, in_place=True), arrays)
+    yield from _transformed("modal_conv/any_length", modal_conv_mosaic_gpu, arrays)
     yield from _transformed("modal_conv/packed", _packed_modal_conv, gated)
     state = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.modes), jnp.float32)
     yield from _transformed("modal_conv", modal_conv_mosaic_gpu, gated | {"initial_state": state})

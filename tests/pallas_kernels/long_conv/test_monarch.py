@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels._dispatch import Device
 from pallas_kernels.long_conv import explain, long_conv
 from pallas_kernels.long_conv.dft import power_of_two, radices, restore, stage_matrices, transform
 from pallas_kernels.long_conv.monarch import why_not_monarch
@@ -218,8 +219,30 @@ def test_backward_keeps_inputs_and_no_spectra() -> None:
     assert kept <= 3 * x.nbytes + filter.nbytes + ids.nbytes + 64  # and a few scalars
 
 
-def test_is_taken_by_name_only() -> None:
-    x, filter = jax.ShapeDtypeStruct((2, 3, 8), bf16), jax.ShapeDtypeStruct((3, 4), jnp.float32)
-    assert explain(x, filter).startswith("long_conv: xla on ")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, "long_conv: monarch on "),
+        ({"length": 8191}, "it was timed at 8192 to 32768 steps, not at 8191"),
+        ({"length": 32_769}, "it was timed at 8192 to 32768 steps, not at 32769"),
+        ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
+        ({"packed": True}, "packed rows have not been timed in it"),
+        ({"device": Device("gpu", (8, 0), "NVIDIA A100")}, "this is NVIDIA A100"),
+    ],
+    ids=str,
+)
+def test_is_taken_where_it_was_timed(change: dict[str, Any], reason: str) -> None:
+    hopper = Device("gpu", (9, 0), "NVIDIA H200")
+    call: dict[str, Any] = {"device": hopper, "dtype": bf16, "length": 8192, "packed": False} | change
+    x, filter = (
+        jax.ShapeDtypeStruct((2, 3, call["length"]), call["dtype"]),
+        jax.ShapeDtypeStruct((3, 4), jnp.float32),
+    )
+    ids = jax.ShapeDtypeStruct((2, call["length"]), jnp.int32) if call["packed"] else None
+    assert reason in explain(x, filter, device=call["device"], segment_ids=ids)
+
+
+def test_longest_row() -> None:
+    filter = jax.ShapeDtypeStruct((3, 4), jnp.float32)
     longest = jax.ShapeDtypeStruct((1, 1, 2**24 + 1), bf16)
     assert why_not_monarch(None, longest, filter) == "rows of 16777217 steps, at most 16777216"

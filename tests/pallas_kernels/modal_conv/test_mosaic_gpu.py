@@ -109,20 +109,20 @@ def test_simulated(case: OpCase) -> None:
             "chunks, but no boxes",
             TILE + 320,
             MODES,
-            partial(modal_conv_mosaic_gpu, in_place=True, interpret=True),
+            partial(modal_conv_mosaic_gpu, interpret=True),
             batch=2,
         ),
         case(
             "a row ends a step before its tile",
             2 * TILE - 1,
             3,
-            partial(modal_conv_mosaic_gpu, in_place=True, interpret=True),
+            partial(modal_conv_mosaic_gpu, interpret=True),
         ),
         case(
             "rows that need a tile more than others",
             TILE + 1,
             2,
-            partial(modal_conv_mosaic_gpu, in_place=True, interpret=True),
+            partial(modal_conv_mosaic_gpu, interpret=True),
             batch=32,
             state=True,
         ),
@@ -149,7 +149,7 @@ def test_simulated_packed(length: int, streams: tuple[str, ...], state: bool, ch
 @pytest.mark.slow(weeks=6, group="simulated modal_conv")
 def test_a_row_knows_nothing_of_its_neighbours_in_memory() -> None:
     """NaN in every second row stays there, values and gradients, though rows share chunks."""
-    run = partial(modal_conv_mosaic_gpu, in_place=True, interpret=True)
+    run = partial(modal_conv_mosaic_gpu, interpret=True)
     clean = case("two rows", SHORTEST + 77, 2, run, batch=2)
     dirty = np.zeros((2, CHANNELS, SHORTEST + 77), bool)
     dirty[:, 1] = dirty[1] = True
@@ -209,8 +209,9 @@ LENGTHS = [1025, 1088, 1600, 4095, 4097, 4160, 8191, 12289, 131071]
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
 def test_any_length_on_a_gpu(length: int, streams: tuple[str, ...]) -> None:
     """Values and gradients; 64 rows begin at every step of a chunk."""
-    run = partial(modal_conv_mosaic_gpu, in_place=True)
-    op_suite.check_reference(case("", length, MODES, run, batch=32, streams=streams, state=length < TILE))
+    run = modal_conv_mosaic_gpu
+    check = op_suite.check_typical if length > 100_000 else op_suite.check_reference
+    check(case("", length, MODES, run, batch=32, streams=streams, state=length < TILE))
 
 
 @pytest.mark.gpu
@@ -227,7 +228,7 @@ def test_packed_on_a_gpu(length: int, streams: tuple[str, ...], check: str) -> N
 @pytest.mark.gpu
 def test_any_length_gives_the_same_bits_twice_on_a_gpu() -> None:
     """Rows that share a chunk are written by different programs."""
-    run = partial(modal_conv_mosaic_gpu, in_place=True)
+    run = modal_conv_mosaic_gpu
     arrays = case("", 2 * TILE - 1, MODES, run, batch=512).arrays
     backward = jax.jit(lambda arrays, dy: jax.vjp(lambda arrays: run(**arrays), arrays)[1](dy)[0])
     first, *others = (backward(dict(arrays), arrays["x"]) for _ in range(5))
@@ -270,12 +271,9 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     assert why_not(HOPPER, x, p, p, pre_gate=x, post_gate=x) is None
 
 
-def test_packed_rows_are_passed_over_until_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_takes_packed_rows() -> None:
     x, p = jax.ShapeDtypeStruct((1, 3, TILE), jnp.bfloat16), jax.ShapeDtypeStruct((3, 4), jnp.float32)
     ids = jax.ShapeDtypeStruct((1, TILE), jnp.int32)
-    monkeypatch.setattr(hopper, "TIMED_PACKED", False)
-    assert "packed rows have not been timed" in explain(x, p, p, device=HOPPER, segment_ids=ids)
-    monkeypatch.setattr(hopper, "TIMED_PACKED", True)
     assert explain(x, p, p, device=HOPPER, segment_ids=ids).startswith("modal_conv: mosaic_gpu")
 
 
