@@ -34,7 +34,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """One-hot code of a bank, whose numbers p are taken for the probabilities of its experts.
+    """One-hot code of a bank, whose numbers, over their sum, are the probabilities p of its experts.
 
     Where an rng "policy" is passed to `apply`, an expert is drawn where the code may change (Gumbel-max), and holds
     until it may change again: one a chunk, a token or a document, by the router's level. Where the collection "policy"
@@ -62,7 +62,7 @@ class Draw:
           ValueError: an rng "policy" is passed to a call with a state.
         """
         numbers, starts = code.shape[-1], moment.changes & moment.known
-        logs = jnp.log(jnp.maximum(code, jnp.finfo(jnp.float32).tiny))
+        logs = jax.nn.log_softmax(jnp.log(jnp.maximum(code, jnp.finfo(jnp.float32).tiny)))
         if router.has_variable(POLICY, name):
             expert = router.get_variable(POLICY, name)
         elif router.has_rng(POLICY):

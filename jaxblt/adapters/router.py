@@ -266,11 +266,8 @@ class Router(nn.Module):
             near, kept = retrieve(config, rows, base, time, documents, carry)
         p = None
         if config.prefix is not None:
-            p = (
-                scale
-                * prefix[..., :-1]
-                / jnp.maximum(prefix[..., -1:], jnp.exp(jnp.float32(-2 * MOST_SCORE)))
-            )
+            weight = jnp.maximum(prefix[..., -1:], jnp.exp(jnp.float32(-2 * MOST_SCORE)))
+            p = prefix[..., :-1] / weight * scale
         heard = Heard(h, mean, memory, side, chunk_side, near, p)
         if state is None:
             return heard, None

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxblt.adapters.retrieval import save_index
+from jaxblt.adapters.retrieval.index import new_index_path, save_index
 from jaxblt.answers.embed import Pool
 from jaxblt.answers.index import CHUNKS, build_index
 from jaxblt.answers.score import BATCH_SIZE
@@ -178,12 +178,12 @@ def index(
 
     Args:
       run_dir: folder of a run without adapters.
-      out: folder to write index.safetensors into.
+      out: folder to write index.safetensors into, where there is none.
       chunk: steps of a chunk, as of the router.
       neighbours: chunks that the router looks at.
       stack: name of the router's stack; by default the model's first.
       split: of the run's data.
-      most: chunks that are kept, at equal distances.
+      most: chunks that are kept, at about equal distances.
       batch_size: rows that are read at once.
       step: of the checkpoint; by default the newest, which is what a base is.
 
@@ -193,6 +193,7 @@ def index(
     from jaxblt.run import load
 
     refuse_remote("--out", out)
+    new_index_path(out)
     run = load(run_dir, step=step, weights="raw")
     options = {"chunk": chunk, "neighbours": neighbours, "stack": stack, "batch_size": batch_size}
     found = build_index(run, **options, split=split, most=most)

@@ -50,7 +50,7 @@ def build_index(
 
     Documents are read in rows of the run's length, one piece of a document a row, as training rows hold them. A chunk
     is `chunk` steps of a row from its beginning; what is left at its end is not indexed. Of more chunks than `most`,
-    that many at equal distances are kept.
+    that many at about equal distances are kept. The host holds twice as many while it reads.
 
     Args:
       run: the base; its raw parameters, without adapters.
@@ -65,7 +65,7 @@ def build_index(
 
     Raises:
       ValueError: the run has adapters, or its parameters are averaged; there is no such stack; the data are no
-        documents; or none of them has a whole chunk.
+        documents; or there are fewer whole chunks than neighbours.
     """
     for name, value in {"chunk": chunk, "neighbours": neighbours, "most": most}.items():
         check_whole(name, value, least=1)
@@ -74,7 +74,7 @@ def build_index(
     documents = _documents(run, data, source, split)
     reader = make_reader(run, window=None, batch_size=batch_size)
     reader = replace(reader, stride=reader.window)  # a piece of a document belongs to one row
-    vectors, owners = _collect(reader, documents, name, chunk)
+    vectors, owners = _collect(reader, documents, name, chunk, most)
     kept = np.unique(np.linspace(0, len(owners) - 1, min(most, len(owners))).astype(np.int64))
     return make_index(
         vectors[kept],
@@ -118,23 +118,32 @@ def _documents(
     return apply_split(config, open_source(config) if source is None else source, split)
 
 
-def _collect(reader: Reader, documents: Regions, stack: str, chunk: int) -> tuple[np.ndarray, np.ndarray]:
-    """Base vectors of whole chunks, in the order of rows, and the keys of their documents."""
-    config, task = reader.task.model.config, reader.task
-    width = stacks_of(config)[stack].dim
-    vectors, owners = [np.zeros((0, width), np.float32)], [np.zeros(0, np.int32)]
-    for spans, (found, complete) in ahead(_rows(reader, task, documents, stack, chunk)):
+def _collect(
+    reader: Reader, documents: Regions, stack: str, chunk: int, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Base vectors of whole chunks, in the order of rows, and the keys of their documents: `most` or up to twice it.
+
+    Every chunk is kept at first, and every second one of those whenever there are more than twice as many as `most`.
+    """
+    width = stacks_of(reader.task.model.config)[stack].dim
+    kept, distance, number = [], 1, 0
+    for spans, (found, complete) in ahead(_rows(reader, documents, stack, chunk)):
         found, complete = jax.device_get((found, complete))
         for i, span in enumerate(spans):
-            vectors.append(found[i][complete[i]])
             key = document_key(documents.source, int(documents.documents[span.document]))
-            owners.append(np.full(int(complete[i].sum()), key, np.int32))
-    return np.concatenate(vectors), np.concatenate(owners)
+            for vector in found[i][complete[i]]:
+                if number % distance == 0:
+                    kept.append((vector.copy(), key))
+                number += 1
+        while len(kept) > 2 * most:
+            kept, distance = kept[::2], 2 * distance
+    vectors = np.array([vector for vector, _ in kept], np.float32).reshape(-1, width)
+    return vectors, np.array([key for _, key in kept], np.int32)
 
 
-def _rows(reader: Reader, task: Task, documents: Regions, stack: str, chunk: int) -> Iterator[Any]:
+def _rows(reader: Reader, documents: Regions, stack: str, chunk: int) -> Iterator[Any]:
     for spans, batch in read(reader, documents, np.asarray(documents.lengths, np.int64)):
-        yield spans, _row_vectors(task, stack, chunk, reader.params, reader.frozen, batch)
+        yield spans, _row_vectors(reader.task, stack, chunk, reader.params, reader.frozen, batch)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -61,11 +61,9 @@ def alone(recipe: Recipe) -> Recipe:
 
     Nor does it hold what training compared predictions with, or weighed.
     """
-    train, started = (
-        replace(recipe.train, ema=None),
-        {"also_train": (), "experts": (), "fresh": (), "freeze": ()},
-    )
-    return replace(recipe, train=train, base_run=None, reference=None, hybrid=None, **started)
+    started = {"also_train": (), "experts": (), "fresh": (), "freeze": ()}
+    learned = {"train": replace(recipe.train, ema=None), "reference": None, "hybrid": None}
+    return replace(recipe, base_run=None, **started, **learned)
 
 
 def write_run(run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float32") -> Exported:

@@ -35,14 +35,14 @@ MEANS = {
 class HybridConfig:
     """Weights of the parts of a loss by step, sum_i w_i(step) L_i, each part in nats a scored byte.
 
-    With language 0 throughout, only routers have a gradient of the parts that are left, if there is no reference.
-    U and V are frozen where weight decay leaves them too: name them in `Recipe.freeze`.
+    With language 0 throughout and no reference, only routers have a gradient. Weight decay moves U and V all the same:
+    name them in `Recipe.freeze` to keep them.
 
     Attributes:
       language: of the objective's loss. With a policy it is that of the experts that were drawn.
       reference: of `Recipe.reference`, times the weight that it has there: imitation of another run's outputs.
       labels: of -log p[label] with p the shares of each bank before the transforms of its code, and labels those of
-        `Batch.labels`, an expert for each byte or row; -1 for none: imitation of known codes.
+        `Batch.labels`, the number of an expert for each byte or row; -1 for none: imitation of known codes.
       reinforcement: of the loss of a policy, see `jaxblt.training.policy`; the bank's code has `Draw`.
       policy: how it learns.
     """
@@ -156,7 +156,7 @@ def routed_parts(
       batch: the rows.
 
     Raises:
-      ValueError: labels are imitated, and the batch brings none or no bank gave shares.
+      ValueError: labels are imitated, and the batch brings none.
     """
     parts, sums = {}, {}
     if not (hybrid.config.draws or hybrid.config.has("labels")):
@@ -179,16 +179,16 @@ def routed_parts(
 def label_nats(side: Any, batch: Batch) -> Float[Array, ""]:
     """Sum of -log p[label] over the scored bytes with a label and over banks, whose routers sowed their shares p."""
     labels = batch.labels
+    if not isinstance(labels, jax.Array) or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(
+            "HybridConfig.labels imitates Batch.labels by banks, and the batch has no classes of one task: use data "
+            "with such labels"
+        )
     found = [
         leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(side)
-        if SHARES in jax.tree_util.keystr(path)
+        if any(getattr(entry, "key", None) == SHARES for entry in path)
     ]
-    if labels is None or not jnp.issubdtype(labels.dtype, jnp.integer) or not found:
-        raise ValueError(
-            "HybridConfig.labels imitates Batch.labels by banks: use data with labels that are classes, and an "
-            "AdapterConfig with blocks"
-        )
     labels = jnp.broadcast_to(labels if labels.ndim == 2 else labels[:, None], batch.inputs.shape)
     weights = jnp.where(labels >= 0, batch.loss_mask.astype(jnp.float32), 0.0)
     nats = jnp.float32(0)

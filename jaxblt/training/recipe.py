@@ -363,6 +363,13 @@ def _check_hybrid(recipe: Recipe) -> None:
         raise ValueError(
             "hybrid trains routers of banks, and no stack of the model has one: attach an AdapterConfig with blocks"
         )
+    classes = getattr(recipe.data, "classes", ())
+    fewest = min((adapter.blocks for adapter in adapters if adapter.blocks), default=0)
+    if hybrid.has("labels") and len(classes) > fewest:
+        raise ValueError(
+            f"hybrid.labels are {len(classes)} classes, {classes}, and a bank has {fewest} experts: set "
+            f"AdapterConfig.blocks = {len(classes)}"
+        )
     if hybrid.draws and not any(isinstance(t, Draw) for adapter in adapters for t in adapter.code):
         raise ValueError(
             "hybrid.reinforcement needs a policy, and no bank draws its experts: set AdapterConfig.code = (Draw(),)"

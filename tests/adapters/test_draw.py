@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Draw, RouterConfig
+from jaxblt.adapters import AdapterConfig, Draw, RouterConfig, TopK
 from jaxblt.adapters.draw import POLICY, choices
 from jaxblt.adapters.router import SHARES, Router, init_router_state
 from tests.adapters.routing import DOCUMENTS, inputs, params_of, with_holes
@@ -97,6 +97,18 @@ def test_experts_that_were_drawn_are_taken_and_the_likeliest_else(drawn, params)
     (likeliest, _), _ = jax.jit(passed)(params)
     told = (chunks() >= 0) & (IDS > 0)
     np.testing.assert_array_equal(np.asarray(likeliest)[told].argmax(-1), shares[told].argmax(-1))
+
+
+def test_numbers_that_do_not_sum_to_one_are_shares_of_their_sum(params):
+    config = dataclasses.replace(BANK, code=(TopK(2), Draw()))
+    given = {"segment_ids": jnp.asarray(IDS), "mutable": ("intermediates",)}
+    apply = jax.jit(lambda p: Router(config).apply({"params": p}, jnp.asarray(inputs()), **given)[1])
+    side = apply(params)
+    (choice,), shares = choices(side), np.sort(side["intermediates"][SHARES][0], -1)
+    told = np.asarray(choice.starts) & (IDS > 0)
+    wanted = np.log(shares[..., 2] / (shares[..., 1] + shares[..., 2]))[told]
+    np.testing.assert_allclose(choice.log_p[told], wanted, rtol=1e-5, atol=1e-6)
+    assert wanted.min() < -0.1
 
 
 def test_gradients_of_the_code_are_straight_through(params):

@@ -3,6 +3,7 @@
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 
 import jaxblt
-from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse
+from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse, load_index
+from jaxblt.answers import build_index
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
-from jaxblt.training.base import base_shapes, products_in, rounded
+from jaxblt.parallel import make_mesh
+from jaxblt.training.base import base_shapes, load_base, products_in, rounded
 from jaxblt.training.checkpoint import Checkpointer
 from jaxblt.training.frozen_store import frozen_dir
 from jaxblt.training.integrity import StateMismatch
@@ -178,8 +181,14 @@ def test_the_guide_runs(run, base_run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(base_run, "runs/base")
     monkeypatch.setattr("jaxblt.training.loop.fit", copy_run)
+    monkeypatch.setattr("jaxblt.answers.build_index", partial(build_index, source=Letters(), batch_size=8))
     namespace: dict = {}
     for example in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
         exec(compile(example, "adapters.md", "exec"), namespace)
     assert namespace["config"] == MODEL
     assert Path("runs/peft/adapter_model.safetensors").stat().st_size
+    searching, mesh = namespace["searching"], make_mesh(devices=jax.devices()[:1])
+    held = load_base(searching, lambda: boxed_params(make_task(searching), searching), mesh)[BASE].params
+    np.testing.assert_array_equal(
+        held["stack"]["router"]["index"]["vectors"][:100], load_index("runs/index").vectors[:100]
+    )

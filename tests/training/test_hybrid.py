@@ -11,6 +11,7 @@ import pytest
 
 from jaxblt.adapters import AdapterConfig, Draw, RouterConfig, attach, split_params
 from jaxblt.cli.recipe_options import parse_recipe
+from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.acting import Acting, acting_params, keep_routers
 from jaxblt.training.hybrid import Hybrid, HybridConfig, combined, label_nats, make_weight
@@ -72,18 +73,36 @@ def test_imitated_labels_by_hand():
     np.testing.assert_allclose(found, -np.log(0.75) - np.log(0.1), rtol=1e-6)
     found = label_nats(side, replace(batch, labels=jnp.asarray([0], jnp.int32)))
     np.testing.assert_allclose(found, -np.log(0.25) - np.log(0.5) - np.log(0.9), rtol=1e-6)
-    with pytest.raises(
-        ValueError, match=r"imitates Batch.labels by banks: use data with labels that are classes"
-    ):
-        label_nats(side, batch)
+    for labels in (None, jnp.asarray([0.5]), {"task": jnp.asarray([0])}):
+        with pytest.raises(ValueError, match=r"the batch has no classes of one task: use data with such"):
+            label_nats(side, replace(batch, labels=labels))
+
+
+def test_routers_imitate_the_labels_of_a_batch():
+    """Rows of other letters have another label: its nats fall to those of bytes before the first code, log 2 each."""
+    parts = [random_batch(0, letters=letters) for letters in (b"AC", b"GT")]
+    batch = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+    batch = replace(batch, labels=jnp.asarray([0] * 4 + [1] * 4, jnp.int32))
+    model = attach(PLAIN, replace(BANK, code=())).build()
+    base, trained = split_params(drawn(model, batch.inputs)["params"])
+    optimizer, told = optax.sgd(0.3), HybridConfig(language=((0, 0.0),), labels=((0, 1.0),))
+    step = make_train_step(Task(model, hybrid=Hybrid(told, None)), optimizer)
+    state, nats = start(jax.tree.map(jnp.copy, trained), optimizer, {BASE: freeze(base)}), []
+    for _ in range(40):
+        state, seen = step(state, batch)
+        nats.append(float(seen["label_nats"]))
+    early = np.log(2) * 2 * 4 / (15 + 11)  # four bytes of both documents, of which 15 and 11 are scored
+    assert early < nats[-1] < 1.1 * early
+    assert nats[0] > 1
+    own = lambda params: {name: x for name, x in params["stack"].items() if name != "router"}  # noqa: E731
+    jax.tree.map(np.testing.assert_array_equal, own(state.params), own(trained))
 
 
 @pytest.fixture(scope="module")
 def stepped():
-    """A state and two PPO steps from it on one batch, in which all adapters could be trained."""
+    """A state and two PPO steps from it on one batch, in which adapters and the embedding could be trained."""
     batch, model = random_batch(0), MODEL.build()
-    params = drawn(model, batch.inputs)["params"]
-    base, trained = split_params(params)
+    base, trained = split_params(drawn(model, batch.inputs)["params"], ("embedding/*",))
     task = Task(model, hybrid=Hybrid(PPO, PLAIN.build()))
     optimizer = keep_routers(optax.sgd(0.5), 2)
     copied = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731
@@ -96,8 +115,8 @@ def stepped():
 
 def test_only_routers_learn_from_rewards(stepped):
     trained, _, _, (first, _), (seen, _) = stepped
-    whole = {"stack": {**first.params["stack"]}}
-    moved = jax.tree.map(lambda new, old: float(jnp.abs(new - old).max()), whole, trained)
+    moved = jax.tree.map(lambda new, old: float(jnp.abs(new - old).max()), first.params, trained)
+    assert moved.keys() == {"embedding", "stack"}
     for path, size in jax.tree.leaves_with_path(moved):
         assert (size > 0) == (path[1].key == "router"), path
     assert seen["clipped"] == 0
@@ -189,6 +208,13 @@ def test_a_hybrid_is_named_in_recipes_and_on_the_command_line(tmp_path):
         (
             lambda: tiny_recipe(model=attach(PLAIN, replace(BANK, code=())), hybrid=PPO),
             r"no bank draws its experts: set AdapterConfig.code = \(Draw\(\),\)",
+        ),
+        (
+            lambda: replace(
+                tiny_recipe(model=MODEL, hybrid=HybridConfig(labels=((0, 1.0),))),
+                data=LabelledDataConfig(paths=("a.tsv",), classes=("a", "b", "c")),
+            ),
+            r"hybrid.labels are 3 classes, .*, and a bank has 2 experts: set AdapterConfig.blocks = 3",
         ),
         (
             lambda: tiny_recipe(model=TinyConfig(causal=False), objective=Masked(), hybrid=HybridConfig()),

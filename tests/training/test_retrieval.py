@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 import jaxblt
-from jaxblt.adapters import AdapterConfig, RetrievalConfig, RouterConfig, attach, join_params, load_index
+from jaxblt.adapters import (
+    AdapterConfig,
+    RetrievalConfig,
+    RouterConfig,
+    attach,
+    join_params,
+    load_index,
+    split_params,
+)
 from jaxblt.adapters.retrieval import save_index
 from jaxblt.answers import build_index
 from jaxblt.cli.main import main
@@ -19,8 +27,9 @@ from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.training.loop import fit
 from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.resolved import read_resolved
 from jaxblt.training.setup import make_task, open_data
-from jaxblt.training.state import BASE, Frozen
+from jaxblt.training.state import BASE, content_hash
 from jaxblt.training.step import predict
 from tests.training.tiny import tiny_recipe
 
@@ -55,7 +64,7 @@ def index(base_run, paths):
     return load_index(paths[0] / "index")
 
 
-def recipe_over(base_run, paths, *, chunk=CHUNK, **options):
+def recipe_over(base_run, paths, /, *, chunk=CHUNK, **options):
     retrieval = RetrievalConfig(str(paths[0] / "index"), capacity=128, neighbours=3)
     adapter = AdapterConfig(
         rank=2, router=RouterConfig(chunk=chunk, prefix=None, hidden=8, retrieval=retrieval)
@@ -80,15 +89,25 @@ def test_the_command_indexes_the_documents_that_are_trained_on(index, base_run, 
     keys, counts = np.unique(index.owners, return_counts=True)
     assert dict(zip(keys.tolist(), counts.tolist(), strict=True)) == {k: n for k, n in expected.items() if n}
     assert len(expected) > 5
-    main(["index", str(base_run), "--out", str(paths[0] / "few"), "--chunk", "8", "--most", "5"])
+    words = ["--chunk", str(CHUNK), "--neighbours", "3", "--most", "5"]
+    main(["index", str(base_run), "--out", str(paths[0] / "few"), *words])
     assert "5 chunks of 8 steps of" in capsys.readouterr().out
+    with pytest.raises(FileExistsError, match="nothing is overwritten: choose another folder"):
+        main(["index", str(paths[0] / "no run"), "--out", str(paths[0] / "few")])
+    few = load_index(paths[0] / "few").owners.tolist()
+    order = list(dict.fromkeys(index.owners.tolist()))
+    assert few == sorted(few, key=order.index)
+    assert few[0] == order[0]
+    assert len(set(few)) > 2
 
 
 def test_the_index_is_the_base_s_and_is_kept_by_the_run(run, index, paths):
     held = run.params["stack"]["router"]["index"]
     np.testing.assert_array_equal(held["vectors"][: len(index)], index.vectors)
     assert not np.asarray(held["vectors"][len(index) :]).any()
-    assert "index" in run.frozen[BASE].params["stack"]["router"]
+    base = split_params(run.params)[0]
+    assert base["stack"]["router"].keys() == {"index"}
+    assert content_hash(base) == read_resolved(paths[0] / "run").frozen[BASE]
     moved = jax.tree.leaves_with_path(jaxblt.load(paths[0] / "base").params)
     for path, leaf in moved:
         found = run.params
@@ -167,9 +186,9 @@ def test_no_document_finds_itself(run, index, outputs):
 def test_decoding_gives_the_logits_of_whole_rows(run):
     model, params = run.model, {"params": drawn(run)}
     ids = jnp.asarray(np.random.default_rng(2).integers(4, 260, (2, 24)), jnp.int32)
-    whole = model.apply(params, ids)[0]
+    whole = jax.jit(lambda ids: model.apply(params, ids)[0])(ids)
     step = jax.jit(lambda ids, state: model.apply(params, ids, state, method="stream"))
-    state, found = model.init_state(2, num_bytes=32), []
+    state, found = model.init_state(2, num_bytes=24), []
     for at in range(0, 24, 3):
         logits, state = step(ids[:, at : at + 3], state)
         found.append(logits)
@@ -211,4 +230,3 @@ def test_an_index_of_another_base_is_refused(index, run, base_run, paths, tmp_pa
         ValueError, match=r"'tiny' has adapters over base_run=.*: make the index of that base"
     ):
         build_index(run)
-    assert isinstance(run.frozen[BASE], Frozen)

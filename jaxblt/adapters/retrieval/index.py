@@ -130,7 +130,7 @@ def unit(base: Float[Array, "... D"], center: Float[Array, "D"]) -> Float[Array,
 def features_of(found: Found, vectors: Float[Array, "N D"]) -> Float[Array, "Q F"]:
     """The features of each query's neighbours, before norms."""
     there = vectors[found.place]
-    pairs = jnp.einsum("qid,qjd->qij", there, there)
+    pairs = jnp.einsum("qid,qjd->qij", there, there, precision=jax.lax.Precision.HIGHEST)
     return neighbour_features(found.similar, pairs, found.present)
 
 
@@ -145,11 +145,16 @@ def make_index(
       base, stack, chunk, neighbours: as of `Index`.
 
     Raises:
-      ValueError: there is no chunk, or a vector is not finite.
+      ValueError: there is no chunk, or fewer than neighbours, or a vector is not finite.
     """
-    if not len(base_vectors):
+    count = len(base_vectors)
+    if not count:
         raise ValueError(
             f"an index needs a chunk, got none: give documents longer than chunk = {chunk} steps"
+        )
+    if neighbours > count:
+        raise ValueError(
+            f"an index of {count} chunks has no neighbours = {neighbours}: use fewer, or index more documents"
         )
     if not np.isfinite(base_vectors).all():
         raise ValueError(
@@ -157,7 +162,7 @@ def make_index(
         )
     center = base_vectors.mean(0, np.float64).astype(np.float32)
     keys = np.asarray(owners, np.int32)
-    some = np.unique(np.linspace(0, len(keys) - 1, min(len(keys), QUERIES)).astype(np.int32))
+    some = np.unique(np.linspace(0, count - 1, min(count, QUERIES)).astype(np.int32))
     given = [jnp.asarray(x) for x in (base_vectors.astype(np.float32), center, keys, some)]
     vectors, features = (np.asarray(x) for x in _compared(*given, neighbours))
     spread = features.std(0)
@@ -175,8 +180,8 @@ def _compared(
     return vectors, features_of(found, vectors)
 
 
-def save_index(index: Index, folder: str | os.PathLike[str]) -> Path:
-    """Writes `index.safetensors` into a folder, whole or not at all, and returns its path.
+def new_index_path(folder: str | os.PathLike[str]) -> Path:
+    """Where `save_index` writes to in a folder.
 
     Raises:
       FileExistsError: the folder holds an index.
@@ -184,6 +189,16 @@ def save_index(index: Index, folder: str | os.PathLike[str]) -> Path:
     path = Path(folder) / FILE
     if path.exists():
         raise FileExistsError(f"{path} is there already, and nothing is overwritten: choose another folder")
+    return path
+
+
+def save_index(index: Index, folder: str | os.PathLike[str]) -> Path:
+    """Writes `index.safetensors` into a folder, whole or not at all, and returns its path.
+
+    Raises:
+      FileExistsError: the folder holds an index.
+    """
+    path = new_index_path(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = {"format": FORMAT, "version": VERSION, **{name: str(getattr(index, name)) for name in TEXTS[2:]}}
     partial = path.with_name(f".{FILE}.{os.getpid()}.partial")
@@ -231,13 +246,19 @@ def _check_arrays(path: Path, said: dict[str, str], names: set[str], arrays: dic
             f"{path} holds {sorted(names)} and says {sorted(said)}, expected {sorted(ARRAYS)} and {sorted(TEXTS)}: "
             "make the index anew"
         )
+    for name in ("chunk", "neighbours"):
+        if not said[name].isdecimal() or not int(said[name]):
+            raise ValueError(
+                f"{path} has {name} = {said[name]!r}, expected a whole number above 0: make the index anew"
+            )
     vectors = arrays["vectors"]
     count, dim = vectors.shape if vectors.ndim == 2 else (0, 0)
     shapes = {"vectors": (count, dim), "owners": (count,), "center": (dim,), "norms": (2, len(FEATURES))}
     have = {name: (x.shape, x.dtype) for name, x in arrays.items()}
     want = {name: (shapes[name], np.dtype(dtype)) for name, dtype in ARRAYS.items()}
-    whole = [said[name].isdecimal() and int(said[name]) > 0 for name in ("chunk", "neighbours")]
-    if have != want or not count or not all(whole):
-        raise ValueError(f"{path} holds arrays {have}, expected {want}: make the index anew")
+    if have != want or not count:
+        raise ValueError(
+            f"{path} holds arrays {have}, expected {want} with a vector or more: make the index anew"
+        )
     if not all(np.isfinite(arrays[name]).all() for name in ("vectors", "center", "norms")):
         raise ValueError(f"{path} holds numbers that are not finite: make the index anew")

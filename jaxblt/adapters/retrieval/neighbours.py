@@ -1,7 +1,8 @@
 """The router's part of retrieval: it looks neighbours up where a chunk begins, and holds their features until the next.
 
 The query of chunk k is the base vector of chunk k - lag, which is complete when chunk k begins: no byte of chunk k is
-in it. There is one query a chunk. A row costs T/C searches, and a decoded byte one where a chunk of some row begins.
+in it. A chunk of holes has no neighbours. There is one query a chunk. A row costs T/C searches, and a decoded byte one
+where a chunk of some row begins.
 """
 
 from typing import Any
@@ -108,6 +109,7 @@ class Neighbours:
         def search(query: Array, own: Array | None, index: dict[str, Array]) -> Array:
             keys = None if own is None else owner_keys(index["owners"])
             found = nearest(unit(query, index["center"]), index["vectors"], self.count, owners=keys, own=own)
+            found = found._replace(present=found.present & jnp.any(query != 0, -1, keepdims=True))
             mean, spread = index["norms"][0][None], index["norms"][1][None]
             return jnp.clip((features_of(found, index["vectors"]) - mean) / spread, -MOST, MOST)
 

@@ -44,10 +44,19 @@ def nearest(
       owners: document that each vector belongs to.
       own: document of each query, none of whose vectors is its neighbour; None leaves nothing out.
       tile: vectors that are compared at once.
+
+    Raises:
+      ValueError: there is no vector, k is below 1, or one of owners and own is missing.
     """
+    if not len(vectors) or k < 1:
+        raise ValueError(f"a search for k = {k} of {len(vectors)} vectors finds none: use at least 1 of both")
+    if (owners is None) != (own is None):
+        missing = "own" if own is None else "owners"
+        raise ValueError(
+            f"owners and own leave documents out together, and {missing} is None: give both or none"
+        )
     size = max(min(tile, len(vectors)), k)
     short = -len(vectors) % size
-    owners = None if own is None else owners
     tiles = [
         None
         if x is None

@@ -87,7 +87,11 @@ def spoil(folder, index, **changes):
     ("changes", "words"),
     [
         ({"version": "9"}, "format 'jaxblt index' '9', expected 'jaxblt index' '1'"),
-        ({"chunk": "-4"}, "expected .*: make the index anew"),
+        ({"chunk": "-4"}, "has chunk = '-4', expected a whole number above 0: make the index anew"),
+        (
+            {"vectors": np.zeros((0, 5), np.float32), "owners": np.zeros(0, np.int32)},
+            "with a vector or more: make the index anew",
+        ),
         ({"owners": None}, r"holds \['center', 'norms', 'vectors'\] and says"),
         ({"center": np.zeros(4, np.float32)}, r"'center': \(\(4,\), dtype\('float32'\)\)"),
         ({"center": np.full(5, np.nan, np.float32)}, "numbers that are not finite"),
@@ -112,8 +116,10 @@ def test_what_makes_no_index():
     none = {"base": "", "stack": "s", "chunk": 4, "neighbours": 3}
     with pytest.raises(ValueError, match="needs a chunk, got none: give documents longer than chunk = 4"):
         make_index(np.zeros((0, 5)), np.zeros(0), **none)
+    with pytest.raises(ValueError, match="an index of 2 chunks has no neighbours = 3: use fewer, or index"):
+        make_index(np.ones((2, 5)), np.ones(2), **none)
     with pytest.raises(ValueError, match="must be finite"):
-        make_index(np.full((1, 5), np.nan), np.ones(1), **none)
+        make_index(np.full((3, 5), np.nan), np.ones(3), **none)
     with pytest.raises(ValueError, match=r"neighbours = 9 is more than capacity = 8"):
         RetrievalConfig(capacity=8, neighbours=9)
     with pytest.raises(ValueError, match="level is 'prefix': leave them out"):

@@ -1,5 +1,6 @@
 """A router with an index: whose chunks it finds and when, in whole rows, packed rows and calls."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -41,11 +42,11 @@ def made():
 
 
 @cache
-def params(kept=30):
+def params(kept=30, config=CONFIG):
     """Of a router with the first chunks of that index."""
     arrays = made().params(CAPACITY)
     arrays["vectors"] = np.where(np.arange(CAPACITY)[:, None] < kept, arrays["vectors"], 0)
-    return params_of(CONFIG) | {"index": {name: jnp.asarray(x) for name, x in arrays.items()}}
+    return params_of(config) | {"index": {name: jnp.asarray(x) for name, x in arrays.items()}}
 
 
 def test_the_code_is_f_of_the_chunk_before_and_its_neighbours():
@@ -131,6 +132,23 @@ def test_an_empty_index_gives_finite_codes():
     code = whole(CONFIG, params(kept=0), inputs(), DOCUMENTS)
     assert np.isfinite(code).all()
     assert passes(CONFIG)._cache_size() <= 3
+
+
+def test_tokens_of_the_first_chunk_know_no_neighbours():
+    token = replace(CONFIG, router=replace(CONFIG.router, level="token"))
+    full, empty = (whole(token, params(kept, token), inputs(), DOCUMENTS) for kept in (30, 0))
+    moved, first = np.abs(full - empty).max(-1)[0], np.arange(40) % 26 < CHUNK
+    assert moved[first].max() == 0
+    assert moved[~first].min() > 1e-3
+
+
+def test_a_chunk_of_holes_has_no_neighbours():
+    ids = DOCUMENTS.copy()
+    ids[0, CHUNK : 2 * CHUNK] *= -1
+    full, empty = (whole(CONFIG, params(kept), inputs(), ids) for kept in (30, 0))
+    moved = np.abs(full - empty).max(-1)[0].reshape(-1, CHUNK)[:5]
+    assert moved[[0, 1, 2]].max() == 0
+    assert moved[[3, 4]].min() > 1e-3
 
 
 def test_slots_have_the_document_of_their_block():

@@ -53,3 +53,13 @@ def test_fewer_vectors_than_neighbours():
     np.testing.assert_array_equal(found.present, [[True, True, False, False]])
     mine = nearest(jnp.eye(3)[:1], vectors, 4, owners=jnp.asarray([7, 7]), own=jnp.asarray([7]))
     assert not mine.present.any()
+
+
+def test_what_is_refused():
+    vectors = jnp.eye(3)
+    with pytest.raises(ValueError, match="k = 2 of 0 vectors finds none: use at least 1 of both"):
+        nearest(vectors, vectors[:0], 2)
+    with pytest.raises(ValueError, match="k = 0 of 3 vectors"):
+        nearest(vectors, vectors, 0)
+    with pytest.raises(ValueError, match="and owners is None: give both or none"):
+        nearest(vectors, vectors, 1, own=jnp.asarray([1, 2, 3]))
