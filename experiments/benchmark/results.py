@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.benchmark import _memory_tables, _split_tables, _tables
+from experiments.benchmark import _memory_tables, _split_tables, _streamed_tables, _tables
 from experiments.benchmark._markdown import (
     Figures,
     Folder,
@@ -33,6 +33,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Forward passes", _tables.models),
     ("Prompts", _tables.prompts),
     ("A CPU", _tables.cpu),
+    ("Streamed filters", _streamed_tables.streamed_filters),
     ("Attention over several GPUs", _split_tables.rings),
     ("Packed rows over several GPUs", _split_tables.packed),
     ("One sequence over several GPUs", _split_tables.steps),
