@@ -47,8 +47,8 @@ def _training(found: Figures) -> str:
     slower = [WORDS[name] for name, of in steps.items() if of["exponent_of_added"]["high"] < 1]
     verdict = f"slower than the context grow: {', '.join(slower)}" if slower else "no interval lies below 1"
     said = prose(
-        f"A train step on one row, AdamW and full remat, as the compiler for {compiler['kind']} lays out its buffers; no "
-        f"step ran. The exponent is of what longer rows add: {verdict}."
+        f"A train step on one row, AdamW and full remat, as the compiler for {compiler['kind']} lays out its buffers; "
+        f"no step ran. The exponent is of what longer rows add: {verdict}."
     )
     head = (
         "model",

@@ -87,7 +87,8 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
         history = entropy_history(recipe)
         before = None if history is None else jnp.zeros((shape[0], history.length), jnp.int32)
         documents = ids if isinstance(recipe.data, DataConfig) and retrievals(recipe.model) else None
-        return Batch(ids, ids, ids, ids, ids, entropies, before, _labels(recipe.data, shape), documents)
+        labels = _labels(recipe.data, shape)
+        return Batch(ids, ids, ids, ids, ids, entropies, before, labels=labels, documents=documents)
 
     def placed(x: Any) -> jax.ShapeDtypeStruct:
         spec = PartitionSpec(*sharding.spec[: x.ndim])

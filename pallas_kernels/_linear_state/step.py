@@ -41,7 +41,7 @@ def derived_as(
 
 
 def _forward(plain: Any, run: Any, arrays: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    return derived_as(plain, run, arrays), arrays
+    return run(**arrays), arrays
 
 
 def _backward(plain: Any, run: Any, arrays: dict[str, Any], cotangents: Any) -> tuple[dict[str, Any]]:

@@ -42,9 +42,9 @@ def gated_delta_rule_step(
     arrays = vary_alike(*(only_tokens(x, segment_ids) for x in (q, k, v, beta, gate)), state)
     run = partial(step, gate="head", scale=scale, interpret=interpret)
     names = ("q", "k", "v", "beta", "log_gate", "state")
-    found = derived_as(partial(_plain, scale=scale), run, dict(zip(names, arrays, strict=True)))
+    found: Any = derived_as(partial(_plain, scale=scale), run, dict(zip(names, arrays, strict=True)))
     return found if output_final_state else found[0]
 
 
-def _plain(state: Array, *, scale: float, **arrays: Array) -> Any:
+def _plain(state: Array, *, scale: float, **arrays: Any) -> Any:
     return gated_delta_rule_xla(**arrays, initial_state=state, scale=scale, output_final_state=True)

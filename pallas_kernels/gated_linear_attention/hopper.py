@@ -12,9 +12,7 @@ PIECE = 64
 """Steps of a chunk, and channels of a tile: 128 bytes of bf16."""
 
 
-def why_not(
-    device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, log_value_gate: Any = None, **_: Any
-) -> str | None:
+def why_not(device: Device, q: Any, k: Any, v: Any, **_: Any) -> str | None:
     """Why the kernels are not to run such a call, or None."""
     if refused := why_not_streams(device, q, k, v):
         return refused
@@ -22,8 +20,6 @@ def why_not(
         return f"its keys are {WIDTHS[0]} or {WIDTHS[1]} wide, not {k.shape[3]}"
     if v.shape[3] % PIECE:
         return f"its values are a multiple of {PIECE} wide, not {v.shape[3]}"
-    if log_key_gate is not None or log_value_gate is not None:
-        return "with gates by channel its results were wrong on an H200, though right in simulation"
     return None
 
 

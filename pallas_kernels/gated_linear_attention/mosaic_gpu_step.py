@@ -48,7 +48,7 @@ def gated_linear_attention_step(
     plain = partial(_plain, name=name, scale=scale)
     run = partial(step, gate=GATES[name], scale=scale, interpret=interpret)
     names = ("q", "k", "v", "log_gate", "state")
-    found = derived_as(plain, run, dict(zip(names, arrays, strict=True)))
+    found: Any = derived_as(plain, run, dict(zip(names, arrays, strict=True)))
     return found if output_final_state else found[0]
 
 

@@ -15,10 +15,10 @@ MODES = 16
 """Modes per channel; fewer are filled up with modes of no weight."""
 
 
-TIMED_PACKED = False
+TIMED_PACKED = True
 """Whether packed rows were timed on an H200, with their `gpu` tests passed: if not, they are taken by name only."""
 
-IN_PLACE = False
+IN_PLACE = True
 """The same of rows that are no multiple of 512 steps, convolved where they lie: if not, they are copied and padded."""
 
 BOX = 8 * CHUNK
