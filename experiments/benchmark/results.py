@@ -42,6 +42,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Memory against context", _memory_tables.against_context),
     ("Exchanges between GPUs", _split_tables.exchanges),
 )
+"""Titles, and what writes the text below them; a section without a text is left out."""
 
 
 def results(root: str = ".") -> None:
@@ -73,7 +74,7 @@ def page(folder: Folder) -> str:
         "[benchmark](guides/benchmark.md) says how to measure again, [known-limits](known-limits.md) what these "
         "figures do not say."
     )
-    parts = [f"## {title}\n\n{section(folder)}\n" for title, section in SECTIONS]
+    parts = [f"## {title}\n\n{text}\n" for title, section in SECTIONS if (text := section(folder))]
     return "\n".join([f"# Results\n\n{said}\n", *parts, f"## Files\n\n{files(folder)}\n"])
 
 

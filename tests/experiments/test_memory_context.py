@@ -9,6 +9,7 @@ import pytest
 
 from experiments.benchmark import memory_context as benchmark
 from experiments.benchmark._exponents import exponent
+from experiments.benchmark._memory_tables import against_context
 from experiments.benchmark.memory_context import (
     LENGTHS,
     check_smaller,
@@ -53,6 +54,17 @@ def test_states_are_constant_and_far_smaller_than_the_cache(full: dict[str, Any]
     grown = full["models"]["attention"]["state"]["exponent"]
     assert grown["low"] <= grown["value"] <= grown["high"]
     assert grown["value"] == pytest.approx(1, abs=1e-5)
+
+
+def test_the_page_shows_what_was_counted(full: dict[str, Any]) -> None:
+    fit = {"value": 1.0, "low": 0.9, "high": 0.95}
+    step = {"bytes": [10**9, 2 * 10**9], "exponent_of_added": fit, "bytes_per_token": 500}
+    models = full["models"] | {"slots": full["models"]["slots"] | {"training": step}}
+    counted = {"models": models, "train_lengths": [16, 32], "compiled_for": {"kind": "a GPU"}}
+    page = against_context({"memory_context": full | counted})
+    assert "| window, slots in turns | 1.0 GB | 2.0 GB | 1.000 (0.900 to 0.950) | 0.5 |" in page
+    assert "slower than the context grow: window, slots in turns." in " ".join(page.split())
+    assert against_context({}) == ""
 
 
 def test_a_state_that_is_too_large_or_grows_is_refused(tmp_path: Path) -> None:
