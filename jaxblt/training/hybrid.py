@@ -184,8 +184,12 @@ def label_nats(side: Any, batch: Batch) -> Float[Array, ""]:
         for path, leaf in jax.tree_util.tree_leaves_with_path(side)
         if SHARES in jax.tree_util.keystr(path)
     ]
-    several = labels is None or isinstance(labels, dict)
-    if several or not jnp.issubdtype(labels.dtype, jnp.integer) or not found:
+    if (
+        labels is None
+        or isinstance(labels, dict)
+        or not jnp.issubdtype(labels.dtype, jnp.integer)
+        or not found
+    ):
         raise ValueError(
             "HybridConfig.labels imitates Batch.labels by banks: use data with labels that are classes, and an "
             "AdapterConfig with blocks"
