@@ -13,8 +13,10 @@ WORDS = {
 
 
 def against_context(folder: Folder) -> str:
-    """State in streaming and memory in training, by length of the context."""
-    found = folder["memory_context"]
+    """State in streaming and memory in training, by length of the context; nothing before it was counted."""
+    found = folder.get("memory_context")
+    if found is None:
+        return ""
     said = prose(
         f"{found['num_layers']} layers of width {count(found['dim'])}, windows of {count(found['window'])}, chunks of "
         f"{count(found['chunk_size'])}, one row, bf16. A state is what streaming carries, counted from its shapes. Its "

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.benchmark import _adaptation_tables, _memory_tables, _split_tables, _tables
+from experiments.benchmark import _adaptation_tables, _memory_tables, _split_tables, _streamed_tables, _tables
 from experiments.benchmark._markdown import (
     Figures,
     Folder,
@@ -35,6 +35,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Forward passes", _tables.models),
     ("Prompts", _tables.prompts),
     ("A CPU", _tables.cpu),
+    ("Streamed filters", _streamed_tables.streamed_filters),
     ("Attention over several GPUs", _split_tables.rings),
     ("Packed rows over several GPUs", _split_tables.packed),
     ("One sequence over several GPUs", _split_tables.steps),
@@ -43,6 +44,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Memory against context", _memory_tables.against_context),
     ("Exchanges between GPUs", _split_tables.exchanges),
 )
+"""Titles, and what writes the text below them; a section without a text is left out."""
 
 
 def results(root: str = ".") -> None:
@@ -74,7 +76,7 @@ def page(folder: Folder) -> str:
         "[benchmark](guides/benchmark.md) says how to measure again, [known-limits](known-limits.md) what these "
         "figures do not say."
     )
-    parts = [f"## {title}\n\n{section(folder)}\n" for title, section in SECTIONS]
+    parts = [f"## {title}\n\n{text}\n" for title, section in SECTIONS if (text := section(folder))]
     return "\n".join([f"# Results\n\n{said}\n", *parts, f"## Files\n\n{files(folder)}\n"])
 
 

@@ -11,49 +11,112 @@ from experiments.benchmark._schema import save
 
 PIECE = 1024
 """Tokens of a long call."""
+FEW = 128
+"""Tokens of the ring buffer's loop: each costs the same."""
 
 
 def benchmark(
     out: str = "runs/benchmark/streamed_filter.json",
     taps: tuple[int, ...] = (1024, 8192, 32_768),
+    rows: tuple[int, ...] = (1, 8),
     channels: int = 64,
-    tokens: int = 16_384,
-    trials: int = 5,
+    rounds: int = 5,
 ) -> dict[str, Any]:
-    """Processor time of a Hyena mixer's calls with a state, behind implicit filters of some lengths; one row, fp32.
+    """Processor time of a convolution token by token, as a product with a ring buffer and by blocks of doubling sizes.
 
-    Times are of all threads, medians of the trials. FLOPs are a token's and channel's in the convolution alone, in the
-    mean over a turn (see `jaxblt.mixers.doubling`), as the compiler counts them.
+    A token's time is the mean over a turn (see `jaxblt.mixers.doubling`), in a loop inside one program, fp32. Several
+    rows stand at different tokens of their turns. A piece is a call of a Hyena mixer, one row, with prepared taps and
+    without. Times are of all threads, medians of rounds in which the cases take turns. FLOPs are the compiler's count.
 
     Args:
       out: JSON file to write.
       taps: of the filters, more than 512.
-      channels: of the mixer.
-      tokens: of the loop in one program, in which a token's mean is taken: whole turns, of up to half the taps.
-      trials: of each timing.
+      rows: that take a token each.
+      channels: of the convolution.
+      rounds: of each case.
 
     Raises:
-      ValueError: a filter is streamed without blocks, or the loop is not of whole turns.
+      ValueError: a filter is streamed without blocks.
     """
-    from jaxblt.mixers.doubling import init_doubling
     from jaxblt.mixers.finite_filter import MAX_BLOCKED
 
+    if few := [count for count in taps if count <= MAX_BLOCKED]:
+        raise ValueError(f"--taps must be more than {MAX_BLOCKED}, as fewer have no blocks: {few}")
+    found: dict[str, Any] = {"channels": channels, "rounds": rounds, "piece": PIECE, "filters": []}
     for count in taps:
-        if count <= MAX_BLOCKED:
-            raise ValueError(
-                f"taps must be more than {MAX_BLOCKED}, as fewer are streamed without blocks: {count}"
-            )
-        turn = init_doubling(1, 1, count - 1, np.float32).turn
-        if tokens < 1 or tokens % turn:
-            raise ValueError(f"tokens must be a multiple of {turn}, the turn of {count} taps, got {tokens}")
-    found: dict[str, Any] = {"channels": channels, "tokens": tokens, "trials": trials, "filters": []}
-    for count in taps:
-        found["filters"].append(_filter(count, channels, tokens, trials))
+        cases = {(form, n): case(count, n, channels) for n in rows for form, case in FORMS.items()}
+        pieces = _pieces(count, channels)
+        seconds = _medians({**{key: run for key, (run, _) in cases.items()}, **pieces}, rounds)
+        found["filters"].append(
+            {
+                "taps": count,
+                "flops_a_token_and_channel": {"ring": 2 * count, "doubling": mean_flops(count - 1)},
+                "seconds_a_token": [
+                    {"rows": n} | {form: seconds[form, n] / cases[form, n][1] for form in FORMS} for n in rows
+                ],
+                "seconds_a_piece": {name: seconds[name] for name in pieces},
+            }
+        )
         save("streamed_filter", out, found)
     return found
 
 
-def _filter(taps: int, channels: int, tokens: int, trials: int) -> dict[str, Any]:
+Case = tuple[Callable[[], Any], int]
+"""A loop over tokens, and how many these are."""
+
+
+def _ring(taps: int, rows: int, channels: int) -> Case:
+    """Each output is one product of all inputs kept, in the order of the ring, with taps turned to that order."""
+    import jax
+    import jax.numpy as jnp
+
+    put = lambda past, u, at: jax.lax.dynamic_update_slice_in_dim(past, u, at, 1)  # noqa: E731
+    cut = lambda twice, at: jax.lax.dynamic_slice_in_dim(twice, at, taps, 1)  # noqa: E731
+
+    @jax.jit
+    def loop(twice: Any, past: Any, place: Any, u: Any) -> Any:
+        def step(state: Any, u: Any) -> tuple[Any, Any]:
+            past, place = state
+            past = jax.vmap(put)(past, u, place)
+            turned = jax.vmap(cut, in_axes=(None, 0))(twice, taps - 1 - place)
+            y = jnp.einsum("bds,bds->bd", past, turned, precision=jax.lax.Precision.HIGHEST)
+            return (past, (place + 1) % taps), y
+
+        return jax.lax.scan(step, (past, place), u)
+
+    lags = jnp.flip(_drawn(channels, taps), -1)
+    given = (jnp.concatenate([lags, lags], -1), jnp.zeros((rows, channels, taps)), _places(rows, taps))
+    u = _drawn(FEW, rows, channels, 1)
+    return lambda: jax.block_until_ready(loop(*given, u)), FEW
+
+
+def _doubling(taps: int, rows: int, channels: int) -> Case:
+    import dataclasses
+
+    import jax
+    import jax.numpy as jnp
+
+    from jaxblt.mixers.doubling import Doubling, init_doubling
+
+    @jax.jit
+    def loop(core: Any, state: Any, u: Any) -> Any:
+        ids = jnp.ones((rows, 1), jnp.int32)
+        return jax.lax.scan(lambda state, u: core.next(u, ids, state)[::-1], state, u)
+
+    core, state = (
+        Doubling(_drawn(channels, taps), jnp.zeros(channels)),
+        init_doubling(rows, channels, taps - 1, jnp.float32),
+    )
+    state = dataclasses.replace(state, place=_places(rows, state.turn))
+    u = _drawn(state.turn, rows, channels, 1)
+    return lambda: jax.block_until_ready(loop(core, state, u)), state.turn
+
+
+FORMS: dict[str, Callable[[int, int, int], Case]] = {"ring": _ring, "doubling": _doubling}
+
+
+def _pieces(taps: int, channels: int) -> dict[str, Callable[[], Any]]:
+    """A call of `PIECE` tokens of a Hyena mixer."""
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
@@ -61,55 +124,19 @@ def _filter(taps: int, channels: int, tokens: int, trials: int) -> dict[str, Any
     from jaxblt.mixers import HyenaConfig, ImplicitFilter, init_state, prepare
 
     config = HyenaConfig(dim=channels, filter=ImplicitFilter(taps))
-    module = config.build()
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((tokens, 1, 1, channels)), jnp.float32)
-    params = {"params": nn.meta.unbox(jax.jit(module.init)(jax.random.key(0), x[0]))["params"]}
+    module, x = config.build(), _drawn(1, PIECE, channels)
+    params = {"params": nn.meta.unbox(jax.jit(module.init)(jax.random.key(0), x)["params"])}
     state = init_state(config, 1, capacity=2 * taps)
-    variables = prepare(module, params, x[0], state=state)
+    prepared = prepare(module.apply, params, x[:, :1], state=state)
 
     @jax.jit
     def call(variables: Any, x: Any, state: Any) -> Any:
         return module.apply(variables, x, segment_ids=jnp.ones(x.shape[:2], jnp.int32), state=state)
 
-    @jax.jit
-    def loop(variables: Any, state: Any) -> Any:
-        return jax.lax.scan(lambda state, x: call(variables, x, state)[::-1], state, x)
-
-    def seconds(function: Callable[..., Any], *args: Any) -> float:
-        return _seconds(lambda: jax.block_until_ready(function(*args)), trials)
-
-    piece = jnp.moveaxis(x[:PIECE, 0], 1, 0)
     return {
-        "taps": taps,
-        "flops_a_token_and_channel": mean_flops(taps - 1),
-        "seconds_a_token": seconds(loop, variables, state) / tokens,
-        "seconds_a_token_with_one_product": _with_one_product(taps, channels, trials),
-        "seconds_a_piece": seconds(call, variables, piece, state),
-        "seconds_a_piece_unprepared": seconds(call, params, piece, state),
+        "prepared": lambda: jax.block_until_ready(call(prepared, x, state)),
+        "unprepared": lambda: jax.block_until_ready(call(params, x, state)),
     }
-
-
-def _with_one_product(taps: int, channels: int, trials: int, tokens: int = 64) -> float:
-    """Seconds a token of the convolution alone, if each token's output is one product with all inputs kept."""
-    import jax
-    import jax.numpy as jnp
-
-    from jaxblt.mixers.history import joined, next_output, recent
-    from jaxblt.mixers.marks import mark
-
-    draw = np.random.default_rng(1).standard_normal
-    filter = jnp.asarray(draw((channels, taps)), jnp.float32)
-
-    @jax.jit
-    def loop(filter: Any, past: Any, u: Any) -> Any:
-        def step(past: Any, u: Any) -> tuple[Any, Any]:
-            y = next_output(past, filter) + filter[None, :, :1] * u
-            return joined(past, recent(u, mark(None), taps - 1)), y
-
-        return jax.lax.scan(step, past, u)
-
-    past, u = (jnp.asarray(draw(s), jnp.float32) for s in ((1, channels, taps - 1), (tokens, 1, channels, 1)))
-    return _seconds(lambda: jax.block_until_ready(loop(filter, past, u)), trials) / tokens
 
 
 def mean_flops(size: int) -> float:
@@ -138,12 +165,27 @@ def mean_flops(size: int) -> float:
     return total
 
 
-def _seconds(call: Callable[[], Any], trials: int) -> float:
-    """Median processor time of a call, behind one that compiles."""
-    call()
-    times = []
-    for _ in range(trials):
-        start = process_time()
-        call()
-        times.append(process_time() - start)
-    return median(times)
+def _drawn(*shape: int) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
+
+
+def _places(rows: int, period: int) -> Any:
+    """The first row at its start, the others at places drawn."""
+    import jax.numpy as jnp
+
+    places = np.random.default_rng(1).integers(0, period, rows)
+    return jnp.asarray(np.where(np.arange(rows) == 0, 0, places), jnp.int32)
+
+
+def _medians(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
+    """Median processor time of each, of rounds in which they take turns, behind one that compiles."""
+    times: dict[Any, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name, call in calls.items():
+            start = process_time()
+            call()
+            if turn:
+                times[name].append(process_time() - start)
+    return {name: median(taken) for name, taken in times.items()}

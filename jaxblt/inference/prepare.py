@@ -42,14 +42,12 @@ def _made(decoder: Decoder, rows: int, num_bytes: int, params: dict[str, Any]) -
         ids = jnp.zeros((rows, model.grid * (1 if axis is None else axis.size)), jnp.int32)
         entropies = jnp.zeros(ids.shape, jnp.float32) if decoder.needs_entropies else None
         given = {"segment_ids": jnp.ones_like(ids), "entropies": entropies}
-        made["model"] = prepare(
-            model, {"params": params["model"]}, ids, state.model, method="prefill", **given
-        )
+        apply = partial(model.apply, method="prefill")
+        made["model"] = prepare(apply, {"params": params["model"]}, ids, state.model, **given)
     if decoder.needs_entropies and prepares(decoder.entropy):
         inner = state.entropy
         windows, inner = (2, inner.model) if isinstance(inner, ContextState) else (1, inner)
         ids = jnp.zeros((windows * rows, 1), jnp.int32)
-        made["entropy"] = prepare(
-            decoder.reader(), {"params": params["entropy"]}, ids, inner, method="stream"
-        )
+        apply = partial(decoder.reader().apply, method="stream")
+        made["entropy"] = prepare(apply, {"params": params["entropy"]}, ids, inner)
     return {name: found.get(PREPARED, {}) for name, found in made.items()}

@@ -13,7 +13,7 @@ from jaxblt.mixers.mamba2 import Mamba2, Mamba2Config
 from jaxblt.mixers.memory_context import MAC, MACConfig
 from jaxblt.mixers.neural_memory import NeuralMemory, NeuralMemoryConfig
 from jaxblt.mixers.ntm import NTM, NTMConfig
-from jaxblt.mixers.prepared import made_once, prepare
+from jaxblt.mixers.prepared import prepare
 from jaxblt.mixers.recurrence import GatedRecurrence, GatedRecurrenceConfig
 from jaxblt.mixers.slot_compression import reconstruction_error
 from jaxblt.mixers.slot_memory import SlotMemory, SlotMemoryConfig
@@ -58,7 +58,6 @@ __all__ = [
     "StateEngineConfig",
     "check_capacity",
     "init_state",
-    "made_once",
     "memory_stats",
     "prepare",
     "reconstruction_error",

@@ -12,6 +12,7 @@ and the sums are those of the whole convolution. A token costs O(log^2 Q) a chan
 Source: relaxed multiplication (van der Hoeven 2002); Flash Inference (Oncescu et al. 2024, arXiv:2410.12982, sec. 3).
 """
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -23,7 +24,7 @@ from jaxblt.mixers.base import rows, select_rows
 from jaxblt.mixers.marks import mark
 from pallas_kernels.long_conv import long_conv_history
 
-NEAR = 64
+NEAR = 256
 """Inputs at most that a token multiplies by their taps one by one."""
 
 
@@ -52,7 +53,7 @@ class DoublingState:
 
     def behind(self, past: Float[Array, "B D R"], takes: Bool[Array, "B"] | None) -> "DoublingState":
         """The state of rows whose past, oldest first, became `past` in a call of many tokens; a turn begins."""
-        after = self.replace(past=past, place=jnp.zeros_like(self.place))
+        after = dataclasses.replace(self, past=past, place=jnp.zeros_like(self.place))
         return after if takes is None else select_rows(takes, after, self)
 
 
@@ -94,29 +95,29 @@ class Doubling:
         marks = mark(segment_ids, 1)
         takes = jnp.ones(u.shape[:1], bool) if marks.takes is None else marks.takes
         begins = jnp.zeros_like(takes) if marks.begins is None else marks.begins
-        state = state.replace(place=jnp.where(begins, 0, state.place))
+        state = dataclasses.replace(state, place=jnp.where(begins, 0, state.place))
         due = takes & (state.place % min(NEAR, state.turn) == 0)
-        # Nothing of the size of the state moves in a call in which no row ends a block.
+        # Without the condition every call would compute all blocks.
         state = jax.lax.cond(jnp.any(due), self._joined, lambda due, begins, state: state, due, begins, state)
         u = marks.inputs(jnp.moveaxis(u, 2, 1))[:, 0]
         written = jnp.where(
             rows(takes, u), u.astype(state.past.dtype), _at(state.past, state.place, 1)[..., 0]
         )
-        state = state.replace(past=_put(state.past, written[..., None], state.place))
+        state = dataclasses.replace(state, past=_put(state.past, written[..., None], state.place))
         y = _at(state.coming, state.place % state.turn, 1)[..., 0] + self.near(state)
         y = y + self.bias[None] * u.astype(jnp.float32)
         y = jnp.moveaxis(marks.inputs(y[:, None]), 1, 2).astype(u.dtype)
         place = jnp.where(takes, (state.place + 1) % state.past.shape[-1], state.place)
-        return y, state.replace(place=place)
+        return y, dataclasses.replace(state, place=place)
 
     def near(self, state: DoublingState) -> Float[Array, "B D"]:
         """What the open block of inputs adds to the output at the last of them."""
         size = min(NEAR, state.turn)
         last = state.place % size
         block = _at(state.past, state.place - last, size).astype(jnp.float32)
-        near = jnp.flip(self.taps[:, :size], -1)
+        near = jnp.flip(self.taps[:, :size], -1).astype(jnp.float32)
         # Zeros behind lag 0 meet what the ring holds behind the last input.
-        near = jnp.pad(near, ((0, 0), (size - near.shape[1], size - 1))).astype(jnp.float32)
+        near = jnp.pad(near, ((0, 0), (0, size - 1)))
         taps = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(near, start, size, axis=-1))(
             size - 1 - last
         )
@@ -124,7 +125,7 @@ class Doubling:
 
     def _joined(self, due: Bool[Array, "B"], begins: Bool[Array, "B"], state: DoublingState) -> DoublingState:
         """The state with the blocks that end before the next token, in the rows that are due."""
-        state = state.replace(past=jnp.where(rows(begins, state.past), 0, state.past))
+        state = dataclasses.replace(state, past=jnp.where(rows(begins, state.past), 0, state.past))
         at = state.place % state.turn
         state = _where_any(due & (at == 0), self.begin_turn, state)
         size = NEAR
@@ -137,14 +138,16 @@ class Doubling:
     def begin_turn(self, rows_due: Bool[Array, "B"], state: DoublingState) -> DoublingState:
         """The outputs of a turn, from the whole past."""
         added = long_conv_history(state.ordered(), self.taps, steps=state.turn).astype(jnp.float32)
-        return state.replace(coming=jnp.where(rows(rows_due, added), added, state.coming))
+        return dataclasses.replace(state, coming=jnp.where(rows(rows_due, added), added, state.coming))
 
     def join(self, size: int, ends: Bool[Array, "B"], state: DoublingState) -> DoublingState:
         """The outputs of a turn with what the last `size` inputs add to the next `size`."""
         at = state.place % state.turn
         added = long_conv_history(_at(state.past, state.place - size, size), self.taps, steps=size)
         here = _at(state.coming, at, size)
-        return state.replace(coming=_put(state.coming, jnp.where(rows(ends, here), here + added, here), at))
+        return dataclasses.replace(
+            state, coming=_put(state.coming, jnp.where(rows(ends, here), here + added, here), at)
+        )
 
 
 def _where_any(chosen: Bool[Array, "B"], change: Any, state: DoublingState) -> DoublingState:

@@ -87,8 +87,10 @@ class FiniteConv(nn.Module):
         """
         if self.filter.taps > MAX_BLOCKED:
             v, pre_gate, post_gate = streams
+            assert carry is None or isinstance(carry, DoublingState)
             y, after = self._long(rows, pre_gate * v, carry)
             return y if post_gate is None else post_gate * y, after
+        assert not isinstance(carry, DoublingState)
         core = self._stretches(streams[0].shape[-1], carry)
         y, after = rows.run(core, streams, carry, time_axis=2)
         if self.causal:
@@ -148,9 +150,9 @@ class FiniteConv(nn.Module):
         )
 
     def _made_of(self, length: int) -> tuple[Any, Any]:
-        """What the first min(length, taps) taps of each side are made of: by all channels, and by channel.
+        """What the first min(length, taps) taps of each side are made of: for all channels, and by channel.
 
-        Where no channel shares a thing, the latter are the taps.
+        Explicit taps are themselves the second; the first is None then.
         """
         length = min(length, self.filter.taps)
         if isinstance(self.filter, ImplicitFilter):

@@ -136,9 +136,8 @@ class Hyena(nn.Module):
         filters = []
         for i in range(config.order - 1):
             post_gate = gates[-1] if i == config.order - 2 else None  # x_N, fused into the last op
-            v, after = self._long_conv(i)(
-                rows, (v, gates[i], post_gate), None if state is None else state.filters[i]
-            )
+            carry: Any = None if state is None else state.filters[i]
+            v, after = self._long_conv(i)(rows, (v, gates[i], post_gate), carry)
             filters.append(after)
         y = rows.restore(project_out(v))
         if state is None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -42,22 +41,21 @@ def prepares(config: Any) -> bool:
     return getattr(config, "prepares", False) or any(map(prepares, parts))
 
 
-def prepare(module: nn.Module, variables: Any, *args: Any, method: str | None = None, **arrays: Any) -> Any:
-    """The variables with what `module.apply(variables, *args, **arrays)`, a call with a state, makes of them alone.
+def prepare(apply: Callable[..., Any], variables: Any, *args: Any, **arrays: Any) -> Any:
+    """The variables with what `apply(variables, *args, **arrays)`, a call with a state, makes of them alone.
 
     Later calls with a state of the same capacity are given the result in place of `variables`, until these change.
     Tokens play no part: the compiler drops whatever else the call computes. Modules that prepare nothing add nothing.
 
     Args:
-      module: a mixer, a stack or a model.
+      apply: of a mixer, a stack or a model; with its method, if that is not `__call__`.
       variables: {"params": ...}.
       args: of one call; any tokens will do.
-      method: of the module; None for its `__call__`.
       arrays: of the same call, by name; the state is one of them or of `args`.
     """
 
-    @partial(jax.jit, inline=True)
+    @jax.jit
     def made(variables: Any, args: Any, arrays: Any) -> Any:
-        return module.apply(variables, *args, method=method, mutable=[COLLECTION], **arrays)[1]
+        return apply(variables, *args, mutable=[COLLECTION], **arrays)[1]
 
     return {**variables, **made(variables, args, arrays)}

@@ -122,8 +122,7 @@ def _figures(passage: Any, span: int) -> dict[str, Any]:
     heads = passage.reads.shape[1]
     tables = {name: getattr(passage, name).reshape(len(getattr(passage, name)), -1).T for name in TABLES}
     free = ~passage.valid.reshape(len(passage.valid), -1).T
-    blank = {name: tables[name].astype(object) for name in ("usage", "age")}
-    for table in blank.values():
-        table[free] = None
-    found = {name: x.tolist() for name, x in (tables | blank).items()}
-    return {"kind": "slots", "interval": span, "heads": heads, **found}
+    for name in ("usage", "age"):
+        tables[name] = tables[name].astype(object)
+        tables[name][free] = None
+    return {"kind": "slots", "interval": span, "heads": heads} | {n: x.tolist() for n, x in tables.items()}

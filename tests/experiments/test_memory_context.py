@@ -9,6 +9,7 @@ import pytest
 
 from experiments.benchmark import memory_context as benchmark
 from experiments.benchmark._exponents import exponent
+from experiments.benchmark._memory_tables import against_context
 from experiments.benchmark.memory_context import (
     LENGTHS,
     check_smaller,
@@ -20,6 +21,7 @@ from experiments.benchmark.memory_context import (
 )
 
 SHAPE = {"dim": 16, "num_layers": 1, "window": 16, "chunk_size": 16}
+FAR = LENGTHS[::3]
 ALL = ("attention", "window", "mag", "mal", "mac", "slots")
 
 
@@ -27,13 +29,13 @@ ALL = ("attention", "window", "mag", "mal", "mac", "slots")
 def full(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The benchmark's own sizes, without training: shapes take no memory."""
     out = tmp_path_factory.mktemp("record") / "memory_context.json"
-    memory_context(str(out), models=ALL, train_lengths=())
+    memory_context(str(out), models=ALL, lengths=FAR, train_lengths=())
     return json.loads(out.read_text(encoding="utf-8"))
 
 
 def test_states_are_counted_exactly(full: dict[str, Any]) -> None:
     found = {name: of["state"]["bytes"] for name, of in full["models"].items()}
-    caches = [2 * 2 * 1024 * 4 * length for length in LENGTHS]  # keys and values, bf16, D, layers
+    caches = [2 * 2 * 1024 * 4 * length for length in FAR]  # keys and values, bf16, D, layers
     rest = np.subtract(found["attention"], caches)
     assert (rest >= 0).all()
     assert (rest < 0.002 * np.array(caches)).all()
@@ -52,6 +54,17 @@ def test_states_are_constant_and_far_smaller_than_the_cache(full: dict[str, Any]
     grown = full["models"]["attention"]["state"]["exponent"]
     assert grown["low"] <= grown["value"] <= grown["high"]
     assert grown["value"] == pytest.approx(1, abs=1e-5)
+
+
+def test_the_page_shows_what_was_counted(full: dict[str, Any]) -> None:
+    fit = {"value": 1.0, "low": 0.9, "high": 0.95}
+    step = {"bytes": [10**9, 2 * 10**9], "exponent_of_added": fit, "bytes_per_token": 500}
+    models = full["models"] | {"slots": full["models"]["slots"] | {"training": step}}
+    counted = {"models": models, "train_lengths": [16, 32], "compiled_for": {"kind": "a GPU"}}
+    page = against_context({"memory_context": full | counted})
+    assert "| window, slots in turns | 1.0 GB | 2.0 GB | 1.000 (0.900 to 0.950) | 0.5 |" in page
+    assert "slower than the context grow: window, slots in turns." in " ".join(page.split())
+    assert against_context({}) == ""
 
 
 def test_a_state_that_is_too_large_or_grows_is_refused(tmp_path: Path) -> None:

@@ -2,29 +2,27 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments.benchmark import streamed_filter
+from experiments.benchmark._streamed_tables import streamed_filters
 
 
 def test_it_leaves_its_figures(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    found = streamed_filter.benchmark(str(out), taps=(520,), channels=1, tokens=256, trials=1)
-    (figures,) = json.loads(out.read_text(encoding="utf-8"))["filters"]
+    found = streamed_filter.benchmark(str(out), taps=(520,), rows=(2,), channels=1, rounds=1)
+    record = json.loads(out.read_text(encoding="utf-8"))
+    (figures,) = record["filters"]
     assert found["filters"] == [figures]
-    assert figures.pop("taps") == 520
-    assert all(figure > 0 for figure in figures.values())
+    assert figures["flops_a_token_and_channel"]["ring"] == 2 * figures["taps"] == 1040
+    assert [at["rows"] for at in figures["seconds_a_token"]] == [2]
+    (token,), piece = figures["seconds_a_token"], figures["seconds_a_piece"]
+    assert min(token["ring"], token["doubling"], piece["prepared"], piece["unprepared"]) > 0
+    page = streamed_filters({"streamed_filter": record})
+    assert "| 520 | 2 | " in page
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"taps": (512,)}, "taps must be more than 512, as fewer are streamed without blocks: 512"),
-        ({"tokens": 300}, "tokens must be a multiple of 512, the turn of 1024 taps, got 300"),
-    ],
-)
-def test_sizes_that_tell_nothing_are_refused(options: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        streamed_filter.benchmark("nowhere.json", **options)
+def test_a_filter_without_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--taps must be more than 512, as fewer have no blocks: \[512\]"):
+        streamed_filter.benchmark("nowhere.json", taps=(512, 1024))

@@ -76,7 +76,7 @@ def test_prepared_taps_are_not_made_again() -> None:
     module, state = config.build(), init_state(config, 1, capacity=1000)
     x = jnp.ones((1, 1, 2))
     params = drawn(module, x)
-    variables = prepare(module, params, x, state=state)
+    variables = prepare(module.apply, params, x, state=state)
     taps = variables[COLLECTION]["long_0"]["taps"]
     assert (taps.shape, taps.dtype) == ((2, 1000), jnp.float32)
     made, given = one_token(module, state, params), one_token(module, state, variables)
@@ -103,6 +103,6 @@ def test_who_asks_for_preparation() -> None:
     x = jnp.ones((1, 1, 2))
     params = drawn(explicit.build(), x)
     assert (
-        prepare(explicit.build(), params, x, state=init_state(explicit, 1, capacity=9)).keys()
+        prepare(explicit.build().apply, params, x, state=init_state(explicit, 1, capacity=9)).keys()
         == params.keys()
     )
