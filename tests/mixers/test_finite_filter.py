@@ -28,7 +28,7 @@ LONG = ImplicitFilter(LENGTH, width=4)
         (
             LONG,
             "mosaic_gpu",
-            r"one of \['xla', .*'reference'\] or None with ImplicitFilter, which long_conv runs",
+            r"one of \['monarch', 'xla', 'reference'\] or None with ImplicitFilter, which long_conv runs",
         ),
         (ExplicitFilter(513), "mosaic_gpu", "with ExplicitFilter, which long_conv runs, got 'mosaic_gpu'"),
         (ExplicitFilter(512), "monarch", "with ExplicitFilter, which blocked_conv runs, got 'monarch'"),

