@@ -42,8 +42,8 @@ class Candidates(NamedTuple):
     Attributes:
       content: s, to be written.
       query: w, what slots are compared with.
-      kept: those that are written at all.
-      chosen: the addressed slots, where they are given.
+      kept: those that are written at all, unless `chosen` says so.
+      chosen: the slots that each is written to, none if it is not, where they are given.
     """
 
     content: Float[Array, "L B H M"]
@@ -94,8 +94,9 @@ def write_candidates(
 
     def step(state: tuple[SlotBank, Array], one: Candidates) -> Any:
         bank, written = state
-        chosen = find_slots(bank, one, rules) if one.chosen is None else one.chosen
-        chosen = chosen & one.kept[..., None]
+        chosen = one.chosen
+        if chosen is None:
+            chosen = find_slots(bank, one, rules) & one.kept[..., None]
         return (write_slots(bank, one, chosen, rules), written | chosen), chosen
 
     nowhere = bank.valid & ~bank.valid
