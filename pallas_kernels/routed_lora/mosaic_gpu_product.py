@@ -1,0 +1,274 @@
+"""Hopper: sums of products of matrices, each written once.
+
+An output is the sum of left right over its terms, such as x W + z U: the accumulator of a tile runs through the columns
+of x and then through those of z, and is rounded once. A persistent program takes one tile of 128 x 256 after another.
+One warpgroup copies 64 columns of left and 64 rows of right at a time to a ring in shared memory. Two compute, 64 rows
+each, with both operands of their products in shared memory.
+
+Tiles follow each other down a band of `BAND` of them before they go on to its next column, so that what programs read at
+a time is about square, and comes from the L2 cache.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels._compat import vary_alike
+from pallas_kernels._hopper import varying_like
+from pallas_kernels.routed_lora.hopper import STEP
+
+WORKERS = 2
+ROWS = 64
+"""Rows of a warpgroup."""
+HEIGHT = WORKERS * ROWS
+WIDTH = 256
+"""Of a tile of an output: 128 registers of each thread hold its sums."""
+STAGES = 4
+"""Steps under way: 48 KB each."""
+BAND = 16
+"""Tiles of a band, 2,048 rows: beside 8 columns of 256 they are as many as an H200 has multiprocessors."""
+PROGRAMS = 132
+"""The multiprocessors of an H200."""
+
+
+class Term(NamedTuple):
+    """A product of two of the arrays.
+
+    Attributes:
+      left, right: which arrays.
+      start: columns of left that come before the first.
+      size: columns of left from there on, all rows (columns, of a transposed one) of right.
+    """
+
+    left: int
+    right: int
+    start: int
+    size: int
+
+
+class Grid(NamedTuple):
+    """What a program knows when it is compiled.
+
+    Attributes:
+      terms: of each output.
+      rows: tiles from top to bottom.
+      columns: of each output, tiles from left to right.
+      transposed: right arrays are [N, K].
+    """
+
+    terms: tuple[tuple[Term, ...], ...]
+    rows: int
+    columns: tuple[int, ...]
+    transposed: bool
+
+    def steps(self) -> list[int]:
+        """Of a tile of each output."""
+        return [sum(term.size // STEP for term in terms) for terms in self.terms]
+
+    def ends(self) -> list[int]:
+        """The tiles up to the last one of each output."""
+        return [self.rows * sum(self.columns[: i + 1]) for i in range(len(self.columns))]
+
+
+class Place(NamedTuple):
+    """Of a tile: which output, and the tile's row and column there."""
+
+    output: Int[Array, ""]
+    row: Int[Array, ""]
+    column: Int[Array, ""]
+
+
+class Shared(NamedTuple):
+    """Shared memory of a program.
+
+    Attributes:
+      left, right: what is copied, with a leading axis of steps under way.
+      there, free: when it is, and when it may be overwritten.
+      out: two pieces of 64 columns of each warpgroup's results, on their way.
+    """
+
+    left: Any
+    right: Any
+    there: Any
+    free: Any
+    out: Any
+
+
+def sums_of_products(
+    arrays: Sequence[Array], terms: Sequence[Sequence[Term]], *, transposed: bool = False, interpret: Any
+) -> list[Float[Array, "M N"]]:
+    """Each output's sum of left right, in the arrays' dtype and summed in fp32.
+
+    Args:
+      arrays: left ones [M, K], right ones [K, N]; M is a multiple of 8, K and N are of 64.
+      terms: of each output.
+      transposed: right arrays are [N, K].
+      interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
+    """
+    arrays = vary_alike(*arrays)
+    height = arrays[terms[0][0].left].shape[0]
+    widths = [arrays[own[0].right].shape[0 if transposed else 1] for own in terms]
+    columns = tuple(-(-width // WIDTH) for width in widths)
+    grid = Grid(tuple(tuple(own) for own in terms), -(-height // HEIGHT), columns, transposed)
+    kernel = plgpu.kernel(
+        partial(_program, grid=grid, arrays=len(arrays)),
+        out_type=[varying_like(arrays[0], (height, width), arrays[0].dtype) for width in widths],
+        grid=(min(PROGRAMS, grid.ends()[-1]),),
+        grid_names=("program",),
+        num_threads=WORKERS + 1,
+        thread_name="warpgroup",
+        scratch_types=[_scratch(arrays[0].dtype, transposed)],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        interpret=interpret,
+        kernel_name="routed_lora_dx" if transposed else "routed_lora",
+    )
+    return kernel(*arrays)
+
+
+def _scratch(dtype: Any, transposed: bool) -> Shared:
+    tiling: Any = plgpu.TilingTransform((8, STEP))  # pyright: ignore[reportAbstractUsage]
+    swizzle: Any = plgpu.SwizzleTransform(2 * STEP)  # pyright: ignore[reportAbstractUsage]
+
+    def tiles(*shape: int) -> Any:
+        return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
+
+    return Shared(
+        left=tiles(STAGES, WORKERS, ROWS, STEP),
+        right=tiles(STAGES, *((WIDTH, STEP) if transposed else (STEP, WIDTH))),
+        there=plgpu.Barrier(num_arrivals=WORKERS + 1, num_barriers=STAGES),
+        free=plgpu.Barrier(num_arrivals=WORKERS, num_barriers=STAGES),
+        out=tiles(WORKERS, 2, ROWS, STEP),
+    )
+
+
+def _program(*refs: Any, grid: Grid, arrays: int) -> None:
+    """Every tile whose number has the program's own as its remainder."""
+    inputs, outputs, shared = refs[:arrays], refs[arrays:-1], refs[-1]
+    worker = lax.axis_index("warpgroup")
+
+    @pl.when(worker == WORKERS)
+    def _() -> None:
+        plgpu.set_max_registers(40, action="decrease")
+        _feed(inputs, shared, grid)
+
+    @pl.when(worker < WORKERS)
+    def _() -> None:
+        plgpu.set_max_registers(232, action="increase")
+        _compute(outputs, shared, grid, worker)
+
+
+def _walk(grid: Grid, visit: Any) -> Array:
+    """Calls visit(place, steps before it) for each tile of the program; returns the number of all its steps."""
+    program, programs = lax.axis_index("program"), lax.axis_size("program")
+    ends, steps = grid.ends(), grid.steps()
+
+    def advance(i: Array, before: Array) -> Array:
+        place = _place(grid, program + i * programs)
+        visit(place, before)
+        return before + _of(steps, place.output)
+
+    return lax.fori_loop(0, (ends[-1] - program + programs - 1) // programs, advance, jnp.int32(0))
+
+
+def _place(grid: Grid, tile: Array) -> Place:
+    ends = grid.ends()
+    output = sum(((tile >= end).astype(jnp.int32) for end in ends[:-1]), jnp.int32(0))
+    tile = tile - _of([0, *ends[:-1]], output)
+    whole = BAND * _of(grid.columns, output)
+    band, tile = tile // whole, tile % whole
+    rows = jnp.minimum(BAND, grid.rows - band * BAND)
+    return Place(output, band * BAND + tile % rows, tile // rows)
+
+
+def _of(numbers: Sequence[int], output: Array) -> Array:
+    """The number of this output."""
+    found = jnp.int32(numbers[0])
+    for i, number in enumerate(numbers[1:], start=1):
+        found = jnp.where(output == i, jnp.int32(number), found)
+    return found
+
+
+def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid) -> None:
+    """Copies what each step multiplies as soon as there is a place for it."""
+
+    def copy(place: Place, term: Term, block: Array, step: Array) -> None:
+        slot, left, right = step % STAGES, inputs[term.left], inputs[term.right]
+        pl.when(step >= STAGES)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
+        columns = pl.ds(term.start + block * STEP, STEP)
+        for worker in range(WORKERS):
+            rows = pl.ds(place.row * HEIGHT + worker * ROWS, ROWS)
+            plgpu.copy_gmem_to_smem(left.at[rows, columns], shared.left.at[slot, worker], shared.there.at[slot])
+        summed, kept = pl.ds(block * STEP, STEP), pl.ds(place.column * WIDTH, WIDTH)
+        box = right.at[kept, summed] if grid.transposed else right.at[summed, kept]
+        plgpu.copy_gmem_to_smem(box, shared.right.at[slot], shared.there.at[slot])
+
+    def visit(place: Place, before: Array) -> None:
+        for output, terms in enumerate(grid.terms):
+
+            @pl.when(place.output == output)
+            def _(terms: tuple[Term, ...] = terms) -> None:
+                done = before
+                for term in terms:
+                    lax.fori_loop(
+                        0,
+                        term.size // STEP,
+                        lambda block, _, term=term, done=done: copy(place, term, block, done + block),
+                        None,
+                    )
+                    done += term.size // STEP
+
+    def drain(step: Array, _: None) -> None:
+        plgpu.barrier_wait(shared.free.at[step % STAGES])
+
+    steps = _walk(grid, visit)
+    lax.fori_loop(jnp.maximum(steps - STAGES, 0), steps, drain, None)
+
+
+def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, worker: Array) -> None:
+    """A warpgroup's 64 rows of each tile."""
+
+    def visit(place: Place, before: Array) -> None:
+        steps = _of(grid.steps(), place.output)
+        total = pl.run_scoped(
+            partial(_multiply, shared=shared, grid=grid, worker=worker, before=before, steps=steps),
+            plgpu.WGMMAAccumulatorRef((ROWS, WIDTH), jnp.float32),
+        ).astype(outputs[0].dtype)
+        rows = pl.ds(place.row * HEIGHT + worker * ROWS, ROWS)
+        for i in range(WIDTH // STEP):
+            piece = shared.out.at[worker, i % 2]
+            # A piece that lies past the output's last column is stored too, to nowhere: stores are counted.
+            plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+            piece[...] = total[:, i * STEP : (i + 1) * STEP]
+            plgpu.commit_smem()
+            columns = pl.ds(place.column * WIDTH + i * STEP, STEP)
+            for output, ref in enumerate(outputs):
+                store = partial(plgpu.copy_smem_to_gmem, piece, ref.at[rows, columns])
+                pl.when(place.output == output)(store)
+
+    _walk(grid, visit)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _multiply(
+    total: Any, *, shared: Shared, grid: Grid, worker: Array, before: Array, steps: Array
+) -> Float[Array, "64 256"]:
+    """All steps of a tile. A place is free one step later, when the product that reads it has ended."""
+
+    def advance(i: Array, _: None) -> None:
+        slot = (before + i) % STAGES
+        plgpu.barrier_wait(shared.there.at[slot])
+        right = shared.right.at[slot]
+        plgpu.wgmma(total, shared.left.at[slot, worker], right.T if grid.transposed else right)
+        plgpu.wgmma_wait(1)
+        pl.when(i > 0)(lambda: plgpu.barrier_arrive(shared.free.at[(before + i - 1) % STAGES]))
+
+    lax.fori_loop(0, steps, advance, None)
+    found = total[...]
+    plgpu.barrier_arrive(shared.free.at[(before + steps - 1) % STAGES])
+    return found
