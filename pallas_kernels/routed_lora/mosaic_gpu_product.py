@@ -5,8 +5,8 @@ of x and then through those of z, and is rounded once. A persistent program take
 One warpgroup copies 64 columns of left and 64 rows of right at a time to a ring in shared memory. Two compute, 64 rows
 each, with both operands of their products in shared memory.
 
-Tiles follow each other down a band of `BAND` of them before they go on to its next column, so that what programs read at
-a time is about square, and comes from the L2 cache.
+Tiles follow each other down a band of `BAND` of them before they go on to its next column. Programs then read about as
+many rows of left as columns of right at a time, and most of both from the L2 cache.
 """
 
 from collections.abc import Sequence
@@ -139,9 +139,9 @@ def _scratch(dtype: Any, transposed: bool) -> Shared:
         return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
 
     return Shared(
-        left=tiles(STAGES, WORKERS, ROWS, STEP),
+        left=tiles(STAGES, HEIGHT, STEP),
         right=tiles(STAGES, *((WIDTH, STEP) if transposed else (STEP, WIDTH))),
-        there=plgpu.Barrier(num_arrivals=WORKERS + 1, num_barriers=STAGES),
+        there=plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
         free=plgpu.Barrier(num_arrivals=WORKERS, num_barriers=STAGES),
         out=tiles(WORKERS, 2, ROWS, STEP),
     )
@@ -201,9 +201,8 @@ def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid) -> None:
         slot, left, right = step % STAGES, inputs[term.left], inputs[term.right]
         pl.when(step >= STAGES)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
         columns = pl.ds(term.start + block * STEP, STEP)
-        for worker in range(WORKERS):
-            rows = pl.ds(place.row * HEIGHT + worker * ROWS, ROWS)
-            plgpu.copy_gmem_to_smem(left.at[rows, columns], shared.left.at[slot, worker], shared.there.at[slot])
+        rows = pl.ds(place.row * HEIGHT, HEIGHT)
+        plgpu.copy_gmem_to_smem(left.at[rows, columns], shared.left.at[slot], shared.there.at[slot])
         summed, kept = pl.ds(block * STEP, STEP), pl.ds(place.column * WIDTH, WIDTH)
         box = right.at[kept, summed] if grid.transposed else right.at[summed, kept]
         plgpu.copy_gmem_to_smem(box, shared.right.at[slot], shared.there.at[slot])
@@ -263,8 +262,8 @@ def _multiply(
     def advance(i: Array, _: None) -> None:
         slot = (before + i) % STAGES
         plgpu.barrier_wait(shared.there.at[slot])
-        right = shared.right.at[slot]
-        plgpu.wgmma(total, shared.left.at[slot, worker], right.T if grid.transposed else right)
+        left, right = shared.left.at[slot, pl.ds(worker * ROWS, ROWS)], shared.right.at[slot]
+        plgpu.wgmma(total, left, right.T if grid.transposed else right)
         plgpu.wgmma_wait(1)
         pl.when(i > 0)(lambda: plgpu.barrier_arrive(shared.free.at[(before + i - 1) % STAGES]))
 
