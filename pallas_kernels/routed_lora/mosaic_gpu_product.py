@@ -1,11 +1,12 @@
 """Hopper: sums of products of matrices, each written once.
 
 An output is the sum of left right over its terms, such as x W + z U: the accumulator of a tile runs through the columns
-of x and then through those of z, and is rounded once. A persistent program takes one tile of 128 x 256 after another.
-One warpgroup copies 64 columns of left and 64 rows of right at a time to a ring in shared memory. Two compute, 64 rows
-each, with both operands of their products in shared memory.
+of x and then through those of z, and is rounded once. A cluster of two persistent programs takes one tile of 256 x 256
+after another, 128 rows each. One warpgroup of a program copies 64 columns of left and 64 rows of right at a time to a
+ring in shared memory; of right each program copies half, to both. Two warpgroups compute, 64 rows each, with both
+operands of their products in shared memory.
 
-Tiles follow each other down a band of `BAND` of them before they go on to its next column. Programs then read about as
+Tiles follow each other down a band of `BAND` of them before they go on to its next column. Clusters then read about as
 many rows of left as columns of right at a time, and most of both from the L2 cache.
 """
 
@@ -27,14 +28,17 @@ WORKERS = 2
 ROWS = 64
 """Rows of a warpgroup."""
 HEIGHT = WORKERS * ROWS
+"""Rows of a program."""
+PAIR = 2
+"""Programs of a cluster: they have one right operand."""
 WIDTH = 256
-"""Of a tile of an output: 128 registers of each thread hold its sums."""
+"""Columns of a tile: 128 registers of each thread hold its sums."""
 STAGES = 4
 """Steps under way: 48 KB each."""
-BAND = 16
-"""Tiles of a band, 2,048 rows: beside 8 columns of 256 they are as many as an H200 has multiprocessors."""
-PROGRAMS = 132
-"""The multiprocessors of an H200."""
+BAND = 8
+"""Tiles of a band, 2,048 rows: beside 8 columns of 256 they are about as many as there are clusters."""
+CLUSTERS = 66
+"""As many as make a program for each multiprocessor of an H200."""
 
 
 class Term(NamedTuple):
@@ -89,7 +93,7 @@ class Shared(NamedTuple):
 
     Attributes:
       left, right: what is copied, with a leading axis of steps under way.
-      there, free: when it is, and when it may be overwritten.
+      there, free: when it is, and when both programs may overwrite it.
       out: two pieces of 64 columns of each warpgroup's results, on their way.
     """
 
@@ -115,12 +119,15 @@ def sums_of_products(
     height = arrays[terms[0][0].left].shape[0]
     widths = [arrays[own[0].right].shape[0 if transposed else 1] for own in terms]
     columns = tuple(-(-width // WIDTH) for width in widths)
-    grid = Grid(tuple(tuple(own) for own in terms), -(-height // HEIGHT), columns, transposed)
+    rows = -(-height // (PAIR * HEIGHT))
+    grid = Grid(tuple(tuple(own) for own in terms), rows, columns, transposed)
     kernel = plgpu.kernel(
         partial(_program, grid=grid, arrays=len(arrays)),
         out_type=[varying_like(arrays[0], (height, width), arrays[0].dtype) for width in widths],
-        grid=(min(PROGRAMS, grid.ends()[-1]),),
-        grid_names=("program",),
+        grid=(min(CLUSTERS, grid.ends()[-1]),),
+        grid_names=("cluster",),
+        cluster=(PAIR,),
+        cluster_names=("program",),
         num_threads=WORKERS + 1,
         thread_name="warpgroup",
         scratch_types=[_scratch(arrays[0].dtype, transposed)],
@@ -142,13 +149,13 @@ def _scratch(dtype: Any, transposed: bool) -> Shared:
         left=tiles(STAGES, HEIGHT, STEP),
         right=tiles(STAGES, *((WIDTH, STEP) if transposed else (STEP, WIDTH))),
         there=plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
-        free=plgpu.Barrier(num_arrivals=WORKERS, num_barriers=STAGES),
+        free=plgpu.ClusterBarrier(collective_axes=("program",), num_arrivals=WORKERS, num_barriers=STAGES),
         out=tiles(WORKERS, 2, ROWS, STEP),
     )
 
 
 def _program(*refs: Any, grid: Grid, arrays: int) -> None:
-    """Every tile whose number has the program's own as its remainder."""
+    """The rows of a program in every tile whose number has the cluster's own as its remainder."""
     inputs, outputs, shared = refs[:arrays], refs[arrays:-1], refs[-1]
     worker = lax.axis_index("warpgroup")
 
@@ -164,16 +171,16 @@ def _program(*refs: Any, grid: Grid, arrays: int) -> None:
 
 
 def _walk(grid: Grid, visit: Any) -> Array:
-    """Calls visit(place, steps before it) for each tile of the program; returns the number of all its steps."""
-    program, programs = lax.axis_index("program"), lax.axis_size("program")
+    """Calls visit(place, steps before it) for each tile of the cluster; returns the number of all its steps."""
+    cluster, clusters = lax.axis_index("cluster"), lax.axis_size("cluster")
     ends, steps = grid.ends(), grid.steps()
 
     def advance(i: Array, before: Array) -> Array:
-        place = _place(grid, program + i * programs)
+        place = _place(grid, cluster + i * clusters)
         visit(place, before)
         return before + _of(steps, place.output)
 
-    return lax.fori_loop(0, (ends[-1] - program + programs - 1) // programs, advance, jnp.int32(0))
+    return lax.fori_loop(0, (ends[-1] - cluster + clusters - 1) // clusters, advance, jnp.int32(0))
 
 
 def _place(grid: Grid, tile: Array) -> Place:
@@ -201,11 +208,11 @@ def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid) -> None:
         slot, left, right = step % STAGES, inputs[term.left], inputs[term.right]
         pl.when(step >= STAGES)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
         columns = pl.ds(term.start + block * STEP, STEP)
-        rows = pl.ds(place.row * HEIGHT, HEIGHT)
+        rows = pl.ds((place.row * PAIR + lax.axis_index("program")) * HEIGHT, HEIGHT)
         plgpu.copy_gmem_to_smem(left.at[rows, columns], shared.left.at[slot], shared.there.at[slot])
         summed, kept = pl.ds(block * STEP, STEP), pl.ds(place.column * WIDTH, WIDTH)
         box = right.at[kept, summed] if grid.transposed else right.at[summed, kept]
-        plgpu.copy_gmem_to_smem(box, shared.right.at[slot], shared.there.at[slot])
+        plgpu.copy_gmem_to_smem(box, shared.right.at[slot], shared.there.at[slot], collective_axes="program")
 
     def visit(place: Place, before: Array) -> None:
         for output, terms in enumerate(grid.terms):
@@ -238,7 +245,8 @@ def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, worker: Array) 
             partial(_multiply, shared=shared, grid=grid, worker=worker, before=before, steps=steps),
             plgpu.WGMMAAccumulatorRef((ROWS, WIDTH), jnp.float32),
         ).astype(outputs[0].dtype)
-        rows = pl.ds(place.row * HEIGHT + worker * ROWS, ROWS)
+        first = (place.row * PAIR + lax.axis_index("program")) * HEIGHT
+        rows = pl.ds(first + worker * ROWS, ROWS)
         for i in range(WIDTH // STEP):
             piece = shared.out.at[worker, i % 2]
             # A piece that lies past the output's last column is stored too, to nowhere: stores are counted.

@@ -82,7 +82,7 @@ SMALL = (
     THREE,
     Call(name="by_chunk", chunk=16),
     Call(name="by_row", chunk=75, batch=3),
-    Call(name="without_a_code", length=128, chunk=0, sites=((64, 6), (64, 3))),
+    Call(name="without_a_code", length=150, chunk=0, sites=((64, 6), (64, 3))),
 )
 LARGE = (
     Call(name="llama_7b_qkv", batch=2, length=2048, inputs=4096, sites=((4096, 16),) * 3, blocks=16),
@@ -112,13 +112,13 @@ def simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[plgpu.InterpretGPUPa
 @pytest.mark.slow(weeks=6, group="simulated routed_lora", every="three_sites")
 @pytest.mark.parametrize("call", SMALL, ids=str)
 def test_simulated(call: Call, simulation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values and gradients; each of two programs has several tiles."""
-    monkeypatch.setattr(mosaic_gpu_product, "PROGRAMS", 2)
+    """Values and gradients; each of two clusters has several tiles."""
+    monkeypatch.setattr(mosaic_gpu_product, "CLUSTERS", 2)
     op_suite.check_reference(call.case(partial(routed_lora_mosaic_gpu, interpret=simulation)))
 
 
 @pytest.mark.slow(weeks=6, group="simulated routed_lora")
-def test_simulated_with_a_program_a_tile(simulation: Any) -> None:
+def test_simulated_with_a_cluster_a_tile(simulation: Any) -> None:
     op_suite.check_reference(THREE.case(partial(routed_lora_mosaic_gpu, interpret=simulation)))
 
 
@@ -134,7 +134,7 @@ def test_every_tile_has_its_place() -> None:
     place = jax.vmap(partial(_place, grid))(jnp.arange(count, dtype=jnp.int32))
     found = np.stack([*place], 1).tolist()
     assert sorted(found) == [[i, row, n] for i in (0, 1) for row in range(37) for n in range((5, 2)[i])]
-    assert found[:17] == [[0, row, 0] for row in range(16)] + [[0, 0, 1]]
+    assert found[:9] == [[0, row, 0] for row in range(8)] + [[0, 0, 1]]
     assert found[5 * 32 : 5 * 32 + 6] == [[0, row, 0] for row in range(32, 37)] + [[0, 32, 1]]
 
 
