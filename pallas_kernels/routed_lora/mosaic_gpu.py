@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels.routed_lora.grid import Term
 from pallas_kernels.routed_lora.hopper import STEP
-from pallas_kernels.routed_lora.mosaic_gpu_product import Term, sums_of_products
+from pallas_kernels.routed_lora.mosaic_gpu_product import sums_of_products
 from pallas_kernels.routed_lora.reference import Matrices
 from pallas_kernels.routed_lora.xla import gradients, joined, product, scaled
 

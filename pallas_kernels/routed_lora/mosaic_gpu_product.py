@@ -5,9 +5,6 @@ of x and then through those of z, and is rounded once. A cluster of two persiste
 after another, 128 rows each. One warpgroup of a program copies 64 columns of left and 64 rows of right at a time to a
 ring in shared memory; of right each program copies half, to both. Two warpgroups compute, 64 rows each, with both
 operands of their products in shared memory.
-
-Tiles follow each other down a band of `BAND` of them before they go on to its next column. Clusters then read about as
-many rows of left as columns of right at a time, and most of both from the L2 cache.
 """
 
 from collections.abc import Sequence
@@ -18,10 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
+from pallas_kernels.routed_lora.grid import Grid, Place, Term, pick, place_of
 from pallas_kernels.routed_lora.hopper import STEP
 
 WORKERS = 2
@@ -35,57 +33,8 @@ WIDTH = 256
 """Columns of a tile: 128 registers of each thread hold its sums."""
 STAGES = 4
 """Steps under way: 48 KB each."""
-BAND = 8
-"""Tiles of a band, 2,048 rows: beside 8 columns of 256 they are about as many as there are clusters."""
 CLUSTERS = 66
 """As many as make a program for each multiprocessor of an H200."""
-
-
-class Term(NamedTuple):
-    """A product of two of the arrays.
-
-    Attributes:
-      left, right: which arrays.
-      start: columns of left that come before the first.
-      size: columns of left from there on, all rows (columns, of a transposed one) of right.
-    """
-
-    left: int
-    right: int
-    start: int
-    size: int
-
-
-class Grid(NamedTuple):
-    """What a program knows when it is compiled.
-
-    Attributes:
-      terms: of each output.
-      rows: tiles from top to bottom.
-      columns: of each output, tiles from left to right.
-      transposed: right arrays are [N, K].
-    """
-
-    terms: tuple[tuple[Term, ...], ...]
-    rows: int
-    columns: tuple[int, ...]
-    transposed: bool
-
-    def steps(self) -> list[int]:
-        """Of a tile of each output."""
-        return [sum(term.size // STEP for term in terms) for terms in self.terms]
-
-    def ends(self) -> list[int]:
-        """The tiles up to the last one of each output."""
-        return [self.rows * sum(self.columns[: i + 1]) for i in range(len(self.columns))]
-
-
-class Place(NamedTuple):
-    """Of a tile: which output, and the tile's row and column there."""
-
-    output: Int[Array, ""]
-    row: Int[Array, ""]
-    column: Int[Array, ""]
 
 
 class Shared(NamedTuple):
@@ -176,29 +125,11 @@ def _walk(grid: Grid, visit: Any) -> Array:
     ends, steps = grid.ends(), grid.steps()
 
     def advance(i: Array, before: Array) -> Array:
-        place = _place(grid, cluster + i * clusters)
+        place = place_of(grid, cluster + i * clusters)
         visit(place, before)
-        return before + _of(steps, place.output)
+        return before + pick(steps, place.output)
 
     return lax.fori_loop(0, (ends[-1] - cluster + clusters - 1) // clusters, advance, jnp.int32(0))
-
-
-def _place(grid: Grid, tile: Array) -> Place:
-    ends = grid.ends()
-    output = sum(((tile >= end).astype(jnp.int32) for end in ends[:-1]), jnp.int32(0))
-    tile = tile - _of([0, *ends[:-1]], output)
-    whole = BAND * _of(grid.columns, output)
-    band, tile = tile // whole, tile % whole
-    rows = jnp.minimum(BAND, grid.rows - band * BAND)
-    return Place(output, band * BAND + tile % rows, tile // rows)
-
-
-def _of(numbers: Sequence[int], output: Array) -> Array:
-    """The number of this output."""
-    found = jnp.int32(numbers[0])
-    for i, number in enumerate(numbers[1:], start=1):
-        found = jnp.where(output == i, jnp.int32(number), found)
-    return found
 
 
 def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid) -> None:
@@ -240,7 +171,7 @@ def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, worker: Array) 
     """A warpgroup's 64 rows of each tile."""
 
     def visit(place: Place, before: Array) -> None:
-        steps = _of(grid.steps(), place.output)
+        steps = pick(grid.steps(), place.output)
         total = pl.run_scoped(
             partial(_multiply, shared=shared, grid=grid, worker=worker, before=before, steps=steps),
             plgpu.WGMMAAccumulatorRef((ROWS, WIDTH), jnp.float32),

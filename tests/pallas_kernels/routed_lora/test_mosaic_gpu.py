@@ -17,9 +17,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels.routed_lora import explain, mosaic_gpu_product, routed_lora
+from pallas_kernels.routed_lora.grid import Grid, Term, place_of
 from pallas_kernels.routed_lora.hopper import why_not
 from pallas_kernels.routed_lora.mosaic_gpu import routed_lora_mosaic_gpu
-from pallas_kernels.routed_lora.mosaic_gpu_product import Grid, Term, _place
 from pallas_kernels.routed_lora.reference import routed_lora_reference
 from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
 from tests.pallas_kernels import op_suite
@@ -131,7 +131,7 @@ def test_every_tile_has_its_place() -> None:
     """Each tile of each output once; those of a band follow each other downwards."""
     grid = Grid(((Term(0, 1, 0, 64),),) * 2, 37, (5, 2), False)
     count = 37 * (5 + 2)
-    place = jax.vmap(partial(_place, grid))(jnp.arange(count, dtype=jnp.int32))
+    place = jax.vmap(partial(place_of, grid))(jnp.arange(count, dtype=jnp.int32))
     found = np.stack([*place], 1).tolist()
     assert sorted(found) == [[i, row, n] for i in (0, 1) for row in range(37) for n in range((5, 2)[i])]
     assert found[:9] == [[0, row, 0] for row in range(8)] + [[0, 0, 1]]
