@@ -7,10 +7,23 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels.routed_lora import hopper
 from pallas_kernels.routed_lora.reference import Matrices, routed_lora_reference
 from pallas_kernels.routed_lora.xla import routed_lora_xla
 
-TABLE = (Implementation("xla", routed_lora_xla), Implementation("reference", routed_lora_reference))
+
+def _mosaic_gpu(*args: Any, **options: Any) -> Any:
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.routed_lora.mosaic_gpu import routed_lora_mosaic_gpu
+
+    return routed_lora_mosaic_gpu(*args, **options)
+
+
+TABLE = (
+    Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not, hopper.rather_not),
+    Implementation("xla", routed_lora_xla),
+    Implementation("reference", routed_lora_reference),
+)
 """Implementations of the operation, fastest first."""
 
 Matrix = Float[Array, "_ _"]
@@ -25,7 +38,7 @@ def routed_lora(
     *,
     chunk: int = 1,
     scale: float = 1.0,
-    implementation: Literal["xla", "reference"] | None = None,
+    implementation: Literal["mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Any:
     """y = x W + scale ((x V) * c) U for each site of a group that reads one x.
 
@@ -43,7 +56,7 @@ def routed_lora(
       y of each site in the dtype of x, [B, T, N]: a tuple if v is one.
 
     Raises:
-      ValueError: shapes or dtypes that do not fit, or an implementation that is unknown.
+      ValueError: shapes or dtypes that do not fit, or an implementation that is unknown or cannot run here.
 
     Source: Hu et al. (2106.09685), eq. 3, with a number between the two matrices for every rank.
     """

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
 from pallas_kernels._measure import Case
-from pallas_kernels.routed_lora.api import routed_lora
+from pallas_kernels.routed_lora.api import TABLE, routed_lora
 from pallas_kernels.routed_lora.reference import code_of_ranks
 from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
 
@@ -24,12 +24,15 @@ def plan(shape: RoutedLoraShape, dtype: Any = jnp.bfloat16) -> Plan:
     options: dict[str, Any] = {"chunk": shape.chunk, "scale": 2.0}
     hidden = tuple(_as_integers(site) for site in w)
     args = (x, hidden, v, u, code)
+    names: list[Any] = ["reference", *kernels_for(TABLE, x, w, v, u, code, **options), "xla"]
+    truth, *versions = (
+        Case(name, _frozen(dtype, partial(routed_lora, implementation=name, **options)), args)
+        for name in names
+    )
     return Plan(
-        truth=Case(
-            "truth", _frozen(dtype, partial(routed_lora, implementation="reference", **options)), args
-        ),
+        truth=truth,
         plain=Case("plain", _frozen(dtype, partial(_plain, **options)), args),
-        versions=[Case("xla", _frozen(dtype, partial(routed_lora, implementation="xla", **options)), args)],
+        versions=versions,
         work=work(shape, x, code),
         bare=[
             Case("matmul", _frozen(dtype, lambda x, w: tuple(jnp.matmul(x, site) for site in w)), args[:2]),

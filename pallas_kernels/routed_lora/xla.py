@@ -1,5 +1,6 @@
 """One read of x for the down projections of all sites, and a gradient whose products stay in the dtype of x."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -44,25 +45,40 @@ def _routed(
 def _forward(
     chunk: int, scale: float, x: Any, w: Matrices | None, v: Matrices, u: Matrices, code: Any
 ) -> tuple[tuple[Array, ...], Kept]:
-    p = _product("btk,kr->btr", x, _joined(v), wide=True)
-    z = _scaled(p, v, code, chunk, scale)
-    updates = [_product("btr,rn->btn", part.astype(x.dtype), up) for part, up in zip(z, u, strict=True)]
-    plain = [] if w is None else [_product("btk,kn->btn", x, weight) for weight in w]
+    p = product("btk,kr->btr", x, joined(v), wide=True)
+    z = scaled(p, v, code, chunk, scale)
+    updates = [product("btr,rn->btn", part.astype(x.dtype), up) for part, up in zip(z, u, strict=True)]
+    plain = [] if w is None else [product("btk,kn->btn", x, weight) for weight in w]
     y = tuple(_sum(list(parts)) for parts in zip(*([plain] if plain else []), updates, strict=True))
     return y, (x, w, v, u, code, p)
 
 
 def _backward(chunk: int, scale: float, kept: Kept, dy: tuple[Array, ...]) -> tuple[Any, ...]:
-    x, w, v, u, code, p = kept
-    g = jnp.concatenate([_product("btn,rn->btr", d, up, wide=True) for d, up in zip(dy, u, strict=True)], -1)
-    s = jnp.concatenate(_scaled(g, v, code, chunk, scale), -1).astype(x.dtype)
+    return gradients(chunk, scale, kept, dy, _input_gradient)
+
+
+def _input_gradient(dy: tuple[Array, ...], w: Matrices | None, v: Matrices, s: Array) -> Array:
     plain = zip(dy, w, strict=True) if w is not None else ()
-    parts = [_product("btn,kn->btk", d, weight) for d, weight in plain]
-    dx = _sum([*parts, _product("btr,kr->btk", s, _joined(v))])
-    dv = _split(_product("btk,btr->kr", x, s, wide=True), v)
-    z = _scaled(p, v, code, chunk, scale)
-    du = [_product("btr,btn->rn", a.astype(x.dtype), d, wide=True) for a, d in zip(z, dy, strict=True)]
-    dw = None if w is None else _cast([_product("btk,btn->kn", x, d, wide=True) for d in dy], w)
+    parts = [product("btn,kn->btk", d, weight) for d, weight in plain]
+    return _sum([*parts, product("btr,kr->btk", s, joined(v))])
+
+
+def gradients(
+    chunk: int,
+    scale: float,
+    kept: Kept,
+    dy: tuple[Float[Array, "B T _"], ...],
+    input_gradient: Callable[[tuple[Array, ...], Matrices | None, Matrices, Array], Array],
+) -> tuple[Any, ...]:
+    """Those of x, w, v, u and code; `input_gradient` makes the first of dy, w, v and s [B, T, R], as in `_routed`."""
+    x, w, v, u, code, p = kept
+    g = jnp.concatenate([product("btn,rn->btr", d, up, wide=True) for d, up in zip(dy, u, strict=True)], -1)
+    s = jnp.concatenate(scaled(g, v, code, chunk, scale), -1).astype(x.dtype)
+    dx = input_gradient(dy, w, v, s)
+    dv = _split(product("btk,btr->kr", x, s, wide=True), v)
+    z = scaled(p, v, code, chunk, scale)
+    du = [product("btr,btn->rn", a.astype(x.dtype), d, wide=True) for a, d in zip(z, dy, strict=True)]
+    dw = None if w is None else _cast([product("btk,btn->kn", x, d, wide=True) for d in dy], w)
     dcode = None if code is None else _code_gradient(p * g, v, code, chunk, scale)
     return dx, dw, _cast(dv, v), _cast(du, u), dcode
 
@@ -70,7 +86,9 @@ def _backward(chunk: int, scale: float, kept: Kept, dy: tuple[Array, ...]) -> tu
 _routed.defvjp(_forward, _backward)
 
 
-def _product(equation: str, a: Array, b: Array, *, wide: bool = False) -> Array:
+def product(
+    equation: str, a: Float[Array, "..."], b: Float[Array, "..."], *, wide: bool = False
+) -> Float[Array, "..."]:
     """Summed in fp32 (f64 for f64) and rounded to the dtype of a, unless it is to stay `wide`."""
     found = jnp.einsum(equation, a, b.astype(a.dtype), preferred_element_type=_sums(a))
     return found if wide else found.astype(a.dtype)
@@ -86,16 +104,19 @@ def _sums(a: Array) -> Any:
     return jnp.float64 if a.dtype == jnp.float64 else jnp.float32
 
 
-def _joined(v: Matrices) -> Array:
+def joined(v: Matrices) -> Float[Array, "K R"]:
+    """The sites' V side by side."""
     return v[0] if len(v) == 1 else jnp.concatenate(v, 1)
 
 
-def _split(joined: Array, v: Matrices) -> list[Array]:
+def _split(ranks: Array, v: Matrices) -> list[Array]:
     ends = [sum(site.shape[1] for site in v[: i + 1]) for i in range(len(v) - 1)]
-    return jnp.split(joined, ends, -1)
+    return jnp.split(ranks, ends, -1)
 
 
-def _scaled(p: Array, v: Matrices, code: Any, chunk: int, scale: float) -> list[Array]:
+def scaled(
+    p: Float[Array, "B T R"], v: Matrices, code: Float[Array, "B C E"] | None, chunk: int, scale: float
+) -> list[Float[Array, "B T _"]]:
     """scale p c, site by site, in fp32."""
     parts = [part * jnp.asarray(scale, p.dtype) for part in _split(p, v)]
     if code is None:

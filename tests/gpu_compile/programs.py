@@ -24,6 +24,8 @@ from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.patch_attention import shapes as patch_shapes
 from pallas_kernels.patch_attention import triton_gpu as patch_triton
+from pallas_kernels.routed_lora import shapes as lora_shapes
+from pallas_kernels.routed_lora.mosaic_gpu import routed_lora_mosaic_gpu
 from pallas_kernels.short_conv import shapes as short_shapes
 from pallas_kernels.short_conv.mosaic_gpu import short_conv_mosaic_gpu
 from pallas_kernels.short_conv.triton_gpu import short_conv_triton
@@ -182,6 +184,38 @@ def _packed_modal_conv(x: Any, **arrays: Any) -> Any:
     return modal_conv_mosaic_gpu(x, segment_ids=_thousands(x), **arrays)
 
 
+def _routed_lora() -> Iterator[Program]:
+    """Three sites of either rank, whose ranks share a step or have one each, and one site."""
+    for shape in lora_shapes.SHAPES:
+        if shape.name in ("llama_7b_qkv", "llama_7b_qkv_r64"):
+            arrays = _lora(shape)
+            y = jax.ShapeDtypeStruct((*arrays["x"].shape[:2], shape.outputs), jnp.bfloat16)
+            cotangents = (y,) * shape.sites
+            yield Program(f"routed_lora/{shape.name}", _forward_and_gradients(_routed), (cotangents, arrays))
+    one = next(shape for shape in lora_shapes.SHAPES if shape.name == "llama_7b_out")
+    yield from _transformed("routed_lora", lambda **arrays: _routed(**arrays)[0], _lora(one))
+
+
+def _lora(shape: lora_shapes.RoutedLoraShape) -> dict[str, Any]:
+    """Arguments by name: the matrices of a group as a tuple, of one site as an array."""
+    x = (shape.batch, shape.length, shape.inputs)
+    sizes = {
+        "w": (shape.inputs, shape.outputs),
+        "v": (shape.inputs, shape.rank),
+        "u": (shape.rank, shape.outputs),
+    }
+    matrices = {name: jax.ShapeDtypeStruct(size, jnp.bfloat16) for name, size in sizes.items()}
+    if shape.sites > 1:
+        matrices = {name: (matrix,) * shape.sites for name, matrix in matrices.items()}
+    code = jax.ShapeDtypeStruct((shape.batch, shape.length // shape.chunk, shape.blocks), jnp.float32)
+    return {"x": jax.ShapeDtypeStruct(x, jnp.bfloat16), **matrices, "code": code}
+
+
+def _routed(x: Any, w: Any, v: Any, u: Any, code: Any) -> Any:
+    matrices = (a if isinstance(a, tuple) else (a,) for a in (w, v, u))
+    return routed_lora_mosaic_gpu(x, *matrices, code, chunk=x.shape[1] // code.shape[1], scale=1.0)
+
+
 def _short_conv() -> Iterator[Program]:
     shape = next(shape for shape in short_shapes.SHAPES if shape.name == "hyena_d768_8k")
     x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
@@ -278,5 +312,6 @@ PROGRAMS: tuple[Program, ...] = (
     *_linear_scan(),
     *_modal_conv(),
     *_patch_attention(),
+    *_routed_lora(),
     *_short_conv(),
 )

@@ -132,7 +132,8 @@ def test_only_what_is_asked_for_is_computed() -> None:
         ({"code": jnp.ones((8, 6, 4))}, r"code must be \[8, 7, 'E'\] .* in chunks of 1, got \(8, 6, 4\)"),
         ({"code": jnp.ones((8, 7, 3))}, "rank of 4 does not divide into the 3 blocks"),
         ({"chunk": 0}, "chunk must be at least 1, got 0"),
-        ({"implementation": "mosaic_gpu"}, "unknown implementation 'mosaic_gpu'"),
+        ({"implementation": "mosaic_gpu"}, "'mosaic_gpu' cannot run here: .* this is cpu"),
+        ({"implementation": "triton"}, "unknown implementation 'triton'"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:

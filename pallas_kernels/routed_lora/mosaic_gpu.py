@@ -1,0 +1,107 @@
+"""Hopper: every output written once, with the update summed where the product with the weight is.
+
+XLA makes z = scale (x V) * c of all sites in one read of x, and likewise s of the cotangents. The kernel then makes
+y = x W + z U of all sites in one call, and dx = sum dy W^T + s V^T in one more. Backward keeps the inputs and makes p
+again; the gradients of V, U, W and c are XLA's.
+
+The ranks of all sites lie side by side in z, filled up with zeros to a multiple of 64. A site multiplies the columns of
+its own ranks, from a multiple of 64 to a multiple of 64, with U and rows of zeros for ranks of others.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels._compat import vary_alike
+from pallas_kernels.routed_lora.grid import Term
+from pallas_kernels.routed_lora.hopper import STEP
+from pallas_kernels.routed_lora.mosaic_gpu_product import sums_of_products
+from pallas_kernels.routed_lora.reference import Matrices
+from pallas_kernels.routed_lora.xla import gradients, joined, product, scaled
+
+
+def routed_lora_mosaic_gpu(
+    x: Float[Array, "B T K"],
+    w: Matrices,
+    v: Matrices,
+    u: Matrices,
+    code: Float[Array, "B C E"] | None,
+    *,
+    chunk: int,
+    scale: float,
+    interpret: Any = None,
+) -> tuple[Float[Array, "B T _"], ...]:
+    """See `routed_lora`; what `hopper.why_not` refuses is not looked at again.
+
+    Args:
+      interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
+    """
+    flat, tree = jax.tree.flatten((x, w, v, u, code))
+    return _routed(chunk, float(scale), interpret, *jax.tree.unflatten(tree, vary_alike(*flat)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _routed(
+    chunk: int, scale: float, interpret: Any, x: Any, w: Matrices, v: Matrices, u: Matrices, code: Any
+) -> tuple[Array, ...]:
+    p = _down(x, v)
+    z = jnp.concatenate(scaled(p, v, code, chunk, scale), -1).astype(x.dtype)
+    terms, up, after = [], [], 0
+    for i, (weight, matrix) in enumerate(zip(w, u, strict=True)):
+        before, after = after, after + matrix.shape[0]
+        start, end = before // STEP * STEP, -(-after // STEP) * STEP
+        up.append(jnp.pad(matrix, ((before - start, end - after), (0, 0))))
+        terms.append([Term(0, 2 + i, 0, weight.shape[0]), Term(1, 2 + len(w) + i, start, end - start)])
+    arrays = [_rows(x), _filled(_rows(z)), *w, *up]
+    return _sums(arrays, terms, x, interpret)
+
+
+def _forward(chunk: int, scale: float, interpret: Any, *given: Any) -> tuple[tuple[Array, ...], Any]:
+    return _routed(chunk, scale, interpret, *given), given
+
+
+def _backward(chunk: int, scale: float, interpret: Any, kept: Any, dy: tuple[Array, ...]) -> tuple[Any, ...]:
+    x, _, v, *_ = kept
+    input_gradient = partial(_input_gradient, interpret=interpret)
+    return gradients(chunk, scale, (*kept, _down(x, v)), dy, input_gradient)
+
+
+_routed.defvjp(_forward, _backward)
+
+
+def _down(x: Float[Array, "B T K"], v: Matrices) -> Float[Array, "B T R"]:
+    """x V of all sites, in fp32: one product, as wide as whole tiles."""
+    down = joined(v)
+    return product("btk,kr->btr", x, _filled(down), wide=True)[..., : down.shape[1]]
+
+
+def _input_gradient(dy: tuple[Array, ...], w: Any, v: Matrices, s: Array, *, interpret: Any) -> Array:
+    sites, down = len(w), _filled(joined(v))
+    terms = [Term(i, sites + 1 + i, 0, weight.shape[1]) for i, weight in enumerate(w)]
+    terms.append(Term(sites, 2 * sites + 1, 0, down.shape[1]))
+    arrays = [*map(_rows, dy), _filled(_rows(s)), *w, down]
+    return _sums(arrays, [terms], s, interpret, transposed=True)[0]
+
+
+def _sums(
+    arrays: list[Array], terms: list[list[Term]], like: Array, interpret: Any, *, transposed: bool = False
+) -> tuple[Array, ...]:
+    """[B, T, _] of each output, B and T as in `like`."""
+    cast = [array.astype(like.dtype) for array in arrays]
+    found = sums_of_products(cast, terms, transposed=transposed, interpret=interpret)
+    batch, length, _ = like.shape
+    return tuple(y[: batch * length].reshape(batch, length, -1) for y in found)
+
+
+def _rows(x: Float[Array, "B T K"]) -> Float[Array, "M K"]:
+    """All tokens below each other, filled up to a multiple of 8, as the copy engine wants it."""
+    rows = x.reshape(-1, x.shape[-1])
+    return jnp.pad(rows, ((0, -rows.shape[0] % 8), (0, 0)))
+
+
+def _filled(x: Float[Array, "_ R"]) -> Float[Array, "_ padded"]:
+    """Ranks filled up to a multiple of 64."""
+    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % STEP)))

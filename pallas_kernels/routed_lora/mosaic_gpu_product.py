@@ -1,0 +1,212 @@
+"""Hopper: sums of products of matrices, each written once.
+
+An output is the sum of left right over its terms, such as x W + z U: the accumulator of a tile runs through the columns
+of x and then through those of z, and is rounded once. A cluster of two persistent programs takes one tile of 256 x 256
+after another, 128 rows each. One warpgroup of a program copies 64 columns of left and 64 rows of right at a time to a
+ring in shared memory; of right each program copies half, to both. Two warpgroups compute, 64 rows each, with both
+operands of their products in shared memory.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels._compat import vary_alike
+from pallas_kernels._hopper import varying_like
+from pallas_kernels.routed_lora.grid import Grid, Place, Term, pick, place_of
+from pallas_kernels.routed_lora.hopper import STEP
+
+WORKERS = 2
+ROWS = 64
+"""Rows of a warpgroup."""
+HEIGHT = WORKERS * ROWS
+"""Rows of a program."""
+PAIR = 2
+"""Programs of a cluster: they have one right operand."""
+WIDTH = 256
+"""Columns of a tile: 128 registers of each thread hold its sums."""
+STAGES = 4
+"""Steps under way: 48 KB each."""
+CLUSTERS = 66
+"""As many as make a program for each multiprocessor of an H200."""
+
+
+class Shared(NamedTuple):
+    """Shared memory of a program.
+
+    Attributes:
+      left, right: what is copied, with a leading axis of steps under way.
+      there, free: when it is, and when both programs may overwrite it.
+      out: two pieces of 64 columns of each warpgroup's results, on their way.
+    """
+
+    left: Any
+    right: Any
+    there: Any
+    free: Any
+    out: Any
+
+
+def sums_of_products(
+    arrays: Sequence[Array], terms: Sequence[Sequence[Term]], *, transposed: bool = False, interpret: Any
+) -> list[Float[Array, "M N"]]:
+    """Each output's sum of left right, in the arrays' dtype and summed in fp32.
+
+    Args:
+      arrays: left ones [M, K], right ones [K, N]; M is a multiple of 8, K and N are of 64.
+      terms: of each output.
+      transposed: right arrays are [N, K].
+      interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
+    """
+    arrays = vary_alike(*arrays)
+    height = arrays[terms[0][0].left].shape[0]
+    widths = [arrays[own[0].right].shape[0 if transposed else 1] for own in terms]
+    columns = tuple(-(-width // WIDTH) for width in widths)
+    rows = -(-height // (PAIR * HEIGHT))
+    grid = Grid(tuple(tuple(own) for own in terms), rows, columns, transposed)
+    kernel = plgpu.kernel(
+        partial(_program, grid=grid, arrays=len(arrays)),
+        out_type=[varying_like(arrays[0], (height, width), arrays[0].dtype) for width in widths],
+        grid=(min(CLUSTERS, grid.ends()[-1]),),
+        grid_names=("cluster",),
+        cluster=(PAIR,),
+        cluster_names=("program",),
+        num_threads=WORKERS + 1,
+        thread_name="warpgroup",
+        scratch_types=[_scratch(arrays[0].dtype, transposed)],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        interpret=interpret,
+        kernel_name="routed_lora_dx" if transposed else "routed_lora",
+    )
+    return kernel(*arrays)
+
+
+def _scratch(dtype: Any, transposed: bool) -> Shared:
+    tiling: Any = plgpu.TilingTransform((8, STEP))  # pyright: ignore[reportAbstractUsage]
+    swizzle: Any = plgpu.SwizzleTransform(2 * STEP)  # pyright: ignore[reportAbstractUsage]
+
+    def tiles(*shape: int) -> Any:
+        return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
+
+    return Shared(
+        left=tiles(STAGES, HEIGHT, STEP),
+        right=tiles(STAGES, *((WIDTH, STEP) if transposed else (STEP, WIDTH))),
+        there=plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+        free=plgpu.ClusterBarrier(collective_axes=("program",), num_arrivals=WORKERS, num_barriers=STAGES),
+        out=tiles(WORKERS, 2, ROWS, STEP),
+    )
+
+
+def _program(*refs: Any, grid: Grid, arrays: int) -> None:
+    """The rows of a program in every tile whose number has the cluster's own as its remainder."""
+    inputs, outputs, shared = refs[:arrays], refs[arrays:-1], refs[-1]
+    worker = lax.axis_index("warpgroup")
+
+    @pl.when(worker == WORKERS)
+    def _() -> None:
+        plgpu.set_max_registers(40, action="decrease")
+        _feed(inputs, shared, grid)
+
+    @pl.when(worker < WORKERS)
+    def _() -> None:
+        plgpu.set_max_registers(232, action="increase")
+        _compute(outputs, shared, grid, worker)
+
+
+def _walk(grid: Grid, visit: Any) -> Array:
+    """Calls visit(place, steps before it) for each tile of the cluster; returns the number of all its steps."""
+    cluster, clusters = lax.axis_index("cluster"), lax.axis_size("cluster")
+    ends, steps = grid.ends(), grid.steps()
+
+    def advance(i: Array, before: Array) -> Array:
+        place = place_of(grid, cluster + i * clusters)
+        visit(place, before)
+        return before + pick(steps, place.output)
+
+    return lax.fori_loop(0, (ends[-1] - cluster + clusters - 1) // clusters, advance, jnp.int32(0))
+
+
+def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid) -> None:
+    """Copies what each step multiplies as soon as there is a place for it."""
+
+    def copy(place: Place, term: Term, block: Array, step: Array) -> None:
+        slot, left, right = step % STAGES, inputs[term.left], inputs[term.right]
+        pl.when(step >= STAGES)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
+        columns = pl.ds(term.start + block * STEP, STEP)
+        rows = pl.ds((place.row * PAIR + lax.axis_index("program")) * HEIGHT, HEIGHT)
+        plgpu.copy_gmem_to_smem(left.at[rows, columns], shared.left.at[slot], shared.there.at[slot])
+        summed, kept = pl.ds(block * STEP, STEP), pl.ds(place.column * WIDTH, WIDTH)
+        box = right.at[kept, summed] if grid.transposed else right.at[summed, kept]
+        plgpu.copy_gmem_to_smem(box, shared.right.at[slot], shared.there.at[slot], collective_axes="program")
+
+    def visit(place: Place, before: Array) -> None:
+        for output, terms in enumerate(grid.terms):
+
+            @pl.when(place.output == output)
+            def _(terms: tuple[Term, ...] = terms) -> None:
+                done = before
+                for term in terms:
+                    lax.fori_loop(
+                        0,
+                        term.size // STEP,
+                        lambda block, _, term=term, done=done: copy(place, term, block, done + block),
+                        None,
+                    )
+                    done += term.size // STEP
+
+    def drain(step: Array, _: None) -> None:
+        plgpu.barrier_wait(shared.free.at[step % STAGES])
+
+    steps = _walk(grid, visit)
+    lax.fori_loop(jnp.maximum(steps - STAGES, 0), steps, drain, None)
+
+
+def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, worker: Array) -> None:
+    """A warpgroup's 64 rows of each tile."""
+
+    def visit(place: Place, before: Array) -> None:
+        steps = pick(grid.steps(), place.output)
+        total = pl.run_scoped(
+            partial(_multiply, shared=shared, grid=grid, worker=worker, before=before, steps=steps),
+            plgpu.WGMMAAccumulatorRef((ROWS, WIDTH), jnp.float32),
+        ).astype(outputs[0].dtype)
+        first = (place.row * PAIR + lax.axis_index("program")) * HEIGHT
+        rows = pl.ds(first + worker * ROWS, ROWS)
+        for i in range(WIDTH // STEP):
+            piece = shared.out.at[worker, i % 2]
+            # A piece that lies past the output's last column is stored too, to nowhere: stores are counted.
+            plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+            piece[...] = total[:, i * STEP : (i + 1) * STEP]
+            plgpu.commit_smem()
+            columns = pl.ds(place.column * WIDTH + i * STEP, STEP)
+            for output, ref in enumerate(outputs):
+                store = partial(plgpu.copy_smem_to_gmem, piece, ref.at[rows, columns])
+                pl.when(place.output == output)(store)
+
+    _walk(grid, visit)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _multiply(
+    total: Any, *, shared: Shared, grid: Grid, worker: Array, before: Array, steps: Array
+) -> Float[Array, "64 256"]:
+    """All steps of a tile. A place is free one step later, when the product that reads it has ended."""
+
+    def advance(i: Array, _: None) -> None:
+        slot = (before + i) % STAGES
+        plgpu.barrier_wait(shared.there.at[slot])
+        left, right = shared.left.at[slot, pl.ds(worker * ROWS, ROWS)], shared.right.at[slot]
+        plgpu.wgmma(total, left, right.T if grid.transposed else right)
+        plgpu.wgmma_wait(1)
+        pl.when(i > 0)(lambda: plgpu.barrier_arrive(shared.free.at[(before + i - 1) % STAGES]))
+
+    lax.fori_loop(0, steps, advance, None)
+    found = total[...]
+    plgpu.barrier_arrive(shared.free.at[(before + steps - 1) % STAGES])
+    return found
