@@ -1,0 +1,98 @@
+"""Complex tiles of 64 x 64 in the Hopper kernel: products by the DFT's matrix, and element by element.
+
+Left operands lie in shared memory as right ones do: see docs/notes/mosaic-gpu.md.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels._conv.tiles import read
+from pallas_kernels._hopper import CHUNK, ROWS
+
+Complex = tuple[Array, Array]
+"""Real and imaginary part of a tile, in fp32 and registers."""
+
+
+class Dft(NamedTuple):
+    """A symmetric matrix F in shared memory: -Im F, Re F, Im F."""
+
+    negative: Any
+    real: Any
+    imaginary: Any
+
+    @classmethod
+    def at(cls, matrices: Any, first: int) -> "Dft":
+        return cls(*(matrices.at[first + i] for i in range(3)))
+
+    def conjugate(self) -> "Dft":
+        return Dft(self.imaginary, self.real, self.negative)
+
+
+def from_left(dft: Dft, tile: Sequence[Any]) -> Complex:
+    """F X of a tile in shared memory."""
+    real, imaginary = tile
+    return _sums(
+        [(dft.real, real), (dft.negative, imaginary)], [(dft.imaginary, real), (dft.real, imaginary)]
+    )
+
+
+def from_right(tile: Sequence[Any], dft: Dft) -> Complex:
+    """X F of a tile in shared memory."""
+    real, imaginary = tile
+    return _sums(
+        [(real, dft.real), (imaginary, dft.negative)], [(real, dft.imaginary), (imaginary, dft.real)]
+    )
+
+
+def _sums(*pairs: list[tuple[Any, Any]]) -> Complex:
+    """Two sums of products in fp32; the tensor cores have all of them before the first is waited for."""
+
+    def issue(*totals: Any) -> Complex:
+        for total, products in zip(totals, pairs, strict=True):
+            for left, right in products:
+                plgpu.wgmma(total, left, right)
+        return totals[0][...], totals[1][...]
+
+    total = plgpu.WGMMAAccumulatorRef((ROWS, CHUNK), jnp.float32)
+    return pl.run_scoped(issue, total, total)
+
+
+def store(tile: Sequence[Any], parts: Complex) -> None:
+    """A tile in fp16 where tensor cores will read it, told to them."""
+    for ref, part in zip(tile, parts, strict=True):
+        ref[...] = part.astype(jnp.float16)
+    plgpu.commit_smem()
+
+
+def times(z: Complex, parts: Sequence[Any], *, conjugated: bool = False) -> Complex:
+    """z times what lies in shared memory, or its conjugate, element by element."""
+    real, imaginary = (read(part).astype(jnp.float32) for part in parts)
+    if conjugated:
+        return z[0] * real + z[1] * imaginary, z[1] * real - z[0] * imaginary
+    return z[0] * real - z[1] * imaginary, z[0] * imaginary + z[1] * real
+
+
+def parts_of(ref: Any, j: Array) -> list[Any]:
+    """Real and imaginary part of tile j."""
+    return [ref.at[2 * j], ref.at[2 * j + 1]]
+
+
+def by_row(ref: Any) -> Float[Array, "64"]:
+    """One number for each row of a tile, from shared memory."""
+    return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+
+
+def spread(z: Float[Array, "64"]) -> Float[Array, "64 64"]:
+    """One number a row in each column."""
+    return lax.broadcast_in_dim(z, (ROWS, CHUNK), (0,))
+
+
+def two_to(exponent: Int[Array, "64"]) -> Float[Array, "64"]:
+    """2^exponent, of -126 to 127."""
+    return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
