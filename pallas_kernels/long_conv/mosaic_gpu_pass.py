@@ -3,8 +3,8 @@
 A program takes one channel and walks over its rows; its warpgroups take tiles in turn, each on its own. A row of C tiles
 is C transforms of 64 x 64 complex points, one for each class of frequencies (`mosaic_gpu_tables`):
 
-    U = sum_m turn_j[m] u_m         Z = twiddle_j (F U)         P = H_j (Z F)
-    W = conj(twiddle_j) (P F^H)     V = F^H W                   y_m = sum_j Re(conj(turn_j[m]) V)
+    U = sum_m turn_j[m] u_m        Z = twiddle_j * (F U)        P = H_j * (Z F)
+    W = twiddle_j^* * (P F^*)      V = F^* W                    y_m = sum_j Re(turn_j[m]^* V)
 
 Each of the four products is 64 x 64 x 64, eight times for real and imaginary parts. Operands are fp16 and lie in shared
 memory, left ones too; sums are fp32 and stay in registers for what is done to their elements.
@@ -29,11 +29,14 @@ from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program
 from pallas_kernels.long_conv.hopper import Ring
 from pallas_kernels.long_conv.monarch_vjp import LARGEST_NORM
 from pallas_kernels.long_conv.mosaic_gpu_products import (
+    Complex,
     Dft,
+    by_column,
     by_row,
     from_left,
     from_right,
     parts_of,
+    product,
     spread,
     store,
     times,
@@ -77,6 +80,7 @@ class Shared(NamedTuple):
     sizes: Any
     matrices: Any
     twiddles: Any
+    shifts: Any
     turns: Any
     spectrum: Any
     inverse: Any
@@ -119,17 +123,18 @@ def convolve(
 
 
 def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
-    matrices, twiddles, turns = (z.shape for z in constants)
+    matrices, twiddles, shifts, turns = (z.shape for z in constants)
     workers, classes, half = call.workers, call.ring.classes, jnp.float16
-    copies = matrices[0] + 2 * twiddles[0] + 2
+    copies = matrices[0] + twiddles[0] + 2 * classes + 3
     return Shared(
         streams=tile_ref(workers, call.inputs + 1, classes, ROWS, CHUNK, dtype=jnp.bfloat16),
         operands=tile_ref(workers, 2, ROWS, CHUNK, dtype=half),
         sizes=plgpu.SMEM((workers, ROWS), jnp.float32),
         matrices=tile_ref(*matrices, dtype=half),
         twiddles=tile_ref(*twiddles, dtype=half),
-        turns=plgpu.SMEM(turns, jnp.float32),
-        spectrum=tile_ref(*twiddles, dtype=half),
+        shifts=plgpu.SMEM(shifts, jnp.float32),
+        turns=plgpu.SMEM(turns, half),
+        spectrum=tile_ref(2 * classes, ROWS, CHUNK, dtype=half),
         inverse=plgpu.SMEM((ROWS,), jnp.float32),
         ready=plgpu.Barrier(num_arrivals=copies),
         came=plgpu.Barrier(num_arrivals=call.inputs * call.boxes, num_barriers=workers),
@@ -139,7 +144,7 @@ def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
 
 def _program(*refs: Any, call: Call) -> None:
     """One channel of `rows` rows."""
-    *streams, matrices, twiddles, turns, spectrum, inverse, y, shared = refs
+    *streams, matrices, twiddles, shifts, turns, spectrum, inverse, y, shared = refs
     channel, worker = lax.axis_index("channel"), lax.axis_index("warpgroup")
 
     @pl.when(worker == 0)
@@ -148,12 +153,12 @@ def _program(*refs: Any, call: Call) -> None:
         for source, place in whole:
             for i in range(place.shape[0]):
                 plgpu.copy_gmem_to_smem(source.at[i], place.at[i], shared.ready)
-        plgpu.copy_gmem_to_smem(turns, shared.turns, shared.ready)
-        plgpu.copy_gmem_to_smem(inverse.at[channel], shared.inverse, shared.ready)
+        for source, place in ((shifts, shared.shifts), (turns, shared.turns), (inverse.at[channel], shared.inverse)):
+            plgpu.copy_gmem_to_smem(source, place, shared.ready)
 
     turns_left = (call.tiles - worker + call.workers - 1) // call.workers
     row = _Row(call, streams, y, shared, worker, turns_left)
-    row.load_inputs(jnp.int32(0))
+    row.load_inputs(worker * 0)
     plgpu.barrier_wait(shared.ready)
     lax.fori_loop(0, turns_left, lambda step, _: row.convolve(step), None)
     plgpu.wait_smem_to_gmem(0)
@@ -202,9 +207,11 @@ class _Row(NamedTuple):
         for i in range(ring.together):
             row = (first + i) * self.call.channels + lax.axis_index("channel")
             for m in range(ring.classes):
+                # Keep the start unknown to Pallas, which refuses a box that reaches past the row's end.
+                chunks = pl.ds(step * 0 + m * ROWS, ring.height)
                 place = self.shared.streams.at[self.worker, stream, m]
                 place = place if ring.together == 1 else place.at[pl.ds(i * ring.height, ring.height)]
-                found.append((array.at[row, pl.ds(m * ROWS, ring.height)], place))
+                found.append((array.at[row, chunks], place))
         return found
 
     def _input(self, m: int) -> Array:
@@ -222,8 +229,7 @@ class _Row(NamedTuple):
         for m in range(1, ring.classes):
             largest = jnp.maximum(largest, jnp.abs(self._input(m)))
         sizes[...] = jnp.max(largest, axis=1)
-        column = plgpu.load(sizes, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-        all_rows = lax.broadcast_in_dim(column, (ROWS, CHUNK), (1,))
+        all_rows = by_column(sizes)
         if ring.together > 1:
             at, of = (
                 plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), axis, layout=plgpu.Layout.WGMMA)
@@ -244,10 +250,10 @@ class _Row(NamedTuple):
         store(operands, self._turned(j, scale))
         pl.when(j == 0)(lambda: self._free_output(step))
         pl.when((j == call.ring.classes - 1) & (step + 1 < self.steps))(lambda: self.load_inputs(step + 1))
-        store(operands, times(from_left(first, operands), parts_of(shared.twiddles, j)))
+        store(operands, self._twiddled(from_left(first, operands), j))
         store(operands, times(from_right(operands, last), parts_of(shared.spectrum, j)))
         back = from_right(operands, last.conjugate())
-        store(operands, times(back, parts_of(shared.twiddles, j), conjugated=True))
+        store(operands, self._twiddled(back, j, conjugated=True))
         real, imaginary = from_left(first.conjugate(), operands)
         found = []
         for m, total in enumerate(sums):
@@ -265,9 +271,17 @@ class _Row(NamedTuple):
                 total[part] = more if m == 0 else total[part] + more
         return total[0], total[1]
 
+    def _twiddled(self, z: Complex, j: Array, *, conjugated: bool = False) -> Complex:
+        """Z times the twiddles of class j, or their conjugates."""
+        turned = times(z, parts_of(self.shared.twiddles), conjugated=conjugated)
+        if self.call.ring.classes == 1:
+            return turned
+        columns = [by_column(part) for part in parts_of(self.shared.shifts, j)]
+        return product(turned, columns, conjugated=conjugated)
+
     def _turn(self, j: Array, m: int) -> list[Float[Array, "64"]]:
         at = 2 * (j * self.call.ring.classes + m)
-        return [by_row(self.shared.turns.at[at + part]) for part in range(2)]
+        return [by_row(self.shared.turns.at[at + part]).astype(jnp.float32) for part in range(2)]
 
     def _free_output(self, step: Array) -> None:
         """Waits until the last turn's y has left its place, for which post_gate may come."""

@@ -71,16 +71,27 @@ def store(tile: Sequence[Any], parts: Complex) -> None:
 
 
 def times(z: Complex, parts: Sequence[Any], *, conjugated: bool = False) -> Complex:
-    """z times what lies in shared memory, or its conjugate, element by element."""
-    real, imaginary = (read(part).astype(jnp.float32) for part in parts)
+    """z times a tile in shared memory, or its conjugate, element by element."""
+    return product(z, [read(part).astype(jnp.float32) for part in parts], conjugated=conjugated)
+
+
+def product(z: Complex, other: Sequence[Array], *, conjugated: bool = False) -> Complex:
+    """z times the other, or its conjugate, element by element."""
+    real, imaginary = other
     if conjugated:
         return z[0] * real + z[1] * imaginary, z[1] * real - z[0] * imaginary
     return z[0] * real - z[1] * imaginary, z[0] * imaginary + z[1] * real
 
 
-def parts_of(ref: Any, j: Array) -> list[Any]:
-    """Real and imaginary part of tile j."""
+def parts_of(ref: Any, j: Array | int = 0) -> list[Any]:
+    """Real and imaginary part of tile (or row) j."""
     return [ref.at[2 * j], ref.at[2 * j + 1]]
+
+
+def by_column(ref: Any) -> Float[Array, "64 64"]:
+    """One number a column in each row, from shared memory."""
+    numbers = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+    return lax.broadcast_in_dim(numbers, (ROWS, CHUNK), (1,))
 
 
 def by_row(ref: Any) -> Float[Array, "64"]:
