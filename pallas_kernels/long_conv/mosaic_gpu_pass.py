@@ -246,7 +246,7 @@ class _Row(NamedTuple):
         """The sums with what frequencies of class j add."""
         call, shared = self.call, self.shared
         operands = [shared.operands.at[self.worker, i] for i in range(2)]
-        first, last = (Dft.at(shared.matrices, i) for i in (0, shared.matrices.shape[0] - 3))
+        first, last = (Dft(shared.matrices.at[i]) for i in (0, shared.matrices.shape[0] - 1))
         store(operands, self._turned(j, scale))
         pl.when(j == 0)(lambda: self._free_output(step))
         pl.when((j == call.ring.classes - 1) & (step + 1 < self.steps))(lambda: self.load_inputs(step + 1))

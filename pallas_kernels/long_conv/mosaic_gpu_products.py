@@ -20,47 +20,50 @@ Complex = tuple[Array, Array]
 
 
 class Dft(NamedTuple):
-    """A symmetric matrix F in shared memory: -Im F, Re F, Im F."""
+    """A symmetric matrix F or its conjugate.
 
-    negative: Any
-    real: Any
-    imaginary: Any
+    Attributes:
+      parts: -Im F, Re F and Im F side by side in shared memory.
+      conjugated: stands for the conjugate.
+    """
 
-    @classmethod
-    def at(cls, matrices: Any, first: int) -> "Dft":
-        return cls(*(matrices.at[first + i] for i in range(3)))
+    parts: Any
+    conjugated: bool = False
 
     def conjugate(self) -> "Dft":
-        return Dft(self.imaginary, self.real, self.negative)
+        return Dft(self.parts, not self.conjugated)
+
+    def columns(self, first: int, count: int = 1) -> Any:
+        """`count` parts side by side."""
+        return self.parts.at[:, first * CHUNK : (first + count) * CHUNK]
 
 
 def from_left(dft: Dft, tile: Sequence[Any]) -> Complex:
     """F X of a tile in shared memory."""
-    real, imaginary = tile
-    return _sums(
-        [(dft.real, real), (dft.negative, imaginary)], [(dft.imaginary, real), (dft.real, imaginary)]
-    )
-
-
-def from_right(tile: Sequence[Any], dft: Dft) -> Complex:
-    """X F of a tile in shared memory."""
-    real, imaginary = tile
-    return _sums(
-        [(real, dft.real), (imaginary, dft.negative)], [(real, dft.imaginary), (imaginary, dft.real)]
-    )
-
-
-def _sums(*pairs: list[tuple[Any, Any]]) -> Complex:
-    """Two sums of products in fp32; the tensor cores have all of them before the first is waited for."""
+    negative, real, imaginary = (dft.columns(i) for i in ((2, 1, 0) if dft.conjugated else (0, 1, 2)))
 
     def issue(*totals: Any) -> Complex:
-        for total, products in zip(totals, pairs, strict=True):
-            for left, right in products:
+        for total, lefts in zip(totals, ((real, negative), (imaginary, real)), strict=True):
+            for left, right in zip(lefts, tile, strict=True):
                 plgpu.wgmma(total, left, right)
         return totals[0][...], totals[1][...]
 
     total = plgpu.WGMMAAccumulatorRef((ROWS, CHUNK), jnp.float32)
     return pl.run_scoped(issue, total, total)
+
+
+def from_right(tile: Sequence[Any], dft: Dft) -> Complex:
+    """X F of a tile in shared memory, both parts in one product: a left operand is read once for them."""
+    rights = [dft.columns(i, 2) for i in ((0, 1) if dft.conjugated else (1, 0))]
+
+    def issue(total: Any) -> Array:
+        for left, right in zip(tile, rights, strict=True):
+            plgpu.wgmma(total, left, right)
+        return total[...]
+
+    both = pl.run_scoped(issue, plgpu.WGMMAAccumulatorRef((ROWS, 2 * CHUNK), jnp.float32))
+    first, second = both[:, :CHUNK], both[:, CHUNK:]
+    return (second, first) if dft.conjugated else (first, second)
 
 
 def store(tile: Sequence[Any], parts: Complex) -> None:

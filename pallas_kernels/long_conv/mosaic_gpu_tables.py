@@ -26,7 +26,7 @@ class Tables(NamedTuple):
     """The same for all channels.
 
     Attributes:
-      matrices: -Im F, Re F, Im F over 8, in fp16; where rows share tiles, behind those of the first stage.
+      matrices: -Im F, Re F and Im F over 8 side by side, in fp16; where rows share tiles, behind the first stage's.
       twiddles: real and imaginary part, in fp16.
       shifts: real and imaginary parts, class after class, in fp32.
       turns: those of each class and tile m, over sqrt(C), in fp16.
@@ -48,9 +48,8 @@ def tables(ring: Ring) -> Tables:
     start = height * CHUNK * np.arange(classes)
     turns = _turned((start[:, None] + CHUNK * row) * (4 * j[:, None] - 1), whole) / classes**0.5
     last = _dft(CHUNK)
-    matrices = last if ring.together == 1 else np.concatenate([_dft(height), last])
     return Tables(
-        matrices.astype(np.float16),
+        np.stack([last] if ring.together == 1 else [_dft(height), last]).astype(np.float16),
         twiddles.astype(np.float16),
         np.moveaxis(_turned(4 * j * step, whole), 0, 1).reshape(-1, CHUNK).astype(np.float32),
         np.moveaxis(turns, 0, 2).reshape(-1, ROWS).astype(np.float16),
@@ -64,10 +63,10 @@ def _turned(phase: Any, whole: int) -> Any:
 
 
 def _dft(size: int) -> Any:
-    """-Im F, Re F, Im F of blocks of `size` along the diagonal, unitary."""
+    """-Im F, Re F, Im F, side by side, of blocks of `size` along the diagonal, unitary."""
     real, imaginary = _turned(np.outer(np.arange(size), np.arange(size)), size) / size**0.5
     blocks = np.eye(ROWS // size)
-    return np.stack([np.kron(blocks, part) for part in (-imaginary, real, imaginary)])
+    return np.concatenate([np.kron(blocks, part) for part in (-imaginary, real, imaginary)], axis=1)
 
 
 def spectrum(
