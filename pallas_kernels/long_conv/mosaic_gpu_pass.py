@@ -1,7 +1,7 @@
 """The Hopper kernel: rows of up to 16,384 steps go from device memory to device memory once.
 
-A program takes one channel and walks over its rows; its warpgroups take tiles in turn, each on its own. A row of C tiles
-is C transforms of 64 x 64 complex points, one for each class of frequencies (`mosaic_gpu_tables`):
+A program takes one channel and walks over its rows; its warpgroups take them in turn, each on its own. A row of C
+tiles is C transforms of 64 x 64 complex points, one for each class of frequencies (`mosaic_gpu_tables`):
 
     U = sum_m turn_j[m] u_m        Z = twiddle_j * (F U)        P = H_j * (Z F)
     W = twiddle_j^* * (P F^*)      V = F^* W                    y_m = sum_j Re(turn_j[m]^* V)
@@ -149,11 +149,19 @@ def _program(*refs: Any, call: Call) -> None:
 
     @pl.when(worker == 0)
     def _() -> None:
-        whole = [(matrices, shared.matrices), (twiddles, shared.twiddles), (spectrum.at[channel], shared.spectrum)]
+        whole = [
+            (matrices, shared.matrices),
+            (twiddles, shared.twiddles),
+            (spectrum.at[channel], shared.spectrum),
+        ]
         for source, place in whole:
             for i in range(place.shape[0]):
                 plgpu.copy_gmem_to_smem(source.at[i], place.at[i], shared.ready)
-        for source, place in ((shifts, shared.shifts), (turns, shared.turns), (inverse.at[channel], shared.inverse)):
+        for source, place in (
+            (shifts, shared.shifts),
+            (turns, shared.turns),
+            (inverse.at[channel], shared.inverse),
+        ):
             plgpu.copy_gmem_to_smem(source, place, shared.ready)
 
     turns_left = (call.tiles - worker + call.workers - 1) // call.workers
@@ -289,4 +297,3 @@ class _Row(NamedTuple):
         if self.call.gated:
             for box, place in self._boxes(self.arrays[-1], self.call.inputs, step):
                 plgpu.copy_gmem_to_smem(box, place, self.shared.post_came.at[self.worker])
-

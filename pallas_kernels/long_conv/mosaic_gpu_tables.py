@@ -2,11 +2,12 @@
 
 With w = exp(-2 pi i / 4M), M = 4096 C, a step n = 4096 m + 64 n_1 + n_2 and a frequency k = j + C (k_1 + 64 k_2),
 
-    w^(n (4k - 1)) = turn_j[m, n_1] F[n_1, k_1] shift_j[n_2] twiddle[k_1, n_2] F[n_2, k_2],  F[a, b] = exp(-2 pi i a b / 64)
-    turn_j[m, n_1] = w^((4096 m + 64 n_1) (4j - 1)),    shift_j[n_2] = w^(4 j n_2),    twiddle = w^(n_2 (4 C k_1 - 1)).
+    w^(n (4k - 1)) = turn_j[m, n_1] F[n_1, k_1] shift_j[n_2] twiddle[k_1, n_2] F[n_2, k_2]
+    turn_j[m, n_1] = w^((4096 m + 64 n_1) (4j - 1)),    F[a, b] = exp(-2 pi i a b / 64)
+    twiddle[k_1, n_2] = w^(n_2 (4 C k_1 - 1)),          shift_j[n_2] = w^(4 j n_2).
 
-So the C classes j are transforms of 4,096 complex points each, all by one matrix F. Rows that share a tile have M = 64 R,
-R = 64 / rows: n_1 and k_1 are smaller than R, and the first F is R x R, a block for each row.
+So the C classes j are transforms of 4,096 complex points each, all by one matrix F. Rows that share a tile have
+M = 64 R, R = 64 / rows: n_1 and k_1 are smaller than R, and the first F is R x R, a block for each row.
 """
 
 from functools import lru_cache

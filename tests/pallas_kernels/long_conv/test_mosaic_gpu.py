@@ -32,7 +32,9 @@ def drawn(
     shape: tuple[int, int, int], taps: int, *, causal: bool, gates: tuple[str, ...], size: float = 1.0
 ) -> dict[str, Any]:
     """x and some gates of a given size, taps of unit energy, a bias."""
-    arrays = {n: (normal(i, shape) * size).astype(bf16) for i, n in enumerate(ALL_STREAMS) if n in ("x", *gates)}
+    arrays = {
+        n: (normal(i, shape) * size).astype(bf16) for i, n in enumerate(ALL_STREAMS) if n in ("x", *gates)
+    }
     width = taps if causal else 2 * taps - 1
     filter, bias = normal(4, (shape[1], width)) * width**-0.5, normal(3, (shape[1],))
     return arrays | {"filter": filter, "bias": bias}
