@@ -41,6 +41,11 @@ class Ring(NamedTuple):
         return ROWS // self.together
 
     @property
+    def shifts(self) -> bool:
+        """Twiddles of all classes do not fit into shared memory: those of class 0 are shifted."""
+        return self.classes == CLASSES
+
+    @property
     def points(self) -> int:
         return self.classes * self.height * CHUNK
 

@@ -80,8 +80,8 @@ class Shared(NamedTuple):
     sizes: Any
     matrices: Any
     twiddles: Any
-    shifts: Any
     turns: Any
+    shifts: Any
     spectrum: Any
     inverse: Any
     ready: Any
@@ -106,7 +106,7 @@ def convolve(
     workers = min(WORKERS[ring.classes], rows // ring.together)
     inputs = 1 if pre_gate is None else 2
     call = Call(ring, channels, rows, inputs, post_gate is not None, workers)
-    constants = [jnp.asarray(table) for table in tables(ring)]
+    constants = [jnp.asarray(table) for table in tables(ring) if table is not None]
     kernel: Any = plgpu.kernel(
         partial(_program, call=call),
         out_type=jax.typeof(x),
@@ -123,17 +123,17 @@ def convolve(
 
 
 def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
-    matrices, twiddles, shifts, turns = (z.shape for z in constants)
+    matrices, twiddles, turns, *shifts = (z.shape for z in constants)
     workers, classes, half = call.workers, call.ring.classes, jnp.float16
-    copies = matrices[0] + twiddles[0] + 2 * classes + 3
+    copies = matrices[0] + twiddles[0] + 2 * classes + 2 + len(shifts)
     return Shared(
         streams=tile_ref(workers, call.inputs + 1, classes, ROWS, CHUNK, dtype=jnp.bfloat16),
         operands=tile_ref(workers, 2, ROWS, CHUNK, dtype=half),
         sizes=plgpu.SMEM((workers, ROWS), jnp.float32),
         matrices=tile_ref(*matrices, dtype=half),
         twiddles=tile_ref(*twiddles, dtype=half),
-        shifts=plgpu.SMEM(shifts, jnp.float32),
         turns=plgpu.SMEM(turns, half),
+        shifts=plgpu.SMEM(shifts[0], jnp.float32) if shifts else None,
         spectrum=tile_ref(2 * classes, ROWS, CHUNK, dtype=half),
         inverse=plgpu.SMEM((ROWS,), jnp.float32),
         ready=plgpu.Barrier(num_arrivals=copies),
@@ -144,7 +144,8 @@ def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
 
 def _program(*refs: Any, call: Call) -> None:
     """One channel of `rows` rows."""
-    *streams, matrices, twiddles, shifts, turns, spectrum, inverse, y, shared = refs
+    count = call.inputs + call.gated
+    streams, (matrices, twiddles, turns, *shifts, spectrum, inverse, y, shared) = refs[:count], refs[count:]
     channel, worker = lax.axis_index("channel"), lax.axis_index("warpgroup")
 
     @pl.when(worker == 0)
@@ -158,9 +159,9 @@ def _program(*refs: Any, call: Call) -> None:
             for i in range(place.shape[0]):
                 plgpu.copy_gmem_to_smem(source.at[i], place.at[i], shared.ready)
         for source, place in (
-            (shifts, shared.shifts),
             (turns, shared.turns),
             (inverse.at[channel], shared.inverse),
+            *((source, shared.shifts) for source in shifts),
         ):
             plgpu.copy_gmem_to_smem(source, place, shared.ready)
 
@@ -281,10 +282,11 @@ class _Row(NamedTuple):
 
     def _twiddled(self, z: Complex, j: Array, *, conjugated: bool = False) -> Complex:
         """Z times the twiddles of class j, or their conjugates."""
-        turned = times(z, parts_of(self.shared.twiddles), conjugated=conjugated)
-        if self.call.ring.classes == 1:
+        twiddles, shifts = self.shared.twiddles, self.shared.shifts
+        turned = times(z, parts_of(twiddles, j if shifts is None else 0), conjugated=conjugated)
+        if shifts is None:
             return turned
-        columns = [by_column(part) for part in parts_of(self.shared.shifts, j)]
+        columns = [by_column(part) for part in parts_of(shifts, j)]
         return product(turned, columns, conjugated=conjugated)
 
     def _turn(self, j: Array, m: int) -> list[Float[Array, "64"]]:

@@ -2,9 +2,9 @@
 
 With w = exp(-2 pi i / 4M), M = 4096 C, a step n = 4096 m + 64 n_1 + n_2 and a frequency k = j + C (k_1 + 64 k_2),
 
-    w^(n (4k - 1)) = turn_j[m, n_1] F[n_1, k_1] shift_j[n_2] twiddle[k_1, n_2] F[n_2, k_2]
-    turn_j[m, n_1] = w^((4096 m + 64 n_1) (4j - 1)),    F[a, b] = exp(-2 pi i a b / 64)
-    twiddle[k_1, n_2] = w^(n_2 (4 C k_1 - 1)),          shift_j[n_2] = w^(4 j n_2).
+    w^(n (4k - 1)) = turn_j[m, n_1] F[n_1, k_1] twiddle_j[k_1, n_2] F[n_2, k_2],    F[a, b] = exp(-2 pi i a b / 64)
+    turn_j[m, n_1] = w^((4096 m + 64 n_1) (4j - 1)),
+    twiddle_j[k_1, n_2] = w^(n_2 (4 (j + C k_1) - 1)) = twiddle_0[k_1, n_2] shift_j[n_2].
 
 So the C classes j are transforms of 4,096 complex points each, all by one matrix F. Rows that share a tile have
 M = 64 R, R = 64 / rows: n_1 and k_1 are smaller than R, and the first F is R x R, a block for each row.
@@ -28,32 +28,34 @@ class Tables(NamedTuple):
 
     Attributes:
       matrices: -Im F, Re F and Im F over 8 side by side, in fp16; where rows share tiles, behind the first stage's.
-      twiddles: real and imaginary part, in fp16.
-      shifts: real and imaginary parts, class after class, in fp32.
+      twiddles: real and imaginary parts, class after class, in fp16; of class 0 alone where there are shifts.
       turns: those of each class and tile m, over sqrt(C), in fp16.
+      shifts: those of each class, in fp32, or None.
     """
 
     matrices: Any
     twiddles: Any
-    shifts: Any
     turns: Any
+    shifts: Any
 
 
 @lru_cache(maxsize=16)
 def tables(ring: Ring) -> Tables:
     """Of rows of a ring, from phases that are whole numbers."""
     classes, height, whole = ring.classes, ring.height, 4 * ring.points
-    j = np.arange(classes)[:, None]
-    row, step = np.arange(ROWS) % height, np.arange(CHUNK)
-    twiddles = _turned((4 * classes * row[:, None] - 1) * step, whole)
+    j, row, step = np.arange(classes)[:, None], np.arange(ROWS) % height, np.arange(CHUNK)
+    twiddled = j[:1] if ring.shifts else j
+    twiddles = _turned((4 * (twiddled[:, None] + classes * row[:, None]) - 1) * step, whole)
     start = height * CHUNK * np.arange(classes)
     turns = _turned((start[:, None] + CHUNK * row) * (4 * j[:, None] - 1), whole) / classes**0.5
     last = _dft(CHUNK)
     return Tables(
         np.stack([last] if ring.together == 1 else [_dft(height), last]).astype(np.float16),
-        twiddles.astype(np.float16),
-        np.moveaxis(_turned(4 * j * step, whole), 0, 1).reshape(-1, CHUNK).astype(np.float32),
+        np.moveaxis(twiddles, 0, 1).reshape(-1, ROWS, CHUNK).astype(np.float16),
         np.moveaxis(turns, 0, 2).reshape(-1, ROWS).astype(np.float16),
+        np.moveaxis(_turned(4 * j * step, whole), 0, 1).reshape(-1, CHUNK).astype(np.float32)
+        if ring.shifts
+        else None,
     )
 
 
