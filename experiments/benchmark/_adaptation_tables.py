@@ -16,10 +16,10 @@ def families(folder: Folder) -> str:
     ]
     records, settings = files[0]["records"], files[0]["settings"]
     said = prose(
-        f"{count(records['domains'])} protein domains of at most {settings['longest']} residues in {records['classes']} "
-        f"superfamilies with at least {settings['members']} members (SCOPe 2.07 at 40 % identity; Fox, Brenner and Chandonia "
-        "2014); a seed picks the split, and figures are of its test tenth. `nearest` and `regression` read k-mers, `bytes` is "
-        "`finetuned` without a base. Three seeds shared a GPU with another run."
+        f"{count(records['domains'])} protein domains of at most {settings['longest']} residues in "
+        f"{records['classes']} superfamilies with at least {settings['members']} members (SCOPe 2.07 at 40 % identity; "
+        "Fox, Brenner and Chandonia 2014); a seed picks the split, and figures are of its test tenth. `nearest` and "
+        "`regression` read k-mers, `bytes` is `finetuned` without a base. Three seeds shared a GPU with another run."
     )
     return f"{said}\n\n{table(('seed', 'model', 'accuracy', 'MCC', 'F1', 'seconds with compilation'), rows)}"
 
@@ -38,10 +38,11 @@ def conflict(folder: Folder) -> str:
     settings = found["settings"]
     said = prose(
         f"Books under {len(found['domains'])} permutations of their letters, which change unmarked inside rows of "
-        f"{count(settings['length'])} bytes. Each adapter of the frozen `books_512` ({found['base']['bits_per_byte']:.3f} bits "
-        f"by itself) trained for {settings['seconds']:.0f} s beside other runs, one seed. `oracle` is told the permutation and "
-        f"has rank {settings['rank']} for each, `static` the same parameters in one adapter. Bits less than `static` are "
-        "paired over documents, with 95 % intervals; below 0 an arm is worse."
+        f"{count(settings['length'])} bytes. Each adapter of the frozen `books_512` "
+        f"({found['base']['bits_per_byte']:.3f} bits by itself) trained for {settings['seconds']:.0f} s beside other "
+        f"runs, one seed. `oracle` is told the permutation and has rank {settings['rank']} for each, `static` the same "
+        "parameters in one adapter. Bits less than `static` are paired over documents, with 95 % intervals; below 0 an "
+        "arm is worse."
     )
     head = ("arm", "trained parameters", "bits per byte", "less than `static`")
     return f"{said}\n\n{table(head, rows)}"

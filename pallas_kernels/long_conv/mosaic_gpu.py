@@ -49,8 +49,8 @@ def _conv(
     post_gate: Array | None,
 ) -> Array:
     ring = Ring.of(x.shape[2], x.shape[0])
-    streams = [None if z is None else as_chunks(z) for z in (x, pre_gate, post_gate)]
-    y = convolve(ring, *spectrum(form, ring, filter, bias), *streams, interpret=interpret)
+    gates = [None if z is None else as_chunks(z) for z in (pre_gate, post_gate)]
+    y = convolve(ring, *spectrum(form, ring, filter, bias), as_chunks(x), *gates, interpret=interpret)
     return as_rows(y, x.shape)
 
 

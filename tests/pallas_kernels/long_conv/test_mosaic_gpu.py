@@ -47,7 +47,7 @@ def assert_near_rounding(run: Any, arrays: dict[str, Any], causal: bool) -> None
     assert np.array_equal(ours, compiled(arrays)), "the same bits twice"
 
     def transformed(dtype: Any) -> Any:
-        wide = {n: jnp.asarray(np.asarray(z).astype(dtype)) for n, z in arrays.items()}
+        wide: Any = {n: jnp.asarray(np.asarray(z).astype(dtype)) for n, z in arrays.items()}
         return long_conv(**wide, causal=causal, implementation="xla")
 
     rounded = transformed(np.float32).astype(bf16)
