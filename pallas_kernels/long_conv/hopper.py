@@ -11,7 +11,10 @@ TILE = CHUNK * ROWS
 CLASSES = 4
 """Classes of the longest row: their spectra lie in shared memory, and their sums in registers."""
 
-LONGEST = CLASSES * TILE
+LONG_CLASSES = 8
+"""Classes of the longest row that two warpgroups share; more tiles do not fit into shared memory."""
+
+LONGEST = LONG_CLASSES * TILE
 TOGETHER = (4, 2)
 """Short rows that may share a tile."""
 
@@ -31,7 +34,8 @@ class Ring(NamedTuple):
     def of(cls, length: int, batch: int) -> "Ring":
         """For rows of so many steps. Rows share tiles if that fills them."""
         if length > TILE // 2:
-            return cls(-(-length // TILE), 1)
+            classes = -(-length // TILE)
+            return cls(classes + classes % 2 if classes > CLASSES else classes, 1)
         fitting = (n for n in TOGETHER if batch % n == 0 and n * length <= TILE)
         return cls(1, next(fitting, 1))
 

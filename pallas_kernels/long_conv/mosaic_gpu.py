@@ -9,8 +9,9 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import as_chunks, as_rows
-from pallas_kernels.long_conv.hopper import Ring
+from pallas_kernels.long_conv.hopper import CLASSES, TILE, Ring
 from pallas_kernels.long_conv.monarch_vjp import Form, gated
+from pallas_kernels.long_conv.mosaic_gpu_long import convolve_long
 from pallas_kernels.long_conv.mosaic_gpu_pass import convolve
 from pallas_kernels.long_conv.mosaic_gpu_tables import spectrum
 
@@ -49,8 +50,12 @@ def _conv(
     post_gate: Array | None,
 ) -> Array:
     ring = Ring.of(x.shape[2], x.shape[0])
-    gates = [None if z is None else as_chunks(z) for z in (pre_gate, post_gate)]
-    y = convolve(ring, *spectrum(form, ring, filter, bias), as_chunks(x), *gates, interpret=interpret)
+    least = (ring.classes - 1) * TILE + 1  # No tile lies behind a row's end as a whole.
+    fill = ((0, 0), (0, 0), (0, max(least - x.shape[2], 0)))
+    chunks = lambda z: as_chunks(jnp.pad(z, fill))  # noqa: E731
+    gates = [None if z is None else chunks(z) for z in (pre_gate, post_gate)]
+    run = convolve if ring.classes <= CLASSES else convolve_long
+    y = run(ring, *spectrum(form, ring, filter, bias), chunks(x), *gates, interpret=interpret)
     return as_rows(y, x.shape)
 
 

@@ -27,7 +27,6 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.tiles import read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program
 from pallas_kernels.long_conv.hopper import Ring
-from pallas_kernels.long_conv.monarch_vjp import LARGEST_NORM
 from pallas_kernels.long_conv.mosaic_gpu_products import (
     Complex,
     Dft,
@@ -37,10 +36,10 @@ from pallas_kernels.long_conv.mosaic_gpu_products import (
     from_right,
     parts_of,
     product,
+    scales,
     spread,
     store,
     times,
-    two_to,
 )
 from pallas_kernels.long_conv.mosaic_gpu_tables import tables
 
@@ -245,11 +244,7 @@ class _Row(NamedTuple):
                 for axis in (0, 1)
             )
             all_rows = jnp.where(at // ring.height == of // ring.height, all_rows, 0.0)
-        exponent = lax.bitcast_convert_type(jnp.max(all_rows, axis=1), jnp.int32) >> 23
-        # Largest is below 2^(exponent - 126), and the norm sqrt(M) times as large at most.
-        bits = LARGEST_NORM - ((ring.points - 1).bit_length() + 1) // 2
-        shift = jnp.clip(126 + bits - exponent, -120, 120)
-        return two_to(shift), two_to(-shift)
+        return scales(jnp.max(all_rows, axis=1), ring.points)
 
     def _class(self, j: Array, sums: tuple[Array, ...], scale: Array, step: Array) -> tuple[Array, ...]:
         """The sums with what frequencies of class j add."""

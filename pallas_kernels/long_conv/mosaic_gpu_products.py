@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._conv.tiles import read
 from pallas_kernels._hopper import CHUNK, ROWS
+from pallas_kernels.long_conv.monarch_vjp import LARGEST_NORM
 
 Complex = tuple[Array, Array]
 """Real and imaginary part of a tile, in fp32 and registers."""
@@ -105,6 +106,15 @@ def by_row(ref: Any) -> Float[Array, "64"]:
 def spread(z: Float[Array, "64"]) -> Float[Array, "64 64"]:
     """One number a row in each column."""
     return lax.broadcast_in_dim(z, (ROWS, CHUNK), (0,))
+
+
+def scales(largest: Float[Array, "64"], points: int) -> tuple[Float[Array, "64"], Float[Array, "64"]]:
+    """The power of two that keeps the norm of so many numbers below 2^14, none larger than given; one over it."""
+    exponent = lax.bitcast_convert_type(largest, jnp.int32) >> 23
+    # Largest is below 2^(exponent - 126), and the norm the square root of `points` times as large at most.
+    bits = LARGEST_NORM - ((points - 1).bit_length() + 1) // 2
+    shift = jnp.clip(126 + bits - exponent, -120, 120)
+    return two_to(shift), two_to(-shift)
 
 
 def two_to(exponent: Int[Array, "64"]) -> Float[Array, "64"]:

@@ -59,6 +59,21 @@ def tables(ring: Ring) -> Tables:
     )
 
 
+@lru_cache(maxsize=16)
+def tables_of_long_rows(ring: Ring) -> tuple[Any, ...]:
+    """Matrix, twiddles, shifts as in `tables`; turns of tile 0 and, times them, of tile m, [C, C, 2]; in fp32."""
+    classes, whole = ring.classes, 4 * ring.points
+    j, step = np.arange(classes)[:, None], np.arange(CHUNK)
+    turns = _turned(CHUNK * np.arange(ROWS) * (4 * j - 1), whole) / classes**0.5
+    shifts, roots = _turned(4 * j * step, whole), _turned((4 * j - 1) * np.arange(classes), 4 * classes)
+    return (
+        _dft(CHUNK)[None].astype(np.float16),
+        _turned((4 * classes * np.arange(ROWS)[:, None] - 1) * step, whole).astype(np.float16),
+        *(np.moveaxis(z, 0, 1).reshape(-1, CHUNK).astype(np.float32) for z in (shifts, turns)),
+        np.moveaxis(roots, 0, 2).reshape(-1).astype(np.float32),
+    )
+
+
 def _turned(phase: Any, whole: int) -> Any:
     """exp(-2 pi i phase / whole), real and imaginary part first."""
     angle = 2 * np.pi * (phase % whole) / whole
