@@ -7,11 +7,21 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels.long_conv.hopper import rather_not, why_not
 from pallas_kernels.long_conv.monarch import long_conv_monarch, rather_not_monarch, why_not_monarch
 from pallas_kernels.long_conv.reference import long_conv_reference
 from pallas_kernels.long_conv.xla import long_conv_xla
 
+
+def _mosaic_gpu(*args: Any, **options: Any) -> Array:
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
+
+    return long_conv_mosaic_gpu(*args, **options)
+
+
 TABLE = (
+    Implementation("mosaic_gpu", _mosaic_gpu, why_not, rather_not),
     Implementation("monarch", long_conv_monarch, why_not_monarch, rather_not_monarch),
     Implementation("xla", long_conv_xla),
     Implementation("reference", long_conv_reference),
@@ -29,7 +39,7 @@ def long_conv(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
-    implementation: Literal["monarch", "xla", "reference"] | None = None,
+    implementation: Literal["mosaic_gpu", "monarch", "xla", "reference"] | None = None,
 ) -> Float[Array, "B D T"]:
     """Depthwise convolution with a filter of any length, its gates fused.
 

@@ -63,7 +63,7 @@ def gated(
 
 def _forward(form: Form, *arrays: Any) -> tuple[Array, Arrays]:
     x = arrays[2]
-    plan = _Plan.of(form, x)
+    plan = Plan.of(form, x)
 
     def work(group: Arrays) -> Arrays:
         filter, bias, x, pre, post, ids = group
@@ -75,7 +75,7 @@ def _forward(form: Form, *arrays: Any) -> tuple[Array, Arrays]:
 
 
 def _backward(form: Form, arrays: Arrays, g: Float[Array, "B D N rows"]) -> Arrays:
-    plan = _Plan.of(form, arrays[2])
+    plan = Plan.of(form, arrays[2])
 
     def work(group: Arrays) -> Arrays:
         filter, bias, x, pre, post, ids, g = group
@@ -100,7 +100,7 @@ gated.defvjp(_forward, _backward)
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """Matrices of a row's stages, and what they are applied to."""
 
     form: Form
@@ -110,7 +110,7 @@ class _Plan:
     matrices: tuple[Array, ...]
 
     @classmethod
-    def of(cls, form: Form, x: Float[Array, "B D N C"]) -> "_Plan":
+    def of(cls, form: Form, x: Float[Array, "B D N C"]) -> "Plan":
         stages = radices(max(form.rows, x.shape[-1]))
         points = math.prod(stages)
         wide = accumulator(x.dtype)
@@ -212,7 +212,7 @@ def _product(a: Array, b: Array | None, ids: Array | None) -> Array:
     return both if ids is None else jnp.where(ids > 0, both, jnp.zeros((), wide))
 
 
-def _by_groups(plan: _Plan, work: Callable[[Arrays], Arrays], arrays: Arrays, like: Arrays) -> Arrays:
+def _by_groups(plan: Plan, work: Callable[[Arrays], Arrays], arrays: Arrays, like: Arrays) -> Arrays:
     """`work` on a group of channels after the other, its results written into arrays of the shapes of `like`."""
     if plan.groups == 1:
         return work(arrays)

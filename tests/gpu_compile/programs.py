@@ -19,6 +19,7 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attent
 from pallas_kernels.gated_linear_attention.mosaic_gpu_step import gated_linear_attention_step
 from pallas_kernels.linear_scan import shapes as scan_shapes
 from pallas_kernels.linear_scan.mosaic_gpu import linear_scan_mosaic_gpu
+from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
 from pallas_kernels.modal_conv import hopper as modal_hopper
 from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
@@ -159,6 +160,19 @@ def _linear_scan() -> Iterator[Program]:
     yield Program("linear_scan/narrow_reverse", backward, (narrow, arrays))
     b = jax.ShapeDtypeStruct((4, 8192, 2560), jnp.bfloat16)
     yield from _transformed("linear_scan", linear_scan_mosaic_gpu, {"a": b, "b": b})
+
+
+def _long_conv() -> Iterator[Program]:
+    """Four, two and one row in a tile, then two, three and four tiles a row, the last one odd; two without gates."""
+    run = long_conv_mosaic_gpu
+    for length in (1024, 2048, 4096, 8192, 12_288, 16_383):
+        x = jax.ShapeDtypeStruct((64, 768, length), jnp.bfloat16)
+        plain = {"x": x, "filter": jax.ShapeDtypeStruct((768, length), jnp.float32)}
+        gated = plain | {"pre_gate": x, "post_gate": x}
+        yield Program(f"long_conv/{length}", lambda arrays: run(**arrays), (gated,))
+        if length == 8192:
+            yield Program("long_conv/plain", lambda arrays: run(**arrays), (plain,))
+            yield from _transformed("long_conv", run, gated)
 
 
 def _modal_conv() -> Iterator[Program]:
@@ -310,6 +324,7 @@ PROGRAMS: tuple[Program, ...] = (
     *_gated_linear_attention(),
     *_linear_steps(),
     *_linear_scan(),
+    *_long_conv(),
     *_modal_conv(),
     *_patch_attention(),
     *_routed_lora(),

@@ -1,0 +1,84 @@
+"""What the Hopper kernel takes, and how rows lie in its tiles, known without importing Pallas' GPU dialect."""
+
+from typing import Any, NamedTuple
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels._hopper import CHUNK, ROWS, why_not_streams
+
+TILE = CHUNK * ROWS
+"""Points of a class: the DFT of 64 x 64."""
+
+CLASSES = 4
+"""Classes of the longest row: their spectra lie in shared memory, and their sums in registers."""
+
+LONG_CLASSES = 8
+"""Classes of the longest row that two warpgroups share; more tiles do not fit into shared memory."""
+
+LONGEST = LONG_CLASSES * TILE
+TOGETHER = (4, 2)
+"""Short rows that may share a tile."""
+
+
+class Ring(NamedTuple):
+    """M = classes x height x 64 points a row.
+
+    Attributes:
+      classes: of frequencies, each a DFT of 4,096 points; tiles of a row.
+      together: rows in a tile; more than one only in one class.
+    """
+
+    classes: int
+    together: int
+
+    @classmethod
+    def of(cls, length: int, batch: int) -> "Ring":
+        """For rows of so many steps. Rows share tiles if that fills them."""
+        if length > TILE // 2:
+            classes = -(-length // TILE)
+            return cls(classes + classes % 2 if classes > CLASSES else classes, 1)
+        fitting = (n for n in TOGETHER if batch % n == 0 and n * length <= TILE)
+        return cls(1, next(fitting, 1))
+
+    @property
+    def height(self) -> int:
+        """Chunks of 64 steps that a row has in a tile."""
+        return ROWS // self.together
+
+    @property
+    def shifts(self) -> bool:
+        """Twiddles of all classes do not fit into shared memory: those of class 0 are shifted."""
+        return self.classes == CLASSES
+
+    @property
+    def points(self) -> int:
+        return self.classes * self.height * CHUNK
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Radices whose spectra have the kernel's order: class, then k_1, then k_2."""
+        return (self.height, CHUNK) if self.classes == 1 else (self.classes, self.height, CHUNK)
+
+
+def why_not(
+    device: Device,
+    x: Any,
+    filter: Any,
+    *,
+    segment_ids: Any = None,
+    pre_gate: Any = None,
+    post_gate: Any = None,
+    **_: Any,
+) -> str | None:
+    """Why the kernel cannot run such a call, or None."""
+    if refused := why_not_streams(device, x, pre_gate, post_gate):
+        return refused
+    if segment_ids is not None:
+        return "it does not know packed rows"
+    if x.shape[2] > LONGEST:
+        return f"it takes rows of at most {LONGEST} steps, not {x.shape[2]}"
+    return None
+
+
+def rather_not(device: Device, x: Any, filter: Any, **_: Any) -> str | None:
+    """Why a slower form goes first."""
+    return "it has not been timed on an H200"

@@ -1,0 +1,296 @@
+"""The Hopper kernel: rows of up to 16,384 steps go from device memory to device memory once.
+
+A program takes one channel and walks over its rows; its warpgroups take them in turn, each on its own. A row of C
+tiles is C transforms of 64 x 64 complex points, one for each class of frequencies (`mosaic_gpu_tables`):
+
+    U = sum_m turn_j[m] u_m        Z = twiddle_j * (F U)        P = H_j * (Z F)
+    W = twiddle_j^* * (P F^*)      V = F^* W                    y_m = sum_j Re(turn_j[m]^* V)
+
+Each of the four products is 64 x 64 x 64, eight times for real and imaginary parts. Operands are fp16 and lie in shared
+memory, left ones too; sums are fp32 and stay in registers for what is done to their elements.
+
+The norm of a row changes in no stage. A row is scaled by the power of two that keeps it below 2^14.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels._compat import vary_alike
+from pallas_kernels._conv.tiles import read, tile_ref, zeros
+from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program
+from pallas_kernels.long_conv.hopper import Ring
+from pallas_kernels.long_conv.mosaic_gpu_products import (
+    Complex,
+    Dft,
+    by_column,
+    by_row,
+    from_left,
+    from_right,
+    parts_of,
+    product,
+    scales,
+    spread,
+    store,
+    times,
+)
+from pallas_kernels.long_conv.mosaic_gpu_tables import tables
+
+WORKERS = {1: 3, 2: 2, 3: 1, 4: 1}
+"""Warpgroups whose rows fit into shared memory, by classes."""
+
+
+class Call(NamedTuple):
+    """What a program knows when it is compiled; `rows` are a program's, `inputs` are multiplied, x and pre_gate."""
+
+    ring: Ring
+    channels: int
+    rows: int
+    inputs: int
+    gated: bool
+    workers: int
+
+    @property
+    def tiles(self) -> int:
+        """What warpgroups take in turn: a row of C tiles, or a tile of several rows."""
+        return self.rows // self.ring.together
+
+    @property
+    def boxes(self) -> int:
+        """Copies of one stream a turn."""
+        return self.ring.classes * self.ring.together
+
+
+class Shared(NamedTuple):
+    """Shared memory: streams and operands of each warpgroup, what all read, and when it is there.
+
+    The last of the streams is post_gate, which y replaces.
+    """
+
+    streams: Any
+    operands: Any
+    sizes: Any
+    matrices: Any
+    twiddles: Any
+    turns: Any
+    shifts: Any
+    spectrum: Any
+    inverse: Any
+    ready: Any
+    came: Any
+    post_came: Any
+
+
+def convolve(
+    ring: Ring,
+    spectrum: Float[Array, "D P 64 64"],
+    inverse: Float[Array, "D 64"],
+    x: Float[Array, "R N 64"],
+    pre_gate: Float[Array, "R N 64"] | None,
+    post_gate: Float[Array, "R N 64"] | None,
+    *,
+    interpret: bool,
+) -> Float[Array, "R N 64"]:
+    """post_gate Re(A^H (H A (pre_gate x))) of rows in chunks; see `mosaic_gpu_tables.spectrum` for the first two."""
+    channels, streams = spectrum.shape[0], [z for z in (x, pre_gate, post_gate) if z is not None]
+    batch = x.shape[0] // channels
+    rows = rows_per_program(batch // ring.together, channels) * ring.together
+    workers = min(WORKERS[ring.classes], rows // ring.together)
+    inputs = 1 if pre_gate is None else 2
+    call = Call(ring, channels, rows, inputs, post_gate is not None, workers)
+    constants = [jnp.asarray(table) for table in tables(ring) if table is not None]
+    kernel: Any = plgpu.kernel(
+        partial(_program, call=call),
+        out_type=jax.typeof(x),
+        grid=(channels, batch // rows),
+        grid_names=("channel", "rows"),
+        num_threads=workers,
+        thread_name="warpgroup",
+        scratch_types=[_scratch(call, constants)],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
+        kernel_name=f"long_conv_{ring.points}",
+    )
+    return kernel(*vary_alike(*streams, *constants, spectrum, inverse))
+
+
+def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
+    matrices, twiddles, turns, *shifts = (z.shape for z in constants)
+    workers, classes, half = call.workers, call.ring.classes, jnp.float16
+    copies = matrices[0] + twiddles[0] + 2 * classes + 2 + len(shifts)
+    return Shared(
+        streams=tile_ref(workers, call.inputs + 1, classes, ROWS, CHUNK, dtype=jnp.bfloat16),
+        operands=tile_ref(workers, 2, ROWS, CHUNK, dtype=half),
+        sizes=plgpu.SMEM((workers, ROWS), jnp.float32),
+        matrices=tile_ref(*matrices, dtype=half),
+        twiddles=tile_ref(*twiddles, dtype=half),
+        turns=plgpu.SMEM(turns, half),
+        shifts=plgpu.SMEM(shifts[0], jnp.float32) if shifts else None,
+        spectrum=tile_ref(2 * classes, ROWS, CHUNK, dtype=half),
+        inverse=plgpu.SMEM((ROWS,), jnp.float32),
+        ready=plgpu.Barrier(num_arrivals=copies),
+        came=plgpu.Barrier(num_arrivals=call.inputs * call.boxes, num_barriers=workers),
+        post_came=plgpu.Barrier(num_arrivals=call.boxes, num_barriers=workers),
+    )
+
+
+def _program(*refs: Any, call: Call) -> None:
+    """One channel of `rows` rows."""
+    count = call.inputs + call.gated
+    streams, (matrices, twiddles, turns, *shifts, spectrum, inverse, y, shared) = refs[:count], refs[count:]
+    channel, worker = lax.axis_index("channel"), lax.axis_index("warpgroup")
+
+    @pl.when(worker == 0)
+    def _() -> None:
+        whole = [
+            (matrices, shared.matrices),
+            (twiddles, shared.twiddles),
+            (spectrum.at[channel], shared.spectrum),
+        ]
+        for source, place in whole:
+            for i in range(place.shape[0]):
+                plgpu.copy_gmem_to_smem(source.at[i], place.at[i], shared.ready)
+        for source, place in (
+            (turns, shared.turns),
+            (inverse.at[channel], shared.inverse),
+            *((source, shared.shifts) for source in shifts),
+        ):
+            plgpu.copy_gmem_to_smem(source, place, shared.ready)
+
+    turns_left = (call.tiles - worker + call.workers - 1) // call.workers
+    row = _Row(call, streams, y, shared, worker, turns_left)
+    row.load_inputs(worker * 0)
+    plgpu.barrier_wait(shared.ready)
+    lax.fori_loop(0, turns_left, lambda step, _: row.convolve(step), None)
+    plgpu.wait_smem_to_gmem(0)
+
+
+class _Row(NamedTuple):
+    """The rows that one warpgroup takes."""
+
+    call: Call
+    arrays: Sequence[Any]
+    y: Any
+    shared: Shared
+    worker: Array
+    steps: Array
+
+    def load_inputs(self, step: Array) -> None:
+        """x and pre_gate of a turn."""
+        for i in range(self.call.inputs):
+            for box, place in self._boxes(self.arrays[i], i, step):
+                plgpu.copy_gmem_to_smem(box, place, self.shared.came.at[self.worker])
+
+    def convolve(self, step: Array) -> None:
+        """One turn, and the loads of the next."""
+        call, shared = self.call, self.shared
+        plgpu.barrier_wait(shared.came.at[self.worker])
+        scale, inverse = self._scales()
+        start = tuple(zeros() for _ in range(call.ring.classes))
+        sums = lax.fori_loop(0, call.ring.classes, lambda j, sums: self._class(j, sums, scale, step), start)
+        if call.gated:
+            plgpu.barrier_wait(shared.post_came.at[self.worker])
+        inverse = spread(inverse * by_row(shared.inverse))
+        for m, total in enumerate(sums):
+            place = shared.streams.at[self.worker, call.inputs, m]
+            out = total * inverse
+            out = out * read(place).astype(jnp.float32) if call.gated else out
+            place[...] = out.astype(jnp.bfloat16)
+        plgpu.commit_smem()
+        for box, place in self._boxes(self.y, call.inputs, step):
+            plgpu.copy_smem_to_gmem(place, box)
+
+    def _boxes(self, array: Any, stream: int, step: Array) -> list[tuple[Any, Any]]:
+        """Where a turn's chunks lie in device memory and in shared memory."""
+        ring, found = self.call.ring, []
+        first = lax.axis_index("rows") * self.call.rows
+        first += (self.worker + step * self.call.workers) * ring.together
+        for i in range(ring.together):
+            row = (first + i) * self.call.channels + lax.axis_index("channel")
+            for m in range(ring.classes):
+                # Keep the start unknown to Pallas, which refuses a box that reaches past the row's end.
+                chunks = pl.ds(step * 0 + m * ROWS, ring.height)
+                place = self.shared.streams.at[self.worker, stream, m]
+                place = place if ring.together == 1 else place.at[pl.ds(i * ring.height, ring.height)]
+                found.append((array.at[row, chunks], place))
+        return found
+
+    def _input(self, m: int) -> Array:
+        """u = pre_gate x of a tile, in fp32."""
+        x, *gates = (
+            read(self.shared.streams.at[self.worker, i, m]).astype(jnp.float32)
+            for i in range(self.call.inputs)
+        )
+        return x * gates[0] if gates else x
+
+    def _scales(self) -> tuple[Float[Array, "64"], Float[Array, "64"]]:
+        """The power of two that each row of a tile is scaled by, and one over it."""
+        ring, sizes = self.call.ring, self.shared.sizes.at[self.worker]
+        largest = jnp.abs(self._input(0))
+        for m in range(1, ring.classes):
+            largest = jnp.maximum(largest, jnp.abs(self._input(m)))
+        sizes[...] = jnp.max(largest, axis=1)
+        all_rows = by_column(sizes)
+        if ring.together > 1:
+            at, of = (
+                plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), axis, layout=plgpu.Layout.WGMMA)
+                for axis in (0, 1)
+            )
+            all_rows = jnp.where(at // ring.height == of // ring.height, all_rows, 0.0)
+        return scales(jnp.max(all_rows, axis=1), ring.points)
+
+    def _class(self, j: Array, sums: tuple[Array, ...], scale: Array, step: Array) -> tuple[Array, ...]:
+        """The sums with what frequencies of class j add."""
+        call, shared = self.call, self.shared
+        operands = [shared.operands.at[self.worker, i] for i in range(2)]
+        first, last = (Dft(shared.matrices.at[i]) for i in (0, shared.matrices.shape[0] - 1))
+        store(operands, self._turned(j, scale))
+        pl.when(j == 0)(lambda: self._free_output(step))
+        pl.when((j == call.ring.classes - 1) & (step + 1 < self.steps))(lambda: self.load_inputs(step + 1))
+        store(operands, self._twiddled(from_left(first, operands), j))
+        store(operands, times(from_right(operands, last), parts_of(shared.spectrum, j)))
+        back = from_right(operands, last.conjugate())
+        store(operands, self._twiddled(back, j, conjugated=True))
+        real, imaginary = from_left(first.conjugate(), operands)
+        found = []
+        for m, total in enumerate(sums):
+            turn = self._turn(j, m)
+            found.append(total + real * spread(turn[0]) + imaginary * spread(turn[1]))
+        return tuple(found)
+
+    def _turned(self, j: Array, scale: Array) -> tuple[Array, Array]:
+        """U of class j."""
+        total: list[Any] = [None, None]
+        for m in range(self.call.ring.classes):
+            u = self._input(m)
+            for part, turn in enumerate(self._turn(j, m)):
+                more = u * spread(turn * scale)
+                total[part] = more if m == 0 else total[part] + more
+        return total[0], total[1]
+
+    def _twiddled(self, z: Complex, j: Array, *, conjugated: bool = False) -> Complex:
+        """Z times the twiddles of class j, or their conjugates."""
+        twiddles, shifts = self.shared.twiddles, self.shared.shifts
+        turned = times(z, parts_of(twiddles, j if shifts is None else 0), conjugated=conjugated)
+        if shifts is None:
+            return turned
+        columns = [by_column(part) for part in parts_of(shifts, j)]
+        return product(turned, columns, conjugated=conjugated)
+
+    def _turn(self, j: Array, m: int) -> list[Float[Array, "64"]]:
+        at = 2 * (j * self.call.ring.classes + m)
+        return [by_row(self.shared.turns.at[at + part]).astype(jnp.float32) for part in range(2)]
+
+    def _free_output(self, step: Array) -> None:
+        """Waits until the last turn's y has left its place, for which post_gate may come."""
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        if self.call.gated:
+            for box, place in self._boxes(self.arrays[-1], self.call.inputs, step):
+                plgpu.copy_gmem_to_smem(box, place, self.shared.post_came.at[self.worker])

@@ -1,0 +1,122 @@
+"""Complex tiles of 64 x 64 in the Hopper kernel: products by the DFT's matrix, and element by element.
+
+Left operands lie in shared memory as right ones do: see docs/notes/mosaic-gpu.md.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels._conv.tiles import read
+from pallas_kernels._hopper import CHUNK, ROWS
+from pallas_kernels.long_conv.monarch_vjp import LARGEST_NORM
+
+Complex = tuple[Array, Array]
+"""Real and imaginary part of a tile, in fp32 and registers."""
+
+
+class Dft(NamedTuple):
+    """A symmetric matrix F or its conjugate.
+
+    Attributes:
+      parts: -Im F, Re F and Im F side by side in shared memory.
+      conjugated: stands for the conjugate.
+    """
+
+    parts: Any
+    conjugated: bool = False
+
+    def conjugate(self) -> "Dft":
+        return Dft(self.parts, not self.conjugated)
+
+    def columns(self, first: int, count: int = 1) -> Any:
+        """`count` parts side by side."""
+        return self.parts.at[:, first * CHUNK : (first + count) * CHUNK]
+
+
+def from_left(dft: Dft, tile: Sequence[Any]) -> Complex:
+    """F X of a tile in shared memory."""
+    negative, real, imaginary = (dft.columns(i) for i in ((2, 1, 0) if dft.conjugated else (0, 1, 2)))
+
+    def issue(*totals: Any) -> Complex:
+        for total, lefts in zip(totals, ((real, negative), (imaginary, real)), strict=True):
+            for left, right in zip(lefts, tile, strict=True):
+                plgpu.wgmma(total, left, right)
+        return totals[0][...], totals[1][...]
+
+    total = plgpu.WGMMAAccumulatorRef((ROWS, CHUNK), jnp.float32)
+    return pl.run_scoped(issue, total, total)
+
+
+def from_right(tile: Sequence[Any], dft: Dft) -> Complex:
+    """X F of a tile in shared memory, both parts in one product: a left operand is read once for them."""
+    rights = [dft.columns(i, 2) for i in ((0, 1) if dft.conjugated else (1, 0))]
+
+    def issue(total: Any) -> Array:
+        for left, right in zip(tile, rights, strict=True):
+            plgpu.wgmma(total, left, right)
+        return total[...]
+
+    both = pl.run_scoped(issue, plgpu.WGMMAAccumulatorRef((ROWS, 2 * CHUNK), jnp.float32))
+    first, second = both[:, :CHUNK], both[:, CHUNK:]
+    return (second, first) if dft.conjugated else (first, second)
+
+
+def store(tile: Sequence[Any], parts: Complex) -> None:
+    """A tile in fp16 where tensor cores will read it, told to them."""
+    for ref, part in zip(tile, parts, strict=True):
+        ref[...] = part.astype(jnp.float16)
+    plgpu.commit_smem()
+
+
+def times(z: Complex, parts: Sequence[Any], *, conjugated: bool = False) -> Complex:
+    """z times a tile in shared memory, or its conjugate, element by element."""
+    return product(z, [read(part).astype(jnp.float32) for part in parts], conjugated=conjugated)
+
+
+def product(z: Complex, other: Sequence[Array], *, conjugated: bool = False) -> Complex:
+    """z times the other, or its conjugate, element by element."""
+    real, imaginary = other
+    if conjugated:
+        return z[0] * real + z[1] * imaginary, z[1] * real - z[0] * imaginary
+    return z[0] * real - z[1] * imaginary, z[0] * imaginary + z[1] * real
+
+
+def parts_of(ref: Any, j: Array | int = 0) -> list[Any]:
+    """Real and imaginary part of tile (or row) j."""
+    return [ref.at[2 * j], ref.at[2 * j + 1]]
+
+
+def by_column(ref: Any) -> Float[Array, "64 64"]:
+    """One number a column in each row, from shared memory."""
+    numbers = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+    return lax.broadcast_in_dim(numbers, (ROWS, CHUNK), (1,))
+
+
+def by_row(ref: Any) -> Float[Array, "64"]:
+    """One number for each row of a tile, from shared memory."""
+    return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+
+
+def spread(z: Float[Array, "64"]) -> Float[Array, "64 64"]:
+    """One number a row in each column."""
+    return lax.broadcast_in_dim(z, (ROWS, CHUNK), (0,))
+
+
+def scales(largest: Float[Array, "64"], points: int) -> tuple[Float[Array, "64"], Float[Array, "64"]]:
+    """The power of two that keeps the norm of so many numbers below 2^14, none larger than given; one over it."""
+    exponent = lax.bitcast_convert_type(largest, jnp.int32) >> 23
+    # Largest is below 2^(exponent - 126), and the norm the square root of `points` times as large at most.
+    bits = LARGEST_NORM - ((points - 1).bit_length() + 1) // 2
+    shift = jnp.clip(126 + bits - exponent, -120, 120)
+    return two_to(shift), two_to(-shift)
+
+
+def two_to(exponent: Int[Array, "64"]) -> Float[Array, "64"]:
+    """2^exponent, of -126 to 127."""
+    return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
