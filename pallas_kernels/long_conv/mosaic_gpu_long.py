@@ -1,8 +1,8 @@
 """The Hopper kernel of rows of up to 32,768 steps: two warpgroups share a row, whose C tiles fill shared memory.
 
-As in `mosaic_gpu_pass`, a row of C tiles is C transforms of 64 x 64 complex points. Here they all lie in shared memory at
-once, class j where tile j came in, and the spectrum of a class comes from device memory for each row. Tiles and classes
-are dealt to warpgroups in turn. Between these steps each warpgroup waits for the other:
+As in `mosaic_gpu_pass`, a row of C tiles is C transforms of 64 x 64 complex points. Here all lie in shared memory at
+once, class j where tile j came in, and the spectrum of a class comes from device memory for each row. Tiles and
+classes are dealt to warpgroups in turn. Between these steps each warpgroup waits for the other:
 
     u_m of own tiles, and their largest number      U_j of own classes, from all u
     own classes there and back, in place            y_m of own tiles, from all V_j

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import CHUNK, ROWS
 from pallas_kernels.long_conv.dft import stage_matrices
-from pallas_kernels.long_conv.hopper import Ring
+from pallas_kernels.long_conv.hopper import LONG_CLASSES, Ring
 from pallas_kernels.long_conv.monarch_vjp import Form, Plan
 
 
@@ -70,7 +70,8 @@ def tables_of_long_rows(ring: Ring) -> tuple[Any, ...]:
         _dft(CHUNK)[None].astype(np.float16),
         _turned((4 * classes * np.arange(ROWS)[:, None] - 1) * step, whole).astype(np.float16),
         *(np.moveaxis(z, 0, 1).reshape(-1, CHUNK).astype(np.float32) for z in (shifts, turns)),
-        np.moveaxis(roots, 0, 2).reshape(-1).astype(np.float32),
+        # Whole blocks of 512 bytes: the copy engine's share of each of 128 threads.
+        np.resize(np.moveaxis(roots, 0, 2), 2 * LONG_CLASSES**2).astype(np.float32),
     )
 
 

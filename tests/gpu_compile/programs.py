@@ -163,9 +163,9 @@ def _linear_scan() -> Iterator[Program]:
 
 
 def _long_conv() -> Iterator[Program]:
-    """Four, two and one row in a tile, then two, three and four tiles a row, the last one odd; two without gates."""
+    """Four, two and one row in a tile, then two to eight tiles a row, once an odd length; without gates too."""
     run = long_conv_mosaic_gpu
-    for length in (1024, 2048, 4096, 8192, 12_288, 16_383):
+    for length in (1024, 2048, 4096, 8192, 12_288, 16_383, 24_576, 32_768):
         x = jax.ShapeDtypeStruct((64, 768, length), jnp.bfloat16)
         plain = {"x": x, "filter": jax.ShapeDtypeStruct((768, length), jnp.float32)}
         gated = plain | {"pre_gate": x, "post_gate": x}

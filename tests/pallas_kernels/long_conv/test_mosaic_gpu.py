@@ -59,7 +59,7 @@ def assert_near_rounding(run: Any, arrays: dict[str, Any], causal: bool) -> None
     )
 
 
-@pytest.mark.slow(weeks=6, every="four rows in a tile")
+@pytest.mark.slow(weeks=8, every="four rows in a tile")
 @pytest.mark.parametrize(
     ("shape", "taps", "causal", "gates", "size"),
     [
@@ -69,6 +69,8 @@ def assert_near_rounding(run: Any, arrays: dict[str, Any], causal: bool) -> None
         pytest.param((4, 1, 4095), 4095, True, (), 1.0, id="a tile a row"),
         pytest.param((3, 1, 8192), 8192, True, ("pre_gate", "post_gate"), 1e4, id="two classes"),
         pytest.param((1, 2, 12_289), 9000, False, ("pre_gate", "post_gate"), 1e-4, id="four classes"),
+        pytest.param((2, 1, 17_000), 9000, False, ("post_gate",), 1.0, id="five tiles of six"),
+        pytest.param((2, 1, LONGEST), LONGEST, True, ("pre_gate", "post_gate"), 1e-4, id="eight tiles"),
     ],
 )
 def test_simulated(
@@ -79,7 +81,9 @@ def test_simulated(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("length", [1, 13, 1000, 1024, 2048, 4095, 8192, 10_000, 12_289, LONGEST])
+@pytest.mark.parametrize(
+    "length", [1, 13, 1000, 1024, 2048, 4095, 8192, 10_000, 12_289, 16_384, 17_000, LONGEST]
+)
 @pytest.mark.parametrize(("causal", "size"), [(True, 1.0), (True, 1e-4), (False, 1e4)])
 @pytest.mark.parametrize("batch", [4, 7])
 def test_errors_on_a_gpu(length: int, causal: bool, size: float, batch: int) -> None:
@@ -116,6 +120,7 @@ def cases(run: Any) -> list[OpCase]:
         case("a short row in a tile", 130, 130, run, batch=3, gates=()),
         case("a tile a row", 4096, 4096, run, gates=("pre_gate",)),
         case("two classes", 8191, 4000, run, batch=3),
+        case("two warpgroups a row", 16_500, 3000, run),
     ]
 
 
@@ -141,7 +146,9 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
         (1025, 4, Ring(1, 2), 2048),
         (4096, 4, Ring(1, 1), 4096),
         (4097, 4, Ring(2, 1), 8192),
-        (LONGEST, 4, Ring(4, 1), LONGEST),
+        (16_384, 4, Ring(4, 1), 16_384),
+        (16_385, 4, Ring(6, 1), 24_576),
+        (LONGEST, 4, Ring(8, 1), LONGEST),
     ],
 )
 def test_rings(length: int, batch: int, ring: Ring, points: int) -> None:
@@ -155,7 +162,7 @@ def test_rings(length: int, batch: int, ring: Ring, points: int) -> None:
         ({"device": Device("gpu", (10, 0), "NVIDIA B200")}, "this is NVIDIA B200"),
         ({"device": Device("cpu")}, "this is cpu"),
         ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
-        ({"length": LONGEST + 1}, "it takes rows of at most 16384 steps, not 16385"),
+        ({"length": LONGEST + 1}, "it takes rows of at most 32768 steps, not 32769"),
         ({"segment_ids": jax.ShapeDtypeStruct((1, 64), jnp.int32)}, "it does not know packed rows"),
     ],
 )
