@@ -121,13 +121,14 @@ def check_jit(subject: Subject) -> None:
 
 
 def check_bfloat16(subject: Subject) -> None:
-    """Computed in bfloat16, the output is bfloat16 and near that in fp32."""
-    module = subject.config.build(dtype=jnp.bfloat16)
-    y, _ = jax.jit(module.apply)(subject.params, jnp.asarray(subject.x, jnp.bfloat16))
+    """Computed in bfloat16, the output is bfloat16 and near that in fp32; hard choices are those made in fp32."""
+    module, ids = subject.config.build(dtype=jnp.bfloat16), jnp.ones(subject.x.shape[:2], jnp.int32)
+    params = subject.params | subject.choices(ids)
+    y, _ = jax.jit(module.apply)(params, jnp.asarray(subject.x, jnp.bfloat16), segment_ids=ids)
     if y.dtype != jnp.bfloat16:
         raise AssertionError(f"dtype=bfloat16 gives outputs of {y.dtype}")
-    narrow = np.asarray(jnp.asarray(subject.x, jnp.bfloat16).astype(jnp.float32))
-    error, limit = typical(y, subject.run(narrow)), bound(jnp.bfloat16, subject.length * subject.config.dim)
+    narrow = jnp.asarray(subject.x, jnp.bfloat16).astype(jnp.float32)
+    error, limit = typical(y, subject.parallel(params, narrow, ids)), bound(jnp.bfloat16, subject.length * subject.config.dim)
     if error > limit:
         raise AssertionError(f"bfloat16 is off fp32 by {error:.2e}, beyond the tolerance {limit:.2e}")
 

@@ -19,7 +19,7 @@ from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 MEMORY = NeuralMemoryConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=4)
-MAG = MAGConfig(dim=8, num_heads=4, depth=1, chunk_size=4, window=6)
+MAG = MAGConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=4, window=6)
 MAC = MACConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=8, segment_alignment=8, persistent=2)
 CONFIGS: dict[str, MixerConfig] = {
     "memory": MEMORY,
