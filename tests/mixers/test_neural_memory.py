@@ -24,7 +24,7 @@ MAC = MACConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=8, segment_a
 CONFIGS: dict[str, MixerConfig] = {
     "memory": MEMORY,
     "memory_2_layers": dataclasses.replace(MEMORY, depth=2, chunk_size=8),
-    "memory_by_token": dataclasses.replace(MEMORY, depth=2, chunk_size=1),
+    "memory_by_token": dataclasses.replace(MEMORY, chunk_size=1),
     "memory_aligned": dataclasses.replace(MEMORY, depth=2, segment_alignment=8),
     "memory_alone": dataclasses.replace(MEMORY, packed=False),
     "mag": MAG,
