@@ -255,8 +255,15 @@ def with_classes(config: LabelledDataConfig) -> LabelledDataConfig:
 
 
 def fitting_length(config: LabelledDataConfig, multiple: int = 64) -> int:
-    """The shortest `seq_len` that holds every record of every split behind BOS, rounded up to `multiple`."""
-    longest = max(len(record.sequence) for part in read_parts(config).values() for record in part)
+    """The shortest `seq_len` that holds every record of every split behind BOS, rounded up to `multiple`.
+
+    Raises:
+      ValueError: there is no record.
+    """
+    lengths = [len(record.sequence) for part in read_parts(config).values() for record in part]
+    if not lengths:
+        raise ValueError(f"{config.paths} hold no labelled record: give files with at least one for training")
+    longest = max(lengths)
     return -(-(longest + 1) // multiple) * multiple
 
 

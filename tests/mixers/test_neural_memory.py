@@ -24,7 +24,7 @@ MAC = MACConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=8, segment_a
 CONFIGS: dict[str, MixerConfig] = {
     "memory": MEMORY,
     "memory_2_layers": dataclasses.replace(MEMORY, depth=2, chunk_size=8),
-    "memory_by_token": dataclasses.replace(MEMORY, chunk_size=1),
+    "memory_by_token": dataclasses.replace(MEMORY, depth=2, chunk_size=1),
     "memory_aligned": dataclasses.replace(MEMORY, depth=2, segment_alignment=8),
     "memory_alone": dataclasses.replace(MEMORY, packed=False),
     "mag": MAG,
@@ -36,6 +36,13 @@ CONFIGS: dict[str, MixerConfig] = {
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
 TURNS = pytest.mark.slow(weeks=8, group="properties of neural memories")
+CURVED = (
+    pytest.mark.xfail(
+        strict=True, reason="too curved for differences in fp32, which converge with smaller steps"
+    ),
+)
+BEYOND = {(name, "long"): CURVED for name in ("memory_by_token", "memory_aligned", "mac_2_layers")}
+"""Cases that fail, see docs/known-limits.md."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -49,7 +56,7 @@ def cases() -> list[Any]:
         for prop in PROPERTIES:
             always = name == "memory" and prop.name in EVERY_WEEK
             if prop.applies(config):
-                marks = () if always else (TURNS,)
+                marks = () if always else (TURNS, *BEYOND.get((name, prop.name), ()))
                 found.append(pytest.param(name, prop, id=f"{name}-{prop.name}", marks=marks))
     return found
 

@@ -37,6 +37,17 @@ CONFIGS: dict[str, MixerConfig] = {
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes")
 TURNS = pytest.mark.slow(weeks=8, group="properties of slot memories")
+BEYOND = {
+    ("slots_adaptive", "long"): (
+        pytest.mark.xfail(
+            strict=True, reason="too curved for differences in fp32, which converge with smaller steps"
+        ),
+    ),
+    ("slots_adaptive", "bfloat16"): (
+        pytest.mark.xfail(strict=True, reason="bf16 writes another number of candidates than fp32"),
+    ),
+}
+"""Cases that fail, see docs/known-limits.md."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -50,7 +61,7 @@ def cases() -> list[Any]:
         for prop in PROPERTIES:
             always = name == "slots" and prop.name in EVERY_WEEK
             if prop.applies(config):
-                marks = () if always else (TURNS,)
+                marks = () if always else (TURNS, *BEYOND.get((name, prop.name), ()))
                 found.append(pytest.param(name, prop, id=f"{name}-{prop.name}", marks=marks))
     return found
 
