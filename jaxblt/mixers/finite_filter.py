@@ -208,9 +208,8 @@ class LongHistory:
         taps = _taps(self.filter, self.causal, self.shared, self.per_channel)
         after = joined(carry, recent(u, marks, carry.shape[-1]))
         earlier = long_conv_history(carry, taps, steps=u.shape[-1])
-        if (
-            self.implementation == "mosaic_gpu"
-        ):  # The kernel takes no fp32, in which history and piece are added.
+        # The kernels take no fp32, in which history and piece are added.
+        if self.implementation in ("mosaic_gpu", "mosaic_gpu_vjp"):
             options["implementation"] = None
         y = long_conv(u.astype(jnp.float32), taps, bias=self.bias, **options) + at_first_document(
             earlier, marks

@@ -162,6 +162,12 @@ class Plan:
         (a, b), (c, d) = sent.parts(), got.parts()
         inverse = 1 / (sent.scale * got.scale)[None]
         real, imaginary = (jnp.sum(z * inverse, axis=(1, 2)) for z in (a * c + b * d, a * d - b * c))
+        return self.adjoint_response(real, imaginary, filter)
+
+    def adjoint_response(
+        self, real: Float[Array, "M D"], imaginary: Float[Array, "M D"], filter: Float[Array, "D F"]
+    ) -> Float[Array, "D F"]:
+        """The gradient of `filter`, which is not read, from that of its spectrum H."""
         ahead, behind = jnp.stack([real, imaginary], axis=1), jnp.stack([-imaginary, real], axis=1)
         both = jnp.stack([ahead, behind], axis=2)[:, :, :, None]
         # The norm of a spectrum is at most sqrt(2 M) times the largest part.

@@ -19,10 +19,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.tiles import read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program
 from pallas_kernels.long_conv.hopper import Ring
+from pallas_kernels.long_conv.mosaic_gpu_launch import launch
 from pallas_kernels.long_conv.mosaic_gpu_products import (
     Complex,
     Dft,
@@ -81,19 +81,16 @@ def convolve_long(
     batch = x.shape[0] // channels
     rows = rows_per_program(batch, channels)
     constants = [jnp.asarray(table) for table in tables_of_long_rows(ring)]
-    kernel: Any = plgpu.kernel(
+    return launch(
         partial(_program, ring=ring, rows=rows, pre=pre_gate is not None, post=post_gate is not None),
-        out_type=jax.typeof(x),
+        (*streams, *constants, spectrum, inverse),
+        jax.typeof(x),
+        _scratch(ring, constants, 1 if pre_gate is None else 2),
         grid=(channels, batch // rows),
-        grid_names=("channel", "rows"),
-        num_threads=WORKERS,
-        thread_name="warpgroup",
-        scratch_types=[_scratch(ring, constants, 1 if pre_gate is None else 2)],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
-        kernel_name=f"long_conv_{ring.points}",
+        workers=WORKERS,
+        name=str(ring.points),
+        interpret=interpret,
     )
-    return kernel(*vary_alike(*streams, *constants, spectrum, inverse))
 
 
 def _scratch(ring: Ring, constants: Sequence[Array], inputs: int) -> Shared:

@@ -23,10 +23,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.tiles import read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program
 from pallas_kernels.long_conv.hopper import Ring
+from pallas_kernels.long_conv.mosaic_gpu_launch import launch
 from pallas_kernels.long_conv.mosaic_gpu_products import (
     Complex,
     Dft,
@@ -36,7 +36,7 @@ from pallas_kernels.long_conv.mosaic_gpu_products import (
     from_right,
     parts_of,
     product,
-    scales,
+    row_scales,
     spread,
     store,
     times,
@@ -106,19 +106,16 @@ def convolve(
     inputs = 1 if pre_gate is None else 2
     call = Call(ring, channels, rows, inputs, post_gate is not None, workers)
     constants = [jnp.asarray(table) for table in tables(ring) if table is not None]
-    kernel: Any = plgpu.kernel(
+    return launch(
         partial(_program, call=call),
-        out_type=jax.typeof(x),
+        (*streams, *constants, spectrum, inverse),
+        jax.typeof(x),
+        _scratch(call, constants),
         grid=(channels, batch // rows),
-        grid_names=("channel", "rows"),
-        num_threads=workers,
-        thread_name="warpgroup",
-        scratch_types=[_scratch(call, constants)],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
-        kernel_name=f"long_conv_{ring.points}",
+        workers=workers,
+        name=str(ring.points),
+        interpret=interpret,
     )
-    return kernel(*vary_alike(*streams, *constants, spectrum, inverse))
 
 
 def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
@@ -233,18 +230,7 @@ class _Row(NamedTuple):
     def _scales(self) -> tuple[Float[Array, "64"], Float[Array, "64"]]:
         """The power of two that each row of a tile is scaled by, and one over it."""
         ring, sizes = self.call.ring, self.shared.sizes.at[self.worker]
-        largest = jnp.abs(self._input(0))
-        for m in range(1, ring.classes):
-            largest = jnp.maximum(largest, jnp.abs(self._input(m)))
-        sizes[...] = jnp.max(largest, axis=1)
-        all_rows = by_column(sizes)
-        if ring.together > 1:
-            at, of = (
-                plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), axis, layout=plgpu.Layout.WGMMA)
-                for axis in (0, 1)
-            )
-            all_rows = jnp.where(at // ring.height == of // ring.height, all_rows, 0.0)
-        return scales(jnp.max(all_rows, axis=1), ring.points)
+        return row_scales((self._input(m) for m in range(ring.classes)), sizes, ring)
 
     def _class(self, j: Array, sums: tuple[Array, ...], scale: Array, step: Array) -> tuple[Array, ...]:
         """The sums with what frequencies of class j add."""

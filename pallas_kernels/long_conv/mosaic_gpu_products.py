@@ -3,7 +3,8 @@
 Left operands lie in shared memory as right ones do: see docs/notes/mosaic-gpu.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._conv.tiles import read
 from pallas_kernels._hopper import CHUNK, ROWS
+from pallas_kernels.long_conv.hopper import Ring
 from pallas_kernels.long_conv.monarch_vjp import LARGEST_NORM
 
 Complex = tuple[Array, Array]
@@ -106,6 +108,22 @@ def by_row(ref: Any) -> Float[Array, "64"]:
 def spread(z: Float[Array, "64"]) -> Float[Array, "64 64"]:
     """One number a row in each column."""
     return lax.broadcast_in_dim(z, (ROWS, CHUNK), (0,))
+
+
+def row_scales(
+    tiles: Iterable[Float[Array, "64 64"]], sizes: Any, ring: Ring
+) -> tuple[Float[Array, "64"], Float[Array, "64"]]:
+    """The power of two that each row of tiles is scaled by, and one over it; `sizes` is room for 64 numbers."""
+    largest = reduce(jnp.maximum, (jnp.abs(tile) for tile in tiles))
+    sizes[...] = jnp.max(largest, axis=1)
+    all_rows = by_column(sizes)
+    if ring.together > 1:
+        at, of = (
+            plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), axis, layout=plgpu.Layout.WGMMA)
+            for axis in (0, 1)
+        )
+        all_rows = jnp.where(at // ring.height == of // ring.height, all_rows, 0.0)
+    return scales(jnp.max(all_rows, axis=1), ring.points)
 
 
 def scales(largest: Float[Array, "64"], points: int) -> tuple[Float[Array, "64"], Float[Array, "64"]]:

@@ -92,11 +92,24 @@ def spectrum(
     form: Form, ring: Ring, filter: Float[Array, "D F"], bias: Float[Array, "D"] | None
 ) -> tuple[Float[Array, "D P 64 64"], Float[Array, "D 64"]]:
     """H of each channel as the kernel reads it, in fp16, and one over its scale, 64 times."""
-    plan = Plan(form, 1, ring.points, jnp.float32, stage_matrices(ring.stages, jnp.float16))
-    found = plan.response(filter, bias)
+    found = _plan(form, ring).response(filter, bias)
     channels = filter.shape[0]
     parts = found.values.reshape(ring.classes, ring.height, CHUNK, 2, channels)
     tiles = jnp.transpose(parts.astype(jnp.float16), (4, 0, 3, 1, 2))
     tiles = jnp.tile(tiles, (1, 1, 1, ring.together, 1)).reshape(channels, -1, ROWS, CHUNK)
     inverse = jnp.broadcast_to(1 / found.scale.reshape(channels, 1), (channels, CHUNK))
     return tiles, inverse
+
+
+def taps_gradient(
+    form: Form, ring: Ring, sums: Float[Array, "D N P 64 64"], filter: Float[Array, "D F"]
+) -> Float[Array, "D F"]:
+    """From conj(U) V of each channel in the kernel's order, in N parts, by the adjoint of `spectrum`."""
+    channels, *_, chunk = sums.shape
+    parts = sums.reshape(channels, -1, ring.classes, 2, ring.together, ring.height, chunk).sum((1, 4))
+    real, imaginary = (parts[:, :, i].reshape(channels, -1).T for i in range(2))
+    return _plan(form, ring).adjoint_response(real, imaginary, filter)
+
+
+def _plan(form: Form, ring: Ring) -> Plan:
+    return Plan(form, 1, ring.points, jnp.float32, stage_matrices(ring.stages, jnp.float16))

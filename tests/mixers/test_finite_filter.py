@@ -47,7 +47,7 @@ def hyena(name: str | None, dtype: Any = jnp.float32) -> Any:
 
 
 @pytest.mark.slow(weeks=2)
-@pytest.mark.parametrize("name", [entry.name for entry in TABLE if entry.name != "mosaic_gpu"])
+@pytest.mark.parametrize("name", [entry.name for entry in TABLE if "mosaic_gpu" not in entry.name])
 def test_every_implementation_of_the_op_runs(name: str) -> None:
     assert_close(hyena(name), hyena(None), n=40 * 4)
 

@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.core import subjaxprs
-from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxblt.parallel import make_mesh
 from jaxblt.parallel.attention.context import context_attention
@@ -53,21 +51,6 @@ LARGE_CALLS = tuple(
     for width in (64, 128)
     for accumulator in (False, True)
 )  # fmt: skip
-
-
-@pytest.fixture
-def simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[plgpu.InterpretGPUParams]:
-    """How to simulate kernels: each is watched for races (`get_races` knows of the last one alone)."""
-    watched, watch = [], gpu_callbacks.GPURaceDetectionState
-
-    def recorded(**options: Any) -> Any:
-        watched.append(watch(**options))
-        return watched[-1]
-
-    monkeypatch.setattr(gpu_callbacks, "GPURaceDetectionState", recorded)
-    yield plgpu.InterpretGPUParams(detect_races=True)
-    assert watched, "nothing was simulated"
-    assert not any(kernel.races_found for kernel in watched)
 
 
 def before(call: Call, batch: int) -> Partial:

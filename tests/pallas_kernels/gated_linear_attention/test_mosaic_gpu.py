@@ -3,7 +3,6 @@
 Remat and several devices cannot be simulated; `make gpu-compile` compiles both.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels.gated_linear_attention import explain
@@ -44,21 +41,6 @@ LARGE = tuple(
     for gate in ("log_gate", "log_key_gate", "log_value_gate")
     for keys, values, length in ((128, 128, 1000), (64, 64, 512), (64, 256, 777), (128, 64, 777))
 )
-
-
-@pytest.fixture
-def simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[plgpu.InterpretGPUParams]:
-    """How to simulate kernels: each is watched for races (`get_races` knows of the last one alone)."""
-    watched, watch = [], gpu_callbacks.GPURaceDetectionState
-
-    def recorded(**options: Any) -> Any:
-        watched.append(watch(**options))
-        return watched[-1]
-
-    monkeypatch.setattr(gpu_callbacks, "GPURaceDetectionState", recorded)
-    yield plgpu.InterpretGPUParams(detect_races=True)
-    assert watched, "nothing was simulated"
-    assert not any(kernel.races_found for kernel in watched)
 
 
 def arrays_of(

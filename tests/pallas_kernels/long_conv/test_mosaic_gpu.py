@@ -11,19 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import _hopper
 from pallas_kernels._dispatch import Device
 from pallas_kernels.long_conv import explain, long_conv
 from pallas_kernels.long_conv.hopper import LONGEST, Ring, why_not
 from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
 from pallas_kernels.long_conv.shapes import SHAPES
+from pallas_kernels.runtime import compiling_for
 from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.linear_state import HOPPER as GPU
+from tests.pallas_kernels.linear_state import equations
 from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import normal
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 bf16 = jnp.bfloat16
 simulated = partial(long_conv_mosaic_gpu, interpret=True)
-named = partial(long_conv, implementation="mosaic_gpu")
+named = partial(long_conv, implementation="mosaic_gpu_vjp")
 
 ALL_STREAMS = ("x", "pre_gate", "post_gate")
 
@@ -40,30 +44,46 @@ def drawn(
     return arrays | {"filter": filter, "bias": bias}
 
 
+def outputs(run: Any, arrays: dict[str, Any], causal: bool) -> dict[str, Any]:
+    """Values and gradients under the cotangent `dy`."""
+    inputs = {name: z for name, z in arrays.items() if name != "dy"}
+    y, vjp = jax.vjp(lambda inputs: run(**inputs, causal=causal), inputs)
+    return {"y": y} | vjp(arrays["dy"].astype(y.dtype))[0]
+
+
 def assert_near_rounding(run: Any, arrays: dict[str, Any], causal: bool) -> None:
-    """At most 1.5 times the error of an fp32 FFT rounded to bf16, in norm against f64; the same bits twice."""
-    compiled = jax.jit(lambda arrays: run(**arrays, causal=causal))
-    ours = compiled(arrays)
-    assert np.array_equal(ours, compiled(arrays)), "the same bits twice"
+    """Values and gradients: at most 1.5 times the error of an fp32 FFT rounded to bf16; the same bits twice.
+
+    Both in norm against f64.
+    """
+    arrays = arrays | {"dy": normal(5, arrays["x"].shape, bf16)}
+    compiled = jax.jit(lambda arrays: outputs(run, arrays, causal))
+    ours, again = compiled(arrays), compiled(arrays)
+    assert all(np.array_equal(ours[name], again[name]) for name in ours), "the same bits twice"
 
     def transformed(dtype: Any) -> Any:
-        wide: Any = {n: jnp.asarray(np.asarray(z).astype(dtype)) for n, z in arrays.items()}
-        return long_conv(**wide, causal=causal, implementation="xla")
+        wide: Any = {name: jnp.asarray(np.asarray(z).astype(dtype)) for name, z in arrays.items()}
+        return outputs(partial(long_conv, implementation="xla"), wide, causal)
 
-    rounded = transformed(np.float32).astype(bf16)
+    rounded = {name: z.astype(bf16) for name, z in transformed(np.float32).items()}
     with jax.enable_x64(True):
-        truth = np.asarray(transformed(np.float64))
-    error = lambda z: np.linalg.norm(np.asarray(z, np.float64) - truth) / np.linalg.norm(truth)  # noqa: E731
-    assert error(ours) <= 1.5 * error(rounded), (
-        f"{error(ours)} where rounding an fp32 FFT gives {error(rounded)}"
-    )
+        truth = {name: np.asarray(z) for name, z in transformed(np.float64).items()}
+    for name, exact in truth.items():
+        ours_off, rounded_off = (
+            np.linalg.norm(np.asarray(z[name], np.float64) - exact) / np.linalg.norm(exact)
+            for z in (ours, rounded)
+        )
+        assert ours_off <= 1.5 * rounded_off, (
+            f"{name}: {ours_off} where rounding an fp32 FFT gives {rounded_off}"
+        )
 
 
+@pytest.mark.usefixtures("no_races")
 @pytest.mark.slow(weeks=8, every="four rows in a tile")
 @pytest.mark.parametrize(
     ("shape", "taps", "causal", "gates", "size"),
     [
-        pytest.param((8, 1, 1000), 300, True, ("pre_gate", "post_gate"), 1e-4, id="four rows in a tile"),
+        pytest.param((4, 1, 1000), 300, True, ("pre_gate", "post_gate"), 1e-4, id="four rows in a tile"),
         pytest.param((2, 1, 1500), 2000, False, ("post_gate",), 1.0, id="two rows in a tile, both ways"),
         pytest.param((3, 2, 130), 130, True, ("pre_gate",), 1e4, id="a short row in a tile"),
         pytest.param((4, 1, 4095), 4095, True, (), 1.0, id="a tile a row"),
@@ -80,16 +100,49 @@ def test_simulated(
     assert_near_rounding(simulated, arrays, causal)
 
 
-@pytest.mark.gpu
+@pytest.mark.usefixtures("no_races")
+@pytest.mark.slow(weeks=3, group="simulated long_conv")
 @pytest.mark.parametrize(
-    "length", [1, 13, 1000, 1024, 2048, 4095, 8192, 10_000, 12_289, 16_384, 17_000, LONGEST]
+    ("shape", "gates"),
+    [
+        pytest.param((16, 1, 300), ("pre_gate", "post_gate"), id="four tiles of four rows"),
+        pytest.param((3, 1, 2100), ("post_gate",), id="three tiles"),
+        pytest.param((2, 1, 4100), ("pre_gate", "post_gate"), id="two rows of two tiles"),
+    ],
 )
-@pytest.mark.parametrize(("causal", "size"), [(True, 1.0), (True, 1e-4), (False, 1e4)])
+def test_simulated_rows_of_one_program(
+    shape: tuple[int, int, int], gates: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few programs wanted, rows follow one another, and their gradients of the taps are summed."""
+    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
+    assert_near_rounding(simulated, drawn(shape, 300, causal=True, gates=gates), True)
+
+
+LENGTHS = (1, 13, 1000, 1024, 2048, 4095, 8192, 10_000, 12_289, 16_384, 17_000, LONGEST)
+FORMS = ((True, 1.0, 1.0), (True, 1e-4, 0.3), (False, 1e4, 2.0))
+"""Direction, size of the streams, taps a step."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("causal", "size", "share"), FORMS)
 @pytest.mark.parametrize("batch", [4, 7])
-def test_errors_on_a_gpu(length: int, causal: bool, size: float, batch: int) -> None:
-    gates = ("pre_gate", "post_gate")
-    arrays = drawn((batch, 96, length), length, causal=causal, gates=gates, size=size)
+def test_errors_on_a_gpu(length: int, causal: bool, size: float, share: float, batch: int) -> None:
+    taps = max(1, int(share * length))
+    arrays = drawn((batch, 96, length), taps, causal=causal, gates=("pre_gate", "post_gate"), size=size)
     assert_near_rounding(named, arrays, causal)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", LENGTHS[2:])
+@pytest.mark.parametrize("gates", [(), ("pre_gate",), ("post_gate",), ("pre_gate", "post_gate")])
+def test_rows_of_one_program_on_a_gpu(
+    length: int, gates: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows follow one another, an odd number of tiles where several share one."""
+    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
+    arrays = drawn((12 if length <= 1024 else 14, 5, length), length, causal=True, gates=gates)
+    assert_near_rounding(named, arrays, True)
 
 
 def case(
@@ -124,15 +177,26 @@ def cases(run: Any) -> list[OpCase]:
     ]
 
 
+@pytest.mark.usefixtures("no_races")
 @pytest.mark.slow(weeks=5, group="simulated long_conv")
 @pytest.mark.parametrize("case", cases(simulated)[:3], ids=str)
 def test_simulated_values_and_gradients(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
+DEFAULT = partial(long_conv, implementation="mosaic_gpu")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
-@pytest.mark.parametrize("case", cases(named), ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{name}-{case}")
+        for name, run in (("vjp", named), ("default", DEFAULT))
+        for case in cases(run)
+    ],
+)
 def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
@@ -178,11 +242,30 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
     [shape for shape in SHAPES if shape.length <= LONGEST and shape.documents == 1],
     ids=lambda shape: shape.name,
 )
-def test_takes_the_shapes_of_real_models_by_name_alone(shape: Any) -> None:
+def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), bf16)
     filter = jax.ShapeDtypeStruct((shape.channels, shape.taps), jnp.float32)
     assert why_not(HOPPER, x, filter, pre_gate=x, post_gate=x) is None
-    assert "mosaic_gpu: it has not been timed on an H200" in explain(x, filter, device=HOPPER)
+    assert explain(x, filter, device=HOPPER).startswith("long_conv: mosaic_gpu on ")
+
+
+@pytest.mark.parametrize(("name", "count"), [("mosaic_gpu", 1), ("mosaic_gpu_vjp", 2)])
+def test_gradients_take_their_kernel_by_name_alone(name: Any, count: int) -> None:
+    x, filter = jax.ShapeDtypeStruct((1, 3, 8192), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
+
+    def loss(x: Any, filter: Any) -> Any:
+        return jnp.sum(long_conv(x, filter, implementation=name).astype(jnp.float32))
+
+    with compiling_for(GPU):
+        program = jax.make_jaxpr(jax.value_and_grad(loss, (0, 1)))(x, filter)
+    kernels = [e for e in equations(program.jaxpr) if e.primitive.name == "mpmd_map"]
+    assert len(kernels) == count
+
+
+def test_short_rows_go_elsewhere() -> None:
+    x, filter = jax.ShapeDtypeStruct((1, 3, 1023), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
+    said = "mosaic_gpu: it has not been timed below 1,024 steps"
+    assert said in explain(x, filter, device=HOPPER)
 
 
 def test_cannot_be_asked_for_on_a_cpu() -> None:

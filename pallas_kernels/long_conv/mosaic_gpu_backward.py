@@ -1,0 +1,371 @@
+"""The Hopper kernel of gradients: rows of up to 8,192 steps, all gradients in one pass over memory.
+
+A program takes one channel and walks over its rows. With u = pre_gate x, v = post_gate dy, their spectra U and V, and
+the taps' H, as in `mosaic_gpu_pass`,
+
+    y = Re(A^H (H U)),    dpost_gate = dy y,    du = Re(A^H (conj(H) V)),    dx = pre_gate du,    dpre_gate = x du,
+
+and conj(U) V is summed over the rows in fp32 and registers, from which XLA makes the taps' gradient. Programs that
+share a channel write sums of their own, so the result is the same from run to run.
+
+Each class of frequencies has a warpgroup of its own. A row of two tiles is therefore shared by two, a team: each makes
+the share of its class in both tiles of y and du, and hands that of the other tile over in fp16. v is transformed first,
+as the next row's dy and post_gate come before its x and pre_gate, from whose places dx and dpre_gate leave last.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels._conv.tiles import read, tile_ref, zeros
+from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program, varying_like
+from pallas_kernels.long_conv.hopper import Ring
+from pallas_kernels.long_conv.mosaic_gpu_launch import launch
+from pallas_kernels.long_conv.mosaic_gpu_products import (
+    Complex,
+    Dft,
+    by_row,
+    from_left,
+    from_right,
+    parts_of,
+    product,
+    row_scales,
+    spread,
+    store,
+    times,
+)
+from pallas_kernels.long_conv.mosaic_gpu_tables import tables
+
+WARPGROUPS = 2
+"""Of a program, and classes of the longest row: four streams of more, and both spectra, do not fit on chip."""
+
+X, DY, PRE, POST = range(4)
+"""Streams; the gradient of x, or of a gate, leaves from where that came."""
+
+Streams = dict[int, Any]
+
+
+class Call(NamedTuple):
+    """What a program knows when it is compiled; `rows` are a program's, `places` the streams that there are."""
+
+    ring: Ring
+    channels: int
+    rows: int
+    teams: int
+    places: tuple[int, ...]
+
+    @property
+    def tiles(self) -> int:
+        """What teams take in turn: a row of C tiles, or a tile of several rows."""
+        return self.rows // self.ring.together
+
+    @property
+    def inner(self) -> list[int]:
+        """Streams that u is made of."""
+        return [place for place in (X, PRE) if place in self.places]
+
+    @property
+    def outer(self) -> list[int]:
+        """Streams that v is made of."""
+        return [place for place in (DY, POST) if place in self.places]
+
+    @property
+    def workers(self) -> int:
+        return self.teams * self.ring.classes
+
+
+class Shared(NamedTuple):
+    """Shared memory.
+
+    Attributes:
+      streams: [team, stream, C].
+      sent: [warpgroup, 2]: U, then H U, then its shares of y.
+      got: the same of V and du.
+      came: says that x and its gate are there; `got_came` says it of dy and its gate.
+    """
+
+    streams: Any
+    sent: Any
+    got: Any
+    sizes: Any
+    matrices: Any
+    twiddles: Any
+    turns: Any
+    spectrum: Any
+    inverse: Any
+    ready: Any
+    came: Any
+    got_came: Any
+    met: Any
+
+
+class Gradients(NamedTuple):
+    """By stream; conj(U) V [D, N, 2 C, 64, 64] and sums of u v [D, N], in N parts."""
+
+    streams: dict[int, Float[Array, "R N 64"]]
+    spectrum: Float[Array, "D N P 64 64"]
+    bias: Float[Array, "D N"]
+
+
+def differentiate(
+    ring: Ring,
+    spectrum: Float[Array, "D P 64 64"],
+    inverse: Float[Array, "D 64"],
+    streams: dict[int, Float[Array, "R N 64"]],
+    *,
+    interpret: bool,
+) -> Gradients:
+    """Gradients of streams in chunks; see `mosaic_gpu_tables.spectrum` for the two before them."""
+    channels, x = spectrum.shape[0], streams[X]
+    batch = x.shape[0] // channels
+    rows = rows_per_program(batch // ring.together, channels) * ring.together
+    teams = min(WARPGROUPS // ring.classes, rows // ring.together)
+    call = Call(ring, channels, rows, teams, tuple(sorted(streams)))
+    constants = [jnp.asarray(table) for table in tables(ring) if table is not None]
+    parts, wanted = batch // rows * teams, [place for place in call.places if place != DY]
+    *found, sums, bias = launch(
+        partial(_program, call=call),
+        (*(streams[place] for place in call.places), *constants, spectrum, inverse),
+        (
+            *(jax.typeof(x) for _ in wanted),
+            varying_like(x, (channels * parts, 2 * ring.classes, ROWS, CHUNK), jnp.float32),
+            varying_like(x, (channels * parts, ring.classes, ROWS), jnp.float32),
+        ),
+        _scratch(call, constants),
+        grid=(channels, batch // rows),
+        workers=call.workers,
+        name=f"{ring.points}_vjp",
+        interpret=interpret,
+    )
+    return Gradients(
+        dict(zip(wanted, found, strict=True)),
+        sums.reshape(channels, parts, *sums.shape[1:]),
+        bias.reshape(channels, -1),
+    )
+
+
+def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
+    matrices, twiddles, turns = (z.shape for z in constants)
+    count, classes, half = len(call.places), call.ring.classes, jnp.float16
+    operands, boxes = (call.workers, 2, ROWS, CHUNK), classes * call.ring.together
+    return Shared(
+        streams=tile_ref(call.teams, count, classes, ROWS, CHUNK, dtype=jnp.bfloat16),
+        sent=tile_ref(*operands, dtype=half),
+        got=tile_ref(*operands, dtype=half),
+        sizes=plgpu.SMEM((call.workers, ROWS), jnp.float32),
+        matrices=tile_ref(*matrices, dtype=half),
+        twiddles=tile_ref(*twiddles, dtype=half),
+        turns=plgpu.SMEM(turns, half),
+        spectrum=tile_ref(2 * classes, ROWS, CHUNK, dtype=half),
+        inverse=plgpu.SMEM((ROWS,), jnp.float32),
+        ready=plgpu.Barrier(num_arrivals=matrices[0] + twiddles[0] + 2 * classes + 2),
+        came=plgpu.Barrier(num_arrivals=len(call.inner) * boxes, num_barriers=call.teams),
+        got_came=plgpu.Barrier(num_arrivals=len(call.outer) * boxes, num_barriers=call.teams),
+        met=plgpu.Barrier(num_arrivals=classes, num_barriers=call.teams),
+    )
+
+
+def _program(*refs: Any, call: Call) -> None:
+    """One channel of `rows` rows."""
+    count = len(call.places)
+    streams, (matrices, twiddles, turns, spectrum, inverse) = refs[:count], refs[count : count + 5]
+    *found, sums_out, bias_out, shared = refs[count + 5 :]
+    channel, worker = lax.axis_index("channel"), lax.axis_index("warpgroup")
+
+    @pl.when(worker == 0)
+    def _() -> None:
+        tiles = (
+            (matrices, shared.matrices),
+            (twiddles, shared.twiddles),
+            (spectrum.at[channel], shared.spectrum),
+        )
+        for source, place in tiles:
+            for i in range(place.shape[0]):
+                plgpu.copy_gmem_to_smem(source.at[i], place.at[i], shared.ready)
+        for source, place in ((turns, shared.turns), (inverse.at[channel], shared.inverse)):
+            plgpu.copy_gmem_to_smem(source, place, shared.ready)
+
+    wanted = [place for place in call.places if place != DY]
+    row = _Row(
+        call,
+        dict(zip(call.places, streams, strict=True)),
+        dict(zip(wanted, found, strict=True)),
+        shared,
+        worker // call.ring.classes,
+        worker % call.ring.classes,
+    )
+    steps = (call.tiles - row.team + call.teams - 1) // call.teams
+    row.load(worker * 0, call.outer)
+    row.load(worker * 0, call.inner)
+    plgpu.barrier_wait(shared.ready)
+    start = (zeros(), zeros(), plgpu.layout_cast(jnp.zeros(ROWS, jnp.float32), plgpu.Layout.WGMMA.reduce(1)))
+    *sums, bias = lax.fori_loop(0, steps, lambda step, sums: row.differentiate(step, steps, sums), start)
+    plgpu.wait_smem_to_gmem(0)
+    part = (channel * lax.axis_size("rows") + lax.axis_index("rows")) * call.teams + row.team
+    for i, total in enumerate(sums):
+        sums_out[part, 2 * row.own + i] = total
+    bias_out[part, row.own] = bias
+
+
+class _Row(NamedTuple):
+    """What one warpgroup does: of its team's rows, its own class, and the tile of that number."""
+
+    call: Call
+    streams: Streams
+    found: Streams
+    shared: Shared
+    team: Array
+    own: Array
+
+    @property
+    def worker(self) -> Array:
+        return self.team * self.call.ring.classes + self.own
+
+    def load(self, step: Array, places: Sequence[int]) -> None:
+        """The own tile of these streams."""
+        for place in places:
+            came = self.shared.got_came if place in self.call.outer else self.shared.came
+            for box, part in self._boxes(self.streams[place], self._place(place, self.own), step):
+                plgpu.copy_gmem_to_smem(box, part, came.at[self.team])
+
+    def differentiate(self, step: Array, steps: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The sums with one turn more, and the loads of the next."""
+        shared = self.shared
+        sent, got = ([ref.at[self.worker, i] for i in range(2)] for ref in (shared.sent, shared.got))
+        plgpu.barrier_wait(shared.got_came.at[self.team])
+        scale, inverse_got = self._scales(DY, POST)
+        store(got, self._turned(DY, POST, scale))
+        store(got, self._transformed(got))
+        plgpu.barrier_wait(shared.came.at[self.team])
+        bias = sums[2] + jnp.sum(self._input(X, PRE, self.own) * self._input(DY, POST, self.own), axis=1)
+        scale, inverse = self._scales(X, PRE)
+        store(sent, self._turned(X, PRE, scale))
+        u = self._transformed(sent)
+        shares, both = product(_read(got), u, conjugated=True), spread(inverse * inverse_got)
+        sums = tuple(total + z * both for total, z in zip(sums, shares, strict=False))
+        if POST in self.call.places:
+            store(sent, times(u, self._spectrum()))
+            self._restore(sent)
+        store(got, times(_read(got), self._spectrum(), conjugated=True))
+        self._restore(got)
+        self._meet()
+        more, scale_back = step + 1 < steps, by_row(shared.inverse)
+        # Keep this before the loads that let the other warpgroup overwrite its shares.
+        du = self._restored(shared.got) * spread(inverse_got * scale_back)
+        if POST in self.call.places:
+            y = self._restored(shared.sent) * spread(inverse * scale_back)
+            self._write(POST, y * self._tile(DY))
+            plgpu.commit_smem()
+            self._send([POST], step)
+        x = self._tile(X)
+        self._write(X, du * self._tile(PRE) if PRE in self.call.places else du)
+        if PRE in self.call.places:
+            self._write(PRE, du * x)
+        plgpu.commit_smem()
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        pl.when(more)(lambda: self.load(step + 1, self.call.outer))
+        self._send(self.call.inner, step)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        pl.when(more)(lambda: self.load(step + 1, self.call.inner))
+        return *sums, bias
+
+    def _boxes(self, array: Any, tile: Any, step: Array) -> list[tuple[Any, Any]]:
+        """Where the chunks of the own tile lie in device memory, and their places in `tile`."""
+        ring, found = self.call.ring, []
+        first = lax.axis_index("rows") * self.call.rows
+        first += (self.team + step * self.call.teams) * ring.together
+        for i in range(ring.together):
+            row = (first + i) * self.call.channels + lax.axis_index("channel")
+            # Keep the start unknown to Pallas, which refuses a box that reaches past the row's end.
+            chunks = pl.ds((step * 0 + self.own) * ROWS, ring.height)
+            part = tile if ring.together == 1 else tile.at[pl.ds(i * ring.height, ring.height)]
+            found.append((array.at[row, chunks], part))
+        return found
+
+    def _place(self, place: int, m: Any) -> Any:
+        return self.shared.streams.at[self.team, self.call.places.index(place), m]
+
+    def _tile(self, place: int) -> Array:
+        """The own tile of a stream, in fp32."""
+        return read(self._place(place, self.own)).astype(jnp.float32)
+
+    def _input(self, place: int, gate: int, m: Any) -> Array:
+        """A tile of a stream times its gate, in fp32."""
+        z = read(self._place(place, m)).astype(jnp.float32)
+        return z * read(self._place(gate, m)).astype(jnp.float32) if gate in self.call.places else z
+
+    def _scales(self, place: int, gate: int) -> tuple[Float[Array, "64"], Float[Array, "64"]]:
+        ring = self.call.ring
+        tiles = (self._input(place, gate, m) for m in range(ring.classes))
+        return row_scales(tiles, self.shared.sizes.at[self.worker], ring)
+
+    def _turned(self, place: int, gate: int, scale: Array) -> Complex:
+        """The own class of a row."""
+        total: list[Any] = [0.0, 0.0]
+        for m in range(self.call.ring.classes):
+            z = self._input(place, gate, m)
+            total = [sum_ + z * spread(t * scale) for sum_, t in zip(total, self._turn(m), strict=True)]
+        return total[0], total[1]
+
+    def _turn(self, m: Any) -> list[Float[Array, "64"]]:
+        at = 2 * (self.own * self.call.ring.classes + m)
+        return [by_row(self.shared.turns.at[at + part]).astype(jnp.float32) for part in range(2)]
+
+    def _spectrum(self) -> list[Any]:
+        return parts_of(self.shared.spectrum, self.own)
+
+    def _dfts(self) -> tuple[Dft, Dft]:
+        matrices = self.shared.matrices
+        return Dft(matrices.at[0]), Dft(matrices.at[matrices.shape[0] - 1])
+
+    def _transformed(self, tile: Sequence[Any]) -> Complex:
+        first, last = self._dfts()
+        store(tile, times(from_left(first, tile), parts_of(self.shared.twiddles, self.own)))
+        return from_right(tile, last)
+
+    def _restore(self, tile: Sequence[Any]) -> None:
+        """The own class's shares of the own tile and of the other, in place of its spectrum: fewer registers."""
+        first, last = (dft.conjugate() for dft in self._dfts())
+        back = from_right(tile, last)
+        store(tile, times(back, parts_of(self.shared.twiddles, self.own), conjugated=True))
+        back = from_left(first, tile)
+        for ref, m in zip(tile, (self.own, 1 - self.own)[: self.call.ring.classes], strict=False):
+            real, imaginary = (spread(turn) for turn in self._turn(m))
+            ref[...] = (back[0] * real + back[1] * imaginary).astype(jnp.float16)
+
+    def _meet(self) -> None:
+        """The warpgroups of a team have come here, and see what the other has written."""
+        if self.call.ring.classes > 1:
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(self.shared.met.at[self.team])
+            plgpu.barrier_wait(self.shared.met.at[self.team])
+
+    def _restored(self, shares: Any) -> Array:
+        """The own tile, from all classes' shares."""
+        classes = self.call.ring.classes
+        found = read(shares.at[self.worker, 0]).astype(jnp.float32)
+        if classes == 1:
+            return found
+        return found + read(shares.at[self.team * classes + 1 - self.own, 1]).astype(jnp.float32)
+
+    def _write(self, place: int, z: Array) -> None:
+        """A gradient's own tile, where its stream was."""
+        self._place(place, self.own)[...] = z.astype(jnp.bfloat16)
+
+    def _send(self, places: Sequence[int], step: Array) -> None:
+        """Gradients to device memory."""
+        for place in places:
+            for box, part in self._boxes(self.found[place], self._place(place, self.own), step):
+                plgpu.copy_smem_to_gmem(part, box)
+
+
+def _read(tile: Sequence[Any]) -> Complex:
+    real, imaginary = (read(part).astype(jnp.float32) for part in tile)
+    return real, imaginary

@@ -1,0 +1,40 @@
+"""How the Hopper kernels are started: a program for each channel and group of its rows."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels._compat import vary_alike
+
+
+def launch(
+    program: Callable[..., None],
+    arrays: Sequence[Any],
+    out_type: Any,
+    scratch: Any,
+    *,
+    grid: tuple[int, int],
+    workers: int,
+    name: str,
+    interpret: bool,
+) -> Any:
+    """Results of `program` over (channel, rows), which is given refs of `arrays`, results and `scratch`.
+
+    Args:
+      workers: warpgroups of a program.
+      interpret: simulate a GPU on the CPU, and watch for races.
+    """
+    kernel: Any = plgpu.kernel(
+        program,
+        out_type=out_type,
+        grid=grid,
+        grid_names=("channel", "rows"),
+        num_threads=workers,
+        thread_name="warpgroup",
+        scratch_types=[scratch],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
+        kernel_name=f"long_conv_{name}",
+    )
+    return kernel(*vary_alike(*arrays))
