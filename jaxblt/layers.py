@@ -95,14 +95,18 @@ class Linear(nn.Module):
             return self.kernel_init(key, (inner, outer), dtype).reshape(shape)
 
         kernel = self.param("kernel", named(draw, *self.names), shape, jnp.float32)
-        kinds = {"precision": self.precision, "preferred_element_type": self.accumulate}
-        y = self.product(self.equation, x.astype(self.dtype), kernel.astype(self.dtype), **kinds)
+        y = self.multiplied(x.astype(self.dtype), kernel.astype(self.dtype))
         if self.bias is None:
             return y
         bias = self.param(
             "bias", named(self.bias, *self.names[len(summed) :]), shape[len(summed) :], jnp.float32
         )
         return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+
+    def multiplied(self, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
+        """What stands before the bias: x W, to which an adapter that intercepts this method adds its update."""
+        kinds = {"precision": self.precision, "preferred_element_type": self.accumulate}
+        return self.product(self.equation, x, kernel, **kinds)
 
     @nn.nowrap
     def kernel_shape(self, x: Float[Array, "..."]) -> tuple[int, ...]:

@@ -13,6 +13,8 @@ Remat = Literal["none", "full", "dots", "offload"]
 ALWAYS_SAVED = ("ring_out", "ring_lse")
 # the input of each block, the one thing that "offload" keeps, in host memory
 BLOCK_INPUT = "block_input"
+# a product with a weight that a kernel may have made: "dots" cannot see that it is one
+PRODUCT = "product"
 
 
 def remat(module: type[nn.Module], policy: Remat) -> type[nn.Module]:
@@ -37,7 +39,8 @@ def _policy(policy: Remat) -> Callable[..., Any]:
         return saved
     if policy == "dots":
         dots = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
-        return jax.checkpoint_policies.save_from_both_policies(dots, saved)
+        named = jax.checkpoint_policies.save_only_these_names(*ALWAYS_SAVED, PRODUCT)
+        return jax.checkpoint_policies.save_from_both_policies(dots, named)
     if policy == "offload":
         return jax.checkpoint_policies.save_and_offload_only_these_names(
             names_which_can_be_saved=list(ALWAYS_SAVED),

@@ -9,8 +9,14 @@ from pallas_kernels._hopper import why_not_on
 STEP = 64
 """What is summed over at a time: 128 bytes of bf16, the width of a swizzled tile."""
 
+TILE = 256
+"""Rows and columns of a tile: smaller arrays than what is copied at a time came back as zeros on an H200."""
+
 LARGEST = 2**31
 """The kernel counts elements in 32 bits."""
+
+TIMED_TOKENS, TIMED_WIDTH = 16_384, 1024
+"""The fewest that were timed on an H200, where the kernel was faster."""
 
 
 def why_not(device: Device, x: Any, w: Any, v: Any, u: Any, code: Any = None, **_: Any) -> str | None:
@@ -22,19 +28,31 @@ def why_not(device: Device, x: Any, w: Any, v: Any, u: Any, code: Any = None, **
         return f"it takes bf16 tokens, x is {x.dtype}"
     if w is None:
         return "it adds the update to x W in registers, and without w there is nothing to add it to"
-    matrices = w if isinstance(w, tuple) else (w,)
-    for size in (x.shape[-1], *(matrix.shape[-1] for matrix in matrices)):
+    widths = _widths(x, w)
+    for size in widths:
         if size % STEP or not size:
-            return f"its tiles are {STEP} wide, and a width of {size} is no multiple"
-    rows = math.prod(x.shape[:-1])
-    if not rows:
-        return f"it takes one token at least, x is {x.shape}"
-    if rows * max(x.shape[-1], *(matrix.shape[-1] for matrix in matrices)) >= LARGEST:
-        return f"it counts elements in 32 bits, x is {x.shape} and a site has {matrices[0].shape[-1]} outputs"
+            return f"its steps are {STEP} wide, and a width of {size} is no multiple"
+    if min(widths) < TILE:
+        return f"its tiles are {TILE} wide, and a width is {min(widths)}"
+    tokens = math.prod(x.shape[:-1])
+    if tokens < TILE:
+        return f"its tiles have {TILE} tokens, x has {tokens}"
+    if tokens * max(widths) >= LARGEST:
+        return f"it counts elements in 32 bits, x is {x.shape} and the largest width {max(widths)}"
     return None
 
 
-def rather_not(device: Device, *args: Any, **options: Any) -> str | None:
-    """Why the kernel is taken by name only."""
+def rather_not(device: Device, x: Any, w: Any, *args: Any, **options: Any) -> str | None:
+    """Why the kernel, though it can run such a call, is taken by name only, or None."""
     del device, args, options
-    return "it has not been timed on an H200"
+    tokens, width = math.prod(x.shape[:-1]), min(_widths(x, w))
+    if tokens < TIMED_TOKENS:
+        return f"it has not been timed with fewer than {TIMED_TOKENS} tokens, x has {tokens}"
+    if width < TIMED_WIDTH:
+        return f"it has not been timed with widths below {TIMED_WIDTH}, one is {width}"
+    return None
+
+
+def _widths(x: Any, w: Any) -> tuple[int, ...]:
+    """K, and N of each site."""
+    return x.shape[-1], *(site.shape[-1] for site in (w if isinstance(w, tuple) else (w,)))

@@ -1,4 +1,9 @@
-"""One read of x for the down projections of all sites, and a gradient whose products stay in the dtype of x."""
+"""One read of x for the down projections of all sites, and a gradient whose products stay in the dtype of x.
+
+A product as large as x or y asks for the dtype of x. If it asked for fp32, XLA would write fp32 and cast it in another
+pass. In a sum of such products each GEMM adds what the one before it wrote. XLA looks for that GEMM in the first
+operand of the sum.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -47,10 +52,10 @@ def _forward(
 ) -> tuple[tuple[Array, ...], Kept]:
     p = product("btk,kr->btr", x, joined(v), wide=True)
     z = scaled(p, v, code, chunk, scale)
-    updates = [product("btr,rn->btn", part.astype(x.dtype), up) for part, up in zip(z, u, strict=True)]
-    plain = [] if w is None else [product("btk,kn->btn", x, weight) for weight in w]
-    y = tuple(_sum(list(parts)) for parts in zip(*([plain] if plain else []), updates, strict=True))
-    return y, (x, w, v, u, code, p)
+    y = [product("btr,rn->btn", part.astype(x.dtype), up) for part, up in zip(z, u, strict=True)]
+    if w is not None:
+        y = [product("btk,kn->btn", x, weight) + update for update, weight in zip(y, w, strict=True)]
+    return tuple(y), (x, w, v, u, code, p)
 
 
 def _backward(chunk: int, scale: float, kept: Kept, dy: tuple[Array, ...]) -> tuple[Any, ...]:
@@ -58,9 +63,10 @@ def _backward(chunk: int, scale: float, kept: Kept, dy: tuple[Array, ...]) -> tu
 
 
 def _input_gradient(dy: tuple[Array, ...], w: Matrices | None, v: Matrices, s: Array) -> Array:
-    plain = zip(dy, w, strict=True) if w is not None else ()
-    parts = [product("btn,kn->btk", d, weight) for d, weight in plain]
-    return _sum([*parts, product("btr,kr->btk", s, joined(v))])
+    dx = product("btr,kr->btk", s, joined(v))
+    for d, weight in zip(dy, w or (), strict=w is not None):
+        dx = product("btn,kn->btk", d, weight) + dx
+    return dx
 
 
 def gradients(
@@ -78,7 +84,7 @@ def gradients(
     dv = _split(product("btk,btr->kr", x, s, wide=True), v)
     z = scaled(p, v, code, chunk, scale)
     du = [product("btr,btn->rn", a.astype(x.dtype), d, wide=True) for a, d in zip(z, dy, strict=True)]
-    dw = None if w is None else _cast([product("btk,btn->kn", x, d, wide=True) for d in dy], w)
+    dw = None if w is None else _weight_gradients(x, w, dy)
     dcode = None if code is None else _code_gradient(p * g, v, code, chunk, scale)
     return dx, dw, _cast(dv, v), _cast(du, u), dcode
 
@@ -86,22 +92,17 @@ def gradients(
 _routed.defvjp(_forward, _backward)
 
 
+def _weight_gradients(x: Array, w: Matrices, dy: tuple[Array, ...]) -> Matrices:
+    found = (product("btk,btn->kn", x, d, wide=site.dtype != x.dtype) for site, d in zip(w, dy, strict=True))
+    return _cast(found, w)
+
+
 def product(
     equation: str, a: Float[Array, "..."], b: Float[Array, "..."], *, wide: bool = False
 ) -> Float[Array, "..."]:
     """Summed in fp32 (f64 for f64) and rounded to the dtype of a, unless it is to stay `wide`."""
-    found = jnp.einsum(equation, a, b.astype(a.dtype), preferred_element_type=_sums(a))
-    return found if wide else found.astype(a.dtype)
-
-
-def _sum(parts: list[Array]) -> Array:
-    wide = _sums(parts[0])
-    return sum((part.astype(wide) for part in parts[1:]), parts[0].astype(wide)).astype(parts[0].dtype)
-
-
-def _sums(a: Array) -> Any:
-    """The dtype of sums."""
-    return jnp.float64 if a.dtype == jnp.float64 else jnp.float32
+    dtype = jnp.float32 if wide and a.dtype.itemsize < 4 else a.dtype
+    return jnp.einsum(equation, a, b.astype(a.dtype), preferred_element_type=dtype)
 
 
 def joined(v: Matrices) -> Float[Array, "K R"]:

@@ -121,6 +121,20 @@ def test_only_what_is_asked_for_is_computed() -> None:
     assert products(*adapter) <= products(*adapter, "w0", "w1") - 2
 
 
+def test_no_array_as_large_as_tokens_is_wide() -> None:
+    """In bf16 no product is asked for in fp32 that is as large as x or y: XLA would write it so."""
+    x = arrays(dtype=jnp.bfloat16)
+    given = (x["x"], *matrices(x), x["code"])
+
+    def step(given: Any) -> Any:
+        y, back = jax.vjp(partial(routed_lora, implementation="xla"), *given)
+        return y, back(y)
+
+    text = str(jax.make_jaxpr(step)(given))
+    assert "bf16[8,7,5]" in text
+    assert not [size for size in (K, 5, 3) if f"f32[8,7,{size}]" in text]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
