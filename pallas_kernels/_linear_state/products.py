@@ -23,14 +23,25 @@ def product(equation: str, a: Float[Array, "..."], b: Float[Array, "..."], dtype
     return _product(a, b, equation, dtype, a.dtype, b.dtype)
 
 
-def multiply(equation: str, a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, "..."]:
-    """einsum of operands of one dtype, summed in its accumulator; see `product`."""
+def multiply(
+    equation: str, a: Float[Array, "..."], b: Float[Array, "..."], result: Any = None
+) -> Float[Array, "..."]:
+    """einsum of operands of one dtype, summed in its accumulator; see `product`.
+
+    Args:
+      equation: what indices stand where.
+      a: one operand.
+      b: the other one.
+      result: dtype that the sums are rounded to; None keeps the accumulator's. Ask for it here: XLA keeps the wide
+        result of a product that is cast and then widened again.
+    """
     kind, wide = jnp.finfo(a.dtype), accumulator(a.dtype)
     if kind.bits < 32 and current_device().platform == "cpu":
         # XLA for a CPU (jax 0.11.2) compiles some products of bf16 arrays to a call that it does not have.
         a, b = (lax.reduce_precision(x.astype(wide), kind.nexp, kind.nmant) for x in (a, b))
     exact = lax.Precision.HIGHEST if kind.bits >= 32 else lax.Precision.DEFAULT
-    return jnp.einsum(equation, a, b, precision=exact, preferred_element_type=wide)
+    given = wide if a.dtype == wide else result or wide
+    return jnp.einsum(equation, a, b, precision=exact, preferred_element_type=given).astype(result or wide)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))

@@ -1,5 +1,7 @@
 """Written-out gradients against `jax.grad` in a loop: `python -m pallas_kernels.neural_memory.bench`."""
 
+import json
+import sys
 from functools import partial
 from typing import Any
 
@@ -10,8 +12,9 @@ from jax import lax
 from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
 from pallas_kernels._measure import Case
 from pallas_kernels.neural_memory.api import TABLE, neural_memory
-from pallas_kernels.neural_memory.chunks import EPSILON, limit
+from pallas_kernels.neural_memory.chunks import limit
 from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
+from pallas_kernels.neural_memory.two_layers import EPSILON
 
 PRODUCTS, PRODUCTS_OF_ONE = 7, 3
 """Of a chunk with two matrices a head (two of its read, two of its keys', three of the gradients), and with one."""
@@ -127,5 +130,20 @@ def _loss(memory: Any, k: Any, v: Any, shares: Any) -> Any:
     return jnp.sum(shares * lost)
 
 
+def table(report: dict[str, Any]) -> str:
+    """A line for each shape and pass: milliseconds of the op and of the loop, and their shares of the peak (MFU)."""
+    peak = report["ceilings"]["flops_per_second"]
+    lines = [f"{'shape':18s}{'pass':18s}{'version':12s}{'ms':>10s}{'MFU':>8s}"]
+    for shape, found in report["shapes"].items():
+        for one in found["passes"]:
+            for version, figures in one["seconds"].items():
+                share = one["flops"] / figures["median"] / peak
+                time = f"{1e3 * figures['median']:10.2f}{share:8.1%}"
+                lines.append(f"{shape:18s}{one['pass']:18s}{version:12s}{time}")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(benchmark("neural_memory", SHAPES, plan))
+    text = benchmark("neural_memory", SHAPES, plan)
+    print(text)
+    print(table(json.loads(text)), file=sys.stderr)

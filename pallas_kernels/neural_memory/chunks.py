@@ -1,20 +1,21 @@
 """What a chunk of tokens does: reads of the memory before it, and the step of gradient descent behind it.
 
-The gradient is written out: with `Linear` layers f = x + silu(x M1) M2 it takes five products, and a read takes two.
+A read of two matrices takes two products and a write five; `two_layers.py` has them.
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._dispatch import has_reference_ops
 from pallas_kernels._linear_state.products import product
+from pallas_kernels.neural_memory import two_layers
 
-EPSILON = 1e-6
-"""Added to the square of an error that something is divided by."""
 REACH = 4.0
 """Length that a memory may have, in lengths of a first matrix of entries of variance 1 / K."""
 
@@ -34,6 +35,21 @@ class MemoryState(NamedTuple):
     momentum: Weights
 
 
+class Unsettled(NamedTuple):
+    """A memory whose length has not been bounded yet.
+
+    The next chunk bounds it. So the derivative of the bound needs the memory that enters a chunk, which the backward
+    pass keeps, and not the one that leaves it, which it would have to make again.
+
+    Attributes:
+      state: M and S.
+      written: rows that changed since they were bounded.
+    """
+
+    state: MemoryState
+    written: Bool[Array, "B"]
+
+
 class Chunk(NamedTuple):
     """The C tokens of a chunk, zero at holes.
 
@@ -41,7 +57,7 @@ class Chunk(NamedTuple):
       k, v: what is to be stored at which key.
       theta: step size of each token.
       eta, alpha: momentum and forgetting that each token asks for; the chunk's are their means over tokens.
-      content: True for tokens.
+      content: True for tokens; None if there is no hole.
     """
 
     k: Float[Array, "B H C K"]
@@ -49,7 +65,27 @@ class Chunk(NamedTuple):
     theta: Float[Array, "B H C"]
     eta: Float[Array, "B H C"]
     alpha: Float[Array, "B H C"]
-    content: Bool[Array, "B C"]
+    content: Bool[Array, "B C"] | None
+
+
+class Step(NamedTuple):
+    """What a chunk asks of the memory.
+
+    Attributes:
+      k, v: what is to be stored at which key.
+      theta: step size of each token, zero at holes.
+      eta, alpha: momentum and forgetting of the chunk.
+      content: one for tokens, zero for holes; None if there is no hole.
+      some: there is a token.
+    """
+
+    k: Float[Array, "*N B H C K"]
+    v: Float[Array, "*N B H C K"]
+    theta: Float[Array, "*N B H C"]
+    eta: Float[Array, "*N B H"]
+    alpha: Float[Array, "*N B H"]
+    content: Float[Array, "*N B 1 C"] | None
+    some: Bool[Array, "*N B"]
 
 
 class Trace(NamedTuple):
@@ -77,9 +113,12 @@ def multiply(
 
 def read_memory(weights: Weights, q: Float[Array, "B H C K"], dtype: Any) -> Float[Array, "B H C K"]:
     """f_M(q), wide; products take operands of `dtype`."""
-    return _apply(weights, q, dtype)[0]
+    if len(weights) == 2:
+        return two_layers.apply(weights, q, dtype)
+    return multiply("bhck,bhkv->bhcv", q, weights[0], dtype)
 
 
+@partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
 def write_memory(state: MemoryState, chunk: Chunk, dtype: Any) -> tuple[MemoryState, Trace]:
     """The memory behind a chunk; one without a token leaves it as it is.
 
@@ -87,20 +126,51 @@ def write_memory(state: MemoryState, chunk: Chunk, dtype: Any) -> tuple[MemorySt
     max(1, sum_t theta_t L_t), where l_t = |f_M(k_t) - v_t|^2 / 2 and L_t = |grad l_t|^2 / (2 l_t). Both are then scaled
     by the same number, so that M' is no longer than `longest`.
     """
-    wide, count = state.weights[0].dtype, jnp.sum(chunk.content, 1, dtype=jnp.int32)
-    content = chunk.content[:, None].astype(wide)
-    eta, alpha = (_mean(x.astype(wide), content)[..., None, None] for x in (chunk.eta, chunk.alpha))
-    gradients, loss = _gradients(state.weights, chunk, chunk.theta.astype(wide) * content, dtype)
+    written, surprise = update_memory(state, gather(chunk), dtype)
+    after = settle(written)
+    return after, trace_of(after, surprise)
+
+
+def gather(chunk: Chunk) -> Step:
+    """What an update needs of a chunk, or of many of them whose arrays have more axes in front."""
+    wide, content = accumulator(chunk.v.dtype), None
+    theta, eta, alpha = (x.astype(wide) for x in (chunk.theta, chunk.eta, chunk.alpha))
+    some = jnp.ones_like(theta[..., 0, 0], bool)
+    if chunk.content is not None:
+        content, some = chunk.content[..., None, :].astype(wide), jnp.any(chunk.content, -1)
+        theta = theta * content
+    return Step(chunk.k, chunk.v, theta, _mean(eta, content), _mean(alpha, content), content, some)
+
+
+def update_memory(state: MemoryState, step: Step, dtype: Any) -> tuple[Unsettled, Float[Array, "B H"]]:
+    """What `write_memory` makes, not scaled yet, and the mean loss."""
+    eta, alpha = (x[..., None, None] for x in (step.eta, step.alpha))
+    gradients, lost = _gradients(state.weights, step, dtype)
     momentum = tuple(eta * s - g for s, g in zip(state.momentum, gradients, strict=True))
     weights = tuple((1 - alpha) * m + s for m, s in zip(state.weights, momentum, strict=True))
-    some = (count > 0).reshape(-1, 1, 1, 1)
-    kept = jnp.where(some, limit(weights)[..., None, None], 1)
+    some = step.some.reshape(-1, 1, 1, 1)
     weights, momentum = (
-        tuple(jnp.where(some, kept * x, old) for x, old in zip(new, before, strict=True))
+        tuple(jnp.where(some, x, old) for x, old in zip(new, before, strict=True))
         for new, before in ((weights, state.weights), (momentum, state.momentum))
     )
-    trace = Trace(_mean(loss, content), *(jnp.sqrt(_square(x)) for x in (weights, momentum)))
-    return MemoryState(weights, momentum), jax.tree.map(jax.lax.stop_gradient, trace)
+    return Unsettled(MemoryState(weights, momentum), step.some), _mean(lost / 2, step.content)
+
+
+def at_rest(state: MemoryState) -> Unsettled:
+    """A memory that `settle` leaves as it is."""
+    return Unsettled(state, jnp.zeros_like(state.weights[0][:, 0, 0, 0], bool))
+
+
+def settle(memory: Unsettled) -> MemoryState:
+    """M and S scaled by the same number, so that M is no longer than `longest`; as they are if nothing was written."""
+    kept = jnp.where(memory.written[:, None], limit(memory.state.weights), 1)[..., None, None]
+    return jax.tree.map(lambda x: kept * x, memory.state)
+
+
+def trace_of(state: MemoryState, surprise: Float[Array, "B H"]) -> Trace:
+    """Of a write that left `state`."""
+    lengths = (jnp.sqrt(_square(x)) for x in state)
+    return jax.tree.map(jax.lax.stop_gradient, Trace(surprise, *lengths))
 
 
 def longest(hidden: int) -> float:
@@ -115,46 +185,25 @@ def limit(weights: Weights) -> Float[Array, "B H"]:
     return most * jax.lax.rsqrt(jnp.maximum(_square(weights), most**2))
 
 
-def _apply(
-    weights: Weights, x: Float[Array, "B H C K"], dtype: Any
-) -> tuple[Float[Array, "B H C K"], Float[Array, "B H C E"] | None]:
-    """f_M(x), and x M1 of a memory of two layers."""
-    if len(weights) == 1:
-        return multiply("bhck,bhkv->bhcv", x, weights[0], dtype), None
-    first, second = weights
-    hidden = multiply("bhck,bhke->bhce", x, first, dtype)
-    found = multiply("bhce,bhek->bhck", jax.nn.silu(hidden), second, dtype)
-    return x.astype(found.dtype) + found, hidden
-
-
-def _gradients(
-    weights: Weights, chunk: Chunk, theta: Float[Array, "B H C"], dtype: Any
-) -> tuple[Weights, Float[Array, "B H C"]]:
-    """Of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by M, and l."""
-    found, hidden = _apply(weights, chunk.k, dtype)
-    error = found - chunk.v.astype(found.dtype)
-    lost, keys = _power(error), _power(chunk.k.astype(found.dtype))
-    if hidden is None:
-        share = _shares(theta, keys)
-        return (multiply("bhck,bhcv->bhkv", chunk.k, share * error, dtype),), lost / 2
-    gate = jax.nn.sigmoid(hidden)
-    back = multiply("bhck,bhek->bhce", error, weights[1], dtype) * (gate * (1 + hidden * (1 - gate)))
-    share = _shares(theta, _power(hidden * gate) + keys * _power(back) / (lost + EPSILON))
-    second = multiply("bhce,bhck->bhek", hidden * gate, share * error, dtype)
-    return (multiply("bhck,bhce->bhke", chunk.k, share * back, dtype), second), lost / 2
-
-
-def _shares(theta: Float[Array, "B H C"], curvature: Float[Array, "B H C"]) -> Float[Array, "B H C 1"]:
-    """What a token's gradient counts: the step stays within twice that of Polyak, 2 l / |grad l|^2."""
-    return (theta / jnp.maximum(jnp.sum(theta * curvature, -1, keepdims=True), 1))[..., None]
+def _gradients(weights: Weights, step: Step, dtype: Any) -> tuple[Weights, Float[Array, "B H C"]]:
+    """Of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by M, and 2 l."""
+    k, v, theta = step.k, step.v, step.theta
+    if len(weights) == 2:
+        return two_layers.gradients(weights, k, v, theta, dtype)
+    error = read_memory(weights, k, dtype) - v.astype(theta.dtype)
+    curvature = _power(k.astype(theta.dtype))
+    share = theta / jnp.maximum(jnp.sum(theta * curvature, -1, keepdims=True), 1)
+    return (multiply("bhck,bhcv->bhkv", k, share[..., None] * error, dtype),), _power(error)
 
 
 def _power(x: Float[Array, "B H C _"]) -> Float[Array, "B H C"]:
     return jnp.sum(x * x, -1)
 
 
-def _mean(x: Float[Array, "B H C"], content: Float[Array, "B 1 C"]) -> Float[Array, "B H"]:
+def _mean(x: Float[Array, "*N B H C"], content: Float[Array, "*N B 1 C"] | None) -> Float[Array, "*N B H"]:
     """Over tokens; zero if there is none."""
+    if content is None:
+        return jnp.mean(x, -1)
     return jnp.sum(x * content, -1) / jnp.maximum(jnp.sum(content, -1), 1)
 
 

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._linear_state.tokens import count_documents, only_tokens
-from pallas_kernels.neural_memory.chunks import EPSILON, MemoryState, Trace, longest
+from pallas_kernels.neural_memory.chunks import MemoryState, Trace, longest
+from pallas_kernels.neural_memory.two_layers import EPSILON
 
 HIGHEST = lax.Precision.HIGHEST
 

@@ -16,11 +16,12 @@ class NeuralMemoryShape:
     chunk: int
 
 
+CHUNKS = (64, 256, 1024, 2048, 4096)
+"""Tokens of a chunk at which the layer is measured, besides 512."""
+
 SHAPES = (
-    # A layer of width 1024: two layers of 4 x 256 units in each of four heads.
-    NeuralMemoryShape("d1024_16k_c512", 8, 16_384, 4, 256, 1024, 512),
-    NeuralMemoryShape("d1024_16k_c2048", 8, 16_384, 4, 256, 1024, 2048),
-    NeuralMemoryShape("d1024_16k_c64", 8, 16_384, 4, 256, 1024, 64),
+    # A layer of width 1024, two layers of 4 x 256 units in each of four heads, by chunk.
+    *(NeuralMemoryShape(f"d1024_16k_c{c}", 8, 16_384, 4, 256, 1024, c) for c in (512, *CHUNKS)),
     # One long row: its chunks come one after another.
     NeuralMemoryShape("d1024_128k_c2048", 1, 131_072, 4, 256, 1024, 2048),
     # One matrix a head.

@@ -106,26 +106,34 @@ def choose(mask: Bool[Array, "B"] | None, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(mask.reshape(-1, *(1,) * (b.ndim - 1)), a, b), new, old)
 
 
-def scan_windows(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, windows: Any) -> tuple[Any, Any]:
+def scan_windows(
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    state: Any,
+    windows: Any,
+    finish: Callable[[Any, Any], Any] = lambda windows, found: found,
+) -> tuple[Any, Any]:
     """`lax.scan` whose backward pass keeps every k-th state, k about the root of their number, and makes the others.
 
     Args:
-      step: (state, window) -> (state, y). A window of zeros must leave the state as it is.
+      step: (state, window) -> (state, found). A window of zeros must leave the state as it is.
       state: before the first window.
       windows: pytree of arrays [N, ...].
+      finish: (windows, found) -> y, for k of both at once.
     """
     count = jax.tree.leaves(windows)[0].shape[0]
     size = group_size(count)
+
+    def group(state: Any, windows: Any) -> tuple[Any, Any]:
+        state, found = lax.scan(step, state, windows)
+        return state, finish(windows, found)
+
     if size == count:
-        return lax.scan(step, state, windows)
+        return group(state, windows)
     missing = -count % size
 
     def grouped(x: Array) -> Array:
         x = jnp.pad(x, ((0, missing),) + ((0, 0),) * (x.ndim - 1))
         return x.reshape(-1, size, *x.shape[1:])
-
-    def group(state: Any, windows: Any) -> tuple[Any, Any]:
-        return lax.scan(step, state, windows)
 
     state, found = lax.scan(jax.checkpoint(group, prevent_cse=False), state, jax.tree.map(grouped, windows))
     return state, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:count], found)

@@ -1,4 +1,7 @@
-"""Windows one after another, with the gradient of the memory written out in matrix products."""
+"""Writes of windows one after another, and reads of all windows of a group at once.
+
+No write waits for a read, so reads are products over many windows: long enough to fill a GPU at any chunk.
+"""
 
 from functools import partial
 from typing import Any
@@ -10,7 +13,18 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._linear_state.tokens import only_tokens
-from pallas_kernels.neural_memory.chunks import Chunk, MemoryState, Trace, read_memory, write_memory
+from pallas_kernels.neural_memory.chunks import (
+    Chunk,
+    MemoryState,
+    Unsettled,
+    at_rest,
+    gather,
+    read_memory,
+    settle,
+    trace_of,
+    update_memory,
+)
+from pallas_kernels.neural_memory.two_layers import KEPT, rounded
 from pallas_kernels.neural_memory.windows import (
     Windows,
     choose,
@@ -48,18 +62,20 @@ def neural_memory_xla(
     cut, source = cut_rows(segment_ids, (rows, length), width, aligned=aligned)
     if length < chunk_size:  # a window is no chunk: none ends
         cut = cut._replace(ends=jnp.zeros_like(cut.ends))
-    content = jnp.ones((rows, length), bool) if segment_ids is None else segment_ids > 0
-    chunk = Chunk(
-        *(take_windows(x, width, source) for x in streams[1:]), content=_content(content, width, source)
-    )
-    windows = (take_windows(streams[0], width), chunk, cut)
+    content = None if segment_ids is None else _content(segment_ids > 0, width, source)
+    chunk = Chunk(*(take_windows(x, width, source) for x in streams[1:]), content=content)
+    windows = (take_windows(streams[0], width), gather(chunk), cut)
     flat, tree = jax.tree.flatten((fresh, state, windows))
     fresh, state, windows = jax.tree.unflatten(tree, vary_alike(*flat))
-    step = partial(_window, fresh, v.dtype, output_trace)
-    final, (y, trace) = scan_windows(step, state, windows)
-    found = [leave_windows(y, length)]
+    fresh, state = (at_rest(x) for x in (fresh, state))
+    # Keep the memory between two windows and what is small: what has a column a hidden unit costs more to keep.
+    few = jax.checkpoint_policies.save_only_these_names(KEPT)
+    write = jax.checkpoint(partial(_write, fresh, v.dtype, output_trace), prevent_cse=False, policy=few)
+    read = partial(_read, fresh.state.weights, v.dtype)
+    final, (y, trace) = scan_windows(write, state, windows, read)
+    found: list[Any] = [leave_windows(y, length)]
     if output_final_state:
-        found.append(final)
+        found.append(settle(final))
     if output_trace:
         found.append(jax.tree.map(lambda x: leave_windows(x, length), trace))
     return tuple(found) if len(found) > 1 else found[0]
@@ -69,27 +85,46 @@ def _content(content: Array, width: int, source: Any) -> Array:
     return take_windows(content[:, :, None], width, source)[:, :, 0]
 
 
-def _window(
-    fresh: MemoryState, dtype: Any, traced: bool, state: MemoryState, window: Any
-) -> tuple[MemoryState, Any]:
-    """The state behind a window; what its tokens read, and the trace of the chunk that ended in it if asked for."""
-    q, chunk, cut = window
+def _write(
+    fresh: Unsettled, dtype: Any, traced: bool, before: Unsettled, window: Any
+) -> tuple[Unsettled, Any]:
+    """The memory behind a window; the weights that its tokens read, and the trace of the chunk that ended in it."""
+    q, asked, cut = window
     cut = Windows(*cut)
-    state = choose(cut.begins, fresh, state)
-    y = read_memory(state.weights, q, dtype)
-    written, trace = write_memory(state, chunk, dtype)
-    after = choose(cut.ends, written, state)
-    places = jnp.arange(q.shape[2], dtype=jnp.int32)
-    last = q.shape[2] if cut.at is None else cut.at[:, None]
-    ended = cut.ends[:, None] & (places[None] == last - 1)
-    trace = jax.tree.map(lambda x: jnp.where(ended[:, None], x[..., None], 0), trace)
+    before = choose(cut.begins, fresh, before)
+    state = settle(before)
+    written, surprise = update_memory(state, asked, dtype)
+    after = choose(cut.ends, written, before)
+    seen = (state.weights,) if cut.at is None else (state.weights, settle(after).weights)
+    seen = jax.tree.map(lambda m: rounded(m, dtype), seen)
+    trace = None
+    if traced:
+        places = jnp.arange(q.shape[2], dtype=jnp.int32)
+        last = q.shape[2] if cut.at is None else cut.at[:, None]
+        ended = cut.ends[:, None] & (places[None] == last - 1)
+        trace = trace_of(settle(written), surprise)
+        trace = jax.tree.map(lambda x: jnp.where(ended[:, None], x[..., None], 0), trace)
+    return choose(cut.leaves, fresh, after), (seen, trace)
+
+
+def _read(fresh: Any, dtype: Any, windows: Any, found: Any) -> Any:
+    """What the tokens of several windows read, all at once, and the trace as it is."""
+    (q, _, cut), (seen, trace) = windows, found
+    cut = Windows(*cut)
+    y = _read_windows(seen[0], q, dtype)
     if cut.at is not None:
-        behind = cut.ends[:, None] & (places[None] >= cut.at[:, None])
-        y = jnp.where(_of_tokens(behind), read_memory(after.weights, q, dtype), y)
-        y = jnp.where(_of_tokens(cut.first), y, read_memory(fresh.weights, q, dtype))
-        after = choose(cut.leaves, fresh, after)
-    return after, (y.astype(dtype), Trace(*trace) if traced else None)
+        places = jnp.arange(q.shape[3], dtype=jnp.int32)[None, None]
+        behind = cut.ends[..., None] & (places >= cut.at[..., None])
+        y = jnp.where(_of_tokens(behind), _read_windows(seen[1], q, dtype), y)
+        start = jax.tree.map(lambda m: jnp.broadcast_to(m.astype(dtype), (len(q), *m.shape)), fresh)
+        y = jnp.where(_of_tokens(cut.first), y, _read_windows(start, q, dtype))
+    return y.astype(dtype), trace
+
+
+def _read_windows(weights: Any, q: Float[Array, "N B H C K"], dtype: Any) -> Float[Array, "N B H C K"]:
+    weights, rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (weights, q))
+    return read_memory(weights, rows, dtype).reshape(q.shape)
 
 
 def _of_tokens(mask: Any) -> Array:
-    return mask[:, None, :, None]
+    return mask[:, :, None, :, None]
