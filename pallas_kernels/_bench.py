@@ -139,7 +139,7 @@ def _error(found: Sequence[Any], truth: Sequence[Any]) -> float:
 def benchmark[S](
     op: str, shapes: Sequence[S], plan: Callable[[S], Plan], argv: Sequence[str] | None = None
 ) -> str:
-    """The command line of a benchmark: `--shapes NAME ...` and `--out FILE`; returns (and writes) JSON.
+    """The command line of a benchmark: `--shapes NAME ...` and `--out FILE`; returns JSON, written after each shape.
 
     Args:
       op: its name.
@@ -152,11 +152,15 @@ def benchmark[S](
     parser.add_argument("--shapes", nargs="+", choices=list(named), default=list(named)[:1])
     parser.add_argument("--out", type=Path, help="write the JSON here as well")
     given = parser.parse_args(argv)
-    ceilings = measure_ceilings()
-    found = {name: run_plan(plan(named[name]), ceilings, jax.random.key(0)) for name in given.shapes}
-    report = {"op": op, "machine": asdict(this_machine()), "ceilings": asdict(ceilings), "shapes": found}
-    text = json.dumps(report, indent=1)
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(text + "\n", encoding="utf-8")
-    return text
+    report = {"op": op, "machine": asdict(this_machine()), "ceilings": asdict(ceilings := measure_ceilings())}
+    found: dict[str, Any] = {}
+    for name in given.shapes:
+        found[name] = run_plan(plan(named[name]), ceilings, jax.random.key(0))
+        if given.out:
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            given.out.write_text(_text(report, found), encoding="utf-8")
+    return _text(report, found)
+
+
+def _text(report: dict[str, Any], found: dict[str, Any]) -> str:
+    return json.dumps(report | {"shapes": found}, indent=1) + "\n"

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "gap_recall": "gap_recall",
     "generation": "benchmark",
     "kernels": "kernels",
+    "length_generalisation": "length_generalisation",
     "memory_context": "memory_context",
     "packed_ring": "benchmark",
     "patching_share": "patching_share",

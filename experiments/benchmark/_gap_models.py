@@ -16,27 +16,36 @@ PATTERNS = {
     "mac": "C",
     "mag": "J",
     "mal": "KW",
+    "slots": "BW",
     "window": "W",
     "hyena": "H",
     "delta": "D",
     "attention": "A",
 }
-"""Stacks: three with a memory, attention over a window, modal Hyena, Gated DeltaNet, full attention."""
+"""Stacks: four with a memory, the last of which is a bank of slots; attention over a window, modal Hyena, Gated
+DeltaNet, full attention."""
 
 READS: dict[str, tuple[str, ...]] = {
     "mac": ("context_key", "context_value", "gate_query"),
     "mag": ("memory", "readout", "out"),
 }
-"""Parameters that a read of the memory passes, held at zero to hide it: MAG and MAL then add zeros.
+"""Parameters that a read of the memory passes, held at zero to hide it: all but MAC then add zeros.
 
 MAC attends to keys and values of zero, and has a gate of one half.
 """
-READS["mal"] = READS["mag"][1:]
+READS["mal"] = READS["slots"] = READS["mag"][1:]
 
 
 def model_of(name: str, settings: "Settings", vocab_size: int, mlp_dim: int) -> "ByteLMConfig":
     """The config of a model with MLPs of that width."""
-    from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, MACConfig, MAGConfig, NeuralMemoryConfig
+    from jaxblt.mixers import (
+        AttentionConfig,
+        GatedDeltaNetConfig,
+        MACConfig,
+        MAGConfig,
+        NeuralMemoryConfig,
+        SlotMemoryConfig,
+    )
     from jaxblt.models import ByteLMConfig, StackConfig
 
     dim, heads = settings.dim, settings.heads
@@ -45,6 +54,7 @@ def model_of(name: str, settings: "Settings", vocab_size: int, mlp_dim: int) -> 
         "C": MACConfig(dim, heads, **memory),
         "J": MAGConfig(dim, heads, window=max(settings.window, settings.chunk), **memory),
         "K": NeuralMemoryConfig(dim, heads, **memory),
+        "B": SlotMemoryConfig(dim, heads, interval=min(8, settings.window), packed=False),
         "W": AttentionConfig(dim, heads, window=settings.window, packed=False),
         "D": GatedDeltaNetConfig(dim, heads),
         "A": AttentionConfig(dim, heads, packed=False),

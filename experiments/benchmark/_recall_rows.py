@@ -1,21 +1,12 @@
 """Rows of multi-query associative recall, drawn on the device: a host that draws them would set the pace."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
+from experiments.benchmark._small_models import Rows
 from jaxblt.data.vocab import OFFSET
 from jaxblt.evaluation.tasks import MQAR
-
-
-class Rows(NamedTuple):
-    """Ids, the ids to predict, and where they are scored."""
-
-    inputs: Int[Array, "B T"]
-    targets: Int[Array, "B T"]
-    scored: Bool[Array, "B T"]
 
 
 def draw_rows(task: MQAR, key: Array, count: int) -> Rows:

@@ -119,28 +119,6 @@ def _interval(value: Figures) -> str:
     return f"{value['value']:.3f} ({value['low']:.3f} to {value['high']:.3f})"
 
 
-def recall(folder: Folder) -> str:
-    """Pairs that small models recall, by mixer."""
-    files = [found for name, found in folder.items() if name == "recall" or name.startswith("recall_")]
-    head = ("mixer", "pairs", "seed", "right", "always the commonest", "parameters", "steps")
-    rows = [
-        (
-            *(f"`{run['mixer']}`", str(run["pairs"]), str(run["seed"])),
-            *(f"{100 * run['accuracy']:.2f} %", percent(found["majority"][str(run["pairs"])])),
-            *(count(run["parameters"]), count(run["steps"])),
-        )
-        for found in files
-        for run in found["runs"]
-    ]
-    settings = folder["recall"]["settings"]
-    said = prose(
-        f"Multi-query recall on rows that the models have not seen, {settings['layers']} layers of width "
-        f"{settings['dim']}. Training ends where almost all answers are right, or after {count(settings['steps'])} "
-        "steps."
-    )
-    return f"{said}\n\n{table(head, rows)}"
-
-
 def promoters(folder: Folder) -> str:
     """Fine-tuning on promoters of E. coli against what needs no pretraining."""
     files = [found for name, found in folder.items() if name.startswith("promoters_")]

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 STEPS_A_CALL = 50
 """Steps between two looks at the accuracy."""
-MODELS = ("mac", "mag", "mal", "window", "hyena", "delta", "attention")
-MEMORIES = ("mac", "mag", "mal")
+MODELS = ("mac", "mag", "mal", "slots", "window", "hyena", "delta", "attention")
+MEMORIES = ("mac", "mag", "mal", "slots")
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Settings:
       dim, layers, heads: of the models.
       window: steps that attention sees; MAG's sees at least a chunk.
       chunk: tokens from one update of a memory to the next.
-      shortest: fillers of the shortest gap of training. A memory holds nothing of a chunk that has not ended, so chunks
-        of different lengths compare at gaps beyond the longest of them.
+      shortest: fillers of the shortest gap of training; None for one that windows do not reach over: models that may
+        answer short gaps by attention learn that, and leave their memory alone. A memory holds nothing of a chunk that
+        has not ended, so chunks of different lengths compare at gaps beyond the longest of them.
       trained: longest gap of each stage of training; all stages have as many steps.
       tested: gaps that are tested.
       tokens: of a batch.
@@ -44,17 +45,17 @@ class Settings:
     symbols: int = 32
     fillers: int = 16
     pairs: int = 8
-    dim: int = 128
+    dim: int = 64
     layers: int = 2
-    heads: int = 2
-    window: int = 32
-    chunk: int = 32
-    shortest: int = 1
+    heads: int = 1
+    window: int = 16
+    chunk: int = 16
+    shortest: int | None = None
     trained: tuple[int, ...] = (4, 16)
     tested: tuple[int, ...] = (4, 16, 64)
-    tokens: int = 65_536
-    steps: int = 1200
-    learning_rate: float = 2e-3
+    tokens: int = 16_384
+    steps: int = 1600
+    learning_rate: float = 5e-3
     test_rows: int = 256
     dtype: Literal["float32", "bfloat16"] = "float32"
 
@@ -68,10 +69,10 @@ class Settings:
             raise ValueError(
                 f"trained and tested must be multiples of the reach from 1, got {self.trained} and {self.tested}"
             )
-        if self.shortest > min(self.trained) * self.reach:
+        if self.least_gap > min(self.trained) * self.reach:
             raise ValueError(
                 f"shortest must be at most {min(self.trained)} x {self.reach}, the longest gap of a stage, got "
-                f"{self.shortest}"
+                f"{self.least_gap}"
             )
         calls, rest = divmod(self.steps, STEPS_A_CALL * len(self.trained))
         if rest or not calls:
@@ -83,6 +84,11 @@ class Settings:
     def reach(self) -> int:
         """Positions that a stack of windows sees back."""
         return self.layers * (self.window - 1)
+
+    @property
+    def least_gap(self) -> int:
+        """Fillers of the shortest gap of training."""
+        return self.reach + 1 if self.shortest is None else self.shortest
 
     @property
     def task(self) -> "GapRecall":
@@ -108,8 +114,8 @@ def gap_recall(
     """Trains small models to recall values over gaps beyond their windows, and tests them on longer ones.
 
     Args:
-      out: file for the figures as JSON, written anew after each model.
-      models: columns, of mac, mag, mal (Titans), window, hyena, delta, attention.
+      out: file for the figures as JSON, written anew after each model and seed.
+      models: columns, of mac, mag, mal (Titans), slots, window, hyena, delta, attention.
       off: train models with a memory a second time, with its reads held at zero.
       chunks: chunk lengths of the memories, one model each; none for that of the settings.
       seeds: models of each kind, with seeds 0, 1, ...
@@ -132,13 +138,13 @@ def gap_recall(
             programs = compile_model(model, changed)
             for without in (False, True) if off and name in MEMORIES else (False,):
                 kind = {"model": name + "_off" * without, "chunk": chunk}
-                runs = []
                 for seed in range(seeds):
                     found = train(name, programs, changed, seed, off=without)
-                    runs.append({**kind, "seed": seed, **found, "compile_seconds": programs.seconds})
-                    print(runs[-1], flush=True)
-                figures["runs"] += runs
-                figures["mean"].append({**kind, **over_seeds(runs)})
+                    seen = {**kind, "seed": seed, **found, "compile_seconds": programs.seconds}
+                    print(seen, flush=True)
+                    figures["runs"].append(seen)
+                    save("gap_recall", out, figures)
+                figures["mean"].append({**kind, **over_seeds(figures["runs"][-seeds:])})
                 save("gap_recall", out, figures)
     return figures
 
@@ -204,7 +210,7 @@ def compile_model(model: "ByteLMConfig", settings: Settings) -> Programs:
             params, state = carried
             drawn, gaps = jax.random.split(jax.random.fold_in(key, number))
             batch = draw_rows(
-                task, drawn, draw_gaps(gaps, count, settings.shortest, multiple * settings.reach), length
+                task, drawn, draw_gaps(gaps, count, settings.least_gap, multiple * settings.reach), length
             )
             (_, right), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch)
             gradients = jax.tree.map(jnp.multiply, gradients, held)

@@ -1,17 +1,15 @@
 """How many pairs a mixer recalls: python -m experiments.benchmark recall --pairs 64 --mixers D A --out FILE."""
 
-import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from jaxblt.validation import check_bounds, check_fields
+from experiments.benchmark._budget import CHUNK, Budget
+from jaxblt.validation import check_bounds
 
 if TYPE_CHECKING:
     from jaxblt.evaluation.tasks import MQAR
     from jaxblt.models import ByteLMConfig
 
-CHUNK = 50
-"""Steps between two looks at the accuracy."""
 SOLVED = 0.999
 """A model that answers so many of a chunk's questions, on rows it has not seen, is trained no further."""
 TEST_ROWS = 1024
@@ -19,8 +17,8 @@ SLOTS = 128
 """Of each head of a state engine; `T_top_k` writes to an eighth of them."""
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(Budget):
     """What all models of a measurement have in common.
 
     Attributes:
@@ -29,9 +27,6 @@ class Settings:
       layers: blocks; before each mixer stands one of a short convolution alone.
       heads: of the mixers with a matrix of state, which then has dim / heads rows.
       tokens: of a batch; rows have 4 positions a pair, or 64.
-      steps: at the most.
-      learning_rate: the peak, after a tenth of the steps.
-      dtype: of the computation.
     """
 
     symbols: int = 1024
@@ -39,16 +34,11 @@ class Settings:
     layers: int = 4
     heads: int = 2
     tokens: int = 65_536
-    steps: int = 3000
-    learning_rate: float = 2e-3
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_bounds(self, "symbols", "layers", least=2)
         check_bounds(self, "dim", "heads", "tokens", least=1)
-        check_bounds(self, "steps", least=CHUNK)
-        check_bounds(self, "learning_rate", above=0)
 
     def task(self, pairs: int) -> "MQAR":
         """Recall of so many pairs."""
@@ -120,64 +110,18 @@ def recall(
 
 def train(model: "ByteLMConfig", task: "MQAR", settings: Settings, seed: int) -> dict[str, Any]:
     """A model's accuracy after training, what it was on the rows of each chunk before their update, and its seconds."""
-    import flax.linen as nn
     import jax
     import jax.numpy as jnp
 
     from experiments.benchmark._recall_rows import draw_rows
-    from jaxblt.training.flops import count_params
-    from jaxblt.training.optimizer import AdamWConfig, make_optimizer
+    from experiments.benchmark._small_models import fit, scores_on
 
-    rows, module = max(settings.tokens // task.length, 1), model.build(dtype=jnp.dtype(settings.dtype))
+    rows = max(settings.tokens // task.length, 1)
     init, data, test = jax.random.split(jax.random.key(seed), 3)
-    boxed = jax.jit(module.init)(init, jnp.zeros((1, task.length), jnp.int32))
-    adamw = AdamWConfig(learning_rate=settings.learning_rate, warmup_steps=settings.steps // 10)
-    optimizer = make_optimizer(adamw, settings.steps, boxed)
-    params = nn.meta.unbox(boxed)
-
-    def loss(params: Any, batch: Any) -> tuple[Any, Any]:
-        logits, _ = module.apply(params, batch.inputs)  # pyright: ignore[reportGeneralTypeIssues]
-        chosen = jnp.take_along_axis(logits, batch.targets[..., None], 2)[..., 0]
-        losses = jax.nn.logsumexp(logits, axis=-1) - chosen
-        right = (jnp.argmax(logits, -1) == batch.targets) & batch.scored
-        asked = rows * task.pairs
-        return jnp.sum(jnp.where(batch.scored, losses, 0)) / asked, jnp.sum(right, dtype=jnp.float32) / asked
-
-    def step(carried: Any, number: Any) -> tuple[Any, Any]:
-        params, state = carried
-        batch = draw_rows(task, jax.random.fold_in(data, number), rows)
-        (_, accuracy), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch)
-        updates, state = optimizer.update(gradients, state, params)
-        with jax.numpy_dtype_promotion("standard"):
-            params = jax.tree.map(lambda p, u: p + u, params, updates)
-        return (params, state), accuracy
-
-    def score(params: Any, key: Any) -> Any:
-        return loss(params, draw_rows(task, key, rows))[1]
-
-    carried = (params, optimizer.init(params))
-    begun = time.perf_counter()
-    chunk = jax.jit(
-        lambda carried, first: jax.lax.scan(step, carried, first + jnp.arange(CHUNK)), donate_argnums=0
-    )
-    chunk = chunk.lower(carried, jnp.zeros((), jnp.int32)).compile()
-    compiled, curve = time.perf_counter(), []
-    for first in range(0, settings.steps - CHUNK + 1, CHUNK):
-        carried, accuracies = chunk(carried, jnp.asarray(first, jnp.int32))
-        curve.append(float(jnp.mean(accuracies)))
-        if curve[-1] >= SOLVED:
-            break
-    trained = time.perf_counter()
+    drawn = lambda number: draw_rows(task, jax.random.fold_in(data, number), rows)  # noqa: E731
+    chunks = (first + jnp.arange(CHUNK) for first in range(0, settings.steps - CHUNK + 1, CHUNK))
+    fitted = fit(model, task.length, settings, init, chunks, drawn, enough=SOLVED)
     batches = -(-TEST_ROWS // rows)
-    scored = jax.jit(score)
-    accuracy = sum(float(scored(carried[0], key)) for key in jax.random.split(test, batches)) / batches
-    return {
-        "accuracy": accuracy,
-        "parameters": count_params(params)[0],
-        "steps": CHUNK * len(curve),
-        "rows": rows,
-        "positions": task.length,
-        "seconds": trained - compiled,
-        "compile_seconds": compiled - begun,
-        "accuracy_by_chunk": curve,
-    }
+    score = jax.jit(lambda params, key: scores_on(fitted.module, params, draw_rows(task, key, rows))[0])
+    accuracy = sum(float(score(fitted.params, key)) for key in jax.random.split(test, batches)) / batches
+    return {"accuracy": accuracy, **fitted.figures, "rows": rows, "positions": task.length}

@@ -3,7 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.benchmark import _adaptation_tables, _memory_tables, _split_tables, _streamed_tables, _tables
+from experiments.benchmark import (
+    _adaptation_tables,
+    _memory_tables,
+    _recall_tables,
+    _split_tables,
+    _streamed_tables,
+    _tables,
+)
 from experiments.benchmark._markdown import (
     Figures,
     Folder,
@@ -25,7 +32,9 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Trained models", _tables.training),
     ("The train step of `books`", _tables.steps),
     ("Longer contexts", _tables.context),
-    ("Recall", _tables.recall),
+    ("Recall", _recall_tables.recall),
+    ("Recall over gaps", _recall_tables.gaps),
+    ("Longer rows than in training", _recall_tables.lengths),
     ("Promoters", _tables.promoters),
     ("Protein families", _adaptation_tables.families),
     ("Routed adapters", _adaptation_tables.conflict),

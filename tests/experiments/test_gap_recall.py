@@ -29,6 +29,7 @@ TINY = Settings(
     heads=1,
     window=4,
     chunk=4,
+    shortest=1,
     trained=(1,),
     tested=(1, 2),
     tokens=32,

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.benchmark._budget import CHUNK
 from experiments.benchmark._recall_rows import draw_rows
-from experiments.benchmark.recall import CHUNK, Settings, recall
+from experiments.benchmark.recall import Settings, recall
 from jaxblt.data.vocab import OFFSET
 from jaxblt.evaluation.tasks import MQAR
 

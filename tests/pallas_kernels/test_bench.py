@@ -62,6 +62,23 @@ def test_the_report_has_every_version_in_every_pass(tmp_path):
         assert entry["floor"] > 0
 
 
+def test_a_run_cut_short_keeps_the_shapes_it_has(tmp_path):
+    def one_alone(shape):
+        if shape.name == "large":
+            raise KeyboardInterrupt
+        return plan()
+
+    out = tmp_path / "square.json"
+    with pytest.raises(KeyboardInterrupt):
+        benchmark(
+            "square",
+            [Shape("small"), Shape("large")],
+            one_alone,
+            ["--shapes", "small", "large", "--out", str(out)],
+        )
+    assert list(json.loads(out.read_text())["shapes"]) == ["small"]
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_byte_head_passes_its_gate(dtype):
     errors = check(byte_head.plan(ByteHeadShape("tiny", 2, 24, 16), dtype), KEY)

@@ -1,0 +1,87 @@
+"""Sections of docs/results.md on what small models recall, over gaps and on longer rows, from files of the record."""
+
+from experiments.benchmark._markdown import Figures, Folder, count, percent, prose, table
+
+
+def recall(folder: Folder) -> str:
+    """Pairs that small models recall, by mixer."""
+    files = [found for name, found in folder.items() if name == "recall" or name.startswith("recall_")]
+    head = ("mixer", "pairs", "seed", "right", "always the commonest", "parameters", "steps")
+    rows = [
+        (
+            *(f"`{run['mixer']}`", str(run["pairs"]), str(run["seed"])),
+            *(f"{100 * run['accuracy']:.2f} %", percent(found["majority"][str(run["pairs"])])),
+            *(count(run["parameters"]), count(run["steps"])),
+        )
+        for found in files
+        for run in found["runs"]
+    ]
+    settings = folder["recall"]["settings"]
+    said = prose(
+        f"Multi-query recall on rows that the models have not seen, {settings['layers']} layers of width "
+        f"{settings['dim']}. Training ends where almost all answers are right, or after {count(settings['steps'])} "
+        "steps."
+    )
+    return f"{said}\n\n{table(head, rows)}"
+
+
+def gaps(folder: Folder) -> str:
+    """What is recalled over gaps that no window spans, by model and seed."""
+    files = [found for name, found in folder.items() if name.startswith("gap_recall")]
+    if not files:
+        return ""
+    multiples = sorted({gap["multiple"] for found in files for run in found["runs"] for gap in run["gaps"]})
+    head = ("model", "seed", "parameters", "steps", "shortest gap", *(f"{n} x" for n in multiples))
+    rows = [
+        (
+            *(f"`{run['model']}`", str(run["seed"]), count(run["parameters"])),
+            *(count(found["settings"]["steps"]), _shortest(found)),
+            *(_accuracy(run, multiple) for multiple in multiples),
+        )
+        for found in files
+        for run in found["runs"]
+    ]
+    said = prose(
+        "Values by their keys, after gaps of so many times what a stack of windows reaches. The shortest gap is that "
+        "of training. `_off` has a memory whose reads are held at zero."
+    )
+    return f"{said}\n\n{table(head, rows)}"
+
+
+def _shortest(found: Figures) -> str:
+    shortest = found["settings"]["shortest"]
+    return count(found["reach"] + 1 if shortest is None else shortest)
+
+
+def _accuracy(run: Figures, multiple: int) -> str:
+    found = [gap["accuracy"] for gap in run["gaps"] if gap["multiple"] == multiple]
+    return percent(found[0]) if found else ""
+
+
+def lengths(folder: Folder) -> str:
+    """What small models do on rows longer than those of their training."""
+    files = [found for name, found in folder.items() if name.startswith("length_generalisation")]
+    if not files:
+        return ""
+    models = {"copy": "neural Turing machine", "parity": "gated delta rule, factors of -1..1"}
+    rows = [
+        (
+            *(run["task"], models[run["task"]], count(found["settings"]["layers"]), str(run["seed"])),
+            *(count(run["parameters"]), count(run["steps"])),
+            *(
+                cell
+                for where in ("trained", "longer")
+                for at in (run["lengths"][where],)
+                for cell in (count(at["positions"]), percent(at["accuracy"]), percent(at["exact"]))
+            ),
+        )
+        for found in files
+        for run in found["runs"]
+    ]
+    head = ("task", "model", "layers", "seed", "parameters", "steps")
+    each = ("positions", "right", "whole rows")
+    said = prose(
+        "Copies of symbols and parities of bits: test rows of the lengths of training, and rows four and six times as "
+        "long."
+    )
+    return f"{said}\n\n{table((*head, *each, *each), rows)}"
