@@ -13,7 +13,11 @@ pytest_terminal_summary = selection.pytest_terminal_summary
 
 OLD_EMITTERS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 
-if not selection.ON_GPU:
+if selection.ON_GPU:
+    # Choosing among Triton's products takes 40 s a program, more than a test
+    flags = (os.environ.get("XLA_FLAGS", ""), "--xla_gpu_enable_triton_gemm=false")
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+else:
     # the suite's time is compilation, and much of that optimising and the newer fusion emitters
     flags = (os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", OLD_EMITTERS)
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
@@ -51,6 +55,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What is imported by now stays: the collector need not look at it."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Names what fails at once: a run that is cut short has no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid} ({report.when})", flush=True)
 
 
 @pytest.fixture(autouse=True)
