@@ -24,6 +24,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "imdb": tasks.imdb,
     "babi": tasks.babi,
     "titan_recall": titans.recall,
+    "babilong": titans.babilong,
 }
 
 

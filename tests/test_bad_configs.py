@@ -14,6 +14,7 @@ from jaxblt.data.label_tasks import LabelTask
 from jaxblt.evaluation.tasks import (
     MQAR,
     Babi,
+    Babilong,
     Copy,
     GapRecall,
     ListOps,
@@ -103,6 +104,7 @@ GOOD: dict[type, dict[str, Any]] = {
     ListOps: {},
     ListOpsFiles: {"path": "data"},
     Babi: {"path": "data"},
+    Babilong: {"path": "data", "books": "books"},
     TextLabels: {"path": "data"},
     KmerVocab: {},
     PatcherConfig: {},
@@ -296,6 +298,15 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     },
     ListOpsFiles: {"path": (None, 3), "max_symbols": (0, 2.5)},
     Babi: {"path": (3,), "subset": (None,), "tasks": ((), (0,), (21,), (1, 1), [1]), "max_words": (0, 2.5)},
+    Babilong: {
+        "path": (3,),
+        "books": (3,),
+        "subset": (None,),
+        "task": (0, 21, 2.5),
+        "min_bytes": (0, 2.5),
+        "max_bytes": (0, 512, 2.5),
+        "eval_size": (0, 2.5),
+    },
     TextLabels: {
         "path": (3,),
         "labels": (("a",), ("a", "a"), ["a", "b"]),

@@ -10,6 +10,7 @@ from jaxblt.profiling.provenance import git_commit
 
 BENCHMARKS = {
     "attention_parts": "benchmark",
+    "babilong": "babilong",
     "baselines": "baselines",
     "context": "context",
     "cpu_table": "cpu_table",

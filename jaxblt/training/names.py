@@ -34,6 +34,7 @@ NAMES = {
     "listops": "jaxblt.evaluation.tasks.listops:ListOps",
     "listops_files": "jaxblt.evaluation.tasks.listops_files:ListOpsFiles",
     "babi": "jaxblt.evaluation.tasks.babi:Babi",
+    "babilong": "jaxblt.evaluation.tasks.babilong:Babilong",
     "text_labels": "jaxblt.evaluation.tasks.reviews:TextLabels",
     "mesh": "jaxblt.parallel.mesh:MeshConfig",
     "patcher": "jaxblt.patching.config:PatcherConfig",

@@ -5,6 +5,7 @@ A task is a frozen config (`jaxblt.data.TaskSource`). `jaxblt.data.TaskDataConfi
 """
 
 from jaxblt.evaluation.tasks.babi import Babi
+from jaxblt.evaluation.tasks.babilong import Babilong
 from jaxblt.evaluation.tasks.baseline import majority_baseline
 from jaxblt.evaluation.tasks.copying import Copy, RepeatCopy
 from jaxblt.evaluation.tasks.gap_recall import GapRecall
@@ -21,6 +22,7 @@ from jaxblt.evaluation.tasks.scores import TaskScores, count_answers, predict_id
 __all__ = [
     "MQAR",
     "Babi",
+    "Babilong",
     "Copy",
     "GapRecall",
     "GeneratedTask",

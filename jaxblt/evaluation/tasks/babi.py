@@ -84,7 +84,7 @@ class Babi:
         vocabulary = Vocabulary(files.values(), self.path)
         questions, answers, groups = [], [], []
         for group, task in enumerate(self.tasks):
-            for question in self._part(files, task, split):
+            for question in split_questions(files, task, split, self.path, self.subset):
                 words = np.concatenate([vocabulary.sentence(said) for said in question.sentences])
                 questions.append(words[-self.max_words :])
                 answers.append(vocabulary.ids[question.answer])
@@ -92,21 +92,28 @@ class Babi:
         names = tuple(f"qa{task}" for task in self.tasks)
         return LoadedExamples(questions, np.array(answers, np.int32), np.array(groups, np.int64), names)
 
-    def _part(self, files: dict[tuple[int, Part], str], task: int, split: SplitName) -> list[Question]:
-        has_valid = (task, "valid") in files
-        part: Part = (
-            "test" if split == "test" else "valid" if split == "validation" and has_valid else "train"
+
+def split_questions(
+    files: dict[tuple[int, Part], str], task: int, split: SplitName, path: str, subset: str
+) -> list[Question]:
+    """The questions of one task in a split, of files as `read_subset` gives them.
+
+    Raises:
+      FileNotFoundError: the file with them is not there.
+      ValueError: a line is no numbered sentence.
+    """
+    has_valid = (task, "valid") in files
+    part: Part = "test" if split == "test" else "valid" if split == "validation" and has_valid else "train"
+    if (task, part) not in files:
+        raise FileNotFoundError(
+            f"{path!r} has no qa{task}_*_{part}.txt of subset {subset!r}: add the file, or leave task "
+            f"{task} out of data.task.tasks"
         )
-        if (task, part) not in files:
-            raise FileNotFoundError(
-                f"{self.path!r} has no qa{task}_*_{part}.txt of subset {self.subset!r}: add the file, or leave task "
-                f"{task} out of data.task.tasks"
-            )
-        found = list(read_questions(files[task, part], f"qa{task} {part}"))
-        if split == "test" or has_valid:
-            return found
-        held_out = split == "validation"
-        return [q for q in found if (hash64(task, q.story) % _HELD_OUT == 0) == held_out]
+    found = list(read_questions(files[task, part], f"qa{task} {part}"))
+    if split == "test" or has_valid:
+        return found
+    held_out = split == "validation"
+    return [q for q in found if (hash64(task, q.story) % _HELD_OUT == 0) == held_out]
 
 
 def read_subset(path: str, subset: str) -> dict[tuple[int, Part], str]:
