@@ -37,6 +37,7 @@ BENCHMARKS = {
     "sequence_plan": "plan",
     "stack": "stack",
     "streamed_filter": "benchmark",
+    "titan_speed": "titan_speed",
     "torch_fft_conv": "benchmark",
 }
 """The function of each, in the module of its name."""

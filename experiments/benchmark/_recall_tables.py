@@ -58,15 +58,26 @@ def _accuracy(run: Figures, multiple: int) -> str:
     return percent(found[0]) if found else ""
 
 
+def _model(task: str, settings: Figures) -> str:
+    if task == "copy":
+        return "neural Turing machine"
+    # files from before there was a choice are of gated ones
+    return "gated " * settings.get("gated", True) + "delta rule, factors of -1..1"
+
+
 def lengths(folder: Folder) -> str:
     """What small models do on rows longer than those of their training."""
     files = [found for name, found in folder.items() if name.startswith("length_generalisation")]
     if not files:
         return ""
-    models = {"copy": "neural Turing machine", "parity": "gated delta rule, factors of -1..1"}
     rows = [
         (
-            *(run["task"], models[run["task"]], count(found["settings"]["layers"]), str(run["seed"])),
+            *(
+                run["task"],
+                _model(run["task"], found["settings"]),
+                count(found["settings"]["layers"]),
+                str(run["seed"]),
+            ),
             *(count(run["parameters"]), count(run["steps"])),
             *(
                 cell

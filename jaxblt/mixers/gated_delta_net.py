@@ -40,6 +40,8 @@ class GatedDeltaNetConfig:
       short_taps: taps of the short convolutions of q, k and v.
       allow_negative_eigenvalues: b in 0..2 instead of 0..1, so that a token can turn the state's sign at its key. Some
         state tracking, such as parity, needs that (Grazzi et al., 2411.12537).
+      gated: False leaves out a_t, so that a state fades only where a key replaces it: DeltaNet (2406.06484). What is
+        tracked over rows longer than those of training needs that.
       causal: True; the rule has no bidirectional form.
       chunk_size: steps that the op computes at once, a power of two; the result does not depend on it.
     """
@@ -51,6 +53,7 @@ class GatedDeltaNetConfig:
     value_head_dim: int | None = None
     short_taps: int = 4
     allow_negative_eigenvalues: bool = False
+    gated: bool = True
     causal: bool = True
     chunk_size: int = 64
 
@@ -75,7 +78,7 @@ class GatedDeltaNet(nn.Module):
     """y = (RMSNorm(o) * silu(x W_g)) W_out with o of the gated delta rule.
 
     q and k have length 1, and o has no factor: what was written at a key is read back in its size. a = exp(-A dt) is
-    that of `Decay`, b = sigmoid(x W_b), times 2 for negative eigenvalues.
+    that of `Decay` if it is gated, b = sigmoid(x W_b), times 2 for negative eigenvalues.
     """
 
     config: GatedDeltaNetConfig
@@ -96,7 +99,7 @@ class GatedDeltaNet(nn.Module):
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(
             rows, None if state is None else state.short
         )
-        log_gate, _ = Decay(heads, self.dtype, name="decay")(rows.x)
+        log_gate = Decay(heads, self.dtype, name="decay")(rows.x)[0] if config.gated else None
         names = ("embed", "heads")
         beta = Linear("btd,dh->bth", {"h": heads}, names, self.dtype, accumulate=jnp.float32, name="beta")(
             rows.x

@@ -49,8 +49,8 @@ REST: dict[str, MixerConfig] = {
     "lstm": LSTMConfig(dim=8, num_heads=4),
     "ntm": NTMConfig(dim=8, num_heads=4, slots=6, width=5),
     "gated_delta_net": GatedDeltaNetConfig(dim=8, **GROUPED),
-    "gated_delta_net_negative": GatedDeltaNetConfig(
-        dim=8, num_heads=1, chunk_size=4, allow_negative_eigenvalues=True
+    "delta_net_negative": GatedDeltaNetConfig(
+        dim=8, num_heads=1, chunk_size=4, allow_negative_eigenvalues=True, gated=False
     ),
     "gated_linear_attention": GatedLinearAttentionConfig(dim=8, gate_rank=3, **GROUPED),
     "mamba2": Mamba2Config(dim=8, head_dim=8, state_dim=6, step_sizes=(0.1, 1.0), chunk_size=8),
@@ -81,7 +81,7 @@ ALL: dict[str, MixerConfig] = FULL | REST
 VARIANTS = (
     *("attention_window", "attention_alone", "attention_alibi", "attention_both_window"),
     *("hyena_modal_alone", "hyena_short_implicit", "hyena_implicit_both", "hyena_explicit_both"),
-    *("gated_delta_net_negative", "state_engine_edges", "state_engine_counted"),
+    *("delta_net_negative", "state_engine_edges", "state_engine_counted"),
     *("hyena_modal_aligned", "hyena_explicit_aligned"),
 )
 """Another option of a mixer that stands in the table besides, in the same direction."""

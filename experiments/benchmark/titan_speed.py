@@ -1,0 +1,200 @@
+"""Train steps and decoding of models with a memory: python -m experiments.benchmark titan_speed --out FILE."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from jaxblt.models.titan import Form
+from jaxblt.validation import check_bounds, check_fields
+
+if TYPE_CHECKING:
+    from jaxblt.mixers import NeuralMemoryConfig
+    from jaxblt.profiling import Ceilings
+    from jaxblt.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The model and its rows.
+
+    Attributes:
+      form: see `jaxblt.models.titan`.
+      dim, num_layers, num_heads: of the model; as they are, 148 million parameters.
+      window: steps that attention sees.
+      chunk_size: bytes from one update of a memory to the next.
+      length: bytes of a row of training.
+      rows: of a step.
+    """
+
+    form: Form = "mag"
+    dim: int = 1024
+    num_layers: int = 7
+    num_heads: int = 4
+    window: int = 2048
+    chunk_size: int = 2048
+    length: int = 32_768
+    rows: int = 4
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(
+            self, "dim", "num_layers", "num_heads", "window", "chunk_size", "length", "rows", least=1
+        )
+
+    @property
+    def recipe(self) -> "Recipe":
+        """Rows of one document each, all of them full."""
+        from jaxblt.data import DataConfig
+        from jaxblt.models import titan
+        from jaxblt.training.recipe import Recipe, TrainConfig
+
+        sizes = {name: getattr(self, name) for name in ("dim", "num_layers", "num_heads")}
+        model = titan(self.form, **sizes, window=self.window, chunk_size=self.chunk_size)
+        data = DataConfig(paths=("book",), seq_len=self.length, batch_size=self.rows)
+        return Recipe(name="titan_speed", model=model, data=data, train=TrainConfig(steps=1000))
+
+
+def titan_speed(
+    out: str,
+    shape: Shape = Shape(),
+    devices: tuple[int, ...] = (1,),
+    positions: tuple[int, ...] = (4096, 65_536, 1_048_576),
+    decode_rows: int = 64,
+    trials: int = 20,
+) -> dict[str, Any]:
+    """Times train steps with the sequence over devices, and a decoded token of one memory at several positions.
+
+    A token that ends no chunk reads M once: floor = bytes of M / (bytes/s of a large copy of the same run). One that
+    ends a chunk writes M too, and is timed apart.
+
+    Args:
+      out: file for the figures as JSON, written anew after each.
+      shape: of the model and its rows.
+      devices: over how many the sequence is split, one run each; none for no train step.
+      positions: of the decoded token, from the start of its document; none for no decoding.
+      decode_rows: that are decoded at once.
+      trials: of each timing, at least 20.
+
+    Raises:
+      ValueError: there are fewer devices than asked for, or nothing to time.
+    """
+    import jax
+
+    from experiments.benchmark._schema import save
+    from jaxblt.profiling import measure_ceilings
+
+    if not devices and not positions:
+        raise ValueError("there is nothing to time: name devices or positions")
+    if devices and not 1 <= min(devices) <= max(devices) <= jax.device_count():
+        raise ValueError(
+            f"devices must lie in 1..{jax.device_count()}, the devices that are here, got {devices}"
+        )
+    ceilings = measure_ceilings()
+    figures: dict[str, Any] = {
+        "shape": asdict(shape),
+        "ceilings": asdict(ceilings),
+        "steps": [],
+        "decoding": [],
+    }
+    for count in devices:
+        figures["steps"].append(train_step(shape.recipe, count, trials))
+        save("titan_speed", out, figures)
+    for ends in (False, True):
+        figures["decoding"] += decoded(memory_of(shape), decode_rows, positions, ceilings, trials, ends=ends)
+        save("titan_speed", out, figures)
+    return figures
+
+
+def train_step(recipe: "Recipe", devices: int, trials: int) -> dict[str, Any]:
+    """Seconds of a step with AdamW, bytes a second, and the loss before the first update."""
+    import jax
+
+    from experiments.benchmark._schema import timed
+    from experiments.benchmark._step import prepare
+    from jaxblt.data import BytesSource, load_sample
+    from jaxblt.parallel import make_mesh
+    from jaxblt.profiling import measure
+    from jaxblt.training.flops import count_params
+    from jaxblt.training.meter import peak_memory
+
+    needed = 2 * recipe.data.seq_len * recipe.data.batch_size
+    book = load_sample("book")
+    source = BytesSource([book * -(-needed // len(book))])
+    mesh = make_mesh(data=1, seq=devices, devices=jax.devices()[:devices])
+    with jax.set_mesh(mesh):
+        ready = prepare(recipe, mesh, source)
+        held, step = [ready.state], ready.step()
+
+        def run() -> Any:
+            held[0], metrics = step(held[0], ready.batch)
+            return metrics
+
+        loss = float(run()["loss"])
+        seconds = timed(measure(run, trials=trials, warmup=1, method="calls"))
+    told = {
+        "devices": devices,
+        "parameters": count_params(held[0].params)[0],
+        "loss": loss,
+        "seconds": seconds,
+    }
+    return told | {"bytes_per_second": ready.num_bytes / seconds["median"], **peak_memory()}
+
+
+def memory_of(shape: Shape) -> "NeuralMemoryConfig":
+    """A memory of that width, whatever mixes beside it."""
+    from jaxblt.mixers import NeuralMemoryConfig
+
+    return NeuralMemoryConfig(shape.dim, shape.num_heads, chunk_size=shape.chunk_size, packed=False)
+
+
+def decoded(
+    memory: "NeuralMemoryConfig",
+    rows: int,
+    positions: Sequence[int],
+    ceilings: "Ceilings",
+    trials: int,
+    *,
+    ends: bool,
+) -> list[dict[str, Any]]:
+    """Seconds of a token at each position, in bf16; `ends` says whether it ends a chunk."""
+    import jax
+    import jax.numpy as jnp
+
+    from experiments.benchmark._schema import timed
+    from jaxblt.profiling import measure
+
+    module, x = memory.build(dtype=jnp.bfloat16), jnp.ones((rows, 1, memory.dim), jnp.bfloat16)
+    params = jax.jit(module.init)(jax.random.key(0), x)
+    state = jax.jit(lambda p, x, s: module.apply(p, x, state=s)[1])(
+        params, x, memory.init_state(rows, capacity=1, dtype=jnp.bfloat16)
+    )
+    read_bytes = sum(m.nbytes for m in state.carry.memory.weights)
+    floor = ceilings.floor(flops=0, bytes_moved=read_bytes)
+    token = jax.jit(lambda params, x, state: module.apply(params, x, state=state))
+    found = []
+    for position in positions:
+        at = standing(state, position, memory.chunk_size - 1 if ends else 1)
+        seconds = timed(measure(token, params, x, at, trials=trials))
+        told = {
+            "position": position,
+            "ends_chunk": ends,
+            "rows": rows,
+            "seconds": seconds,
+            "read_bytes": read_bytes,
+        }
+        found.append(told | {"floor_seconds": floor, "share_of_bandwidth": floor / seconds["median"]})
+    return found
+
+
+def standing(state: Any, position: int, opened: int) -> Any:
+    """The state of a memory behind so many tokens of a document, so many of them in the open chunk."""
+    import jax.numpy as jnp
+
+    clock, carry = state.clock, state.carry
+    clock = clock.replace(
+        time=jnp.full_like(clock.time, position), position=jnp.full_like(clock.position, position)
+    )
+    count = jnp.full_like(carry.opened.count, opened)
+    content = jnp.arange(carry.opened.content.shape[-1])[None, None] < count[..., None]
+    chunk = carry.opened.replace(count=count, content=jnp.broadcast_to(content, carry.opened.content.shape))
+    return state.replace(clock=clock, carry=carry.replace(opened=chunk))
