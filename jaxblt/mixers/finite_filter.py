@@ -86,10 +86,8 @@ class FiniteConv(nn.Module):
         Streams are v, pre_gate and post_gate (or None), [B, D, T].
         """
         if self.filter.taps > MAX_BLOCKED:
-            v, pre_gate, post_gate = streams
             assert carry is None or isinstance(carry, DoublingState)
-            y, after = self._long(rows, pre_gate * v, carry)
-            return y if post_gate is None else post_gate * y, after
+            return self._long(rows, streams, carry)
         assert not isinstance(carry, DoublingState)
         core = self._stretches(streams[0].shape[-1], carry)
         y, after = rows.run(core, streams, carry, time_axis=2)
@@ -99,15 +97,26 @@ class FiniteConv(nn.Module):
         return y + other, after
 
     def _long(
+        self, rows: Rows, streams: Any, state: DoublingState | None
+    ) -> tuple[Float[Array, "B D T"], DoublingState | None]:
+        if state is None and not rows.split:
+            return rows.run(self._whole_rows(*self._made_of(streams[0].shape[-1])), streams, time_axis=2)
+        # Gates stay where they are: only what is convolved moves between devices, and into the state.
+        v, pre_gate, post_gate = streams
+        y, after = self._moved(rows, pre_gate * v, state)
+        return y if post_gate is None else post_gate * y, after
+
+    def _moved(
         self, rows: Rows, u: Float[Array, "B D T"], state: DoublingState | None
     ) -> tuple[Float[Array, "B D T"], DoublingState | None]:
+        alone = (u, None, None)
         if state is None:
-            return rows.run(self._whole_rows(*self._made_of(u.shape[-1])), u, time_axis=2)
+            return rows.run(self._whole_rows(*self._made_of(u.shape[-1])), alone, time_axis=2)
         taps = self._streamed(state.past.shape[-1])
         if u.shape[-1] == 1:
             step = lambda given, core: core.next(*given)  # noqa: E731
             return over_batch(step, (u, rows.segment_ids, state), Doubling(taps, self.bias))
-        y, past = rows.run(self._whole_rows(None, taps), u, state.ordered(), time_axis=2)
+        y, past = rows.run(self._whole_rows(None, taps), alone, state.ordered(), time_axis=2)
         takes = None if rows.segment_ids is None else jnp.any(rows.segment_ids != 0, 1)
         assert past is not None
         return y, state.behind(past, takes)
@@ -174,8 +183,9 @@ def _taps(filter: FiniteFilter, causal: bool, shared: Any, per_channel: Any) -> 
 
 @flax.struct.dataclass
 class LongHistory:
-    """Core of a convolution with taps as long as the row, y = h * u + b u in [B, D, T]: whole rows of some channels.
+    """Core of a convolution with taps as long as the row, in [B, D, T]: whole rows of some channels.
 
+    y = post_gate (h * u + b u), u = pre_gate v; streams are v, pre_gate and post_gate, the last two None with a carry.
     Without a carry the taps are made where they are used: many implicit ones by groups of channels, so that they never
     all exist. The carry is the last S inputs, S the size of what enters.
     """
@@ -189,12 +199,12 @@ class LongHistory:
     groups: int = flax.struct.field(pytree_node=False, default=4)
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("per_channel", "bias"))
 
-    def zero(self, u: Float[Array, "B D T"]) -> Float[Array, "B D 1"]:
+    def zero(self, streams: Any) -> Float[Array, "B D 1"]:
         """No inputs, however many."""
-        return jnp.zeros((*u.shape[:2], 1), u.dtype)
+        return jnp.zeros((*streams[0].shape[:2], 1), streams[0].dtype)
 
     def run(
-        self, u: Float[Array, "B D T"], marks: Marks, carry: Float[Array, "B D S"] | None
+        self, streams: Any, marks: Marks, carry: Float[Array, "B D S"] | None
     ) -> tuple[Float[Array, "B D T"], Float[Array, "B D S"] | None]:
         """Outputs, and the last inputs."""
         options = {
@@ -204,8 +214,8 @@ class LongHistory:
             "implementation": self.implementation,
         }
         if carry is None:
-            return self._whole(u, options), None
-        taps = _taps(self.filter, self.causal, self.shared, self.per_channel)
+            return self._whole(streams, options), None
+        u, taps = streams[0], _taps(self.filter, self.causal, self.shared, self.per_channel)
         after = joined(carry, recent(u, marks, carry.shape[-1]))
         earlier = long_conv_history(carry, taps, steps=u.shape[-1])
         # The kernels take no fp32, in which history and piece are added.
@@ -216,26 +226,28 @@ class LongHistory:
         )
         return y.astype(u.dtype), after
 
-    def _whole(self, u: Float[Array, "B D T"], options: dict[str, Any]) -> Float[Array, "B D T"]:
+    def _whole(self, streams: Any, options: dict[str, Any]) -> Float[Array, "B D T"]:
         """Rows without a carry; where their taps are many, a group of channels after the other."""
 
         def conv(given: tuple[Any, Any, Any]) -> Float[Array, "B D T"]:
-            u, per_channel, bias = given
+            (v, pre_gate, post_gate), per_channel, bias = given
             taps = _taps(self.filter, self.causal, self.shared, per_channel)
-            return long_conv(u, taps, bias=bias, **options)
+            return long_conv(v, taps, bias=bias, pre_gate=pre_gate, post_gate=post_gate, **options)
 
-        channels, groups = u.shape[1], self._tap_groups(u.shape[1])
+        shape = streams[0].shape
+        channels, groups = shape[1], self._tap_groups(shape[1])
         if groups == 1:
-            return conv((u, self.per_channel, self.bias))
+            return conv((streams, self.per_channel, self.bias))
 
         def split(x: Array, axis: int) -> Array:
             shape = (*x.shape[:axis], groups, channels // groups, *x.shape[axis + 1 :])
             return jnp.moveaxis(x.reshape(shape), axis, 0)
 
         weights = jax.tree.map(lambda x: split(x, 0), (self.per_channel, self.bias))
+        streams = jax.tree.map(lambda x: split(x, 1), streams)
         # Backward makes a group's taps again, or all of them would be kept.
-        y = jax.lax.map(jax.checkpoint(conv), (split(u, 1), *weights))
-        return jnp.moveaxis(y, 0, 1).reshape(u.shape)
+        y = jax.lax.map(jax.checkpoint(conv), (streams, *weights))
+        return jnp.moveaxis(y, 0, 1).reshape(shape)
 
     def _tap_groups(self, channels: int) -> int:
         """The fewest groups of equally many channels that hold at most 1/`TAP_GROUPS` of many implicit taps each."""

@@ -52,6 +52,21 @@ def test_every_implementation_of_the_op_runs(name: str) -> None:
     assert_close(hyena(name), hyena(None), n=40 * 4)
 
 
+def test_the_op_is_given_the_gates_of_whole_rows(monkeypatch: Any) -> None:
+    """Kernels fuse them; apart they are two passes over three streams each."""
+    given = []
+
+    def recorded(*streams: Any, **options: Any) -> Any:
+        given.append([options[name] is not None for name in ("pre_gate", "post_gate")])
+        return finite_filter.long.long_conv(*streams, **options)
+
+    monkeypatch.setattr(finite_filter, "long_conv", recorded)
+    config = HyenaConfig(dim=4, order=3, filter=ImplicitFilter(600, width=4))
+    x = np.ones((1, 40, 4), np.float32)
+    jax.eval_shape(lambda x: config.build().init_with_output(jax.random.key(0), x), x)
+    assert given == [[True, False], [True, True]]
+
+
 def test_the_kernel_says_where_it_runs() -> None:
     with pytest.raises(
         ValueError, match="'mosaic_gpu' cannot run here: it is compiled for compute capability"
@@ -75,7 +90,7 @@ def grouped(monkeypatch: Any, limit: int, causal: bool, dtype: Any) -> tuple[Any
     def run(params: Any, u: Any, bias: Any) -> Any:
         shared, per_channel = module.apply(params, LENGTH, method="parts")
         core = LongHistory(shared, per_channel, bias, LONG, causal=causal, implementation=None)
-        return core.run(u, mark(None), None)[0]
+        return core.run((u, None, None), mark(None), None)[0]
 
     def both(params: Any, u: Any, bias: Any, dy: Any) -> Any:
         y, vjp = jax.vjp(run, params, u, bias)
