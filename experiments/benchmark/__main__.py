@@ -21,6 +21,7 @@ BENCHMARKS = {
     "flex_attention": "benchmark",
     "gap_recall": "gap_recall",
     "generation": "benchmark",
+    "hyena_layer": "hyena_layer",
     "kernels": "kernels",
     "length_generalisation": "length_generalisation",
     "memory_context": "memory_context",
