@@ -16,14 +16,17 @@ class Budget:
     Attributes:
       steps: at the most.
       learning_rate: the peak, after a tenth of the steps.
+      weight_decay: of matrices.
       dtype: of the computation.
     """
 
     steps: int = 3000
     learning_rate: float = 2e-3
+    weight_decay: float = 0.1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "steps", least=CHUNK)
         check_bounds(self, "learning_rate", above=0)
+        check_bounds(self, "weight_decay", least=0)

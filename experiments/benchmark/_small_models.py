@@ -57,7 +57,8 @@ def fit(
     """
     module = model.build(dtype=jnp.dtype(budget.dtype))
     boxed = jax.jit(module.init)(key, jnp.zeros((1, length), jnp.int32))
-    adamw = AdamWConfig(learning_rate=budget.learning_rate, warmup_steps=budget.steps // 10)
+    rates = {"learning_rate": budget.learning_rate, "weight_decay": budget.weight_decay}
+    adamw = AdamWConfig(**rates, warmup_steps=budget.steps // 10)
     optimizer = make_optimizer(adamw, budget.steps, boxed)
     params = nn.meta.unbox(boxed)
 

@@ -18,7 +18,7 @@ Name = Literal["copy", "parity"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Budget):
-    """What all models of a measurement have in common.
+    """What all models of a measurement have in common. Weights do not decay: addresses and gates are to grow sharp.
 
     Attributes:
       rows: of a batch of training.
@@ -33,8 +33,9 @@ class Settings(Budget):
     rows: int = 64
     dim: int = 64
     layers: int = 1
-    steps: int = 1000
+    steps: int = 2000
     learning_rate: float = 3e-3
+    weight_decay: float = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     symbols: int = 10
     bits: int = 40
