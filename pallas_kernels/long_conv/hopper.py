@@ -37,10 +37,15 @@ class Ring(NamedTuple):
     def of(cls, length: int, batch: int) -> "Ring":
         """For rows of so many steps. Rows share tiles if that fills them."""
         if length > TILE // 2:
-            classes = -(-length // TILE)
-            return cls(classes + classes % 2 if classes > CLASSES else classes, 1)
+            ring = cls(-(-length // TILE), 1)
+            return ring.even if ring.classes > CLASSES else ring
         fitting = (n for n in TOGETHER if batch % n == 0 and n * length <= TILE)
         return cls(1, next(fitting, 1))
+
+    @property
+    def even(self) -> "Ring":
+        """For two warpgroups that share a row: as many classes for each."""
+        return self._replace(classes=self.classes + self.classes % 2)
 
     @property
     def height(self) -> int:
