@@ -9,9 +9,9 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import as_chunks, as_rows
-from pallas_kernels.long_conv.hopper import CLASSES, TILE, Ring
+from pallas_kernels.long_conv.hopper import CLASSES, PAIR, TILE, Ring
 from pallas_kernels.long_conv.monarch_vjp import Form, gated
-from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, WARPGROUPS, X, differentiate
+from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, X, differentiate
 from pallas_kernels.long_conv.mosaic_gpu_long import convolve_long
 from pallas_kernels.long_conv.mosaic_gpu_long_backward import differentiate_long
 from pallas_kernels.long_conv.mosaic_gpu_pass import convolve
@@ -90,7 +90,7 @@ def _backward(form: Form, call: Call, arrays: tuple[Any, ...], g: Array) -> tupl
 
 def _gradients(form: Form, ring: Ring, interpret: bool, arrays: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
     filter, bias, x, pre_gate, post_gate = arrays
-    run, ring = (differentiate, ring) if ring.classes <= WARPGROUPS else (differentiate_long, ring.even)
+    run, ring = (differentiate, ring) if ring.classes <= PAIR else (differentiate_long, ring.even)
     streams = {X: x, DY: g, PRE: pre_gate, POST: post_gate}
     chunks = {place: _chunks(ring, z) for place, z in streams.items() if z is not None}
     found = run(ring, *spectrum(form, ring, filter, bias), chunks, interpret=interpret)

@@ -267,9 +267,15 @@ def test_gradients_take_their_kernels_by_name_alone(name: Any, length: int, coun
     assert len(kernels) == count
 
 
-def test_short_rows_go_elsewhere() -> None:
-    x, filter = jax.ShapeDtypeStruct((1, 3, 1023), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
-    said = "mosaic_gpu: it has not been timed below 1,024 steps"
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [
+        (1023, "mosaic_gpu: it has not been timed below 1,024 steps"),
+        (8193, "mosaic_gpu_vjp: its gradients of rows above 8,192 steps have not run on a GPU"),
+    ],
+)
+def test_says_what_goes_elsewhere(length: int, said: str) -> None:
+    x, filter = jax.ShapeDtypeStruct((1, 3, length), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
     assert said in explain(x, filter, device=HOPPER)
 
 
