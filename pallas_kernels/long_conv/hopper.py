@@ -11,6 +11,10 @@ TILE = CHUNK * ROWS
 CLASSES = 4
 """Classes of the longest row: their spectra lie in shared memory, and their sums in registers."""
 
+PAIR = 2
+"""Classes of the longest row whose gradients take one pass, one for each warpgroup: four streams and both spectra of
+more do not fit on chip."""
+
 LONG_CLASSES = 8
 """Classes of the longest row that two warpgroups share; more tiles do not fit into shared memory."""
 
@@ -37,10 +41,15 @@ class Ring(NamedTuple):
     def of(cls, length: int, batch: int) -> "Ring":
         """For rows of so many steps. Rows share tiles if that fills them."""
         if length > TILE // 2:
-            classes = -(-length // TILE)
-            return cls(classes + classes % 2 if classes > CLASSES else classes, 1)
+            ring = cls(-(-length // TILE), 1)
+            return ring.even if ring.classes > CLASSES else ring
         fitting = (n for n in TOGETHER if batch % n == 0 and n * length <= TILE)
         return cls(1, next(fitting, 1))
+
+    @property
+    def even(self) -> "Ring":
+        """For two warpgroups that share a row: as many classes for each."""
+        return self._replace(classes=self.classes + self.classes % 2)
 
     @property
     def height(self) -> int:
@@ -87,6 +96,8 @@ def rather_not(device: Device, x: Any, filter: Any, **_: Any) -> str | None:
     return f"it has not been timed below {TIMED:,} steps" if x.shape[2] < TIMED else None
 
 
-def rather_not_gradients(device: Device, *args: Any, **options: Any) -> str | None:
-    """Why the kernel of gradients is taken by name only."""
+def rather_not_gradients(device: Device, x: Any, filter: Any, **_: Any) -> str | None:
+    """Why kernels of gradients are taken by name only."""
+    if x.shape[2] > PAIR * TILE:
+        return f"its gradients of rows above {PAIR * TILE:,} steps have not run on a GPU"
     return "of the last 156 tests of this op and routed_lora on an H200 two failed, and which is not known"

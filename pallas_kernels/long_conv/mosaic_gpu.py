@@ -1,4 +1,4 @@
-"""Hopper: values by kernels that keep a row on chip; so gradients up to 8,192 steps, above by `monarch` in XLA."""
+"""Hopper: values, and gradients where they are asked for, by kernels that keep a row on chip."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,10 +9,11 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import as_chunks, as_rows
-from pallas_kernels.long_conv.hopper import CLASSES, TILE, Ring
+from pallas_kernels.long_conv.hopper import CLASSES, PAIR, TILE, Ring
 from pallas_kernels.long_conv.monarch_vjp import Form, gated
-from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, WARPGROUPS, X, differentiate
+from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, X, differentiate
 from pallas_kernels.long_conv.mosaic_gpu_long import convolve_long
+from pallas_kernels.long_conv.mosaic_gpu_long_backward import differentiate_long
 from pallas_kernels.long_conv.mosaic_gpu_pass import convolve
 from pallas_kernels.long_conv.mosaic_gpu_tables import spectrum, taps_gradient
 
@@ -33,7 +34,7 @@ def long_conv_mosaic_gpu(
     """See `long_conv`; what `hopper.why_not` refuses is not looked at again.
 
     Args:
-      gradients: by the kernel, where it takes the length; False for those of `monarch`.
+      gradients: by kernels; False for those of `monarch`.
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     call = Call(gradients, interpret)
@@ -44,7 +45,7 @@ def long_conv_mosaic_gpu(
 
 
 class Call(NamedTuple):
-    """Whether gradients are the kernel's, and whether all is simulated."""
+    """Whether gradients are kernels', and whether all is simulated."""
 
     gradients: bool
     interpret: bool
@@ -61,13 +62,16 @@ def _conv(
     post_gate: Array | None,
 ) -> Array:
     ring = Ring.of(x.shape[2], x.shape[0])
-    least = (ring.classes - 1) * TILE + 1  # No tile lies behind a row's end as a whole.
-    fill = ((0, 0), (0, 0), (0, max(least - x.shape[2], 0)))
-    chunks = lambda z: as_chunks(jnp.pad(z, fill))  # noqa: E731
-    gates = [None if z is None else chunks(z) for z in (pre_gate, post_gate)]
+    gates = (None if z is None else _chunks(ring, z) for z in (pre_gate, post_gate))
     run = convolve if ring.classes <= CLASSES else convolve_long
-    y = run(ring, *spectrum(form, ring, filter, bias), chunks(x), *gates, interpret=call.interpret)
+    y = run(ring, *spectrum(form, ring, filter, bias), _chunks(ring, x), *gates, interpret=call.interpret)
     return as_rows(y, x.shape)
+
+
+def _chunks(ring: Ring, z: Float[Array, "B D T"]) -> Float[Array, "R N 64"]:
+    """Rows so long that no tile lies behind their end as a whole."""
+    least = (ring.classes - 1) * TILE + 1
+    return as_chunks(jnp.pad(z, ((0, 0), (0, 0), (0, max(least - z.shape[2], 0)))))
 
 
 def _forward(form: Form, call: Call, *arrays: Any) -> tuple[Array, tuple[Any, ...]]:
@@ -75,9 +79,8 @@ def _forward(form: Form, call: Call, *arrays: Any) -> tuple[Array, tuple[Any, ..
 
 
 def _backward(form: Form, call: Call, arrays: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
-    ring = Ring.of(g.shape[2], g.shape[0])
-    if call.gradients and ring.classes <= WARPGROUPS:
-        return _gradients(form, ring, call.interpret, arrays, g)
+    if call.gradients:
+        return _gradients(form, Ring.of(g.shape[2], g.shape[0]), call.interpret, arrays, g)
     filter, bias, *streams = arrays
     blocks = [None if z is None else z[:, :, None] for z in streams]
     _, vjp = jax.vjp(lambda *args: gated(form, *args, None), filter, bias, *blocks)
@@ -87,9 +90,10 @@ def _backward(form: Form, call: Call, arrays: tuple[Any, ...], g: Array) -> tupl
 
 def _gradients(form: Form, ring: Ring, interpret: bool, arrays: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
     filter, bias, x, pre_gate, post_gate = arrays
+    run, ring = (differentiate, ring) if ring.classes <= PAIR else (differentiate_long, ring.even)
     streams = {X: x, DY: g, PRE: pre_gate, POST: post_gate}
-    chunks = {place: as_chunks(z) for place, z in streams.items() if z is not None}
-    found = differentiate(ring, *spectrum(form, ring, filter, bias), chunks, interpret=interpret)
+    chunks = {place: _chunks(ring, z) for place, z in streams.items() if z is not None}
+    found = run(ring, *spectrum(form, ring, filter, bias), chunks, interpret=interpret)
     dfilter = taps_gradient(form, ring, found.spectrum, filter)
     dbias = None if bias is None else found.bias.sum(1).astype(bias.dtype)
     return (

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._conv.tiles import read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program, varying_like
-from pallas_kernels.long_conv.hopper import Ring
+from pallas_kernels.long_conv.hopper import PAIR, Ring
 from pallas_kernels.long_conv.mosaic_gpu_launch import launch
 from pallas_kernels.long_conv.mosaic_gpu_products import (
     Complex,
@@ -42,9 +42,6 @@ from pallas_kernels.long_conv.mosaic_gpu_products import (
     times,
 )
 from pallas_kernels.long_conv.mosaic_gpu_tables import tables
-
-WARPGROUPS = 2
-"""Of a program, and classes of the longest row: four streams of more, and both spectra, do not fit on chip."""
 
 X, DY, PRE, POST = range(4)
 """Streams; the gradient of x, or of a gate, leaves from where that came."""
@@ -126,7 +123,7 @@ def differentiate(
     channels, x = spectrum.shape[0], streams[X]
     batch = x.shape[0] // channels
     rows = rows_per_program(batch // ring.together, channels) * ring.together
-    teams = min(WARPGROUPS // ring.classes, rows // ring.together)
+    teams = min(PAIR // ring.classes, rows // ring.together)
     call = Call(ring, channels, rows, teams, tuple(sorted(streams)))
     constants = [jnp.asarray(table) for table in tables(ring) if table is not None]
     parts, wanted = batch // rows * teams, [place for place in call.places if place != DY]

@@ -6,6 +6,9 @@ classes are dealt to warpgroups in turn. Between these steps each warpgroup wait
 
     u_m of own tiles, and their largest number      U_j of own classes, from all u
     own classes there and back, in place            y_m of own tiles, from all V_j
+
+For gradients (`mosaic_gpu_long_backward`) a row may be convolved by conj(H), multiplied by two gates, and its spectrum
+kept: each class's U leaves from where H came in.
 """
 
 from collections.abc import Sequence
@@ -20,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._conv.tiles import read, tile_ref, zeros
-from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program
+from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program, varying_like
 from pallas_kernels.long_conv.hopper import Ring
 from pallas_kernels.long_conv.mosaic_gpu_launch import launch
 from pallas_kernels.long_conv.mosaic_gpu_products import (
@@ -42,12 +45,41 @@ from pallas_kernels.long_conv.mosaic_gpu_tables import tables_of_long_rows
 WORKERS = 2
 
 
+class Call(NamedTuple):
+    """What a program knows when it is compiled.
+
+    Attributes:
+      rows: of a program.
+      inputs: how many streams are multiplied to be convolved, one or two.
+      gates: how many streams the convolution is multiplied by, a result each; without one it is the result.
+      adjoint: convolve by conj(H).
+      kept: spectra of rows, and one over their scales, are results too.
+    """
+
+    ring: Ring
+    channels: int
+    rows: int
+    inputs: int
+    gates: int
+    adjoint: bool = False
+    kept: bool = False
+
+    @property
+    def results(self) -> int:
+        return max(self.gates, 1)
+
+    @property
+    def free(self) -> int:
+        """Places of a tile, of two, that no result leaves from."""
+        return 2 - self.results
+
+
 class Shared(NamedTuple):
     """Shared memory of a program.
 
     Attributes:
-      tiles: [C, 2]: x and pre_gate, u, a class's real and imaginary part, post_gate, y.
-      spectra: of each warpgroup's class.
+      tiles: [C, 2]: x and pre_gate, u, a class's real and imaginary part, post_gate, y; two gates and their results.
+      spectra: of each warpgroup's class: H, then U if it is kept.
     """
 
     tiles: Any
@@ -77,23 +109,50 @@ def convolve_long(
     interpret: bool,
 ) -> Float[Array, "R N 64"]:
     """See `mosaic_gpu_pass.convolve`; an even number of classes, the last two not empty."""
-    channels, streams = spectrum.shape[0], [z for z in (x, pre_gate, post_gate) if z is not None]
+    inputs, gates = ([z for z in streams if z is not None] for streams in ((x, pre_gate), (post_gate,)))
+    return run_long(ring, spectrum, inverse, inputs, gates, name=str(ring.points), interpret=interpret)[0]
+
+
+def run_long(
+    ring: Ring,
+    spectrum: Float[Array, "D P 64 64"],
+    inverse: Float[Array, "D 64"],
+    inputs: Sequence[Float[Array, "R N 64"]],
+    gates: Sequence[Float[Array, "R N 64"]],
+    *,
+    name: str,
+    interpret: bool,
+    adjoint: bool = False,
+    kept: bool = False,
+) -> list[Array]:
+    """The convolution of the product of `inputs` times each gate, and what is kept; see `Call`.
+
+    Spectra are [R, 2 C, 64, 64] in fp16, as in `mosaic_gpu_tables.spectrum`, and one over their scales is [R].
+    """
+    channels, x = spectrum.shape[0], inputs[0]
     batch = x.shape[0] // channels
     rows = rows_per_program(batch, channels)
+    call = Call(ring, channels, rows, len(inputs), len(gates), adjoint, kept)
     constants = [jnp.asarray(table) for table in tables_of_long_rows(ring)]
-    return launch(
-        partial(_program, ring=ring, rows=rows, pre=pre_gate is not None, post=post_gate is not None),
-        (*streams, *constants, spectrum, inverse),
-        jax.typeof(x),
-        _scratch(ring, constants, 1 if pre_gate is None else 2),
+    like = [jax.typeof(x)] * call.results
+    if kept:
+        like.append(varying_like(x, (x.shape[0], *spectrum.shape[1:]), jnp.float16))
+        like.append(varying_like(x, (x.shape[0], WORKERS, ROWS), jnp.float32))
+    found = launch(
+        partial(_program, call=call),
+        (*inputs, *gates, *constants, spectrum, inverse),
+        tuple(like),
+        _scratch(call, constants),
         grid=(channels, batch // rows),
         workers=WORKERS,
-        name=str(ring.points),
+        name=name,
         interpret=interpret,
     )
+    return [*found[:-1], found[-1][:, 0, 0]] if kept else [*found]
 
 
-def _scratch(ring: Ring, constants: Sequence[Array], inputs: int) -> Shared:
+def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
+    ring = call.ring
     matrix, twiddles, shifts, turns, roots = (z.shape for z in constants)
     half, own = jnp.float16, ring.classes // WORKERS
     return Shared(
@@ -110,20 +169,21 @@ def _scratch(ring: Ring, constants: Sequence[Array], inputs: int) -> Shared:
         roots=plgpu.SMEM(roots, jnp.float32),
         inverse=plgpu.SMEM((ROWS,), jnp.float32),
         ready=plgpu.Barrier(num_arrivals=7),
-        came=plgpu.Barrier(num_arrivals=inputs * own, num_barriers=WORKERS),
-        post_came=plgpu.Barrier(num_arrivals=own, num_barriers=WORKERS),
+        came=plgpu.Barrier(num_arrivals=call.inputs * own, num_barriers=WORKERS),
+        post_came=plgpu.Barrier(num_arrivals=call.results * own, num_barriers=WORKERS),
         spectrum_came=plgpu.Barrier(num_arrivals=2, num_barriers=WORKERS),
         met=plgpu.Barrier(num_arrivals=WORKERS),
     )
 
 
-def _program(*refs: Any, ring: Ring, rows: int, pre: bool, post: bool) -> None:
+def _program(*refs: Any, call: Call) -> None:
     """One channel of `rows` rows."""
-    count = 1 + pre + post
-    streams, (matrix, twiddles, shifts, turns, roots, spectrum, inverse, y, shared) = (
+    count = call.inputs + call.gates
+    streams, (matrix, twiddles, shifts, turns, roots, spectrum, inverse) = (
         refs[:count],
-        refs[count:],
+        refs[count : count + 7],
     )
+    *found, shared = refs[count + 7 :]
     channel, worker = lax.axis_index("channel"), lax.axis_index("warpgroup")
 
     @pl.when(worker == 0)
@@ -134,40 +194,34 @@ def _program(*refs: Any, ring: Ring, rows: int, pre: bool, post: bool) -> None:
         for source, place in (*whole, *tiles, (inverse.at[channel], shared.inverse)):
             plgpu.copy_gmem_to_smem(source, place, shared.ready)
 
-    row = _Row(ring, pre, streams, spectrum.at[channel], y, shared, worker, rows, spectrum.shape[0])
+    row = _Row(call, streams, spectrum.at[channel], found, shared, worker)
     row.load_spectrum(worker * 0)
-    row.load_x(worker * 0)
-    row.load_pre(worker * 0)
+    row.load(worker * 0, range(call.inputs))
     plgpu.barrier_wait(shared.ready)
-    lax.fori_loop(0, rows, lambda step, _: row.convolve(step, post), None)
+    lax.fori_loop(0, call.rows, lambda step, _: row.convolve(step), None)
     plgpu.wait_smem_to_gmem(0)
 
 
 class _Row(NamedTuple):
     """What one of two warpgroups does of a row."""
 
-    ring: Ring
-    pre: bool
+    call: Call
     streams: Sequence[Any]
     spectrum: Any
-    y: Any
+    found: Sequence[Any]
     shared: Shared
     worker: Array
-    rows: int
-    channels: int
 
     @property
     def own(self) -> int:
         """Tiles, and classes, of a warpgroup."""
-        return self.ring.classes // WORKERS
+        return self.call.ring.classes // WORKERS
 
-    def load_x(self, step: Array) -> None:
-        for i in range(self.own):
-            self._load(self.streams[0], step, i, 0, self.shared.came)
-
-    def load_pre(self, step: Array) -> None:
-        for i in range(self.own if self.pre else 0):
-            self._load(self.streams[1], step, i, 1, self.shared.came)
+    def load(self, step: Array, parts: Sequence[int]) -> None:
+        """Some of the streams that are convolved."""
+        for part in parts:
+            for i in range(self.own):
+                self._load(self.streams[part], step, i, part, self.shared.came)
 
     def _load(self, stream: Any, step: Array, i: int, part: int, barrier: Any) -> None:
         place = self.shared.tiles[0].at[self._index(i), part]
@@ -180,23 +234,28 @@ class _Row(NamedTuple):
             source = self.spectrum.at[2 * self._index(i) + part]
             plgpu.copy_gmem_to_smem(source, place, self.shared.spectrum_came.at[self.worker])
 
-    def convolve(self, step: Array, post: bool) -> None:
+    def convolve(self, step: Array) -> None:
         """One row, and the loads of the next."""
         inverse = self._enter()
+        if self.call.kept:
+            self.found[-1][self._row(step), self.worker] = inverse
         self._turn()
         lax.fori_loop(0, self.own, lambda i, _: self._class(i, step), None)
         self._meet()
         sums = self._restored()
         self._meet()
-        self._leave(sums, spread(inverse * by_row(self.shared.inverse)), step, post)
+        self._leave(sums, spread(inverse * by_row(self.shared.inverse)), step)
 
     def _index(self, i: Any) -> Array:
         """Of the i-th own tile or class."""
         return self.worker + WORKERS * i
 
     def _box(self, array: Any, step: Array, i: int) -> Any:
-        row = lax.axis_index("rows") * self.rows + step
-        return array.at[row * self.channels + lax.axis_index("channel"), pl.ds(self._index(i) * ROWS, ROWS)]
+        return array.at[self._row(step), pl.ds(self._index(i) * ROWS, ROWS)]
+
+    def _row(self, step: Array) -> Array:
+        row = lax.axis_index("rows") * self.call.rows + step
+        return row * self.call.channels + lax.axis_index("channel")
 
     def _meet(self) -> None:
         """Both warpgroups have come here, and see what the other has written."""
@@ -213,7 +272,7 @@ class _Row(NamedTuple):
         plgpu.barrier_wait(shared.came.at[self.worker])
         found, largest = [], None
         for i in range(self.own):
-            parts = [shared.tiles[0].at[self._index(i), part] for part in range(1 + self.pre)]
+            parts = [shared.tiles[0].at[self._index(i), part] for part in range(self.call.inputs)]
             x, *gates = (read(part).astype(jnp.float32) for part in parts)
             found.append(x * gates[0] if gates else x)
             size = jnp.abs(found[-1])
@@ -223,7 +282,7 @@ class _Row(NamedTuple):
         sizes[...] = jnp.max(largest, axis=1)
         self._meet()
         both = jnp.maximum(by_column(shared.sizes.at[0]), by_column(shared.sizes.at[1]))
-        scale, inverse = scales(jnp.max(both, axis=1), self.ring.points)
+        scale, inverse = scales(jnp.max(both, axis=1), self.call.ring.points)
         for i, u in enumerate(found):
             place = self._tile(self._index(i))[0]
             place[...] = (u * spread(scale)).astype(jnp.float16)
@@ -232,7 +291,7 @@ class _Row(NamedTuple):
 
     def _turn(self) -> None:
         """U of own classes, once all u are read."""
-        u = [read(self._tile(m)[0]) for m in range(self.ring.classes)]
+        u = [read(self._tile(m)[0]) for m in range(self.call.ring.classes)]
         self._meet()
 
         def turned(i: Array, _: None) -> None:
@@ -246,7 +305,7 @@ class _Row(NamedTuple):
         lax.fori_loop(0, self.own, turned, None)
 
     def _root(self, j: Any, m: Any) -> list[Array]:
-        at = 2 * (j * self.ring.classes + m)
+        at = 2 * (j * self.call.ring.classes + m)
         return [self.shared.roots[at + part] for part in range(2)]
 
     def _turns(self, j: Array) -> list[Array]:
@@ -258,12 +317,24 @@ class _Row(NamedTuple):
         tile, dft = self._tile(j), Dft(shared.matrix.at[0])
         store(tile, self._twiddled(from_left(dft, tile), j))
         found = from_right(tile, dft)
+        place = [shared.spectra.at[self.worker, part] for part in range(2)]
         plgpu.barrier_wait(shared.spectrum_came.at[self.worker])
-        store(tile, times(found, [shared.spectra.at[self.worker, part] for part in range(2)]))
-        last = (i == self.own - 1) & (step == self.rows - 1)
-        pl.when(~last)(lambda: self.load_spectrum(lax.rem(i + 1, self.own)))
+        store(tile, times(found, place, conjugated=self.call.adjoint))
+        if self.call.kept:
+            store(place, found)
+            for part in range(2):
+                plgpu.copy_smem_to_gmem(place[part], self.found[-2].at[self._row(step), 2 * j + part])
+        else:
+            self._next_spectrum(i, step)
         store(tile, self._twiddled(from_right(tile, dft.conjugate()), j, conjugated=True))
+        if self.call.kept:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            self._next_spectrum(i, step)
         store(tile, product(from_left(dft.conjugate(), tile), self._turns(j), conjugated=True))
+
+    def _next_spectrum(self, i: Array, step: Array) -> None:
+        last = (i == self.own - 1) & (step == self.call.rows - 1)
+        pl.when(~last)(lambda: self.load_spectrum(lax.rem(i + 1, self.own)))
 
     def _twiddled(self, z: Complex, j: Array, *, conjugated: bool = False) -> Complex:
         columns = [by_column(part) for part in parts_of(self.shared.shifts, j)]
@@ -278,24 +349,31 @@ class _Row(NamedTuple):
             roots = [self._root(j, self._index(i)) for i in range(self.own)]
             return tuple(y + real * a + imaginary * b for y, (a, b) in zip(sums, roots, strict=True))
 
-        return lax.fori_loop(0, self.ring.classes, add, tuple(zeros() for _ in range(self.own)))
+        return lax.fori_loop(0, self.call.ring.classes, add, tuple(zeros() for _ in range(self.own)))
 
-    def _leave(self, sums: tuple[Array, ...], inverse: Array, step: Array, post: bool) -> None:
-        """post_gate y to device memory, and the next row's inputs from there."""
-        shared, tiles = self.shared, self.shared.tiles[0]
-        for i in range(self.own if post else 0):
-            self._load(self.streams[-1], step, i, 0, shared.post_came)
-        if post:
+    def _leave(self, sums: tuple[Array, ...], inverse: Array, step: Array) -> None:
+        """The convolution times each gate to device memory, and the next row's inputs from there."""
+        call, shared, tiles = self.call, self.shared, self.shared.tiles[0]
+        for part in range(call.gates):
+            for i in range(self.own):
+                self._load(self.streams[call.inputs + part], step, i, part, shared.post_came)
+        if call.gates:
             plgpu.barrier_wait(shared.post_came.at[self.worker])
         for i, total in enumerate(sums):
-            out, (gate, place) = total * inverse, (tiles.at[self._index(i), part] for part in range(2))
-            out = out * read(gate).astype(jnp.float32) if post else out
-            place[...] = out.astype(jnp.bfloat16)
+            convolved = total * inverse
+            for k in range(call.results):
+                gate, place = (tiles.at[self._index(i), part] for part in (k, call.free + k))
+                out = convolved * read(gate).astype(jnp.float32) if call.gates else convolved
+                place[...] = out.astype(jnp.bfloat16)
         plgpu.commit_smem()
-        for i in range(self.own):
-            plgpu.copy_smem_to_gmem(tiles.at[self._index(i), 1], self._box(self.y, step, i))
-        more = step + 1 < self.rows
-        pl.when(more)(lambda: self.load_x(step + 1))
+        for k in range(call.results):
+            for i in range(self.own):
+                place = tiles.at[self._index(i), call.free + k]
+                plgpu.copy_smem_to_gmem(place, self._box(self.found[k], step, i))
+        self._load_next(step, range(min(call.free, call.inputs)))
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        if self.pre:
-            pl.when(more)(lambda: self.load_pre(step + 1))
+        self._load_next(step, range(call.free, call.inputs))
+
+    def _load_next(self, step: Array, parts: Sequence[int]) -> None:
+        if parts:
+            pl.when(step + 1 < self.call.rows)(lambda: self.load(step + 1, parts))

@@ -163,18 +163,14 @@ def _linear_scan() -> Iterator[Program]:
 
 
 def _long_conv() -> Iterator[Program]:
-    """Four, two and one row in a tile, then two to eight tiles a row, once an odd length; without gates too.
-
-    Gradients where they have a kernel.
-    """
+    """Four, two and one row in a tile, then two to eight tiles a row, once an odd length; without gates too."""
     run = long_conv_mosaic_gpu
     for length in (1024, 2048, 4096, 8192, 12_288, 16_383, 24_576, 32_768):
         x = jax.ShapeDtypeStruct((64, 768, length), jnp.bfloat16)
         plain = {"x": x, "filter": jax.ShapeDtypeStruct((768, length), jnp.float32)}
         gated = plain | {"pre_gate": x, "post_gate": x}
         yield Program(f"long_conv/{length}", lambda arrays: run(**arrays), (gated,))
-        if length <= 8192:
-            yield Program(f"long_conv/{length}_gradients", _gradients(run), (x, gated))
+        yield Program(f"long_conv/{length}_gradients", _gradients(run), (x, gated))
         if length == 8192:
             yield Program("long_conv/plain", lambda arrays: run(**arrays), (plain,))
             yield Program("long_conv/plain_gradients", _gradients(run), (x, plain))

@@ -101,13 +101,14 @@ def test_simulated(
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=3, group="simulated long_conv")
+@pytest.mark.slow(weeks=4, group="simulated long_conv")
 @pytest.mark.parametrize(
     ("shape", "gates"),
     [
         pytest.param((16, 1, 300), ("pre_gate", "post_gate"), id="four tiles of four rows"),
         pytest.param((3, 1, 2100), ("post_gate",), id="three tiles"),
         pytest.param((2, 1, 4100), ("pre_gate", "post_gate"), id="two rows of two tiles"),
+        pytest.param((2, 1, 8200), ("pre_gate",), id="two rows of three tiles"),
     ],
 )
 def test_simulated_rows_of_one_program(
@@ -249,9 +250,13 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     assert explain(x, filter, device=HOPPER).startswith("long_conv: mosaic_gpu on ")
 
 
-@pytest.mark.parametrize(("name", "count"), [("mosaic_gpu", 1), ("mosaic_gpu_vjp", 2)])
-def test_gradients_take_their_kernel_by_name_alone(name: Any, count: int) -> None:
-    x, filter = jax.ShapeDtypeStruct((1, 3, 8192), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
+@pytest.mark.parametrize(
+    ("name", "length", "count"),
+    [("mosaic_gpu", 8192, 1), ("mosaic_gpu_vjp", 8192, 2), ("mosaic_gpu_vjp", 8193, 3)],
+)
+def test_gradients_take_their_kernels_by_name_alone(name: Any, length: int, count: int) -> None:
+    """One pass of the streams, above 8,192 steps two."""
+    x, filter = jax.ShapeDtypeStruct((1, 3, length), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
 
     def loss(x: Any, filter: Any) -> Any:
         return jnp.sum(long_conv(x, filter, implementation=name).astype(jnp.float32))
@@ -262,9 +267,15 @@ def test_gradients_take_their_kernel_by_name_alone(name: Any, count: int) -> Non
     assert len(kernels) == count
 
 
-def test_short_rows_go_elsewhere() -> None:
-    x, filter = jax.ShapeDtypeStruct((1, 3, 1023), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
-    said = "mosaic_gpu: it has not been timed below 1,024 steps"
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [
+        (1023, "mosaic_gpu: it has not been timed below 1,024 steps"),
+        (8193, "mosaic_gpu_vjp: its gradients of rows above 8,192 steps have not run on a GPU"),
+    ],
+)
+def test_says_what_goes_elsewhere(length: int, said: str) -> None:
+    x, filter = jax.ShapeDtypeStruct((1, 3, length), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
     assert said in explain(x, filter, device=HOPPER)
 
 

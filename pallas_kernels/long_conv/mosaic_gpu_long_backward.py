@@ -1,0 +1,68 @@
+"""Gradients of rows of 8,193 to 32,768 steps: two passes of the kernel whose two warpgroups share a row.
+
+With u = pre_gate x, v = post_gate dy, their spectra U and V, and the taps' H, as in `mosaic_gpu_backward`:
+
+    first pass: U, and dpost_gate = dy Re(A^H (H U))
+    second pass: V, and dx = pre_gate du, dpre_gate = x du of du = Re(A^H (conj(H) V))
+
+One spectrum fills shared memory, so U and V go through device memory, in fp16. XLA sums conj(U) V over rows in fp32, in
+one order. With both gates a step costs 20 bytes of streams, 8 to write spectra, 8 to read them, and 8 for the bias.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.long_conv.hopper import Ring
+from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, Gradients, X
+from pallas_kernels.long_conv.mosaic_gpu_long import run_long
+
+
+def differentiate_long(
+    ring: Ring,
+    spectrum: Float[Array, "D P 64 64"],
+    inverse: Float[Array, "D 64"],
+    streams: dict[int, Float[Array, "R N 64"]],
+    *,
+    interpret: bool,
+) -> Gradients:
+    """See `mosaic_gpu_backward.differentiate`; an even number of classes, the last two not empty."""
+    inner, outer = ([streams[z] for z in places if z in streams] for places in ((X, PRE), (DY, POST)))
+    gates = [streams[PRE], streams[X]] if PRE in streams else []
+
+    def run(inputs: list[Array], gates: list[Array], name: str, *, adjoint: bool) -> list[Array]:
+        name = f"{ring.points}_vjp_{name}"
+        options = {"kept": True, "adjoint": adjoint, "interpret": interpret}
+        return run_long(ring, spectrum, inverse, inputs, gates, name=name, **options)
+
+    dpost, u, inverse_u = run(inner, [streams[DY]], "u", adjoint=False)
+    *found, v, inverse_v = run(outer, gates, "v", adjoint=True)
+    results = dict(zip((X, PRE), found, strict=False)) | ({POST: dpost} if POST in streams else {})
+    channels = spectrum.shape[0]
+    sums = _correlated(u, v, inverse_u * inverse_v, channels)
+    return Gradients(results, sums[:, None], _sums_of_products([*inner, *outer], channels)[:, None])
+
+
+def _correlated(
+    u: Float[Array, "R P 64 64"], v: Float[Array, "R P 64 64"], inverse: Float[Array, "R"], channels: int
+) -> Float[Array, "D P 64 64"]:
+    """conj(U) V, summed over rows."""
+    (a, b), (c, d) = (_parts(z, channels) for z in (u, v))
+    scale = inverse.reshape(-1, channels, 1, 1, 1)
+    sums = [jnp.sum(z * scale, axis=0) for z in (a * c + b * d, a * d - b * c)]
+    return jnp.stack(sums, axis=2).reshape(channels, *u.shape[1:])
+
+
+def _parts(z: Float[Array, "R P 64 64"], channels: int) -> tuple[Array, Array]:
+    """Real and imaginary parts, [B, D, C, 64, 64], in fp32."""
+    parts = z.reshape(-1, channels, z.shape[1] // 2, 2, *z.shape[2:]).astype(jnp.float32)
+    return parts[:, :, :, 0], parts[:, :, :, 1]
+
+
+def _sums_of_products(streams: Sequence[Float[Array, "R N 64"]], channels: int) -> Float[Array, "D"]:
+    """Sums of u v: the gradient of `bias`, one number of many, has no error of a transform."""
+    rows, chunks, chunk = streams[0].shape
+    both = reduce(jnp.multiply, (z.astype(jnp.float32) for z in streams))
+    return jnp.sum(both.reshape(rows // channels, channels, chunks * chunk), axis=(0, 2))
