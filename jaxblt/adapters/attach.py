@@ -163,7 +163,7 @@ def _of_block(stack: StackConfig, kind: str) -> tuple[Site, ...]:
 
     def record(call: Any, args: Any, options: Any, context: Any) -> Any:
         module = context.module
-        if isinstance(module, Linear) and context.method_name == "__call__" and is_site(module, args[0]):
+        if isinstance(module, Linear) and context.method_name == "weights" and is_site(module, args[0]):
             shape, name = module.kernel_shape(args[0]), "/".join(module.path)
             count = len(read_equation(module.equation).summed)
             found[name] = Site(kind, name, shape[:count], shape[count:])
