@@ -4,7 +4,8 @@ Every product with a weight in mixers, models and heads is a `Linear`, so that l
 low-rank adapters have one place to go. This room holds nothing that mixes along the sequence.
 """
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -58,6 +59,19 @@ def read_equation(equation: str) -> Letters:
     return Letters(given, summed, letters[len(summed) :], result)
 
 
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The parameters of a `Linear`.
+
+    Attributes:
+      kernel: in the dtype of the product.
+      bias: in fp32, or None.
+    """
+
+    kernel: Float[Array, "..."]
+    bias: Float[Array, "..."] | None
+
+
 class Linear(nn.Module):
     """y = x W (+ b) over any axes, written as an einsum of x and the kernel, such as "btd,dhk->bthk".
 
@@ -86,27 +100,36 @@ class Linear(nn.Module):
     accumulate: Any = None
     product: Product = multiply
 
-    @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        (y,) = linears(x, [self])
+        return y
+
+    @nn.compact
+    def weights(self, x: Float[Array, "..."]) -> Weights:
+        """The parameters, for inputs such as x; an adapter that intercepts this method adds its own."""
         summed, shape = read_equation(self.equation).summed, self.kernel_shape(x)
         inner, outer = prod(shape[: len(summed)]), prod(shape[len(summed) :])
 
         def draw(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
             return self.kernel_init(key, (inner, outer), dtype).reshape(shape)
 
-        kernel = self.param("kernel", named(draw, *self.names), shape, jnp.float32)
-        y = self.multiplied(x.astype(self.dtype), kernel.astype(self.dtype))
+        kernel = self.param("kernel", named(draw, *self.names), shape, jnp.float32).astype(self.dtype)
         if self.bias is None:
-            return y
-        bias = self.param(
-            "bias", named(self.bias, *self.names[len(summed) :]), shape[len(summed) :], jnp.float32
-        )
-        return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+            return Weights(kernel, None)
+        init, shape = named(self.bias, *self.names[len(summed) :]), shape[len(summed) :]
+        return Weights(kernel, self.param("bias", init, shape, jnp.float32))
 
-    def multiplied(self, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
-        """What stands before the bias: x W, to which an adapter that intercepts this method adds its update."""
+    def products(
+        self, x: Float[Array, "..."], layers: Sequence["Linear"], weights: Sequence[Weights]
+    ) -> list[Float[Array, "..."]]:
+        """x W of each of `layers`, the first of which this is; an adapter that intercepts this method adds updates."""
+        return [layer.multiply(x, w.kernel) for layer, w in zip(layers, weights, strict=True)]
+
+    @nn.nowrap
+    def multiply(self, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
+        """x W, in `dtype`."""
         kinds = {"precision": self.precision, "preferred_element_type": self.accumulate}
-        return self.product(self.equation, x, kernel, **kinds)
+        return self.product(self.equation, x.astype(self.dtype), kernel, **kinds)
 
     @nn.nowrap
     def kernel_shape(self, x: Float[Array, "..."]) -> tuple[int, ...]:
@@ -121,6 +144,17 @@ class Linear(nn.Module):
                 f"{dict(self.sizes)} and names {self.names}"
             )
         return tuple(sizes[c] for c in letters)
+
+
+def linears(x: Float[Array, "..."], layers: Sequence[Linear]) -> list[Float[Array, "..."]]:
+    """y of each `Linear`, as if each was called with x; an adapter may make all of them in one read of x."""
+    weights = [layer.weights(x) for layer in layers]
+    products = layers[0].products(x, layers, weights)
+    return [_shifted(y, w.bias) for y, w in zip(products, weights, strict=True)]
+
+
+def _shifted(y: Float[Array, "..."], bias: Float[Array, "..."] | None) -> Float[Array, "..."]:
+    return y if bias is None else y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
 
 
 def dense(features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale: float = 1.0) -> Linear:
@@ -158,7 +192,9 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        gate = dense(self.hidden, axes=("embed", "mlp"), dtype=self.dtype, name="gate")(x)
-        up = dense(self.hidden, axes=("embed", "mlp"), dtype=self.dtype, name="up")(x)
+        into = [
+            dense(self.hidden, axes=("embed", "mlp"), dtype=self.dtype, name=name) for name in ("gate", "up")
+        ]
+        gate, up = linears(x, into)
         down = dense(x.shape[-1], axes=("mlp", "embed"), dtype=self.dtype, name="down", scale=self.out_scale)
         return down(jax.nn.silu(gate) * up)

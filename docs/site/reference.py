@@ -13,7 +13,7 @@ import pallas_kernels
 WITHOUT_ALL = {
     "jaxblt.run": ("Run", "load"),
     "jaxblt.training.loop": ("fit", "Fitted"),
-    "jaxblt.layers": ("Linear", "MLP", "RMSNorm", "dense", "named"),
+    "jaxblt.layers": ("Linear", "MLP", "RMSNorm", "dense", "linears", "named"),
     "jaxblt.side_outputs": ("sow_loss", "sow_metric"),
 }
 """Modules that people import from and that list no public names."""

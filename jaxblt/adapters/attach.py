@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.site import is_site
 from jaxblt.layers import Linear, read_equation
+from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Block, StackConfig
 from jaxblt.parallel.mesh import off_mesh
 
@@ -116,8 +117,10 @@ def check_sites(config: Any) -> dict[str, list[tuple[Site, int]]]:
     """
     adapted = {name: stack for name, stack in stacks_of(config).items() if stack.adapter is not None}
     known = {name: find_sites(stack) for name, stack in adapted.items()}
-    for adapter in {stack.adapter for stack in adapted.values()}:
-        names = {s.name for n, stack in adapted.items() if stack.adapter == adapter for s in known[n]}
+    # Stacks that share an adapter may read rows of different layouts, of bytes and of slots
+    own = {name: promise(stack.adapter, RowLayout()) for name, stack in adapted.items()}
+    for adapter in set(own.values()):
+        names = {s.name for n in own if own[n] == adapter for s in known[n]}
         _check_patterns(adapter, sorted(names))
     return {
         name: [(site, rank) for site in known[name] if (rank := _rank(stack.adapter, name, site)) is not None]
@@ -163,7 +166,7 @@ def _of_block(stack: StackConfig, kind: str) -> tuple[Site, ...]:
 
     def record(call: Any, args: Any, options: Any, context: Any) -> Any:
         module = context.module
-        if isinstance(module, Linear) and context.method_name == "__call__" and is_site(module, args[0]):
+        if isinstance(module, Linear) and context.method_name == "weights" and is_site(module, args[0]):
             shape, name = module.kernel_shape(args[0]), "/".join(module.path)
             count = len(read_equation(module.equation).summed)
             found[name] = Site(kind, name, shape[:count], shape[count:])

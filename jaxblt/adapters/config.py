@@ -31,6 +31,7 @@ class RouterConfig:
       memory: "gru" for a memory of all chunks before, which takes a step a chunk; None for the last chunk alone.
       side: side features a token that chunk and token codes read, passed as `side`; known before their token.
       retrieval: an index whose chunks near the one before give six more features; None for none.
+      packed, segment_alignment: what the data's packing promises of rows, as for mixers; see `RowLayout`.
     """
 
     level: Level | Mixed = "chunk"
@@ -42,10 +43,12 @@ class RouterConfig:
     memory: Literal["gru"] | None = None
     side: int = 0
     retrieval: RetrievalConfig | None = None
+    packed: bool = True
+    segment_alignment: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_bounds(self, "chunk", "lag", "prefix", "hidden", least=1)
+        check_bounds(self, "chunk", "lag", "prefix", "hidden", "segment_alignment", least=1)
         check_bounds(self, "side", least=0)
         if self.fallback not in (0, 1):
             raise ValueError(

@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.side_outputs import sow_loss, sow_metric
 from jaxblt.validation import check_bounds, check_fields
@@ -75,6 +75,40 @@ def is_known(config: Any, level: Level, time: Int[Array, "B T"]) -> Bool[Array, 
     if level == "prefix":
         return time >= config.prefix
     return time // config.chunk >= config.lag if level == "chunk" else jnp.ones(time.shape, bool)
+
+
+class Places(NamedTuple):
+    """The tokens at which f of a level is computed; the tokens around each share it.
+
+    Attributes:
+      first: of a row.
+      step: from one to the next.
+    """
+
+    first: int
+    step: int
+
+    def taken(self, x: Shaped[Array, "B T ..."]) -> Shaped[Array, "B N ..."]:
+        """x at these tokens."""
+        return x[:, self.first :: self.step]
+
+    def spread(self, x: Float[Array, "B N F"], length: int) -> Float[Array, "B T F"]:
+        """What is computed at these tokens, at each of a row's."""
+        return x if self.step == 1 else jnp.repeat(x, self.step, 1)[:, :length]
+
+
+def places_of(config: Any, level: Level, length: int, segment_ids: Int[Array, "B T"] | None) -> Places:
+    """Where f of a level is computed in whole rows: once a chunk or a document where these lie at known places."""
+    single = segment_ids is None or not config.packed
+    if level == "prefix" and single:
+        return Places(min(config.prefix, length - 1), length)
+    if level == "chunk" and (single or config.segment_alignment % config.chunk == 0):
+        return Places(0, config.chunk)
+    return EVERY
+
+
+EVERY = Places(0, 1)
+"""Each token."""
 
 
 def can_change(

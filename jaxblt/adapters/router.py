@@ -1,5 +1,6 @@
 """The router: from what a stack reads to the code that scales the ranks of its adapters, causally."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -9,12 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.adapters.levels import (
+    EVERY,
     Level,
     Mixed,
+    Places,
     can_change,
     is_known,
     level_weights,
     levels_of,
+    places_of,
     sow_shares,
 )
 from jaxblt.adapters.losses import sow_code_losses
@@ -129,7 +133,8 @@ class Router(nn.Module):
     An m or p that is not complete is zero. With a memory s is a GRU over the means up to m_{k - lag}. With side
     features e are those of the token, or of the chunk's first token, and zero if that is a hole. With an index r are
     features of the neighbours of m_{k - lag}, taken without the norm's scale; see `jaxblt.adapters.retrieval`. Before
-    the first code stands the fallback. Numbers are 1 + f, or softmax(f) over the blocks of a bank. `Mixed` levels have
+    the first code stands the fallback. f is computed once a chunk or a prefix where `places_of` knows where it is in
+    whole rows, else at each token. Numbers are 1 + f, or softmax(f) over the blocks of a bank. `Mixed` levels have
     a network each.
 
     Attributes:
@@ -163,7 +168,12 @@ class Router(nn.Module):
             time = rows.arranged.time
             side = None if side is None else jnp.take_along_axis(side, rows.arranged.order[..., None], 1)
         heard, after = self._hear(rows, time, side, documents, state)
-        code, moment = self._code(heard, time, rows.content)
+        whole = state is None and not rows.split  # elsewhere rows begin anywhere in a chunk
+        places: dict[Level, Places] = {
+            level: places_of(self.adapter.router, level, x.shape[1], segment_ids) if whole else EVERY
+            for level in levels_of(self.adapter.router)
+        }
+        code, moment = self._code(heard, time, rows.content, places)
         states, first = [], code
         for i, transform in enumerate(self.adapter.code):
             before = None if state is None else state.code[i]
@@ -197,12 +207,19 @@ class Router(nn.Module):
         sow_code_losses(self, self.adapter.losses, shares, code, known, moment.changes & (time > 0))
 
     def _code(
-        self, heard: Heard, time: Int[Array, "B T"], content: Bool[Array, "B T"] | None
+        self,
+        heard: Heard,
+        time: Int[Array, "B T"],
+        content: Bool[Array, "B T"] | None,
+        places: Mapping[Level, Places],
     ) -> tuple[Float[Array, "B T E"], Moment]:
         """The code before its transforms."""
-        config, levels = self.adapter.router, levels_of(self.adapter.router)
+        config, levels, length = self.adapter.router, list(places), time.shape[1]
         fallback = config.fallback * self.adapter.start
-        read = [self._features(level, heard, time) for level in levels]
+        read = [
+            self._features(level, *jax.tree.map(place.taken, (heard, time)))
+            for level, place in places.items()
+        ]
         tails = [f"_{level}" if len(levels) > 1 else "" for level in levels]
         hidden = [
             jax.nn.silu(self._dense(f"hidden{tail}", x, config.hidden, ("embed", "features")))
@@ -213,14 +230,18 @@ class Router(nn.Module):
             for tail, x in zip(tails, hidden, strict=True)
         ]
         known = [is_known(config, level, time) for level in levels]
+        hidden, scores = (
+            [place.spread(x, length) for place, x in zip(places.values(), found, strict=True)]
+            for found in (hidden, scores)
+        )
         numbers = (1.0 + f if self.adapter.blocks is None else jax.nn.softmax(f, -1) for f in scores)
         codes = [jnp.where(k[..., None], c, fallback) for k, c in zip(known, numbers, strict=True)]
         code, shown, some = codes[-1], hidden[-1], known[-1]
         if isinstance(config.level, Mixed):
-            by_gate = config.level.by == "gate"
-            gate = (
-                self._dense("gate", read[-1], len(levels), ("embed", None), still=True) if by_gate else None
-            )
+            gate = None
+            if config.level.by == "gate":
+                few = self._dense("gate", read[-1], len(levels), ("embed", None), still=True)
+                gate = places[levels[-1]].spread(few, length)
             weights = level_weights(config, scores, gate, time)
             sow_shares(self, config, weights, content)
             code, shown = (jnp.einsum("btl,lbte->bte", weights, jnp.stack(x)) for x in (codes, hidden))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxblt.layers import Linear
+from jaxblt.layers import Linear, linears
 from jaxblt.mixers.cached_attention import Heads, Op, attend_cached
 from jaxblt.mixers.kv_cache import AttentionState, init_attention_state
 from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         if state is not None:
             rows = read(x, segment_ids, positions, state.clock)
             tokens = rows.arranged
-            heads = self._turn([layer(rows.x) for layer in project], tokens.positions)
+            heads = self._turn(linears(rows.x, project), tokens.positions)
             op = Op(config.window, config.implementation)
             o, state = attend_cached(op, heads, tokens, state, self._slopes, split=rows.split)
             return rows.restore(out(o)), dataclasses.replace(state, clock=rows.clock)
@@ -154,15 +154,15 @@ class Attention(nn.Module):
             places = np.arange(x.shape[1]) if axis is None else self._layout.order(x.shape[1], axis.size)
             positions = jnp.asarray(places, jnp.int32)[None]
         if axis is not None:
-            q, k, v = self._turn([layer(x) for layer in project], positions)
+            q, k, v = self._turn(linears(x, project), positions)
             return out(self._split(q, k, v, segment_ids)), None
         if segment_ids is None or config.packed or self._by_time:
-            q, k, v = self._turn([layer(x) for layer in project], positions)
+            q, k, v = self._turn(linears(x, project), positions)
             return out(self._over_heads(self._segmented, (q, k, v, segment_ids))), None
         content = content_first(segment_ids)
         positions = jnp.take_along_axis(positions, content.order, 1)
         x = content.sort(x)
-        q, k, v = self._turn([layer(x) for layer in project], positions)
+        q, k, v = self._turn(linears(x, project), positions)
         o = self._over_heads(self._prefix, (q, k, v, content.lengths))
         return content.restore(out(o)), None
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxblt.layers import Linear, named
+from jaxblt.layers import Linear, linears, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.gated_linear_attention import LinearState
 from jaxblt.mixers.matrix_state import check_forward
@@ -88,7 +88,8 @@ class DualDecay(nn.Module):
         )
         rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
         names = ("embed", "heads", "head_dim")
-        q, k, v = (Linear("btd,dhk->bthk", sizes, names, self.dtype, name=name)(rows.x) for name in "qkv")
+        project = [Linear("btd,dhk->bthk", sizes, names, self.dtype, name=name) for name in "qkv"]
+        q, k, v = linears(rows.x, project)
         # The two memories of a head are neighbouring heads of values that share its queries and keys.
         v = jnp.repeat(jnp.concatenate([v, jnp.ones_like(v[..., :1])], -1), 2, axis=2)
         log_gate = jnp.broadcast_to(self._log_decay()[None, None], v.shape[:3])

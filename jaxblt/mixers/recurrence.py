@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.layers import Linear
+from jaxblt.layers import Linear, linears
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import read
@@ -79,13 +79,15 @@ class GatedRecurrence(nn.Module):
     ) -> tuple[Float[Array, "B T D"], RecurrenceState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
-        into = self._linear("in", ("embed", "channels"))
-        gate = self._linear("gate", ("embed", "channels"), bias=nn.initializers.constant(2.0))(rows.x)
+        biases = {"in": None, "gate": nn.initializers.constant(2.0)}
         if self.config.cell == "minlstm":
-            write = self._linear("write", ("embed", "channels"), bias=nn.initializers.zeros)(rows.x)
-            gate = normalised(gate, write)
+            biases["write"] = nn.initializers.zeros
+        into = [self._linear(name, ("embed", "channels"), bias=bias) for name, bias in biases.items()]
+        u, gate, *write = linears(rows.x, into)
+        if write:
+            gate = normalised(gate, *write)
         out = self._linear("out", ("channels", "embed"))
-        h, after = rows.run(Recurrence(), (gate, into(rows.x)), None if state is None else state.h)
+        h, after = rows.run(Recurrence(), (gate, u), None if state is None else state.h)
         y = rows.restore(out(h.astype(self.dtype)))
         return y, None if state is None else dataclasses.replace(state, clock=rows.clock, h=after)
 

@@ -11,7 +11,8 @@ import pytest
 from jax._src.core import subjaxprs
 
 from jaxblt.adapters import AdapterConfig
-from jaxblt.adapters.site import adapted, is_fusable
+from jaxblt.adapters.products import is_fusable
+from jaxblt.adapters.site import adapted
 from jaxblt.layers import Linear, multiply
 from jaxblt.models.remat import remat
 from jaxblt.parallel import make_mesh

@@ -1,0 +1,139 @@
+"""Products with weights and their updates: sites that read one x are one call of the op `routed_lora`."""
+
+import dataclasses
+import string
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from jaxblt.layers import Linear, Weights, multiply, read_equation
+from jaxblt.models.remat import PRODUCT
+from jaxblt.parallel.islands import BATCH_AXES, open_axes, over_batch
+from pallas_kernels.routed_lora import routed_lora
+
+TOKENS = 2
+"""Leading axes of what a site reads: rows and time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted(Weights):
+    """The parameters of a site: those of its `Linear`, and of its update (scale) ((x V) * c) U.
+
+    Attributes:
+      v: [K, r] with the kernel's axes that are summed over for K.
+      u: [r, N] with the kernel's new axes for N.
+      code: of each token, or one for all; None for 1.
+      scale: of the update.
+    """
+
+    v: Float[Array, "... r"]
+    u: Float[Array, "r ..."]
+    code: Float[Array, "#B #T E"] | None
+    scale: float
+
+
+Multiply = Callable[[Any, Sequence[Linear], Sequence[Weights]], Sequence[Array]]
+"""x, `Linear`s and their parameters -> x W of each."""
+
+
+def multiply_sites(
+    base: Multiply, x: Float[Array, "..."], layers: Sequence[Linear], weights: Sequence[Weights]
+) -> list[Float[Array, "..."]]:
+    """x W and its update, if it is adapted, of each `Linear`.
+
+    The op makes both of row-major sites, in one call where they share dtype, scale and code. To a site that it does not
+    fuse, the update is added behind what `base` makes.
+    """
+    found: dict[int, Array] = {}
+    for sites in _groups(x, layers, weights):
+        given: Any = [weights[i] for i in sites]
+        kernels = [w.kernel for w in given]
+        ys = _by_rows(x, layers[sites[0]].dtype, given, kernels)
+        found |= zip(sites, checkpoint_name(ys, PRODUCT), strict=True)
+    for i, (layer, w) in enumerate(zip(layers, weights, strict=True)):
+        if i not in found:
+            (y,) = base(x, [layer], [w])
+            found[i] = y + _update(x, layer, w).astype(y.dtype) if isinstance(w, Adapted) else y
+    return [found[i] for i in range(len(layers))]
+
+
+def _groups(x: Any, layers: Sequence[Linear], weights: Sequence[Weights]) -> Iterable[list[int]]:
+    """Places of sites that are one call of the op."""
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for i, (layer, w) in enumerate(zip(layers, weights, strict=True)):
+        if isinstance(w, Adapted) and is_fusable(layer, x.shape[0]):
+            groups[jnp.dtype(layer.dtype), w.scale, id(w.code)].append(i)
+    return groups.values()
+
+
+def is_fusable(linear: Linear, rows: int) -> bool:
+    """Whether the op may make x W of a site too, for so many rows, and not the update alone.
+
+    Not where something else multiplies (`product`) or asks for a precision or a dtype of its own, nor where x or y has
+    channels before time. On several devices each takes its own rows with whole weights: not where the mesh splits
+    tokens or weights (`seq`, `tensor`), nor where rows do not divide.
+    """
+    plain = linear.product is multiply and linear.precision is None
+    own = linear.accumulate is None or jnp.dtype(linear.accumulate) == jnp.dtype(linear.dtype)
+    axes, sizes = open_axes(), jax.sharding.get_abstract_mesh().shape
+    whole = set(axes) <= set(BATCH_AXES) and rows % prod(sizes[axis] for axis in axes) == 0
+    return plain and own and is_row_major(linear.equation) and whole
+
+
+def is_row_major(equation: str) -> bool:
+    """Whether what is summed over comes last in x, and what is new last in y."""
+    given, summed, new, result = read_equation(equation)
+    lead = "".join(c for c in given if c not in summed)
+    return given == lead + summed and result == lead + new
+
+
+def _update(x: Float[Array, "B T ..."], layer: Linear, site: Adapted) -> Float[Array, "..."]:
+    """The update alone. Products with an axis of channels before that of time transpose at no cost as einsums."""
+    if is_row_major(layer.equation):
+        (y,) = _by_rows(x, layer.dtype, [site], None)
+        return y
+    return _by_channels(x, layer, site)
+
+
+def _by_rows(
+    x: Float[Array, "B T ..."], dtype: Any, sites: Sequence[Adapted], kernels: Sequence[Array] | None
+) -> tuple[Float[Array, "B T ..."], ...]:
+    """The op for sites of one scale and code: x W and the updates, or without kernels the updates alone."""
+    tokens, code = x.shape[:TOKENS], sites[0].code
+    rows = x.reshape(*tokens, -1).astype(dtype)
+    if code is not None:  # a governor makes one for all tokens where there is none
+        code = jnp.broadcast_to(code, (*tokens, code.shape[-1]))
+    v = tuple(site.v.reshape(rows.shape[-1], -1) for site in sites)
+    u = tuple(site.u.reshape(site.u.shape[0], -1) for site in sites)
+    w = None if kernels is None else tuple(kernel.reshape(rows.shape[-1], -1) for kernel in kernels)
+
+    def run(batched: Any, shared: Any) -> Any:
+        (rows, code), (w, v, u) = batched, shared
+        return routed_lora(rows, w, v, u, code, scale=sites[0].scale)
+
+    # without the weight products are XLA's, which splits them itself
+    ys = run((rows, code), (w, v, u)) if w is None else over_batch(run, (rows, code), (w, v, u))
+    return tuple(y.reshape(*tokens, *site.u.shape[1:]) for y, site in zip(ys, sites, strict=True))
+
+
+def _by_channels(x: Float[Array, "B ..."], layer: Linear, site: Adapted) -> Float[Array, "B ..."]:
+    """x V is summed in fp32 and scaled before it is rounded."""
+    given, summed, new, result = read_equation(layer.equation)
+    letter = next(c for c in string.ascii_uppercase if c not in layer.equation)
+    lead, dtype = "".join(c for c in given if c not in summed), layer.dtype
+    z = jnp.einsum(
+        f"{given},{summed}{letter}->{lead}{letter}",
+        x.astype(dtype),
+        site.v.astype(dtype),
+        preferred_element_type=jnp.float32,
+    )
+    z = z * jnp.float32(site.scale)
+    if site.code is not None:
+        z = z * jnp.repeat(site.code, z.shape[-1] // site.code.shape[-1], axis=-1)
+    return jnp.einsum(f"{lead}{letter},{letter}{new}->{result}", z.astype(dtype), site.u.astype(dtype))
