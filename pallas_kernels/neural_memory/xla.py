@@ -3,6 +3,7 @@
 No write waits for a read, so reads are products over many windows: long enough to fill a GPU at any chunk.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -50,8 +51,9 @@ def neural_memory_xla(
     output_final_state: bool = False,
     output_trace: bool = False,
     chunk_size: int = 512,
+    read: Callable[..., Array] = read_memory,
 ) -> Any:
-    """See `neural_memory`."""
+    """See `neural_memory`; `read` is `read_memory` or another way to compute it."""
     wide, (rows, length) = accumulator(v.dtype), v.shape[:2]
     start = tuple(jnp.broadcast_to(m.astype(wide), (rows, *m.shape)) for m in weights)
     fresh = MemoryState(start, jax.tree.map(jnp.zeros_like, start))
@@ -71,8 +73,8 @@ def neural_memory_xla(
     # Keep the memory between two windows and what is small: what has a column a hidden unit costs more to keep.
     few = jax.checkpoint_policies.save_only_these_names(KEPT)
     write = jax.checkpoint(partial(_write, fresh, v.dtype, output_trace), prevent_cse=False, policy=few)
-    read = partial(_read, fresh.state.weights, v.dtype)
-    final, (y, trace) = scan_windows(write, state, windows, read)
+    finish = partial(_read, partial(_read_windows, read, v.dtype), fresh.state.weights, v.dtype)
+    final, (y, trace) = scan_windows(write, state, windows, finish)
     found: list[Any] = [leave_windows(y, length)]
     if output_final_state:
         found.append(settle(final))
@@ -107,23 +109,25 @@ def _write(
     return choose(cut.leaves, fresh, after), (seen, trace)
 
 
-def _read(fresh: Any, dtype: Any, windows: Any, found: Any) -> Any:
+def _read(read: Any, fresh: Any, dtype: Any, windows: Any, found: Any) -> Any:
     """What the tokens of several windows read, all at once, and the trace as it is."""
     (q, _, cut), (seen, trace) = windows, found
     cut = Windows(*cut)
-    y = _read_windows(seen[0], q, dtype)
+    y = read(seen[0], q)
     if cut.at is not None:
         places = jnp.arange(q.shape[3], dtype=jnp.int32)[None, None]
         behind = cut.ends[..., None] & (places >= cut.at[..., None])
-        y = jnp.where(_of_tokens(behind), _read_windows(seen[1], q, dtype), y)
+        y = jnp.where(_of_tokens(behind), read(seen[1], q), y)
         start = jax.tree.map(lambda m: jnp.broadcast_to(m.astype(dtype), (len(q), *m.shape)), fresh)
-        y = jnp.where(_of_tokens(cut.first), y, _read_windows(start, q, dtype))
+        y = jnp.where(_of_tokens(cut.first), y, read(start, q))
     return y.astype(dtype), trace
 
 
-def _read_windows(weights: Any, q: Float[Array, "N B H C K"], dtype: Any) -> Float[Array, "N B H C K"]:
+def _read_windows(
+    read: Any, dtype: Any, weights: Any, q: Float[Array, "N B H C K"]
+) -> Float[Array, "N B H C K"]:
     weights, rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (weights, q))
-    return read_memory(weights, rows, dtype).reshape(q.shape)
+    return read(weights, rows, dtype).reshape(q.shape)
 
 
 def _of_tokens(mask: Any) -> Array:

@@ -1,0 +1,148 @@
+"""The Hopper kernel: simulated on the CPU with races watched, on a GPU what one device can run, and what it refuses.
+
+Remat and several devices cannot be simulated; `make gpu-compile` compiles both.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels.neural_memory import explain, mosaic_gpu_read, neural_memory
+from pallas_kernels.neural_memory.bench import arrays as drawn
+from pallas_kernels.neural_memory.hopper import why_not
+from pallas_kernels.neural_memory.mosaic_gpu import neural_memory_mosaic_gpu
+from pallas_kernels.neural_memory.reference import neural_memory_reference
+from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.linear_state import normal, packed
+from tests.pallas_kernels.op_suite import OpCase
+from tests.tolerances import assert_close
+
+HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+NAMES = ("q", "k", "v", "theta", "eta", "alpha", "m1", "m2")
+# In simulation chunks may be smaller than a tile; `why_not` refuses them.
+SMALL = NeuralMemoryShape("h1_d128", 1, 45, 1, 128, 256, 20)
+LARGE = (
+    NeuralMemoryShape("h2_d256_t1000_c256", 2, 1000, 2, 256, 1024, 256),
+    NeuralMemoryShape("h3_d128_t777_c300", 2, 777, 3, 128, 384, 300),
+    NeuralMemoryShape("h1_d256_t600_c4096", 2, 600, 1, 256, 512, 4096),
+    NeuralMemoryShape("h1_d256_t2560_c256", 2, 2560, 1, 256, 1024, 256),
+)
+
+
+def case(run: Any, shape: NeuralMemoryShape, ids: Any = None) -> OpCase:
+    given = dict(zip(NAMES, drawn(shape), strict=True))
+    given["v"] = (given["v"] * shape.width**-0.5).astype(jnp.bfloat16)
+    given |= {} if ids is None else {"segment_ids": ids}
+
+    def call(op: Any, arrays: Any) -> Any:
+        options = {"chunk_size": shape.chunk, "segment_ids": arrays.get("segment_ids")}
+        return op(*(arrays[n] for n in NAMES[:6]), (arrays["m1"], arrays["m2"]), **options)
+
+    return OpCase(
+        name=shape.name,
+        run=partial(call, run),
+        reference=partial(call, neural_memory_reference),
+        arrays=given,
+        shared=frozenset(("m1", "m2")),
+        unused={} if ids is None else {n: np.asarray(ids) <= 0 for n in NAMES[:6]},
+        terms=shape.length * shape.hidden,
+        grad_terms=2 * shape.length * shape.hidden,
+    )
+
+
+def test_simulated(simulation: Any) -> None:
+    """Values and gradients; three chunks, of which the last is cut short."""
+    op_suite.check_reference(case(partial(neural_memory_mosaic_gpu, interpret=simulation), SMALL))
+
+
+@pytest.mark.slow(weeks=4, group="simulated neural_memory")
+def test_simulated_where_documents_start_anywhere(simulation: Any) -> None:
+    run = partial(neural_memory_mosaic_gpu, interpret=simulation)
+    op_suite.check_reference(case(run, SMALL, packed(SMALL.length)[:1]))
+
+
+@pytest.mark.slow(weeks=4, group="simulated neural_memory")
+def test_simulated_under_vmap(simulation: Any) -> None:
+    op_suite.check_vmap(case(partial(neural_memory_mosaic_gpu, interpret=simulation), SMALL))
+
+
+@pytest.mark.slow(weeks=4, group="simulated neural_memory")
+@pytest.mark.parametrize(("length", "width", "hidden"), [(300, 256, 128), (64, 128, 512)])
+def test_simulated_reads(length: int, width: int, hidden: int, simulation: Any) -> None:
+    """Heads of 256, several tiles, the fewest blocks and many."""
+    x, first, second = (
+        (size * normal(i, shape)).astype(jnp.bfloat16)
+        for i, (shape, size) in enumerate(
+            (
+                ((2, length, width), 1.0),
+                ((2, width, hidden), width**-0.5),
+                ((2, hidden, width), hidden**-0.5),
+            )
+        )
+    )
+    found = mosaic_gpu_read.read(x, first, second, interpret=simulation)
+    x, first, second = (a.astype(jnp.float32) for a in (x, first, second))
+    assert_close(found, x + jax.nn.silu(x @ first) @ second, jnp.bfloat16, width + hidden)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map", "poison"}))
+@pytest.mark.parametrize("shape", LARGE, ids=lambda shape: shape.name)
+def test_on_a_gpu(shape: NeuralMemoryShape, check: str) -> None:
+    op_suite.CHECKS[check](case(partial(neural_memory, implementation="mosaic_gpu"), shape))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", ["reference", "poison"])
+def test_documents_on_a_gpu(check: str) -> None:
+    shape = LARGE[0]
+    run = partial(neural_memory, implementation="mosaic_gpu")
+    op_suite.CHECKS[check](case(run, shape, packed(shape.length)))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"device": Device("gpu", (8, 0), "NVIDIA A100")}, "9.0 exactly (H100, H200), this is NVIDIA A100"),
+        ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
+        ({"hidden": 0}, "memories of two matrices alone"),
+        ({"width": 64}, "its heads are of size 128 or 256, not 64"),
+        ({"hidden": 320}, "it takes 128 hidden units at a time, 320 is no multiple"),
+        ({"chunk": 64}, "it reads 256 tokens of a chunk at a time, these have 64"),
+        ({"length": 200}, "these have 200"),
+        ({"length": 1 << 22}, "it counts elements in 32 bits"),
+    ],
+)
+def test_says_why_not(change: dict[str, Any], reason: str) -> None:
+    call = {
+        "device": HOPPER,
+        "dtype": jnp.bfloat16,
+        "length": 1024,
+        "width": 256,
+        "hidden": 1024,
+        "chunk": 512,
+    }
+    assert _why_not(**call) is None
+    assert reason in (_why_not(**call | change) or "it can run")
+
+
+def _why_not(device: Device, dtype: Any, length: int, width: int, hidden: int, chunk: int) -> str | None:
+    x, gate = (jax.ShapeDtypeStruct((2, length, 4, width)[:n], dtype) for n in (4, 3))
+    sizes = [(width, hidden), (hidden, width)] if hidden else [(width, width)]
+    weights = tuple(jax.ShapeDtypeStruct((4, *size), jnp.float32) for size in sizes)
+    return why_not(device, x, x, x, gate, gate, gate, weights, chunk_size=chunk)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_is_taken_by_name_alone(shape: NeuralMemoryShape) -> None:
+    given = jax.eval_shape(partial(drawn, shape))
+    line = explain(*given[:6], given[6:], device=HOPPER, chunk_size=shape.chunk)
+    assert line == "neural_memory: xla on NVIDIA H200"
+    reason = why_not(HOPPER, *given[:6], given[6:], chunk_size=shape.chunk)
+    assert (reason is None) == (shape.hidden > 0 and shape.chunk >= 256)
