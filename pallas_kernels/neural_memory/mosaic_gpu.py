@@ -20,10 +20,10 @@ def neural_memory_mosaic_gpu(*arrays: Any, interpret: Any = None, **options: Any
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
       options: of the op.
     """
-    return neural_memory_xla(*arrays, read=partial(_read, interpret), **options)
+    return neural_memory_xla(*arrays, read=partial(read, interpret), **options)
 
 
-def _read(interpret: Any, weights: two_layers.Matrices, q: Float[Array, "B H C K"], dtype: Any) -> Array:
+def read(interpret: Any, weights: two_layers.Matrices, q: Float[Array, "B H C K"], dtype: Any) -> Array:
     """f(q) in `dtype`."""
     q, first, second = (x.astype(dtype).reshape(-1, *x.shape[2:]) for x in (q, *weights))
     return _apply(interpret, *vary_alike(q, first, second)).reshape(*weights[0].shape[:2], *q.shape[1:])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels.neural_memory import explain, mosaic_gpu_read, neural_memory
+from pallas_kernels.neural_memory import explain, mosaic_gpu, neural_memory
 from pallas_kernels.neural_memory.bench import arrays as drawn
 from pallas_kernels.neural_memory.hopper import why_not
 from pallas_kernels.neural_memory.mosaic_gpu import neural_memory_mosaic_gpu
@@ -57,38 +57,42 @@ def case(run: Any, shape: NeuralMemoryShape, ids: Any = None) -> OpCase:
 
 
 def test_simulated(simulation: Any) -> None:
-    """Values and gradients; three chunks, of which the last is cut short."""
-    op_suite.check_reference(case(partial(neural_memory_mosaic_gpu, interpret=simulation), SMALL))
+    """Values; three chunks, of which the last is cut short."""
+    _check_values(case(partial(neural_memory_mosaic_gpu, interpret=simulation), SMALL))
 
 
 @pytest.mark.slow(weeks=4, group="simulated neural_memory")
 def test_simulated_where_documents_start_anywhere(simulation: Any) -> None:
     run = partial(neural_memory_mosaic_gpu, interpret=simulation)
-    op_suite.check_reference(case(run, SMALL, packed(SMALL.length)[:1]))
+    _check_values(case(run, SMALL, packed(SMALL.length)[:1]))
 
 
-@pytest.mark.slow(weeks=4, group="simulated neural_memory")
-def test_simulated_under_vmap(simulation: Any) -> None:
-    op_suite.check_vmap(case(partial(neural_memory_mosaic_gpu, interpret=simulation), SMALL))
+def _check_values(case: OpCase) -> None:
+    found, wide = jax.jit(case.run)(case.arrays), op_suite._in_fp32(case.arrays)
+    assert_close(found, jax.jit(case.reference)(wide), jnp.bfloat16, case.terms)
 
 
-@pytest.mark.slow(weeks=4, group="simulated neural_memory")
-@pytest.mark.parametrize(("length", "width", "hidden"), [(300, 256, 128), (64, 128, 512)])
-def test_simulated_reads(length: int, width: int, hidden: int, simulation: Any) -> None:
-    """Heads of 256, several tiles, the fewest blocks and many."""
-    x, first, second = (
-        (size * normal(i, shape)).astype(jnp.bfloat16)
-        for i, (shape, size) in enumerate(
-            (
-                ((2, length, width), 1.0),
-                ((2, width, hidden), width**-0.5),
-                ((2, hidden, width), hidden**-0.5),
-            )
-        )
+def _reads(run: Any, length: int, width: int, hidden: int) -> OpCase:
+    """Two rows, each with a memory of its own."""
+    shapes = {"q": (length, width), "m1": (width, hidden), "m2": (hidden, width)}
+    sizes = {"q": 1.0, "m1": width**-0.5, "m2": hidden**-0.5}
+    drawn = {n: sizes[n] * normal(i, (2, 1, *shape)) for i, (n, shape) in enumerate(shapes.items())}
+    return OpCase(
+        name=f"t{length}_d{width}_e{hidden}",
+        run=lambda x: run((x["m1"], x["m2"]), x["q"], jnp.bfloat16),
+        reference=lambda x: x["q"] + jax.nn.silu(x["q"] @ x["m1"]) @ x["m2"],
+        arrays={n: x.astype(jnp.bfloat16) for n, x in drawn.items()},
+        terms=width + hidden,
+        grad_terms=2 * (width + hidden + length),
     )
-    found = mosaic_gpu_read.read(x, first, second, interpret=simulation)
-    x, first, second = (a.astype(jnp.float32) for a in (x, first, second))
-    assert_close(found, x + jax.nn.silu(x @ first) @ second, jnp.bfloat16, width + hidden)
+
+
+@pytest.mark.slow(weeks=4, group="simulated neural_memory", every="64-128-256-reference")
+@pytest.mark.parametrize("check", ["reference", "vmap"])
+@pytest.mark.parametrize(("length", "width", "hidden"), [(64, 128, 256), (300, 256, 128)])
+def test_simulated_reads(length: int, width: int, hidden: int, check: str, simulation: Any) -> None:
+    """Values and gradients; one tile and heads of 128, several tiles and heads of 256."""
+    op_suite.CHECKS[check](_reads(partial(mosaic_gpu.read, simulation), length, width, hidden))
 
 
 @pytest.mark.gpu
