@@ -57,15 +57,22 @@ class Shared(NamedTuple):
 
 
 def read(
-    x: Float[Array, "R C K"], first: Float[Array, "R K E"], second: Float[Array, "R E K"], *, interpret: Any
+    x: Float[Array, "R C K"],
+    first: Float[Array, "R K E"],
+    second: Float[Array, "R E K"],
+    minus: Float[Array, "R C K"] | None = None,
+    *,
+    interpret: Any,
 ) -> Float[Array, "R C K"]:
-    """Rows of x by the memory of the same number; all in bf16, summed in fp32 and rounded once.
+    """f(x) - minus, rows of x by the memory of the same number; all in bf16, summed in fp32 and rounded once.
 
     Args:
       x, first, second: K is a multiple of 128, E of 128.
+      minus: zeros if None.
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
-    x, first, second = vary_alike(x, first, second)
+    given = vary_alike(*(z for z in (x, first, second, minus) if z is not None))
+    x, first = given[:2]
     rows, length, width = x.shape
     tiles = -(-length // TOKENS)
     kernel = plgpu.kernel(
@@ -84,7 +91,7 @@ def read(
         interpret=interpret,
         kernel_name="neural_memory_read",
     )
-    return kernel(x, first, second)
+    return kernel(*given)
 
 
 def _scratch(dtype: Any, width: int) -> Shared:
@@ -109,8 +116,9 @@ def _scratch(dtype: Any, width: int) -> Shared:
     )
 
 
-def _program(x: Any, first: Any, second: Any, y: Any, shared: Shared, *, tiles: int, blocks: int) -> None:
+def _program(*refs: Any, tiles: int, blocks: int) -> None:
     """Half of the tokens of a cluster."""
+    x, first, second, *minus, y, shared = refs
     worker, tile = lax.axis_index("warpgroup"), lax.axis_index("tile")
     row = tile // tiles
 
@@ -126,18 +134,24 @@ def _program(x: Any, first: Any, second: Any, y: Any, shared: Shared, *, tiles: 
         box, tokens = (row, pl.ds(start, ROWS)), shared.tokens.at[worker]
         plgpu.copy_gmem_to_smem(x.at[box], tokens, shared.asked.at[worker])
         plgpu.barrier_wait(shared.asked.at[worker])
-        width = x.shape[2]
-        added = pl.run_scoped(
+        total = pl.run_scoped(
             partial(_apply, shared=shared, worker=worker, blocks=blocks),
-            plgpu.WGMMAAccumulatorRef((ROWS, width), jnp.float32),
+            plgpu.WGMMAAccumulatorRef((ROWS, x.shape[2]), jnp.float32),
         )
-        for i in range(width // PIECE):
-            piece = tokens.at[:, pl.ds(i * PIECE, PIECE)]
-            kept = plgpu.load(piece, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
-            piece[...] = (kept + added[:, i * PIECE : (i + 1) * PIECE]).astype(x.dtype)
+        total = total + _wide(tokens)
+        for subtracted in minus:
+            plgpu.commit_smem()
+            plgpu.copy_gmem_to_smem(subtracted.at[box], tokens, shared.asked.at[worker])
+            plgpu.barrier_wait(shared.asked.at[worker])
+            total = total - _wide(tokens)
+        tokens[...] = total.astype(x.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(tokens, y.at[box])
         plgpu.wait_smem_to_gmem(0)
+
+
+def _wide(place: Any) -> Float[Array, "64 K"]:
+    return plgpu.load(place, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
 
 
 def _feed(first: Any, second: Any, shared: Shared, blocks: int) -> None:

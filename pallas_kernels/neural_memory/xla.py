@@ -3,7 +3,6 @@
 No write waits for a read, so reads are products over many windows: long enough to fill a GPU at any chunk.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,12 +14,13 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._linear_state.tokens import only_tokens
 from pallas_kernels.neural_memory.chunks import (
+    PLAIN,
     Chunk,
     MemoryState,
+    Products,
     Unsettled,
     at_rest,
     gather,
-    read_memory,
     settle,
     trace_of,
     update_memory,
@@ -51,9 +51,9 @@ def neural_memory_xla(
     output_final_state: bool = False,
     output_trace: bool = False,
     chunk_size: int = 512,
-    read: Callable[..., Array] = read_memory,
+    products: Products = PLAIN,
 ) -> Any:
-    """See `neural_memory`; `read` is `read_memory` or another way to compute it."""
+    """See `neural_memory`."""
     wide, (rows, length) = accumulator(v.dtype), v.shape[:2]
     start = tuple(jnp.broadcast_to(m.astype(wide), (rows, *m.shape)) for m in weights)
     fresh = MemoryState(start, jax.tree.map(jnp.zeros_like, start))
@@ -72,8 +72,9 @@ def neural_memory_xla(
     fresh, state = (at_rest(x) for x in (fresh, state))
     # Keep the memory between two windows and what is small: what has a column a hidden unit costs more to keep.
     few = jax.checkpoint_policies.save_only_these_names(KEPT)
-    write = jax.checkpoint(partial(_write, fresh, v.dtype, output_trace), prevent_cse=False, policy=few)
-    finish = partial(_read, partial(_read_windows, read, v.dtype), fresh.state.weights, v.dtype)
+    write = partial(_write, products, fresh, v.dtype, output_trace)
+    write = jax.checkpoint(write, prevent_cse=False, policy=few)
+    finish = partial(_read, partial(_read_windows, products, v.dtype), fresh.state.weights, v.dtype)
     final, (y, trace) = scan_windows(write, state, windows, finish)
     found: list[Any] = [leave_windows(y, length)]
     if output_final_state:
@@ -88,14 +89,14 @@ def _content(content: Array, width: int, source: Any) -> Array:
 
 
 def _write(
-    fresh: Unsettled, dtype: Any, traced: bool, before: Unsettled, window: Any
+    products: Products, fresh: Unsettled, dtype: Any, traced: bool, before: Unsettled, window: Any
 ) -> tuple[Unsettled, Any]:
     """The memory behind a window; the weights that its tokens read, and the trace of the chunk that ended in it."""
     q, asked, cut = window
     cut = Windows(*cut)
     before = choose(cut.begins, fresh, before)
     state = settle(before)
-    written, surprise = update_memory(state, asked, dtype)
+    written, surprise = update_memory(state, asked, dtype, products)
     after = choose(cut.ends, written, before)
     seen = (state.weights,) if cut.at is None else (state.weights, settle(after).weights)
     seen = jax.tree.map(lambda m: rounded(m, dtype), seen)
@@ -124,10 +125,10 @@ def _read(read: Any, fresh: Any, dtype: Any, windows: Any, found: Any) -> Any:
 
 
 def _read_windows(
-    read: Any, dtype: Any, weights: Any, q: Float[Array, "N B H C K"]
+    products: Products, dtype: Any, weights: Any, q: Float[Array, "N B H C K"]
 ) -> Float[Array, "N B H C K"]:
     weights, rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (weights, q))
-    return read(weights, rows, dtype).reshape(q.shape)
+    return products.read(weights, rows, dtype).reshape(q.shape)
 
 
 def _of_tokens(mask: Any) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels.neural_memory import explain, mosaic_gpu, neural_memory
+from pallas_kernels.neural_memory import explain, mosaic_gpu, neural_memory, two_layers
 from pallas_kernels.neural_memory.bench import arrays as drawn
 from pallas_kernels.neural_memory.hopper import why_not
 from pallas_kernels.neural_memory.mosaic_gpu import neural_memory_mosaic_gpu
@@ -93,6 +93,35 @@ def _reads(run: Any, length: int, width: int, hidden: int) -> OpCase:
 def test_simulated_reads(length: int, width: int, hidden: int, check: str, simulation: Any) -> None:
     """Values and gradients; one tile and heads of 128, several tiles and heads of 256."""
     op_suite.CHECKS[check](_reads(partial(mosaic_gpu.read, simulation), length, width, hidden))
+
+
+def _writes(run: Any, length: int, width: int, hidden: int) -> OpCase:
+    """The same of the gradients of a write, and of its losses."""
+    reads, shape = _reads(None, length, width, hidden), (2, 1, length)
+    k, v = (normal(i, (*shape, width)) for i in (3, 4))
+    k, v = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (k, v))
+    theta = jnp.asarray(np.random.default_rng(5).uniform(0, 1, shape), jnp.float32)
+    weights = {n: reads.arrays[n] for n in ("m1", "m2")}
+
+    def call(run: Any, x: Any) -> Any:
+        return run((x["m1"], x["m2"]), x["k"], x["v"], x["theta"], x["k"].dtype)
+
+    return OpCase(
+        name=reads.name,
+        run=partial(call, run),
+        reference=partial(call, two_layers.gradients),
+        arrays={"k": k.astype(jnp.bfloat16), "v": v.astype(jnp.bfloat16), "theta": theta, **weights},
+        terms=length * hidden,
+        grad_terms=2 * length * hidden,
+    )
+
+
+@pytest.mark.slow(weeks=4, group="simulated neural_memory", every="64-128-256-reference")
+@pytest.mark.parametrize("check", ["reference", "vmap"])
+@pytest.mark.parametrize(("length", "width", "hidden"), [(64, 128, 256), (150, 256, 128)])
+def test_simulated_writes(length: int, width: int, hidden: int, check: str, simulation: Any) -> None:
+    """Values and gradients, against XLA's in fp32, which has a test against `jax.grad`."""
+    op_suite.CHECKS[check](_writes(partial(mosaic_gpu.gradients, simulation), length, width, hidden))
 
 
 @pytest.mark.gpu
