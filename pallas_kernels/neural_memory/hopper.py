@@ -1,4 +1,4 @@
-"""What the Hopper kernel takes, known without importing Pallas' GPU dialect, which takes over a second."""
+"""What the Hopper kernels take, known without importing Pallas' GPU dialect, which takes over a second."""
 
 import math
 from typing import Any
@@ -11,26 +11,26 @@ ROWS = 64
 WORKERS = 2
 """Warpgroups of a program that compute."""
 PAIR = 2
-"""Programs of a cluster: they have one copy of the weights between them."""
+"""Programs of a cluster: each reads half of what both need."""
 TOKENS = PAIR * WORKERS * ROWS
-"""Tokens of a cluster."""
+"""Tokens of a cluster that reads."""
 BLOCK = 128
-"""Hidden units of a step."""
+"""Hidden units of a step of reads, and of a cluster that makes gradients."""
 WIDTHS = (128, 256)
 """Sizes of a head: sums of 256 columns take 128 registers of each thread."""
 LARGEST = 2**31
-"""The kernel counts elements in 32 bits."""
+"""The kernels count elements in 32 bits."""
 
 
 def why_not(
     device: Device, q: Any, k: Any, v: Any, theta: Any, eta: Any, alpha: Any, weights: Any, **options: Any
 ) -> str | None:
-    """Why the kernel cannot run such a call, or None."""
+    """Why the kernels cannot run such a call, or None."""
     del theta, eta, alpha
     if (reason := why_not_streams(device, q, k, v)) is not None:
         return reason
     if len(weights) != 2:
-        return "it reads memories of two matrices alone, this one has one matrix a head"
+        return "it has memories of two matrices alone, this one has one matrix a head"
     rows, length, heads, width = v.shape
     hidden = weights[0].shape[-1]
     if width not in WIDTHS:
@@ -42,5 +42,7 @@ def why_not(
         return f"it reads {TOKENS} tokens of a chunk at a time, these have {chunk}"
     windows = -(-length // chunk)
     if max(math.prod(v.shape), windows * rows * heads * width * hidden) >= LARGEST:
-        return f"it counts elements in 32 bits, v is {v.shape} and there are {windows} chunks of {hidden} units"
+        return (
+            f"it counts elements in 32 bits, v is {v.shape} and there are {windows} chunks of {hidden} units"
+        )
     return None

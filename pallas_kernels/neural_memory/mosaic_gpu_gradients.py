@@ -1,4 +1,4 @@
-"""Hopper: gradients by M1 and M2 of f(x) = x + silu(x M1) M2, with what has a column for each hidden unit on chip alone.
+"""Hopper: gradients by M1 and M2 of f(x) = x + silu(x M1) M2; what has a column for each hidden unit stays on chip.
 
 A program has 64 hidden units of a memory, and walks over its tokens 64 at a time. One warpgroup copies tokens and
 cotangents to shared memory; two compute, each with one gradient of its units in registers:
@@ -8,8 +8,8 @@ cotangents to shared memory; two compute, each with one gradient of its units in
 
 all transposed, so that units are rows. The first warpgroup has h, and hands silu'(h) to the second one. A turn on the
 tensor cores is the sum of one step and h or b of the next; while a warpgroup has what is elementwise, the other one has
-its turn. s and d go through shared memory: see docs/notes/mosaic-gpu.md on left operands in registers. Two programs are a
-cluster, 128 units of one memory: each copies half of a step's tokens, to both.
+its turn. s and d go through shared memory: see docs/notes/mosaic-gpu.md on left operands in registers. Two programs are
+a cluster, 128 units of one memory: each copies half of a step's tokens, to both.
 """
 
 from functools import partial

@@ -6,8 +6,8 @@ M1's columns and of M2's rows to shared memory, in halves; two compute, 64 token
     p = silu(x M1[:, block])        y = y + p M2[block, :]
 
 A warpgroup's turn on the tensor cores is p M2 of one block and x M1 of the next; while it has its silu, the other one
-has its turn. p goes through shared memory: see docs/notes/mosaic-gpu.md on left operands in registers. Two programs are a
-cluster, 256 tokens of one memory: each copies half of a block, to both. So a block is read once for 256 tokens.
+has its turn. p goes through shared memory: see docs/notes/mosaic-gpu.md on left operands in registers. Two programs are
+a cluster, 256 tokens of one memory: each copies half of a block, to both. So a block is read once for 256 tokens.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The Hopper kernel: simulated on the CPU with races watched, on a GPU what one device can run, and what it refuses.
+"""The Hopper kernels: simulated on the CPU with races watched, on a GPU what one device can run, and what it refuses.
 
 Remat and several devices cannot be simulated; `make gpu-compile` compiles both.
 """
