@@ -209,7 +209,8 @@ def _packed_modal_conv(x: Any, **arrays: Any) -> Any:
 def _neural_memory() -> Iterator[Program]:
     """Chunks that are all read at once, and in groups; heads of 128."""
     for shape in memory_shapes.SHAPES:
-        run, arrays = partial(_memory, shape.chunk), _memory_arrays(shape)
+        run: Callable[..., Any] = partial(_memory, shape.chunk)
+        arrays = _memory_arrays(shape)
         if shape.name == "d1024_16k_c2048":
             yield Program("neural_memory/whole", lambda arrays, run=run: run(**arrays), (arrays,))
             yield from _transformed("neural_memory", run, arrays)
