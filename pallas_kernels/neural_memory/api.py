@@ -10,13 +10,25 @@ from pallas_kernels._conv.gates import check_alignment
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels._linear_state.checks import check_gates, check_heads
+from pallas_kernels.neural_memory import hopper
 from pallas_kernels.neural_memory.chunks import MemoryState
 from pallas_kernels.neural_memory.reference import neural_memory_reference
 from pallas_kernels.neural_memory.xla import neural_memory_xla
 
 OP = "neural_memory"
+
+
+def _mosaic_gpu(*args: Any, **options: Any) -> Any:
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.neural_memory.mosaic_gpu import neural_memory_mosaic_gpu
+
+    return neural_memory_mosaic_gpu(*args, **options)
+
+
 TABLE = (
     Implementation("xla", neural_memory_xla),
+    # Below XLA's, which runs everywhere: it is taken by name alone until it has run on a GPU.
+    Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not),
     Implementation("reference", neural_memory_reference),
 )
 
@@ -36,7 +48,7 @@ def neural_memory(
     output_final_state: bool = False,
     output_trace: bool = False,
     chunk_size: int = 512,
-    implementation: Literal["xla", "reference"] | None = None,
+    implementation: Literal["xla", "mosaic_gpu", "reference"] | None = None,
 ) -> Any:
     """Reads of a memory that takes a step of gradient descent at the end of every chunk of its document.
 

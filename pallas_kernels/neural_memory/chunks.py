@@ -4,6 +4,7 @@ A read of two matrices takes two products and a write five; `two_layers.py` has 
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -118,6 +119,22 @@ def read_memory(weights: Weights, q: Float[Array, "B H C K"], dtype: Any) -> Flo
     return multiply("bhck,bhkv->bhcv", q, weights[0], dtype)
 
 
+class Products(NamedTuple):
+    """Other ways to compute what most products are in.
+
+    Attributes:
+      read: as `read_memory`, in `dtype` or wide.
+      gradients: as `two_layers.gradients`.
+    """
+
+    read: Callable[..., Array]
+    gradients: Callable[..., tuple[Weights, Array]]
+
+
+PLAIN = Products(read_memory, two_layers.gradients)
+"""By XLA."""
+
+
 @partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
 def write_memory(state: MemoryState, chunk: Chunk, dtype: Any) -> tuple[MemoryState, Trace]:
     """The memory behind a chunk; one without a token leaves it as it is.
@@ -142,10 +159,12 @@ def gather(chunk: Chunk) -> Step:
     return Step(chunk.k, chunk.v, theta, _mean(eta, content), _mean(alpha, content), content, some)
 
 
-def update_memory(state: MemoryState, step: Step, dtype: Any) -> tuple[Unsettled, Float[Array, "B H"]]:
+def update_memory(
+    state: MemoryState, step: Step, dtype: Any, products: Products = PLAIN
+) -> tuple[Unsettled, Float[Array, "B H"]]:
     """What `write_memory` makes, not scaled yet, and the mean loss."""
     eta, alpha = (x[..., None, None] for x in (step.eta, step.alpha))
-    gradients, lost = _gradients(state.weights, step, dtype)
+    gradients, lost = _gradients(state.weights, step, dtype, products)
     momentum = tuple(eta * s - g for s, g in zip(state.momentum, gradients, strict=True))
     weights = tuple((1 - alpha) * m + s for m, s in zip(state.weights, momentum, strict=True))
     some = step.some.reshape(-1, 1, 1, 1)
@@ -185,11 +204,13 @@ def limit(weights: Weights) -> Float[Array, "B H"]:
     return most * jax.lax.rsqrt(jnp.maximum(_square(weights), most**2))
 
 
-def _gradients(weights: Weights, step: Step, dtype: Any) -> tuple[Weights, Float[Array, "B H C"]]:
+def _gradients(
+    weights: Weights, step: Step, dtype: Any, products: Products
+) -> tuple[Weights, Float[Array, "B H C"]]:
     """Of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by M, and 2 l."""
     k, v, theta = step.k, step.v, step.theta
     if len(weights) == 2:
-        return two_layers.gradients(weights, k, v, theta, dtype)
+        return products.gradients(weights, k, v, theta, dtype)
     error = read_memory(weights, k, dtype) - v.astype(theta.dtype)
     curvature = _power(k.astype(theta.dtype))
     share = theta / jnp.maximum(jnp.sum(theta * curvature, -1, keepdims=True), 1)

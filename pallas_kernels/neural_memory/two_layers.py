@@ -88,7 +88,7 @@ def _bend(hidden: Float[Array, "B H C E"]) -> _Bent:
     return _Bent(hidden * gate, slope, falling * (2 + hidden * (1 - 2 * gate)))
 
 
-class _Pass(NamedTuple):
+class Pass(NamedTuple):
     """What a chunk's gradient is made of; [B, H, C] for each token, else of the streams' dtype.
 
     Attributes:
@@ -129,32 +129,47 @@ def _gradients(
 
 def _gradients_fwd(
     k: Array, v: Array, theta: Array, first: Array, second: Array, dtype: Any, dtypes: Any
-) -> tuple[tuple[Matrices, Array], tuple[_Pass, Array]]:
+) -> tuple[tuple[Matrices, Array], tuple[Pass, Array]]:
     wide = theta.dtype
     narrow, first, second = (a.astype(dtype) for a in (k, first, second))
     hidden = multiply("bhck,bhke->bhce", narrow, first, dtype)
-    bent = _bend(hidden)
-    silu = bent.silu.astype(dtype)
+    silu = _bend(hidden).silu.astype(dtype)
     error = k.astype(wide) + multiply("bhce,bhek->bhck", silu, second) - v.astype(wide)
-    keys, lost = _power(k.astype(wide), wide), _power(error, wide)
+    lost = checkpoint_name(_power(error, wide), KEPT)
     error = checkpoint_name(rounded(error, dtype), KEPT)
-    back = multiply("bhck,bhek->bhce", error, second, dtype)
-    sloped = (back.astype(wide) * bent.slope).astype(dtype)
-    pushed = _power(sloped, wide)
+    at = look_back(narrow, hidden, error, lost, theta, (first, second))
+    # The share stands at the narrower operand of each product, which has fewer numbers to multiply.
+    by_first = multiply("bhck,bhce->bhke", _times(at.share, narrow), at.sloped)
+    by_second = multiply("bhce,bhck->bhek", at.bent, _times(at.share, error))
+    return ((by_first, by_second), lost), (at, theta)
+
+
+def look_back(
+    k: Float[Array, "B H C K"],
+    hidden: Float[Array, "B H C E"],
+    error: Float[Array, "B H C K"],
+    lost: Float[Array, "B H C"],
+    theta: Float[Array, "B H C"],
+    weights: Matrices,
+) -> Pass:
+    """What a chunk's gradient is made of, from its errors back; `lost` has their squares."""
+    wide, (first, second) = theta.dtype, weights
+    bent = _bend(hidden)
+    silu = bent.silu.astype(k.dtype)
+    back = multiply("bhck,bhek->bhce", error, second, k.dtype)
+    sloped = (back.astype(wide) * bent.slope).astype(k.dtype)
+    keys, pushed = _power(k.astype(wide), wide), _power(sloped, wide)
     curvature = _power(silu, wide) + keys * pushed / (lost + EPSILON)
-    keys, lost, pushed, curvature = (checkpoint_name(x, KEPT) for x in (keys, lost, pushed, curvature))
+    keys, pushed, curvature = (checkpoint_name(x, KEPT) for x in (keys, pushed, curvature))
     total = jnp.sum(theta * curvature, -1, keepdims=True)
     share = theta / jnp.maximum(total, 1)
-    # The share stands at the narrower operand of each product, which has fewer numbers to multiply.
-    by_first = multiply("bhck,bhce->bhke", _times(share, narrow), sloped)
-    by_second = multiply("bhce,bhck->bhek", silu, _times(share, error))
-    kept = _Pass(
-        narrow, first, second, hidden, silu, error, back, sloped, keys, lost, pushed, curvature, share, total
+    return Pass(
+        k, first, second, hidden, silu, error, back, sloped, keys, lost, pushed, curvature, share, total
     )
-    return ((by_first, by_second), lost), (kept, theta)
 
 
-def _gradients_bwd(dtype: Any, dtypes: Any, kept: tuple[_Pass, Array], g: Any) -> tuple[Array, ...]:
+def gradients_bwd(dtype: Any, dtypes: Any, kept: tuple[Pass, Array], g: Any) -> tuple[Array, ...]:
+    """Of `gradients`, by k, v, theta and both weights, in `dtypes` of k, v and weights."""
     at, theta = kept
     (by_first, by_second), by_lost = g
     wide = theta.dtype
@@ -188,10 +203,10 @@ def _gradients_bwd(dtype: Any, dtypes: Any, kept: tuple[_Pass, Array], g: Any) -
     return *found, by_first.astype(of_weights), by_second.astype(of_weights)
 
 
-_gradients.defvjp(_gradients_fwd, _gradients_bwd)
+_gradients.defvjp(_gradients_fwd, gradients_bwd)
 
 
-def _through_shares(at: _Pass, theta: Array, g: Array) -> tuple[Array, Array]:
+def _through_shares(at: Pass, theta: Array, g: Array) -> tuple[Array, Array]:
     """Derivatives by theta and by the curvature, of those by the shares."""
     divisor = jnp.maximum(at.total, 1)
     by_total = -jnp.sum(g * at.share, -1, keepdims=True) / divisor

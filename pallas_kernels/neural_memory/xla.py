@@ -14,12 +14,13 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._linear_state.tokens import only_tokens
 from pallas_kernels.neural_memory.chunks import (
+    PLAIN,
     Chunk,
     MemoryState,
+    Products,
     Unsettled,
     at_rest,
     gather,
-    read_memory,
     settle,
     trace_of,
     update_memory,
@@ -50,6 +51,7 @@ def neural_memory_xla(
     output_final_state: bool = False,
     output_trace: bool = False,
     chunk_size: int = 512,
+    products: Products = PLAIN,
 ) -> Any:
     """See `neural_memory`."""
     wide, (rows, length) = accumulator(v.dtype), v.shape[:2]
@@ -70,9 +72,10 @@ def neural_memory_xla(
     fresh, state = (at_rest(x) for x in (fresh, state))
     # Keep the memory between two windows and what is small: what has a column a hidden unit costs more to keep.
     few = jax.checkpoint_policies.save_only_these_names(KEPT)
-    write = jax.checkpoint(partial(_write, fresh, v.dtype, output_trace), prevent_cse=False, policy=few)
-    read = partial(_read, fresh.state.weights, v.dtype)
-    final, (y, trace) = scan_windows(write, state, windows, read)
+    write = partial(_write, products, fresh, v.dtype, output_trace)
+    write = jax.checkpoint(write, prevent_cse=False, policy=few)
+    finish = partial(_read, partial(_read_windows, products, v.dtype), fresh.state.weights, v.dtype)
+    final, (y, trace) = scan_windows(write, state, windows, finish)
     found: list[Any] = [leave_windows(y, length)]
     if output_final_state:
         found.append(settle(final))
@@ -86,14 +89,14 @@ def _content(content: Array, width: int, source: Any) -> Array:
 
 
 def _write(
-    fresh: Unsettled, dtype: Any, traced: bool, before: Unsettled, window: Any
+    products: Products, fresh: Unsettled, dtype: Any, traced: bool, before: Unsettled, window: Any
 ) -> tuple[Unsettled, Any]:
     """The memory behind a window; the weights that its tokens read, and the trace of the chunk that ended in it."""
     q, asked, cut = window
     cut = Windows(*cut)
     before = choose(cut.begins, fresh, before)
     state = settle(before)
-    written, surprise = update_memory(state, asked, dtype)
+    written, surprise = update_memory(state, asked, dtype, products)
     after = choose(cut.ends, written, before)
     seen = (state.weights,) if cut.at is None else (state.weights, settle(after).weights)
     seen = jax.tree.map(lambda m: rounded(m, dtype), seen)
@@ -107,23 +110,25 @@ def _write(
     return choose(cut.leaves, fresh, after), (seen, trace)
 
 
-def _read(fresh: Any, dtype: Any, windows: Any, found: Any) -> Any:
+def _read(read: Any, fresh: Any, dtype: Any, windows: Any, found: Any) -> Any:
     """What the tokens of several windows read, all at once, and the trace as it is."""
     (q, _, cut), (seen, trace) = windows, found
     cut = Windows(*cut)
-    y = _read_windows(seen[0], q, dtype)
+    y = read(seen[0], q)
     if cut.at is not None:
         places = jnp.arange(q.shape[3], dtype=jnp.int32)[None, None]
         behind = cut.ends[..., None] & (places >= cut.at[..., None])
-        y = jnp.where(_of_tokens(behind), _read_windows(seen[1], q, dtype), y)
+        y = jnp.where(_of_tokens(behind), read(seen[1], q), y)
         start = jax.tree.map(lambda m: jnp.broadcast_to(m.astype(dtype), (len(q), *m.shape)), fresh)
-        y = jnp.where(_of_tokens(cut.first), y, _read_windows(start, q, dtype))
+        y = jnp.where(_of_tokens(cut.first), y, read(start, q))
     return y.astype(dtype), trace
 
 
-def _read_windows(weights: Any, q: Float[Array, "N B H C K"], dtype: Any) -> Float[Array, "N B H C K"]:
+def _read_windows(
+    products: Products, dtype: Any, weights: Any, q: Float[Array, "N B H C K"]
+) -> Float[Array, "N B H C K"]:
     weights, rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (weights, q))
-    return read_memory(weights, rows, dtype).reshape(q.shape)
+    return products.read(weights, rows, dtype).reshape(q.shape)
 
 
 def _of_tokens(mask: Any) -> Array:

@@ -1,7 +1,7 @@
 """What is compiled: every Mosaic and Triton kernel in the programs that users make of it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,8 @@ from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
 from pallas_kernels.modal_conv import hopper as modal_hopper
 from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
+from pallas_kernels.neural_memory import shapes as memory_shapes
+from pallas_kernels.neural_memory.mosaic_gpu import neural_memory_mosaic_gpu
 from pallas_kernels.patch_attention import shapes as patch_shapes
 from pallas_kernels.patch_attention import triton_gpu as patch_triton
 from pallas_kernels.routed_lora import shapes as lora_shapes
@@ -200,6 +202,36 @@ def _packed_modal_conv(x: Any, **arrays: Any) -> Any:
     return modal_conv_mosaic_gpu(x, segment_ids=_thousands(x), **arrays)
 
 
+def _neural_memory() -> Iterator[Program]:
+    """Chunks that are all read at once, and in groups; heads of 128."""
+    for shape in memory_shapes.SHAPES:
+        run: Callable[..., Any] = partial(_memory, shape.chunk)
+        arrays = _memory_arrays(shape)
+        if shape.name == "d1024_16k_c2048":
+            yield Program("neural_memory/whole", lambda arrays, run=run: run(**arrays), (arrays,))
+            yield from _transformed("neural_memory", run, arrays)
+            narrow = _memory_arrays(replace(shape, width=128, hidden=512))
+            yield Program("neural_memory/narrow", lambda arrays, run=run: run(**arrays), (narrow,))
+        if shape.name == "d1024_16k_c512":
+            yield Program("neural_memory/groups", _forward_and_gradients(run), (arrays["v"], arrays))
+
+
+def _memory_arrays(shape: memory_shapes.NeuralMemoryShape) -> dict[str, Any]:
+    """Arguments by name; theta, eta and alpha are one array."""
+    x = jax.ShapeDtypeStruct((shape.batch, shape.length, shape.heads, shape.width), jnp.bfloat16)
+    gates = jax.ShapeDtypeStruct((*x.shape[:3], 3), jnp.float32)
+    first, second = (
+        jax.ShapeDtypeStruct((shape.heads, *size), jnp.float32)
+        for size in ((shape.width, shape.hidden), (shape.hidden, shape.width))
+    )
+    return {"q": x, "k": x, "v": x, "gates": gates, "first": first, "second": second}
+
+
+def _memory(chunk: int, q: Any, k: Any, v: Any, gates: Any, first: Any, second: Any) -> Any:
+    theta, eta, alpha = (gates[..., i] for i in range(3))
+    return neural_memory_mosaic_gpu(q, k, v, theta, eta, alpha, (first, second), chunk_size=chunk)
+
+
 def _routed_lora() -> Iterator[Program]:
     """Three sites of either rank, whose ranks share a step or have one each, and one site."""
     for shape in lora_shapes.SHAPES:
@@ -328,6 +360,7 @@ PROGRAMS: tuple[Program, ...] = (
     *_linear_scan(),
     *_long_conv(),
     *_modal_conv(),
+    *_neural_memory(),
     *_patch_attention(),
     *_routed_lora(),
     *_short_conv(),

@@ -1,0 +1,48 @@
+"""What the Hopper kernels take, known without importing Pallas' GPU dialect, which takes over a second."""
+
+import math
+from typing import Any
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels._hopper import why_not_streams
+
+ROWS = 64
+"""Tokens of a warpgroup: the rows of its matrix products."""
+WORKERS = 2
+"""Warpgroups of a program that compute."""
+PAIR = 2
+"""Programs of a cluster: each reads half of what both need."""
+TOKENS = PAIR * WORKERS * ROWS
+"""Tokens of a cluster that reads."""
+BLOCK = 128
+"""Hidden units of a step of reads, and of a cluster that makes gradients."""
+WIDTHS = (128, 256)
+"""Sizes of a head: sums of 256 columns take 128 registers of each thread."""
+LARGEST = 2**31
+"""The kernels count elements in 32 bits."""
+
+
+def why_not(
+    device: Device, q: Any, k: Any, v: Any, theta: Any, eta: Any, alpha: Any, weights: Any, **options: Any
+) -> str | None:
+    """Why the kernels cannot run such a call, or None."""
+    del theta, eta, alpha
+    if (reason := why_not_streams(device, q, k, v)) is not None:
+        return reason
+    if len(weights) != 2:
+        return "it has memories of two matrices alone, this one has one matrix a head"
+    rows, length, heads, width = v.shape
+    hidden = weights[0].shape[-1]
+    if width not in WIDTHS:
+        return f"its heads are of size {WIDTHS[0]} or {WIDTHS[1]}, not {width}"
+    if hidden % BLOCK or not hidden:
+        return f"it takes {BLOCK} hidden units at a time, {hidden} is no multiple"
+    chunk = min(options["chunk_size"], length)
+    if chunk < TOKENS:
+        return f"it reads {TOKENS} tokens of a chunk at a time, these have {chunk}"
+    windows = -(-length // chunk)
+    if max(math.prod(v.shape), windows * rows * heads * width * hidden) >= LARGEST:
+        return (
+            f"it counts elements in 32 bits, v is {v.shape} and there are {windows} chunks of {hidden} units"
+        )
+    return None
