@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
-    from pallas_kernels._measure import Case
+    from jaxblt.profiling import Case
 
 Kind = Literal["implicit", "modal"]
 PASSES = ("forward", "forward+backward")
