@@ -1,9 +1,11 @@
 """What is recalled over gaps that no window spans: python -m experiments.benchmark gap_recall --out FILE."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from jaxblt.validation import check_bounds, check_fields
 
@@ -113,9 +115,12 @@ def gap_recall(
 ) -> dict[str, Any]:
     """Trains small models to recall values over gaps beyond their windows, and tests them on longer ones.
 
+    All seeds of a model, with and without reads, are one program and are trained side by side.
+
     Args:
-      out: file for the figures as JSON, written anew after each model and seed.
-      models: columns, of mac, mag, mal (Titans), slots, window, hyena, delta, attention.
+      out: file for the figures as JSON, written anew after each model.
+      models: columns, of mac, mag, mal (Titans), slots, window, hyena, delta, attention; each is as large as the
+        largest of all of these.
       off: train models with a memory a second time, with its reads held at zero.
       chunks: chunk lengths of the memories, one model each; none for that of the settings.
       seeds: models of each kind, with seeds 0, 1, ...
@@ -134,32 +139,33 @@ def gap_recall(
     figures: dict[str, Any] = {**told, "chance": 1 / settings.symbols, "runs": [], "mean": []}
     for chunk in chunks or (settings.chunk,):
         changed = replace(settings, chunk=chunk)
-        for name, model in equal_models(models, changed, changed.task.vocab_size).items():
-            programs = compile_model(model, changed)
-            for without in (False, True) if off and name in MEMORIES else (False,):
-                kind = {"model": name + "_off" * without, "chunk": chunk}
-                for seed in range(seeds):
-                    found = train(name, programs, changed, seed, off=without)
-                    seen = {**kind, "seed": seed, **found, "compile_seconds": programs.seconds}
-                    print(seen, flush=True)
-                    figures["runs"].append(seen)
-                    save("gap_recall", out, figures)
-                figures["mean"].append({**kind, **over_seeds(figures["runs"][-seeds:])})
-                save("gap_recall", out, figures)
+        sized = equal_models(MODELS, changed, changed.task.vocab_size)
+        for name in models:
+            withouts = (False, True) if off and name in MEMORIES else (False,)
+            kinds = [(without, seed) for without in withouts for seed in range(seeds)]
+            programs = compile_model(sized[name], changed, len(kinds))
+            found = train(name, programs, changed, kinds)
+            for place, without in enumerate(withouts):
+                model = {"model": name + "_off" * without, "chunk": chunk}
+                runs = found[place * seeds : (place + 1) * seeds]
+                figures["runs"] += [{**model, **run} for run in runs]
+                figures["mean"].append({**model, **over_seeds(runs)})
+            print(*figures["runs"][-len(kinds) :], sep="\n", flush=True)
+            save("gap_recall", out, figures)
     return figures
 
 
 @dataclass(frozen=True)
 class Programs:
-    """What is compiled for a model, once for all seeds.
+    """What is compiled for a model, once for all that are trained side by side.
 
     Attributes:
-      shapes: of the parameters.
-      start: (key, held) -> parameters, and the optimiser's state.
-      stages: by stage of training, (carried, held, key, first step) -> (carried, accuracy of each step).
-      score: (parameters, gaps [B], key) -> right answers.
+      shapes: of one model's parameters.
+      start: (keys, held) -> parameters, and the optimiser's state.
+      stages: by stage of training, (carried, held, keys, first step) -> (carried, accuracy of each model and step).
+      score: (parameters, gaps [B], keys) -> right answers of each model.
       rows: that `score` takes at once.
-      parameters: of the model.
+      parameters: of one model.
       seconds: that compiling took.
     """
 
@@ -172,8 +178,8 @@ class Programs:
     seconds: float
 
 
-def compile_model(model: "ByteLMConfig", settings: Settings) -> Programs:
-    """Compiles a model's stages of training, and its test on rows with room for the longest gap."""
+def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Programs:
+    """Compiles the stages of training of `count` models, and their test on rows with room for the longest gap."""
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
@@ -189,7 +195,6 @@ def compile_model(model: "ByteLMConfig", settings: Settings) -> Programs:
     adamw = AdamWConfig(learning_rate=settings.learning_rate, warmup_steps=settings.steps // 10)
     optimizer = make_optimizer(adamw, settings.steps, boxed)
 
-    @jax.jit
     def start(key: Any, held: Any) -> Any:
         params = jax.tree.map(jnp.multiply, nn.meta.unbox(init(key)), held)
         return params, optimizer.init(params)
@@ -204,73 +209,100 @@ def compile_model(model: "ByteLMConfig", settings: Settings) -> Programs:
 
     def stage(multiple: int) -> Any:
         length = settings.length(multiple)
-        count = max(settings.tokens // length, 1)
+        batch_rows = max(settings.tokens // length, 1)
 
         def step(held: Any, key: Any, carried: Any, number: Any) -> tuple[Any, Any]:
             params, state = carried
             drawn, gaps = jax.random.split(jax.random.fold_in(key, number))
             batch = draw_rows(
-                task, drawn, draw_gaps(gaps, count, settings.least_gap, multiple * settings.reach), length
+                task,
+                drawn,
+                draw_gaps(gaps, batch_rows, settings.least_gap, multiple * settings.reach),
+                length,
             )
             (_, right), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch)
             gradients = jax.tree.map(jnp.multiply, gradients, held)
             updates, state = optimizer.update(gradients, state, params)
             with jax.numpy_dtype_promotion("standard"):
                 params = jax.tree.map(lambda p, u: p + u, params, updates)
-            return (params, state), right / (count * task.pairs)
+            return (params, state), right / (batch_rows * task.pairs)
 
         def steps(carried: Any, held: Any, key: Any, first: Any) -> Any:
             numbers = first + jnp.arange(STEPS_A_CALL)
             return jax.lax.scan(lambda c, n: step(held, key, c, n), carried, numbers)
 
-        given = (*shapes, key, jax.ShapeDtypeStruct((), jnp.int32))
-        return jax.jit(steps, donate_argnums=0).lower(*given).compile()
+        together = jax.jit(jax.vmap(steps, in_axes=(0, 0, 0, None)), donate_argnums=0)
+        return together.lower(*given, keys, jax.ShapeDtypeStruct((), jnp.int32)).compile()
 
     def score(params: Any, gaps: Any, key: Any) -> Any:
         return loss(params, draw_rows(task, key, gaps, longest))[1]
 
-    params, key = nn.meta.unbox(boxed), jax.eval_shape(lambda: jax.random.key(0))
-    shapes = (jax.eval_shape(start, key, params), params)
+    params = nn.meta.unbox(boxed)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), count))
+    stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), params)
+    begin = jax.jit(jax.vmap(start))
+    given = (jax.eval_shape(begin, keys, stacked), stacked)
     longest = settings.length(max(settings.tested))
     rows = min(max(2 * settings.tokens // longest, 1), settings.test_rows)
     gaps = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    scored = jax.jit(score).lower(params, gaps, key).compile()
+    scored = jax.jit(jax.vmap(score, in_axes=(0, None, 0))).lower(stacked, gaps, keys).compile()
     stages = tuple(stage(multiple) for multiple in settings.trained)
     counted = count_params(params)[0]
-    return Programs(params, start, stages, scored, rows, counted, time.perf_counter() - begun)
+    return Programs(params, begin, stages, scored, rows, counted, time.perf_counter() - begun)
 
 
-def train(name: str, programs: Programs, settings: Settings, seed: int, *, off: bool) -> dict[str, Any]:
-    """A model's accuracy at each gap after training, what it was on the rows of training, and seconds."""
+def train(
+    name: str, programs: Programs, settings: Settings, kinds: Sequence[tuple[bool, int]]
+) -> list[dict[str, Any]]:
+    """Accuracy at each gap after training, and what it was on rows of training; of (without reads or not, seed).
+
+    Seconds and tokens are of all together.
+    """
     import jax
     import jax.numpy as jnp
 
     from experiments.benchmark._gap_models import held
 
-    init, data, test = jax.random.split(jax.random.key(seed), 3)
-    mask = held(name, programs.shapes, off=off)
+    keys = jnp.stack([jax.random.split(jax.random.key(seed), 3) for _, seed in kinds])
+    init, data, test = keys[:, 0], keys[:, 1], keys[:, 2]
+    masks = [held(name, programs.shapes, off=off) for off, _ in kinds]
+    mask = jax.tree.map(lambda *leaves: jnp.stack(leaves), *masks)
     carried, curve, seconds = programs.start(init, mask), [], []
     each = settings.steps // len(settings.trained)
     for number, program in enumerate(programs.stages):
         begun = time.perf_counter()
         for first in range(number * each, (number + 1) * each, STEPS_A_CALL):
             carried, accuracies = program(carried, mask, data, jnp.asarray(first, jnp.int32))
-            curve.append(round(float(jnp.mean(accuracies)), 4))
+            curve.append(np.mean(np.asarray(accuracies), axis=1))
         seconds.append(time.perf_counter() - begun)
     tokens = [
         each * max(settings.tokens // settings.length(m), 1) * settings.length(m) for m in settings.trained
     ]
-    return {
+    gaps = [test_gap(programs, settings, carried[0], multiple, test) for multiple in settings.tested]
+    shared = {
         "parameters": programs.parameters,
-        "gaps": [test_gap(programs, settings, carried[0], multiple, test) for multiple in settings.tested],
+        "side_by_side": len(kinds),
         "seconds": seconds,
-        "tokens_per_second": [count / taken for count, taken in zip(tokens, seconds, strict=True)],
-        "accuracy_by_call": curve,
+        "tokens_per_second": [
+            len(kinds) * count / taken for count, taken in zip(tokens, seconds, strict=True)
+        ],
+        "compile_seconds": programs.seconds,
     }
+    return [
+        {
+            "seed": seed,
+            **shared,
+            "gaps": [gap[place] for gap in gaps],
+            "accuracy_by_call": [round(float(accuracies[place]), 4) for accuracies in curve],
+        }
+        for place, (_, seed) in enumerate(kinds)
+    ]
 
 
-def test_gap(programs: Programs, settings: Settings, params: Any, multiple: int, key: Any) -> dict[str, Any]:
-    """Accuracy at one gap, with the Wilson interval of its answers."""
+def test_gap(
+    programs: Programs, settings: Settings, params: Any, multiple: int, keys: Any
+) -> list[dict[str, Any]]:
+    """Accuracy of each model at one gap, with the Wilson interval of its answers."""
     import jax
     import jax.numpy as jnp
 
@@ -278,19 +310,15 @@ def test_gap(programs: Programs, settings: Settings, params: Any, multiple: int,
 
     batches = -(-settings.test_rows // programs.rows)
     gaps = jnp.full((programs.rows,), multiple * settings.reach, jnp.int32)
-    keys = jax.random.split(jax.random.fold_in(key, multiple), batches)
-    right = sum(int(programs.score(params, gaps, key)) for key in keys)
+    split = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, multiple), batches))(keys)
+    right = sum(np.asarray(programs.score(params, gaps, split[:, batch])) for batch in range(batches))
     asked = batches * programs.rows * settings.pairs
-    low, high = wilson(right, asked)
-    return {
-        "multiple": multiple,
-        "gap": multiple * settings.reach,
-        "accuracy": right / asked,
-        "low": low,
-        "high": high,
-        "right": right,
-        "asked": asked,
-    }
+    found = []
+    for count in np.ravel(right).tolist():
+        low, high = wilson(count, asked)
+        told = {"accuracy": count / asked, "low": low, "high": high, "right": count, "asked": asked}
+        found.append({"multiple": multiple, "gap": multiple * settings.reach, **told})
+    return found
 
 
 def over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
