@@ -1,6 +1,5 @@
 """What the Hopper kernels take, known without importing Pallas' GPU dialect, which takes over a second."""
 
-import math
 from typing import Any
 
 from pallas_kernels._dispatch import Device
@@ -41,8 +40,10 @@ def why_not(
     if chunk < TOKENS:
         return f"it reads {TOKENS} tokens of a chunk at a time, these have {chunk}"
     windows = -(-length // chunk)
-    if max(math.prod(v.shape), windows * rows * heads * width * hidden) >= LARGEST:
+    # Streams are filled up to whole chunks; each chunk has weights of its own.
+    if windows * rows * heads * width * max(chunk, hidden) >= LARGEST:
         return (
-            f"it counts elements in 32 bits, v is {v.shape} and there are {windows} chunks of {hidden} units"
+            f"it counts elements in 32 bits, v is {v.shape} and there are {windows} chunks of {chunk} tokens "
+            f"and {hidden} units"
         )
     return None

@@ -165,6 +165,7 @@ def test_documents_on_a_gpu() -> None:
         ({"chunk": 64}, "it reads 256 tokens of a chunk at a time, these have 64"),
         ({"length": 200}, "these have 200"),
         ({"length": 1 << 22}, "it counts elements in 32 bits"),
+        ({"length": (1 << 19) + 1, "chunk": 1 << 19}, "there are 2 chunks of 524288 tokens and 1024 units"),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
