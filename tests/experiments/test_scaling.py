@@ -68,3 +68,5 @@ def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_lengths_must_rise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--lengths must rise, got \(32, 16\)"):
         scaling.scaling(str(tmp_path / "out.json"), lengths=(32, 16))
+    with pytest.raises(ValueError, match=r"nothing to time: name mixers and lengths, got .* and \(\)"):
+        scaling.scaling(str(tmp_path / "out.json"), lengths=())
