@@ -63,7 +63,7 @@ class Rows:
     """A call's tokens as a mixer's cores take them.
 
     Attributes:
-      x: inputs; holes may hold anything in a call without a state, else they are zero.
+      x: inputs; holes may hold any finite numbers in a call without a state, else they are zero.
       segment_ids: documents as an op wants them: s > 0 a token, -s a hole, 0 nothing; None for one document a row.
       content: True for tokens; None if everything is one.
       alignment: documents start at multiples of it.

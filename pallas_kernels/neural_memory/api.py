@@ -72,8 +72,9 @@ def neural_memory(
       eta: share of the momentum that is kept, in 0..1.
       alpha: share of the memory that is forgotten, in 0..1.
       weights: M before a document: (M,) [H, K, K], or (M1, M2) [H, K, E] and [H, E, K].
-      segment_ids: s > 0 a token of document s, -s a hole in it, 0 padding. Holes count as places of a chunk; they and
-        padding are not read (NaN may lie there), store nothing, and have an output of zero.
+      segment_ids: s > 0 a token of document s, -s a hole in it, 0 padding. Documents are contiguous: padding lies
+        between them. Holes count as places of a chunk; they and padding are not read (NaN may lie there), store
+        nothing, and have an output of zero.
       segment_alignment: documents start at multiples of it. At a multiple of C a window of the row is a chunk; else
         every token is read from three memories.
       initial_state: M and S before the first token, of the row's first document, at an edge between two of its chunks.
