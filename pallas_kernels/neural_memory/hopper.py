@@ -22,7 +22,17 @@ LARGEST = 2**31
 
 
 def why_not(
-    device: Device, q: Any, k: Any, v: Any, theta: Any, eta: Any, alpha: Any, weights: Any, **options: Any
+    device: Device,
+    q: Any,
+    k: Any,
+    v: Any,
+    theta: Any,
+    eta: Any,
+    alpha: Any,
+    weights: Any,
+    *,
+    chunk_size: int = 512,
+    **_: Any,
 ) -> str | None:
     """Why the kernels cannot run such a call, or None."""
     del theta, eta, alpha
@@ -36,7 +46,7 @@ def why_not(
         return f"its heads are of size {WIDTHS[0]} or {WIDTHS[1]}, not {width}"
     if hidden % BLOCK or not hidden:
         return f"it takes {BLOCK} hidden units at a time, {hidden} is no multiple"
-    chunk = min(options["chunk_size"], length)
+    chunk = min(chunk_size, length)
     if chunk < TOKENS:
         return f"it reads {TOKENS} tokens of a chunk at a time, these have {chunk}"
     windows = -(-length // chunk)

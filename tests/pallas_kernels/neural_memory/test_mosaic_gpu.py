@@ -195,3 +195,5 @@ def test_is_taken_by_name_alone(shape: NeuralMemoryShape) -> None:
     assert line == "neural_memory: xla on NVIDIA H200"
     reason = why_not(HOPPER, *given[:6], given[6:], chunk_size=shape.chunk)
     assert (reason is None) == (shape.hidden > 0 and shape.chunk >= 256)
+    # Without a chunk of its own a call has the op's.
+    assert (why_not(HOPPER, *given[:6], given[6:]) is None) == (shape.hidden > 0)
