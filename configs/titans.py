@@ -32,9 +32,10 @@ def babilong() -> Recipe:
     """Where somebody is, told among 256 to 1,024 bytes of a book; four layers with windows of 128 reach 508 bytes back.
 
     Longer rows begin with what was learned on shorter ones:
-    --init-from runs/babilong --data.task.max-bytes 4096 --data.seq-len 4098 --data.batch-size 32
+    --init-from runs/babilong --run-dir runs/babilong_4k --data.task.max-bytes 4096 --data.seq-len 4098
+    --data.batch-size 32
 
-    Windows alone, to compare with: --model.stack.pattern W
+    Windows alone, to compare with: --model.stack.pattern W --run-dir runs/babilong_windows
     """
     task = Babilong(path="data/babi", books="data/books", min_bytes=256)
     steps, model = 6000, titan("mag", dim=256, num_layers=4, window=128, chunk_size=64)

@@ -28,12 +28,14 @@ def exponent(lengths: Sequence[int], values: Sequence[float], *, first: int) -> 
 def crossover(lengths: Sequence[int], ratios: Sequence[float]) -> float | None:
     """Length from which the ratio stays above 1, interpolated between logarithms.
 
-    None where it does not end above 1; the first length where all ratios are above 1.
+    None where it does not end above 1, or there is no length; the first length where all ratios are above 1.
 
     Args:
       lengths: rising.
       ratios: of a time to another's.
     """
+    if not ratios:
+        return None
     below = [i for i, ratio in enumerate(ratios) if ratio <= 1]
     if not below:
         return float(lengths[0])

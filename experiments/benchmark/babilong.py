@@ -27,7 +27,7 @@ def babilong(
       rows: of each length.
 
     Raises:
-      ValueError: a run learned another task, or there is no run or no row.
+      ValueError: a run learned another task, two runs learned different ones, or there is no run or no row.
     """
     import jaxblt
     from experiments.benchmark._schema import save
@@ -36,6 +36,9 @@ def babilong(
     if not run_dirs or not lengths or rows < 1:
         raise ValueError(f"there is nothing to score: {len(run_dirs)} runs, lengths {lengths}, {rows} rows")
     loaded = [jaxblt.load(folder) for folder in run_dirs]
+    tasks = {at_length(run, lengths[0], rows).task for run in loaded}
+    if len(tasks) > 1:
+        raise ValueError(f"runs are compared on one task, these learned {tasks}: score them apart")
     figures: dict[str, Any] = {"rows": rows, "majority": {}, "runs": []}
     for folder, run in zip(run_dirs, loaded, strict=True):
         stack: Any = run.recipe.model
@@ -43,7 +46,8 @@ def babilong(
         figures["runs"].append(named)
         for length in lengths:
             data = at_length(run, length, rows)
-            figures["majority"][str(length)] = majority_baseline(data.task).figures()["accuracy"]
+            if str(length) not in figures["majority"]:
+                figures["majority"][str(length)] = majority_baseline(data.task).figures()["accuracy"]
             named["lengths"].append(answers(run, data))
             save("babilong", out, figures)
     return figures

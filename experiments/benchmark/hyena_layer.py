@@ -29,11 +29,18 @@ def hyena_layer(
       tokens: of all rows; a longer row stands alone.
       dim: width.
       trials: timed calls of each, at least 20.
+
+    Raises:
+      ValueError: there is nothing to time.
     """
     import jax
 
     from experiments.benchmark._schema import save
 
+    if not kinds or not lengths or min(lengths) < 1:
+        raise ValueError(
+            f"there is nothing to time: name kinds and lengths from 1 on, got {kinds} and {lengths}"
+        )
     figures: dict[str, Any] = {"dim": dim, "layers": []}
     for length in lengths:
         rows = max(tokens // length, 1)

@@ -87,9 +87,14 @@ def length_generalisation(
       tasks: of copy and parity.
       seeds: models of each, with seeds 0, 1, ...
       settings: of all of them.
+
+    Raises:
+      ValueError: there is no model to train.
     """
     from experiments.benchmark._schema import save
 
+    if not tasks:
+        raise ValueError("--tasks names no task: name copy, parity or both")
     if seeds < 1:
         raise ValueError(
             f"--seeds must be at least 1, got {seeds}: it is how many models of each are trained"

@@ -43,11 +43,16 @@ def scaling(
       dim: width; heads have 128.
       attention_up_to: longest row of attention.
       trials: timed calls of each, at least 20.
+
+    Raises:
+      ValueError: lengths do not rise, or there is nothing to time.
     """
     from experiments.benchmark._schema import save
 
     if list(lengths) != sorted(set(lengths)):
         raise ValueError(f"--lengths must rise, got {lengths}")
+    if not mixers or not lengths:
+        raise ValueError(f"there is nothing to time: name mixers and lengths, got {mixers} and {lengths}")
     figures: dict[str, Any] = {"dim": dim, "rows": 1, "blocks": {name: [] for name in mixers}}
     for length in lengths:
         chosen = [name for name in mixers if name != "A" or length <= attention_up_to]

@@ -77,7 +77,7 @@ class Moment:
     Attributes:
       known: where the router gives a code; elsewhere stands the fallback.
       changes: where a token may have another code than the one before it.
-      hidden: the router's hidden layer.
+      hidden: the router's hidden layer, zero where its level has no code.
       fallback: the number of every block before the first code.
     """
 
@@ -236,6 +236,8 @@ class Router(nn.Module):
         )
         numbers = (1.0 + f if self.adapter.blocks is None else jax.nn.softmax(f, -1) for f in scores)
         codes = [jnp.where(k[..., None], c, fallback) for k, c in zip(known, numbers, strict=True)]
+        # Hide what no level has yet: spread over a row, a prefix's layer would tell its own tokens of later ones.
+        hidden = [jnp.where(k[..., None], x, 0.0) for k, x in zip(known, hidden, strict=True)]
         code, shown, some = codes[-1], hidden[-1], known[-1]
         if isinstance(config.level, Mixed):
             gate = None

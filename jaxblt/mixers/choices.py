@@ -20,5 +20,8 @@ def held(module: nn.Module, name: str, choice: Shaped[Array, "..."]) -> Shaped[A
     """
     if module.has_variable(COLLECTION, name):
         return module.get_variable(COLLECTION, name)
+    # Leave them out of what `init` returns: `apply` would hold its input's choices for every other input.
+    if module.is_initializing():
+        return choice
     module.sow(COLLECTION, name, choice, reduce_fn=lambda _, new: new, init_fn=lambda: choice)
     return choice

@@ -63,7 +63,7 @@ class Rows:
     """A call's tokens as a mixer's cores take them.
 
     Attributes:
-      x: inputs; holes may hold anything in a call without a state, else they are zero.
+      x: inputs; holes may hold any finite numbers in a call without a state, else they are zero.
       segment_ids: documents as an op wants them: s > 0 a token, -s a hole, 0 nothing; None for one document a row.
       content: True for tokens; None if everything is one.
       alignment: documents start at multiples of it.
@@ -144,7 +144,11 @@ def read(
       clock: of its state, or None in training.
       alignment: in training documents start at multiples of it.
       packed: False promises one document a row, of which no op is told then; holes and padding become zero instead.
+
+    Raises:
+      ValueError: there is no token, or the state is of another number of rows.
     """
+    _check_call(x, clock)
     if clock is not None:
         split = splits_call(x.shape[1])
         tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
@@ -152,6 +156,17 @@ def read(
     content = None if segment_ids is None else segment_ids > 0
     told = Rows(x, segment_ids if packed else None, content, alignment, seq_axis() is not None)
     return dataclasses.replace(told, x=told.clear(x))
+
+
+def _check_call(x: Any, clock: Clock | None) -> None:
+    if 0 in x.shape[:2]:
+        raise ValueError(
+            f"a mixer reads at least one row and one token, got x {x.shape}: leave empty calls out"
+        )
+    if clock is not None and clock.time.shape != x.shape[:1]:
+        raise ValueError(
+            f"x has {x.shape[0]} rows and the state {clock.time.shape[0]}: make it by init_state of as many rows"
+        )
 
 
 def splits_call(length: int) -> bool:

@@ -48,7 +48,9 @@ def titan(
         whole(name, value, least=1)
     if form not in get_args(Form):
         raise ValueError(f"form must be one of {', '.join(map(repr, get_args(Form)))}, got {form!r}")
-    heads = num_heads or (dim // HEAD_DIM if dim % HEAD_DIM == 0 else 1)
+    heads = (dim // HEAD_DIM if dim % HEAD_DIM == 0 else 1) if num_heads is None else num_heads
+    if form == "mac":  # its window plays no part, and a short one is no error
+        window = max(window, chunk_size)
     mag = MAGConfig(dim, heads, window=window, chunk_size=chunk_size)
     mixers = {
         "J": mag,

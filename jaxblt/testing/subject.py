@@ -37,7 +37,7 @@ class Subject:
         self.module = config.build()
         if params is None:
             made = nn.meta.unbox(jax.jit(self.module.init)(jax.random.key(seed), self.x))
-            params = {name: made[name] for name in made if name not in (COLLECTION, *SIDE_OUTPUTS)}
+            params = {name: made[name] for name in made if name not in SIDE_OUTPUTS}
         self.params = params
 
     @functools.cached_property

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels._conv.gates import check_alignment
+from pallas_kernels._conv.gates import accumulator, check_alignment
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels._linear_state.checks import check_gates, check_heads
@@ -72,8 +72,9 @@ def neural_memory(
       eta: share of the momentum that is kept, in 0..1.
       alpha: share of the memory that is forgotten, in 0..1.
       weights: M before a document: (M,) [H, K, K], or (M1, M2) [H, K, E] and [H, E, K].
-      segment_ids: s > 0 a token of document s, -s a hole in it, 0 padding. Holes count as places of a chunk; they and
-        padding are not read (NaN may lie there), store nothing, and have an output of zero.
+      segment_ids: s > 0 a token of document s, -s a hole in it, 0 padding. Documents are contiguous: padding lies
+        between them. Holes count as places of a chunk; they and padding are not read (NaN may lie there), store
+        nothing, and have an output of zero.
       segment_alignment: documents start at multiples of it. At a multiple of C a window of the row is a chunk; else
         every token is read from three memories.
       initial_state: M and S before the first token, of the row's first document, at an edge between two of its chunks.
@@ -97,7 +98,7 @@ def neural_memory(
     per_token = {"theta": theta, "eta": eta, "alpha": alpha}
     check_gates(OP, {name: (x, v.shape[:3]) for name, x in per_token.items()})
     if initial_state is not None:
-        _check_state(initial_state, weights, v.shape[0])
+        _check_state(initial_state, weights, v)
     options = {
         "segment_ids": segment_ids,
         "segment_alignment": segment_alignment,
@@ -135,14 +136,19 @@ def _check(q: Any, k: Any, v: Any, weights: Any, segment_ids: Any, chunk_size: i
         )
 
 
-def _check_state(state: MemoryState, weights: Any, rows: int) -> None:
-    """Raises ValueError for a state of another memory."""
-    expected = tuple((rows, *m.shape) for m in weights)
+def _check_state(state: MemoryState, weights: Any, v: Any) -> None:
+    """Raises ValueError for a state of another memory, or in another dtype than memories are carried in."""
+    expected = tuple((v.shape[0], *m.shape) for m in weights)
     found = jax.tree.map(jnp.shape, tuple(state), is_leaf=lambda x: hasattr(x, "shape"))
     if found != (expected, expected):
         raise ValueError(
             f"{OP}: initial_state must hold weights and momentum of shapes {expected}, got {found}: "
             "was it made by another config?"
+        )
+    wide, kinds = accumulator(v.dtype), {str(x.dtype) for x in jax.tree.leaves(state)}
+    if kinds != {str(jnp.dtype(wide))}:
+        raise ValueError(
+            f"{OP}: initial_state must be {jnp.dtype(wide)} for v of {v.dtype}, got {', '.join(sorted(kinds))}: cast it"
         )
 
 

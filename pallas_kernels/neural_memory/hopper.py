@@ -1,6 +1,5 @@
 """What the Hopper kernels take, known without importing Pallas' GPU dialect, which takes over a second."""
 
-import math
 from typing import Any
 
 from pallas_kernels._dispatch import Device
@@ -23,7 +22,17 @@ LARGEST = 2**31
 
 
 def why_not(
-    device: Device, q: Any, k: Any, v: Any, theta: Any, eta: Any, alpha: Any, weights: Any, **options: Any
+    device: Device,
+    q: Any,
+    k: Any,
+    v: Any,
+    theta: Any,
+    eta: Any,
+    alpha: Any,
+    weights: Any,
+    *,
+    chunk_size: int = 512,
+    **_: Any,
 ) -> str | None:
     """Why the kernels cannot run such a call, or None."""
     del theta, eta, alpha
@@ -37,12 +46,14 @@ def why_not(
         return f"its heads are of size {WIDTHS[0]} or {WIDTHS[1]}, not {width}"
     if hidden % BLOCK or not hidden:
         return f"it takes {BLOCK} hidden units at a time, {hidden} is no multiple"
-    chunk = min(options["chunk_size"], length)
+    chunk = min(chunk_size, length)
     if chunk < TOKENS:
         return f"it reads {TOKENS} tokens of a chunk at a time, these have {chunk}"
     windows = -(-length // chunk)
-    if max(math.prod(v.shape), windows * rows * heads * width * hidden) >= LARGEST:
+    # Streams are filled up to whole chunks; each chunk has weights of its own.
+    if windows * rows * heads * width * max(chunk, hidden) >= LARGEST:
         return (
-            f"it counts elements in 32 bits, v is {v.shape} and there are {windows} chunks of {hidden} units"
+            f"it counts elements in 32 bits, v is {v.shape} and there are {windows} chunks of {chunk} tokens "
+            f"and {hidden} units"
         )
     return None

@@ -37,7 +37,7 @@ def why_not(device: Device, x: Any, w: Any, v: Any, u: Any, code: Any = None, **
     tokens = math.prod(x.shape[:-1])
     if tokens < TILE:
         return f"its tiles have {TILE} tokens, x has {tokens}"
-    if tokens * max(widths) >= LARGEST:
+    if max(tokens * max(widths), widths[0] * max(widths[1:])) >= LARGEST:
         return f"it counts elements in 32 bits, x is {x.shape} and the largest width {max(widths)}"
     return None
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Mixed, RouterConfig, attach, check_sites
+from jaxblt.adapters import AdapterConfig, Confidence, Mixed, RouterConfig, attach, check_sites
 from jaxblt.adapters.router import Router
 from jaxblt.data.config import DataConfig
 from jaxblt.layers import Linear
@@ -21,7 +21,7 @@ from tests.tolerances import assert_close
 
 CHUNK, PREFIX = 5, 7
 ROUTER = RouterConfig(level="chunk", chunk=CHUNK, prefix=PREFIX, hidden=4)
-ADAPTER = AdapterConfig(rank=3, router=ROUTER)
+ADAPTER = AdapterConfig(rank=3, router=ROUTER, code=(Confidence(),))
 ALONE = np.stack([np.repeat([1, 0], [LENGTH - 2, 2]), np.repeat([3, 0], [17, LENGTH - 17])]).astype(np.int32)
 """One document a row."""
 ALIGNED = np.stack([np.repeat([1, 2, 0], [23, 15, 2]), np.repeat([4, 5, 6], [10, 5, 25])]).astype(np.int32)
@@ -54,6 +54,12 @@ CASES = {
     "chunks of one document": ({}, IN_ROWS, ALONE, {"hidden": 8, "code": 8}),
     "a prefix": ({"level": "prefix"}, IN_ROWS, ALONE, {"hidden": 1, "code": 1}),
     "prefixes of packed rows": ({"level": "prefix"}, IN_CHUNKS, ALIGNED, {"hidden": LENGTH, "code": LENGTH}),
+    "chunks before the prefix ends": (
+        {"level": Mixed(("prefix", "chunk")), "prefix": 12},
+        IN_ROWS,
+        ALONE,
+        {"hidden_prefix": 1, "hidden_chunk": 8},
+    ),
     "mixed": (MIXED, IN_ROWS, ALONE, {"hidden_prefix": 1, "hidden_chunk": 8, "code_chunk": 8, "gate": 8}),
 }
 

@@ -62,6 +62,16 @@ def test_figures_of_two_lengths(recipe: Recipe, tmp_path: Path) -> None:
     assert set(found["majority"]) == {"128", "256"}
 
 
+def test_runs_of_different_tasks_are_refused(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(recipe, data=replace(recipe.data, task=replace(recipe.data.task, task=2)))
+    runs = {"one": SimpleNamespace(recipe=recipe), "two": SimpleNamespace(recipe=other)}
+    monkeypatch.setattr("jaxblt.load", runs.get)
+    with pytest.raises(
+        ValueError, match=r"runs are compared on one task, these learned .*: score them apart"
+    ):
+        script.babilong(("one", "two"), "out.json")
+
+
 def test_nothing_to_score_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to score: 0 runs"):
         script.babilong((), str(tmp_path / "out.json"))

@@ -2,10 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments.benchmark import hyena_layer as script
+
+
+@pytest.mark.parametrize("given", [{"lengths": ()}, {"lengths": (0,)}, {"kinds": ()}], ids=str)
+def test_nothing_to_time_is_refused(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to time: name kinds and lengths from 1 on, got"):
+        script.hyena_layer(str(tmp_path / "layer.json"), **given)
 
 
 @pytest.mark.slow(weeks=6, group="scripts leave their figures")

@@ -43,6 +43,12 @@ def test_curves_cross_where_the_ratio_stays_above_one(
     assert found == length or (found is not None and length is not None and np.isclose(found, length))
 
 
+def test_attention_that_was_not_timed_is_crossed_nowhere() -> None:
+    seconds = {p: {"median": 1.0, "low": 1.0, "high": 1.0} for p in scaling.PASSES}
+    found = scaling.crossing([{"tokens": 131_072, **seconds}], [])
+    assert [end for ends in found.values() for end in ends.values()] == [None] * 6
+
+
 @pytest.mark.slow(weeks=6, group="scripts leave their figures")
 def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name))
@@ -62,3 +68,5 @@ def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_lengths_must_rise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--lengths must rise, got \(32, 16\)"):
         scaling.scaling(str(tmp_path / "out.json"), lengths=(32, 16))
+    with pytest.raises(ValueError, match=r"nothing to time: name mixers and lengths, got .* and \(\)"):
+        scaling.scaling(str(tmp_path / "out.json"), lengths=())

@@ -23,6 +23,15 @@ def test_a_state_stands_where_it_is_said_to() -> None:
     assert np.asarray(state.carry.opened.content).sum() == 3 * 2 * 7
 
 
+def test_a_timed_token_writes_its_state_in_place() -> None:
+    memory = script.memory_of(TINY)
+    state, x = init_state(memory, 2, capacity=1), jax.ShapeDtypeStruct((2, 1, 16), np.float32)
+    params = jax.eval_shape(memory.build().init, jax.random.key(0), x)
+    program = script.one_token(memory.build(), 7).lower({"params": params["params"]}, x, state, 100)
+    assert all(leaf.donated for leaf in jax.tree.leaves(program.args_info[0][2]))
+    assert jax.tree.map(np.shape, program.out_info[1]) == jax.tree.map(np.shape, state)
+
+
 def test_the_model_has_150_million_parameters() -> None:
     from jaxblt.training.flops import count_params
 

@@ -13,10 +13,12 @@ import pytest
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from jaxblt.mixers import ExplicitFilter, GatedRecurrenceConfig, HyenaConfig, MixerConfig
+from jaxblt.mixers import ExplicitFilter, GatedRecurrenceConfig, HyenaConfig, MixerConfig, SlotMemoryConfig
 from jaxblt.mixers.choices import held
 from jaxblt.parallel import seq_axis
+from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import PROPERTIES, check, check_mixer
+from tests.mixers.configs import REST
 
 RECURRENCE = GatedRecurrenceConfig(dim=8)
 CONVOLUTION = HyenaConfig(dim=8, filter=ExplicitFilter(taps=4), short_taps=1)
@@ -292,6 +294,14 @@ def test_the_failure_names_size_and_tolerance() -> None:
 
 def test_hard_choices_are_held_while_gradients_are_compared() -> None:
     assert check_mixer(Faulty(RECURRENCE, switches), only=["gradients"], length=14)
+
+
+@pytest.mark.parametrize("name", ["state_engine", "slots"])
+def test_init_returns_no_choices_which_apply_would_hold_for_other_inputs(name: str) -> None:
+    config = {**REST, "slots": SlotMemoryConfig(dim=8, slots=4, top_k=2)}[name]
+    x = jax.ShapeDtypeStruct((1, 16, 8), jnp.float32)
+    found = jax.eval_shape(config.build().init, jax.random.key(0), x)
+    assert set(found) - set(SIDE_OUTPUTS) == {"params"}
 
 
 def test_a_sound_mixer_passes_what_was_asked() -> None:

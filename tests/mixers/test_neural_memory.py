@@ -135,6 +135,10 @@ def test_a_window_shorter_than_a_chunk_is_refused() -> None:
         MAGConfig(dim=8, window=63)
 
 
+def test_segments_may_be_longer_than_a_window_that_plays_no_part() -> None:
+    assert titan("mac", dim=128, window=32, chunk_size=64).stack.mixers["C"].chunk_size == 64
+
+
 @pytest.mark.slow(weeks=3)
 @pytest.mark.parametrize(("form", "pattern"), [("mag", "J"), ("mal", "KW"), ("mac", "C")])
 def test_titans(form: Any, pattern: str) -> None:
@@ -151,6 +155,7 @@ def test_titans(form: Any, pattern: str) -> None:
         ({"form": "map"}, "form must be one of 'mag', 'mal', 'mac', 'slots', got 'map'"),
         ({"window": 8}, "window must be at least chunk_size = 64, got 8"),
         ({"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
+        ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
     ],
 )
 def test_bad_titans_are_refused(options: Any, message: str) -> None:

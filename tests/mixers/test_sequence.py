@@ -112,3 +112,11 @@ def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
     names: dict[str, Any] = {"__name__": "guide"}
     for block in blocks():
         exec(compile(block, str(GUIDE), "exec"), names)
+
+
+def test_empty_calls_and_states_of_other_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"at least one row and one token, got x \(2, 0, 8\): leave empty"):
+        read(jnp.zeros((2, 0, 8)), None, None, start_clock(2))
+    # One row would be broadcast, and several would end in an error of their own in every mixer.
+    with pytest.raises(ValueError, match="x has 3 rows and the state 1: make it by init_state"):
+        read(jnp.zeros((3, 2, 8)), None, None, start_clock(1))

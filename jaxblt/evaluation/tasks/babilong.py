@@ -22,8 +22,9 @@ class Babilong:
     """The bytes of a story scattered over a book, its question, EOS, and the answer as one byte "0", "1", ...
 
     The statements stand in order at random places between neighbouring sentences of books. An answer's number is its
-    place in the alphabetical order of the task's answers. Stories and books of one split are in no other. Not
-    BABILong's own files: compare models on it with each other.
+    place in the alphabetical order of the task's answers. Books of one split are in no other. Stories keep
+    bAbI's split, in which some of the test questions also occur in training. Not BABILong's own files: compare models
+    on it with each other.
 
     Attributes:
       path: bAbI's folder or tar archive, as of `Babi`.

@@ -165,6 +165,7 @@ def test_documents_on_a_gpu() -> None:
         ({"chunk": 64}, "it reads 256 tokens of a chunk at a time, these have 64"),
         ({"length": 200}, "these have 200"),
         ({"length": 1 << 22}, "it counts elements in 32 bits"),
+        ({"length": (1 << 19) + 1, "chunk": 1 << 19}, "there are 2 chunks of 524288 tokens and 1024 units"),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
@@ -194,3 +195,5 @@ def test_is_taken_by_name_alone(shape: NeuralMemoryShape) -> None:
     assert line == "neural_memory: xla on NVIDIA H200"
     reason = why_not(HOPPER, *given[:6], given[6:], chunk_size=shape.chunk)
     assert (reason is None) == (shape.hidden > 0 and shape.chunk >= 256)
+    # Without a chunk of its own a call has the op's.
+    assert (why_not(HOPPER, *given[:6], given[6:]) is None) == (shape.hidden > 0)

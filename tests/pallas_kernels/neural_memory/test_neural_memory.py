@@ -346,6 +346,14 @@ def test_the_reference_has_second_derivatives() -> None:
             {"initial_state": MemoryState((jnp.ones((2, 2, 3, 5)),), (jnp.ones((2, 2, 3, 5)),))},
             "was it made by another config",
         ),
+        (
+            {
+                "initial_state": MemoryState(
+                    (jnp.ones((2, 2, 3, 3), jnp.bfloat16),), (jnp.ones((2, 2, 3, 3)),)
+                )
+            },
+            "must be float32 for v of float32, got bfloat16, float32: cast it",
+        ),
         ({"implementation": "cuda"}, "unknown implementation 'cuda'"),
     ],
 )

@@ -143,6 +143,7 @@ def test_on_a_gpu(call: Call, check: str) -> None:
         ({"length": 127}, "its tiles have 256 tokens, x has 254"),
         ({"length": 0}, "x has 0"),
         ({"length": 1 << 23}, "it counts elements in 32 bits"),
+        ({"inputs": 1 << 16, "outputs": 1 << 16}, "x is (2, 128, 65536) and the largest width 65536"),
         ({"weighed": False}, "without w there is nothing to add it to"),
     ],
 )
