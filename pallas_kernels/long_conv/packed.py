@@ -13,9 +13,9 @@ LARGEST_MATRIX = 128
 Products = Callable[[int], Product]
 
 
-def products_by_size(long_product: Product) -> Products:
+def products_by_size(long_product: Product, largest_matrix: int = LARGEST_MATRIX) -> Products:
     """How a block of each size is convolved: by matrix while that is cheaper, else by `long_product`."""
-    return lambda size: toeplitz_product if size <= LARGEST_MATRIX else long_product
+    return lambda size: toeplitz_product if size <= largest_matrix else long_product
 
 
 def packed_rows(

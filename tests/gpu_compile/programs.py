@@ -177,6 +177,12 @@ def _long_conv() -> Iterator[Program]:
             yield Program("long_conv/plain", lambda arrays: run(**arrays), (plain,))
             yield Program("long_conv/plain_gradients", _gradients(run), (x, plain))
             yield from _transformed("long_conv", run, gated)
+            yield Program("long_conv/packed", lambda arrays: _packed_long_conv(**arrays), (gated,))
+            yield from _transformed("long_conv/packed", _packed_long_conv, gated)
+
+
+def _packed_long_conv(x: Any, **arrays: Any) -> Any:
+    return long_conv_mosaic_gpu(x, segment_ids=_thousands(x), **arrays)
 
 
 def _modal_conv() -> Iterator[Program]:
