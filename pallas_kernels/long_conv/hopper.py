@@ -25,10 +25,6 @@ TIMED = 1024
 TOGETHER = (8, 4, 2)
 """Short rows that may share a tile."""
 
-LARGEST_MATRIX = 256
-"""Halves of packed rows up to this size are multiplied by a Toeplitz matrix: a tile holds no shorter rows than twice it
-without zeros between them."""
-
 
 class Ring(NamedTuple):
     """M = classes x height x 64 points a row.

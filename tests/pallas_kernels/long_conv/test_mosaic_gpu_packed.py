@@ -5,12 +5,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from pallas_kernels import _hopper
 from pallas_kernels._conv import packed
+from pallas_kernels._conv.packed import LEAF, packed_causal
+from pallas_kernels._conv.toeplitz import toeplitz_product
 from pallas_kernels._dispatch import Device
 from pallas_kernels.long_conv import explain, long_conv
+from pallas_kernels.long_conv.blocks import BLOCK
 from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
+from pallas_kernels.long_conv.mosaic_gpu_packed import convolve_within_blocks
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
@@ -70,7 +76,7 @@ def case(
 
 
 def cases(run: Any) -> list[OpCase]:
-    """Halves of 512 and 1,024 steps; blocks of a grid; a filter shorter than a half, both ways; one document."""
+    """Halves of 512 and 1,024 steps; blocks of a grid; a filter shorter than a block, both ways; one document."""
     both_ways = {"causal": False, "gates": False}
     return [
         case("halves", run, 1100, 1100, ragged(1100)),
@@ -101,6 +107,48 @@ def test_simulated(case: OpCase, check: str) -> None:
 @pytest.mark.slow(weeks=8)
 def test_simulated_documents_are_computed_as_if_apart() -> None:
     assert_packed_is_apart(in_bf16(simulated), arrays(1100, 1100, ragged(1100)), n=1100)
+
+
+@pytest.mark.usefixtures("no_races")
+@pytest.mark.slow(weeks=4)
+def test_simulated_blocks_of_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tiles of 64 blocks follow one another, the last nearly empty."""
+    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
+    run = partial(convolve_within_blocks, gradients=True, interpret=True)
+    assert_blocks_are_right(run, batch=66, channels=1, most=0.005)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("programs", [1, _hopper.PROGRAMS])
+def test_blocks_on_a_gpu(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_hopper, "PROGRAMS", programs)
+    run = partial(convolve_within_blocks, gradients=True, interpret=False)
+    assert_blocks_are_right(run, batch=700, channels=5, most=0.05)
+
+
+def assert_blocks_are_right(run: Any, *, batch: int, channels: int, most: float) -> None:
+    """Beside the same by halves in fp32, with documents that start at random, at most that often."""
+    draw = np.random.default_rng(0)
+    starts = draw.random((batch, BLOCK)) < draw.choice([0.0, most / 4, most], (batch, 1))
+    documents = jnp.asarray(1 + np.cumsum(starts, 1), jnp.int32)
+    given = {"u": normal(0, (batch, channels, BLOCK), bf16), "filter": normal(1, (channels, 300)) / 16}
+    op_suite.check_reference(
+        OpCase(
+            name="blocks",
+            run=lambda arrays: run(arrays["u"], arrays["filter"], documents),
+            reference=lambda arrays: packed_causal(
+                arrays["u"],
+                arrays["filter"],
+                documents,
+                leaf=LEAF,
+                block=BLOCK,
+                product_of=lambda size: toeplitz_product,
+            ),
+            arrays=given,
+            terms=BLOCK,
+            grad_terms=batch * BLOCK,
+        )
+    )
 
 
 LENGTHS = (1024, 1500, 4096, 8191, 16_384, 32_768)
