@@ -50,8 +50,7 @@ def long_conv_monarch(
     h = add_skip(taps, bias, centre)
     u = enter(x, pre_gate, segment_ids)
     options = {"centre": centre, "causal": causal, "alignment": segment_alignment}
-    products = parts_by_size(monarch_product)
-    y = packed_rows(u, h, jnp.abs(segment_ids), **options, product_of=products)
+    y = packed_rows(u, h, jnp.abs(segment_ids), **options, parts=parts_by_size(monarch_product))
     return leave(y, post_gate, segment_ids, x.dtype)
 
 

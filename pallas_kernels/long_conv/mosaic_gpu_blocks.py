@@ -132,7 +132,7 @@ class _Tiles(NamedTuple):
 
         def mask(i: Array, _: None) -> None:
             p = own(i, self.worker)
-            self.shared.alone.at[p][...] = keep(self.of(document, p), read(self.shared.tiles.at[p]))
+            self.shared.alone.at[p][...] = _keep(self.of(document, p), read(self.shared.tiles.at[p]))
 
         lax.fori_loop(0, OWN, mask, None)
         self.meet()
@@ -144,7 +144,7 @@ class _Tiles(NamedTuple):
         plgpu.barrier_wait(self.shared.met)
 
 
-def keep(mask: Array, z: Array) -> Array:
+def _keep(mask: Array, z: Array) -> Array:
     return jnp.where(mask, z, jnp.zeros_like(z))
 
 
@@ -219,7 +219,7 @@ def _correlate(x: Any, v: Any, order: Any, passes: Any, found: Any, shared: Shar
             plgpu.commit_smem()  # All warps have done with the tile that was here.
             plgpu.copy_gmem_to_smem(block.box(v, p), place, came)
             plgpu.barrier_wait(came)
-            place[...] = keep(block.of(document, p), read(place))
+            place[...] = _keep(block.of(document, p), read(place))
             plgpu.commit_smem()
             return tuple(
                 _add_outer(total, shared, place, p, own(i, worker)) for i, total in enumerate(totals)

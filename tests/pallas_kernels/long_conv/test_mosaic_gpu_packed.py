@@ -103,6 +103,13 @@ def test_simulated(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
+@pytest.mark.usefixtures("no_races", "no_remat")
+@pytest.mark.slow(weeks=8)
+def test_simulated_with_gradients_of_xla() -> None:
+    run = partial(simulated, gradients=False)
+    op_suite.check_reference(case("halves", run, 1100, 1100, ragged(1100)))
+
+
 @pytest.mark.usefixtures("no_races")
 @pytest.mark.slow(weeks=8)
 def test_simulated_documents_are_computed_as_if_apart() -> None:
