@@ -63,7 +63,7 @@ def convolve_blocks(
         partial(_convolve, tiles=tiles, adjoint=adjoint),
         (x, weights, *orders),
         jax.typeof(x),
-        _shared(CHUNKS, jnp.bfloat16, barriers=1, arrivals=CHUNKS),
+        _shared(CHUNKS, barriers=1, arrivals=CHUNKS),
         grid=(channels, count // ROWS // tiles),
         workers=WORKERS,
         name="blocks_adjoint" if adjoint else "blocks",
@@ -82,7 +82,7 @@ def correlate_blocks(
         partial(_correlate, tiles=tiles),
         (x, v, *orders),
         varying_like(x, (channels, parts, CHUNKS, ROWS, CHUNK), jnp.float32),
-        _shared(WORKERS, jnp.bfloat16, barriers=WORKERS, arrivals=1),
+        _shared(WORKERS, barriers=WORKERS, arrivals=1),
         grid=(channels, parts),
         workers=WORKERS,
         name="blocks_taps",
@@ -90,11 +90,11 @@ def correlate_blocks(
     )
 
 
-def _shared(others: int, dtype: Any, *, barriers: int, arrivals: int) -> Shared:
+def _shared(others: int, *, barriers: int, arrivals: int) -> Shared:
     return Shared(
-        tiles=tile_ref(CHUNKS, ROWS, CHUNK, dtype=dtype),
-        alone=tile_ref(CHUNKS, ROWS, CHUNK, dtype=dtype),
-        others=tile_ref(others, ROWS, CHUNK, dtype=dtype),
+        tiles=tile_ref(CHUNKS, ROWS, CHUNK, dtype=jnp.bfloat16),
+        alone=tile_ref(CHUNKS, ROWS, CHUNK, dtype=jnp.bfloat16),
+        others=tile_ref(others, ROWS, CHUNK, dtype=jnp.bfloat16),
         came=plgpu.Barrier(num_arrivals=OWN, num_barriers=WORKERS),
         others_came=plgpu.Barrier(num_arrivals=arrivals, num_barriers=barriers),
         met=plgpu.Barrier(num_arrivals=WORKERS),
