@@ -98,7 +98,7 @@ def packed_causal(
       block: largest blocks, leaf times a power of two; T or more convolves whole rows.
       product_of: the product to use for a given size of half.
     """
-    y = _leaves(u, filter, documents, leaf)
+    y = sum_within_leaves(u, filter, documents, leaf)
     return join_leaves(y, u, filter, documents, leaf=leaf, block=block, product_of=product_of)
 
 
@@ -120,7 +120,10 @@ def join_leaves(
     return y
 
 
-def _leaves(u: Array, filter: Array, documents: Array, leaf: int) -> Array:
+def sum_within_leaves(
+    u: Float[Array, "B D T"], filter: Float[Array, "D F"], documents: Int[Array, "B T"], leaf: int
+) -> Float[Array, "B D T"]:
+    """Causal convolution within documents and within blocks of `leaf`, tap by tap."""
     length = u.shape[-1]
     count = -(-length // leaf)
 

@@ -22,7 +22,7 @@ LONGEST = LONG_CLASSES * TILE
 TIMED = 1024
 """Steps of the shortest row that was timed on an H200."""
 
-TOGETHER = (4, 2)
+TOGETHER = (8, 4, 2)
 """Short rows that may share a tile."""
 
 
@@ -76,7 +76,6 @@ def why_not(
     x: Any,
     filter: Any,
     *,
-    segment_ids: Any = None,
     pre_gate: Any = None,
     post_gate: Any = None,
     **_: Any,
@@ -84,15 +83,15 @@ def why_not(
     """Why the kernel cannot run such a call, or None."""
     if refused := why_not_streams(device, x, pre_gate, post_gate):
         return refused
-    if segment_ids is not None:
-        return "it does not know packed rows"
     if x.shape[2] > LONGEST:
         return f"it takes rows of at most {LONGEST} steps, not {x.shape[2]}"
     return None
 
 
-def rather_not(device: Device, x: Any, filter: Any, **_: Any) -> str | None:
+def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
     """Why a slower form goes first, or None where the kernel was timed and is faster."""
+    if segment_ids is not None:
+        return "packed rows have not run in it on a GPU"
     return f"it has not been timed below {TIMED:,} steps" if x.shape[2] < TIMED else None
 
 

@@ -9,7 +9,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator, add_skip, enter, leave
 from pallas_kernels._hopper import why_not_streams
 from pallas_kernels.long_conv.monarch_vjp import Form, gated
-from pallas_kernels.long_conv.packed import packed_rows, products_by_size
+from pallas_kernels.long_conv.packed import packed_rows, parts_by_size
 
 LONGEST = 1 << 24
 """Longer rows would overflow the 32-bit phases of the matrices."""
@@ -50,8 +50,7 @@ def long_conv_monarch(
     h = add_skip(taps, bias, centre)
     u = enter(x, pre_gate, segment_ids)
     options = {"centre": centre, "causal": causal, "alignment": segment_alignment}
-    products = products_by_size(monarch_product)
-    y = packed_rows(u, h, jnp.abs(segment_ids), **options, product_of=products)
+    y = packed_rows(u, h, jnp.abs(segment_ids), **options, parts=parts_by_size(monarch_product))
     return leave(y, post_gate, segment_ids, x.dtype)
 
 

@@ -8,14 +8,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._conv.gates import enter, leave, only_tokens
 from pallas_kernels._hopper import as_chunks, as_rows
+from pallas_kernels.long_conv.blocks import BLOCK
 from pallas_kernels.long_conv.hopper import CLASSES, PAIR, TILE, Ring
 from pallas_kernels.long_conv.monarch_vjp import Form, gated
 from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, X, differentiate
 from pallas_kernels.long_conv.mosaic_gpu_long import convolve_long
 from pallas_kernels.long_conv.mosaic_gpu_long_backward import differentiate_long
+from pallas_kernels.long_conv.mosaic_gpu_packed import convolve_within_blocks
 from pallas_kernels.long_conv.mosaic_gpu_pass import convolve
 from pallas_kernels.long_conv.mosaic_gpu_tables import spectrum, taps_gradient
+from pallas_kernels.long_conv.packed import Parts, packed_rows
 
 
 def long_conv_mosaic_gpu(
@@ -37,11 +41,37 @@ def long_conv_mosaic_gpu(
       gradients: by kernels; False for those of `monarch`.
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
     """
-    call = Call(gradients, interpret)
-    form = Form(x.shape[2], 0 if causal else (filter.shape[1] - 1) // 2, x.dtype)
+    call, centre, length = Call(gradients, interpret), 0 if causal else (filter.shape[1] - 1) // 2, x.shape[2]
     taps = filter.astype(jnp.float32)
-    y: Any = _conv(form, call, *vary_alike(taps, bias, x, pre_gate, post_gate))
-    return y
+    if segment_ids is not None and segment_alignment < length:
+        u = enter(x, pre_gate, segment_ids)
+        options = {"centre": centre, "causal": causal, "alignment": segment_alignment}
+        y = packed_rows(u, taps, jnp.abs(segment_ids), **options, parts=_parts(call))
+        y = y if bias is None else y + bias.astype(y.dtype)[None, :, None] * u.astype(y.dtype)
+        return leave(y, post_gate, segment_ids, x.dtype)
+    streams = (None if z is None else only_tokens(z, segment_ids) for z in (x, pre_gate, post_gate))
+    y: Any = _conv(Form(length, centre, x.dtype), call, *vary_alike(taps, bias, *streams))
+    return only_tokens(y, segment_ids)
+
+
+def _parts(call: "Call") -> Parts:
+    """What packed rows are put together from, each in fp32."""
+
+    def within(u: Array, filter: Array, documents: Array) -> Array:
+        return convolve_within_blocks(u, filter, documents, **call._asdict()).astype(jnp.float32)
+
+    def product(
+        filter: Float[Array, "D F"], u: Float[Array, "B D N C"], *, rows: int, offset: int
+    ) -> Float[Array, "B D N rows"]:
+        """Blocks become rows; taps before the first of a block's outputs are negative lags."""
+        batch, channels, blocks, columns = u.shape
+        x = jnp.moveaxis(u, 2, 1).reshape(batch * blocks, channels, columns)
+        form = Form(columns, offset, u.dtype)
+        y: Any = _conv(form, call, *vary_alike(filter, None, x, None, None))
+        wide = y[..., :rows].astype(jnp.float32).reshape(batch, blocks, channels, rows)
+        return jnp.moveaxis(wide, 1, 2)
+
+    return Parts(BLOCK, within, lambda size: product)
 
 
 class Call(NamedTuple):

@@ -5,7 +5,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._conv.gates import accumulator, add_skip, enter, leave
 from pallas_kernels.long_conv.fft import fft_product
-from pallas_kernels.long_conv.packed import packed_rows, products_by_size
+from pallas_kernels.long_conv.packed import packed_rows, parts_by_size
 
 
 def long_conv_xla(
@@ -27,6 +27,5 @@ def long_conv_xla(
         y = fft_product(h, u[:, :, None], rows=x.shape[2], offset=centre)[:, :, 0]
     else:
         options = {"centre": centre, "causal": causal, "alignment": segment_alignment}
-        products = products_by_size(fft_product)
-        y = packed_rows(u, h, jnp.abs(segment_ids), **options, product_of=products)
+        y = packed_rows(u, h, jnp.abs(segment_ids), **options, parts=parts_by_size(fft_product))
     return leave(y, post_gate, segment_ids, x.dtype)

@@ -165,7 +165,7 @@ def _linear_scan() -> Iterator[Program]:
 
 
 def _long_conv() -> Iterator[Program]:
-    """Four, two and one row in a tile, then two to eight tiles a row, once an odd length; without gates too."""
+    """Four, two and one row in a tile, then two to eight tiles a row, once an odd length; without gates, packed."""
     run = long_conv_mosaic_gpu
     for length in (1024, 2048, 4096, 8192, 12_288, 16_383, 24_576, 32_768):
         x = jax.ShapeDtypeStruct((64, 768, length), jnp.bfloat16)
@@ -177,6 +177,14 @@ def _long_conv() -> Iterator[Program]:
             yield Program("long_conv/plain", lambda arrays: run(**arrays), (plain,))
             yield Program("long_conv/plain_gradients", _gradients(run), (x, plain))
             yield from _transformed("long_conv", run, gated)
+            yield Program("long_conv/packed", lambda arrays: _packed_long_conv(**arrays), (gated,))
+            yield from _transformed("long_conv/packed", _packed_long_conv, gated)
+        if length == 32_768:
+            yield Program("long_conv/packed_32768_gradients", _gradients(_packed_long_conv), (x, gated))
+
+
+def _packed_long_conv(x: Any, **arrays: Any) -> Any:
+    return long_conv_mosaic_gpu(x, segment_ids=_thousands(x), **arrays)
 
 
 def _modal_conv() -> Iterator[Program]:

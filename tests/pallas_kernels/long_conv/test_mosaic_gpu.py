@@ -105,7 +105,8 @@ def test_simulated(
 @pytest.mark.parametrize(
     ("shape", "gates"),
     [
-        pytest.param((16, 1, 300), ("pre_gate", "post_gate"), id="four tiles of four rows"),
+        pytest.param((16, 1, 300), ("pre_gate", "post_gate"), id="two tiles of eight rows"),
+        pytest.param((16, 1, 600), ("pre_gate", "post_gate"), id="four tiles of four rows"),
         pytest.param((3, 1, 2100), ("post_gate",), id="three tiles"),
         pytest.param((2, 1, 4100), ("pre_gate", "post_gate"), id="two rows of two tiles"),
         pytest.param((2, 1, 8200), ("pre_gate",), id="two rows of three tiles"),
@@ -205,6 +206,7 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
 @pytest.mark.parametrize(
     ("length", "batch", "ring", "points"),
     [
+        (512, 16, Ring(1, 8), 512),
         (1000, 8, Ring(1, 4), 1024),
         (1000, 6, Ring(1, 2), 2048),
         (1000, 3, Ring(1, 1), 4096),
@@ -228,7 +230,6 @@ def test_rings(length: int, batch: int, ring: Ring, points: int) -> None:
         ({"device": Device("cpu")}, "this is cpu"),
         ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
         ({"length": LONGEST + 1}, "it takes rows of at most 32768 steps, not 32769"),
-        ({"segment_ids": jax.ShapeDtypeStruct((1, 64), jnp.int32)}, "it does not know packed rows"),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:

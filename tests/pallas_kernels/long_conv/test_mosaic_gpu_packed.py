@@ -1,0 +1,196 @@
+"""Packed rows in the Hopper kernels: simulated on the CPU with races watched, on a GPU the suite."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import _hopper
+from pallas_kernels._conv import packed
+from pallas_kernels._conv.packed import LEAF, packed_causal
+from pallas_kernels._conv.toeplitz import toeplitz_product
+from pallas_kernels._dispatch import Device
+from pallas_kernels.long_conv import explain, long_conv
+from pallas_kernels.long_conv.blocks import BLOCK
+from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
+from pallas_kernels.long_conv.mosaic_gpu_packed import convolve_within_blocks
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.op_suite import OpCase
+from tests.pallas_kernels.short_conv.streams import (
+    CHANNELS,
+    STREAMS,
+    assert_packed_is_apart,
+    normal,
+    not_tokens,
+    on_grid,
+    ragged,
+    streams,
+)
+
+HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+bf16 = jnp.bfloat16
+simulated = partial(long_conv_mosaic_gpu, interpret=True)
+named = partial(long_conv, implementation="mosaic_gpu_vjp")
+default = partial(long_conv, implementation="mosaic_gpu")
+
+
+@pytest.fixture
+def no_remat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulated kernel cannot be run again for gradients; `make gpu-compile` compiles it so."""
+    across: Any = packed.across_middles
+    monkeypatch.setattr(packed, "across_middles", across.__wrapped__)
+
+
+def arrays(length: int, taps: int, ids: Any, *, causal: bool = True, gates: bool = True) -> dict[str, Any]:
+    width = taps if causal else 2 * taps - 1
+    filter = normal(4, (CHANNELS, width)) * width**-0.5
+    return streams(length, bf16, gates=gates) | {"filter": filter, "segment_ids": ids}
+
+
+def case(
+    name: str,
+    run: Any,
+    length: int,
+    taps: int,
+    ids: Any,
+    *,
+    causal: bool = True,
+    gates: bool = True,
+    alignment: int = 1,
+) -> OpCase:
+    given = arrays(length, taps, ids, causal=causal, gates=gates)
+    options = {"causal": causal, "segment_alignment": alignment}
+    return OpCase(
+        name=name,
+        run=lambda arrays: run(**arrays, **options),
+        reference=lambda arrays: long_conv(**arrays, **options, implementation="reference"),
+        arrays=given,
+        shared=frozenset({"filter", "bias"}) & set(given),
+        unused=not_tokens(given),
+        terms=length,
+        grad_terms=2 * length,
+    )
+
+
+def cases(run: Any) -> list[OpCase]:
+    """Halves of 512 and 1,024 steps; blocks of a grid; a filter shorter than a block, both ways; one document."""
+    both_ways = {"causal": False, "gates": False}
+    return [
+        case("halves", run, 1100, 1100, ragged(1100)),
+        case("on a grid of 700", run, 1500, 2000, on_grid(1500, 700), alignment=700),
+        case("short filter, both ways", run, 1100, 400, ragged(1100), **both_ways),
+        case("holes in one document", run, 600, 600, on_grid(600, 600), alignment=600),
+    ]
+
+
+def of_many_sizes(length: int) -> dict[str, Any]:
+    """Documents whose inputs are 1e4 and 1e-4 in turn, which one scale would not hold."""
+    ids = ragged(length)
+    given = arrays(length, length, ids)
+    size = jnp.where(ids % 2 == 0, 1e4, 1e-4).astype(bf16)
+    return given | {"x": given["x"] * size[:, None]}
+
+
+def in_bf16(run: Any) -> Any:
+    """The op on streams that were cut apart in fp32."""
+    return lambda **arrays: run(**{n: z.astype(bf16) if n in STREAMS else z for n, z in arrays.items()})
+
+
+def long_cases(run: Any) -> list[OpCase]:
+    return [*cases(run), case("long halves", run, 8000, 8000, ragged(8000))]
+
+
+@pytest.mark.usefixtures("no_races", "no_remat")
+@pytest.mark.slow(weeks=8, every="halves-reference")
+@pytest.mark.parametrize("check", ["reference", "poison"])
+@pytest.mark.parametrize("case", cases(simulated), ids=str)
+def test_simulated(case: OpCase, check: str) -> None:
+    op_suite.CHECKS[check](case)
+
+
+@pytest.mark.usefixtures("no_races", "no_remat")
+@pytest.mark.slow(weeks=8)
+def test_simulated_with_gradients_of_xla() -> None:
+    run = partial(simulated, gradients=False)
+    op_suite.check_reference(case("halves", run, 1100, 1100, ragged(1100)))
+
+
+@pytest.mark.usefixtures("no_races")
+@pytest.mark.slow(weeks=8)
+def test_simulated_documents_are_computed_as_if_apart() -> None:
+    assert_packed_is_apart(in_bf16(simulated), of_many_sizes(1100), n=1100)
+
+
+@pytest.mark.usefixtures("no_races")
+@pytest.mark.slow(weeks=4)
+def test_simulated_blocks_of_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tiles of 64 blocks follow one another, the last nearly empty."""
+    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
+    run = partial(convolve_within_blocks, gradients=True, interpret=True)
+    assert_blocks_are_right(run, batch=66, channels=1, most=0.005)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("programs", [1, _hopper.PROGRAMS])
+def test_blocks_on_a_gpu(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_hopper, "PROGRAMS", programs)
+    run = partial(convolve_within_blocks, gradients=True, interpret=False)
+    assert_blocks_are_right(run, batch=700, channels=5, most=0.05)
+
+
+def assert_blocks_are_right(run: Any, *, batch: int, channels: int, most: float) -> None:
+    """Beside the same by halves in fp32, with documents that start at random, at most that often."""
+    draw = np.random.default_rng(0)
+    starts = draw.random((batch, BLOCK)) < draw.choice([0.0, most / 4, most], (batch, 1))
+    documents = jnp.asarray(1 + np.cumsum(starts, 1), jnp.int32)
+    given = {"u": normal(0, (batch, channels, BLOCK), bf16), "filter": normal(1, (channels, 300)) / 16}
+    op_suite.check_reference(
+        OpCase(
+            name="blocks",
+            run=lambda arrays: run(arrays["u"], arrays["filter"], documents),
+            reference=lambda arrays: packed_causal(
+                arrays["u"],
+                arrays["filter"],
+                documents,
+                leaf=LEAF,
+                block=BLOCK,
+                product_of=lambda size: toeplitz_product,
+            ),
+            arrays=given,
+            terms=BLOCK,
+            grad_terms=batch * BLOCK,
+        )
+    )
+
+
+LENGTHS = (1024, 1500, 4096, 8191, 16_384, 32_768)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", LENGTHS)
+def test_documents_are_computed_as_if_apart_on_a_gpu(length: int) -> None:
+    assert_packed_is_apart(in_bf16(named), of_many_sizes(length), n=length)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{name}-{case}")
+        for name, run in (("vjp", named), ("default", default))
+        for case in long_cases(run)
+    ],
+)
+def test_on_a_gpu(case: OpCase, check: str) -> None:
+    op_suite.CHECKS[check](case)
+
+
+def test_packed_rows_take_their_kernels_by_name_alone() -> None:
+    x, filter = jax.ShapeDtypeStruct((1, 3, 8192), bf16), jax.ShapeDtypeStruct((3, 8192), jnp.float32)
+    said = explain(x, filter, device=HOPPER, segment_ids=jax.ShapeDtypeStruct((1, 8192), jnp.int32))
+    assert said.startswith("long_conv: xla on ")
+    assert "mosaic_gpu: packed rows have not run in it on a GPU" in said
