@@ -13,6 +13,8 @@ PAIR = 2
 """Programs of a cluster: each reads half of what both need."""
 TOKENS = PAIR * WORKERS * ROWS
 """Tokens of a cluster that reads."""
+TILING = 8
+"""Tokens of a tile in shared memory, of which a chunk is a whole number."""
 BLOCK = 128
 """Hidden units of a step of reads, and of a cluster that makes gradients."""
 WIDTHS = (128, 256)
@@ -49,6 +51,8 @@ def why_not(
     chunk = min(chunk_size, length)
     if chunk < TOKENS:
         return f"it reads {TOKENS} tokens of a chunk at a time, these have {chunk}"
+    if chunk % TILING:
+        return f"its chunks are multiples of {TILING} tokens, these have {chunk}"
     windows = -(-length // chunk)
     # Streams are filled up to whole chunks; each chunk has weights of its own.
     if windows * rows * heads * width * max(chunk, hidden) >= LARGEST:

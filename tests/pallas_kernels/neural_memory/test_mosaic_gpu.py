@@ -27,11 +27,11 @@ HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 NAMES = ("q", "k", "v", "theta", "eta", "alpha", "m1", "m2")
 # In simulation chunks may be smaller than a tile; `why_not` refuses them.
 SMALL = NeuralMemoryShape("h1_d128", 1, 45, 1, 128, 256, 20)
-LARGE = ((1000, 256, 1024), (300, 128, 384), (2048, 256, 512))
+LARGE = ((1000, 256, 1024), (304, 128, 384), (2048, 256, 512))
 """Tokens of a chunk, size of a head, hidden units."""
 SHAPES_ON_A_GPU = (
     NeuralMemoryShape("h2_d256_t1000_c256", 2, 1000, 2, 256, 1024, 256),
-    NeuralMemoryShape("h3_d128_t777_c300", 2, 777, 3, 128, 384, 300),
+    NeuralMemoryShape("h3_d128_t777_c304", 2, 777, 3, 128, 384, 304),
     NeuralMemoryShape("h1_d256_t600_c4096", 2, 600, 1, 256, 512, 4096),
     NeuralMemoryShape("h1_d256_t2560_c256", 2, 2560, 1, 256, 1024, 256),
 )
@@ -164,6 +164,7 @@ def test_documents_on_a_gpu() -> None:
         ({"hidden": 320}, "it takes 128 hidden units at a time, 320 is no multiple"),
         ({"chunk": 64}, "it reads 256 tokens of a chunk at a time, these have 64"),
         ({"length": 200}, "these have 200"),
+        ({"chunk": 300}, "its chunks are multiples of 8 tokens, these have 300"),
         ({"length": 1 << 22}, "it counts elements in 32 bits"),
         ({"length": (1 << 19) + 1, "chunk": 1 << 19}, "there are 2 chunks of 524288 tokens and 1024 units"),
     ],
