@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
-from pallas_kernels.long_conv.hopper import rather_not, rather_not_gradients, why_not
+from pallas_kernels.long_conv.hopper import rather_not, why_not
 from pallas_kernels.long_conv.monarch import long_conv_monarch, rather_not_monarch, why_not_monarch
 from pallas_kernels.long_conv.reference import long_conv_reference
 from pallas_kernels.long_conv.xla import long_conv_xla
@@ -22,7 +22,7 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Array:
 
 
 TABLE = (
-    Implementation("mosaic_gpu_vjp", _mosaic_gpu, why_not, rather_not_gradients),
+    Implementation("mosaic_gpu_vjp", _mosaic_gpu, why_not, rather_not),
     Implementation("mosaic_gpu", partial(_mosaic_gpu, gradients=False), why_not, rather_not),
     Implementation("monarch", long_conv_monarch, why_not_monarch, rather_not_monarch),
     Implementation("xla", long_conv_xla),

@@ -93,10 +93,3 @@ def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, 
     if segment_ids is not None:
         return "packed rows have not run in it on a GPU"
     return f"it has not been timed below {TIMED:,} steps" if x.shape[2] < TIMED else None
-
-
-def rather_not_gradients(device: Device, x: Any, filter: Any, **_: Any) -> str | None:
-    """Why kernels of gradients are taken by name only."""
-    if x.shape[2] > PAIR * TILE:
-        return f"its gradients of rows above {PAIR * TILE:,} steps have not run on a GPU"
-    return "of the last 156 tests of this op and routed_lora on an H200 two failed, and which is not known"

@@ -248,14 +248,14 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), bf16)
     filter = jax.ShapeDtypeStruct((shape.channels, shape.taps), jnp.float32)
     assert why_not(HOPPER, x, filter, pre_gate=x, post_gate=x) is None
-    assert explain(x, filter, device=HOPPER).startswith("long_conv: mosaic_gpu on ")
+    assert explain(x, filter, device=HOPPER).startswith("long_conv: mosaic_gpu_vjp on ")
 
 
 @pytest.mark.parametrize(
     ("name", "length", "count"),
-    [("mosaic_gpu", 8192, 1), ("mosaic_gpu_vjp", 8192, 2), ("mosaic_gpu_vjp", 8193, 3)],
+    [("mosaic_gpu", 8192, 1), ("mosaic_gpu_vjp", 8192, 2), (None, 8192, 2), (None, 8193, 3)],
 )
-def test_gradients_take_their_kernels_by_name_alone(name: Any, length: int, count: int) -> None:
+def test_gradients_take_their_kernels(name: Any, length: int, count: int) -> None:
     """One pass of the streams, above 8,192 steps two."""
     x, filter = jax.ShapeDtypeStruct((1, 3, length), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
 
@@ -268,16 +268,9 @@ def test_gradients_take_their_kernels_by_name_alone(name: Any, length: int, coun
     assert len(kernels) == count
 
 
-@pytest.mark.parametrize(
-    ("length", "said"),
-    [
-        (1023, "mosaic_gpu: it has not been timed below 1,024 steps"),
-        (8193, "mosaic_gpu_vjp: its gradients of rows above 8,192 steps have not run on a GPU"),
-    ],
-)
-def test_says_what_goes_elsewhere(length: int, said: str) -> None:
-    x, filter = jax.ShapeDtypeStruct((1, 3, length), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
-    assert said in explain(x, filter, device=HOPPER)
+def test_says_what_goes_elsewhere() -> None:
+    x, filter = jax.ShapeDtypeStruct((1, 3, 1023), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
+    assert "mosaic_gpu_vjp: it has not been timed below 1,024 steps" in explain(x, filter, device=HOPPER)
 
 
 def test_cannot_be_asked_for_on_a_cpu() -> None:
