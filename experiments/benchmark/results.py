@@ -103,6 +103,12 @@ def _steps_time(run: Figures) -> str:
     return f"{run['bytes_seen'] / run['bytes_per_second']:.0f} s"
 
 
+def _recalled(found: Figures, model: str) -> Figures:
+    """Of all seeds of a model, after the longest gap."""
+    (mean,) = [mean for mean in found["mean"] if mean["model"] == model]
+    return max(mean["gaps"], key=lambda gap: gap["multiple"])
+
+
 def summary(folder: Folder) -> str:
     """README's table."""
     books, peer, dna = (folder[name] for name in ("books", "books_transformer", "ecoli"))
@@ -115,6 +121,11 @@ def summary(folder: Folder) -> str:
         (at for run in folder["entropy"]["runs"] for at in run["shapes"]),
         key=lambda at: at["bytes_per_second"],
     )
+    memory, alone = (
+        _recalled(folder["gap_recall_mal"], "mal"),
+        _recalled(folder["gap_recall_others"], "window"),
+    )
+    seeds = {run["seed"] for run in folder["gap_recall_mal"]["runs"]}
     rows = (
         (
             "held-out English books",
@@ -143,6 +154,11 @@ def summary(folder: Folder) -> str:
             f"{prompt['read_seconds']['median']:.2f} s",
         ),
         ("cutting patches by entropy", "one H200", rate(cut["bytes_per_second"])),
+        (
+            f"recall over {memory['multiple']} times what windows reach",
+            f"memory as layer and windows, {len(seeds)} seeds",
+            f"{100 * memory['accuracy']:.1f} % right (windows alone {100 * alone['accuracy']:.1f} %)",
+        ),
     )
     return table(("what", "setting", "figure"), rows)
 
