@@ -125,10 +125,15 @@ def gap_recall(
       chunks: chunk lengths of the memories, one model each; none for that of the settings.
       seeds: models of each kind, with seeds 0, 1, ...
       settings: of all of them.
+
+    Raises:
+      ValueError: there is no model to train, or an unknown one.
     """
     from experiments.benchmark._gap_models import equal_models
     from experiments.benchmark._schema import save
 
+    if not models:
+        raise ValueError(f"--models names no model, choose of {MODELS}")
     if unknown := sorted(set(models) - set(MODELS)):
         raise ValueError(f"--models names {unknown}, choose of {MODELS}")
     if seeds < 1:

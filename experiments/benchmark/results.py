@@ -156,7 +156,7 @@ def summary(folder: Folder) -> str:
         ("cutting patches by entropy", "one H200", rate(cut["bytes_per_second"])),
         (
             f"recall over {memory['multiple']} times what windows reach",
-            f"memory as layer and windows, {len(seeds)} seeds",
+            f"neural memory and windows in turns, {len(seeds)} seeds",
             f"{100 * memory['accuracy']:.1f} % right (windows alone {100 * alone['accuracy']:.1f} %)",
         ),
     )

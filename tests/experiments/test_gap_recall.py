@@ -118,6 +118,10 @@ def test_bad_settings_are_refused(change: Any, message: str) -> None:
         replace(TINY, **change)
 
 
-def test_unknown_models_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"--models names \['lstm'\]"):
-        gap_recall("unused.json", models=("lstm",))
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [(("lstm",), r"--models names \['lstm'\]"), ((), "--models names no model")],
+)
+def test_models_that_are_not_there_are_refused(models: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gap_recall("unused.json", models=models)
