@@ -15,6 +15,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "books_pulse": books.pulse,
     "books_transformer": books.transformer,
     "books_hyena": books.hyena,
+    "books_hyena_implicit": books.implicit_hyena,
     "books_512": books.small,
     "ecoli": ecoli.hyena,
     "mqar": tasks.mqar,

@@ -11,7 +11,7 @@ Stacks are not scanned: few blocks compile as fast in a row, and a scan copies w
 from dataclasses import replace
 
 from jaxblt.data.config import DataConfig
-from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, HyenaConfig, ModalFilter
+from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, HyenaConfig, ImplicitFilter, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.optimizer import AdamWConfig
@@ -165,6 +165,14 @@ def hyena() -> Recipe:
         optimizer=_adamw(),
         train=_train(1640, 7.0, evaluations=4),
     )
+
+
+def implicit_hyena() -> Recipe:
+    """`books_hyena` with implicit filters: 8,192 taps of any shape instead of sums of exponentials."""
+    base = hyena()
+    mixer = HyenaConfig(dim=1024, filter=ImplicitFilter(SEQ_LEN))
+    stack = replace(base.model.stack, mixers={"H": mixer})
+    return replace(base, name="books_hyena_implicit", model=replace(base.model, stack=stack))
 
 
 def small() -> Recipe:

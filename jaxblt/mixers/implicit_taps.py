@@ -11,6 +11,9 @@ from jaxtyping import Array, Float
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.filters import ImplicitFilter
 
+SPAN = 1 << 14
+"""Lags of a span. The weights' gradient is a sum over lags: a product a span, and not one that is small and deep."""
+
 
 class ImplicitTaps(nn.Module):
     """Taps as a function of the lag, [sides, D, L]; see `ImplicitFilter` for the formula."""
@@ -67,9 +70,14 @@ def evaluate(
 ) -> Float[Array, "S D L"]:
     """The taps of the channels in `by_channel`, as `ImplicitTaps.parts` gives it or a slice of that."""
     weights, decay = by_channel
-    out = jnp.einsum("lw,dsw->sdl", hidden, weights, precision=jax.lax.Precision.HIGHEST)
+    length, width = hidden.shape
+    span = max(min(length, SPAN), 1)
+    spans = jnp.pad(hidden, ((0, -length % span), (0, 0))).reshape(-1, span, width)
+    weights = jnp.broadcast_to(weights, (len(spans), *weights.shape))
+    out = jnp.einsum("nlw,ndsw->sdnl", spans, weights, precision=jax.lax.Precision.HIGHEST)
+    out = out.reshape(*out.shape[:2], -1)[..., :length]
     scale = jnp.sqrt(2 * decay / filter.normaliser)
-    window = scale[:, None] * jnp.exp(-decay[:, None] * _lags(filter, hidden.shape[0])[None])
+    window = scale[:, None] * jnp.exp(-decay[:, None] * _lags(filter, length)[None])
     return out * window[None]
 
 

@@ -223,8 +223,8 @@ def test_backward_keeps_inputs_and_no_spectra() -> None:
     ("change", "reason"),
     [
         ({}, "None"),
-        ({"length": 8191}, "it was timed at 8192 to 32768 steps, not at 8191"),
-        ({"length": 32_769}, "it was timed at 8192 to 32768 steps, not at 32769"),
+        ({"length": 8191}, "it was timed at 8192 to 1048576 steps, not at 8191"),
+        ({"length": 1_048_577}, "it was timed at 8192 to 1048576 steps, not at 1048577"),
         ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
         ({"packed": True}, "packed rows have not been timed in it"),
         ({"device": Device("gpu", (8, 0), "NVIDIA A100")}, "this is NVIDIA A100"),
