@@ -119,3 +119,11 @@ def test_dense_products_pass_the_mixers_suite_on_a_gpu(causal: bool) -> None:
     config = HyenaConfig(dim=8, order=3, filter=filter, causal=causal, implementation="monarch")
     streamed = ("chunked", "state", "rows_advance_alone", "causal") if causal else ()
     check_mixer(config, only=("packed", "holes", "gradients", "every_parameter", "bfloat16", *streamed))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [True, False])
+def test_kernels_pass_what_the_mixers_suite_asks_in_bfloat16_on_a_gpu(causal: bool) -> None:
+    filter = ImplicitFilter(600, width=8)
+    config = HyenaConfig(dim=8, order=3, filter=filter, causal=causal, implementation="mosaic_gpu_vjp")
+    check_mixer(config, only=("bfloat16",))
