@@ -16,7 +16,11 @@ from pallas_kernels.long_conv.monarch_vjp import Form, gated
 from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, X, differentiate
 from pallas_kernels.long_conv.mosaic_gpu_long import convolve_long
 from pallas_kernels.long_conv.mosaic_gpu_long_backward import differentiate_long
-from pallas_kernels.long_conv.mosaic_gpu_outer import classes_of, convolve_by_classes
+from pallas_kernels.long_conv.mosaic_gpu_outer import (
+    classes_of,
+    convolve_by_classes,
+    differentiate_by_classes,
+)
 from pallas_kernels.long_conv.mosaic_gpu_packed import convolve_within_blocks
 from pallas_kernels.long_conv.mosaic_gpu_pass import convolve
 from pallas_kernels.long_conv.mosaic_gpu_tables import spectrum, taps_gradient
@@ -113,7 +117,9 @@ def _forward(form: Form, call: Call, *arrays: Any) -> tuple[Array, tuple[Any, ..
 
 
 def _backward(form: Form, call: Call, arrays: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
-    if call.gradients and g.shape[2] <= LONGEST_ON_CHIP:
+    if call.gradients and g.shape[2] > LONGEST_ON_CHIP:
+        return differentiate_by_classes(form, classes_of(g.shape[2]), arrays, g, interpret=call.interpret)
+    if call.gradients:
         return _gradients(form, Ring.of(g.shape[2], g.shape[0]), call.interpret, arrays, g)
     filter, bias, *streams = arrays
     blocks = [None if z is None else z[:, :, None] for z in streams]

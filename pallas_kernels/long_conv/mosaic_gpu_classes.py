@@ -88,9 +88,17 @@ class Call(NamedTuple):
     own: int
     workers: int
 
-    def row(self, part: Any, row: Any, channel: Any) -> Any:
-        """Index of a tile among [2 C, B, D]."""
-        return (part * self.batch + row) * self.channels + channel
+    def channel(self, worker: Array, i: Array) -> Array:
+        """A warpgroup's i-th channel."""
+        return lax.axis_index("channels") * self.own + worker + i * self.workers
+
+    def row(self, part: int, row: Array, channel: Array) -> Array:
+        """Index of a tile of the program's class among [2 C, B, D]."""
+        return ((2 * lax.axis_index("class") + part) * self.batch + row) * self.channels + channel
+
+    def taps(self, part: int, channel: Array) -> Array:
+        """The same among [2 C, D]."""
+        return (2 * lax.axis_index("class") + part) * self.channels + channel
 
 
 class Shared(NamedTuple):
@@ -210,9 +218,9 @@ class _Channels(NamedTuple):
 
     def load_taps(self, i: Array) -> None:
         """G of the i-th own channel's taps."""
-        channel = self._channel(i)
+        channel = self.call.channel(self.worker, i)
         for part in range(2):
-            source = self.taps.at[(2 * lax.axis_index("class") + part) * self.call.channels + channel]
+            source = self.taps.at[self.call.taps(part, channel)]
             place = self.shared.taps.at[self.worker, part]
             plgpu.copy_gmem_to_smem(source, place, self.shared.taps_came.at[self.worker])
 
@@ -250,9 +258,6 @@ class _Channels(NamedTuple):
     def _tile(self, step: Array) -> list[Any]:
         return [self.shared.rows.at[self.worker, lax.rem(step, PLACES), part] for part in range(2)]
 
-    def _channel(self, i: Array) -> Array:
-        return lax.axis_index("channels") * self.call.own + self.worker + i * self.call.workers
-
     def _index(self, step: Array, part: int) -> Array:
-        row, channel = lax.rem(step, self.call.batch), self._channel(lax.div(step, self.call.batch))
-        return self.call.row(2 * lax.axis_index("class") + part, row, channel)
+        batch = self.call.batch
+        return self.call.row(part, lax.rem(step, batch), self.call.channel(self.worker, lax.div(step, batch)))

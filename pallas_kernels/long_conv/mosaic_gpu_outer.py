@@ -29,6 +29,10 @@ from pallas_kernels.long_conv.groups import Arrays, by_groups, fewest_groups
 from pallas_kernels.long_conv.hopper import TILE
 from pallas_kernels.long_conv.monarch_vjp import LARGEST_NORM, Form
 from pallas_kernels.long_conv.mosaic_gpu_classes import convolve_classes
+from pallas_kernels.long_conv.mosaic_gpu_classes_backward import differentiate_classes
+
+GROUP_BYTES = 2**32 - 1
+"""Channels go group after group if spectra of all rows are larger: no array has 2^31 numbers."""
 
 GRID = 8
 """Classes of a row are a multiple of it: in fp16, of 16 bytes."""
@@ -56,11 +60,44 @@ def convolve_by_classes(
     return by_groups(outer.groups(x), work, arrays, (jax.ShapeDtypeStruct(x.shape, form.dtype),))[0]
 
 
+def differentiate_by_classes(
+    form: Form, classes: int, arrays: Arrays, g: Array, *, interpret: bool
+) -> Arrays:
+    """Gradients of filter, bias, x, pre_gate and post_gate (None for what is not given) from y's cotangent."""
+    outer, length = Outer.of(form, classes), g.shape[2]
+
+    def work(group: Arrays) -> Arrays:
+        filter, bias, x, pre, post, g = group
+        u, v = _product(x, pre), _product(g, post)
+        taps, sent, got = outer.taps(filter, bias), outer.rows(u), outer.rows(v)
+        scale = power_of_two(length * jnp.sum(sent.largest * got.largest, axis=0), LARGEST_NORM)
+        weights = scale[None] * sent.inverse * got.inverse
+        streams, gated = (taps.tiles, sent.tiles, got.tiles, weights), post is not None
+        found = differentiate_classes(*streams, gated=gated, interpret=interpret)
+        du = outer.restored(found.du, length) * (taps.inverse * got.inverse)[..., None]
+        dpost = None
+        if found.y is not None:
+            y = outer.restored(found.y, length) * (taps.inverse * sent.inverse)[..., None]
+            dpost = _product(g, y).astype(post.dtype)
+        # One number of many: as a tap's gradient it would have the error of all taps.
+        dbias = None if bias is None else jnp.sum(u * v, axis=(0, 2)).astype(bias.dtype)
+        dpre = None if pre is None else _product(x, du).astype(pre.dtype)
+        dtaps = outer.gradient_of_taps(found.taps, scale, filter)
+        return dtaps, dbias, _product(du, pre).astype(x.dtype), dpre, dpost
+
+    like = jax.tree.map(lambda z: jax.ShapeDtypeStruct(z.shape, z.dtype), arrays)
+    return by_groups(outer.groups(g), work, (*arrays, g), like)
+
+
 class Tiles(NamedTuple):
-    """G of rows [2 C, B, D, 64, 64] or of taps [2 C, D, 64, 64], and one over their scale [B, D] or [1, D]."""
+    """G of rows [2 C, B, D, 64, 64] or of taps [2 C, D, 64, 64], one over their scale [B, D] or [1, D].
+
+    `largest` is what bounded it: rows' largest number, the sum of taps' sizes.
+    """
 
     tiles: Array
     inverse: Array
+    largest: Array
 
 
 class Outer(NamedTuple):
@@ -79,30 +116,39 @@ class Outer(NamedTuple):
         return self.classes * TILE
 
     def groups(self, x: Float[Array, "B D T"]) -> int:
-        """Of channels, so that neither rows' spectra nor those of taps are too large."""
-        return fewest_groups(x.shape[1], 4 * self.points * x.shape[0] * x.shape[1], self.form.spectrum_bytes)
+        """Of channels, so that spectra are not too large."""
+        return fewest_groups(x.shape[1], 4 * self.points * x.shape[0] * x.shape[1], GROUP_BYTES)
 
     def rows(self, u: Float[Array, "B D T"]) -> Tiles:
         """G of rows in fp32."""
         bits = LARGEST_NORM - math.ceil(math.log2(self.points) / 2)
-        scale = power_of_two(jnp.max(jnp.abs(u), axis=-1), bits)
+        largest = jnp.max(jnp.abs(u), axis=-1)
+        scale = power_of_two(largest, bits)
         tiles = jnp.transpose(self._tiles(u * scale[..., None]), (2, 0, 1, 3))
-        return Tiles(_transformed(self.matrix, tiles), 1 / scale)
+        return Tiles(_transformed(self.matrix, tiles), 1 / scale, largest)
 
     def taps(self, filter: Float[Array, "D F"], bias: Float[Array, "D"] | None) -> Tiles:
         """G of taps, those of negative lags times -i, as `monarch_vjp` has it; the inverse is of H's scale."""
         sides = self._sides(add_skip(filter, bias, self.form.offset))
-        scale = power_of_two(jnp.sum(jnp.abs(sides), axis=(0, 2)), LARGEST_NORM)
+        largest = jnp.sum(jnp.abs(sides), axis=(0, 2))
+        scale = power_of_two(largest, LARGEST_NORM)
         tiles = jnp.transpose(self._tiles(sides * scale[None, :, None]), (0, 2, 1, 3))
         found = _transformed(self._matrix_of_taps(), tiles.reshape(-1, *tiles.shape[2:]))
-        return Tiles(found, 2.0**LARGEST_NORM / scale[None])
+        return Tiles(found, 2.0**LARGEST_NORM / scale[None], largest[None])
 
     def restored(self, tiles: Float[Array, "P B D 64 64"], length: int) -> Float[Array, "B D T"]:
         """The first steps of rows of V, in fp32, scaled."""
-        batch, channels = tiles.shape[1:3]
-        rows = stage_product("kn,kr->nr", self.matrix, tiles.reshape(tiles.shape[0], -1))
-        rows = jnp.transpose(rows.reshape(self.classes, batch, channels, TILE), (1, 2, 0, 3))
-        return rows.reshape(batch, channels, self.points)[..., :length].astype(jnp.float32)
+        rows = jnp.transpose(_restored(self.matrix, tiles), (1, 2, 0, 3))
+        return rows.reshape(*rows.shape[:2], self.points)[..., :length].astype(jnp.float32)
+
+    def gradient_of_taps(
+        self, tiles: Float[Array, "P D 64 64"], scale: Float[Array, "D"], filter: Float[Array, "D F"]
+    ) -> Float[Array, "D F"]:
+        """The adjoint of `taps`, from the sums over rows, which are `scale` times what they stand for."""
+        _, adjoint = jax.vjp(self._sides, filter)
+        sides = _restored(self._matrix_of_taps(), tiles).reshape(-1, self.classes, filter.shape[0], TILE)
+        sides = jnp.transpose(sides, (0, 2, 1, 3)).reshape(-1, filter.shape[0], self.points)
+        return adjoint(sides.astype(jnp.float32) * (math.sqrt(self.points) / scale)[None, :, None])[0]
 
     def _sides(self, filter: Float[Array, "D F"]) -> Float[Array, "S D M"]:
         """Taps from lag 0 on, and those of negative lags where there are any."""
@@ -127,6 +173,12 @@ def _transformed(
     """The matrix times tiles, of which each number is a column."""
     found = stage_product("kn,nr->kr", matrix, tiles.reshape(tiles.shape[0], -1))
     return found.reshape(matrix.shape[0], *tiles.shape[1:-1], ROWS, CHUNK)
+
+
+def _restored(matrix: Float[Array, "K N"], tiles: Float[Array, "K ... 64 64"]) -> Float[Array, "N ... 4096"]:
+    """The transpose of the matrix times tiles."""
+    found = stage_product("kn,kr->nr", matrix, tiles.reshape(matrix.shape[0], -1))
+    return found.reshape(matrix.shape[1], *tiles.shape[1:-2], TILE)
 
 
 def _product(a: Array, b: Array | None) -> Array:

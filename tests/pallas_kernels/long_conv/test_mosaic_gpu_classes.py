@@ -9,10 +9,16 @@ import pytest
 
 from pallas_kernels import _hopper
 from pallas_kernels.long_conv import long_conv, mosaic_gpu, mosaic_gpu_outer
-from pallas_kernels.long_conv.monarch_vjp import Form
-from pallas_kernels.long_conv.mosaic_gpu_outer import classes_of, convolve_by_classes
+from pallas_kernels.long_conv.mosaic_gpu_outer import classes_of
 from tests.pallas_kernels import op_suite
-from tests.pallas_kernels.long_conv.test_mosaic_gpu import assert_near_rounding, case, drawn, named, simulated
+from tests.pallas_kernels.long_conv.test_mosaic_gpu import (
+    assert_near_rounding,
+    case,
+    drawn,
+    named,
+    outputs,
+    simulated,
+)
 from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import normal
 from tests.tolerances import assert_close
@@ -47,7 +53,7 @@ def test_simulated(
 
 
 @pytest.mark.usefixtures("no_races", "by_classes")
-@pytest.mark.slow(weeks=4)
+@pytest.mark.slow(weeks=4, group="long rows by classes")
 @pytest.mark.parametrize("batch", [1, 3])
 def test_simulated_channels_of_one_program(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few programs wanted, channels follow one another in each warpgroup, an odd number of them."""
@@ -55,18 +61,27 @@ def test_simulated_channels_of_one_program(batch: int, monkeypatch: pytest.Monke
     assert_near_rounding(simulated, drawn((batch, 5, 5000), 5000, causal=True, gates=BOTH), True)
 
 
-@pytest.mark.usefixtures("no_races")
-def test_groups_of_channels_change_nothing() -> None:
-    x, filter, bias = normal(0, (1, 4, 5000), bf16), normal(1, (4, 300)), normal(2, (4,))
-
-    def run(limit: int) -> Any:
-        arrays = (filter, bias, x, None, x)
-        return convolve_by_classes(Form(5000, 0, bf16, limit), 2, arrays, interpret=True)
-
-    np.testing.assert_array_equal(run(4 * 8192 * 4 // 2), run(2**31))
+@pytest.mark.usefixtures("no_races", "by_classes")
+@pytest.mark.slow(weeks=4, group="long rows by classes")
+def test_a_row_of_zeros_bounds_no_sum() -> None:
+    """The taps' gradient is scaled by the rows that there are."""
+    arrays = drawn((2, 1, 5000), 5000, causal=True, gates=BOTH, size=1e-4)
+    assert_near_rounding(simulated, arrays | {"x": arrays["x"].at[0].set(0)}, True)
 
 
 @pytest.mark.usefixtures("no_races", "by_classes")
+@pytest.mark.slow(weeks=4, group="long rows by classes")
+def test_groups_of_channels_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = drawn((1, 4, 5000), 300, causal=True, gates=BOTH) | {"dy": normal(5, (1, 4, 5000), bf16)}
+    whole = outputs(simulated, arrays, True)
+    monkeypatch.setattr(mosaic_gpu_outer, "GROUP_BYTES", 4 * 8192 * 4 // 2)
+    grouped = outputs(simulated, arrays, True)
+    for name, z in whole.items():
+        assert_close(grouped[name], z, z.dtype, n=5000)
+
+
+@pytest.mark.usefixtures("no_races", "by_classes")
+@pytest.mark.slow(weeks=4, group="long rows by classes")
 @pytest.mark.parametrize("size", [1e-30, 1e15])
 def test_rows_of_any_size_stay_in_range(size: float) -> None:
     """Each row has a scale of its own, and a constant row puts all of it into one number."""
@@ -106,6 +121,13 @@ def cases(run: Any) -> list[OpCase]:
         case("three classes", 9000, 4000, run),
         case("two classes, both ways", 5000, 6000, run, batch=1, causal=False, gates=("post_gate",)),
     ]
+
+
+@pytest.mark.usefixtures("no_races", "by_classes")
+@pytest.mark.slow(weeks=4, group="long rows by classes")
+@pytest.mark.parametrize("case", cases(simulated), ids=str)
+def test_simulated_values_and_gradients(case: OpCase) -> None:
+    op_suite.check_reference(case)
 
 
 @pytest.mark.gpu
