@@ -88,10 +88,11 @@ def stage_matrices(stages: tuple[int, ...], dtype: Any) -> tuple[Float[Array, "P
 
     Outputs have (re, im) behind their digit, inputs before it; the first stage has real inputs, [1, 2 r_1, r_1].
     """
-    return tuple(_stage(stages, index, dtype) for index in range(len(stages)))
+    return tuple(stage_matrix(stages, index, dtype) for index in range(len(stages)))
 
 
-def _stage(stages: tuple[int, ...], index: int, dtype: Any) -> Float[Array, "P K N"]:
+def stage_matrix(stages: tuple[int, ...], index: int, dtype: Any) -> Float[Array, "P K N"]:
+    """The matrix of one stage, for each frequency of those before it."""
     radix, before = stages[index], math.prod(stages[:index])
     frequency = jnp.zeros(1, jnp.uint32)
     for j in range(index + 1):
@@ -99,14 +100,14 @@ def _stage(stages: tuple[int, ...], index: int, dtype: Any) -> Float[Array, "P K
         frequency = (frequency[:, None] + digit[None]).reshape(-1)
     whole = 4 * before * radix
     quarter = (4 * frequency.reshape(before, radix, 1) + whole - 1) % whole
-    cosine, sine = _turned(quarter, radix, whole, dtype)
+    cosine, sine = turned(quarter, radix, whole, dtype)
     real = jnp.stack([cosine, -sine], axis=2)
     if index:
         real = jnp.stack([real, jnp.stack([sine, cosine], axis=2)], axis=3)
     return real.reshape(before, 2 * radix, -1)
 
 
-def _turned(
+def turned(
     frequency: UInt[Array, "P R 1"], radix: int, whole: int, dtype: Any
 ) -> tuple[Float[Array, "P R R"], Float[Array, "P R R"]]:
     """Cosine and sine of 2 pi frequency n / whole for n < radix, over sqrt(radix), from exact integer phases."""
@@ -124,7 +125,7 @@ def transform(matrices: tuple[Array, ...], u: Float[Array, "M R"]) -> Float[Arra
     """A u of every column, real and imaginary part, in the matrices' dtype."""
     rows, z = u.shape[-1], u
     for matrix in matrices:
-        z = _product("pkn,pnr->pkr", matrix, z.reshape(matrix.shape[0], matrix.shape[2], -1))
+        z = stage_product("pkn,pnr->pkr", matrix, z.reshape(matrix.shape[0], matrix.shape[2], -1))
     return z.reshape(-1, 2, rows)
 
 
@@ -132,11 +133,11 @@ def restore(matrices: tuple[Array, ...], spectrum: Float[Array, "M 2 R"]) -> Flo
     """Re(A^H S) of every column, in the matrices' dtype."""
     rows, z = spectrum.shape[-1], spectrum
     for matrix in reversed(matrices):
-        z = _product("pkn,pkr->pnr", matrix, z.reshape(matrix.shape[0], matrix.shape[1], -1))
+        z = stage_product("pkn,pkr->pnr", matrix, z.reshape(matrix.shape[0], matrix.shape[1], -1))
     return z.reshape(-1, rows)
 
 
-def _product(equation: str, matrix: Array, z: Array) -> Array:
+def stage_product(equation: str, matrix: Array, z: Array) -> Array:
     """Sums in fp32 or wider, rounded once to the operands' dtype."""
     wide = accumulator(matrix.dtype)
     exact = lax.Precision.HIGHEST if matrix.dtype == wide else lax.Precision.DEFAULT

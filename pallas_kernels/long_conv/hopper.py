@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels._hopper import CHUNK, ROWS, why_not_streams
+from pallas_kernels.long_conv.monarch import LONGEST
 
 TILE = CHUNK * ROWS
 """Points of a class: the DFT of 64 x 64."""
@@ -18,7 +19,9 @@ more do not fit on chip."""
 LONG_CLASSES = 8
 """Classes of the longest row that two warpgroups share; more tiles do not fit into shared memory."""
 
-LONGEST = LONG_CLASSES * TILE
+LONGEST_ON_CHIP = LONG_CLASSES * TILE
+"""Above it XLA takes rows apart into classes of frequencies, and the kernel transforms classes."""
+
 TIMED = 1024
 """Steps of the shortest row that was timed on an H200."""
 
@@ -90,6 +93,8 @@ def why_not(
 
 def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
     """Why a slower form goes first, or None where the kernel was timed and is faster."""
+    if x.shape[2] > LONGEST_ON_CHIP:
+        return f"rows of more than {LONGEST_ON_CHIP:,} steps have not run in it on a GPU"
     if segment_ids is not None:
         return "packed rows have not run in it on a GPU"
     return f"it has not been timed below {TIMED:,} steps" if x.shape[2] < TIMED else None

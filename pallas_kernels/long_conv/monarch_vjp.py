@@ -10,22 +10,19 @@ under 2^14; each channel's H by one that keeps it under 1.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator, add_skip
 from pallas_kernels._conv.packed import fit
 from pallas_kernels._conv.toeplitz import window
 from pallas_kernels.long_conv.dft import power_of_two, radices, restore, stage_matrices, transform
-from pallas_kernels.long_conv.groups import SPECTRUM_BYTES, fewest_groups
+from pallas_kernels.long_conv.groups import SPECTRUM_BYTES, Arrays, by_groups, fewest_groups
 
 LARGEST_NORM = 14
 """Rows are scaled to a norm of at most 2 to this power: fp16 ends below 2^16."""
@@ -39,9 +36,6 @@ class Form:
     offset: int
     dtype: Any
     spectrum_bytes: int = SPECTRUM_BYTES
-
-
-Arrays = tuple[Any, ...]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -71,7 +65,7 @@ def _forward(form: Form, *arrays: Any) -> tuple[Array, Arrays]:
         return (_product(y, post, ids).astype(form.dtype),)
 
     like = (jax.ShapeDtypeStruct((*x.shape[:-1], form.rows), form.dtype),)
-    return _by_groups(plan, work, arrays, like)[0], arrays
+    return by_groups(plan.groups, work, arrays, like)[0], arrays
 
 
 def _backward(form: Form, arrays: Arrays, g: Float[Array, "B D N rows"]) -> Arrays:
@@ -93,7 +87,7 @@ def _backward(form: Form, arrays: Arrays, g: Float[Array, "B D N rows"]) -> Arra
         return dfilter, dbias, _product(du, pre, ids).astype(x.dtype), dpre, dpost
 
     like = jax.tree.map(lambda z: jax.ShapeDtypeStruct(z.shape, z.dtype), arrays[:5])
-    return *_by_groups(plan, work, (*arrays, g), like), None
+    return *by_groups(plan.groups, work, (*arrays, g), like), None
 
 
 gated.defvjp(_forward, _backward)
@@ -216,31 +210,3 @@ def _product(a: Array, b: Array | None, ids: Array | None) -> Array:
     wide = accumulator(a.dtype)
     both = a.astype(wide) if b is None else a.astype(wide) * b.astype(wide)
     return both if ids is None else jnp.where(ids > 0, both, jnp.zeros((), wide))
-
-
-def _by_groups(plan: Plan, work: Callable[[Arrays], Arrays], arrays: Arrays, like: Arrays) -> Arrays:
-    """`work` on a group of channels after the other, its results written into arrays of the shapes of `like`."""
-    if plan.groups == 1:
-        return work(arrays)
-    channels = arrays[0].shape[0]
-    per = channels // plan.groups
-
-    def part(z: Any, first: Array) -> Any:
-        if z is None or z.shape[_axis(z)] == 1:
-            return z
-        return lax.dynamic_slice_in_dim(z, first, per, _axis(z))
-
-    def step(index: Array, found: Arrays) -> Arrays:
-        first = index * per
-        results = work(tuple(part(z, first) for z in arrays))
-        return jax.tree.map(
-            lambda whole, own: lax.dynamic_update_slice_in_dim(whole, own, first, _axis(own)), found, results
-        )
-
-    empty = jax.tree.map(lambda z: vary_alike(jnp.zeros(z.shape, z.dtype), *arrays)[0], like)
-    return lax.fori_loop(0, plan.groups, step, empty)
-
-
-def _axis(z: Array) -> int:
-    """Of channels: taps are [D, F], a bias [D], streams [B, D, N, C]."""
-    return 0 if z.ndim <= 2 else 1

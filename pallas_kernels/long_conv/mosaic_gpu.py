@@ -11,11 +11,16 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import enter, leave, only_tokens
 from pallas_kernels._hopper import as_chunks, as_rows
 from pallas_kernels.long_conv.blocks import BLOCK
-from pallas_kernels.long_conv.hopper import CLASSES, PAIR, TILE, Ring
+from pallas_kernels.long_conv.hopper import CLASSES, LONGEST_ON_CHIP, PAIR, TILE, Ring
 from pallas_kernels.long_conv.monarch_vjp import Form, gated
 from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, X, differentiate
 from pallas_kernels.long_conv.mosaic_gpu_long import convolve_long
 from pallas_kernels.long_conv.mosaic_gpu_long_backward import differentiate_long
+from pallas_kernels.long_conv.mosaic_gpu_outer import (
+    classes_of,
+    convolve_by_classes,
+    differentiate_by_classes,
+)
 from pallas_kernels.long_conv.mosaic_gpu_packed import convolve_within_blocks
 from pallas_kernels.long_conv.mosaic_gpu_pass import convolve
 from pallas_kernels.long_conv.mosaic_gpu_tables import spectrum, taps_gradient
@@ -91,6 +96,9 @@ def _conv(
     pre_gate: Array | None,
     post_gate: Array | None,
 ) -> Array:
+    if x.shape[2] > LONGEST_ON_CHIP:
+        arrays = (filter, bias, x, pre_gate, post_gate)
+        return convolve_by_classes(form, classes_of(x.shape[2]), arrays, interpret=call.interpret)
     ring = Ring.of(x.shape[2], x.shape[0])
     gates = (None if z is None else _chunks(ring, z) for z in (pre_gate, post_gate))
     run = convolve if ring.classes <= CLASSES else convolve_long
@@ -109,6 +117,8 @@ def _forward(form: Form, call: Call, *arrays: Any) -> tuple[Array, tuple[Any, ..
 
 
 def _backward(form: Form, call: Call, arrays: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
+    if call.gradients and g.shape[2] > LONGEST_ON_CHIP:
+        return differentiate_by_classes(form, classes_of(g.shape[2]), arrays, g, interpret=call.interpret)
     if call.gradients:
         return _gradients(form, Ring.of(g.shape[2], g.shape[0]), call.interpret, arrays, g)
     filter, bias, *streams = arrays

@@ -1,4 +1,4 @@
-"""How the Hopper kernels are started: a program for each channel and group of its rows."""
+"""How the Hopper kernels are started: a program for each channel and group of its rows, or as axes say."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +18,9 @@ def launch(
     workers: int,
     name: str,
     interpret: bool,
+    axes: tuple[str, str] = ("channel", "rows"),
 ) -> Any:
-    """Results of `program` over (channel, rows), which is given refs of `arrays`, results and `scratch`.
+    """Results of `program` over a grid of these axes, which is given refs of `arrays`, results and `scratch`.
 
     Args:
       workers: warpgroups of a program.
@@ -29,7 +30,7 @@ def launch(
         program,
         out_type=out_type,
         grid=grid,
-        grid_names=("channel", "rows"),
+        grid_names=axes,
         num_threads=workers,
         thread_name="warpgroup",
         scratch_types=[scratch],

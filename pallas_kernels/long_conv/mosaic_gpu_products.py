@@ -23,18 +23,28 @@ Complex = tuple[Array, Array]
 
 
 class Dft(NamedTuple):
-    """A symmetric matrix F or its conjugate.
+    """A matrix F, or its conjugate, or the transpose of either.
 
     Attributes:
       parts: -Im F, Re F and Im F side by side in shared memory.
       conjugated: stands for the conjugate.
+      transposed: stands for the transpose; not where it is the right operand.
     """
 
     parts: Any
     conjugated: bool = False
+    transposed: bool = False
 
     def conjugate(self) -> "Dft":
-        return Dft(self.parts, not self.conjugated)
+        return self._replace(conjugated=not self.conjugated)
+
+    def adjoint(self) -> "Dft":
+        return self.conjugate()._replace(transposed=not self.transposed)
+
+    def left(self, part: int) -> Any:
+        """A part as a left operand."""
+        columns = self.columns(part)
+        return columns.T if self.transposed else columns
 
     def columns(self, first: int, count: int = 1) -> Any:
         """`count` parts side by side."""
@@ -43,7 +53,7 @@ class Dft(NamedTuple):
 
 def from_left(dft: Dft, tile: Sequence[Any]) -> Complex:
     """F X of a tile in shared memory."""
-    negative, real, imaginary = (dft.columns(i) for i in ((2, 1, 0) if dft.conjugated else (0, 1, 2)))
+    negative, real, imaginary = (dft.left(i) for i in ((2, 1, 0) if dft.conjugated else (0, 1, 2)))
 
     def issue(*totals: Any) -> Complex:
         for total, lefts in zip(totals, ((real, negative), (imaginary, real)), strict=True):

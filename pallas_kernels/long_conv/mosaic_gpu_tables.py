@@ -48,9 +48,9 @@ def tables(ring: Ring) -> Tables:
     twiddles = _turned((4 * (twiddled[:, None] + classes * row[:, None]) - 1) * step, whole)
     start = height * CHUNK * np.arange(classes)
     turns = _turned((start[:, None] + CHUNK * row) * (4 * j[:, None] - 1), whole) / classes**0.5
-    last = _dft(CHUNK)
+    last = dft_parts(CHUNK)
     return Tables(
-        np.stack([last] if ring.together == 1 else [_dft(height), last]).astype(np.float16),
+        np.stack([last] if ring.together == 1 else [dft_parts(height), last]).astype(np.float16),
         np.moveaxis(twiddles, 0, 1).reshape(-1, ROWS, CHUNK).astype(np.float16),
         np.moveaxis(turns, 0, 2).reshape(-1, ROWS).astype(np.float16),
         np.moveaxis(_turned(4 * j * step, whole), 0, 1).reshape(-1, CHUNK).astype(np.float32)
@@ -67,7 +67,7 @@ def tables_of_long_rows(ring: Ring) -> tuple[Any, ...]:
     turns = _turned(CHUNK * np.arange(ROWS) * (4 * j - 1), whole) / classes**0.5
     shifts, roots = _turned(4 * j * step, whole), _turned((4 * j - 1) * np.arange(classes), 4 * classes)
     return (
-        _dft(CHUNK)[None].astype(np.float16),
+        dft_parts(CHUNK)[None].astype(np.float16),
         _turned((4 * classes * np.arange(ROWS)[:, None] - 1) * step, whole).astype(np.float16),
         *(np.moveaxis(z, 0, 1).reshape(-1, CHUNK).astype(np.float32) for z in (shifts, turns)),
         # Whole blocks of 512 bytes: the copy engine's share of each of 128 threads.
@@ -81,7 +81,7 @@ def _turned(phase: Any, whole: int) -> Any:
     return np.stack([np.cos(angle), -np.sin(angle)])
 
 
-def _dft(size: int) -> Any:
+def dft_parts(size: int) -> Any:
     """-Im F, Re F, Im F, side by side, of blocks of `size` along the diagonal, unitary."""
     real, imaginary = _turned(np.outer(np.arange(size), np.arange(size)), size) / size**0.5
     blocks = np.eye(ROWS // size)

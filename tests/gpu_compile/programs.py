@@ -181,6 +181,23 @@ def _long_conv() -> Iterator[Program]:
             yield from _transformed("long_conv/packed", _packed_long_conv, gated)
         if length == 32_768:
             yield Program("long_conv/packed_32768_gradients", _gradients(_packed_long_conv), (x, gated))
+    yield from _long_conv_by_classes()
+
+
+def _long_conv_by_classes() -> Iterator[Program]:
+    """Rows that do not fit on chip: one, and several a channel."""
+    run = long_conv_mosaic_gpu
+    for batch, length in ((1, 1_000_000), (8, 65_536)):
+        x = jax.ShapeDtypeStruct((batch, 768, length), jnp.bfloat16)
+        gated = {
+            "x": x,
+            "pre_gate": x,
+            "post_gate": x,
+            "filter": jax.ShapeDtypeStruct((768, length), jnp.float32),
+        }
+        yield Program(f"long_conv/{length}", lambda arrays: run(**arrays), (gated,))
+        yield Program(f"long_conv/{length}_gradients", _gradients(run), (x, gated))
+    yield from _transformed("long_conv/classes", run, gated)
 
 
 def _packed_long_conv(x: Any, **arrays: Any) -> Any:

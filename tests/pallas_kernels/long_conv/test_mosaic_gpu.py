@@ -14,7 +14,7 @@ import pytest
 from pallas_kernels import _hopper
 from pallas_kernels._dispatch import Device
 from pallas_kernels.long_conv import explain, long_conv
-from pallas_kernels.long_conv.hopper import LONGEST, Ring, why_not
+from pallas_kernels.long_conv.hopper import LONGEST_ON_CHIP, Ring, why_not
 from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
 from pallas_kernels.long_conv.shapes import SHAPES
 from pallas_kernels.runtime import compiling_for
@@ -90,7 +90,9 @@ def assert_near_rounding(run: Any, arrays: dict[str, Any], causal: bool) -> None
         pytest.param((3, 1, 8192), 8192, True, ("pre_gate", "post_gate"), 1e4, id="two classes"),
         pytest.param((1, 2, 12_289), 9000, False, ("pre_gate", "post_gate"), 1e-4, id="four classes"),
         pytest.param((2, 1, 17_000), 9000, False, ("post_gate",), 1.0, id="five tiles of six"),
-        pytest.param((2, 1, LONGEST), LONGEST, True, ("pre_gate", "post_gate"), 1e-4, id="eight tiles"),
+        pytest.param(
+            (2, 1, LONGEST_ON_CHIP), LONGEST_ON_CHIP, True, ("pre_gate", "post_gate"), 1e-4, id="eight tiles"
+        ),
     ],
 )
 def test_simulated(
@@ -120,7 +122,7 @@ def test_simulated_rows_of_one_program(
     assert_near_rounding(simulated, drawn(shape, 300, causal=True, gates=gates), True)
 
 
-LENGTHS = (1, 13, 1000, 1024, 2048, 4095, 8192, 10_000, 12_289, 16_384, 17_000, LONGEST)
+LENGTHS = (1, 13, 1000, 1024, 2048, 4095, 8192, 10_000, 12_289, 16_384, 17_000, LONGEST_ON_CHIP)
 FORMS = ((True, 1.0, 1.0), (True, 1e-4, 0.3), (False, 1e4, 2.0))
 """Direction, size of the streams, taps a step."""
 
@@ -215,7 +217,7 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
         (4097, 4, Ring(2, 1), 8192),
         (16_384, 4, Ring(4, 1), 16_384),
         (16_385, 4, Ring(6, 1), 24_576),
-        (LONGEST, 4, Ring(8, 1), LONGEST),
+        (LONGEST_ON_CHIP, 4, Ring(8, 1), LONGEST_ON_CHIP),
     ],
 )
 def test_rings(length: int, batch: int, ring: Ring, points: int) -> None:
@@ -229,7 +231,7 @@ def test_rings(length: int, batch: int, ring: Ring, points: int) -> None:
         ({"device": Device("gpu", (10, 0), "NVIDIA B200")}, "this is NVIDIA B200"),
         ({"device": Device("cpu")}, "this is cpu"),
         ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
-        ({"length": LONGEST + 1}, "it takes rows of at most 32768 steps, not 32769"),
+        ({"length": (1 << 24) + 1}, "it takes rows of at most 16777216 steps, not 16777217"),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
@@ -241,7 +243,7 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [shape for shape in SHAPES if shape.length <= LONGEST and shape.documents == 1],
+    [shape for shape in SHAPES if shape.length <= LONGEST_ON_CHIP and shape.documents == 1],
     ids=lambda shape: shape.name,
 )
 def test_takes_the_shapes_of_real_models(shape: Any) -> None:
@@ -269,8 +271,11 @@ def test_gradients_take_their_kernels(name: Any, length: int, count: int) -> Non
 
 
 def test_says_what_goes_elsewhere() -> None:
-    x, filter = jax.ShapeDtypeStruct((1, 3, 1023), bf16), jax.ShapeDtypeStruct((3, 8), jnp.float32)
-    assert "mosaic_gpu_vjp: it has not been timed below 1,024 steps" in explain(x, filter, device=HOPPER)
+    short, long = (jax.ShapeDtypeStruct((1, 3, length), bf16) for length in (1023, LONGEST_ON_CHIP + 1))
+    filter = jax.ShapeDtypeStruct((3, 8), jnp.float32)
+    assert "mosaic_gpu_vjp: it has not been timed below 1,024 steps" in explain(short, filter, device=HOPPER)
+    reason = "mosaic_gpu_vjp: rows of more than 32,768 steps have not run in it on a GPU"
+    assert reason in explain(long, filter, device=HOPPER)
 
 
 def test_cannot_be_asked_for_on_a_cpu() -> None:
