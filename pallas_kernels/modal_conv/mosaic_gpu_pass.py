@@ -40,6 +40,8 @@ from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
 from pallas_kernels.modal_conv.mosaic_gpu_documents import TileDocuments, marks_of
 from pallas_kernels.modal_conv.mosaic_gpu_rows import TileRows
+from pallas_kernels.modal_conv.mosaic_gpu_weights import decays as decays_of
+from pallas_kernels.modal_conv.mosaic_gpu_weights import rates, reading, writing
 
 FAN = 4
 """Neighbours that a round of the sum over chunks joins: three rounds for 64 chunks."""
@@ -131,7 +133,7 @@ def _kernel(
     """`convolve` of streams in chunks; `inputs` of them are multiplied before the convolution, the others after it."""
     (batch, channels), x = shape, streams[0]
     outputs = max(1, len(streams) - inputs)
-    weights, decays = _weights(modes, x.dtype, reverse)
+    weights, decays = (_weights if shared is None else _few_weights)(modes, x.dtype, reverse)
     rows, groups = divide(batch, channels, shared)
     # With 24 numbers per chunk, 4 rows lie in different banks. Two outputs leave no room for that, if two programs
     # are to fit on a multiprocessor.
@@ -160,9 +162,9 @@ def _kernel(
         scratch_types=[
             (tile_ref if flat is None else chunks_ref)(STAGES, len(streams), ROWS, CHUNK, dtype=x.dtype),
             stored,
-            tile_ref(*weights.shape[1:], dtype=x.dtype),
+            tile_ref(weights.shape[1] if shared is None else 3 * CHUNK, CHUNK, dtype=x.dtype),
             plgpu.SMEM(decays.shape[1:], jnp.float32),
-            plgpu.SMEM((EDGE + ROWS, pitch), jnp.float32),
+            plgpu.SMEM(((EDGE if shared is None else shared.edge) + ROWS, pitch), jnp.float32),
             plgpu.Barrier(num_arrivals=len(streams) * rows_in_tile(shared), num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=2),
         ],
@@ -211,6 +213,13 @@ def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
     read = jnp.concatenate([read[0], read[0], read[1], read[1]], 2)
     weights = jnp.concatenate([within, read, *written], 1).astype(dtype)
     return weights, jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)
+
+
+def _few_weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
+    """T, and what `mosaic_gpu_weights` makes R, K and the powers of a from."""
+    within = within_chunks(modes)
+    within = jnp.swapaxes(within, 1, 2) if reverse else within
+    return within.astype(dtype), rates(fill_up(modes[0], -1.0), fill_up(modes[1]))
 
 
 def fill_up(z: Float[Array, "... M"], value: float = 0.0) -> Float[Array, "... 16"]:
@@ -322,10 +331,15 @@ def _program(
             pl.when(end)(lambda: store_end(step, out, stage[inputs:]))
             pl.when(~end)(lambda: store(step, out, stage[inputs:]))
 
-    plgpu.copy_gmem_to_smem(weights.at[channel], matrices, ready)
+    plgpu.copy_gmem_to_smem(weights.at[channel], matrices if shared is None else matrices.at[:CHUNK], ready)
     plgpu.copy_gmem_to_smem(decays.at[channel], decay, ready)
     lax.fori_loop(0, min(STAGES, rows * tiles), lambda step, _: load(step), None)
     plgpu.barrier_wait(ready)
+    if shared is not None:
+        matrices[CHUNK : 2 * CHUNK] = reading(decay, loaded.dtype, reverse=reverse)
+        matrices[2 * CHUNK :] = writing(decay, loaded.dtype, reverse=reverse)
+        plgpu.commit_smem()
+        decay = decays_of(decay, shared.distances(FAN))
     lax.fori_loop(0, rows * tiles, advance, None)
     plgpu.wait_smem_to_gmem(0)
 
@@ -452,15 +466,18 @@ def _states(
     Where a row that is walked against time ends before its tile does, `state` enters as what chunk `entry` has sent.
     Between documents (`cuts`) nothing passes, nor between rows that share a tile, which are carried to no other.
     """
-    tile = slice(0, ROWS) if reverse else slice(EDGE, EDGE + ROWS)
-    last = 0 if reverse else EDGE + ROWS - 1
+    edge = sums.shape[0] - ROWS
+    tile = slice(0, ROWS) if reverse else slice(edge, edge + ROWS)
+    last = 0 if reverse else edge + ROWS - 1
 
     def earlier(chunks: int) -> Array:
         """What was stored for as many chunks before, zero before the tile."""
-        start = chunks if reverse else EDGE - chunks
+        start = chunks if reverse else edge - chunks
         return plgpu.load(sums.at[start : start + ROWS, :MODES], layout=plgpu.Layout.WGMMA, optimized=False)
 
     def power(chunks: int) -> Array:
+        if isinstance(cuts, TileRows):
+            return for_all_chunks(decay[chunks])
         return row(decay.at[ROWS - 1 - chunks if reverse else chunks])
 
     def linked(z: Array, chunks: int) -> Array:
@@ -497,10 +514,9 @@ def _states(
     return states
 
 
-def neighbours(distance: int, cuts: TileDocuments | TileRows | None) -> list[int]:
+def neighbours(distance: int, cuts: TileDocuments | TileRows | None) -> Sequence[int]:
     """How many times `distance` chunks back a round of the sum over chunks looks: no further than a row reaches."""
-    reach = cuts.chunks if isinstance(cuts, TileRows) else ROWS
-    return [k for k in range(1, FAN) if k * distance < reach]
+    return cuts.neighbours(distance, FAN) if isinstance(cuts, TileRows) else range(1, FAN)
 
 
 def by_mode(ref: Any) -> Array:
@@ -510,7 +526,12 @@ def by_mode(ref: Any) -> Array:
 
 def row(ref: Any, width: int = MODES) -> Array:
     """One number per mode (or step), the same for all chunks."""
-    return lax.broadcast_in_dim(by_mode(ref), (ROWS, width), (1,))
+    return for_all_chunks(by_mode(ref), width)
+
+
+def for_all_chunks(z: Array, width: int = MODES) -> Array:
+    """The same row for all chunks."""
+    return lax.broadcast_in_dim(z, (ROWS, width), (1,))
 
 
 def halves(states: Array, dtype: Any) -> list[Array]:

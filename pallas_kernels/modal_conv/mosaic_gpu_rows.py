@@ -24,6 +24,19 @@ class TileRows:
         """Chunks that a row has for itself; those it does not fill read zeros."""
         return ROWS // self.count
 
+    @property
+    def edge(self) -> int:
+        """Rows before a tile's sums: as far as a round looks. What they hold is dropped."""
+        return ROWS // 4
+
+    def neighbours(self, distance: int, fan: int) -> list[int]:
+        """How many times `distance` chunks back a round of the sum over chunks looks that joins `fan` neighbours."""
+        return [k for k in range(1, fan) if k * distance < self.chunks]
+
+    def distances(self, fan: int) -> list[int]:
+        """How many chunks back any round looks."""
+        return [k * distance for distance in (1, fan, fan * fan) for k in self.neighbours(distance, fan)]
+
     def boxes(self, ref: Any, first: Array, channels: int) -> list[Any]:
         """Where the rows of a tile lie in device memory: a stream [row and channel, chunk, step], from row `first`."""
         return [ref.at[first + row * channels, pl.ds(0, self.chunks)] for row in range(self.count)]

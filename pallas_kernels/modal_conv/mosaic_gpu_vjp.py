@@ -39,6 +39,7 @@ from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     clear_neighbours,
     divide,
     fill_up,
+    for_all_chunks,
     form,
     halves,
     halves_of_weights,
@@ -49,6 +50,8 @@ from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     start_sums,
 )
 from pallas_kernels.modal_conv.mosaic_gpu_rows import TileRows
+from pallas_kernels.modal_conv.mosaic_gpu_weights import decays as decays_of
+from pallas_kernels.modal_conv.mosaic_gpu_weights import rates, writing_with_lags
 
 DY, X, POST, PRE = range(4)
 """Places of the streams in a stage. That of a gate which is not there is not loaded."""
@@ -141,17 +144,7 @@ def _kernel(
     """
     x, channels = streams[X], log_poles.shape[0]
     rows, groups = divide(batch, channels, shared)
-    steps, chunks = 1 + jnp.arange(CHUNK), jnp.arange(ROWS)[::-1]
-    written = powers(log_poles, steps)
-    weights = jnp.concatenate(
-        [
-            *halves_of_weights(written),
-            *halves_of_weights(steps[None, None].astype(jnp.float32) / CHUNK * written),
-        ],
-        1,
-    ).astype(x.dtype)
-    decays = jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)
-    decays = jnp.stack([decays, chunks[None, :, None].astype(jnp.float32) * decays], 1)
+    weights = _weights(log_poles, x.dtype) if shared is None else [rates(log_poles)]
     loaded = kept = tile_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype)
     if flat is not None:
         loaded = plgpu.RefUnion(chunks_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype), kept)
@@ -174,16 +167,31 @@ def _kernel(
         grid_names=("channel", "rows"),
         scratch_types=[
             loaded,
-            tile_ref(*weights.shape[1:], dtype=x.dtype),
-            plgpu.SMEM(decays.shape[1:], jnp.float32),
-            plgpu.SMEM((2, ROWS + EDGE, PITCH), jnp.float32),
+            tile_ref(4 * MODES, CHUNK, dtype=x.dtype),
+            plgpu.SMEM(weights[-1].shape[1:], jnp.float32),
+            plgpu.SMEM((2, ROWS + (EDGE if shared is None else shared.edge), PITCH), jnp.float32),
             plgpu.Barrier(num_arrivals=len(streams) * rows_in_tile(shared), num_barriers=STAGES),
-            plgpu.Barrier(num_arrivals=2),
+            plgpu.Barrier(num_arrivals=len(weights)),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="modal_conv_vjp" + form(flat, marks, shared),
-    )(*streams.values(), weights, decays, *([] if marks is None else marks_of(marks, True)))
+    )(*streams.values(), *weights, *([] if marks is None else marks_of(marks, True)))
+
+
+def _weights(log_poles: Array, dtype: Any) -> list[Array]:
+    """K and K' in two halves each, and a^k with k a^k for k = 63 ... 0 chunks."""
+    steps, chunks = 1 + jnp.arange(CHUNK), jnp.arange(ROWS)[::-1]
+    written = powers(log_poles, steps)
+    weights = jnp.concatenate(
+        [
+            *halves_of_weights(written),
+            *halves_of_weights(steps[None, None].astype(jnp.float32) / CHUNK * written),
+        ],
+        1,
+    ).astype(dtype)
+    decays = jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)
+    return [weights, jnp.stack([decays, chunks[None, :, None].astype(jnp.float32) * decays], 1)]
 
 
 def _program(
@@ -197,7 +205,8 @@ def _program(
     interpret: bool,
 ) -> None:
     """One channel of `rows` rows, or groups that share a tile, each from its last tile to its first, row after row."""
-    streams, (weights, decays, *rest) = dict(zip(places, refs, strict=False)), refs[len(places) : -6]
+    streams, rest = dict(zip(places, refs, strict=False)), refs[len(places) : -6]
+    weights, rest = (rest[:2], rest[2:]) if shared is None else (rest[:1], rest[1:])
     marks, (out, *before) = (rest[:3], rest[3:]) if packed else ([], rest)
     stages, matrices, decay, sums, arrived, ready = refs[-6:]
     loaded, kept = (stages, stages) if flat is None else stages
@@ -249,10 +258,14 @@ def _program(
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
         return totals
 
-    plgpu.copy_gmem_to_smem(weights.at[channel], matrices, ready)
-    plgpu.copy_gmem_to_smem(decays.at[channel], decay, ready)
+    for given, ref in zip(weights, (matrices, decay)[-len(weights) :], strict=True):
+        plgpu.copy_gmem_to_smem(given.at[channel], ref, ready)
     lax.fori_loop(0, min(STAGES, rows * tiles), lambda step, _: load(step), None)
     plgpu.barrier_wait(ready)
+    if shared is not None:
+        matrices[...] = writing_with_lags(decay, loaded.dtype)
+        plgpu.commit_smem()
+        decay = decays_of(decay, shared.distances(FAN))
     totals = lax.fori_loop(0, rows * tiles, advance, (zeros(), zeros()))
     for i, total in enumerate(totals):
         out[channel * lax.axis_size("rows") + group, i * CHUNK : (i + 1) * CHUNK] = total
@@ -340,6 +353,9 @@ def _later(
         return [age * pair[0], age * pair[1] + lag * pair[0]]
 
     def power(chunks: int) -> tuple[Array, Array]:
+        if isinstance(cuts, TileRows):
+            age = for_all_chunks(decay[chunks])
+            return age, chunks * age
         return row(decay.at[0, ROWS - 1 - chunks]), row(decay.at[1, ROWS - 1 - chunks])
 
     def linked(pair: list[Array], chunks: int) -> list[Array]:
