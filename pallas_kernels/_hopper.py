@@ -51,10 +51,15 @@ def as_rows(z: Float[Array, "R N 64"], shape: tuple[int, ...]) -> Float[Array, "
     return z.reshape(*shape[:2], -1)[..., : shape[2]]
 
 
-def rows_per_program(batch: int, channels: int) -> int:
-    """The most rows of one channel, a divisor of the batch, that leave `PROGRAMS` programs; else one."""
+def rows_per_program(batch: int, channels: int, *, fewer: int = 1) -> int:
+    """The most rows of one channel, a divisor of the batch, that leave `PROGRAMS` programs; else one.
+
+    Programs may be as many times fewer as asked, where waves weigh less than what each reads and writes besides.
+    """
     return max(
-        n for n in range(1, batch + 1) if (batch % n == 0 and channels * batch >= n * PROGRAMS) or n == 1
+        n
+        for n in range(1, batch + 1)
+        if (batch % n == 0 and fewer * channels * batch >= n * PROGRAMS) or n == 1
     )
 
 

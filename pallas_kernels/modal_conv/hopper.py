@@ -11,6 +11,9 @@ SHORTEST = 1024
 """Steps of the shortest row that is taken, at the cost of a tile. At 1,024 steps (8 rows of 1,024 channels) XLA took
 1.38 times as long forward and 0.93 with gradients, at 2,048 steps 2.1 and 1.6 times: forward decides."""
 
+SHARED = False
+"""Whether short rows of a channel share a tile unless a call says so: not before its tests have passed on a GPU."""
+
 MODES = 16
 """Modes per channel; fewer are filled up with modes of no weight."""
 
@@ -21,6 +24,12 @@ BOX = 8 * CHUNK
 def is_in_whole_boxes(length: int) -> bool:
     """Whether rows of this length are matrices of chunks as they lie in memory."""
     return length % BOX == 0
+
+
+def rows_per_tile(batch: int, length: int) -> int:
+    """How many rows of one channel fit into a tile, 1, 2 or 4; they divide the batch and are whole boxes."""
+    fitting = (n for n in (4, 2) if batch % n == 0 and n * length <= TILE and is_in_whole_boxes(length))
+    return next(fitting, 1)
 
 
 def why_not(

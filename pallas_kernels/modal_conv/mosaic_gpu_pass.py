@@ -39,6 +39,9 @@ from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
 from pallas_kernels.modal_conv.mosaic_gpu_documents import TileDocuments, marks_of
+from pallas_kernels.modal_conv.mosaic_gpu_rows import TileRows
+from pallas_kernels.modal_conv.mosaic_gpu_weights import decays as decays_of
+from pallas_kernels.modal_conv.mosaic_gpu_weights import rates, reading, writing
 
 FAN = 4
 """Neighbours that a round of the sum over chunks joins: three rounds for 64 chunks."""
@@ -56,6 +59,7 @@ def convolve(
     state: Float[Array, "B D M"] | None = None,
     marks: Marks | None = None,
     reverse: bool = False,
+    together: int = 1,
     interpret: bool = False,
 ) -> list[Float[Array, "B D T"]]:
     """conv(pre_gate * x) times each of the post-gates, or as it is if there is none.
@@ -72,20 +76,26 @@ def convolve(
       state: before the first step, zero if None.
       marks: of packed rows; None for one document a row, without holes.
       reverse: y_t = sum_{s >= t} h_{s-t} u_s, the transpose of the convolution.
+      together: rows that share a tile, see `hopper.rows_per_tile`; more than one only without state and marks.
       interpret: run on the CPU in Pallas' simulation of a GPU.
     """
     assert state is None or not reverse
+    shared = TileRows(together, reverse) if together > 1 else None
     inputs = [x] if pre_gate is None else [x, pre_gate]
     given = [*inputs, *post_gates]
     if is_in_whole_boxes(x.shape[2]) or marks is not None:
         streams = [as_chunks(z) for z in given]
-        found = _kernel(streams, len(inputs), modes, state, marks, (), None, x.shape[:2], reverse, interpret)
+        found = _kernel(
+            streams, len(inputs), modes, state, marks, (), None, shared, x.shape[:2], reverse, interpret
+        )
         return [as_rows(y, x.shape) for y in found]
     flat, streams = FlatRows(x.shape[2], reverse), [flatten(z) for z in given]
     edges = []
     if flat.ragged:
         edges, state = _edges(flat, streams, len(inputs), modes, state, x.shape)
-    found = _kernel(streams, len(inputs), modes, state, None, edges, flat, x.shape[:2], reverse, interpret)
+    found = _kernel(
+        streams, len(inputs), modes, state, None, edges, flat, None, x.shape[:2], reverse, interpret
+    )
     if reverse and x.size % CHUNK:  # The last row's edge lies in no other row's chunk.
         found = [y.at[-1].set(edge[-1]) for y, edge in zip(found, edges, strict=True)]
     return [unflatten(y, x.shape) for y in found]
@@ -115,6 +125,7 @@ def _kernel(
     marks: Marks | None,
     edges: Sequence[Array],
     flat: FlatRows | None,
+    shared: TileRows | None,
     shape: tuple[int, ...],
     reverse: bool,
     interpret: bool,
@@ -122,8 +133,8 @@ def _kernel(
     """`convolve` of streams in chunks; `inputs` of them are multiplied before the convolution, the others after it."""
     (batch, channels), x = shape, streams[0]
     outputs = max(1, len(streams) - inputs)
-    weights, decays = _weights(modes, x.dtype, reverse)
-    rows = rows_per_program(batch, channels)
+    weights, decays = (_weights if shared is None else _few_weights)(modes, x.dtype, reverse)
+    rows, groups = divide(batch, channels, shared)
     # With 24 numbers per chunk, 4 rows lie in different banks. Two outputs leave no room for that, if two programs
     # are to fit on a multiprocessor.
     pitch = MODES + 8 if outputs == 1 else MODES
@@ -140,25 +151,26 @@ def _kernel(
             inputs=inputs,
             outputs=outputs,
             flat=flat,
+            shared=shared,
             packed=marks is not None,
             reverse=reverse,
             interpret=interpret,
         ),
         out_type=[jax.typeof(x)] * outputs,
-        grid=(channels, batch // rows),
+        grid=(channels, groups),
         grid_names=("channel", "rows"),
         scratch_types=[
             (tile_ref if flat is None else chunks_ref)(STAGES, len(streams), ROWS, CHUNK, dtype=x.dtype),
             stored,
-            tile_ref(*weights.shape[1:], dtype=x.dtype),
+            tile_ref(weights.shape[1] if shared is None else 3 * CHUNK, CHUNK, dtype=x.dtype),
             plgpu.SMEM(decays.shape[1:], jnp.float32),
-            plgpu.SMEM((EDGE + ROWS, pitch), jnp.float32),
-            plgpu.Barrier(num_arrivals=len(streams), num_barriers=STAGES),
+            plgpu.SMEM(((EDGE if shared is None else shared.edge) + ROWS, pitch), jnp.float32),
+            plgpu.Barrier(num_arrivals=len(streams) * rows_in_tile(shared), num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=2),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
-        kernel_name=("modal_conv_reverse" if reverse else "modal_conv") + form(flat, marks),
+        kernel_name=("modal_conv_reverse" if reverse else "modal_conv") + form(flat, marks, shared),
     )(
         *streams,
         weights,
@@ -169,8 +181,22 @@ def _kernel(
     )
 
 
-def form(flat: FlatRows | None, marks: Marks | None) -> str:
+def rows_in_tile(shared: TileRows | None) -> int:
+    """Rows of one channel that a tile holds, or parts of."""
+    return 1 if shared is None else shared.count
+
+
+def divide(batch: int, channels: int, shared: TileRows | None) -> tuple[int, int]:
+    """Rows that one program takes, several in a tile counted as one, and programs for each channel."""
+    rows = batch // rows_in_tile(shared)
+    each = rows_per_program(rows, channels, fewer=1 if shared is None else 2)
+    return each, rows // each
+
+
+def form(flat: FlatRows | None, marks: Marks | None, shared: TileRows | None) -> str:
     """The end of a kernel's name."""
+    if shared is not None:
+        return "_shared"
     return "_packed" if marks is not None else "" if flat is None else "_flat"
 
 
@@ -187,6 +213,13 @@ def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
     read = jnp.concatenate([read[0], read[0], read[1], read[1]], 2)
     weights = jnp.concatenate([within, read, *written], 1).astype(dtype)
     return weights, jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)
+
+
+def _few_weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
+    """T, and what `mosaic_gpu_weights` makes R, K and the powers of a from."""
+    within = within_chunks(modes)
+    within = jnp.swapaxes(within, 1, 2) if reverse else within
+    return within.astype(dtype), rates(fill_up(modes[0], -1.0), fill_up(modes[1]))
 
 
 def fill_up(z: Float[Array, "... M"], value: float = 0.0) -> Float[Array, "... 16"]:
@@ -208,11 +241,12 @@ def _program(
     inputs: int,
     outputs: int,
     flat: FlatRows | None,
+    shared: TileRows | None,
     packed: bool,
     reverse: bool,
     interpret: bool,
 ) -> None:
-    """One channel of `rows` rows, tile after tile, row after row."""
+    """One channel of `rows` rows, or groups of rows that share a tile, tile after tile, row after row."""
     loaded, stored, matrices, decay, sums, arrived, ready = refs[-7:]
     results, count = refs[-7 - outputs : -7], loaded.shape[1]
     streams, (weights, decays, *rest) = refs[:count], refs[count : -7 - outputs]
@@ -222,10 +256,16 @@ def _program(
     channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
 
     def line_of(step: Array) -> Array:
-        return (first + step // tiles) * channels + channel
+        return (first + step // tiles) * (rows_in_tile(shared) * channels) + channel
 
     def tile_of(step: Array) -> Array:
         return tiles - 1 - step % tiles if reverse else step % tiles
+
+    def pairs(tile: Any, ref: Any, step: Array) -> list[tuple[Any, Any]]:
+        """Parts of a tile in shared memory, and where each lies in device memory."""
+        if shared is None:
+            return [(tile, box(ref, step))]
+        return list(zip(shared.parts(tile), shared.boxes(ref, line_of(step), channels), strict=True))
 
     def box(ref: Any, step: Array) -> Any:
         if flat is None:
@@ -235,16 +275,21 @@ def _program(
     def load(step: Array) -> None:
         slot = step % STAGES
         for i, stream in enumerate(streams):
-            plgpu.copy_gmem_to_smem(box(stream, step), loaded.at[slot, i], arrived.at[slot])
+            for part, source in pairs(loaded.at[slot, i], stream, step):
+                plgpu.copy_gmem_to_smem(source, part, arrived.at[slot])
 
     def store(step: Array, out: Array, gates: Sequence[Any], documents: TileDocuments | None = None) -> None:
         for i, y in enumerate(_gated(out, gates)):
             y = y if documents is None else documents.tokens(y)
             (stored if flat is None else stored[0])[i] = y.astype(loaded.dtype)
+        if shared is not None:
+            plgpu.commit_smem()
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
-        plgpu.commit_smem()
+        if shared is None:
+            plgpu.commit_smem()
         for i, result in enumerate(results):
-            plgpu.copy_smem_to_gmem((stored if flat is None else stored[0]).at[i], box(result, step))
+            for part, target in pairs((stored if flat is None else stored[0]).at[i], result, step):
+                plgpu.copy_smem_to_gmem(part, target)
 
     def store_end(step: Array, out: Array, gates: Sequence[Any]) -> None:
         """The row's chunks of a tile at its end, with what `edges` has for its neighbour there."""
@@ -272,14 +317,12 @@ def _program(
             clear_neighbours(stage[:inputs], flat, line_of(step), tile_of(step))
         entry = None if flat is None or not reverse else flat.entry(line_of(step), tile_of(step))
 
-        @pl.when(step % tiles == 0)
-        def _() -> None:
-            start_sums(sums, state, reverse, entry)
-
+        if shared is None:
+            pl.when(step % tiles == 0)(lambda: start_sums(sums, state, reverse, entry))
         if documents is not None:
             out = _packed_tile(stage[:inputs], matrices, decay, sums, documents, interpret)
         else:
-            out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret, entry, state)
+            out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret, entry, state, shared)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if flat is None:
             store(step, out, stage[inputs:], documents)
@@ -288,10 +331,15 @@ def _program(
             pl.when(end)(lambda: store_end(step, out, stage[inputs:]))
             pl.when(~end)(lambda: store(step, out, stage[inputs:]))
 
-    plgpu.copy_gmem_to_smem(weights.at[channel], matrices, ready)
+    plgpu.copy_gmem_to_smem(weights.at[channel], matrices if shared is None else matrices.at[:CHUNK], ready)
     plgpu.copy_gmem_to_smem(decays.at[channel], decay, ready)
     lax.fori_loop(0, min(STAGES, rows * tiles), lambda step, _: load(step), None)
     plgpu.barrier_wait(ready)
+    if shared is not None:
+        matrices[CHUNK : 2 * CHUNK] = reading(decay, loaded.dtype, reverse=reverse)
+        matrices[2 * CHUNK :] = writing(decay, loaded.dtype, reverse=reverse)
+        plgpu.commit_smem()
+        decay = decays_of(decay, shared.distances(FAN))
     lax.fori_loop(0, rows * tiles, advance, None)
     plgpu.wait_smem_to_gmem(0)
 
@@ -362,14 +410,15 @@ def _tile(
     interpret: bool,
     entry: Array | None = None,
     state: Any = None,
+    shared: TileRows | None = None,
 ) -> Array:
-    """One tile's Y in fp32; `stage` holds the input and, if there is one, its gate. See `_states` for the last two."""
+    """One tile's Y in fp32; `stage` holds the input and, if there is one, its gate. `_states` has the last three."""
     u = read(stage[0])
     for gate in stage[1:]:
         u = u * read(gate)
     within, reading, *written = _matrices(matrices)
     sent = products([(u, half) for half in written], interpret)
-    states = _states(sent, sums, decay, reverse, entry, state)
+    states = _states(sent, sums, decay, reverse, entry, state, cuts=shared)
     quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
     return products([(u, within), (quarters, reading)], interpret)
 
@@ -385,7 +434,7 @@ def _packed_tile(
     within, reading, *written = _matrices(matrices)
     sent = documents.leaving(u)
     sent = products([(sent, half) for half in written], interpret)
-    states = _states(sent, sums, decay, documents.reverse, documents=documents)
+    states = _states(sent, sums, decay, documents.reverse, cuts=documents)
     quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
     out = documents.entering(products([(quarters, reading)], interpret))
 
@@ -410,29 +459,40 @@ def _states(
     reverse: bool,
     entry: Array | None = None,
     state: Any = None,
-    documents: TileDocuments | None = None,
+    cuts: TileDocuments | TileRows | None = None,
 ) -> Array:
     """The state before each chunk. In the last row of `sums` is that before the tile, on return that after it.
 
     Where a row that is walked against time ends before its tile does, `state` enters as what chunk `entry` has sent.
+    Between documents (`cuts`) nothing passes, nor between rows that share a tile, which are carried to no other.
     """
-    tile = slice(0, ROWS) if reverse else slice(EDGE, EDGE + ROWS)
-    last = 0 if reverse else EDGE + ROWS - 1
+    edge = sums.shape[0] - ROWS
+    tile = slice(0, ROWS) if reverse else slice(edge, edge + ROWS)
+    last = 0 if reverse else edge + ROWS - 1
 
     def earlier(chunks: int) -> Array:
         """What was stored for as many chunks before, zero before the tile."""
-        start = chunks if reverse else EDGE - chunks
+        start = chunks if reverse else edge - chunks
         return plgpu.load(sums.at[start : start + ROWS, :MODES], layout=plgpu.Layout.WGMMA, optimized=False)
 
     def power(chunks: int) -> Array:
+        if isinstance(cuts, TileRows):
+            return for_all_chunks(decay[chunks])
         return row(decay.at[ROWS - 1 - chunks if reverse else chunks])
 
     def linked(z: Array, chunks: int) -> Array:
-        return z if documents is None else documents.linked(z, chunks)
+        return z if cuts is None else cuts.linked(z, chunks)
 
-    ages = plgpu.load(decay, layout=plgpu.Layout.WGMMA, optimized=False)
-    carried = ages * row(sums.at[last, :MODES])
-    carried = carried if documents is None else documents.linked_to_tile(carried)
+    def join(joined: Array, distance: int, shift: int = 0) -> Array:
+        for k in neighbours(distance, cuts):
+            joined = joined + linked(power(k * distance) * earlier(shift + k * distance), k * distance)
+        return joined
+
+    carried = None
+    if not isinstance(cuts, TileRows):
+        ages = plgpu.load(decay, layout=plgpu.Layout.WGMMA, optimized=False)
+        carried = ages * row(sums.at[last, :MODES])
+        carried = carried if cuts is None else cuts.linked_to_tile(carried)
     sums[tile, :MODES] = written
     if entry is not None and state is not None:
 
@@ -441,17 +501,22 @@ def _states(
             sums[entry, :MODES] = by_mode(state)
 
         written = earlier(0)
-    joined = linked(earlier(1), 0)
-    for k in range(1, FAN):
-        joined = joined + linked(power(k) * earlier(1 + k), k)
+    joined = join(linked(earlier(1), 0), 1, 1)
     for distance in (FAN, FAN * FAN):
-        sums[tile, :MODES] = joined
-        for k in range(1, FAN):
-            joined = joined + linked(power(k * distance) * earlier(k * distance), k * distance)
+        if neighbours(distance, cuts):
+            sums[tile, :MODES] = joined
+            joined = join(joined, distance)
+    if carried is None or isinstance(cuts, TileRows):
+        return joined
     states = joined + carried
     kept = power(1) * states
-    sums[tile, :MODES] = (kept if documents is None else documents.through(kept)) + written
+    sums[tile, :MODES] = (kept if cuts is None else cuts.through(kept)) + written
     return states
+
+
+def neighbours(distance: int, cuts: TileDocuments | TileRows | None) -> Sequence[int]:
+    """How many times `distance` chunks back a round of the sum over chunks looks: no further than a row reaches."""
+    return cuts.neighbours(distance, FAN) if isinstance(cuts, TileRows) else range(1, FAN)
 
 
 def by_mode(ref: Any) -> Array:
@@ -461,7 +526,12 @@ def by_mode(ref: Any) -> Array:
 
 def row(ref: Any, width: int = MODES) -> Array:
     """One number per mode (or step), the same for all chunks."""
-    return lax.broadcast_in_dim(by_mode(ref), (ROWS, width), (1,))
+    return for_all_chunks(by_mode(ref), width)
+
+
+def for_all_chunks(z: Array, width: int = MODES) -> Array:
+    """The same row for all chunks."""
+    return lax.broadcast_in_dim(z, (ROWS, width), (1,))
 
 
 def halves(states: Array, dtype: Any) -> list[Array]:

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._conv.flat_rows import FlatRows, flatten
 from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
-from pallas_kernels._hopper import CHUNK, as_chunks, rows_per_program, varying_like
+from pallas_kernels._hopper import CHUNK, as_chunks, varying_like
 from pallas_kernels.modal_conv.documents import Marks
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
@@ -37,14 +37,21 @@ from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     FAN,
     by_mode,
     clear_neighbours,
+    divide,
     fill_up,
+    for_all_chunks,
     form,
     halves,
     halves_of_weights,
+    neighbours,
     products,
     row,
+    rows_in_tile,
     start_sums,
 )
+from pallas_kernels.modal_conv.mosaic_gpu_rows import TileRows
+from pallas_kernels.modal_conv.mosaic_gpu_weights import decays as decays_of
+from pallas_kernels.modal_conv.mosaic_gpu_weights import rates, writing_with_lags
 
 DY, X, POST, PRE = range(4)
 """Places of the streams in a stage. That of a gate which is not there is not loaded."""
@@ -61,15 +68,20 @@ def gradient_of_modes(
     dy: Float[Array, "B D T"],
     *,
     marks: Marks | None = None,
+    together: int = 1,
     interpret: bool,
 ) -> tuple[Modes, Float[Array, "B D M"] | None]:
-    """Gradients of log_poles, residues and bias, and of the state, where y = post_gate * conv(pre_gate * x)."""
+    """Gradients of log_poles, residues and bias, and of the state, where y = post_gate * conv(pre_gate * x).
+
+    `together` rows share a tile, more than one only without state and marks.
+    """
     streams = {
         place: z for place, z in zip(range(4), (dy, x, post_gate, pre_gate), strict=True) if z is not None
     }
     if is_in_whole_boxes(x.shape[2]) or marks is not None:
         chunked = {place: as_chunks(z) for place, z in streams.items()}
-        return _gradient(chunked, modes, state, marks, x.shape[:2], None, interpret)
+        shared = TileRows(together, reverse=True) if together > 1 else None
+        return _gradient(chunked, modes, state, marks, x.shape[:2], None, interpret, shared)
     flat, chunked = FlatRows(x.shape[2]), {place: flatten(z) for place, z in streams.items()}
     if not flat.ragged:
         return _gradient(chunked, modes, state, None, x.shape[:2], flat, interpret)
@@ -93,10 +105,11 @@ def _gradient(
     shape: tuple[int, ...],
     flat: FlatRows | None,
     interpret: bool,
+    shared: TileRows | None = None,
 ) -> tuple[Modes, Float[Array, "B D M"] | None]:
     """`gradient_of_modes` of streams in chunks."""
     log_poles, residues = fill_up(modes[0], -1.0), fill_up(modes[1])
-    found, before = _kernel(streams, log_poles, marks, shape[0], flat, interpret)
+    found, *before = _kernel(streams, log_poles, marks, shape[0], flat, shared, interpret)
     found = found.reshape(shape[1], -1, *found.shape[1:]).sum(1)
     _, vjp = jax.vjp(within_chunks, modes)
     ((dpoles, dresidues, dbias),) = vjp(found[:, :CHUNK])
@@ -109,7 +122,7 @@ def _gradient(
     dresidues += (ages * (q + q_low)).sum(2)[:, :count]
     if state is None:
         return (dpoles, dresidues, dbias), None
-    first, lag = before.reshape(*shape, 2, MODES)[..., :count].swapaxes(0, 2)
+    first, lag = before[0].reshape(*shape, 2, MODES)[..., :count].swapaxes(0, 2)
     state = state.swapaxes(0, 1)
     dpoles += CHUNK * modes[1] * (state * lag).sum(1)
     dresidues += (state * first).sum(1)
@@ -122,22 +135,16 @@ def _kernel(
     marks: Marks | None,
     batch: int,
     flat: FlatRows | None,
+    shared: TileRows | None,
     interpret: bool,
-) -> tuple[Array, Array]:
-    """[G^T U, Q^T U and P^T U, the latter two in two halves each] of each program, [Q, P] before each row."""
+) -> list[Array]:
+    """[G^T U, Q^T U and P^T U, the latter two in two halves each] of each program, [Q, P] before each row.
+
+    Rows that share a tile have no state before them: of those there is the first alone.
+    """
     x, channels = streams[X], log_poles.shape[0]
-    rows = rows_per_program(batch, channels)
-    steps, chunks = 1 + jnp.arange(CHUNK), jnp.arange(ROWS)[::-1]
-    written = powers(log_poles, steps)
-    weights = jnp.concatenate(
-        [
-            *halves_of_weights(written),
-            *halves_of_weights(steps[None, None].astype(jnp.float32) / CHUNK * written),
-        ],
-        1,
-    ).astype(x.dtype)
-    decays = jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)
-    decays = jnp.stack([decays, chunks[None, :, None].astype(jnp.float32) * decays], 1)
+    rows, groups = divide(batch, channels, shared)
+    weights = _weights(log_poles, x.dtype) if shared is None else [rates(log_poles)]
     loaded = kept = tile_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype)
     if flat is not None:
         loaded = plgpu.RefUnion(chunks_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype), kept)
@@ -148,27 +155,43 @@ def _kernel(
             channels=channels,
             rows=rows,
             flat=flat,
+            shared=shared,
             packed=marks is not None,
             interpret=interpret,
         ),
-        out_type=(
-            varying_like(x, (channels * batch // rows, 2 * CHUNK, CHUNK), jnp.float32),
+        out_type=[
+            varying_like(x, (channels * groups, 2 * CHUNK, CHUNK), jnp.float32),
             varying_like(x, (batch * channels, 2, MODES), jnp.float32),
-        ),
-        grid=(channels, batch // rows),
+        ][: 2 if shared is None else 1],
+        grid=(channels, groups),
         grid_names=("channel", "rows"),
         scratch_types=[
             loaded,
-            tile_ref(*weights.shape[1:], dtype=x.dtype),
-            plgpu.SMEM(decays.shape[1:], jnp.float32),
-            plgpu.SMEM((2, ROWS + EDGE, PITCH), jnp.float32),
-            plgpu.Barrier(num_arrivals=len(streams), num_barriers=STAGES),
-            plgpu.Barrier(num_arrivals=2),
+            tile_ref(4 * MODES, CHUNK, dtype=x.dtype),
+            plgpu.SMEM(weights[-1].shape[1:], jnp.float32),
+            plgpu.SMEM((2, ROWS + (EDGE if shared is None else shared.edge), PITCH), jnp.float32),
+            plgpu.Barrier(num_arrivals=len(streams) * rows_in_tile(shared), num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=len(weights)),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
-        kernel_name="modal_conv_vjp" + form(flat, marks),
-    )(*streams.values(), weights, decays, *([] if marks is None else marks_of(marks, True)))
+        kernel_name="modal_conv_vjp" + form(flat, marks, shared),
+    )(*streams.values(), *weights, *([] if marks is None else marks_of(marks, True)))
+
+
+def _weights(log_poles: Array, dtype: Any) -> list[Array]:
+    """K and K' in two halves each, and a^k with k a^k for k = 63 ... 0 chunks."""
+    steps, chunks = 1 + jnp.arange(CHUNK), jnp.arange(ROWS)[::-1]
+    written = powers(log_poles, steps)
+    weights = jnp.concatenate(
+        [
+            *halves_of_weights(written),
+            *halves_of_weights(steps[None, None].astype(jnp.float32) / CHUNK * written),
+        ],
+        1,
+    ).astype(dtype)
+    decays = jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)
+    return [weights, jnp.stack([decays, chunks[None, :, None].astype(jnp.float32) * decays], 1)]
 
 
 def _program(
@@ -177,30 +200,34 @@ def _program(
     channels: int,
     rows: int,
     flat: FlatRows | None,
+    shared: TileRows | None,
     packed: bool,
     interpret: bool,
 ) -> None:
-    """One channel of `rows` rows, each from its last tile to its first, row after row."""
-    streams, (weights, decays, *marks, out, before) = (
-        dict(zip(places, refs, strict=False)),
-        refs[len(places) : -6],
-    )
+    """One channel of `rows` rows, or groups that share a tile, each from its last tile to its first, row after row."""
+    streams, rest = dict(zip(places, refs, strict=False)), refs[len(places) : -6]
+    weights, rest = (rest[:2], rest[2:]) if shared is None else (rest[:1], rest[1:])
+    marks, (out, *before) = (rest[:3], rest[3:]) if packed else ([], rest)
     stages, matrices, decay, sums, arrived, ready = refs[-6:]
     loaded, kept = (stages, stages) if flat is None else stages
     tiles = -(-streams[X].shape[1] // ROWS) if flat is None else flat.tiles
     channel, group = lax.axis_index("channel"), lax.axis_index("rows")
 
     def line_of(step: Array) -> Array:
-        return (group * rows + step // tiles) * channels + channel
+        return (group * rows + step // tiles) * (rows_in_tile(shared) * channels) + channel
 
     def load(step: Array) -> None:
         line, tile = line_of(step), tiles - 1 - step % tiles
         for place, stream in streams.items():
-            if flat is None:
-                box = stream.at[line, pl.ds(tile * ROWS, ROWS)]
+            parts = [loaded.at[step % STAGES, place]]
+            if shared is not None:
+                parts, boxes = shared.parts(parts[0]), shared.boxes(stream, line, channels)
+            elif flat is None:
+                boxes = [stream.at[line, pl.ds(tile * ROWS, ROWS)]]
             else:
-                box = stream.at[pl.ds(flat.chunks(line)[0] + tile * ROWS, ROWS)]
-            plgpu.copy_gmem_to_smem(box, loaded.at[step % STAGES, place], arrived.at[step % STAGES])
+                boxes = [stream.at[pl.ds(flat.chunks(line)[0] + tile * ROWS, ROWS)]]
+            for box, part in zip(boxes, parts, strict=True):
+                plgpu.copy_gmem_to_smem(box, part, arrived.at[step % STAGES])
 
     def advance(step: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
         stage, spare = loaded.at[step % STAGES], kept.at[step % STAGES]
@@ -209,32 +236,36 @@ def _program(
             tile = tiles - 1 - step % tiles
             clear_neighbours([stage.at[place] for place in places], flat, line_of(step), tile)
 
-        @pl.when(step % tiles == 0)
-        def _() -> None:
+        def start() -> None:
             for i in range(2):
                 start_sums(sums.at[i])
 
+        if shared is None:
+            pl.when(step % tiles == 0)(start)
+        cuts = shared
         if packed:
             sample = group * rows + step // tiles
-            documents = TileDocuments.load(
-                marks, sample, tiles - 1 - step % tiles, reverse=True, keep_steps=False
-            )
-        else:
-            documents = None
-        totals = _tile(stage, spare, places, matrices, decay, sums, totals, documents, interpret)
+            cuts = TileDocuments.load(marks, sample, tiles - 1 - step % tiles, reverse=True, keep_steps=False)
+        totals = _tile(stage, spare, places, matrices, decay, sums, totals, cuts, interpret)
 
-        @pl.when(step % tiles == tiles - 1)
-        def _() -> None:
-            for i in range(2):
-                before[line_of(step), i] = by_mode(sums.at[i, 0, :MODES])
+        for first in before:
+
+            @pl.when(step % tiles == tiles - 1)
+            def _(first: Any = first) -> None:
+                for i in range(2):
+                    first[line_of(step), i] = by_mode(sums.at[i, 0, :MODES])
 
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
         return totals
 
-    plgpu.copy_gmem_to_smem(weights.at[channel], matrices, ready)
-    plgpu.copy_gmem_to_smem(decays.at[channel], decay, ready)
+    for given, ref in zip(weights, (matrices, decay)[-len(weights) :], strict=True):
+        plgpu.copy_gmem_to_smem(given.at[channel], ref, ready)
     lax.fori_loop(0, min(STAGES, rows * tiles), lambda step, _: load(step), None)
     plgpu.barrier_wait(ready)
+    if shared is not None:
+        matrices[...] = writing_with_lags(decay, loaded.dtype)
+        plgpu.commit_smem()
+        decay = decays_of(decay, shared.distances(FAN))
     totals = lax.fori_loop(0, rows * tiles, advance, (zeros(), zeros()))
     for i, total in enumerate(totals):
         out[channel * lax.axis_size("rows") + group, i * CHUNK : (i + 1) * CHUNK] = total
@@ -248,7 +279,7 @@ def _tile(
     decay: Any,
     sums: Any,
     totals: tuple[Array, ...],
-    documents: TileDocuments | None,
+    cuts: TileDocuments | TileRows | None,
     interpret: bool,
 ) -> tuple[Array, ...]:
     """The totals with one tile more. G, U, and [Q, P] replace dy, x and post_gate in shared memory, as `spare`."""
@@ -256,12 +287,13 @@ def _tile(
     g = g * read(stage.at[POST]) if POST in places else g
     u = u * read(stage.at[PRE]) if PRE in places else u
     seen = g
+    documents = cuts if isinstance(cuts, TileDocuments) else None
     if documents is not None:
         g, u = documents.tokens(g), documents.tokens(u)
         seen = documents.leaving(g)
     parts = [matrices.at[i * MODES : (i + 1) * MODES] for i in range(4)]
     written = [products([(seen, high), (seen, low)], interpret) for high, low in (parts[:2], parts[2:])]
-    later = [half for z in _later(written, sums, decay, documents) for half in halves(z, u.dtype)]
+    later = [half for z in _later(written, sums, decay, cuts) for half in halves(z, u.dtype)]
     kept = [spare.at[DY], spare.at[POST], spare.at[X]]
     if documents is not None:
         return _add_documents(totals, kept, g, u, jnp.concatenate(later, 1), documents, interpret)
@@ -302,9 +334,12 @@ def _add_documents(
 
 
 def _later(
-    written: list[Array], sums: Any, decay: Any, documents: TileDocuments | None = None
+    written: list[Array], sums: Any, decay: Any, cuts: TileDocuments | TileRows | None = None
 ) -> list[Array]:
-    """Q and P after each chunk. The first rows of `sums` are those after the tile, on return those before it."""
+    """Q and P after each chunk. The first rows of `sums` are those after the tile, on return those before it.
+
+    Nothing passes between documents (`cuts`), nor between rows that share a tile, which are carried to no other.
+    """
 
     def after(i: int, chunks: int) -> Array:
         ref = sums.at[i, chunks : chunks + ROWS, :MODES]
@@ -318,30 +353,37 @@ def _later(
         return [age * pair[0], age * pair[1] + lag * pair[0]]
 
     def power(chunks: int) -> tuple[Array, Array]:
+        if isinstance(cuts, TileRows):
+            age = for_all_chunks(decay[chunks])
+            return age, chunks * age
         return row(decay.at[0, ROWS - 1 - chunks]), row(decay.at[1, ROWS - 1 - chunks])
 
     def linked(pair: list[Array], chunks: int) -> list[Array]:
-        return pair if documents is None else [documents.linked(z, chunks) for z in pair]
+        return pair if cuts is None else [cuts.linked(z, chunks) for z in pair]
 
     def join(pair: list[Array], distance: int, shift: int) -> list[Array]:
-        for k in range(1, FAN):
+        for k in neighbours(distance, cuts):
             older = [after(i, k * distance + shift) for i in range(2)]
             older = linked(aged(older, *power(k * distance)), k * distance)
             pair = [a + b for a, b in zip(pair, older, strict=True)]
         return pair
 
-    ages = [plgpu.load(decay.at[i], layout=plgpu.Layout.WGMMA, optimized=False) for i in range(2)]
-    carried = aged([row(sums.at[i, 0, :MODES]) for i in range(2)], *ages)
-    if documents is not None:
-        carried = [documents.linked_to_tile(z) for z in carried]
+    carried = []
+    if not isinstance(cuts, TileRows):
+        ages = [plgpu.load(decay.at[i], layout=plgpu.Layout.WGMMA, optimized=False) for i in range(2)]
+        carried = aged([row(sums.at[i, 0, :MODES]) for i in range(2)], *ages)
+        carried = carried if cuts is None else [cuts.linked_to_tile(z) for z in carried]
     store(written)
     joined = join(linked([after(i, 1) for i in range(2)], 0), 1, 1)
     for distance in (FAN, FAN * FAN):
-        store(joined)
-        joined = join(joined, distance, 0)
+        if neighbours(distance, cuts):
+            store(joined)
+            joined = join(joined, distance, 0)
+    if isinstance(cuts, TileRows):
+        return joined
     found = [a + b for a, b in zip(joined, carried, strict=True)]
     handed = aged(found, *power(1))
-    if documents is not None:
-        handed = [documents.through(z) for z in handed]
+    if cuts is not None:
+        handed = [cuts.through(z) for z in handed]
     store([a + b for a, b in zip(handed, written, strict=True)])
     return found

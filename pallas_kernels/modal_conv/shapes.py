@@ -31,8 +31,10 @@ SHAPES = (
     ModalConvShape("d768_128k", 4, 768, 131_072),
     # Packed rows.
     ModalConvShape("d768_8k_packed", 64, 768, 8192, documents=8),
-    # The latent stack of the `books` recipe.
+    # The latent stack of the `books` recipe, with more rows on a device, and with shorter ones.
     ModalConvShape("books", 8, 1024, 2048),
+    ModalConvShape("books_b32", 32, 1024, 2048),
+    ModalConvShape("books_1k", 8, 1024, 1024),
     # Decoding.
     ModalConvShape("evo2_7b_li_decode", 32, 4096, 1),
 )

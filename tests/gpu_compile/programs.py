@@ -215,6 +215,11 @@ def _modal_conv() -> Iterator[Program]:
     short = jax.ShapeDtypeStruct((shape.batch, shape.channels, modal_hopper.SHORTEST), jnp.bfloat16)
     arrays = plain | {"x": short, "pre_gate": short, "post_gate": short}
     yield Program("modal_conv/short", _gradients(modal_conv_mosaic_gpu), (short, arrays))
+    shared = partial(modal_conv_mosaic_gpu, share_tiles=True)
+    yield Program("modal_conv/shared_4", _gradients(shared), (short, arrays))
+    half = jax.ShapeDtypeStruct((*x.shape[:2], 2 * modal_hopper.SHORTEST), jnp.bfloat16)
+    arrays = plain | {"x": half, "pre_gate": half, "post_gate": half}
+    yield from _transformed("modal_conv/shared_2", shared, arrays)
     odd = jax.ShapeDtypeStruct((*x.shape[:2], shape.length - 1), x.dtype)
     arrays = plain | {"x": odd, "pre_gate": odd, "post_gate": odd}
     yield from _transformed("modal_conv/any_length", modal_conv_mosaic_gpu, arrays)

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import mosaic_gpu
 
 from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
 from pallas_kernels.modal_conv import bench, explain, modal_conv
-from pallas_kernels.modal_conv.hopper import MODES, SHORTEST, TILE, why_not
+from pallas_kernels.modal_conv.hopper import MODES, SHORTEST, TILE, rows_per_tile, why_not
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
 from tests.pallas_kernels import op_suite
@@ -146,12 +147,37 @@ def test_simulated_packed(length: int, streams: tuple[str, ...], state: bool, ch
     op_suite.CHECKS[check](case("", length, 3, run, batch=2, streams=streams, state=state, ids=ids))
 
 
+def shared_cases(run: Any) -> list[OpCase]:
+    """Rows that share a tile: as long as their share or shorter, and of other numbers than powers of two."""
+    run = partial(run, share_tiles=True)
+    return [
+        case("two rows in a tile", 2048, MODES, run, batch=2),
+        case("four rows in a tile", 1024, 3, run, batch=4, streams=("x",)),
+        case(
+            "two rows in each of three tiles, 1,536 steps", 1536, 5, run, batch=6, streams=("x", "post_gate")
+        ),
+        case("two rows of 1,024 in a tile", 1024, MODES, run, batch=2, streams=("x", "pre_gate")),
+    ]
+
+
+@pytest.mark.slow(weeks=4, every="two rows in a tile")
+@pytest.mark.parametrize("case", shared_cases(partial(modal_conv_mosaic_gpu, interpret=True)), ids=str)
+def test_simulated_shared_tiles(case: OpCase, no_races: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program takes all rows of a channel, watched for races."""
+    del no_races
+    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
+    watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=True)
+    monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", watched)
+    op_suite.check_reference(case)
+
+
 @pytest.mark.slow(weeks=6, group="simulated modal_conv")
-def test_a_row_knows_nothing_of_its_neighbours_in_memory() -> None:
-    """NaN in every second row stays there, values and gradients, though rows share chunks."""
-    run = partial(modal_conv_mosaic_gpu, interpret=True)
-    clean = case("two rows", SHORTEST + 77, 2, run, batch=2)
-    dirty = np.zeros((2, CHANNELS, SHORTEST + 77), bool)
+@pytest.mark.parametrize("length", [SHORTEST + 77, SHORTEST])
+def test_a_row_knows_nothing_of_its_neighbours_in_memory(length: int) -> None:
+    """NaN in every second row stays there, values and gradients, though rows share chunks, or a tile."""
+    run = partial(modal_conv_mosaic_gpu, share_tiles=True, interpret=True)
+    clean = case("two rows", length, 2, run, batch=2)
+    dirty = np.zeros((2, CHANNELS, length), bool)
     dirty[:, 1] = dirty[1] = True
     poisoned = {n: jnp.where(dirty, jnp.nan, clean.arrays[n]) for n in ALL_STREAMS}
     backward = jax.jit(lambda arrays, dy: jax.vjp(lambda arrays: run(**arrays), arrays)[1](dy)[0])
@@ -199,6 +225,21 @@ def test_an_impulse_arrives_after_many_tiles_with_its_weight() -> None:
 @pytest.mark.parametrize("case", cases(partial(modal_conv, implementation="mosaic_gpu")), ids=str)
 def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map", "poison"}))
+@pytest.mark.parametrize("case", shared_cases(modal_conv_mosaic_gpu), ids=str)
+def test_shared_tiles_on_a_gpu(case: OpCase, check: str) -> None:
+    op_suite.CHECKS[check](case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("batch", "length"), [(1024, 2048), (2112, 1024), (1090, 1536)])
+def test_many_shared_tiles_on_a_gpu(batch: int, length: int) -> None:
+    """Programs that take one tile after another, with every gradient."""
+    run = partial(modal_conv_mosaic_gpu, share_tiles=True)
+    op_suite.check_reference(case("", length, MODES, run, batch=batch))
 
 
 LENGTHS = [1025, 1088, 1600, 4095, 4097, 4160, 8191, 12289, 131071]
@@ -268,6 +309,14 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
     p = jax.ShapeDtypeStruct((shape.channels, shape.modes), jnp.float32)
     assert why_not(HOPPER, x, p, p, pre_gate=x, post_gate=x) is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "rows"),
+    [(8, 2048, 2), (8, 1024, 4), (6, 1024, 2), (8, 1536, 2), (7, 1024, 1), (8, 2560, 1), (8, 1500, 1)],
+)
+def test_rows_share_a_tile_that_fit_it(batch: int, length: int, rows: int) -> None:
+    assert rows_per_tile(batch, length) == rows
 
 
 def test_takes_packed_rows() -> None:
