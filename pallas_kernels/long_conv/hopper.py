@@ -93,8 +93,6 @@ def why_not(
 
 def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
     """Why a slower form goes first, or None where the kernel was timed and is faster."""
-    if x.shape[2] > LONGEST_ON_CHIP:
-        return f"rows of more than {LONGEST_ON_CHIP:,} steps have not run in it on a GPU"
     if segment_ids is not None:
         return "packed rows have not run in it on a GPU"
     return f"it has not been timed below {TIMED:,} steps" if x.shape[2] < TIMED else None
