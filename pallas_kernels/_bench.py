@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,9 @@ def _error(found: Sequence[Any], truth: Sequence[Any]) -> float:
 def benchmark[S](
     op: str, shapes: Sequence[S], plan: Callable[[S], Plan], argv: Sequence[str] | None = None
 ) -> str:
-    """The command line of a benchmark: `--shapes NAME ...` and `--out FILE`; returns JSON, written after each shape.
+    """The command line of a benchmark: `--shapes NAME ...`, `--versions NAME ...` and `--out FILE`.
+
+    Returns JSON, written after each shape.
 
     Args:
       op: its name.
@@ -150,16 +152,33 @@ def benchmark[S](
     named = {shape.name: shape for shape in shapes}  # pyright: ignore[reportAttributeAccessIssue]
     parser = argparse.ArgumentParser(prog=f"python -m pallas_kernels.{op}.bench")
     parser.add_argument("--shapes", nargs="+", choices=list(named), default=list(named)[:1])
+    parser.add_argument(
+        "--versions", nargs="+", help="these alone, beside the plain one: compiling takes most of the time"
+    )
     parser.add_argument("--out", type=Path, help="write the JSON here as well")
     given = parser.parse_args(argv)
     report = {"op": op, "machine": asdict(this_machine()), "ceilings": asdict(ceilings := measure_ceilings())}
     found: dict[str, Any] = {}
     for name in given.shapes:
-        found[name] = run_plan(plan(named[name]), ceilings, jax.random.key(0))
+        found[name] = run_plan(only(plan(named[name]), given.versions), ceilings, jax.random.key(0))
         if given.out:
             given.out.parent.mkdir(parents=True, exist_ok=True)
             given.out.write_text(_text(report, found), encoding="utf-8")
     return _text(report, found)
+
+
+def only(plan: Plan, names: Sequence[str] | None) -> Plan:
+    """The plan with the versions of these names; None for all.
+
+    Raises:
+      ValueError: it has no version of such a name.
+    """
+    if names is None:
+        return plan
+    known = {case.name: case for case in plan.versions}
+    if missing := [name for name in names if name not in known]:
+        raise ValueError(f"--versions {' '.join(missing)}: this call has {', '.join(known) or 'none'} here")
+    return replace(plan, versions=[known[name] for name in names])
 
 
 def _text(report: dict[str, Any], found: dict[str, Any]) -> str:

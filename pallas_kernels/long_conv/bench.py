@@ -17,19 +17,18 @@ from pallas_kernels.long_conv.xla import long_conv_xla
 
 def plan(shape: LongConvShape, dtype: Any = jnp.bfloat16) -> Plan:
     """What the table has beside XLA's FFT and the textbook, with both gates, all checked against the FFT in fp32."""
-    args = arguments(shape, dtype)
-    options = {"causal": shape.causal, **documents(shape)}
+    args = (*arguments(shape, dtype), *documents(shape))
     stream, taps = float(args[0].nbytes), float(args[1].nbytes)
     others = [entry for entry in TABLE if entry.name not in ("xla", "reference")]
     able = [
         entry
         for entry in others
-        if entry.why_not(current_device(), *args[:2], **_named(args, options)) is None
+        if entry.why_not(current_device(), *args[:2], **_named(args, shape.causal)) is None
     ]
     return Plan(
-        truth=Case("truth", partial(_in_fp32, options), args),
-        plain=Case("xla", _gated(long_conv_xla, options), args),
-        versions=[Case(entry.name, _gated(entry.run, options), args) for entry in able],
+        truth=Case("truth", partial(_in_fp32, shape.causal), args),
+        plain=Case("xla", _gated(long_conv_xla, shape.causal), args),
+        versions=[Case(entry.name, _gated(entry.run, shape.causal), args) for entry in able],
         # The floor is that of memory: a transform's FLOPs are of whoever chooses it.
         work={
             "forward": Work(0.0, 4 * stream + taps),
@@ -49,25 +48,29 @@ def arguments(shape: LongConvShape, dtype: Any) -> tuple[Any, ...]:
     return x, filter, pre_gate, post_gate
 
 
-def documents(shape: LongConvShape) -> dict[str, Any]:
-    """Segment ids of documents of one length, which the op is not told; nothing for one document a row."""
+def documents(shape: LongConvShape) -> tuple[Any, ...]:
+    """Segment ids of documents of one length, which the op is not told; nothing for one document a row.
+
+    An argument like the others: the compiler would take minutes over what follows from ids that it knows.
+    """
     if shape.documents == 1:
-        return {}
+        return ()
     ids = 1 + jnp.arange(shape.length, dtype=jnp.int32) * shape.documents // shape.length
-    return {"segment_ids": jnp.broadcast_to(ids, (shape.batch, shape.length))}
+    return (jnp.broadcast_to(ids, (shape.batch, shape.length)),)
 
 
-def _named(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    return {"pre_gate": args[2], "post_gate": args[3], **options}
+def _named(args: tuple[Any, ...], causal: bool) -> dict[str, Any]:
+    names = ("pre_gate", "post_gate", "segment_ids")
+    return {"causal": causal, **dict(zip(names, args[2:], strict=False))}
 
 
-def _gated(op: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    return lambda *args: op(*args[:2], **_named(args, options))
+def _gated(op: Callable[..., Any], causal: bool) -> Callable[..., Any]:
+    return lambda *args: op(*args[:2], **_named(args, causal))
 
 
-def _in_fp32(options: dict[str, Any], *args: Any) -> Any:
-    wide = [z.astype(jnp.float32) for z in args]
-    return _gated(long_conv_xla, options)(*wide).astype(args[0].dtype)
+def _in_fp32(causal: bool, *args: Any) -> Any:
+    wide = [z.astype(jnp.float32) if jnp.issubdtype(z.dtype, jnp.floating) else z for z in args]
+    return _gated(long_conv_xla, causal)(*wide).astype(args[0].dtype)
 
 
 if __name__ == "__main__":

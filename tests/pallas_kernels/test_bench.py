@@ -62,6 +62,14 @@ def test_the_report_has_every_version_in_every_pass(tmp_path):
         assert entry["floor"] > 0
 
 
+def test_versions_can_be_chosen():
+    both = plan(versions=[Case(name, lambda x: x**2, X) for name in ("ours", "other")])
+    found = json.loads(benchmark("square", [Shape("small")], lambda shape: both, ["--versions", "other"]))
+    assert {name for p in found["shapes"]["small"]["passes"] for name in p["seconds"]} == {"other", "plain"}
+    with pytest.raises(ValueError, match="--versions theirs: this call has ours, other here"):
+        benchmark("square", [Shape("small")], lambda shape: both, ["--versions", "theirs"])
+
+
 def test_a_run_cut_short_keeps_the_shapes_it_has(tmp_path):
     def one_alone(shape):
         if shape.name == "large":
