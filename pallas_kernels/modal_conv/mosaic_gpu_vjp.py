@@ -176,7 +176,7 @@ def _kernel(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="modal_conv_vjp" + form(flat, marks, shared),
-    )(*streams.values(), *weights, *([] if marks is None else marks_of(marks, True)))
+    )(*streams.values(), *weights, *marks_of(marks, True))
 
 
 def _weights(log_poles: Array, dtype: Any) -> list[Array]:
