@@ -89,7 +89,6 @@ def _backward(together: int, interpret: bool, residuals: tuple[Any, ...], dy: Ar
     dpost_gate = (
         None if post_gate is None else _conv(x, modes, state, pre_gate, dy, marks, together, interpret)
     )
-    how["marks"] = marks.marks if isinstance(marks, Cuts) else marks
     dmodes, dstate = gradient_of_modes(x, modes, state, pre_gate, post_gate, dy, **how)
     return dx, dmodes, dstate, rest[0] if rest else None, dpost_gate, None
 

@@ -116,6 +116,10 @@ class TileCuts(TileDocuments):
         """z at tokens, else zero."""
         return lax.fori_loop(0, self.holes, lambda _, z: _keep(self.steps >= 0, z), z)
 
+    def entering(self, z: Array) -> Array:
+        """z at steps of the document that a state enters with: the chunk's first of the walk."""
+        return _keep(~self._from(self.read_bound(0)), z)
+
     def leaving(self, z: Array) -> Array:
         """z at steps of the document whose state a chunk leaves behind: the chunk's last of the walk."""
         return _keep(self._from(self.read_bound(CHUNK)), z)
@@ -133,6 +137,25 @@ class TileCuts(TileDocuments):
             return jnp.where(behind, product(_keep(behind, u)), out), self.read_bound(order)
 
         return lax.fori_loop(1, self.passes, leave_out, (out, self.read_bound(0)))[0]
+
+    def behind_the_first(
+        self, add: Callable[[Callable[[Array], Array], Callable[[Array], Array], Array], Array], total: Array
+    ) -> Array:
+        """A total to which each document of a chunk but the walk's first adds.
+
+        `add` is given what keeps the steps from its first one on, what keeps its own, and the total.
+        """
+
+        def each(order: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            total, bound = carry
+            end = self.read_bound(order)
+
+            def own(z: Array) -> Array:
+                return _keep(self._from(bound) & ~self._from(end), z)
+
+            return add(lambda z: _keep(self._from(bound), z), own, total), end
+
+        return lax.fori_loop(1, self.passes, each, (total, self.read_bound(0)))[0]
 
     def _from(self, bound: Array) -> Array:
         """Which steps the walk meets from a bound of each chunk on."""
