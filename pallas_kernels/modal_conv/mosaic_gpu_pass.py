@@ -491,7 +491,11 @@ def _states(
 
     def join(joined: Array, distance: int, shift: int = 0) -> Array:
         for k in neighbours(distance, cuts):
-            joined = joined + linked(power(k * distance) * earlier(shift + k * distance), k * distance)
+            age, older = power(k * distance), earlier(shift + k * distance)
+            if type(cuts) is TileDocuments:  # As it was timed.
+                joined = joined + linked(age * older, k * distance)
+            else:
+                joined = joined + age * linked(older, k * distance)
         return joined
 
     carried = None

