@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
-from pallas_kernels.modal_conv.hopper import SHARED, SHORTEST, rows_per_tile
+from pallas_kernels.modal_conv.hopper import CUT, SHARED, SHORTEST, rows_per_tile
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
 from pallas_kernels.modal_conv.xla import modal_conv_xla
@@ -26,7 +26,7 @@ LONGEST_TRAINED = 1 << 20
 def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     """The kernel on bf16 streams with both gates against the XLA form, both checked against XLA in fp32.
 
-    Until rows share a tile by default, the kernel whose short rows do is a version of its own, `shared`.
+    What is not the default yet is a version of its own: `shared`, whose short rows share a tile, and `cut`.
 
     Decays from a few steps to an eighth of the row, weights that give every mode its share.
     """
@@ -42,6 +42,8 @@ def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     versions = [Case("mosaic_gpu", _gated(kernel, ids), args)]
     if not SHARED and ids is None and rows_per_tile(shape.batch, shape.length) > 1:
         versions.append(Case("shared", _gated(partial(kernel, share_tiles=True), ids), args))
+    if not CUT and ids is not None:
+        versions.append(Case("cut", _gated(partial(kernel, cut=True), ids), args))
     # Forward reads x and the gates, writes y; backward reads them and the cotangent, writes three gradients.
     work = {"forward": Work(flops, 4 * stream), "forward+backward": Work(3 * flops, 11 * stream)}
     if shape.length > LONGEST_TRAINED:

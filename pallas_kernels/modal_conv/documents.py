@@ -39,14 +39,56 @@ class Marks(NamedTuple):
     passes: Int[Array, "B tiles"]
 
 
+class Cuts(NamedTuple):
+    """Marks, and where documents lie in their chunks: numbers a chunk, of which a kernel makes masks of steps.
+
+    Attributes:
+      marks: see `Marks`.
+      begins: the first step of the chunk's document of order 1 ... 64, 64 if there is none; then that of its last.
+      ends: the same against time: where the document before the last one ends, and so on, 0 if there is none; then
+        where the first one ends.
+      holes: 1 for each tile that holds anything but tokens, else 0.
+    """
+
+    marks: Marks
+    begins: Int[Array, "B 65 N"]
+    ends: Int[Array, "B 65 N"]
+    holes: Int[Array, "B tiles"]
+
+
+def mark_cuts(segment_ids: Int[Array, "B T"]) -> Cuts:
+    """The marks and cuts of packed rows; see `modal_conv` for `segment_ids`."""
+    ids = _chunks(segment_ids)
+    order = _order(jnp.abs(ids))
+    last, orders = order[..., -1:], 1 + jnp.arange(CHUNK)[None, None, :, None]
+    begins = jnp.sum(order[..., None, :] < orders, -1)
+    ends = jnp.sum((last - order)[..., None, :] >= orders, -1)
+    begins, ends = (
+        jnp.concatenate([one, other[..., :1]], -1).astype(jnp.int8).swapaxes(1, 2)
+        for one, other in ((begins, ends), (ends, begins))
+    )
+    holes = jnp.any((ids <= 0).reshape(ids.shape[0], -1, ROWS * CHUNK), 2)
+    return Cuts(mark(segment_ids), begins, ends, holes.astype(jnp.int32))
+
+
+def _chunks(segment_ids: Int[Array, "B T"]) -> Int[Array, "B N 64"]:
+    """Of whole tiles, with padding behind the rows."""
+    filled = jnp.pad(segment_ids, ((0, 0), (0, -segment_ids.shape[1] % (CHUNK * ROWS))))
+    return filled.reshape(filled.shape[0], -1, CHUNK)
+
+
+def _order(documents: Int[Array, "B N 64"]) -> Int[Array, "B N 64"]:
+    """Of each step, which of its chunk's documents it is of."""
+    begins = (documents[..., 1:] != documents[..., :-1]).astype(jnp.int32)
+    return jnp.pad(jnp.cumsum(begins, 2), ((0, 0), (0, 0), (1, 0)))
+
+
 def mark(segment_ids: Int[Array, "B T"]) -> Marks:
     """The marks of packed rows; see `modal_conv` for `segment_ids`."""
-    batch, length = segment_ids.shape
-    filled = jnp.pad(segment_ids, ((0, 0), (0, -length % (CHUNK * ROWS))))
-    ids = filled.reshape(batch, -1, CHUNK)
+    batch = segment_ids.shape[0]
+    ids = _chunks(segment_ids)
     documents = jnp.abs(ids)
-    begins = (documents[..., 1:] != documents[..., :-1]).astype(jnp.int32)
-    order = jnp.pad(jnp.cumsum(begins, 2), ((0, 0), (0, 0), (1, 0)))
+    order = _order(documents)
     last = order[..., -1:]
     steps = jnp.where(ids > 0, order + jnp.where(order == last, LAST, 0), -1)
     across = documents[:, 1:, 0] == documents[:, :-1, -1]

@@ -14,6 +14,9 @@ SHORTEST = 1024
 SHARED = False
 """Whether short rows of a channel share a tile unless a call says so: not before its tests have passed on a GPU."""
 
+CUT = False
+"""Whether packed rows are cut by numbers of each chunk (`TileCuts`) unless a call says so: as above."""
+
 MODES = 16
 """Modes per channel; fewer are filled up with modes of no weight."""
 

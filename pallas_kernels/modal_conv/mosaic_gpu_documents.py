@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
-from pallas_kernels._hopper import ROWS
-from pallas_kernels.modal_conv.documents import LAST, REACH
+from pallas_kernels._hopper import CHUNK, ROWS
+from pallas_kernels.modal_conv.documents import LAST, REACH, Cuts, Marks
 from pallas_kernels.modal_conv.hopper import MODES
 
 
@@ -31,7 +32,7 @@ class TileDocuments:
         cls, marks: Any, row: Array, tile: Array, *, reverse: bool, keep_steps: bool = True
     ) -> "TileDocuments":
         """From device memory, where all channels read the same; `marks` is [steps, links, passes]."""
-        steps, links, passes = marks
+        steps, links, passes = marks[:3]
         chunks = pl.ds(tile * ROWS, ROWS)
         layout = plgpu.Layout.WGMMA
 
@@ -78,10 +79,100 @@ class TileDocuments:
         return _keep(self.links < 0, z)
 
 
+@dataclass(frozen=True)
+class TileCuts(TileDocuments):
+    """`documents.Cuts` of one tile: masks of steps are comparisons with a number for each chunk.
+
+    Bytes of steps are read in tiles with holes or padding only.
+    """
+
+    read_bound: Callable[[Any], Array]
+    holes: Array
+
+    @classmethod
+    def load_cuts(cls, marks: Any, row: Array, tile: Array, *, reverse: bool) -> "TileCuts":
+        """From device memory; `marks` is [steps, links, passes, bounds, holes]."""
+        steps, links, passes, bounds, holes = marks
+        chunks = pl.ds(tile * ROWS, ROWS)
+
+        def read_steps() -> Array:
+            ref = steps.at[row, chunks]
+            return plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False).astype(jnp.int32)
+
+        def by_chunk(ref: Any) -> Array:
+            return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False).astype(jnp.int32)
+
+        linked = lax.broadcast_in_dim(by_chunk(links.at[row, chunks, 0]), (ROWS, MODES), (0,))
+        return cls(
+            read_steps,
+            linked,
+            passes[row, tile],
+            reverse,
+            lambda order: by_chunk(bounds.at[row, order, chunks]),
+            holes[row, tile],
+        )
+
+    def tokens(self, z: Array) -> Array:
+        """z at tokens, else zero."""
+        return lax.fori_loop(0, self.holes, lambda _, z: _keep(self.steps >= 0, z), z)
+
+    def entering(self, z: Array) -> Array:
+        """z at steps of the document that a state enters with: the chunk's first of the walk."""
+        return _keep(~self._from(self.read_bound(0)), z)
+
+    def leaving(self, z: Array) -> Array:
+        """z at steps of the document whose state a chunk leaves behind: the chunk's last of the walk."""
+        return _keep(self._from(self.read_bound(CHUNK)), z)
+
+    def cut(self, u: Array, out: Array, product: Callable[[Array], Array]) -> Array:
+        """`out`, the chunks' outputs as if a chunk were of one document, at those behind others computed anew.
+
+        A product of steps up to each one (from each one on, against time) is right for the first document of the walk.
+        Those behind it are right if it is left out, of these the first, and so on.
+        """
+
+        def leave_out(order: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            out, bound = carry
+            behind = self._from(bound)
+            return jnp.where(behind, product(_keep(behind, u)), out), self.read_bound(order)
+
+        return lax.fori_loop(1, self.passes, leave_out, (out, self.read_bound(0)))[0]
+
+    def behind_the_first(
+        self, add: Callable[[Callable[[Array], Array], Callable[[Array], Array], Array], Array], total: Array
+    ) -> Array:
+        """A total to which each document of a chunk but the walk's first adds.
+
+        `add` is given what keeps the steps from its first one on, what keeps its own, and the total.
+        """
+
+        def each(order: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            total, bound = carry
+            end = self.read_bound(order)
+
+            def own(z: Array) -> Array:
+                return _keep(self._from(bound) & ~self._from(end), z)
+
+            return add(lambda z: _keep(self._from(bound), z), own, total), end
+
+        return lax.fori_loop(1, self.passes, each, (total, self.read_bound(0)))[0]
+
+    def _from(self, bound: Array) -> Array:
+        """Which steps the walk meets from a bound of each chunk on."""
+        step = plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), 1, layout=plgpu.Layout.WGMMA)
+        bound = lax.broadcast_in_dim(bound, (ROWS, CHUNK), (0,))
+        return step < bound if self.reverse else step >= bound
+
+
 def _keep(mask: Array, z: Array) -> Array:
     return jnp.where(mask, z, jnp.zeros_like(z))
 
 
-def marks_of(documents: Any, reverse: bool) -> list[Any]:
-    """What `TileDocuments.load` takes of `documents.Marks`."""
+def marks_of(documents: Marks | Cuts | None, reverse: bool) -> list[Any]:
+    """What `TileDocuments.load` takes of `documents.Marks`, or `TileCuts.load_cuts` of `documents.Cuts`."""
+    if documents is None:
+        return []
+    if isinstance(documents, Cuts):
+        bounds = documents.ends if reverse else documents.begins
+        return [*marks_of(documents.marks, reverse), bounds, documents.holes]
     return [documents.steps, documents.links_back if reverse else documents.links, documents.passes]

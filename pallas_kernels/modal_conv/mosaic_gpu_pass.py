@@ -34,11 +34,11 @@ from jaxtyping import Array, Float
 from pallas_kernels._conv.flat_rows import FlatRows, flatten, unflatten
 from pallas_kernels._conv.tiles import STAGES, chunks_ref, read, tile_ref
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
-from pallas_kernels.modal_conv.documents import Marks
+from pallas_kernels.modal_conv.documents import Cuts, Marks
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
-from pallas_kernels.modal_conv.mosaic_gpu_documents import TileDocuments, marks_of
+from pallas_kernels.modal_conv.mosaic_gpu_documents import TileCuts, TileDocuments, marks_of
 from pallas_kernels.modal_conv.mosaic_gpu_rows import TileRows
 from pallas_kernels.modal_conv.mosaic_gpu_weights import decays as decays_of
 from pallas_kernels.modal_conv.mosaic_gpu_weights import rates, reading, writing
@@ -57,7 +57,7 @@ def convolve(
     post_gates: Sequence[Float[Array, "B D T"]],
     *,
     state: Float[Array, "B D M"] | None = None,
-    marks: Marks | None = None,
+    marks: Marks | Cuts | None = None,
     reverse: bool = False,
     together: int = 1,
     interpret: bool = False,
@@ -122,7 +122,7 @@ def _kernel(
     inputs: int,
     modes: Modes,
     state: Array | None,
-    marks: Marks | None,
+    marks: Marks | Cuts | None,
     edges: Sequence[Array],
     flat: FlatRows | None,
     shared: TileRows | None,
@@ -152,7 +152,7 @@ def _kernel(
             outputs=outputs,
             flat=flat,
             shared=shared,
-            packed=marks is not None,
+            marked=len(marks_of(marks, reverse)),
             reverse=reverse,
             interpret=interpret,
         ),
@@ -175,7 +175,7 @@ def _kernel(
         *streams,
         weights,
         decays,
-        *([] if marks is None else marks_of(marks, reverse)),
+        *marks_of(marks, reverse),
         *edges,
         *([] if state is None else [fill_up(state).reshape(-1, MODES)]),
     )
@@ -193,11 +193,13 @@ def divide(batch: int, channels: int, shared: TileRows | None) -> tuple[int, int
     return each, rows // each
 
 
-def form(flat: FlatRows | None, marks: Marks | None, shared: TileRows | None) -> str:
+def form(flat: FlatRows | None, marks: Marks | Cuts | None, shared: TileRows | None) -> str:
     """The end of a kernel's name."""
     if shared is not None:
         return "_shared"
-    return "_packed" if marks is not None else "" if flat is None else "_flat"
+    if marks is not None:
+        return "_cut" if isinstance(marks, Cuts) else "_packed"
+    return "" if flat is None else "_flat"
 
 
 def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
@@ -242,7 +244,7 @@ def _program(
     outputs: int,
     flat: FlatRows | None,
     shared: TileRows | None,
-    packed: bool,
+    marked: int,
     reverse: bool,
     interpret: bool,
 ) -> None:
@@ -250,7 +252,7 @@ def _program(
     loaded, stored, matrices, decay, sums, arrived, ready = refs[-7:]
     results, count = refs[-7 - outputs : -7], loaded.shape[1]
     streams, (weights, decays, *rest) = refs[:count], refs[count : -7 - outputs]
-    marks, rest = (rest[:3], rest[3:]) if packed else ([], rest)
+    marks, rest = rest[:marked], rest[marked:]
     edges, states = (rest[:outputs], rest[outputs:]) if flat is not None and flat.ragged else ([], rest)
     tiles = -(-streams[0].shape[1] // ROWS) if flat is None else flat.tiles
     channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
@@ -309,8 +311,9 @@ def _program(
     def advance(step: Array, _: None) -> None:
         stage = [loaded.at[step % STAGES, i] for i in range(count)]
         documents = None
-        if packed:  # Their way from device memory overlaps with that of the streams.
-            documents = TileDocuments.load(marks, first + step // tiles, tile_of(step), reverse=reverse)
+        if marked:  # Their way from device memory overlaps with that of the streams.
+            read_marks = TileCuts.load_cuts if len(marks) == 5 else TileDocuments.load
+            documents = read_marks(marks, first + step // tiles, tile_of(step), reverse=reverse)
         plgpu.barrier_wait(arrived.at[step % STAGES])
         state = states[0].at[line_of(step)] if states else None
         if flat is not None:
@@ -436,6 +439,9 @@ def _packed_tile(
     sent = products([(sent, half) for half in written], interpret)
     states = _states(sent, sums, decay, documents.reverse, cuts=documents)
     quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
+    if isinstance(documents, TileCuts):
+        out = products([(u, within), (quarters, reading)], interpret)
+        return documents.cut(u, out, lambda u: products([(u, within)], interpret))
     out = documents.entering(products([(quarters, reading)], interpret))
 
     def add(order: Array, out: Array) -> Array:
@@ -485,7 +491,11 @@ def _states(
 
     def join(joined: Array, distance: int, shift: int = 0) -> Array:
         for k in neighbours(distance, cuts):
-            joined = joined + linked(power(k * distance) * earlier(shift + k * distance), k * distance)
+            age, older = power(k * distance), earlier(shift + k * distance)
+            if type(cuts) is TileDocuments:  # As it was timed.
+                joined = joined + linked(age * older, k * distance)
+            else:
+                joined = joined + age * linked(older, k * distance)
         return joined
 
     carried = None

@@ -13,7 +13,7 @@ from chunk to chunk as the states of the other passes are: with a = exp(64 log_p
 A row's first state s adds residues exp((n + 1) log_poles) s to y_n, for which Q_{-1} and P_{-1} are left at its end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,11 +27,11 @@ from jaxtyping import Array, Float
 from pallas_kernels._conv.flat_rows import FlatRows, flatten
 from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, as_chunks, varying_like
-from pallas_kernels.modal_conv.documents import Marks
+from pallas_kernels.modal_conv.documents import Cuts, Marks
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
-from pallas_kernels.modal_conv.mosaic_gpu_documents import TileDocuments, marks_of
+from pallas_kernels.modal_conv.mosaic_gpu_documents import TileCuts, TileDocuments, marks_of
 from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     EDGE,
     FAN,
@@ -67,7 +67,7 @@ def gradient_of_modes(
     post_gate: Float[Array, "B D T"] | None,
     dy: Float[Array, "B D T"],
     *,
-    marks: Marks | None = None,
+    marks: Marks | Cuts | None = None,
     together: int = 1,
     interpret: bool,
 ) -> tuple[Modes, Float[Array, "B D M"] | None]:
@@ -101,7 +101,7 @@ def _gradient(
     streams: dict[int, Array],
     modes: Modes,
     state: Float[Array, "B D M"] | None,
-    marks: Marks | None,
+    marks: Marks | Cuts | None,
     shape: tuple[int, ...],
     flat: FlatRows | None,
     interpret: bool,
@@ -132,7 +132,7 @@ def _gradient(
 def _kernel(
     streams: dict[int, Array],
     log_poles: Array,
-    marks: Marks | None,
+    marks: Marks | Cuts | None,
     batch: int,
     flat: FlatRows | None,
     shared: TileRows | None,
@@ -156,7 +156,7 @@ def _kernel(
             rows=rows,
             flat=flat,
             shared=shared,
-            packed=marks is not None,
+            marked=len(marks_of(marks, True)),
             interpret=interpret,
         ),
         out_type=[
@@ -176,7 +176,7 @@ def _kernel(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="modal_conv_vjp" + form(flat, marks, shared),
-    )(*streams.values(), *weights, *([] if marks is None else marks_of(marks, True)))
+    )(*streams.values(), *weights, *marks_of(marks, True))
 
 
 def _weights(log_poles: Array, dtype: Any) -> list[Array]:
@@ -201,13 +201,13 @@ def _program(
     rows: int,
     flat: FlatRows | None,
     shared: TileRows | None,
-    packed: bool,
+    marked: int,
     interpret: bool,
 ) -> None:
     """One channel of `rows` rows, or groups that share a tile, each from its last tile to its first, row after row."""
     streams, rest = dict(zip(places, refs, strict=False)), refs[len(places) : -6]
     weights, rest = (rest[:2], rest[2:]) if shared is None else (rest[:1], rest[1:])
-    marks, (out, *before) = (rest[:3], rest[3:]) if packed else ([], rest)
+    marks, (out, *before) = rest[:marked], rest[marked:]
     stages, matrices, decay, sums, arrived, ready = refs[-6:]
     loaded, kept = (stages, stages) if flat is None else stages
     tiles = -(-streams[X].shape[1] // ROWS) if flat is None else flat.tiles
@@ -243,9 +243,12 @@ def _program(
         if shared is None:
             pl.when(step % tiles == 0)(start)
         cuts = shared
-        if packed:
-            sample = group * rows + step // tiles
-            cuts = TileDocuments.load(marks, sample, tiles - 1 - step % tiles, reverse=True, keep_steps=False)
+        if marked:
+            place = (group * rows + step // tiles, tiles - 1 - step % tiles)
+            if len(marks) == 5:
+                cuts = TileCuts.load_cuts(marks, *place, reverse=True)
+            else:
+                cuts = TileDocuments.load(marks, *place, reverse=True, keep_steps=False)
         totals = _tile(stage, spare, places, matrices, decay, sums, totals, cuts, interpret)
 
         for first in before:
@@ -296,13 +299,42 @@ def _tile(
     later = [half for z in _later(written, sums, decay, cuts) for half in halves(z, u.dtype)]
     kept = [spare.at[DY], spare.at[POST], spare.at[X]]
     if documents is not None:
-        return _add_documents(totals, kept, g, u, jnp.concatenate(later, 1), documents, interpret)
+        add = _add_cut if isinstance(documents, TileCuts) else _add_documents
+        return add(totals, kept, g, u, jnp.concatenate(later, 1), documents, interpret)
     for ref, z in zip(kept, [g, jnp.concatenate(later, 1), u], strict=True):
         ref[...] = z
     plgpu.commit_smem()
     totals = add_products(totals, kept[:2], kept[2], interpret)
     plgpu.commit_smem()  # All warps are done with this stage before the next load overwrites it.
     return totals
+
+
+def _add_cut(
+    totals: tuple[Array, ...],
+    kept: Sequence[Any],
+    g: Array,
+    u: Array,
+    later: Array,
+    documents: TileDocuments,
+    interpret: bool,
+) -> tuple[Array, ...]:
+    """`_add_documents` of `TileCuts`. Of G^T U what lies above the diagonal, U later than G, does not count."""
+    assert isinstance(documents, TileCuts)
+    cotangent, weights, inputs = kept
+    cotangent[...], weights[...] = g, later
+    inputs[...] = documents.entering(u)
+    plgpu.commit_smem()
+    within, sent = add_products(totals, [cotangent, weights], inputs, interpret)
+
+    def add(behind: Callable[[Array], Array], own: Callable[[Array], Array], total: Array) -> Array:
+        cotangent[...] = behind(g)
+        inputs[...] = own(u)
+        plgpu.commit_smem()
+        return add_products((total,), [cotangent], inputs, interpret)[0]
+
+    within = documents.behind_the_first(add, within)
+    plgpu.commit_smem()  # All warps are done with this stage before the next load overwrites it.
+    return within, sent
 
 
 def _add_documents(
@@ -364,7 +396,10 @@ def _later(
     def join(pair: list[Array], distance: int, shift: int) -> list[Array]:
         for k in neighbours(distance, cuts):
             older = [after(i, k * distance + shift) for i in range(2)]
-            older = linked(aged(older, *power(k * distance)), k * distance)
+            if type(cuts) is TileDocuments:  # As it was timed.
+                older = linked(aged(older, *power(k * distance)), k * distance)
+            else:
+                older = aged(linked(older, k * distance), *power(k * distance))
             pair = [a + b for a, b in zip(pair, older, strict=True)]
         return pair
 

@@ -224,6 +224,7 @@ def _modal_conv() -> Iterator[Program]:
     arrays = plain | {"x": odd, "pre_gate": odd, "post_gate": odd}
     yield from _transformed("modal_conv/any_length", modal_conv_mosaic_gpu, arrays)
     yield from _transformed("modal_conv/packed", _packed_modal_conv, gated)
+    yield from _transformed("modal_conv/cut", partial(_packed_modal_conv, cut=True), gated)
     state = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.modes), jnp.float32)
     yield from _transformed("modal_conv", modal_conv_mosaic_gpu, gated | {"initial_state": state})
 

@@ -141,8 +141,9 @@ def test_simulated_at_any_length(case: OpCase) -> None:
     [(TILE + 512, ALL_STREAMS, True), (2 * TILE, ("x",), False), (TILE + 77, ("x", "post_gate"), False)],
     ids=str,
 )
-def test_simulated_packed(length: int, streams: tuple[str, ...], state: bool, check: str) -> None:
-    run = partial(modal_conv_mosaic_gpu, interpret=True)
+@pytest.mark.parametrize("cut", [False, True])
+def test_simulated_packed(length: int, streams: tuple[str, ...], state: bool, cut: bool, check: str) -> None:
+    run = partial(modal_conv_mosaic_gpu, cut=cut, interpret=True)
     ids = documents(length)
     op_suite.CHECKS[check](case("", length, 3, run, batch=2, streams=streams, state=state, ids=ids))
 
@@ -266,6 +267,18 @@ def test_packed_on_a_gpu(length: int, streams: tuple[str, ...], check: str) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
+@pytest.mark.parametrize("length", [SHORTEST, 8192, 3 * TILE + 77])
+@pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
+def test_cut_on_a_gpu(length: int, streams: tuple[str, ...], check: str) -> None:
+    run = partial(modal_conv_mosaic_gpu, cut=True)
+    ids = documents(length)
+    op_suite.CHECKS[check](
+        case("", length, MODES, run, batch=2, streams=streams, state=length == 8192, ids=ids)
+    )
+
+
+@pytest.mark.gpu
 def test_any_length_gives_the_same_bits_twice_on_a_gpu() -> None:
     """Rows that share a chunk are written by different programs."""
     run = modal_conv_mosaic_gpu
@@ -331,7 +344,19 @@ def test_cannot_be_asked_for_on_a_cpu() -> None:
         modal_conv(x, p, p, implementation="mosaic_gpu")
 
 
-def test_the_benchmark_passes_its_gate() -> None:
-    shape = ModalConvShape("tiny", 1, CHANNELS, 2 * TILE, 16)
+@pytest.mark.parametrize(
+    ("shape", "version"),
+    [
+        (ModalConvShape("tiny", 1, CHANNELS, 2 * TILE, 16), "mosaic_gpu"),
+        pytest.param(
+            ModalConvShape("packed", 1, CHANNELS, TILE, 16, documents=60),
+            "cut",
+            marks=pytest.mark.slow(weeks=4),
+        ),
+    ],
+    ids=["tiny", "packed"],
+)
+def test_the_benchmark_passes_its_gate(shape: ModalConvShape, version: str) -> None:
+    """Documents of the benchmark have no holes."""
     errors = check(bench.plan(shape, interpret=True), jax.random.key(0))
-    assert set(errors) == {"xla", "mosaic_gpu"}
+    assert set(errors) == {"xla", "mosaic_gpu", version}
