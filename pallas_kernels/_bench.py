@@ -17,7 +17,9 @@ from pallas_kernels._measure import (
     Case,
     Ceilings,
     Measurement,
+    as_program,
     compare,
+    compiled,
     forward_backward,
     measure_all,
     measure_ceilings,
@@ -65,32 +67,38 @@ def run_plan(plan: Plan, ceilings: Ceilings, key: PRNGKeyArray) -> dict[str, Any
     Raises:
       ArithmeticError: a version is further from the truth than twice what the plain one is, and than one epsilon.
     """
-    found: dict[str, Any] = {"errors": check(plan, key), "passes": []}
+    cases = (plan.plain, *plan.versions, *plan.bare)
+    truth, *backward = (forward_backward(case, key) for case in (plan.truth, *cases))
+    programs = compiled([truth, *backward, *(cases if "forward" in plan.work else ())])
+    passes = {"forward+backward": programs[1 : len(cases) + 1], "forward": programs[len(cases) + 1 :]}
+    checked = passes["forward+backward"][: len(plan.versions) + 1]
+    found: dict[str, Any] = {"errors": _check(programs[0], checked), "passes": []}
     for name, work in plan.work.items():
+        plain, *others = passes[name]
         floor = ceilings.floor(flops=work.flops, bytes_moved=work.bytes_moved)
-        plain, *versions = (
-            case if name == "forward" else forward_backward(case, key)
-            for case in (plan.plain, *plan.versions)
-        )
-        for case in versions:
+        for case in others[: len(plan.versions)]:
             result = compare(case, plain)
-            sides = {side.name.split()[0]: _figures(side) for side in (result.first, result.second)}
+            sides = {_name(side): _figures(side) for side in (result.first, result.second)}
             ratio = {"value": result.ratio, "low": result.low, "high": result.high}
             given = {"pass": name, "flops": work.flops, "floor": floor}
             found["passes"].append({**given, "seconds": sides, "time_over_plain": ratio})
     if plan.bare:
-        found["overhead"] = {name: overhead(plan, name, key) for name in plan.work}
+        bare = [case.name for case in plan.bare]
+        found["overhead"] = {name: overhead(passes[name], bare) for name in plan.work}
     return found
 
 
-def overhead(plan: Plan, name: str, key: PRNGKeyArray) -> dict[str, Any]:
-    """Median seconds of a pass of all cases, and what each version takes over the fastest bare one, as a share."""
-    cases = (*plan.bare, plan.plain, *plan.versions)
-    timed = measure_all([case if name == "forward" else forward_backward(case, key) for case in cases])
-    seconds = {case.name: found.summary.median for case, found in zip(cases, timed, strict=True)}
-    fastest = min(seconds[case.name] for case in plan.bare)
-    shares = {case.name: seconds[case.name] / fastest - 1 for case in (plan.plain, *plan.versions)}
+def overhead(cases: Sequence[Case], bare: Sequence[str]) -> dict[str, Any]:
+    """Median seconds of all cases of a pass, and what each version takes over the fastest bare one, as a share."""
+    seconds = {_name(found): found.summary.median for found in measure_all(cases)}
+    fastest = min(seconds[name] for name in bare)
+    shares = {name: taken / fastest - 1 for name, taken in seconds.items() if name not in bare}
     return {"seconds": seconds, "share": shares}
+
+
+def _name(timed: Case | Measurement) -> str:
+    """Of the version, whatever the pass."""
+    return timed.name.split()[0]
 
 
 def _figures(side: Measurement) -> dict[str, Any]:
@@ -104,21 +112,26 @@ def check(plan: Plan, key: PRNGKeyArray) -> dict[str, float]:
     Raises:
       ArithmeticError: see `run_plan`.
     """
-    truth = _outputs(plan.truth, key)
-    errors = {case.name: _error(_outputs(case, key), truth) for case in (plan.plain, *plan.versions)}
-    epsilon = max(float(jnp.finfo(x.dtype).eps) for x in truth)
-    limit = max(2 * errors[plan.plain.name], epsilon)
+    truth, *others = (forward_backward(case, key) for case in (plan.truth, plan.plain, *plan.versions))
+    return _check(truth, others)
+
+
+def _check(truth: Case, others: Sequence[Case]) -> dict[str, float]:
+    """As `check`, of cases with both passes, the plain one first."""
+    right = _outputs(truth)
+    errors = {_name(case): _error(_outputs(case), right) for case in others}
+    epsilon = max(float(jnp.finfo(x.dtype).eps) for x in right)
+    plain = errors[_name(others[0])]
+    limit = max(2 * plain, epsilon)
     wrong = {name: error for name, error in errors.items() if not error <= limit}
     if wrong:
-        raise ArithmeticError(
-            f"errors {wrong} are above {limit} (the plain version's: {errors[plan.plain.name]})"
-        )
+        raise ArithmeticError(f"errors {wrong} are above {limit} (the plain version's: {plain})")
     return errors
 
 
-def _outputs(case: Case, key: PRNGKeyArray) -> list[Any]:
-    both = forward_backward(case, key)
-    return [x for x in jax.tree.leaves(jax.jit(both.fn)(*both.args)) if jnp.issubdtype(x.dtype, jnp.floating)]
+def _outputs(case: Case) -> list[Any]:
+    run = as_program(case.fn)
+    return [x for x in jax.tree.leaves(run(*case.args)) if jnp.issubdtype(x.dtype, jnp.floating)]
 
 
 def _error(found: Sequence[Any], truth: Sequence[Any]) -> float:

@@ -29,7 +29,8 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +57,9 @@ __all__ = [
     "Measurement",
     "Method",
     "Summary",
+    "as_program",
     "compare",
+    "compiled",
     "default_method",
     "forward_backward",
     "measure",
@@ -236,7 +239,7 @@ def _alternate(cases: Sequence[Case], rounds: int, warmup: int, method: Method) 
 
 
 def _warm_call(case: Case, warmup: int, *, jitted: bool) -> Callable[[], None]:
-    fn = jax.jit(case.fn) if jitted else case.fn
+    fn = as_program(case.fn) if jitted else case.fn
 
     def call() -> None:
         jax.block_until_ready(fn(*case.args))
@@ -320,6 +323,21 @@ def _repeated(case: Case) -> Callable[[int], None]:
 
     args = jax.tree.map(jnp.asarray, case.args)
     return lambda count: jax.block_until_ready(loop(jnp.asarray(count, jnp.int32), args))
+
+
+def as_program(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """fn under `jax.jit`, or itself if it is compiled already."""
+    return fn if isinstance(fn, jax.stages.Compiled) else jax.jit(fn)
+
+
+def compiled(cases: Sequence[Case]) -> list[Case]:
+    """The cases compiled side by side, which takes most of a benchmark's time; nothing where trials are slopes."""
+    if default_method() != "profiler":
+        return list(cases)
+    lowered = [jax.jit(case.fn).lower(*case.args) for case in cases]
+    with ThreadPoolExecutor() as pool:
+        programs = list(pool.map(lambda program: program.compile(), lowered))
+    return [replace(case, fn=program) for case, program in zip(cases, programs, strict=True)]
 
 
 def forward_backward(case: Case, key: PRNGKeyArray) -> Case:

@@ -53,17 +53,13 @@ def hyena_layer(
 
 def timed_parts(programs: "list[Case]", key: Any, trials: int) -> dict[str, dict[str, Any]]:
     """Seconds of both passes of each program, and the share of the first one, the layer."""
-    from dataclasses import replace
-
-    import jax
-
     from experiments.benchmark._schema import timed
-    from jaxblt.profiling import forward_backward, measure_all
+    from jaxblt.profiling import compiled, forward_backward, measure_all
 
     found: dict[str, dict[str, Any]] = {case.name: {} for case in programs}
     for label in PASSES:
         passes = programs if label == PASSES[0] else [forward_backward(case, key) for case in programs]
-        measured = measure_all([replace(case, fn=jax.jit(case.fn)) for case in passes], trials=trials)
+        measured = measure_all(compiled(passes), trials=trials)
         for case, taken in zip(programs, measured, strict=True):
             share = taken.summary.median / measured[0].summary.median
             found[case.name][label] = timed(taken) | {"share": share}

@@ -35,22 +35,29 @@ def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     x, pre_gate, post_gate = (jax.random.normal(key, full, jnp.bfloat16) for key in keys[:3])
     log_poles = -jnp.exp(jax.random.uniform(keys[3], modes, minval=-jnp.log(shape.length / 8), maxval=0.0))
     residues = jax.random.normal(keys[4], modes) * jnp.sqrt(-log_poles / shape.modes)
-    args: tuple[Any, ...] = (x, log_poles, residues, pre_gate, post_gate)
-    ids = None if shape.documents == 1 else _packed(shape)
+    packed = shape.documents > 1
+    args: tuple[Any, ...] = (
+        x,
+        log_poles,
+        residues,
+        pre_gate,
+        post_gate,
+        *([_packed(shape)] if packed else []),
+    )
     flops, stream = (2.0 * CHUNK + 4 * shape.modes) * x.size, float(x.nbytes)
     kernel = partial(modal_conv_mosaic_gpu, interpret=interpret)
-    versions = [Case("mosaic_gpu", _gated(kernel, ids), args)]
-    if not SHARED and ids is None and rows_per_tile(shape.batch, shape.length) > 1:
-        versions.append(Case("shared", _gated(partial(kernel, share_tiles=True), ids), args))
-    if not CUT and ids is not None:
-        versions.append(Case("cut", _gated(partial(kernel, cut=True), ids), args))
+    versions = [Case("mosaic_gpu", _gated(kernel), args)]
+    if not SHARED and not packed and rows_per_tile(shape.batch, shape.length) > 1:
+        versions.append(Case("shared", _gated(partial(kernel, share_tiles=True)), args))
+    if not CUT and packed:
+        versions.append(Case("cut", _gated(partial(kernel, cut=True)), args))
     # Forward reads x and the gates, writes y; backward reads them and the cotangent, writes three gradients.
     work = {"forward": Work(flops, 4 * stream), "forward+backward": Work(3 * flops, 11 * stream)}
     if shape.length > LONGEST_TRAINED:
         del work["forward+backward"]
     return Plan(
-        truth=Case("truth", _in_fp32(ids), args),
-        plain=Case("xla", _gated(modal_conv_xla, ids), args),
+        truth=Case("truth", _in_fp32, args),
+        plain=Case("xla", _gated(modal_conv_xla), args),
         versions=versions,
         work=work,
     )
@@ -64,16 +71,15 @@ def _packed(shape: ModalConvShape) -> Array:
     return jnp.asarray([1 + np.searchsorted(np.sort(row), steps, side="right") for row in cuts], jnp.int32)
 
 
-def _gated(op: Callable[..., Any], ids: Array | None) -> Callable[..., Any]:
-    return lambda x, log_poles, residues, pre_gate, post_gate: op(
+def _gated(op: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, log_poles, residues, pre_gate, post_gate, ids=None: op(
         x, log_poles, residues, pre_gate=pre_gate, post_gate=post_gate, segment_ids=ids
     )
 
 
-def _in_fp32(ids: Array | None) -> Callable[..., Any]:
-    return lambda *args: _gated(modal_conv_xla, ids)(*(z.astype(jnp.float32) for z in args)).astype(
-        args[0].dtype
-    )
+def _in_fp32(*args: Any) -> Any:
+    wide = [z.astype(jnp.float32) if jnp.issubdtype(z.dtype, jnp.floating) else z for z in args]
+    return _gated(modal_conv_xla)(*wide).astype(args[0].dtype)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pallas_kernels._measure import (
     Case,
     Method,
     compare,
+    compiled,
     forward_backward,
     measure,
     measure_all,
@@ -183,3 +184,13 @@ def test_profiler_and_slope_agree_on_a_gpu() -> None:
     by_profiler = measure(lambda x: x @ x, x, method="profiler").summary.median
     by_slope = measure(lambda x: x @ x, x, method="slope").summary.median
     assert by_profiler < by_slope < 1.5 * by_profiler  # the loop itself costs some 20 us a turn
+
+
+def test_cases_are_compiled_ahead_where_the_profiler_times_them(monkeypatch):
+    case = Case("double", lambda x: 2 * x, (jnp.arange(3.0),))
+    assert compiled([case]) == [case]
+    monkeypatch.setattr(_measure, "default_method", lambda: "profiler")
+    (ahead,) = compiled([case])
+    assert isinstance(ahead.fn, jax.stages.Compiled)
+    assert _measure.as_program(ahead.fn) is ahead.fn
+    np.testing.assert_array_equal(ahead.fn(*ahead.args), [0.0, 2.0, 4.0])
