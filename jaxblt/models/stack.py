@@ -35,6 +35,7 @@ from jaxblt.mixers import (
     StateEngineConfig,
     init_state,
 )
+from jaxblt.mixers.base import blank, content_of
 from jaxblt.mixers.prepared import COLLECTION as PREPARED
 from jaxblt.mixers.sequence import splits_call
 from jaxblt.models.adapter import StackAdapter
@@ -273,10 +274,8 @@ class Block(nn.Module):
         if config.hidden:
             mlp = MLP(config.hidden, self.dtype, out_scale=(2 * config.num_layers) ** -0.5, name="mlp")
             x = x + self._drop(mlp(RMSNorm(self.dtype, config.norm_epsilon, name="mlp_norm")(x)))
-        if segment_ids is not None:
-            # holes and padding stay zero, so that no later mixer can tell what an earlier one left there
-            x = x * (segment_ids > 0)[..., None].astype(x.dtype)
-        return x, state
+        # holes and padding stay zero, so that no later mixer can tell what an earlier one left there
+        return blank(x, content_of(segment_ids)), state
 
     def _drop(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return nn.Dropout(self.config.dropout, deterministic=not self.has_rng("dropout"))(x)
@@ -326,7 +325,8 @@ class Stack(nn.Module):
         """As a mixer; `side` are side features that the adapter's router reads."""
         config = self.config
         check_width("Stack", x, config.dim)
-        x = x.astype(self.dtype)
+        # Norms and MLPs would read holes, and one NaN there would be in the gradient of their weights
+        x = blank(x.astype(self.dtype), content_of(segment_ids))
         router = None if config.adapter is None else config.adapter.build(dtype=self.dtype, name="router")
         if router is None:
             return self._through(x, segment_ids, positions, None, state)
