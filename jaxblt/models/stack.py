@@ -330,13 +330,13 @@ class Stack(nn.Module):
         router = None if config.adapter is None else config.adapter.build(dtype=self.dtype, name="router")
         if router is None:
             return self._through(x, segment_ids, positions, None, state)
+        given = None if state is None else state.router
+        code, routed = router(x, segment_ids=segment_ids, state=given, side=side)
         order = None
         if state is not None and segment_ids is not None and not splits_call(x.shape[1]):
             # Put tokens in front as mixers do in such calls: a code has to meet its token in every product
             order = jnp.argsort(segment_ids == 0, axis=1, stable=True).astype(jnp.int32)
-            x, segment_ids, positions, side = (_take(order, a) for a in (x, segment_ids, positions, side))
-        given = None if state is None else state.router
-        code, routed = router(x, segment_ids=segment_ids, state=given, side=side)
+            x, segment_ids, positions, code = (_take(order, a) for a in (x, segment_ids, positions, code))
         x, state = self._through(x, segment_ids, positions, code, state)
         x = x if order is None else _take(jnp.argsort(order, axis=1).astype(jnp.int32), x)
         return x, None if state is None else dataclasses.replace(state, router=routed)
