@@ -11,7 +11,7 @@ import pytest
 
 from experiments.benchmark._adaptation import Program
 from experiments.benchmark._arms import Settings, check_sizes, make_arm
-from experiments.benchmark._mix import ciphers, conflict_mix, draw_rows, natural_mix
+from experiments.benchmark._mix import check_texts, ciphers, conflict_mix, draw_rows, natural_mix
 from experiments.benchmark._mix_files import read_natural
 from experiments.benchmark._paired import by_distance, compared
 from experiments.benchmark.routed_lora import in_order, routed_lora
@@ -68,6 +68,22 @@ def test_a_natural_mix_has_spans_of_its_texts():
     assert set(rows.domain.ravel()) == {0, 1, 2}
     follows = rows.since > 0
     assert ((rows.targets - rows.inputs)[follows] % 8 == 1).all()
+
+
+def test_what_no_row_could_be_drawn_from_is_refused():
+    mix, short = natural_mix({"a": b"abcdefgh" * 4, "b": b"0123"}), conflict_mix(b"ab" * 32, 2)
+    check_texts(mix, ["a", "b"], LENGTH, (2, 4))
+    with pytest.raises(ValueError, match="text of 'b' has 4 bytes, and 12 are read at once: add text"):
+        check_texts(mix, ["a", "b"], LENGTH, SPANS)
+    with pytest.raises(ValueError, match="text of 'a' has 64 bytes, and 65 are read at once"):
+        check_texts(short, ["a", "b"], LENGTH, SPANS)
+    for changed, said in (
+        ({"prefix": 4096}, "prefix must be < length = 4096, got 4096: no byte of a row"),
+        ({"chunk": 5000}, "chunk must be < length = 4096, got 5000"),
+        ({"spans": (64, 8)}, r"spans must be the shortest and the longest, got \(64, 8\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Settings(**changed)
 
 
 def test_letters_keep_their_case():
