@@ -173,5 +173,5 @@ def _figures(scored: "Scored", domains: list[str]) -> dict[str, Any]:
         "by_distance": by_distance(nats, rows.since, nats.shape[1]),
     }
     if scored.picked is not None:
-        found["purity"] = float(scored.picked.max(1).sum() / scored.picked.sum())
+        found["purity"] = float(scored.picked.max(1).sum() / max(scored.picked.sum(), 1))
     return found

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.benchmark._adaptation import Program
+from experiments.benchmark._adaptation import Program, count_picks
 from experiments.benchmark._arms import Settings, check_sizes, make_arm
 from experiments.benchmark._mix import check_texts, ciphers, conflict_mix, draw_rows, natural_mix
 from experiments.benchmark._mix_files import read_natural
@@ -91,6 +91,12 @@ def test_letters_keep_their_case():
     assert bytes(table[list(b"Zebra, 42\xc3")])[5:] == b", 42\xc3"
     lower, upper = table[97:123].astype(int), table[65:91].astype(int)
     np.testing.assert_array_equal(lower - 97, upper - 65)
+
+
+def test_a_byte_before_the_first_code_is_no_experts_pick():
+    code = jnp.asarray([[[0.5, 0.5], [0.5, 0.5], [0.2, 0.8], [0.9, 0.1]]])
+    found = count_picks(code, jnp.asarray([[0, 1, 1, 2]]), 3)
+    np.testing.assert_array_equal(found, [[0, 0, 1], [0, 1, 0]])
 
 
 def test_distances_count_from_changes_alone():
