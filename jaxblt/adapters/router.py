@@ -247,7 +247,7 @@ class Router(nn.Module):
             weights = level_weights(config, scores, gate, time)
             sow_shares(self, config, weights, content)
             code, shown = (jnp.einsum("btl,lbte->bte", weights, jnp.stack(x)) for x in (codes, hidden))
-            some = jnp.any(jnp.stack(known), 0)
+            some = jnp.any(jnp.stack(known, -1) & (weights > 0), -1)
         return code, Moment(some, can_change(config, time, content), shown, fallback)
 
     def _hear(
