@@ -1,4 +1,7 @@
-"""What modules report beside their result: losses and counters, sown into two collections."""
+"""What modules report beside their result: losses and counters, sown into two collections.
+
+`init` sows nothing: what it returns are parameters, and a call that is given a collection would add to it.
+"""
 
 from typing import Any
 
@@ -30,7 +33,8 @@ class Sown:
 
 def sow_loss(module: nn.Module, name: str, value: Float[Array, ""]) -> None:
     """Adds a loss, its weight applied, to what training minimises."""
-    module.sow("losses", name, value.astype(jnp.float32))
+    if not module.is_initializing():
+        module.sow("losses", name, value.astype(jnp.float32))
 
 
 def sow_metric(module: nn.Module, name: str, value: Any) -> None:
@@ -44,4 +48,5 @@ def sow_metric(module: nn.Module, name: str, value: Any) -> None:
         raise ValueError(
             f"metric {name!r} must be a scalar or a vector, got shape {value.shape}: reduce it first"
         )
-    module.sow("metrics", name, Sown(value, value.ndim))
+    if not module.is_initializing():
+        module.sow("metrics", name, Sown(value, value.ndim))

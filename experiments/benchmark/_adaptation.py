@@ -149,8 +149,7 @@ class Program:
             nats, code = self._nats(base, trained, rows)
             if not routed:
                 return nats, None
-            largest = jax.nn.one_hot(jnp.argmax(code, -1), self.blocks)
-            return nats, jnp.einsum("bte,btd->ed", largest, jax.nn.one_hot(rows.domain, mix.domains))
+            return nats, count_picks(code, rows.domain, mix.domains)
 
         nats, picked = jax.lax.map(score, batches)
         return nats.reshape(test.targets.shape), test, None if picked is None else jnp.sum(picked, 0)
@@ -175,6 +174,16 @@ class Program:
         rate = steps * settings.rows * settings.length / seconds
         found = {"seconds": seconds, "steps": steps, "bytes_per_second": rate, "curve": curve}
         return carried[0], found
+
+
+def count_picks(code: Any, domain: Any, domains: int) -> Any:
+    """[experts, domains], bytes of a domain at which an expert has the largest number of a code [B, T, experts].
+
+    Where all numbers are the same, as before a row's first code, it is none's.
+    """
+    leads = jnp.any(code != code[..., :1], -1, keepdims=True)
+    largest = jax.nn.one_hot(jnp.argmax(code, -1), code.shape[-1]) * leads.astype(jnp.float32)
+    return jnp.einsum("bte,btd->ed", largest, jax.nn.one_hot(domain, domains))
 
 
 def scheduled(share: float) -> float:

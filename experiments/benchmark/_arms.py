@@ -67,6 +67,9 @@ class Settings:
         check_bounds(self, "spans", least=1)
         check_bounds(self, "scale", "seconds", "rate", "full_rate", "router_factor", above=0)
         check_bounds(self, "imitation", least=0)
+        check_bounds(self, "chunk", "prefix", below="length", why=": no byte of a row would have a code")
+        if self.spans[0] > self.spans[1]:
+            raise ValueError(f"Settings.spans must be the shortest and the longest, got {self.spans}")
         if self.test_rows % self.rows:
             raise ValueError(
                 f"Settings.test_rows must be a multiple of rows = {self.rows}, got {self.test_rows}: batches are whole"

@@ -35,6 +35,10 @@ class Mix:
         """How many there are."""
         return self.table.shape[0]
 
+    def reach(self, length: int, spans: tuple[int, int]) -> int:
+        """Bytes that are read from one place on, at most."""
+        return length + 1 if self.continues else min(spans[1], length + 1)
+
 
 class Rows(NamedTuple):
     """A byte's domain is that of its span; `since` counts the bytes of the span before it."""
@@ -44,6 +48,17 @@ class Rows(NamedTuple):
     domain: Int[Array, "B T"]
     target_domain: Int[Array, "B T"]
     since: Int[Array, "B T"]
+
+
+def check_texts(mix: Mix, names: list[str], length: int, spans: tuple[int, int]) -> None:
+    """Raises ValueError unless the text of each domain holds a row or a span: a draw would begin before it."""
+    reach = mix.reach(length, spans)
+    for name, size in zip(names, np.asarray(mix.size).tolist(), strict=True):
+        if size < reach:
+            raise ValueError(
+                f"the text of {name!r} has {size} bytes, and {reach} are read at once: add text, or set "
+                "--settings.length or --settings.spans lower"
+            )
 
 
 def draw_rows(mix: Mix, key: Array, rows: int, length: int, spans: tuple[int, int]) -> Rows:
@@ -70,7 +85,7 @@ def draw_rows(mix: Mix, key: Array, rows: int, length: int, spans: tuple[int, in
     t = jnp.arange(length + 1, dtype=jnp.int32)[None]
     span = jnp.sum(ends[:, None, :] <= t[..., None], -1, dtype=jnp.int32)
     domain, since = _take(of_span, span), t - _take(ends - sizes, span)
-    reach = length + 1 if mix.continues else min(spans[1], length + 1)
+    reach = mix.reach(length, spans)
     place = _stratified(keys[3], rows, 1 if mix.continues else most)
     starts = (place * (mix.size[of_span] - reach).astype(jnp.float32)).astype(jnp.int32) + mix.first[of_span]
     index = starts[:, :1] + t if mix.continues else _take(starts, span) + since

@@ -55,6 +55,7 @@ def routed_lora(
     import jaxblt
     from experiments.benchmark._adaptation import Program, compile_all
     from experiments.benchmark._arms import check_sizes, make_arm
+    from experiments.benchmark._mix import check_texts
     from experiments.benchmark._paired import compared
     from experiments.benchmark._schema import save
     from jaxblt.adapters import join_params
@@ -66,6 +67,8 @@ def routed_lora(
         raise ValueError(f"--domains must be at least 2, got {domains}: a single one never changes")
     run = jaxblt.load(base_run, dtype=settings.dtype)
     train, test, names = open_mix(data, mix, domains)
+    for each in (train, test):
+        check_texts(each, names, settings.length, settings.spans)
     made = in_order({name: make_arm(name, settings, len(names)) for name in arms})
     programs = {name: Program(arm, rows_apart(run.recipe.model), settings) for name, arm in made.items()}
     compile_all(programs, run.params, train, test, print)
@@ -170,5 +173,5 @@ def _figures(scored: "Scored", domains: list[str]) -> dict[str, Any]:
         "by_distance": by_distance(nats, rows.since, nats.shape[1]),
     }
     if scored.picked is not None:
-        found["purity"] = float(scored.picked.max(1).sum() / scored.picked.sum())
+        found["purity"] = float(scored.picked.max(1).sum() / max(scored.picked.sum(), 1))
     return found

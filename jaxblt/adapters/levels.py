@@ -26,7 +26,7 @@ class Mixed:
         length    1 for one level, by steps of the document so far: the first below at[0], the next below at[1], ...
         entropy   likewise by the entropy of softmax(f) of the first level, as a share of log E; 1 where it has no code
 
-    Without the level "token" weights stay as they are within a chunk.
+    Without the level "token" weights stay as they are within a chunk, except where the prefix ends.
 
     Attributes:
       levels: the coarsest first.
@@ -114,15 +114,16 @@ EVERY = Places(0, 1)
 def can_change(
     config: Any, time: Int[Array, "B T"], content: Bool[Array, "B T"] | None
 ) -> Bool[Array, "B T"]:
-    """Where the code may be another one than at the token before."""
+    """Where the code may be another one than at the token before.
+
+    At a chunk's edge weights may move on to a level that has no code yet, so any level with one makes it an edge.
+    """
     levels = levels_of(config)
     if "token" in levels:
         return jnp.ones(time.shape, bool) if content is None else content
-    found = jnp.zeros(time.shape, bool)
-    for level in levels:
-        edge = time == config.prefix if level == "prefix" else time % config.chunk == 0
-        found = found | (edge & is_known(config, level, time))
-    return found
+    edges = [time == config.prefix if level == "prefix" else time % config.chunk == 0 for level in levels]
+    known = [is_known(config, level, time) for level in levels]
+    return jnp.any(jnp.stack(edges), 0) & jnp.any(jnp.stack(known), 0)
 
 
 def level_weights(

@@ -29,6 +29,10 @@ SHOWN = 3
 """Entries that an error names."""
 PLAIN = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False, "modules_to_save": None}
 """What a file must say of settings that change what its entries mean, if it says anything."""
+PLAIN_READ = PLAIN | {"alpha_pattern": {}, "lora_bias": False}
+"""Of files of others, which may say more."""
+MOVE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Starts of `init_lora_weights` after which PEFT takes the first update out of the base: entries mean another base."""
 FILES_MOST = 1 << 20
 """Bytes of a config that is read."""
 
@@ -155,7 +159,8 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: an entry is missing, foreign or of another shape; the rank, alpha or base is another one; the files
-        use what is not supported (DoRA, rsLoRA, biases); or they are damaged.
+        use what is not supported (DoRA, rsLoRA, biases, alphas by site, starts that change the base); or they are
+        damaged.
     """
     said, arrays = _read(folder)
     _check_config(said, config, folder, base_hash)
@@ -206,7 +211,13 @@ def _read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.
 def _check_config(said: dict[str, Any], config: Any, folder: Any, base_hash: str | None) -> None:
     if any(stack.adapter and stack.adapter.router for stack in stacks_of(config).values()):
         raise ValueError("such files hold static adapters, and the config's has a router: set router=None")
-    wanted = PLAIN | {name: _described(config)[name] for name in ("r", "lora_alpha")}
+    start = str(said.get("init_lora_weights"))
+    if start.lower().startswith(MOVE_THE_BASE):
+        raise ValueError(
+            f"{folder}/{CONFIG}: init_lora_weights is {start!r}, which changed the base, too: have PEFT convert it, "
+            "save_pretrained(path_initial_model_for_weight_conversion=)"
+        )
+    wanted = PLAIN_READ | {name: _described(config)[name] for name in ("r", "lora_alpha")}
     if said.get("rank_pattern"):
         wanted["rank_pattern"] = _described(config)["rank_pattern"]
     for name, value in wanted.items():

@@ -27,7 +27,7 @@ from jaxblt.adapters.pools import Pools, Smooth, Sums
 from jaxblt.adapters.retrieval.features import FEATURES
 from jaxblt.adapters.retrieval.neighbours import retrieve
 from jaxblt.layers import Linear, named
-from jaxblt.mixers.base import Clock, start_clock
+from jaxblt.mixers.base import Clock, blank, start_clock
 from jaxblt.mixers.sequence import Rows, read
 from jaxblt.models.positions import document_positions
 from jaxblt.side_outputs import sow_metric
@@ -247,7 +247,7 @@ class Router(nn.Module):
             weights = level_weights(config, scores, gate, time)
             sow_shares(self, config, weights, content)
             code, shown = (jnp.einsum("btl,lbte->bte", weights, jnp.stack(x)) for x in (codes, hidden))
-            some = jnp.any(jnp.stack(known), 0)
+            some = jnp.any(jnp.stack(known, -1) & (weights > 0), -1)
         return code, Moment(some, can_change(config, time, content), shown, fallback)
 
     def _hear(
@@ -261,16 +261,15 @@ class Router(nn.Module):
         """What f may read, and the state after it."""
         config, dim = self.adapter.router, rows.x.shape[-1]
         content = jnp.ones(time.shape, bool) if rows.content is None else rows.content
-        content = content[..., None].astype(jnp.float32)
         bare, scale = Unscaled(name="norm")(rows.x)
-        bare = bare * content
         h = bare * scale
-        pooled = (time < (config.prefix or 0))[..., None].astype(jnp.float32) * content
+        counts = content[..., None].astype(jnp.float32)
+        pooled = (time < (config.prefix or 0))[..., None].astype(jnp.float32) * counts
         if config.prefix is not None:
             query = self.param("query", named(nn.initializers.normal(1.0), "norm"), (dim,), jnp.float32)
             score = jnp.einsum("btd,d->bt", h, query)[..., None] / jnp.float32(dim**0.5)
             pooled = pooled * jnp.exp(MOST_SCORE * jnp.tanh(score / MOST_SCORE))
-        given = (bare, content, pooled, time)
+        given = (bare, counts, pooled, time)
         (chunk, prefix), sums = rows.run(_pools(config), given, None if state is None else state.sums)
         base = chunk[..., :-1] / jnp.maximum(chunk[..., -1:], 1.0)
         mean = base * scale
@@ -280,7 +279,7 @@ class Router(nn.Module):
                 self, config, rows, mean, time, None if state is None else state.memory
             )
         if side is not None:
-            side = side.astype(jnp.float32) * content
+            side = blank(side.astype(jnp.float32), content)
             starts = (time % config.chunk == 0)[..., None]
             streams = jnp.where(starts, 0.0, 1.0), jnp.where(starts, side, 0.0)
             chunk_side, held = rows.run(Smooth(), streams, None if state is None else state.side)

@@ -47,7 +47,8 @@ class Sticky:
         """The one-hot code; the fallback where there is no expert yet."""
         numbers = code.shape[-1]
         scores = jax.lax.stop_gradient(code)
-        chosen, after = rows.run(Switches(self.tau), (scores, moment.changes[..., None]), state)
+        may = (moment.changes & moment.known)[..., None]
+        chosen, after = rows.run(Switches(self.tau), (scores, may), state)
         one = (chosen[..., None] == jnp.arange(numbers, dtype=jnp.int32)[None, None]).astype(code.dtype)
         return jnp.where((chosen < numbers)[..., None], one + (code - scores), code), after
 

@@ -28,14 +28,20 @@ def warm_start(config: Any, params: Any, loras: Sequence[tuple[Any, Any]]) -> An
       loras: (config, params) of the same model with static adapters, one for each expert; whole or the trained part.
 
     Raises:
-      ValueError: the adapter is no bank, or governed; there are not as many LoRAs as experts; one has a router or is
-        missing at a site.
+      ValueError: the adapter is no bank, or governed; there are not as many LoRAs as experts; one has a router, is
+        missing at a site, or adapts more than the bank.
     """
     banks = {name: stack.adapter for name, stack in stacks_of(config).items() if stack.adapter is not None}
     for name, bank in banks.items():
         _check_bank(name, bank, len(loras))
+    there = {place.path for place in places(config)}
     for number, (own, _) in enumerate(loras):
         _check_lora(number, own, banks)
+        if more := [place.path for place in places(own) if place.path not in there]:
+            raise ValueError(
+                f"loras[{number}] has an adapter at {'/'.join(more[0])} ({len(more)} such sites), where the bank has "
+                "none: give the bank all its sites"
+            )
     trees = {name: unstack_periods(params[name]) for name in check_sites(config)}
     given = [{name: unstack_periods(own[name]) for name in banks if name in own} for _, own in loras]
     for place in places(config):

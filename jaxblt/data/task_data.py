@@ -115,8 +115,7 @@ class TaskDataset(Dataset):
         made = super().batch(step, slots=slots)
         if self.config.labels is None:
             return made
-        first = OFFSET + (ord("0") if self.config.labels == "digit" else 0)
-        return replace(made, labels=_answers(made) - first)
+        return replace(made, labels=_labels(made, self.config.labels))
 
     def groups(self, step: int) -> np.ndarray:
         """Int64[slots], the subtask of each of this process's rows; 0 without subtasks, -1 for an empty row."""
@@ -131,11 +130,11 @@ class TaskDataset(Dataset):
         return int(self.indexes[bucket].documents[number]) if self.indexes else number
 
 
-def _answers(batch: Batch) -> np.ndarray:
-    """Int32[rows], the id that each row answers with.
+def _labels(batch: Batch, kind: str) -> np.ndarray:
+    """Int32[rows], what the id that each row answers with stands for; 0 for an empty row.
 
     Raises:
-      ValueError: a row has several answers.
+      ValueError: a row has several answers, or one that is none of the kind.
     """
     scored = np.asarray(batch.loss_mask) > 0
     if np.any(scored.sum(1) > 1):
@@ -143,7 +142,14 @@ def _answers(batch: Batch) -> np.ndarray:
             f"TaskDataConfig.labels needs rows of one answer, got {scored.sum(1).max()} in a row: set labels=None, and "
             "objective=NextByte(accuracy=True)"
         )
-    return np.where(scored, batch.targets, 0).sum(1).astype(np.int32)
+    first = OFFSET + (ord("0") if kind == "digit" else 0)
+    labels, held = np.where(scored, batch.targets, 0).sum(1) - first, scored.any(1)
+    if np.any(wrong := held & ((labels < 0) | ((labels > 9) & (kind == "digit")))):
+        raise ValueError(
+            f"TaskDataConfig.labels = {kind!r}, and a row answers with id {first + labels[wrong][0]}: set "
+            f"labels={'symbol' if kind == 'digit' else 'digit'!r}"
+        )
+    return np.where(held, labels, 0).astype(np.int32)
 
 
 def open_task(

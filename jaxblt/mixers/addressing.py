@@ -70,7 +70,7 @@ def place(
 
 def likeness(key: Float[Array, "B H A M"], memory: Float[Array, "B H N M"]) -> Float[Array, "B H A N"]:
     """Cosine of keys and slots: k . m / sqrt((|k|^2 + e^2)(|m|^2 + e^2)) with e = `EMPTY`; 0 for an empty slot."""
-    return _product("bham,bhnm->bhan", _unit(key), _unit(memory))
+    return exact_product("bham,bhnm->bhan", _unit(key), _unit(memory))
 
 
 def erase_and_add(
@@ -86,12 +86,13 @@ def erase_and_add(
 
 def recall(memory: Float[Array, "B H N M"], weights: Float[Array, "B H N"]) -> Float[Array, "B H M"]:
     """r = sum_i w(i) M(i) (sec. 3.1, eq. 2)."""
-    return _product("bhn,bhnm->bhm", weights, memory)
+    return exact_product("bhn,bhnm->bhm", weights, memory)
 
 
 def _unit(x: Float[Array, "... M"]) -> Float[Array, "... M"]:
     return x * jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + EMPTY**2)
 
 
-def _product(equation: str, x: Array, y: Array) -> Array:
+def exact_product(equation: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:
+    """An einsum at the highest precision: what is compared with a threshold must not hang on the device's default."""
     return jnp.einsum(equation, x, y, precision=jax.lax.Precision.HIGHEST)

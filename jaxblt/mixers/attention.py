@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import Linear, linears
+from jaxblt.mixers.base import blank, content_of
 from jaxblt.mixers.cached_attention import Heads, Op, attend_cached
 from jaxblt.mixers.kv_cache import AttentionState, init_attention_state
 from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
@@ -149,6 +150,7 @@ class Attention(nn.Module):
             op = Op(config.window, config.implementation)
             o, state = attend_cached(op, heads, tokens, state, self._slopes, split=rows.split)
             return rows.restore(out(o)), dataclasses.replace(state, clock=rows.clock)
+        x = blank(x, content_of(segment_ids))
         axis = seq_axis()
         if positions is None:
             places = np.arange(x.shape[1]) if axis is None else self._layout.order(x.shape[1], axis.size)

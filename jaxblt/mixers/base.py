@@ -157,7 +157,7 @@ def arrange(
     if split and segment_ids is not None:
         run, time, ordered = (whole_rows(counted) for counted in (run, time, ordered))
     tokens = Tokens(
-        x=x * content[..., None].astype(x.dtype),
+        x=blank(x, content),
         order=order,
         live=live,
         content=content,
@@ -188,7 +188,7 @@ def restore(y: Shaped[Array, "B T D"], tokens: Tokens) -> Shaped[Array, "B T D"]
     """Outputs back in the order of the call; holes and non-tokens are zero."""
     if tokens.whole:
         return y
-    y = jnp.where(tokens.content[..., None], y, jnp.zeros((), y.dtype))
+    y = blank(y, tokens.content)
     if not tokens.moved:
         return y
     back = jnp.argsort(tokens.order, axis=1).astype(jnp.int32)
@@ -198,6 +198,19 @@ def restore(y: Shaped[Array, "B T D"], tokens: Tokens) -> Shaped[Array, "B T D"]
 def last_run(tokens: Tokens) -> Int[Array, "B"]:
     """The run that each row ends in: 0 if the call held no new document."""
     return jnp.maximum(jnp.max(tokens.run, axis=1), 0)
+
+
+def content_of(segment_ids: Int[Array, "B T"] | None) -> Bool[Array, "B T"] | None:
+    """True for tokens; None if everything is one."""
+    return None if segment_ids is None else segment_ids > 0
+
+
+def blank(x: Shaped[Array, "B T D"], content: Bool[Array, "B T"] | None) -> Shaped[Array, "B T D"]:
+    """x with zeros at holes and padding; None if everything is content. Gradients there are zero.
+
+    A product with a mask would not do: NaN times 0 is NaN, in the gradient of the weights of any product with x too.
+    """
+    return x if content is None else jnp.where(content[..., None], x, jnp.zeros((), x.dtype))
 
 
 def rows(mask: Bool[Array, "B"], like: Array) -> Array:

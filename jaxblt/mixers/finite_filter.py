@@ -27,7 +27,7 @@ MAX_BLOCKED = 512
 """Taps up to which Toeplitz blocks are faster than an FFT."""
 
 TAPS_BYTES = 2**27
-"""Implicit taps of more fp32 bytes are made of a group of channels at a time, at most 1/`TAP_GROUPS` of them."""
+"""Implicit taps of more fp32 bytes are made of a group of channels at a time, about 1/`TAP_GROUPS` of them."""
 
 TAP_GROUPS = 8
 
@@ -235,25 +235,26 @@ class LongHistory:
             return long_conv(v, taps, bias=bias, pre_gate=pre_gate, post_gate=post_gate, **options)
 
         shape = streams[0].shape
-        channels, groups = shape[1], self._tap_groups(shape[1])
-        if groups == 1:
+        channels, size = shape[1], self._group_size(shape[1])
+        if size == channels:
             return conv((streams, self.per_channel, self.bias))
+        groups = -(-channels // size)
 
         def split(x: Array, axis: int) -> Array:
-            shape = (*x.shape[:axis], groups, channels // groups, *x.shape[axis + 1 :])
-            return jnp.moveaxis(x.reshape(shape), axis, 0)
+            # Fill the last group up with its last channel: a number of channels may be prime
+            short = [(0, groups * size - channels) if i == axis else (0, 0) for i in range(x.ndim)]
+            shape = (*x.shape[:axis], groups, size, *x.shape[axis + 1 :])
+            return jnp.moveaxis(jnp.pad(x, short, mode="edge").reshape(shape), axis, 0)
 
         weights = jax.tree.map(lambda x: split(x, 0), (self.per_channel, self.bias))
         streams = jax.tree.map(lambda x: split(x, 1), streams)
         # Backward makes a group's taps again, or all of them would be kept.
         y = jax.lax.map(jax.checkpoint(conv), (streams, *weights))
-        return jnp.moveaxis(y, 0, 1).reshape(shape)
+        return jnp.moveaxis(y, 0, 1).reshape(shape[0], groups * size, shape[2])[:, :channels]
 
-    def _tap_groups(self, channels: int) -> int:
-        """The fewest groups of equally many channels that hold at most 1/`TAP_GROUPS` of many implicit taps each."""
-        if self.shared is None:
-            return 1
+    def _group_size(self, channels: int) -> int:
+        """Channels whose taps are made at a time: of many implicit taps an eighth (1/`TAP_GROUPS`), rounded up."""
         sides = 1 if self.causal else 2
-        if 4 * sides * channels * self.shared.shape[0] <= TAPS_BYTES:
-            return 1
-        return next(n for n in range(min(TAP_GROUPS, channels), channels + 1) if channels % n == 0)
+        if self.shared is None or 4 * sides * channels * self.shared.shape[0] <= TAPS_BYTES:
+            return channels
+        return -(-channels // TAP_GROUPS)

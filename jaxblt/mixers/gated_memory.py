@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import Linear
 from jaxblt.mixers.attention import AttentionConfig
+from jaxblt.mixers.base import blank, content_of
 from jaxblt.mixers.kv_cache import AttentionState
 from jaxblt.mixers.neural_memory import NeuralMemoryConfig, NeuralMemoryState, check_divides
 from jaxblt.mixers.steps import check_causal
@@ -106,6 +107,7 @@ class MAG(nn.Module):
     ) -> tuple[Float[Array, "B T D"], MAGState | None]:
         """Output and the state after the tokens (None in training)."""
         config = self.config
+        x = blank(x, content_of(segment_ids))
         given: Any = {"segment_ids": segment_ids, "positions": positions}
         memory = config.memory.build(dtype=self.dtype, name="memory")
         attention = config.attention.build(dtype=self.dtype, name="attention")

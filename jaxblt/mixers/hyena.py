@@ -132,7 +132,7 @@ class Hyena(nn.Module):
         options = {"alignment": config.segment_alignment, "packed": config.packed}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         z, short = self._short(rows, project_in(rows.x), None if state is None else state.short)
-        v, *gates = jnp.split(rows.clear(z, time_axis=2), config.order + 1, axis=1)
+        v, *gates = jnp.split(rows.clear(z), config.order + 1, axis=1)
         filters = []
         for i in range(config.order - 1):
             post_gate = gates[-1] if i == config.order - 2 else None  # x_N, fused into the last op

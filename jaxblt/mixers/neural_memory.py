@@ -308,6 +308,8 @@ class MemoryCore:
         """One token: a read, and a write where its chunk is full."""
         kind = streams.q.dtype
         y = read_memory(carry.memory.weights, jnp.moveaxis(streams.q, 1, 2), kind).astype(kind)
+        # Read before the write: XLA would copy M at each token to keep what is still to be read
+        y, before = jax.lax.optimization_barrier((y, carry.memory))
         opened, full = append(carry.opened, streams.written, marks)
         chunk = Chunk(
             *(x.astype(s.dtype) for x, s in zip(opened.streams, streams.written, strict=True)),
@@ -315,10 +317,10 @@ class MemoryCore:
         )
 
         def write() -> MemoryState:
-            after, _ = write_memory(carry.memory, chunk, kind)
-            return select_heads(jnp.broadcast_to(full[:, None], carry.begun.shape), after, carry.memory)
+            after, _ = write_memory(before, chunk, kind)
+            return select_heads(jnp.broadcast_to(full[:, None], carry.begun.shape), after, before)
 
-        memory = jax.lax.cond(jnp.any(full), write, lambda: carry.memory)
+        memory = jax.lax.cond(jnp.any(full), write, lambda: before)
         count = jnp.where(full[:, None], 0, opened.count)
         left = dataclasses.replace(opened, count=count)
         return (jnp.moveaxis(y, 2, 1), None), MemoryCarry(memory, left, carry.begun)

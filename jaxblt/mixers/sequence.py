@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
-from jaxblt.mixers.base import Clock, Tokens, arrange, restore, select_rows
+from jaxblt.mixers.base import Clock, Tokens, arrange, blank, content_of, restore, select_rows
 from jaxblt.mixers.marks import Marks, mark
 from jaxblt.parallel.carry import at_end, exclusive_scan
 from jaxblt.parallel.halo import before, behind
@@ -63,7 +63,7 @@ class Rows:
     """A call's tokens as a mixer's cores take them.
 
     Attributes:
-      x: inputs; holes may hold any finite numbers in a call without a state, else they are zero.
+      x: inputs, zero at holes and padding whatever stood there.
       segment_ids: documents as an op wants them: s > 0 a token, -s a hole, 0 nothing; None for one document a row.
       content: True for tokens; None if everything is one.
       alignment: documents start at multiples of it.
@@ -113,18 +113,17 @@ class Rows:
         assert self.tokens is not None
         return self.tokens
 
-    def clear(self, x: Shaped[Array, "B ..."], *, time_axis: int = 1) -> Shaped[Array, "B ..."]:
-        """x with zeros at holes and padding, where ops are told of no documents and cannot see to it."""
+    def clear(self, z: Shaped[Array, "B E T"]) -> Shaped[Array, "B E T"]:
+        """Projections with zeros at holes and padding, where ops are told of no documents and cannot see to it."""
         if self.content is None or self.segment_ids is not None:
-            return x
-        content = self.content[:, None] if time_axis == 2 else self.content[..., None]
-        return x * content.astype(x.dtype)
+            return z
+        return jnp.where(self.content[:, None], z, jnp.zeros((), z.dtype))
 
     def restore(self, y: Shaped[Array, "B T D"]) -> Shaped[Array, "B T D"]:
         """The mixer's output in the order of the call, zero at holes and padding."""
         if self.tokens is not None:
             return restore(y, self.tokens)
-        return y if self.content is None else jnp.where(self.content[..., None], y, jnp.zeros((), y.dtype))
+        return blank(y, self.content)
 
 
 def read(
@@ -143,7 +142,7 @@ def read(
       segment_ids, positions: as the mixer was given them.
       clock: of its state, or None in training.
       alignment: in training documents start at multiples of it.
-      packed: False promises one document a row, of which no op is told then; holes and padding become zero instead.
+      packed: False promises one document a row, of which no op is told then.
 
     Raises:
       ValueError: there is no token, or the state is of another number of rows.
@@ -153,9 +152,9 @@ def read(
         split = splits_call(x.shape[1])
         tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
         return Rows(tokens.x, _documents(tokens), tokens.content, 1, split, tokens, clock)
-    content = None if segment_ids is None else segment_ids > 0
-    told = Rows(x, segment_ids if packed else None, content, alignment, seq_axis() is not None)
-    return dataclasses.replace(told, x=told.clear(x))
+    content = content_of(segment_ids)
+    ids = segment_ids if packed else None
+    return Rows(blank(x, content), ids, content, alignment, seq_axis() is not None)
 
 
 def _check_call(x: Any, clock: Clock | None) -> None:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.mixers.addressing import exact_product
 from jaxblt.mixers.state_slots import largest
 from pallas_kernels.neural_memory import multiply
 
@@ -111,7 +112,7 @@ def find_slots(bank: SlotBank, one: Candidates, rules: Any) -> Bool[Array, "B H 
     It is new if its best cosine with a valid slot is below `novelty`. Free slots are used least, of equals the first.
     """
     unit = lambda x: x * jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + SHORT)  # noqa: E731
-    cosine = _exact("bhm,bhsm->bhs", unit(one.content), unit(bank.slots))
+    cosine = exact_product("bhm,bhsm->bhs", unit(one.content), unit(bank.slots))
     best = jnp.max(jnp.where(bank.valid, cosine, -jnp.inf), -1, keepdims=True)
     count = bank.valid.shape[-1]
     least = jax.nn.one_hot(jnp.argmin(jnp.where(bank.valid, bank.usage, -1), -1), count, dtype=bool)
@@ -154,9 +155,5 @@ def free(bank: SlotBank, gone: Bool[Array, "*L B H S"]) -> SlotBank:
 
 
 def _address_logits(bank: SlotBank, one: Candidates, rules: Any) -> Float[Array, "B H S"]:
-    near = _exact("bhm,bhsm->bhs", one.query, bank.slots) / math.sqrt(one.query.shape[-1])
+    near = exact_product("bhm,bhsm->bhs", one.query, bank.slots) / math.sqrt(one.query.shape[-1])
     return near + rules.balance * (1 - bank.usage)
-
-
-def _exact(equation: str, a: Array, b: Array) -> Array:
-    return jnp.einsum(equation, a, b, precision=jax.lax.Precision.HIGHEST)

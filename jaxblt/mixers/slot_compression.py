@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.mixers.addressing import exact_product
 from pallas_kernels.neural_memory import multiply
 
 DEPENDENT = 1e-3
@@ -58,11 +59,11 @@ def reconstruction_error(
         number, s = item
         rest = s
         for _ in range(2):  # Repeat: rounding leaves a share of the basis in a rest that is short.
-            rest = rest - _exact("lbh,lbhm->bhm", _exact("lbhm,bhm->lbh", basis, rest), basis)
+            rest = rest - exact_product("lbh,lbhm->bhm", exact_product("lbhm,bhm->lbh", basis, rest), basis)
         length, whole = (jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (rest, s))
         new = length > DEPENDENT * whole
         direction = jnp.where(new, rest / jnp.where(new, length, 1), 0)
-        caught = jnp.sum(jnp.square(_exact("bhnm,bhm->bhn", u, direction)), -1)
+        caught = jnp.sum(jnp.square(exact_product("bhnm,bhm->bhn", u, direction)), -1)
         here = jnp.arange(len(basis)) == number
         return jnp.where(here[:, None, None, None], direction, basis), caught
 
@@ -82,7 +83,3 @@ def kept_latents(
         return jnp.minimum(counts, latents)[:, None]
     enough = 1 + jnp.sum(error > tolerance, -1, dtype=jnp.int32)
     return jnp.minimum(enough, counts[:, None])
-
-
-def _exact(equation: str, a: Array, b: Array) -> Array:
-    return jnp.einsum(equation, a, b, precision=jax.lax.Precision.HIGHEST)

@@ -133,14 +133,16 @@ class SlotCore:
         """One token: a read, and a write where its interval is full."""
         kind = streams.q.dtype
         y, _ = read_slots(carry.bank, jnp.moveaxis(streams.q, 1, 2), self.sink, kind)
+        # Read before the write: XLA would copy the slots at each token to keep what is still to be read
+        y, before = jax.lax.optimization_barrier((y, carry.bank))
         opened, full = append(carry.opened, streams.kept, marks)
         parts = tuple(x.astype(kind) for x in opened.streams)
 
         def write() -> SlotBank:
-            after, _ = self.write(carry.bank, parts, opened.content[:, 0], None)
-            return choose(full, after, carry.bank)
+            after, _ = self.write(before, parts, opened.content[:, 0], None)
+            return choose(full, after, before)
 
-        bank = jax.lax.cond(jnp.any(full), write, lambda: carry.bank)
+        bank = jax.lax.cond(jnp.any(full), write, lambda: before)
         left = dataclasses.replace(opened, count=jnp.where(full[:, None], 0, opened.count))
         return (jnp.moveaxis(y, 2, 1).astype(kind), SlotSide()), SlotCarry(bank, left)
 

@@ -35,6 +35,7 @@ from jaxblt.mixers import (
     StateEngineConfig,
     init_state,
 )
+from jaxblt.mixers.base import blank, content_of
 from jaxblt.mixers.prepared import COLLECTION as PREPARED
 from jaxblt.mixers.sequence import splits_call
 from jaxblt.models.adapter import StackAdapter
@@ -273,10 +274,8 @@ class Block(nn.Module):
         if config.hidden:
             mlp = MLP(config.hidden, self.dtype, out_scale=(2 * config.num_layers) ** -0.5, name="mlp")
             x = x + self._drop(mlp(RMSNorm(self.dtype, config.norm_epsilon, name="mlp_norm")(x)))
-        if segment_ids is not None:
-            # holes and padding stay zero, so that no later mixer can tell what an earlier one left there
-            x = x * (segment_ids > 0)[..., None].astype(x.dtype)
-        return x, state
+        # holes and padding stay zero, so that no later mixer can tell what an earlier one left there
+        return blank(x, content_of(segment_ids)), state
 
     def _drop(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return nn.Dropout(self.config.dropout, deterministic=not self.has_rng("dropout"))(x)
@@ -326,17 +325,18 @@ class Stack(nn.Module):
         """As a mixer; `side` are side features that the adapter's router reads."""
         config = self.config
         check_width("Stack", x, config.dim)
-        x = x.astype(self.dtype)
+        # Norms and MLPs would read holes, and one NaN there would be in the gradient of their weights
+        x = blank(x.astype(self.dtype), content_of(segment_ids))
         router = None if config.adapter is None else config.adapter.build(dtype=self.dtype, name="router")
         if router is None:
             return self._through(x, segment_ids, positions, None, state)
+        given = None if state is None else state.router
+        code, routed = router(x, segment_ids=segment_ids, state=given, side=side)
         order = None
         if state is not None and segment_ids is not None and not splits_call(x.shape[1]):
             # Put tokens in front as mixers do in such calls: a code has to meet its token in every product
             order = jnp.argsort(segment_ids == 0, axis=1, stable=True).astype(jnp.int32)
-            x, segment_ids, positions, side = (_take(order, a) for a in (x, segment_ids, positions, side))
-        given = None if state is None else state.router
-        code, routed = router(x, segment_ids=segment_ids, state=given, side=side)
+            x, segment_ids, positions, code = (_take(order, a) for a in (x, segment_ids, positions, code))
         x, state = self._through(x, segment_ids, positions, code, state)
         x = x if order is None else _take(jnp.argsort(order, axis=1).astype(jnp.int32), x)
         return x, None if state is None else dataclasses.replace(state, router=routed)

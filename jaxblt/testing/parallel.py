@@ -63,16 +63,27 @@ def check_packed(subject: Subject) -> None:
 
 
 def check_holes(subject: Subject) -> None:
-    """Holes count as time and hold nothing: what lies there is never read, and documents stay apart."""
+    """Holes count as time and hold nothing: what lies there is never read, and documents stay apart.
+
+    What is multiplied by a mask has been read: NaN there reaches outputs or gradients, in which holes weigh nothing.
+    """
     ids = subject.with_holes(subject.documents())
-    y, live, x = subject.run(ids=ids), ids > 0, subject.x.copy()
-    x[~live] += 100.0
-    expect_close(
-        "the contents of holes or padding are read", subject.run(x, ids)[live], y[live], subject.limit
-    )
+    y, live = subject.run(ids=ids), ids > 0
     expect_close(
         "documents with holes are not kept apart", y[live], subject.apart(subject.x, ids)[live], subject.limit
     )
+    dy = jnp.asarray(subject.noise(9, subject.x.shape) * live[..., None])
+    gradients = subject.gradient(subject.params, jnp.asarray(subject.x), jnp.asarray(ids), dy)
+    what = "the contents of holes or padding are read"
+    for poison in (100.0, np.nan):
+        x = np.where(live[..., None], subject.x, np.float32(poison))
+        expect_close(what, subject.run(x, ids), y, subject.limit)
+        found = subject.gradient(subject.params, jnp.asarray(x), jnp.asarray(ids), dy)
+        pairs = zip(jax.tree.leaves_with_path(gradients), jax.tree.leaves(found), strict=True)
+        for (path, leaf), got in pairs:
+            expect_close(f"{what} in the gradient{jax.tree_util.keystr(path)}", got, leaf, subject.limit)
+        at_holes = np.asarray(found[1])[~live]
+        expect_close("holes or padding have a gradient", at_holes, np.zeros_like(at_holes), 0.0)
 
 
 def check_odd_lengths(subject: Subject) -> None:

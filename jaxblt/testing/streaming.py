@@ -49,11 +49,12 @@ def check_documents_streamed(subject: Subject) -> None:
 
 
 def check_holes_streamed(subject: Subject) -> None:
-    """Holes fed to the state are the holes of the training pass."""
+    """Holes fed to the state are the holes of the training pass, whatever lies there."""
     ids = subject.with_holes(_documents_anywhere(subject))
     expected = np.where((ids > 0)[..., None], subject.apart(subject.x, ids), 0)
+    x = np.where((ids > 0)[..., None], subject.x, np.float32(np.nan))
     for size in (1, 7, subject.length):
-        fed = subject.feed(subject.x, ids, _sizes(subject, size))
+        fed = subject.feed(x, ids, _sizes(subject, size))
         expect_close(f"holes in calls of {size} differ", fed, expected, subject.limit)
 
 
@@ -65,7 +66,7 @@ def check_rows_advance_alone(subject: Subject) -> None:
     while np.any(at < subject.length):
         size = int(rng.choice([1, 7]))
         chunk, chunk_ids = (
-            np.ones((subject.rows, size, subject.config.dim), np.float32),
+            np.full((subject.rows, size, subject.config.dim), np.nan, np.float32),
             np.zeros((subject.rows, size)),
         )
         taken = []

@@ -119,7 +119,7 @@ class Subject:
         for size in sizes:
             chunk, chunk_ids = x[:, at : at + size], ids[:, at : at + size]
             missing = size - chunk.shape[1]
-            chunk = np.pad(chunk, ((0, 0), (0, missing), (0, 0)), constant_values=1.0)
+            chunk = np.pad(chunk, ((0, 0), (0, missing), (0, 0)), constant_values=np.nan)
             chunk_ids = np.pad(chunk_ids, ((0, 0), (0, missing)))
             y, state = self.step(self.params, jnp.asarray(chunk), jnp.asarray(chunk_ids), state)
             outputs.append(np.asarray(y)[:, : size - missing])

@@ -179,7 +179,8 @@ class NumberScores:
 def class_sums(logits: Float[Array, "*N C"], labels: Int[Array, "*N"], weights: Float[Array, "*N"]) -> Sums:
     """Loss, weight, and Float[C, C] weights by label and prediction."""
     return {
-        "loss": jnp.sum(cross_entropy(logits, labels) * weights),
+        # a row that does not count may have a label that is no class, and its loss is NaN
+        "loss": jnp.sum(jnp.where(weights > 0, cross_entropy(logits, labels) * weights, 0)),
         "weight": jnp.sum(weights),
         CONFUSION: confusion(labels, jnp.argmax(logits, -1), weights, logits.shape[-1]),
     }

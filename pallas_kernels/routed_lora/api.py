@@ -94,6 +94,11 @@ def _check(x: Any, sites: tuple[Any, Any, Any], code: Any, chunk: int) -> None:
             raise ValueError(
                 f"routed_lora: w, v, u must be [K, N], [K, r], [r, N] with K = {x.shape[2]}, got {given}"
             )
+        if not rank:
+            raise ValueError(
+                f"routed_lora: v {down.shape} and u {up.shape} have a rank of 0: use one of at least 1, or "
+                "multiply by w alone"
+            )
     _check_code(x, v, code, chunk)
 
 
@@ -108,6 +113,10 @@ def _check_code(x: Any, v: Any, code: Any, chunk: int) -> None:
     if code.ndim != 3 or code.shape[:2] != expected:
         raise ValueError(
             f"routed_lora: code must be {[*expected, 'E']} for x {x.shape} in chunks of {chunk}, got {code.shape}"
+        )
+    if not code.shape[2]:
+        raise ValueError(
+            f"routed_lora: code {code.shape} has no block: give it at least one number a token, or None for 1"
         )
     for down in v:
         if down.shape[1] % code.shape[2]:

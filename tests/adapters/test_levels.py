@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Ema, Mixed, RouterConfig
-from jaxblt.adapters.levels import level_weights
+from jaxblt.adapters import AdapterConfig, Ema, Mixed, RouterConfig, Sticky
+from jaxblt.adapters.levels import can_change, level_weights
 from jaxblt.models import Stack, StackConfig
 from tests.adapters.routing import (
     DOCUMENTS,
@@ -98,6 +98,33 @@ def test_an_unsure_first_level_hands_over():
     found = level_weights(config, [scores, scores], None, time)
     np.testing.assert_array_equal(found[0, :, 0], [0, 0, 1, 0])
     np.testing.assert_array_equal(found.sum(-1), 1)
+
+
+@pytest.mark.parametrize("at", [4.0, 7.0, 14.0])
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_transforms_are_told_wherever_levels_take_turns(lag, at):
+    """With a lag the length may hand over to chunks before these have a code, and the fallback is a change, too."""
+    config = over(level=Mixed(("prefix", "chunk"), "length", (at,)), lag=lag).router
+    time = jnp.arange(LENGTH, dtype=jnp.int32)[None]
+    weights = np.asarray(level_weights(config, [jnp.zeros((1, LENGTH, 3))] * 2, None, time))[0, :, 1]
+    chunk, place = np.arange(LENGTH) // CHUNK, np.arange(LENGTH)
+    of_chunk = np.where(chunk >= lag, 1 + chunk, -1)
+    code = np.where(weights > 0, of_chunk, np.where(place >= PREFIX, 0, -1))
+    told = np.asarray(can_change(config, time, None))[0]
+    assert set(place[1:][code[1:] != code[:-1]]) <= set(place[told])
+    assert set(place[told]) <= {PREFIX, *range(0, LENGTH, CHUNK)}
+
+
+def test_no_expert_is_chosen_of_a_level_without_a_code():
+    """From step 5 on chunks count, which have no code before step 15; the prefix's, from step 10 on, does not count."""
+    router = dataclasses.replace(
+        ROUTER, level=Mixed(("prefix", "chunk"), "length", (4.0,)), lag=3, prefix=2 * CHUNK
+    )
+    config = AdapterConfig(rank=2, blocks=2, router=router, code=(Sticky(0.0),))
+    code, time = whole(config, params_of(config), inputs(), DOCUMENTS), times()
+    early, late = (time >= 0) & (time < 3 * CHUNK), time >= 3 * CHUNK
+    np.testing.assert_array_equal(code[early], 0.5)
+    np.testing.assert_array_equal(np.sort(code[late], -1), np.tile([0.0, 1.0], (late.sum(), 1)))
 
 
 @TURNS

@@ -13,7 +13,8 @@ from jaxblt.adapters.given import given
 from jaxblt.adapters.serving import Guard, Limits, Telemetry, code_figures, guarded
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
 from jaxblt.models import StackConfig
-from jaxblt.models.stack import Stack
+from jaxblt.models.stack import Stack, init_stack_state
+from tests.tolerances import assert_close
 
 ADAPTER = AdapterConfig(
     sites=("mlp/down",), rank=4, router=RouterConfig(level="chunk", chunk=3, prefix=None, hidden=4)
@@ -47,6 +48,26 @@ def serve():
 
 def without_router(params):
     return {"params": {name: below for name, below in params["params"].items() if name != "router"}}
+
+
+def test_a_given_code_meets_its_token_wherever_padding_lies(params):
+    """In a call with a state tokens move to the front of their row, and so must codes."""
+    ids = jnp.asarray(np.array([[1] * 12, [0, 0] + [2] * 10, [3, 0] * 6], np.int32))
+    code = jnp.asarray(np.random.default_rng(2).standard_normal((3, 12, 4)).astype(np.float32))
+
+    @jax.jit
+    def run(params, state):
+        with given(code):
+            return Stack(STACK).apply(params, X, segment_ids=ids, state=state)[0]
+
+    alone, state = without_router(params), init_stack_state(STACK, 3, capacity=12)
+    packed = np.asarray(jnp.argsort(ids == 0, axis=1, stable=True))
+    in_front = [jnp.asarray(np.take_along_axis(np.asarray(a), packed[..., None], 1)) for a in (X, code)]
+    with given(in_front[1]):
+        front_ids = jnp.take_along_axis(ids, jnp.asarray(packed), 1)
+        expected, _ = Stack(STACK).apply(alone, in_front[0], segment_ids=front_ids)  # type: ignore[misc]
+    found = np.take_along_axis(np.asarray(run(alone, state)), packed[..., None], 1)
+    assert_close(found, expected, n=12 * 8)
 
 
 def test_a_given_code_takes_the_routers_place(params, serve):

@@ -108,3 +108,8 @@ def test_what_is_refused(given):
     fewer = attach(BASE, dataclasses.replace(lora(2).stack.adapter, sites=("mlp/down",)))
     with pytest.raises(ValueError, match=r"loras\[0\] has no adapter at stack/.*mixer/out: use the sites"):
         warm_start(config, params, [(fewer, init(fewer)), given[1]])
+    more = attach(BASE, dataclasses.replace(lora(2).stack.adapter, sites=(*SITES, "mlp/up")))
+    with pytest.raises(
+        ValueError, match=r"loras\[0\] has an adapter at stack/.*mlp/up \(3 such sites\), where"
+    ):
+        warm_start(config, params, [(more, init(more)), given[1]])

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.benchmark._adaptation import Program
+from experiments.benchmark._adaptation import Program, count_picks
 from experiments.benchmark._arms import Settings, check_sizes, make_arm
-from experiments.benchmark._mix import ciphers, conflict_mix, draw_rows, natural_mix
+from experiments.benchmark._mix import check_texts, ciphers, conflict_mix, draw_rows, natural_mix
 from experiments.benchmark._mix_files import read_natural
 from experiments.benchmark._paired import by_distance, compared
 from experiments.benchmark.routed_lora import in_order, routed_lora
@@ -70,11 +70,33 @@ def test_a_natural_mix_has_spans_of_its_texts():
     assert ((rows.targets - rows.inputs)[follows] % 8 == 1).all()
 
 
+def test_what_no_row_could_be_drawn_from_is_refused():
+    mix, short = natural_mix({"a": b"abcdefgh" * 4, "b": b"0123"}), conflict_mix(b"ab" * 32, 2)
+    check_texts(mix, ["a", "b"], LENGTH, (2, 4))
+    with pytest.raises(ValueError, match="text of 'b' has 4 bytes, and 12 are read at once: add text"):
+        check_texts(mix, ["a", "b"], LENGTH, SPANS)
+    with pytest.raises(ValueError, match="text of 'a' has 64 bytes, and 65 are read at once"):
+        check_texts(short, ["a", "b"], LENGTH, SPANS)
+    for changed, said in (
+        ({"prefix": 4096}, "prefix must be < length = 4096, got 4096: no byte of a row"),
+        ({"chunk": 5000}, "chunk must be < length = 4096, got 5000"),
+        ({"spans": (64, 8)}, r"spans must be the shortest and the longest, got \(64, 8\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Settings(**changed)
+
+
 def test_letters_keep_their_case():
     table = ciphers(2, seed=3)[1]
     assert bytes(table[list(b"Zebra, 42\xc3")])[5:] == b", 42\xc3"
     lower, upper = table[97:123].astype(int), table[65:91].astype(int)
     np.testing.assert_array_equal(lower - 97, upper - 65)
+
+
+def test_a_byte_before_the_first_code_is_no_experts_pick():
+    code = jnp.asarray([[[0.5, 0.5], [0.5, 0.5], [0.2, 0.8], [0.9, 0.1]]])
+    found = count_picks(code, jnp.asarray([[0, 1, 1, 2]]), 3)
+    np.testing.assert_array_equal(found, [[0, 0, 1], [0, 1, 0]])
 
 
 def test_distances_count_from_changes_alone():

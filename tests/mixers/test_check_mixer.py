@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec
 from jaxblt.mixers import ExplicitFilter, GatedRecurrenceConfig, HyenaConfig, MixerConfig, SlotMemoryConfig
 from jaxblt.mixers.choices import held
 from jaxblt.parallel import seq_axis
-from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import PROPERTIES, check, check_mixer
 from tests.mixers.configs import REST
 
@@ -115,6 +114,16 @@ def fills_holes(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
     return (y if ids is None else jnp.where((ids < 0)[..., None], jnp.ones_like(y), y)), state
 
 
+def weighs_holes(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    y, state = run(x, ids, state)
+    return (y if ids is None else y + x * (ids > 0)[..., None].astype(x.dtype)), state
+
+
+def weighs_holes_in_gradients(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    y, state = run(x, ids, state)
+    return (y if ids is None else y + jnp.where((ids > 0)[..., None], x * x, 0.0)), state
+
+
 def drops_odd_tail(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
     odd = x.shape[1] % 2 and state is None
     return run(x.at[:, -1].set(0.0) if odd else x, ids, state)
@@ -206,6 +215,8 @@ FAULTS: list[tuple[str, str, Faulty]] = [
     ("mixes", "bidirectional in name alone", Faulty(RECURRENCE, outputs(lambda y, x: y), causal=False)),
     ("packed", "leaks across documents", Faulty(RECURRENCE, segments(jnp.sign))),
     ("holes", "reads holes", Faulty(RECURRENCE, segments(jnp.abs, streaming=False))),
+    ("holes", "multiplies holes by 0", Faulty(RECURRENCE, weighs_holes)),
+    ("holes", "multiplies gradients of holes by 0", Faulty(RECURRENCE, weighs_holes_in_gradients)),
     ("odd_lengths", "drops an odd tail", Faulty(RECURRENCE, drops_odd_tail)),
     (
         "batch",
@@ -233,6 +244,7 @@ FAULTS: list[tuple[str, str, Faulty]] = [
         "holes take no time when streaming",
         Faulty(CONVOLUTION, segments(lambda ids: jnp.maximum(ids, 0), streaming=True)),
     ),
+    ("holes_streamed", "multiplies holes by 0 when streaming", Faulty(RECURRENCE, weighs_holes)),
     ("rows_advance_alone", "padding moves the state", Faulty(RECURRENCE, drifts)),
     (
         "rows_advance_alone",
@@ -297,11 +309,11 @@ def test_hard_choices_are_held_while_gradients_are_compared() -> None:
 
 
 @pytest.mark.parametrize("name", ["state_engine", "slots"])
-def test_init_returns_no_choices_which_apply_would_hold_for_other_inputs(name: str) -> None:
+def test_init_returns_nothing_that_apply_would_hold_for_other_inputs(name: str) -> None:
     config = {**REST, "slots": SlotMemoryConfig(dim=8, slots=4, top_k=2)}[name]
     x = jax.ShapeDtypeStruct((1, 16, 8), jnp.float32)
     found = jax.eval_shape(config.build().init, jax.random.key(0), x)
-    assert set(found) - set(SIDE_OUTPUTS) == {"params"}
+    assert set(found) == {"params"}
 
 
 def test_a_sound_mixer_passes_what_was_asked() -> None:

@@ -79,13 +79,13 @@ def test_the_kernel_of_the_op_runs() -> None:
     assert_close(hyena("mosaic_gpu", jnp.bfloat16), hyena(None), jnp.bfloat16, n=40 * 4)
 
 
-def grouped(monkeypatch: Any, limit: int, causal: bool, dtype: Any) -> tuple[Any, Any]:
+def grouped(monkeypatch: Any, limit: int, causal: bool, channels: int = CHANNELS) -> tuple[Any, Any]:
     """Value and gradients of u and of what makes the taps, and the program's temporary bytes."""
     monkeypatch.setattr(finite_filter, "TAPS_BYTES", limit)
-    module = ImplicitTaps(LONG, CHANNELS, 1 if causal else 2)
+    module = ImplicitTaps(LONG, channels, 1 if causal else 2)
     params = nn.meta.unbox(module.init(jax.random.key(0), 1))
     draw = np.random.default_rng(0).standard_normal
-    u, dy = (jnp.asarray(draw((1, CHANNELS, LENGTH)), dtype) for _ in range(2))
+    u, dy = (jnp.asarray(draw((1, channels, LENGTH)), jnp.float32) for _ in range(2))
 
     def run(params: Any, u: Any, bias: Any) -> Any:
         shared, per_channel = module.apply(params, LENGTH, method="parts")
@@ -96,20 +96,36 @@ def grouped(monkeypatch: Any, limit: int, causal: bool, dtype: Any) -> tuple[Any
         y, vjp = jax.vjp(run, params, u, bias)
         return y, vjp(dy)
 
-    args = (params, u, jnp.ones(CHANNELS), dy)
+    args = (params, u, jnp.ones(channels), dy)
     program = jax.jit(both).lower(*args).compile()
     return program(*args), program.memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_taps_by_groups_of_channels_are_the_same_and_take_less(monkeypatch: Any, causal: bool) -> None:
-    whole, most = grouped(monkeypatch, 2**30, causal, jnp.float32)
-    parts, less = grouped(monkeypatch, 0, causal, jnp.float32)
+    whole, most = grouped(monkeypatch, 2**30, causal)
+    parts, less = grouped(monkeypatch, 0, causal)
     for got, want in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
         assert_close(got, want, n=2 * LENGTH * CHANNELS)
     taps = 4 * CHANNELS * LENGTH * (1 if causal else 2)
     # Beside the streams, which either keeps: all taps and their gradients are gone.
     assert less <= most - 2 * taps
+
+
+def test_a_prime_number_of_channels_makes_no_more_groups(monkeypatch: Any) -> None:
+    """Groups of equally many of 17 channels would be 17 of one channel, one after another."""
+    sizes = []
+
+    def recorded(v: Any, *rest: Any, **options: Any) -> Any:
+        sizes.append(v.shape[1])
+        return finite_filter.long.long_conv(v, *rest, **options)
+
+    monkeypatch.setattr(finite_filter, "long_conv", recorded)
+    whole, _ = grouped(monkeypatch, 2**30, True, channels=17)
+    parts, _ = grouped(monkeypatch, 0, True, channels=17)
+    assert set(sizes) == {17, 3}
+    for got, want in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
+        assert_close(got, want, n=2 * LENGTH * 17)
 
 
 @pytest.mark.gpu

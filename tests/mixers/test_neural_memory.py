@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import MACConfig, MAGConfig, MixerConfig, NeuralMemoryConfig, init_state
+from jaxblt.mixers import MACConfig, MAGConfig, MixerConfig, NeuralMemoryConfig, SlotMemoryConfig, init_state
 from jaxblt.models import titan
 from jaxblt.parallel import make_mesh
 from jaxblt.side_outputs import SIDE_OUTPUTS
@@ -109,6 +110,23 @@ def test_four_layers_stay_finite_over_a_hundred_times_the_length() -> None:
     assert np.all(np.isfinite(logits))
     gradients = jax.jit(jax.grad(lambda p, x: module.apply({"params": p}, x)[0].sum()))(params, ids[:, :128])
     assert all(np.all(np.isfinite(g)) for g in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize(
+    ("config", "shapes", "most"),
+    [
+        pytest.param(NeuralMemoryConfig(dim=32, num_heads=2), ("2,16,64", "2,64,16"), 0, id="memory"),
+        # The one is in the branch that writes: its loop over candidates begins with it
+        pytest.param(SlotMemoryConfig(dim=32, num_heads=2, slots=24), ("2,24,16",), 1, id="slots"),
+    ],
+)
+def test_a_decoded_token_copies_no_memory(config: Any, shapes: tuple[str, ...], most: int) -> None:
+    """The state is given away, and most tokens write nothing."""
+    module, x = config.build(), jnp.ones((3, 1, 32))
+    params = jax.eval_shape(module.init, jax.random.key(0), x)
+    step = jax.jit(lambda p, x, state: module.apply(p, x, state=state), donate_argnums=2)
+    text = step.lower(params, x, init_state(config, 3, capacity=8)).compile().as_text()
+    assert len(re.findall(rf"= f32\[3,(?:{'|'.join(shapes)})\]\S* copy\(", text)) <= most
 
 
 def test_heads_that_do_not_divide_the_devices_are_refused() -> None:

@@ -84,7 +84,9 @@ def test_routers_imitate_the_labels_of_a_batch():
     batch = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
     batch = replace(batch, labels=jnp.asarray([0] * 4 + [1] * 4, jnp.int32))
     model = attach(PLAIN, replace(BANK, code=())).build()
-    base, trained = split_params(drawn(model, batch.inputs)["params"])
+    base, trained = split_params(
+        drawn(model, batch.inputs, seed=8)["params"]
+    )  # a router that is mostly wrong
     optimizer, told = optax.sgd(0.3), HybridConfig(language=((0, 0.0),), labels=((0, 1.0),))
     step = make_train_step(Task(model, hybrid=Hybrid(told, None)), optimizer)
     state, nats = start(jax.tree.map(jnp.copy, trained), optimizer, {BASE: freeze(base)}), []

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.patching.patches import from_closed
-from jaxblt.side_outputs import SIDE_OUTPUTS, sow_metric
+from jaxblt.side_outputs import SIDE_OUTPUTS, sow_loss, sow_metric
 from jaxblt.training.metrics import (
     as_scalars,
     bits,
@@ -64,6 +64,22 @@ def test_side_outputs_arrive_through_scan_and_remat():
     assert found == {"layers/mean": 2.25, "layers/each/0": 2.0, "layers/each/1": 2.5}
     assert float(sown_losses({})) == 0.0
     assert sown_metrics({}) == {}
+
+
+class Reporting(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        sow_loss(self, "balance", jnp.sum(x))
+        sow_metric(self, "mean", jnp.mean(x))
+        return self.param("scale", nn.initializers.ones, ()) * x
+
+
+def test_init_returns_parameters_alone():
+    """Given back to `apply`, side outputs of another input would be counted in every call."""
+    module, x = Reporting(), jnp.ones(2)
+    made = module.init(jax.random.key(0), x)
+    assert set(made) == {"params"}
+    assert float(sown_losses(module.apply(made, x, mutable=SIDE_OUTPUTS)[1])) == 2
 
 
 def test_patch_figures():

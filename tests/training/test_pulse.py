@@ -89,6 +89,15 @@ def test_labels_are_the_answers() -> None:
     batch = make_dataset(data, split="test", mode="eval").batch(0)
     bits = np.where((np.asarray(batch.segment_ids) > 0) & (np.asarray(batch.inputs) == 5), 1, 0)
     np.testing.assert_array_equal(batch.labels[:4], bits[:4].sum(1) % 2)
+    for of_empty in (0, -100):  # the last batch is short of rows
+        np.testing.assert_array_equal(batch.labels[4:], 0)
+        labels = np.where(np.arange(8) < 4, batch.labels, of_empty)
+        sums = Classify().sums(jnp.zeros((8, 2)), jax.tree.map(jnp.asarray, replace(batch, labels=labels)))
+        np.testing.assert_allclose(sums["loss"], 4 * np.log(2), rtol=1e-6)
+    with pytest.raises(
+        ValueError, match="labels = 'digit', and a row answers with id 4: set labels='symbol'"
+    ):
+        make_dataset(replace(data, labels="digit"), split="test", mode="eval").batch(0)
     several = TaskDataConfig(task=MQAR(symbols=32, pairs=4, positions=32), seq_len=32, labels="symbol")
     with pytest.raises(ValueError, match=r"labels needs rows of one answer, got 4 in a row: set labels=None"):
         make_dataset(several, split="test", mode="eval").batch(0)

@@ -145,6 +145,11 @@ def test_no_array_as_large_as_tokens_is_wide() -> None:
         ({"w": (jnp.ones((K, 5)),) * 2}, r"got x .* and \[2, 1, 1\] matrices"),
         ({"code": jnp.ones((8, 6, 4))}, r"code must be \[8, 7, 'E'\] .* in chunks of 1, got \(8, 6, 4\)"),
         ({"code": jnp.ones((8, 7, 3))}, "rank of 4 does not divide into the 3 blocks"),
+        ({"code": jnp.ones((8, 7, 0))}, r"code \(8, 7, 0\) has no block: give it at least one number"),
+        (
+            {"v": jnp.ones((K, 0)), "u": jnp.ones((0, 24)), "w": jnp.ones((K, 24))},
+            "have a rank of 0: use one of at least 1",
+        ),
         ({"chunk": 0}, "chunk must be at least 1, got 0"),
         ({"implementation": "mosaic_gpu"}, "'mosaic_gpu' cannot run here: .* this is cpu"),
         ({"implementation": "triton"}, "unknown implementation 'triton'"),
