@@ -66,17 +66,22 @@ class TileDocuments:
 
     def linked(self, z: Array, chunks: int) -> Array:
         """z [chunk, mode] where what was sent as many chunks before the one right before arrives, else zero."""
-        return _keep(self.links & REACH > chunks, z)
+        return _keep(self.links_over(z) & REACH > chunks, z)
 
     def linked_to_tile(self, z: Array) -> Array:
         """z [chunk, mode] where the state before the tile arrives, else zero."""
         chunk = plgpu.broadcasted_iota(jnp.int32, (ROWS, MODES), 0, layout=plgpu.Layout.WGMMA)
         steps = ROWS - 1 - chunk if self.reverse else chunk
-        return _keep(self.links & REACH > steps, z)
+        return _keep(self.links_over(z) & REACH > steps, z)
 
     def through(self, z: Array) -> Array:
         """z [chunk, mode] where the chunk holds one document, else zero."""
-        return _keep(self.links < 0, z)
+        return _keep(self.links_over(z) < 0, z)
+
+    def links_over(self, z: Array) -> Array:
+        """Each chunk's links for all columns of z."""
+        assert z.shape == self.links.shape
+        return self.links
 
 
 @dataclass(frozen=True)
@@ -102,10 +107,9 @@ class TileCuts(TileDocuments):
         def by_chunk(ref: Any) -> Array:
             return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False).astype(jnp.int32)
 
-        linked = lax.broadcast_in_dim(by_chunk(links.at[row, chunks, 0]), (ROWS, MODES), (0,))
         return cls(
             read_steps,
-            linked,
+            by_chunk(links.at[row, chunks, 0]),
             passes[row, tile],
             reverse,
             lambda order: by_chunk(bounds.at[row, order, chunks]),
@@ -137,6 +141,10 @@ class TileCuts(TileDocuments):
             return jnp.where(behind, product(_keep(behind, u)), out), self.read_bound(order)
 
         return lax.fori_loop(1, self.passes, leave_out, (out, self.read_bound(0)))[0]
+
+    def links_over(self, z: Array) -> Array:
+        """Each chunk's links for all columns of z."""
+        return lax.broadcast_in_dim(self.links, z.shape, (0,))
 
     def behind_the_first(
         self, add: Callable[[Callable[[Array], Array], Callable[[Array], Array], Array], Array], total: Array
