@@ -1,6 +1,6 @@
 """The documents of a tile as the Hopper kernels see them: which steps and chunks act on each other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ class TileDocuments:
         cls, marks: Any, row: Array, tile: Array, *, reverse: bool, keep_steps: bool = True
     ) -> "TileDocuments":
         """From device memory, where all channels read the same; `marks` is [steps, links, passes]."""
-        steps, links, passes = marks[:3]
+        steps, links, passes = marks
         chunks = pl.ds(tile * ROWS, ROWS)
         layout = plgpu.Layout.WGMMA
 
@@ -174,6 +174,15 @@ class TileCuts(TileDocuments):
 
 def _keep(mask: Array, z: Array) -> Array:
     return jnp.where(mask, z, jnp.zeros_like(z))
+
+
+def load_marks(
+    marks: Sequence[Any], row: Array, tile: Array, *, reverse: bool, keep_steps: bool = True
+) -> TileDocuments:
+    """The marks or the cuts of a tile, by what `marks_of` gave."""
+    if len(marks) == len(Marks._fields) - 1:  # Links of one direction.
+        return TileDocuments.load(marks, row, tile, reverse=reverse, keep_steps=keep_steps)
+    return TileCuts.load_cuts(marks, row, tile, reverse=reverse)
 
 
 def marks_of(documents: Marks | Cuts | None, reverse: bool) -> list[Any]:
