@@ -25,15 +25,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._conv.documents import mark_cuts
 from pallas_kernels._conv.gates import accumulator, add_skip
+from pallas_kernels._conv.tile_documents import TileCuts, marks_of
 from pallas_kernels._conv.tiles import STAGES, read, tile_ref
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
 from pallas_kernels.blocked_conv.mosaic_gpu_vjp import gradients
 from pallas_kernels.blocked_conv.tiles import PITCH, block_of, matrices, read_shifted, sum_of_products
 from pallas_kernels.blocked_conv.xla import blocked_conv_xla
-from pallas_kernels.modal_conv.documents import mark_cuts
-from pallas_kernels.modal_conv.mosaic_gpu_documents import TileCuts, marks_of
 
 
 def blocked_conv_mosaic_gpu(

@@ -31,14 +31,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels._conv.documents import Cuts, Marks
 from pallas_kernels._conv.flat_rows import FlatRows, flatten, unflatten
+from pallas_kernels._conv.tile_documents import TileCuts, TileDocuments, load_marks, marks_of
 from pallas_kernels._conv.tiles import STAGES, chunks_ref, read, tile_ref
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
-from pallas_kernels.modal_conv.documents import Cuts, Marks
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
-from pallas_kernels.modal_conv.mosaic_gpu_documents import TileCuts, TileDocuments, load_marks, marks_of
 from pallas_kernels.modal_conv.mosaic_gpu_rows import TileRows
 from pallas_kernels.modal_conv.mosaic_gpu_weights import decays as decays_of
 from pallas_kernels.modal_conv.mosaic_gpu_weights import rates, reading, writing

@@ -10,9 +10,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
+from pallas_kernels._conv.documents import COLUMNS, LAST, REACH, Cuts, Marks
 from pallas_kernels._hopper import CHUNK, ROWS
-from pallas_kernels.modal_conv.documents import LAST, REACH, Cuts, Marks
-from pallas_kernels.modal_conv.hopper import MODES
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class TileDocuments:
 
     def linked_to_tile(self, z: Array) -> Array:
         """z [chunk, mode] where the state before the tile arrives, else zero."""
-        chunk = plgpu.broadcasted_iota(jnp.int32, (ROWS, MODES), 0, layout=plgpu.Layout.WGMMA)
+        chunk = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 0, layout=plgpu.Layout.WGMMA)
         steps = ROWS - 1 - chunk if self.reverse else chunk
         return _keep(self.links_over(z) & REACH > steps, z)
 
