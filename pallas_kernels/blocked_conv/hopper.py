@@ -8,6 +8,9 @@ from pallas_kernels._hopper import CHUNK, ROWS, why_not_streams
 REACH = 2
 """Chunks back that a filter may look."""
 
+PACKED = False
+"""Whether packed rows are taken: not before their tests have passed on a GPU and they were timed."""
+
 LAGS = tuple(range(REACH + 1))
 LONGEST = CHUNK * REACH + 1
 TILE = CHUNK * ROWS
@@ -27,8 +30,8 @@ def why_not(
     """Why the kernel cannot run such a call, or None."""
     if refused := why_not_streams(device, x, pre_gate, post_gate):
         return refused
-    if segment_ids is not None:
-        return "it does not know packed rows"
+    if segment_ids is not None and not PACKED:
+        return "its packed rows have not run on a GPU"
     if not causal:
         return "it does not look ahead"
     if filter.shape[1] > LONGEST:

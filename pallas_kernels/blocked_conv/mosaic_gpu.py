@@ -8,6 +8,9 @@ of a matrix product: with U the tile [chunk, step],
 so that up to 129 taps need no other chunk. U_0 = pre_gate * x stays in registers; it is also left in shared memory,
 below the last two chunks of the tile before, from where U_1 and U_2 are read one and two rows higher.
 
+In packed rows U_1 and U_2 hold of each chunk what its last document has, as far as this one lasts. Then Y is right
+for a chunk's first document, and that of the others is computed anew by `TileCuts.cut`.
+
 Lane semantics, as that buffer must not be tiled: no swizzle survives a shift by one row.
 """
 
@@ -22,12 +25,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._conv.documents import mark_cuts
 from pallas_kernels._conv.gates import accumulator, add_skip
+from pallas_kernels._conv.tile_documents import TileCuts, marks_of
 from pallas_kernels._conv.tiles import STAGES, read, tile_ref
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
 from pallas_kernels.blocked_conv.mosaic_gpu_vjp import gradients
 from pallas_kernels.blocked_conv.tiles import PITCH, block_of, matrices, read_shifted, sum_of_products
+from pallas_kernels.blocked_conv.xla import blocked_conv_xla
 
 
 def blocked_conv_mosaic_gpu(
@@ -42,22 +48,32 @@ def blocked_conv_mosaic_gpu(
     causal: bool = True,
     interpret: bool = False,
 ) -> Float[Array, "B D T"]:
-    """See `blocked_conv`; what `hopper.why_not` refuses is not looked at again.
+    """See `blocked_conv`; what `hopper.why_not` refuses is not looked at again, but for packed rows.
+
+    The gradients of packed rows are XLA's.
 
     Args:
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     h = add_skip(filter.astype(accumulator(x.dtype)), bias, 0)
     x, h, pre_gate, post_gate = vary_alike(x, h, pre_gate, post_gate)
-    return _conv(x, h, pre_gate, post_gate, interpret)
+    return _conv(x, h, pre_gate, post_gate, segment_ids, interpret)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _conv(x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, interpret: bool) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _conv(
+    x: Array,
+    h: Array,
+    pre_gate: Array | None,
+    post_gate: Array | None,
+    segment_ids: Array | None,
+    interpret: bool,
+) -> Array:
     """Rows are matrices [chunk, step], padded if T is no multiple of 512; a last tile that is not full reads zeros."""
     batch, channels, _ = x.shape
     streams = [as_chunks(z) for z in (x, pre_gate, post_gate) if z is not None]
     shared = rows_per_program(batch, channels)
+    marks = marks_of(None if segment_ids is None else mark_cuts(segment_ids), False)
     y = plgpu.kernel(
         partial(
             _program,
@@ -79,15 +95,16 @@ def _conv(x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, i
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
-        kernel_name="blocked_conv",
-    )(*streams, matrices(h.astype(x.dtype)))
+        kernel_name="blocked_conv_cut" if marks else "blocked_conv",
+    )(*streams, matrices(h.astype(x.dtype)), *marks)
     return as_rows(y, x.shape)
 
 
 def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], interpret: bool) -> None:
     """One channel of `rows` rows, tile after tile, row after row."""
-    *streams, taps, y, loaded, stored, toeplitz, history, arrived, ready = refs
+    *streams, y, loaded, stored, toeplitz, history, arrived, ready = refs
     pre_gated, post_gated = gated
+    streams, (taps, *marks) = streams[: 1 + sum(gated)], streams[1 + sum(gated) :]
     dtype = y.dtype
     tiles = -(-y.shape[1] // ROWS)
     channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
@@ -102,6 +119,9 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
 
     def advance(step: Array, _: None) -> None:
         slot = step % STAGES
+        documents = None
+        if marks:
+            documents = TileCuts.load_cuts(marks, first + step // tiles, step % tiles, reverse=False)
         plgpu.barrier_wait(arrived.at[slot])
 
         @pl.when(step % tiles == 0)
@@ -111,12 +131,19 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
         u = read(loaded.at[slot, 0])
         if pre_gated:
             u = u * read(loaded.at[slot, 1])
-        history[REACH:, :CHUNK] = u
+        u = u if documents is None else documents.tokens(u)
+        history[REACH:, :CHUNK] = u if documents is None else documents.leaving(u)
         earlier = [read_shifted(history, REACH - lag) for lag in LAGS[1:]]
+        if documents is not None:
+            earlier = [documents.linked(z, lag - 1) for z, lag in zip(earlier, LAGS[1:], strict=True)]
         out = sum_of_products([u, *earlier], [toeplitz.at[:, block_of(lag)].T for lag in LAGS], interpret)
+        if documents is not None:
+            within = toeplitz.at[:, block_of(0)].T
+            out = documents.cut(u, out, lambda u: sum_of_products([u], [within], interpret))
         if post_gated:
             gate = read(loaded.at[slot, len(streams) - 1])
             out = out * gate.astype(out.dtype)
+        out = out if documents is None else documents.tokens(out)
         history[:REACH, :CHUNK] = history[ROWS:, :CHUNK]
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -131,15 +158,19 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
     plgpu.wait_smem_to_gmem(0)
 
 
-def _forward(
-    x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None, interpret: bool
-) -> tuple[Array, tuple[Array, Array, Array | None, Array | None]]:
-    return _conv(x, h, pre_gate, post_gate, interpret), (x, h, pre_gate, post_gate)
+def _forward(*args: Any) -> tuple[Array, tuple[Any, ...]]:
+    return _conv(*args), args[:-1]
 
 
 def _backward(interpret: bool, residuals: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
-    x, h, pre_gate, post_gate = residuals
-    return gradients(x, h, pre_gate, post_gate, g, interpret=interpret)
+    x, h, pre_gate, post_gate, ids = residuals
+    if ids is None:
+        return *gradients(x, h, pre_gate, post_gate, g, interpret=interpret), None
+
+    def plain(x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None) -> Array:
+        return blocked_conv_xla(x, h, segment_ids=ids, pre_gate=pre_gate, post_gate=post_gate)
+
+    return *jax.vjp(plain, x, h, pre_gate, post_gate)[1](g), None
 
 
 _conv.defvjp(_forward, _backward)

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._conv.documents import Cuts, Marks, mark, mark_cuts
 from pallas_kernels._conv.gates import enter
-from pallas_kernels.modal_conv.documents import Cuts, Marks, mark, mark_cuts
 from pallas_kernels.modal_conv.edges import Modes
 from pallas_kernels.modal_conv.hopper import CUT, SHARED, rows_per_tile
 from pallas_kernels.modal_conv.mosaic_gpu_pass import convolve

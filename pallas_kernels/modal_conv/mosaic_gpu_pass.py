@@ -31,14 +31,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels._conv.documents import Cuts, Marks
 from pallas_kernels._conv.flat_rows import FlatRows, flatten, unflatten
+from pallas_kernels._conv.tile_documents import TileCuts, TileDocuments, load_marks, marks_of
 from pallas_kernels._conv.tiles import STAGES, chunks_ref, read, tile_ref
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
-from pallas_kernels.modal_conv.documents import Cuts, Marks
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
-from pallas_kernels.modal_conv.mosaic_gpu_documents import TileCuts, TileDocuments, marks_of
 from pallas_kernels.modal_conv.mosaic_gpu_rows import TileRows
 from pallas_kernels.modal_conv.mosaic_gpu_weights import decays as decays_of
 from pallas_kernels.modal_conv.mosaic_gpu_weights import rates, reading, writing
@@ -312,8 +312,7 @@ def _program(
         stage = [loaded.at[step % STAGES, i] for i in range(count)]
         documents = None
         if marked:  # Their way from device memory overlaps with that of the streams.
-            read_marks = TileCuts.load_cuts if len(marks) == 5 else TileDocuments.load
-            documents = read_marks(marks, first + step // tiles, tile_of(step), reverse=reverse)
+            documents = load_marks(marks, first + step // tiles, tile_of(step), reverse=reverse)
         plgpu.barrier_wait(arrived.at[step % STAGES])
         state = states[0].at[line_of(step)] if states else None
         if flat is not None:

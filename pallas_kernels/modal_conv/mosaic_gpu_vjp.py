@@ -24,14 +24,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels._conv.documents import Cuts, Marks
 from pallas_kernels._conv.flat_rows import FlatRows, flatten
+from pallas_kernels._conv.tile_documents import TileCuts, TileDocuments, load_marks, marks_of
 from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, as_chunks, varying_like
-from pallas_kernels.modal_conv.documents import Cuts, Marks
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
-from pallas_kernels.modal_conv.mosaic_gpu_documents import TileCuts, TileDocuments, marks_of
 from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     EDGE,
     FAN,
@@ -245,10 +245,7 @@ def _program(
         cuts = shared
         if marked:
             place = (group * rows + step // tiles, tiles - 1 - step % tiles)
-            if len(marks) == 5:
-                cuts = TileCuts.load_cuts(marks, *place, reverse=True)
-            else:
-                cuts = TileDocuments.load(marks, *place, reverse=True, keep_steps=False)
+            cuts = load_marks(marks, *place, reverse=True, keep_steps=False)
         totals = _tile(stage, spare, places, matrices, decay, sums, totals, cuts, interpret)
 
         for first in before:

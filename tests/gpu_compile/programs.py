@@ -104,6 +104,11 @@ def _blocked_conv() -> Iterator[Program]:
     for name, arrays in (("gated", gated), ("plain", plain)):
         yield Program(f"blocked_conv/{name}", lambda arrays: blocked_conv_mosaic_gpu(**arrays), (arrays,))
     yield from _transformed("blocked_conv", blocked_conv_mosaic_gpu, gated)
+    yield Program("blocked_conv/packed", lambda arrays: _packed_blocked_conv(**arrays), (gated,))
+
+
+def _packed_blocked_conv(x: Any, **arrays: Any) -> Any:
+    return blocked_conv_mosaic_gpu(x, segment_ids=_thousands(x), **arrays)
 
 
 def _gated_linear_attention() -> Iterator[Program]:

@@ -19,24 +19,34 @@ from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.blocked_conv.shapes import SHAPES, BlockedConvShape
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
-from tests.pallas_kernels.short_conv.streams import normal
+from tests.pallas_kernels.short_conv.streams import documents, normal, not_tokens
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 ALL_STREAMS = ("x", "pre_gate", "post_gate")
 
 
 def case(
-    name: str, length: int, taps: int, run: Any, *, batch: int = 1, streams: tuple[str, ...] = ALL_STREAMS
+    name: str,
+    length: int,
+    taps: int,
+    run: Any,
+    *,
+    batch: int = 1,
+    streams: tuple[str, ...] = ALL_STREAMS,
+    ids: Any = None,
 ) -> OpCase:
     channels = 2
     arrays = {s: normal(i, (batch, channels, length), jnp.bfloat16) for i, s in enumerate(streams)}
     arrays |= {"filter": normal(4, (channels, taps)), "bias": normal(5, (channels,))}
+    if ids is not None:
+        arrays |= {"segment_ids": ids}
     return OpCase(
         name=name,
         run=lambda arrays: run(**arrays),
         reference=lambda arrays: blocked_conv(**arrays, implementation="reference"),
         arrays=arrays,
         shared=frozenset({"filter", "bias"}),
+        unused=not_tokens(arrays),
         terms=taps,
         grad_terms=2 * length,
     )
@@ -58,6 +68,16 @@ def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
+@pytest.mark.slow(weekly=1)
+@pytest.mark.parametrize("check", ["reference", "poison"])
+@pytest.mark.parametrize(
+    ("length", "taps", "streams"), [(TILE + 512, LONGEST, ALL_STREAMS), (2 * TILE, 66, ("x",))], ids=str
+)
+def test_simulated_packed(length: int, taps: int, streams: tuple[str, ...], check: str) -> None:
+    run = partial(blocked_conv_mosaic_gpu, interpret=True)
+    op_suite.CHECKS[check](case("", length, taps, run, batch=2, streams=streams, ids=documents(length)))
+
+
 @pytest.mark.slow(weeks=2, group="simulated blocked_conv")
 def test_simulated_under_vmap() -> None:
     run = partial(blocked_conv_mosaic_gpu, interpret=True)
@@ -70,6 +90,15 @@ def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)
     run = partial(blocked_conv_mosaic_gpu, interpret=True)
     op_suite.check_reference(case("three rows of full tiles", TILE, 100, run, batch=3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
+@pytest.mark.parametrize(("length", "taps"), [(TILE, 1), (2 * TILE, LONGEST), (3 * TILE + 77, 100)])
+@pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
+def test_packed_on_a_gpu(length: int, taps: int, streams: tuple[str, ...], check: str) -> None:
+    ids = documents(length)
+    op_suite.CHECKS[check](case("", length, taps, blocked_conv_mosaic_gpu, batch=2, streams=streams, ids=ids))
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
-from tests.pallas_kernels.short_conv.streams import normal, not_tokens
+from tests.pallas_kernels.short_conv.streams import documents, normal, not_tokens
 from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
@@ -34,23 +34,6 @@ def slow_and_fast(modes: int, slowest: float) -> dict[str, Any]:
     poles = np.geomspace(1 / slowest, 1.0, CHANNELS * modes).reshape(modes, CHANNELS).T
     residues = normal(4, (CHANNELS, modes)) * jnp.sqrt(jnp.asarray(poles, jnp.float32))
     return {"log_poles": jnp.asarray(-poles, jnp.float32), "residues": residues}
-
-
-def documents(length: int) -> Any:
-    """Two rows: many documents in a chunk, then some that span chunks, on their grid too, and tiles; holes, padding."""
-    rng = np.random.default_rng(length)
-    short = np.cumsum(rng.integers(1, 20, 40))
-    cuts = np.concatenate(
-        [
-            short,
-            [100, 103, 704, 705, 832, 1000, 1200],
-            short[-1] + np.cumsum(rng.integers(64, 900, length // 900)),
-        ]
-    )
-    ids = 1 + np.searchsorted(np.unique(cuts), np.arange(length), side="right")
-    ids = np.where(np.arange(length) % 11 == 5, -ids, ids)
-    ids[100:103] = ids[-99:] = ids[1000:1200] = 0
-    return jnp.asarray(np.stack([ids, ids[::-1]]), jnp.int32)
 
 
 def case(

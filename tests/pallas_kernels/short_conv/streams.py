@@ -114,3 +114,20 @@ def assert_packed_is_apart(op: Callable[..., Any], arrays: dict[str, Any], n: in
     for i, (b, at) in enumerate(places):
         expected = np.where(empty[b, :, at], 0, apart[i, :, : at.stop - at.start])
         assert_close(packed[b, :, at], expected, n=n, what=f"row {b}, steps {at.start} to {at.stop}")
+
+
+def documents(length: int) -> Any:
+    """Two rows: many documents in a chunk, then some that span chunks, on their grid too, and tiles; holes, padding."""
+    rng = np.random.default_rng(length)
+    short = np.cumsum(rng.integers(1, 20, 40))
+    cuts = np.concatenate(
+        [
+            short,
+            [100, 103, 704, 705, 832, 1000, 1200],
+            short[-1] + np.cumsum(rng.integers(64, 900, length // 900)),
+        ]
+    )
+    ids = 1 + np.searchsorted(np.unique(cuts), np.arange(length), side="right")
+    ids = np.where(np.arange(length) % 11 == 5, -ids, ids)
+    ids[100:103] = ids[-99:] = ids[1000:1200] = 0
+    return jnp.asarray(np.stack([ids, ids[::-1]]), jnp.int32)

@@ -13,10 +13,12 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from pallas_kernels._hopper import CHUNK, ROWS
-from pallas_kernels.modal_conv.hopper import MODES
 
 LAST = CHUNK
 """Added to the order of the chunk's last document."""
+
+COLUMNS = 16
+"""Of links, all alike: a kernel loads them as it loads the states of `modal_conv`'s 16 modes."""
 
 REACH = 127
 """Bits of `Marks.links` that count."""
@@ -27,8 +29,8 @@ class Marks(NamedTuple):
 
     Attributes:
       steps: a step's document in its chunk, plus `LAST` if it is the chunk's last; -1 at holes and padding.
-      links: links + 1, which beyond a tile is a tile, less 128 if the chunk holds one document; one for each mode, as a
-        kernel loads matrices.
+      links: links + 1, which beyond a tile is a tile, less 128 if the chunk holds one document; see
+        `COLUMNS`.
       links_back: the same against time.
       passes: the most documents in a chunk of each tile.
     """
@@ -96,7 +98,7 @@ def mark(segment_ids: Int[Array, "B T"]) -> Marks:
     links = _links(jnp.pad(across, ((0, 0), (1, 0)), constant_values=True), one)
     back = _links(jnp.pad(across, ((0, 0), (0, 1)))[:, ::-1], one[:, ::-1])[:, ::-1]
     passes = 1 + jnp.max(last.reshape(batch, -1, ROWS), 2)
-    links, back = (jnp.broadcast_to(z[..., None], (*z.shape, MODES)) for z in (links, back))
+    links, back = (jnp.broadcast_to(z[..., None], (*z.shape, COLUMNS)) for z in (links, back))
     narrow = jnp.int8
     return Marks(steps.astype(narrow), links.astype(narrow), back.astype(narrow), passes.astype(jnp.int32))
 

@@ -1,6 +1,6 @@
 """The documents of a tile as the Hopper kernels see them: which steps and chunks act on each other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
+from pallas_kernels._conv.documents import COLUMNS, LAST, REACH, Cuts, Marks
 from pallas_kernels._hopper import CHUNK, ROWS
-from pallas_kernels.modal_conv.documents import LAST, REACH, Cuts, Marks
-from pallas_kernels.modal_conv.hopper import MODES
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class TileDocuments:
         cls, marks: Any, row: Array, tile: Array, *, reverse: bool, keep_steps: bool = True
     ) -> "TileDocuments":
         """From device memory, where all channels read the same; `marks` is [steps, links, passes]."""
-        steps, links, passes = marks[:3]
+        steps, links, passes = marks
         chunks = pl.ds(tile * ROWS, ROWS)
         layout = plgpu.Layout.WGMMA
 
@@ -66,17 +65,22 @@ class TileDocuments:
 
     def linked(self, z: Array, chunks: int) -> Array:
         """z [chunk, mode] where what was sent as many chunks before the one right before arrives, else zero."""
-        return _keep(self.links & REACH > chunks, z)
+        return _keep(self.links_over(z) & REACH > chunks, z)
 
     def linked_to_tile(self, z: Array) -> Array:
         """z [chunk, mode] where the state before the tile arrives, else zero."""
-        chunk = plgpu.broadcasted_iota(jnp.int32, (ROWS, MODES), 0, layout=plgpu.Layout.WGMMA)
+        chunk = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 0, layout=plgpu.Layout.WGMMA)
         steps = ROWS - 1 - chunk if self.reverse else chunk
-        return _keep(self.links & REACH > steps, z)
+        return _keep(self.links_over(z) & REACH > steps, z)
 
     def through(self, z: Array) -> Array:
         """z [chunk, mode] where the chunk holds one document, else zero."""
-        return _keep(self.links < 0, z)
+        return _keep(self.links_over(z) < 0, z)
+
+    def links_over(self, z: Array) -> Array:
+        """Each chunk's links for all columns of z."""
+        assert z.shape == self.links.shape
+        return self.links
 
 
 @dataclass(frozen=True)
@@ -102,10 +106,9 @@ class TileCuts(TileDocuments):
         def by_chunk(ref: Any) -> Array:
             return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False).astype(jnp.int32)
 
-        linked = lax.broadcast_in_dim(by_chunk(links.at[row, chunks, 0]), (ROWS, MODES), (0,))
         return cls(
             read_steps,
-            linked,
+            by_chunk(links.at[row, chunks, 0]),
             passes[row, tile],
             reverse,
             lambda order: by_chunk(bounds.at[row, order, chunks]),
@@ -138,6 +141,10 @@ class TileCuts(TileDocuments):
 
         return lax.fori_loop(1, self.passes, leave_out, (out, self.read_bound(0)))[0]
 
+    def links_over(self, z: Array) -> Array:
+        """Each chunk's links for all columns of z."""
+        return lax.broadcast_in_dim(self.links, z.shape, (0,))
+
     def behind_the_first(
         self, add: Callable[[Callable[[Array], Array], Callable[[Array], Array], Array], Array], total: Array
     ) -> Array:
@@ -166,6 +173,15 @@ class TileCuts(TileDocuments):
 
 def _keep(mask: Array, z: Array) -> Array:
     return jnp.where(mask, z, jnp.zeros_like(z))
+
+
+def load_marks(
+    marks: Sequence[Any], row: Array, tile: Array, *, reverse: bool, keep_steps: bool = True
+) -> TileDocuments:
+    """The marks or the cuts of a tile, by what `marks_of` gave."""
+    if len(marks) == len(Marks._fields) - 1:  # Links of one direction.
+        return TileDocuments.load(marks, row, tile, reverse=reverse, keep_steps=keep_steps)
+    return TileCuts.load_cuts(marks, row, tile, reverse=reverse)
 
 
 def marks_of(documents: Marks | Cuts | None, reverse: bool) -> list[Any]:
