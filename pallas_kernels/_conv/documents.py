@@ -15,7 +15,7 @@ from jaxtyping import Array, Int
 from pallas_kernels._hopper import CHUNK, ROWS
 
 COLUMNS = 16
-"""Of links, all alike: a kernel loads them as it loads the states of `modal_conv`'s 16 modes."""
+"""Of links, all alike: a kernel reads the first. So it was timed."""
 
 REACH = 127
 """Bits of `Marks.links` that count."""

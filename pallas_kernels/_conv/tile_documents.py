@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
-from pallas_kernels._conv.documents import COLUMNS, REACH, Marks
+from pallas_kernels._conv.documents import REACH, Marks
 from pallas_kernels._hopper import CHUNK, ROWS
 
 
@@ -102,7 +102,7 @@ class TileDocuments:
 
     def linked_to_tile(self, z: Array) -> Array:
         """z [chunk, mode] where the state before the tile arrives, else zero."""
-        chunk = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 0, layout=plgpu.Layout.WGMMA)
+        chunk = plgpu.broadcasted_iota(jnp.int32, z.shape, 0, layout=plgpu.Layout.WGMMA)
         steps = ROWS - 1 - chunk if self.reverse else chunk
         return _keep(self._links_over(z) & REACH > steps, z)
 
