@@ -1,9 +1,9 @@
-"""What the Hopper kernels know of packed rows, made by XLA once for all channels: a number a step, two a chunk.
+"""What the Hopper kernels know of packed rows, made by XLA once for all channels: a byte a step, a few a chunk.
 
-A chunk of 64 steps may hold many documents. Counted from 0, step j is of the chunk's document `order[j]`. The state
-that enters a chunk is that of document 0, if this lies across the chunk's first edge. The state that a chunk leaves
-behind is that of its last document. What chunk c' sends reaches chunk c if one document covers all chunks between them
-and both edges: that is `links` chunks back at most, the chunk right before c counted as 0; -1 if there is none.
+A chunk of 64 steps may hold many documents, counted from 0. The state that enters a chunk is that of document 0, if
+this lies across the chunk's first edge. The state that a chunk leaves behind is that of its last document. What chunk
+c' sends reaches chunk c if one document covers all chunks between them and both edges: that is `links` chunks back at
+most, the chunk right before c counted as 0; -1 if there is none.
 """
 
 from typing import NamedTuple
@@ -14,93 +14,73 @@ from jaxtyping import Array, Int
 
 from pallas_kernels._hopper import CHUNK, ROWS
 
-LAST = CHUNK
-"""Added to the order of the chunk's last document."""
-
 COLUMNS = 16
-"""Of links, all alike: a kernel loads them as it loads the states of `modal_conv`'s 16 modes."""
+"""Of links, all alike: a kernel reads the first. So it was timed."""
 
 REACH = 127
 """Bits of `Marks.links` that count."""
 
 
 class Marks(NamedTuple):
-    """Of rows of N chunks in whole tiles.
+    """Of rows of N chunks in whole tiles. Of the bounds in each chunk a kernel makes masks of steps.
 
     Attributes:
-      steps: a step's document in its chunk, plus `LAST` if it is the chunk's last; -1 at holes and padding.
+      steps: 0 at tokens, -1 at holes and padding.
       links: links + 1, which beyond a tile is a tile, less 128 if the chunk holds one document; see
         `COLUMNS`.
       links_back: the same against time.
       passes: the most documents in a chunk of each tile.
-    """
-
-    steps: Int[Array, "B N 64"]
-    links: Int[Array, "B N 16"]
-    links_back: Int[Array, "B N 16"]
-    passes: Int[Array, "B tiles"]
-
-
-class Cuts(NamedTuple):
-    """Marks, and where documents lie in their chunks: numbers a chunk, of which a kernel makes masks of steps.
-
-    Attributes:
-      marks: see `Marks`.
       begins: the first step of the chunk's document of order 1 ... 64, 64 if there is none; then that of its last.
       ends: the same against time: where the document before the last one ends, and so on, 0 if there is none; then
         where the first one ends.
       holes: 1 for each tile that holds anything but tokens, else 0.
     """
 
-    marks: Marks
+    steps: Int[Array, "B N 64"]
+    links: Int[Array, "B N 16"]
+    links_back: Int[Array, "B N 16"]
+    passes: Int[Array, "B tiles"]
     begins: Int[Array, "B 65 N"]
     ends: Int[Array, "B 65 N"]
     holes: Int[Array, "B tiles"]
 
 
-def mark_cuts(segment_ids: Int[Array, "B T"]) -> Cuts:
-    """The marks and cuts of packed rows; see `modal_conv` for `segment_ids`."""
-    ids = _chunks(segment_ids)
-    order = _order(jnp.abs(ids))
-    last, orders = order[..., -1:], 1 + jnp.arange(CHUNK)[None, None, :, None]
-    begins = jnp.sum(order[..., None, :] < orders, -1)
-    ends = jnp.sum((last - order)[..., None, :] >= orders, -1)
-    begins, ends = (
-        jnp.concatenate([one, other[..., :1]], -1).astype(jnp.int8).swapaxes(1, 2)
-        for one, other in ((begins, ends), (ends, begins))
-    )
-    holes = jnp.any((ids <= 0).reshape(ids.shape[0], -1, ROWS * CHUNK), 2)
-    return Cuts(mark(segment_ids), begins, ends, holes.astype(jnp.int32))
-
-
-def _chunks(segment_ids: Int[Array, "B T"]) -> Int[Array, "B N 64"]:
-    """Of whole tiles, with padding behind the rows."""
-    filled = jnp.pad(segment_ids, ((0, 0), (0, -segment_ids.shape[1] % (CHUNK * ROWS))))
-    return filled.reshape(filled.shape[0], -1, CHUNK)
-
-
-def _order(documents: Int[Array, "B N 64"]) -> Int[Array, "B N 64"]:
-    """Of each step, which of its chunk's documents it is of."""
-    begins = (documents[..., 1:] != documents[..., :-1]).astype(jnp.int32)
-    return jnp.pad(jnp.cumsum(begins, 2), ((0, 0), (0, 0), (1, 0)))
-
-
 def mark(segment_ids: Int[Array, "B T"]) -> Marks:
     """The marks of packed rows; see `modal_conv` for `segment_ids`."""
-    batch = segment_ids.shape[0]
-    ids = _chunks(segment_ids)
+    batch, length = segment_ids.shape
+    ids = jnp.pad(segment_ids, ((0, 0), (0, -length % (CHUNK * ROWS)))).reshape(batch, -1, CHUNK)
     documents = jnp.abs(ids)
-    order = _order(documents)
+    new = (documents[..., 1:] != documents[..., :-1]).astype(jnp.int32)
+    order = jnp.pad(jnp.cumsum(new, 2), ((0, 0), (0, 0), (1, 0)))
     last = order[..., -1:]
-    steps = jnp.where(ids > 0, order + jnp.where(order == last, LAST, 0), -1)
     across = documents[:, 1:, 0] == documents[:, :-1, -1]
     one = last[..., 0] == 0
     links = _links(jnp.pad(across, ((0, 0), (1, 0)), constant_values=True), one)
     back = _links(jnp.pad(across, ((0, 0), (0, 1)))[:, ::-1], one[:, ::-1])[:, ::-1]
-    passes = 1 + jnp.max(last.reshape(batch, -1, ROWS), 2)
     links, back = (jnp.broadcast_to(z[..., None], (*z.shape, COLUMNS)) for z in (links, back))
+    begins, ends = _bounds(order)
     narrow = jnp.int8
-    return Marks(steps.astype(narrow), links.astype(narrow), back.astype(narrow), passes.astype(jnp.int32))
+    return Marks(
+        steps=jnp.where(ids > 0, 0, -1).astype(narrow),
+        links=links.astype(narrow),
+        links_back=back.astype(narrow),
+        passes=(1 + jnp.max(last.reshape(batch, -1, ROWS), 2)).astype(jnp.int32),
+        begins=begins.astype(narrow),
+        ends=ends.astype(narrow),
+        holes=jnp.any((ids <= 0).reshape(batch, -1, ROWS * CHUNK), 2).astype(jnp.int32),
+    )
+
+
+def _bounds(order: Int[Array, "B N 64"]) -> tuple[Int[Array, "B 65 N"], Int[Array, "B 65 N"]]:
+    """`Marks.begins` and `Marks.ends`, of each step's document in its chunk."""
+    last, orders = order[..., -1:], 1 + jnp.arange(CHUNK)[None, None, :, None]
+    begins = jnp.sum(order[..., None, :] < orders, -1)
+    ends = jnp.sum((last - order)[..., None, :] >= orders, -1)
+    begins, ends = (
+        jnp.concatenate([one, other[..., :1]], -1).swapaxes(1, 2)
+        for one, other in ((begins, ends), (ends, begins))
+    )
+    return begins, ends
 
 
 def _links(across: Array, one: Array) -> Int[Array, "B N"]:

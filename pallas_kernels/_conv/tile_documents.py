@@ -1,6 +1,6 @@
 """The documents of a tile as the Hopper kernels see them: which steps and chunks act on each other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,92 +10,28 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
-from pallas_kernels._conv.documents import COLUMNS, LAST, REACH, Cuts, Marks
+from pallas_kernels._conv.documents import REACH, Marks
 from pallas_kernels._hopper import CHUNK, ROWS
 
 
 @dataclass(frozen=True)
 class TileDocuments:
-    """`documents.Marks` of one tile, in registers; `reverse` if it is walked against time.
+    """`documents.Marks` of one tile; `reverse` if it is walked against time.
 
-    Where registers are scarce, `steps` is read again from device memory wherever it is asked for.
+    Masks of steps are comparisons with a number for each chunk. Bytes of steps are read, again each time, in tiles with
+    holes or padding only.
     """
 
     read_steps: Callable[[], Array]
+    read_bound: Callable[[Any], Array]
     links: Array
     passes: Array
+    holes: Array
     reverse: bool
 
     @classmethod
-    def load(
-        cls, marks: Any, row: Array, tile: Array, *, reverse: bool, keep_steps: bool = True
-    ) -> "TileDocuments":
-        """From device memory, where all channels read the same; `marks` is [steps, links, passes]."""
-        steps, links, passes = marks
-        chunks = pl.ds(tile * ROWS, ROWS)
-        layout = plgpu.Layout.WGMMA
-
-        def read(z: Any) -> Array:
-            return plgpu.load(z.at[row, chunks], layout=layout, optimized=False).astype(jnp.int32)
-
-        kept = read(steps) if keep_steps else None
-        return cls(lambda: read(steps) if kept is None else kept, read(links), passes[row, tile], reverse)
-
-    @property
-    def steps(self) -> Array:
-        """Marks of steps; see the class."""
-        return self.read_steps()
-
-    def tokens(self, z: Array) -> Array:
-        """z at tokens, else zero."""
-        return _keep(self.steps >= 0, z)
-
-    def has(self, order: Any) -> Array:
-        """Which steps are tokens of their chunk's document of this order."""
-        steps = self.steps
-        return (steps == order) | (steps == order + LAST)
-
-    def entering(self, z: Array) -> Array:
-        """z at tokens of the document that a state enters with: the chunk's first of the walk."""
-        return _keep(self.steps >= LAST if self.reverse else self.has(0), z)
-
-    def leaving(self, z: Array) -> Array:
-        """z at tokens of the document whose state a chunk leaves behind: the chunk's last of the walk."""
-        return _keep(self.has(0) if self.reverse else self.steps >= LAST, z)
-
-    def linked(self, z: Array, chunks: int) -> Array:
-        """z [chunk, mode] where what was sent as many chunks before the one right before arrives, else zero."""
-        return _keep(self.links_over(z) & REACH > chunks, z)
-
-    def linked_to_tile(self, z: Array) -> Array:
-        """z [chunk, mode] where the state before the tile arrives, else zero."""
-        chunk = plgpu.broadcasted_iota(jnp.int32, (ROWS, COLUMNS), 0, layout=plgpu.Layout.WGMMA)
-        steps = ROWS - 1 - chunk if self.reverse else chunk
-        return _keep(self.links_over(z) & REACH > steps, z)
-
-    def through(self, z: Array) -> Array:
-        """z [chunk, mode] where the chunk holds one document, else zero."""
-        return _keep(self.links_over(z) < 0, z)
-
-    def links_over(self, z: Array) -> Array:
-        """Each chunk's links for all columns of z."""
-        assert z.shape == self.links.shape
-        return self.links
-
-
-@dataclass(frozen=True)
-class TileCuts(TileDocuments):
-    """`documents.Cuts` of one tile: masks of steps are comparisons with a number for each chunk.
-
-    Bytes of steps are read in tiles with holes or padding only.
-    """
-
-    read_bound: Callable[[Any], Array]
-    holes: Array
-
-    @classmethod
-    def load_cuts(cls, marks: Any, row: Array, tile: Array, *, reverse: bool) -> "TileCuts":
-        """From device memory; `marks` is [steps, links, passes, bounds, holes]."""
+    def load(cls, marks: Any, row: Array, tile: Array, *, reverse: bool) -> "TileDocuments":
+        """From device memory, where all channels read the same; `marks` are those of `marks_of`."""
         steps, links, passes, bounds, holes = marks
         chunks = pl.ds(tile * ROWS, ROWS)
 
@@ -108,16 +44,16 @@ class TileCuts(TileDocuments):
 
         return cls(
             read_steps,
+            lambda order: by_chunk(bounds.at[row, order, chunks]),
             by_chunk(links.at[row, chunks, 0]),
             passes[row, tile],
-            reverse,
-            lambda order: by_chunk(bounds.at[row, order, chunks]),
             holes[row, tile],
+            reverse,
         )
 
     def tokens(self, z: Array) -> Array:
         """z at tokens, else zero."""
-        return lax.fori_loop(0, self.holes, lambda _, z: _keep(self.steps >= 0, z), z)
+        return lax.fori_loop(0, self.holes, lambda _, z: _keep(self.read_steps() >= 0, z), z)
 
     def entering(self, z: Array) -> Array:
         """z at steps of the document that a state enters with: the chunk's first of the walk."""
@@ -141,10 +77,6 @@ class TileCuts(TileDocuments):
 
         return lax.fori_loop(1, self.passes, leave_out, (out, self.read_bound(0)))[0]
 
-    def links_over(self, z: Array) -> Array:
-        """Each chunk's links for all columns of z."""
-        return lax.broadcast_in_dim(self.links, z.shape, (0,))
-
     def behind_the_first(
         self, add: Callable[[Callable[[Array], Array], Callable[[Array], Array], Array], Array], total: Array
     ) -> Array:
@@ -164,6 +96,24 @@ class TileCuts(TileDocuments):
 
         return lax.fori_loop(1, self.passes, each, (total, self.read_bound(0)))[0]
 
+    def linked(self, z: Array, chunks: int) -> Array:
+        """z [chunk, any] where what was sent as many chunks before the one right before arrives, else zero."""
+        return _keep(self._links_over(z) & REACH > chunks, z)
+
+    def linked_to_tile(self, z: Array) -> Array:
+        """z [chunk, mode] where the state before the tile arrives, else zero."""
+        chunk = plgpu.broadcasted_iota(jnp.int32, z.shape, 0, layout=plgpu.Layout.WGMMA)
+        steps = ROWS - 1 - chunk if self.reverse else chunk
+        return _keep(self._links_over(z) & REACH > steps, z)
+
+    def through(self, z: Array) -> Array:
+        """z [chunk, mode] where the chunk holds one document, else zero."""
+        return _keep(self._links_over(z) < 0, z)
+
+    def _links_over(self, z: Array) -> Array:
+        """Each chunk's links for all columns of z."""
+        return lax.broadcast_in_dim(self.links, z.shape, (0,))
+
     def _from(self, bound: Array) -> Array:
         """Which steps the walk meets from a bound of each chunk on."""
         step = plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), 1, layout=plgpu.Layout.WGMMA)
@@ -175,20 +125,9 @@ def _keep(mask: Array, z: Array) -> Array:
     return jnp.where(mask, z, jnp.zeros_like(z))
 
 
-def load_marks(
-    marks: Sequence[Any], row: Array, tile: Array, *, reverse: bool, keep_steps: bool = True
-) -> TileDocuments:
-    """The marks or the cuts of a tile, by what `marks_of` gave."""
-    if len(marks) == len(Marks._fields) - 1:  # Links of one direction.
-        return TileDocuments.load(marks, row, tile, reverse=reverse, keep_steps=keep_steps)
-    return TileCuts.load_cuts(marks, row, tile, reverse=reverse)
-
-
-def marks_of(documents: Marks | Cuts | None, reverse: bool) -> list[Any]:
-    """What `TileDocuments.load` takes of `documents.Marks`, or `TileCuts.load_cuts` of `documents.Cuts`."""
-    if documents is None:
+def marks_of(marks: Marks | None, reverse: bool) -> list[Array]:
+    """What `TileDocuments.load` takes: the marks of one direction."""
+    if marks is None:
         return []
-    if isinstance(documents, Cuts):
-        bounds = documents.ends if reverse else documents.begins
-        return [*marks_of(documents.marks, reverse), bounds, documents.holes]
-    return [documents.steps, documents.links_back if reverse else documents.links, documents.passes]
+    links, bounds = (marks.links_back, marks.ends) if reverse else (marks.links, marks.begins)
+    return [marks.steps, links, marks.passes, bounds, marks.holes]

@@ -9,7 +9,7 @@ so that up to 129 taps need no other chunk. U_0 = pre_gate * x stays in register
 below the last two chunks of the tile before, from where U_1 and U_2 are read one and two rows higher.
 
 In packed rows U_1 and U_2 hold of each chunk what its last document has, as far as this one lasts. Then Y is right
-for a chunk's first document, and that of the others is computed anew by `TileCuts.cut`.
+for a chunk's first document, and that of the others is computed anew by `TileDocuments.cut`.
 
 Lane semantics, as that buffer must not be tiled: no swizzle survives a shift by one row.
 """
@@ -25,9 +25,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels._conv.documents import mark_cuts
+from pallas_kernels._conv.documents import mark
 from pallas_kernels._conv.gates import accumulator, add_skip
-from pallas_kernels._conv.tile_documents import TileCuts, marks_of
+from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, read, tile_ref
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
@@ -73,7 +73,7 @@ def _conv(
     batch, channels, _ = x.shape
     streams = [as_chunks(z) for z in (x, pre_gate, post_gate) if z is not None]
     shared = rows_per_program(batch, channels)
-    marks = marks_of(None if segment_ids is None else mark_cuts(segment_ids), False)
+    marks = marks_of(None if segment_ids is None else mark(segment_ids), False)
     y = plgpu.kernel(
         partial(
             _program,
@@ -95,7 +95,7 @@ def _conv(
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
-        kernel_name="blocked_conv_cut" if marks else "blocked_conv",
+        kernel_name="blocked_conv_packed" if marks else "blocked_conv",
     )(*streams, matrices(h.astype(x.dtype)), *marks)
     return as_rows(y, x.shape)
 
@@ -121,7 +121,7 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
         slot = step % STAGES
         documents = None
         if marks:
-            documents = TileCuts.load_cuts(marks, first + step // tiles, step % tiles, reverse=False)
+            documents = TileDocuments.load(marks, first + step // tiles, step % tiles, reverse=False)
         plgpu.barrier_wait(arrived.at[slot])
 
         @pl.when(step % tiles == 0)

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
-from pallas_kernels.modal_conv.hopper import CUT, SHARED, SHORTEST, rows_per_tile
+from pallas_kernels.modal_conv.hopper import SHORTEST
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
 from pallas_kernels.modal_conv.xla import modal_conv_xla
@@ -25,8 +25,6 @@ LONGEST_TRAINED = 1 << 20
 
 def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     """The kernel on bf16 streams with both gates against the XLA form, both checked against XLA in fp32.
-
-    What is not the default yet is a version of its own: `shared`, whose short rows share a tile, and `cut`.
 
     Decays from a few steps to an eighth of the row, weights that give every mode its share.
     """
@@ -46,11 +44,6 @@ def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     )
     flops, stream = (2.0 * CHUNK + 4 * shape.modes) * x.size, float(x.nbytes)
     kernel = partial(modal_conv_mosaic_gpu, interpret=interpret)
-    versions = [Case("mosaic_gpu", _gated(kernel), args)]
-    if not SHARED and not packed and rows_per_tile(shape.batch, shape.length) > 1:
-        versions.append(Case("shared", _gated(partial(kernel, share_tiles=True)), args))
-    if not CUT and packed:
-        versions.append(Case("cut", _gated(partial(kernel, cut=True)), args))
     # Forward reads x and the gates, writes y; backward reads them and the cotangent, writes three gradients.
     work = {"forward": Work(flops, 4 * stream), "forward+backward": Work(3 * flops, 11 * stream)}
     if shape.length > LONGEST_TRAINED:
@@ -58,7 +51,7 @@ def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     return Plan(
         truth=Case("truth", _in_fp32, args),
         plain=Case("xla", _gated(modal_conv_xla), args),
-        versions=versions,
+        versions=[Case("mosaic_gpu", _gated(kernel), args)],
         work=work,
     )
 

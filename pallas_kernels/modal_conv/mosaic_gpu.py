@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels._conv.documents import Cuts, Marks, mark, mark_cuts
+from pallas_kernels._conv.documents import Marks, mark
 from pallas_kernels._conv.gates import enter
 from pallas_kernels.modal_conv.edges import Modes
-from pallas_kernels.modal_conv.hopper import CUT, SHARED, rows_per_tile
+from pallas_kernels.modal_conv.hopper import rows_per_tile
 from pallas_kernels.modal_conv.mosaic_gpu_pass import convolve
 from pallas_kernels.modal_conv.mosaic_gpu_vjp import gradient_of_modes
 from pallas_kernels.modal_conv.states import row_state
@@ -37,21 +37,19 @@ def modal_conv_mosaic_gpu(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
     chunk_size: int = 128,
-    share_tiles: bool = SHARED,
-    cut: bool = CUT,
     interpret: bool = False,
 ) -> Float[Array, "B D T"] | tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
     """See `modal_conv`; what `hopper.why_not` refuses is not looked at again, and chunks are of 64.
 
+    Short rows of a channel share a tile, if there are neither documents nor a first state.
+
     Args:
-      share_tiles: put short rows of a channel into one tile, if there are neither documents nor a first state.
-      cut: cut packed rows by numbers of each chunk instead of each step.
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     wide = [None if z is None else z.astype(jnp.float32) for z in (log_poles, residues, bias, initial_state)]
     x, *modes, state, pre_gate, post_gate = vary_alike(x, *wide, pre_gate, post_gate)
-    marks = None if segment_ids is None else (mark_cuts if cut else mark)(segment_ids)
-    alone = marks is not None or state is not None or not share_tiles
+    marks = None if segment_ids is None else mark(segment_ids)
+    alone = marks is not None or state is not None
     together = 1 if alone else rows_per_tile(x.shape[0], x.shape[2])
     y: Any = _conv(x, tuple(modes), state, pre_gate, post_gate, marks, together, interpret)
     if not output_final_state:
@@ -67,7 +65,7 @@ def _conv(
     state: Array | None,
     pre_gate: Array | None,
     post_gate: Array | None,
-    marks: Marks | Cuts | None,
+    marks: Marks | None,
     together: int,
     interpret: bool,
 ) -> Array:

@@ -31,9 +31,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.documents import Cuts, Marks
+from pallas_kernels._conv.documents import Marks
 from pallas_kernels._conv.flat_rows import FlatRows, flatten, unflatten
-from pallas_kernels._conv.tile_documents import TileCuts, TileDocuments, load_marks, marks_of
+from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, chunks_ref, read, tile_ref
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
@@ -57,7 +57,7 @@ def convolve(
     post_gates: Sequence[Float[Array, "B D T"]],
     *,
     state: Float[Array, "B D M"] | None = None,
-    marks: Marks | Cuts | None = None,
+    marks: Marks | None = None,
     reverse: bool = False,
     together: int = 1,
     interpret: bool = False,
@@ -122,7 +122,7 @@ def _kernel(
     inputs: int,
     modes: Modes,
     state: Array | None,
-    marks: Marks | Cuts | None,
+    marks: Marks | None,
     edges: Sequence[Array],
     flat: FlatRows | None,
     shared: TileRows | None,
@@ -193,12 +193,12 @@ def divide(batch: int, channels: int, shared: TileRows | None) -> tuple[int, int
     return each, rows // each
 
 
-def form(flat: FlatRows | None, marks: Marks | Cuts | None, shared: TileRows | None) -> str:
+def form(flat: FlatRows | None, marks: Marks | None, shared: TileRows | None) -> str:
     """The end of a kernel's name."""
     if shared is not None:
         return "_shared"
     if marks is not None:
-        return "_cut" if isinstance(marks, Cuts) else "_packed"
+        return "_packed"
     return "" if flat is None else "_flat"
 
 
@@ -312,7 +312,7 @@ def _program(
         stage = [loaded.at[step % STAGES, i] for i in range(count)]
         documents = None
         if marked:  # Their way from device memory overlaps with that of the streams.
-            documents = load_marks(marks, first + step // tiles, tile_of(step), reverse=reverse)
+            documents = TileDocuments.load(marks, first + step // tiles, tile_of(step), reverse=reverse)
         plgpu.barrier_wait(arrived.at[step % STAGES])
         state = states[0].at[line_of(step)] if states else None
         if flat is not None:
@@ -428,7 +428,7 @@ def _tile(
 def _packed_tile(
     stage: list[Any], matrices: Any, decay: Any, sums: Any, documents: TileDocuments, interpret: bool
 ) -> Array:
-    """`_tile` of packed rows. T takes one document of each chunk at a time, as often as the tile needs."""
+    """`_tile` of packed rows. T takes what lies behind each document of a chunk again, as often as the tile needs."""
     u = read(stage[0])
     for gate in stage[1:]:
         u = u * read(gate)
@@ -438,17 +438,8 @@ def _packed_tile(
     sent = products([(sent, half) for half in written], interpret)
     states = _states(sent, sums, decay, documents.reverse, cuts=documents)
     quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
-    if isinstance(documents, TileCuts):
-        out = products([(u, within), (quarters, reading)], interpret)
-        return documents.cut(u, out, lambda u: products([(u, within)], interpret))
-    out = documents.entering(products([(quarters, reading)], interpret))
-
-    def add(order: Array, out: Array) -> Array:
-        here = documents.has(order)
-        alone = jnp.where(here, u, jnp.zeros_like(u))
-        return out + jnp.where(here, products([(alone, within)], interpret), jnp.zeros_like(out))
-
-    return lax.fori_loop(0, documents.passes, add, out)
+    out = products([(u, within), (quarters, reading)], interpret)
+    return documents.cut(u, out, lambda u: products([(u, within)], interpret))
 
 
 def _matrices(matrices: Any) -> list[Any]:
@@ -491,10 +482,7 @@ def _states(
     def join(joined: Array, distance: int, shift: int = 0) -> Array:
         for k in neighbours(distance, cuts):
             age, older = power(k * distance), earlier(shift + k * distance)
-            if type(cuts) is TileDocuments:  # As it was timed.
-                joined = joined + linked(age * older, k * distance)
-            else:
-                joined = joined + age * linked(older, k * distance)
+            joined = joined + age * linked(older, k * distance)
         return joined
 
     carried = None

@@ -24,9 +24,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.documents import Cuts, Marks
+from pallas_kernels._conv.documents import Marks
 from pallas_kernels._conv.flat_rows import FlatRows, flatten
-from pallas_kernels._conv.tile_documents import TileCuts, TileDocuments, load_marks, marks_of
+from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, as_chunks, varying_like
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
@@ -67,7 +67,7 @@ def gradient_of_modes(
     post_gate: Float[Array, "B D T"] | None,
     dy: Float[Array, "B D T"],
     *,
-    marks: Marks | Cuts | None = None,
+    marks: Marks | None = None,
     together: int = 1,
     interpret: bool,
 ) -> tuple[Modes, Float[Array, "B D M"] | None]:
@@ -101,7 +101,7 @@ def _gradient(
     streams: dict[int, Array],
     modes: Modes,
     state: Float[Array, "B D M"] | None,
-    marks: Marks | Cuts | None,
+    marks: Marks | None,
     shape: tuple[int, ...],
     flat: FlatRows | None,
     interpret: bool,
@@ -132,7 +132,7 @@ def _gradient(
 def _kernel(
     streams: dict[int, Array],
     log_poles: Array,
-    marks: Marks | Cuts | None,
+    marks: Marks | None,
     batch: int,
     flat: FlatRows | None,
     shared: TileRows | None,
@@ -245,7 +245,7 @@ def _program(
         cuts = shared
         if marked:
             place = (group * rows + step // tiles, tiles - 1 - step % tiles)
-            cuts = load_marks(marks, *place, reverse=True, keep_steps=False)
+            cuts = TileDocuments.load(marks, *place, reverse=True)
         totals = _tile(stage, spare, places, matrices, decay, sums, totals, cuts, interpret)
 
         for first in before:
@@ -296,8 +296,7 @@ def _tile(
     later = [half for z in _later(written, sums, decay, cuts) for half in halves(z, u.dtype)]
     kept = [spare.at[DY], spare.at[POST], spare.at[X]]
     if documents is not None:
-        add = _add_cut if isinstance(documents, TileCuts) else _add_documents
-        return add(totals, kept, g, u, jnp.concatenate(later, 1), documents, interpret)
+        return _add_documents(totals, kept, g, u, jnp.concatenate(later, 1), documents, interpret)
     for ref, z in zip(kept, [g, jnp.concatenate(later, 1), u], strict=True):
         ref[...] = z
     plgpu.commit_smem()
@@ -306,7 +305,7 @@ def _tile(
     return totals
 
 
-def _add_cut(
+def _add_documents(
     totals: tuple[Array, ...],
     kept: Sequence[Any],
     g: Array,
@@ -315,8 +314,10 @@ def _add_cut(
     documents: TileDocuments,
     interpret: bool,
 ) -> tuple[Array, ...]:
-    """`_add_documents` of `TileCuts`. Of G^T U what lies above the diagonal, U later than G, does not count."""
-    assert isinstance(documents, TileCuts)
+    """The totals with one tile of packed rows more: G^T U of what lies behind each document of a chunk, one by one.
+
+    What lies above the diagonal of G^T U, U later than G, does not count.
+    """
     cotangent, weights, inputs = kept
     cotangent[...], weights[...] = g, later
     inputs[...] = documents.entering(u)
@@ -330,34 +331,6 @@ def _add_cut(
         return add_products((total,), [cotangent], inputs, interpret)[0]
 
     within = documents.behind_the_first(add, within)
-    plgpu.commit_smem()  # All warps are done with this stage before the next load overwrites it.
-    return within, sent
-
-
-def _add_documents(
-    totals: tuple[Array, ...],
-    kept: Sequence[Any],
-    g: Array,
-    u: Array,
-    later: Array,
-    documents: TileDocuments,
-    interpret: bool,
-) -> tuple[Array, ...]:
-    """The totals with one tile of packed rows more: G^T U of one document of each chunk at a time."""
-    cotangent, weights, inputs = kept
-    weights[...] = later
-    inputs[...] = documents.entering(u)
-    plgpu.commit_smem()
-    (sent,) = add_products(totals[1:], [weights], inputs, interpret)
-
-    def add(order: Array, total: Array) -> Array:
-        here = documents.has(order)
-        cotangent[...] = jnp.where(here, g, jnp.zeros_like(g))
-        inputs[...] = jnp.where(here, u, jnp.zeros_like(u))
-        plgpu.commit_smem()
-        return add_products((total,), [cotangent], inputs, interpret)[0]
-
-    within = lax.fori_loop(0, documents.passes, add, totals[0])
     plgpu.commit_smem()  # All warps are done with this stage before the next load overwrites it.
     return within, sent
 
@@ -393,10 +366,7 @@ def _later(
     def join(pair: list[Array], distance: int, shift: int) -> list[Array]:
         for k in neighbours(distance, cuts):
             older = [after(i, k * distance + shift) for i in range(2)]
-            if type(cuts) is TileDocuments:  # As it was timed.
-                older = linked(aged(older, *power(k * distance)), k * distance)
-            else:
-                older = aged(linked(older, k * distance), *power(k * distance))
+            older = aged(linked(older, k * distance), *power(k * distance))
             pair = [a + b for a, b in zip(pair, older, strict=True)]
         return pair
 

@@ -219,18 +219,17 @@ def _modal_conv() -> Iterator[Program]:
         yield Program(f"modal_conv/{name}", lambda arrays: modal_conv_mosaic_gpu(**arrays), (arrays,))
     short = jax.ShapeDtypeStruct((shape.batch, shape.channels, modal_hopper.SHORTEST), jnp.bfloat16)
     arrays = plain | {"x": short, "pre_gate": short, "post_gate": short}
-    yield Program("modal_conv/short", _gradients(modal_conv_mosaic_gpu), (short, arrays))
-    shared = partial(modal_conv_mosaic_gpu, share_tiles=True)
-    yield Program("modal_conv/shared_4", _gradients(shared), (short, arrays))
+    state = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.modes), jnp.float32)
+    alone = arrays | {"initial_state": state}
+    yield Program("modal_conv/short", _gradients(modal_conv_mosaic_gpu), (short, alone))
+    yield Program("modal_conv/shared_4", _gradients(modal_conv_mosaic_gpu), (short, arrays))
     half = jax.ShapeDtypeStruct((*x.shape[:2], 2 * modal_hopper.SHORTEST), jnp.bfloat16)
     arrays = plain | {"x": half, "pre_gate": half, "post_gate": half}
-    yield from _transformed("modal_conv/shared_2", shared, arrays)
+    yield from _transformed("modal_conv/shared_2", modal_conv_mosaic_gpu, arrays)
     odd = jax.ShapeDtypeStruct((*x.shape[:2], shape.length - 1), x.dtype)
     arrays = plain | {"x": odd, "pre_gate": odd, "post_gate": odd}
     yield from _transformed("modal_conv/any_length", modal_conv_mosaic_gpu, arrays)
     yield from _transformed("modal_conv/packed", _packed_modal_conv, gated)
-    yield from _transformed("modal_conv/cut", partial(_packed_modal_conv, cut=True), gated)
-    state = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.modes), jnp.float32)
     yield from _transformed("modal_conv", modal_conv_mosaic_gpu, gated | {"initial_state": state})
 
 

@@ -74,7 +74,7 @@ def cases(run: Any) -> list[OpCase]:
         case("no pre-gate, three tiles, five modes", 3 * TILE, 5, run, streams=("x", "post_gate")),
         case("a state before and after, odd length", TILE + 77, 5, run, batch=2, state=True),
         case("a quarter of a tile, a state before and after", SHORTEST, 3, run, batch=2, state=True),
-        case("half a tile, no gates", 2048, MODES, run, batch=2, streams=("x",)),
+        case("half a tile alone, no gates", 2048, MODES, run, batch=3, streams=("x",)),
         case("less than half a tile, odd length, a state", 1500, 5, run, batch=3, state=True),
     ]
 
@@ -124,16 +124,14 @@ def test_simulated_at_any_length(case: OpCase) -> None:
     [(TILE + 512, ALL_STREAMS, True), (2 * TILE, ("x",), False), (TILE + 77, ("x", "post_gate"), False)],
     ids=str,
 )
-@pytest.mark.parametrize("cut", [False, True])
-def test_simulated_packed(length: int, streams: tuple[str, ...], state: bool, cut: bool, check: str) -> None:
-    run = partial(modal_conv_mosaic_gpu, cut=cut, interpret=True)
+def test_simulated_packed(length: int, streams: tuple[str, ...], state: bool, check: str) -> None:
+    run = partial(modal_conv_mosaic_gpu, interpret=True)
     ids = documents(length)
     op_suite.CHECKS[check](case("", length, 3, run, batch=2, streams=streams, state=state, ids=ids))
 
 
 def shared_cases(run: Any) -> list[OpCase]:
     """Rows that share a tile: as long as their share or shorter, and of other numbers than powers of two."""
-    run = partial(run, share_tiles=True)
     return [
         case("two rows in a tile", 2048, MODES, run, batch=2),
         case("four rows in a tile", 1024, 3, run, batch=4, streams=("x",)),
@@ -159,7 +157,7 @@ def test_simulated_shared_tiles(case: OpCase, no_races: None, monkeypatch: pytes
 @pytest.mark.parametrize("length", [SHORTEST + 77, SHORTEST])
 def test_a_row_knows_nothing_of_its_neighbours_in_memory(length: int) -> None:
     """NaN in every second row stays there, values and gradients, though rows share chunks, or a tile."""
-    run = partial(modal_conv_mosaic_gpu, share_tiles=True, interpret=True)
+    run = partial(modal_conv_mosaic_gpu, interpret=True)
     clean = case("two rows", length, 2, run, batch=2)
     dirty = np.zeros((2, CHANNELS, length), bool)
     dirty[:, 1] = dirty[1] = True
@@ -222,8 +220,7 @@ def test_shared_tiles_on_a_gpu(case: OpCase, check: str) -> None:
 @pytest.mark.parametrize(("batch", "length"), [(1024, 2048), (2112, 1024), (1090, 1536)])
 def test_many_shared_tiles_on_a_gpu(batch: int, length: int) -> None:
     """Programs that take one tile after another, with every gradient."""
-    run = partial(modal_conv_mosaic_gpu, share_tiles=True)
-    op_suite.check_reference(case("", length, MODES, run, batch=batch))
+    op_suite.check_reference(case("", length, MODES, modal_conv_mosaic_gpu, batch=batch))
 
 
 LENGTHS = [1025, 1088, 1600, 4095, 4097, 4160, 8191, 12289, 131071]
@@ -247,18 +244,6 @@ def test_packed_on_a_gpu(length: int, streams: tuple[str, ...], check: str) -> N
     ids = documents(length)
     state = length in (SHORTEST, 8192)
     op_suite.CHECKS[check](case("", length, MODES, run, batch=2, streams=streams, state=state, ids=ids))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
-@pytest.mark.parametrize("length", [SHORTEST, 8192, 3 * TILE + 77])
-@pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
-def test_cut_on_a_gpu(length: int, streams: tuple[str, ...], check: str) -> None:
-    run = partial(modal_conv_mosaic_gpu, cut=True)
-    ids = documents(length)
-    op_suite.CHECKS[check](
-        case("", length, MODES, run, batch=2, streams=streams, state=length == 8192, ids=ids)
-    )
 
 
 @pytest.mark.gpu
@@ -328,18 +313,16 @@ def test_cannot_be_asked_for_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "version"),
+    "shape",
     [
-        (ModalConvShape("tiny", 1, CHANNELS, 2 * TILE, 16), "mosaic_gpu"),
+        ModalConvShape("tiny", 1, CHANNELS, 2 * TILE, 16),
         pytest.param(
-            ModalConvShape("packed", 1, CHANNELS, TILE, 16, documents=60),
-            "cut",
-            marks=pytest.mark.slow(weeks=4),
+            ModalConvShape("packed", 1, CHANNELS, TILE, 16, documents=60), marks=pytest.mark.slow(weeks=4)
         ),
     ],
-    ids=["tiny", "packed"],
+    ids=lambda shape: shape.name,
 )
-def test_the_benchmark_passes_its_gate(shape: ModalConvShape, version: str) -> None:
+def test_the_benchmark_passes_its_gate(shape: ModalConvShape) -> None:
     """Documents of the benchmark have no holes."""
     errors = check(bench.plan(shape, interpret=True), jax.random.key(0))
-    assert set(errors) == {"xla", "mosaic_gpu", version}
+    assert set(errors) == {"xla", "mosaic_gpu"}
