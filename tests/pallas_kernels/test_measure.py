@@ -68,12 +68,14 @@ def test_eight_times_the_work_takes_about_eight_times_as_long(method: Method) ->
     x = jax.random.normal(jax.random.key(0), (256, 256))
     eight, one = (Case(str(n), lambda x, n=n: _matmuls(x, n), (x,)) for n in (8, 1))
     result = compare(eight, one, method=method, warmup=1)
-    assert 3 < result.ratio < 20
     assert result.second.summary.median > 0
     if method == "profiler":
+        # The fastest trials: beside other work longer calls are interrupted and short ones are not
+        assert 5 < min(result.first.seconds) / min(result.second.seconds) < 14
         assert result.first.span is not None
         assert result.first.span >= result.first.summary.median
     else:
+        assert 3 < result.ratio < 20
         assert result.first.span is None
 
 
