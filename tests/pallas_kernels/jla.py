@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels._compat import varying_axes
 from pallas_kernels._linear_state import jla
 from pallas_kernels.gated_delta_rule.reference import gated_delta_rule_reference
 from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
@@ -35,6 +36,8 @@ class StandIn:
         self, kind: str, q: Any, k: Any, v: Any, *, impl: str, segment_ids: Any, **options: Any
     ) -> tuple[Any, Any]:
         assert impl == "mosaic_gpu", "anything else may fall to what is slower than XLA"
+        given = (x for x in (q, k, v, segment_ids, *options.values()) if isinstance(x, jax.Array))
+        assert not any(varying_axes(x) for x in given), "its kernels' results lack their mesh axes"
         self.kinds.append(kind)
         self.given.append({"q": q, "k": k, "v": v, "segment_ids": segment_ids, **options})
         if segment_ids is not None:

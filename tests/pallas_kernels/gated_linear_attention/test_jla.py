@@ -58,7 +58,7 @@ def case(gate: str | None, run: Any, arrays: dict[str, Any]) -> OpCase:
 CASES = {gate: case(gate, partial(adapter), heads(LENGTH)) for gate in (*KINDS, None)}
 
 
-@pytest.mark.parametrize("check", ["reference", "poison"])
+@pytest.mark.parametrize("check", ["reference", "poison", "shard_map"])
 @pytest.mark.parametrize("gate", KINDS)
 def test_documents_holes_and_padding(gate: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = stand_in(monkeypatch)
