@@ -18,7 +18,6 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import varying_axes
 from pallas_kernels._dispatch import Device, as_device
 from pallas_kernels._hopper import why_not_on, why_not_streams
-from pallas_kernels._linear_state.one_device import on_one_device
 from pallas_kernels._linear_state.tokens import count_documents, only_tokens
 
 PACKAGE, VERSION = "jax-linear-attention", "0.1.0"
@@ -119,8 +118,11 @@ def call_jla(
         floats["initial_state"] = initial_state.astype(jnp.float32)
     documents = None if segment_ids is None else count_documents(segment_ids)
     call = partial(_package_op, kind, {"output_final_state": output_final_state, "scale": scale})
-    alone = _mesh_axes(*floats.values(), documents)
-    o, final = on_one_device(call, floats, documents) if alone else call(floats, documents)
+    if _mesh_axes(*floats.values(), documents):
+        from pallas_kernels._linear_state.one_device import on_one_device
+
+        call = partial(on_one_device, call)
+    o, final = call(floats, documents)
     return (o, final) if output_final_state else o
 
 

@@ -1,7 +1,8 @@
-"""Calls inside `shard_map` of code that knows nothing of mesh axes, as jax-linear-attention's.
+"""Calls inside `shard_map` of code that knows no mesh axes, such as jax-linear-attention's.
 
-Such code makes arrays that claim to be alike on all devices, in its rules for gradients too, and jax refuses those.
-Here it is traced on arrays of one device. What was traced is one operation, whose results vary as its arguments do.
+Its kernels return arrays that claim to be alike on all devices, and jax refuses those in a rule for gradients. Here the
+code is traced on arrays of one device. The trace is one operation, whose results vary over the axes that its arguments
+vary over. No operation of the trace is seen by jax's transformations: `custom_vjp` and a batching rule stand for them.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ def on_one_device(fn: Callable[[Any, Any], Any], floats: Any, others: Any) -> An
       others: pytree of integers.
     """
     leaves, structure = jax.tree.flatten((floats, others))
-    # outside of `_call`, so that the gradient of what all devices share is summed over them
+    # Cast outside of `_call`: the cast's transpose sums the gradient of what all devices share.
     return _call(fn, *jax.tree.unflatten(structure, vary_alike(*leaves)))
 
 

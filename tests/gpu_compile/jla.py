@@ -92,5 +92,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     # the package asks JAX for the GPU of this machine
-    with mock.patch.object(jax, "devices", lambda *_: devices_of("h200", 1)):
+    with mock.patch.object(jax, "devices", return_value=devices_of("h200", 1)):
         sys.exit(main())

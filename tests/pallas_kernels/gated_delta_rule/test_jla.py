@@ -14,13 +14,16 @@ from pallas_kernels.gated_delta_rule import explain, gated_delta_rule
 from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla, why_not
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.jla import (
+    GPUS,
     HOPPER,
     as_others_write,
     check_errors,
     installed,
     needs_jla,
+    over_devices,
     rows,
     stand_in,
+    without_kernels,
 )
 from tests.pallas_kernels.linear_state import heads, log_gates, not_tokens, packed
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
@@ -70,6 +73,14 @@ def test_nothing_is_forgotten_without_gates(monkeypatch: pytest.MonkeyPatch) -> 
     calls = stand_in(monkeypatch)
     op_suite.CHECKS["reference"](case("no gates", partial(adapter), heads(LENGTH), gated=False))
     assert calls.kinds == ["deltanet"] * len(calls.kinds)
+
+
+@needs_jla
+@pytest.mark.filterwarnings("default")
+def test_its_plain_implementation_on_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_kernels(monkeypatch)
+    with as_others_write():
+        op_suite.CHECKS["reference"](over_devices(GATED, 2))
 
 
 @pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
@@ -167,6 +178,16 @@ def test_its_kernels(check: str, length: int, heads: int, key_heads: int, keys: 
     arrays = rows(length, heads, key_heads, keys, values)
     with as_others_write():
         GPU_CHECKS[check](case("kernels", on_gpu, arrays))
+
+
+@needs_jla
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("devices", GPUS)
+@pytest.mark.parametrize("check", ["reference", "vmap", "remat"])
+@pytest.mark.parametrize("shape", [(2048, 4, 4, 128, 128), (2001, 4, 2, 64, 128), (512, 2, 1, 128, 256)])
+def test_its_kernels_on_a_mesh(check: str, shape: tuple[int, ...], devices: int) -> None:
+    with as_others_write():
+        GPU_CHECKS[check](over_devices(case("mesh", on_gpu, rows(*shape)), devices))
 
 
 @needs_jla
