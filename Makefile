@@ -7,6 +7,7 @@ DOCS_STAMP := $(VENV)/.docs
 GPU_VENV := .venv-gpu
 GPU_STAMP := $(GPU_VENV)/.installed
 PLAN_STAMP := $(GPU_VENV)/.plan
+JLA_STAMP := $(GPU_VENV)/.jla
 PLAN_ARGS ?= demo
 WORKERS ?= 2
 PYTEST_ARGS ?=
@@ -92,11 +93,12 @@ $(GPU_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 gpu-compile: | $(BIN)/python
 	@$(BIN)/python -m tests.gpu_compile.sources $(GPU_COMPILE_ARGS) || $(MAKE) --no-print-directory gpu-compile-now
 
-# Only a run of all three that was asked to accept says what was compiled.
-gpu-compile-now: $(PLAN_STAMP)
+# Only a run of all four that was asked to accept says what was compiled.
+gpu-compile-now: $(PLAN_STAMP) $(JLA_STAMP)
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile $(GPU_COMPILE_ARGS)
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile.plan
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile.ring
+	@$(GPU_VENV)/bin/python -m tests.gpu_compile.jla
 	@$(if $(filter --accept,$(GPU_COMPILE_ARGS)),$(BIN)/python -m tests.gpu_compile.sources --write)
 
 # Attention in bfloat16 is cuDNN's, whose library the compiler asks.
@@ -104,6 +106,11 @@ $(PLAN_STAMP): $(GPU_STAMP)
 	@echo "installing cuDNN into $(GPU_VENV) (1 GB)"
 	@$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nvidia-cudnn-cu13
 	@touch $(PLAN_STAMP)
+
+$(JLA_STAMP): $(GPU_STAMP)
+	@echo "installing jax-linear-attention into $(GPU_VENV)"
+	@$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[jla]"
+	@touch $(JLA_STAMP)
 
 plan: $(PLAN_STAMP)
 	@JAX_PLATFORMS=cpu $(GPU_VENV)/bin/python -m experiments.plan $(PLAN_ARGS)

@@ -3,6 +3,8 @@
 What is there for 0.12 has been lowered for CUDA under 0.12.0.1, and has not run.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -33,6 +35,23 @@ def vary_alike(*arrays: Any) -> tuple[Any, ...]:
         return lax.pcast(x, missing, to="varying")
 
     return tuple(cast(x) for x in arrays)
+
+
+@contextmanager
+def unmeshed() -> Iterator[None]:
+    """Inside the block functions are traced for the mesh's kind of device, but as if no mesh were in force."""
+    from jax._src import config
+
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    alone = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(alone), config._check_vma(False):
+        yield
+
+
+def typed_like(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """The type of an array on the mesh of type x, that varies over the axes that x varies over."""
+    sharding = x.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
+    return x.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
 def count_below(row: jax.Array, wanted: jax.Array) -> jax.Array:

@@ -1,10 +1,13 @@
 """Calls of the Hopper kernels of jax-linear-attention, an optional package, and where they run.
 
+Its rules for gradients know no mesh axes: inside `shard_map` it is called by `on_one_device`.
+
 The package knows documents, but neither holes nor padding. Here they become tokens that do nothing: zeros write
 nothing, and a log gate of zero keeps the state. So a row is exact whatever its ids are. A document begins, from a state
 of zero, wherever the ids that the package is given change.
 """
 
+from functools import partial
 from importlib import import_module, metadata
 from typing import Any
 
@@ -32,6 +35,9 @@ LOWEST_LOG_GATE = -88.0
 """exp(-88) is less than the least normal number of fp32, so it forgets all. The kernels subtract sums of log gates from
 a chunk's start: -inf would give NaN, and sums of larger gates lose the digits of small ones beside them."""
 
+ON_MESHES = False
+"""Whether calls inside `shard_map` take its kernels unasked: not before the tests of them have passed on a GPU."""
+
 
 def why_not_package(device: Device) -> str | None:
     """Why none of its kernels runs on `device`, or None: the GPU, what is installed, and this machine."""
@@ -55,24 +61,29 @@ def this_machine() -> Device:
     return as_device(jax.devices()[0])
 
 
-def why_not_rows(device: Device, q: Any, k: Any, v: Any, *others: Any) -> str | None:
-    """Why its kernels do not take these streams and further arrays (None for one that is not given), or None."""
+def why_not_rows(device: Device, q: Any, k: Any, v: Any) -> str | None:
+    """Why its kernels do not take these streams, or None."""
     if (reason := why_not_package(device)) is not None:
         return reason
     if (reason := why_not_streams(device, q, k, v)) is not None:
         return reason
-    traced = (x for x in (q, k, v, *others) if isinstance(x, jax.Array))
-    if axes := frozenset[str]().union(*(varying_axes(x) for x in traced)):
-        return f"inside shard_map over {', '.join(sorted(axes))} its gradients lack their mesh axes"
     if (chunks := -(-v.shape[1] // CHUNK)) > MOST_CHUNKS:
         return f"it takes at most {MOST_CHUNKS * CHUNK} steps a row, not {v.shape[1]} ({chunks} chunks)"
     return None
 
 
-def rather_not_short(device: Device, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> str | None:
-    """Why a row of a few steps, as in decoding, is left to others, or None."""
-    length = v.shape[1]
-    return f"rows of {length} steps would be filled up to {CHUNK}" if length < CHUNK else None
+def rather_not(device: Device, q: Any, k: Any, v: Any, *others: Any, **options: Any) -> str | None:
+    """Why a call is left to others: a row of a few steps, as in decoding, or one inside `shard_map`; or None."""
+    if (length := v.shape[1]) < CHUNK:
+        return f"rows of {length} steps would be filled up to {CHUNK}"
+    if not ON_MESHES and (axes := _mesh_axes(q, k, v, *others, *options.values())):
+        return f"inside shard_map over {', '.join(sorted(axes))} it has not run on a GPU"
+    return None
+
+
+def _mesh_axes(*arrays: Any) -> frozenset[str]:
+    """Axes over which any of them varies inside `shard_map`; what is no array varies over none."""
+    return frozenset[str]().union(*(varying_axes(x) for x in arrays if isinstance(x, jax.Array)))
 
 
 def call_jla(
@@ -96,22 +107,25 @@ def call_jla(
     Raises:
       ValueError: the package's own, where its kernels do not take the call.
     """
-    ops = import_module("jla.ops")
     q, k, v = (only_tokens(x, segment_ids) for x in (q, k, v))
-    gates = {}
+    floats = {"q": q, "k": k, "v": v}
     if log_gate is not None:
         wide = only_tokens(log_gate, segment_ids).astype(jnp.float32)
-        gates["g"] = jnp.maximum(wide, jnp.float32(LOWEST_LOG_GATE))
+        floats["g"] = jnp.maximum(wide, jnp.float32(LOWEST_LOG_GATE))
     if beta is not None:
-        gates["beta"] = only_tokens(beta, segment_ids)
-    o, final = ops.linear_attention(
-        kind,
-        *(q, k, v),
-        **gates,
-        impl="mosaic_gpu",
-        segment_ids=None if segment_ids is None else count_documents(segment_ids),
-        initial_state=None if initial_state is None else initial_state.astype(jnp.float32),
-        output_final_state=output_final_state,
-        scale=scale,
-    )
+        floats["beta"] = only_tokens(beta, segment_ids)
+    if initial_state is not None:
+        floats["initial_state"] = initial_state.astype(jnp.float32)
+    documents = None if segment_ids is None else count_documents(segment_ids)
+    call = partial(_package_op, kind, {"output_final_state": output_final_state, "scale": scale})
+    if _mesh_axes(*floats.values(), documents):
+        from pallas_kernels._linear_state.one_device import on_one_device
+
+        call = partial(on_one_device, call)
+    o, final = call(floats, documents)
     return (o, final) if output_final_state else o
+
+
+def _package_op(kind: str, options: dict[str, Any], floats: dict[str, Array], documents: Array | None) -> Any:
+    op = import_module("jla.ops").linear_attention
+    return op(kind, **floats, **options, impl="mosaic_gpu", segment_ids=documents)

@@ -8,7 +8,7 @@ from pallas_kernels._dispatch import Device, Implementation, choose, current_dev
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels._linear_state import step
 from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
-from pallas_kernels._linear_state.jla import rather_not_short
+from pallas_kernels._linear_state.jla import rather_not
 from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla, why_not
 from pallas_kernels.gated_delta_rule.reference import gated_delta_rule_reference
 from pallas_kernels.gated_delta_rule.xla import gated_delta_rule_xla
@@ -24,7 +24,7 @@ def _mosaic_gpu_step(*args: Any, **options: Any) -> Any:
 
 
 TABLE = (
-    Implementation("jla", gated_delta_rule_jla, why_not, rather_not_short),
+    Implementation("jla", gated_delta_rule_jla, why_not, rather_not),
     Implementation("mosaic_gpu_step", _mosaic_gpu_step, step.why_not),
     Implementation("xla", gated_delta_rule_xla),
     Implementation("reference", gated_delta_rule_reference),

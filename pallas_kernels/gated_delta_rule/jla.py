@@ -13,21 +13,9 @@ WIDTHS = frozenset(
 """Widths (K, V) of a head that the package has kernels for."""
 
 
-def why_not(
-    device: Device,
-    q: Any,
-    k: Any,
-    v: Any,
-    beta: Any,
-    *,
-    log_gate: Any = None,
-    segment_ids: Any = None,
-    initial_state: Any = None,
-    **_: Any,
-) -> str | None:
+def why_not(device: Device, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> str | None:
     """Why the package's kernels cannot run such a call, or None."""
-    others = (beta, log_gate, segment_ids, initial_state)
-    if (reason := why_not_rows(device, q, k, v, *others)) is not None:
+    if (reason := why_not_rows(device, q, k, v)) is not None:
         return reason
     if (widths := (k.shape[3], v.shape[3])) not in WIDTHS:
         return f"it takes heads of K, V in {sorted(WIDTHS)}, not {widths}"

@@ -21,16 +21,12 @@ def why_not(
     k: Any,
     v: Any,
     *,
-    log_gate: Any = None,
     log_key_gate: Any = None,
     log_value_gate: Any = None,
-    segment_ids: Any = None,
-    initial_state: Any = None,
     **_: Any,
 ) -> str | None:
     """Why the package's kernels cannot run such a call, or None."""
-    others = (log_gate, log_key_gate, log_value_gate, segment_ids, initial_state)
-    if (reason := why_not_rows(device, q, k, v, *others)) is not None:
+    if (reason := why_not_rows(device, q, k, v)) is not None:
         return reason
     if log_value_gate is not None:
         return "it has no gates by value channel"

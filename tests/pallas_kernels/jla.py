@@ -3,8 +3,8 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from importlib import metadata, util
+from dataclasses import dataclass, field, replace
+from importlib import import_module, metadata, util
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
+from pallas_kernels._compat import varying_axes
 from pallas_kernels._linear_state import jla
 from pallas_kernels.gated_delta_rule.reference import gated_delta_rule_reference
 from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
@@ -35,6 +37,8 @@ class StandIn:
         self, kind: str, q: Any, k: Any, v: Any, *, impl: str, segment_ids: Any, **options: Any
     ) -> tuple[Any, Any]:
         assert impl == "mosaic_gpu", "anything else may fall to what is slower than XLA"
+        given = (x for x in (q, k, v, segment_ids, *options.values()) if isinstance(x, jax.Array))
+        assert not any(varying_axes(x) for x in given), "its kernels' results lack their mesh axes"
         self.kinds.append(kind)
         self.given.append({"q": q, "k": k, "v": v, "segment_ids": segment_ids, **options})
         if segment_ids is not None:
@@ -55,6 +59,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     module.linear_attention = ops.linear_attention  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jla.ops", module)
     return ops
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package itself, with its chunks in plain JAX in place of its kernels."""
+    ops = import_module("jla.ops")
+    op = ops.linear_attention
+    monkeypatch.setattr(
+        ops, "linear_attention", lambda *args, impl, **options: op(*args, impl="chunked", **options)
+    )
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, version: str = jla.VERSION, here: Device = HOPPER) -> None:
@@ -83,6 +96,16 @@ def as_others_write() -> Iterator[None]:
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
+
+def over_devices(case: OpCase, count: int) -> OpCase:
+    """The call inside `shard_map`, its rows spread over so many devices."""
+    mesh = jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:count])
+    spec = PartitionSpec("data")
+    return replace(case, run=jax.shard_map(case.run, mesh=mesh, in_specs=spec, out_specs=spec))
+
+
+GPUS = [pytest.param(1, marks=pytest.mark.gpu), pytest.param(2, marks=pytest.mark.gpu(count=2))]
+"""Devices of a mesh; on a mesh of one, arrays name its axis all the same."""
 
 MOST_ERROR = 0.005
 """Root mean square of the error over that of the truth, for values and each gradient in bf16.

@@ -9,17 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels._linear_state import jla
 from pallas_kernels.gated_delta_rule import explain, gated_delta_rule
-from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla
+from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla, why_not
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.jla import (
+    GPUS,
     HOPPER,
     as_others_write,
     check_errors,
     installed,
     needs_jla,
+    over_devices,
     rows,
     stand_in,
+    without_kernels,
 )
 from tests.pallas_kernels.linear_state import heads, log_gates, not_tokens, packed
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
@@ -58,7 +62,7 @@ def case(name: str, run: Any, arrays: dict[str, Any], *, gated: bool = True) -> 
 GATED = case("gated", adapter, heads(LENGTH))
 
 
-@pytest.mark.parametrize("check", ["reference", "poison"])
+@pytest.mark.parametrize("check", ["reference", "poison", "shard_map"])
 def test_documents_holes_and_padding(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = stand_in(monkeypatch)
     op_suite.CHECKS[check](GATED)
@@ -69,6 +73,14 @@ def test_nothing_is_forgotten_without_gates(monkeypatch: pytest.MonkeyPatch) -> 
     calls = stand_in(monkeypatch)
     op_suite.CHECKS["reference"](case("no gates", partial(adapter), heads(LENGTH), gated=False))
     assert calls.kinds == ["deltanet"] * len(calls.kinds)
+
+
+@needs_jla
+@pytest.mark.filterwarnings("default")
+def test_its_plain_implementation_on_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_kernels(monkeypatch)
+    with as_others_write():
+        op_suite.CHECKS["reference"](over_devices(GATED, 2))
 
 
 @pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
@@ -125,20 +137,26 @@ def test_what_it_does_not_take(change: dict[str, Any], reason: str, monkeypatch:
     assert reason in text
 
 
-def test_inside_shard_map_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rule for gradients gives types that do not vary over the mesh; jax refuses those."""
+@pytest.mark.parametrize("passed", [False, True])
+def test_inside_shard_map_it_waits_for_its_gpu_tests(passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it is taken by name only."""
     installed(monkeypatch)
+    monkeypatch.setattr(jla, "ON_MESHES", passed)
     told = []
 
     def local(x: Any, beta: Any) -> Any:
         told.append(explain(x, x, x, beta, device=HOPPER))
+        assert why_not(HOPPER, x, x, x, beta) is None
         return x
 
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     spec = jax.sharding.PartitionSpec("data")
     x, beta = jnp.zeros((2, 64, 1, 64), jnp.bfloat16), jnp.zeros((2, 64, 1))
     jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec), x, beta)
-    assert "not jla: inside shard_map over data its gradients lack their mesh axes" in told[0]
+    reason = " (not jla: inside shard_map over data it has not run on a GPU)"
+    expected = "jla on NVIDIA H200" if passed else f"xla on NVIDIA H200{reason}"
+    assert told[0].startswith(f"gated_delta_rule: {expected[:9]}")
+    assert passed or reason[2:-1] in told[0]
 
 
 GPU_CHECKS = op_suite.CHECKS | {"reference": check_errors}
@@ -160,6 +178,16 @@ def test_its_kernels(check: str, length: int, heads: int, key_heads: int, keys: 
     arrays = rows(length, heads, key_heads, keys, values)
     with as_others_write():
         GPU_CHECKS[check](case("kernels", on_gpu, arrays))
+
+
+@needs_jla
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("devices", GPUS)
+@pytest.mark.parametrize("check", ["reference", "vmap", "remat"])
+@pytest.mark.parametrize("shape", [(2048, 4, 4, 128, 128), (2001, 4, 2, 64, 128), (512, 2, 1, 128, 256)])
+def test_its_kernels_on_a_mesh(check: str, shape: tuple[int, ...], devices: int) -> None:
+    with as_others_write():
+        GPU_CHECKS[check](over_devices(case("mesh", on_gpu, rows(*shape)), devices))
 
 
 @needs_jla

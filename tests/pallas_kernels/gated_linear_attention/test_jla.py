@@ -13,13 +13,16 @@ from pallas_kernels.gated_linear_attention import explain, gated_linear_attentio
 from pallas_kernels.gated_linear_attention.jla import gated_linear_attention_jla
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.jla import (
+    GPUS,
     HOPPER,
     as_others_write,
     check_errors,
     installed,
     needs_jla,
+    over_devices,
     rows,
     stand_in,
+    without_kernels,
 )
 from tests.pallas_kernels.linear_state import heads, log_gates, not_tokens, packed
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
@@ -58,7 +61,9 @@ def case(gate: str | None, run: Any, arrays: dict[str, Any]) -> OpCase:
 CASES = {gate: case(gate, partial(adapter), heads(LENGTH)) for gate in (*KINDS, None)}
 
 
-@pytest.mark.parametrize("check", ["reference", "poison"])
+@pytest.mark.parametrize(
+    "check", ["reference", "poison", pytest.param("shard_map", marks=pytest.mark.slow(weeks=2))]
+)
 @pytest.mark.parametrize("gate", KINDS)
 def test_documents_holes_and_padding(gate: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = stand_in(monkeypatch)
@@ -70,6 +75,15 @@ def test_nothing_is_forgotten_without_gates(monkeypatch: pytest.MonkeyPatch) -> 
     calls = stand_in(monkeypatch)
     op_suite.CHECKS["reference"](CASES[None])
     assert calls.kinds == ["simple_gla"] * len(calls.kinds)
+
+
+@needs_jla
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("gate", KINDS)
+def test_its_plain_implementation_on_a_mesh(gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_kernels(monkeypatch)
+    with as_others_write():
+        op_suite.CHECKS["reference"](over_devices(CASES[gate], 2))
 
 
 @pytest.mark.slow(weeks=3)
@@ -158,6 +172,19 @@ def test_its_kernels(
 ) -> None:
     with as_others_write():
         GPU_CHECKS[check](case(gate, on_gpu, rows(length, heads, key_heads, keys, values)))
+
+
+@needs_jla
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("devices", GPUS)
+@pytest.mark.parametrize("check", ["reference", "vmap", "remat"])
+@pytest.mark.parametrize(("gate", "length", "heads", "key_heads", "keys", "values"), GPU_SHAPES[1::2])
+def test_its_kernels_on_a_mesh(
+    check: str, gate: str, length: int, heads: int, key_heads: int, keys: int, values: int, devices: int
+) -> None:
+    arrays = rows(length, heads, key_heads, keys, values)
+    with as_others_write():
+        GPU_CHECKS[check](over_devices(case(gate, on_gpu, arrays), devices))
 
 
 @needs_jla
