@@ -6,24 +6,54 @@ from pallas_kernels._dispatch import Device
 from pallas_kernels._hopper import why_not_streams
 
 WIDTHS = (64, 128)
-"""Key channels of a head."""
+"""Key channels of a head, of one program."""
+
+WIDEST = 512
+"""The most key channels of a head; above 128 they are cut into pieces of 128."""
+
+WIDE = False
+"""Whether wide keys go before `xla`: not before their tests have passed on a GPU and they were timed."""
+
+FILLED = False
+"""Whether heads that are filled up with zeros go before `xla`: not before they were timed on a GPU."""
 
 PIECE = 64
 """Steps of a chunk, and channels of a tile: 128 bytes of bf16."""
 
 
-def why_not(device: Device, q: Any, k: Any, v: Any, **_: Any) -> str | None:
-    """Why the kernels are not to run such a call, or None."""
+def filled_keys(keys: int) -> int:
+    """The narrowest heads of keys that hold as many channels."""
+    return next((width for width in WIDTHS if keys <= width), -(-keys // WIDTHS[-1]) * WIDTHS[-1])
+
+
+def filled_values(values: int) -> int:
+    """The narrowest heads of values that hold as many channels."""
+    return -(-values // PIECE) * PIECE
+
+
+def why_not(device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, **_: Any) -> str | None:
+    """Why the kernels cannot run such a call, or None."""
     if refused := why_not_streams(device, q, k, v):
         return refused
-    if k.shape[3] not in WIDTHS:
-        return f"its keys are {WIDTHS[0]} or {WIDTHS[1]} wide, not {k.shape[3]}"
-    if v.shape[3] % PIECE:
-        return f"its values are a multiple of {PIECE} wide, not {v.shape[3]}"
+    most = WIDEST if log_key_gate is None else WIDTHS[-1]
+    if k.shape[3] > most:
+        return (
+            f"its keys are at most {WIDEST} wide, {WIDTHS[-1]} under gates by key channel, not {k.shape[3]}"
+        )
     return None
 
 
 def rather_not(device: Device, q: Any, k: Any, v: Any, **_: Any) -> str | None:
-    """Why a row of a few steps, as in decoding, is left to others, or None."""
-    del device, q, k
-    return f"rows of {v.shape[1]} steps would be filled up to {PIECE}" if v.shape[1] < PIECE else None
+    """Why a call is left to others, or None: rows of a few steps, as in decoding, and widths that were not timed."""
+    del device, q
+    (_, length, _, values), keys = v.shape, k.shape[3]
+    if length < PIECE:
+        return f"rows of {length} steps would be filled up to {PIECE}"
+    if keys > WIDTHS[-1] and not WIDE:
+        return f"keys of more than {WIDTHS[-1]} channels have not run on a GPU"
+    filled = (filled_keys(keys), filled_values(values))
+    if filled != (keys, values) and not FILLED:
+        return (
+            f"heads of {keys} and {values} channels, filled up to {filled[0]} and {filled[1]}, were not timed"
+        )
+    return None

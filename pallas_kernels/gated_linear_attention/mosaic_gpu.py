@@ -1,7 +1,7 @@
 """Hopper: the kernels between arrays of the op. Backward keeps the inputs and makes the states of chunks again.
 
 A document is a gate of zero at its first step. Gates reach the kernel in units of log 2, cut where nothing is left in
-fp32. Values wider than a program's are heads that share their keys.
+fp32. Values wider than a program's are heads that share their keys. Other widths are filled up with zeros.
 """
 
 import math
@@ -15,11 +15,13 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._linear_state.tokens import count_documents, only_tokens
-from pallas_kernels.gated_linear_attention.hopper import PIECE
+from pallas_kernels.gated_linear_attention.hopper import PIECE, WIDTHS, filled_keys, filled_values
 from pallas_kernels.gated_linear_attention.mosaic_gpu_backward import gradients, sum_parts
 from pallas_kernels.gated_linear_attention.mosaic_gpu_forward import forward
 from pallas_kernels.gated_linear_attention.mosaic_gpu_states import states
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import Call, Gate
+from pallas_kernels.gated_linear_attention.mosaic_gpu_wide import forward_wide
+from pallas_kernels.gated_linear_attention.mosaic_gpu_wide_backward import gradients_wide
 
 LEAST = -192.0
 """Where gates are cut, in units of log 2: 2^-192 is 0 in fp32."""
@@ -50,13 +52,33 @@ def gated_linear_attention_mosaic_gpu(
     gates = {"log_gate": log_gate, "log_key_gate": log_key_gate, "log_value_gate": log_value_gate}
     given = [name for name, gate in gates.items() if gate is not None]
     name = given[0] if given else "log_gate"
-    gate = gates[name] if given else jnp.zeros(v.shape[:3], jnp.float32)
+    gate: Any = gates[name] if given else jnp.zeros(v.shape[:3], jnp.float32)
+    if (
+        name == "log_gate" and k.shape[3] > WIDTHS[-1]
+    ):  # Wide keys have kernels for gates by value channel alone.
+        name, gate = "log_value_gate", jnp.broadcast_to(gate[..., None], v.shape)
     state = initial_state
     if state is None:
         state = jnp.zeros((v.shape[0], v.shape[2], k.shape[3], v.shape[3]), jnp.float32)
-    arrays = vary_alike(q, k, v, gate, state)
+    arrays = vary_alike(*_fill(q, k, v, gate, state, name))
     found: Any = _attend(*arrays, segment_ids, name, float(scale), interpret)
-    return found if output_final_state else found[0]
+    o, final = found[0][..., : v.shape[3]], found[1][:, :, : k.shape[3], : v.shape[3]]
+    return (o, final) if output_final_state else o
+
+
+def _fill(q: Array, k: Array, v: Array, gate: Array, state: Array, name: str) -> tuple[Array, ...]:
+    """Channels of zeros up to widths that programs have: they hold a state of zeros, whatever its gate."""
+    keys, values = filled_keys(k.shape[3]) - k.shape[3], filled_values(v.shape[3]) - v.shape[3]
+    of_gate = {"log_gate": 0, "log_key_gate": keys, "log_value_gate": values}[name]
+
+    def wider(x: Array, *counts: int) -> Array:
+        return (
+            jnp.pad(x, ((0, 0),) * (x.ndim - len(counts)) + tuple((0, n) for n in counts))
+            if any(counts)
+            else x
+        )
+
+    return wider(q, keys), wider(k, keys), wider(v, values), wider(gate, of_gate), wider(state, keys, values)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
@@ -74,7 +96,8 @@ def _attend(
     q, k, v, log2 = _prepare(ids, q, k, v, gate)
     split = _split(k, v, GATES[name], scale, interpret)
     streams = vary_alike(*(_matrix(x) for x in (q, k, v)), *split.gates(log2), split.states(state))
-    o, final = forward(streams, split.call, split.heads, interpret)
+    run = forward if split.call.pieces == 1 else forward_wide
+    o, final = run(streams, split.call, split.heads, interpret)
     return o[:, : v.shape[1]].reshape(v.shape), split.whole_states(final)
 
 
@@ -93,7 +116,8 @@ def _attend_bwd(name: str, scale: float, interpret: Any, kept: tuple[Any, ...], 
     before, _ = states(vary_alike(*streams[1:], *gates, split.states(state)), *options)
     ahead = vary_alike(streams[0], do, *gates, split.states(cotangents[1]))
     behind, dstate = states(ahead, *options, reverse=True)
-    *found, dgate = gradients(vary_alike(*streams, do, *gates, before, behind), *options)
+    run = gradients if split.call.pieces == 1 else gradients_wide
+    *found, dgate = run(vary_alike(*streams, do, *gates, before, behind), *options)
     dq, dk = (split.sum_heads(x, k).astype(k.dtype) for x in found[:2])
     dv = found[2][:, : v.shape[1]].reshape(v.shape)
     if split.call.gate == "head":
@@ -152,16 +176,19 @@ class Split(NamedTuple):
 def _split(k: Array, v: Array, gate: Gate, scale: float, interpret: Any) -> Split:
     (_, length, heads, values), keys = v.shape, k.shape[3]
     # Two warpgroups share what they make of key channels only if each has 64 of them.
-    width = 2 * PIECE if values % (2 * PIECE) == 0 and (gate != "key" or keys == 2 * PIECE) else PIECE
+    shared = gate != "key" or keys == 2 * PIECE
+    pieces = -(-keys // WIDTHS[-1])
+    width = 2 * PIECE if values % (2 * PIECE) == 0 and shared and pieces == 1 else PIECE
     parts = values // width
     call = Call(
         gate=gate,
         chunks=-(-length // PIECE),
         ratio=heads * parts // k.shape[2],
-        keys=keys // PIECE,
+        keys=keys // pieces // PIECE,
         workers=width // PIECE,
         scale=scale,
         simulated=interpret is not None,
+        pieces=pieces,
     )
     return Split(call, heads * parts, parts)
 

@@ -183,7 +183,7 @@ Done = list[tuple[Any, Any]]
 """Tiles of a result that a warpgroup has made, with their indices."""
 
 
-def _weights(lower: Tile, upper: Tile, masks: Pairs) -> tuple[Tile, Tile]:
+def merge_weights(lower: Tile, upper: Tile, masks: Pairs) -> tuple[Tile, Tile]:
     """W + W^T off the diagonal in bf16, and the diagonal in each column."""
     both = jnp.where(masks.behind(), upper, lower).astype(jnp.bfloat16)
     return both, spread(jnp.where(masks.same(), lower, 0.0).sum(axis=1))
@@ -257,7 +257,7 @@ def _by_key(shared: Shared, keys: list[Any], values: list[Any], worker: Any, cal
     masks, all_values, all_keys = pairs(), range(call.workers), range(call.keys)
     v, do = ([ref.at[j] for j in all_values] for ref in (shared.v, shared.do))
     lower, upper = (multiply([(a, b.T) for a, b in zip(*x, strict=True)], call) for x in ((do, v), (v, do)))
-    weights = _weights(lower * call.scale, upper * call.scale, masks)
+    weights = merge_weights(lower * call.scale, upper * call.scale, masks)
     scores, dq, dk, dgate = zeros(), [], [], []
     for i in keys:
         before, behind = ([ref.at[i, j] for j in all_values] for ref in (shared.before, shared.behind))
@@ -270,7 +270,7 @@ def _by_key(shared: Shared, keys: list[Any], values: list[Any], worker: Any, cal
             lambda s=before, d=behind: multiply([(a, b.T) for a, b in zip(s, d, strict=True)], call),
         )
         pair = (shared.q.at[i], shared.k.at[i])
-        first, second, some, gate = _decayed(
+        first, second, some, gate = decay_pair(
             pair, 1.0, weights, gates, products, shared.spare.at[worker], masks, call
         )
         scores = scores + some
@@ -296,7 +296,7 @@ def _by_value(
     masks, all_values, all_keys = pairs(), range(call.workers), range(call.keys)
     q, k = ([ref.at[i] for i in all_keys] for ref in (shared.q, shared.k))
     lower, upper = (multiply([(a, b.T) for a, b in zip(*x, strict=True)], call) for x in ((q, k), (k, q)))
-    weights, scores, dv, dgate = _weights(lower, upper, masks), zeros(), [], []
+    weights, scores, dv, dgate = merge_weights(lower, upper, masks), zeros(), [], []
     for j in values:
         before, behind = ([ref.at[i, j] for i in all_keys] for ref in (shared.before, shared.behind))
         gates = [gate.at[j] for gate in shared.gates]
@@ -306,7 +306,7 @@ def _by_value(
             lambda s=before, d=behind: multiply([(a.T, b) for a, b in zip(s, d, strict=True)], call),
         )
         pair = (shared.do.at[j], shared.v.at[j])
-        _, second, some, gate = _decayed(
+        _, second, some, gate = decay_pair(
             pair, call.scale, weights, gates, products, shared.spare.at[worker], masks, call
         )
         scores = scores + some
@@ -341,7 +341,7 @@ def _exchange(scores: Tile, shared: Shared, worker: Any, masks: Pairs, call: Cal
     return [shared.scores.at[worker], shared.scores.at[1 - worker]]
 
 
-def _decayed(
+def decay_pair(
     pair: tuple[Any, Any],
     factor: float,
     weights: tuple[Tile, Tile],

@@ -267,7 +267,24 @@ def _by_value(shared: Shared, step: Array, state: State, call: Call) -> tuple[Ti
     q, k, v, states, spare = _places(shared, step, call)
     gates = [gate.at[step % STAGES, lax.axis_index("warpgroup")] for gate in shared.stage.gates]
     masks, scores = pairs(), _scores(q, k, call)
-    out = multiply(list(zip(q, states, strict=True)), call) * decay(masks.until(), gates, spare.at[1], call)
+    out = multiply(list(zip(q, states, strict=True)), call)
+    out = read_under_value_gates(scores, out, v, gates, spare, masks, call)
+    total, rest = (decay(steps, gates, spare.at[1], call) for steps in (None, masks.behind()))
+    store(spare.at[0], read(v) * rest)
+    return out, _written(k, spare.at[0], [part * total for part in state], call)
+
+
+def read_under_value_gates(
+    scores: Tile, entered: Tile, v: Any, gates: Sequence[Any], spare: Any, masks: Pairs, call: Call
+) -> Tile:
+    """What a chunk's steps read under gates by value channel, without `scale`.
+
+    Args:
+      scores: q k^T of all pairs.
+      entered: what they would read from the state before the chunk if nothing were forgotten.
+      spare: two tiles.
+    """
+    out = entered * decay(masks.until(), gates, spare.at[1], call)
     out = out + spread(jnp.where(masks.same(), scores, 0.0).sum(axis=1)) * read(v)
     scores = scores.astype(jnp.bfloat16)
 
@@ -277,7 +294,4 @@ def _by_value(shared: Shared, step: Array, state: State, call: Call) -> tuple[Ti
         store(spare.at[0], decays * read(v))
         return out + decays * multiply([(spare.at[1], spare.at[0])], call)
 
-    out = lax.fori_loop(0, LEVELS, add, out)
-    total, rest = (decay(steps, gates, spare.at[1], call) for steps in (None, masks.behind()))
-    store(spare.at[0], read(v) * rest)
-    return out, _written(k, spare.at[0], [part * total for part in state], call)
+    return lax.fori_loop(0, LEVELS, add, out)

@@ -3,7 +3,8 @@
     S_{n+1} = p_n S_n + sum_j s_j k_j v_j^T          dS_n = p_n dS_{n+1} + scale sum_i P_i q_i do_i^T
 
 with P the decay from the chunk's start up to a step, s that behind a step and p that of the chunk, by head, by key
-channel or by value channel. A program takes a row and head of values, a warpgroup 64 value channels.
+channel or by value channel. A program takes a row and head of values, a warpgroup 64 value channels. Wide keys are cut
+into pieces, a program each: pieces of a state pass from chunk to chunk without knowing of each other.
 """
 
 from collections.abc import Sequence
@@ -61,13 +62,14 @@ def states(
       streams: k and v (`reverse`: q and the outputs' cotangent), gates as of the forward kernel, what enters, in fp32.
     """
     left, start = streams[0], streams[-1]
-    rows, width = left.shape[0] * heads * call.chunks * call.keys * PIECE, call.workers * PIECE
+    programs, tall, width = heads * call.pieces, call.keys * PIECE, call.workers * PIECE
+    rows, entering = left.shape[0] * programs * call.chunks * tall, (start.shape[0], programs, tall, width)
     # Axes as of a matrix [B, T, channels], whose kind of array the results are.
     kept = varying_like(left, (1, rows, width), left.dtype)
     found, last = plgpu.kernel(
         partial(_program, call=call, reverse=reverse),
-        out_type=[kept.update(shape=(rows, width)), varying_like(start, start.shape, jnp.float32)],
-        grid=(heads, left.shape[0]),
+        out_type=[kept.update(shape=(rows, width)), varying_like(start, entering, jnp.float32)],
+        grid=(programs, left.shape[0]),
         grid_names=("head", "row"),
         num_threads=call.workers + 1,
         thread_name="warpgroup",
@@ -77,8 +79,8 @@ def states(
         ),
         interpret=interpret,
         kernel_name=f"gated_linear_attention_{call.gate}_{'gradients' if reverse else 'states'}",
-    )(*streams)
-    return found, last
+    )(*streams[:-1], start.reshape(entering))
+    return found, last.reshape(start.shape)
 
 
 def _scratch(call: Call) -> Shared:
@@ -115,7 +117,9 @@ def _program(*refs: Any, call: Call, reverse: bool) -> None:
 
 def _feed(arrays: Sequence[Any], shared: Shared, call: Call, reverse: bool) -> None:
     row, head = lax.axis_index("row"), lax.axis_index("head")
+    piece, head = (head % call.pieces, head // call.pieces) if call.pieces > 1 else (0, head)
     group = head // call.ratio
+    group = group * call.pieces + piece if call.pieces > 1 else group
 
     def sources(step: Array) -> list[tuple[Any, Any]]:
         slot, chunk = step % STAGES, call.chunks - 1 - step if reverse else step

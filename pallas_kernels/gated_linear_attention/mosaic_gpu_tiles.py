@@ -39,6 +39,7 @@ class Call(NamedTuple):
       workers: tiles of 64 value channels, a warpgroup each.
       scale: of the outputs.
       simulated: without products whose left operand is in registers.
+      pieces: of a state by key channels, each with `keys` tiles; more than one for wide keys (`mosaic_gpu_wide`).
     """
 
     gate: Gate
@@ -48,6 +49,7 @@ class Call(NamedTuple):
     workers: int
     scale: float
     simulated: bool
+    pieces: int = 1
 
 
 def tiles(*places: int) -> Any:

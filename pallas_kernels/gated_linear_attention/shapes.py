@@ -26,6 +26,11 @@ SHAPES = (
     # The two calls of gated slot attention 1.3B: 64 slots are written, then read (2409.07146).
     LinearAttentionShape("gsa_1b_write_8k", 8, 8192, 4, 4, 512, 64, "value"),
     LinearAttentionShape("gsa_1b_read_8k", 8, 8192, 4, 4, 64, 512, "key"),
+    # The two calls of a state engine as by default, 16 slots, in a model of width 512, and of SimplePulse, 128 slots.
+    LinearAttentionShape("engine_write_8k", 8, 8192, 8, 8, 64, 16, "value"),
+    LinearAttentionShape("engine_read_8k", 8, 8192, 8, 8, 16, 64, "key"),
+    LinearAttentionShape("pulse_write_8k", 8, 8192, 8, 8, 64, 128, "value"),
+    LinearAttentionShape("pulse_read_8k", 8, 8192, 8, 8, 128, 64, "key"),
     # Shapes that kernels for Hopper are timed at.
     LinearAttentionShape("h32_d128_8k", 8, 8192, 32, 32, 128, 128),
     LinearAttentionShape("h32_d128_64k", 1, 65536, 32, 32, 128, 128),

@@ -112,7 +112,7 @@ def _packed_blocked_conv(x: Any, **arrays: Any) -> Any:
 
 
 def _gated_linear_attention() -> Iterator[Program]:
-    """Gates by head, key channel and value channel with heads of 128, and 64 slots that are written and read."""
+    """Gates by head, key channel and value channel with heads of 128, 64 slots that are written and read, wide keys."""
     op, run = "gated_linear_attention", gated_linear_attention_mosaic_gpu
     shape = next(shape for shape in linear_shapes.SHAPES if shape.name == "h32_d128_gla_8k")
     channels = (shape.batch, shape.length, shape.heads, shape.keys)
@@ -130,6 +130,17 @@ def _gated_linear_attention() -> Iterator[Program]:
     for name, arrays in calls.items():
         yield Program(f"{op}/{name}", _forward_and_gradients(run), (arrays["v"], arrays))
     yield from _transformed(op, run, streams | {"log_key_gate": gate})
+    shape = next(shape for shape in linear_shapes.SHAPES if shape.name == "gsa_1b_write_8k")
+    rows = (shape.batch, shape.length, shape.heads)
+    wide, values = (
+        jax.ShapeDtypeStruct((*rows, width), jnp.bfloat16) for width in (shape.keys, shape.values)
+    )
+    gate = jax.ShapeDtypeStruct(values.shape, jnp.float32)
+    arrays = {"q": wide, "k": wide, "v": values, "log_value_gate": gate}
+    yield Program(f"{op}/values_wide", _forward_and_gradients(run), (values, arrays))
+    specs = dict.fromkeys(arrays, P(AXIS))
+    split = jax.shard_map(_gradients(run), in_specs=(P(AXIS), specs), out_specs=specs)
+    yield Program(f"{op}/values_wide_shard_map", split, (values, arrays), devices=4)
 
 
 def _linear_steps() -> Iterator[Program]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import flax.linen as nn
@@ -13,14 +14,18 @@ import pytest
 from jaxblt.mixers import StateEngineConfig, init_state
 from jaxblt.mixers.state_edges import communicate
 from jaxblt.mixers.state_slots import largest, only_allowed, routed
+from jaxblt.models.pulse import SimplePulse
 from jaxblt.parallel import make_mesh
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import Subject
+from pallas_kernels._dispatch import compiling_for, record_choices
+from pallas_kernels.gated_linear_attention import hopper
 from tests.mixers.test_matrix_state import read_out, sigmoid, stream
 from tests.tolerances import assert_close
 
 Weights = dict[str, Any]
 DIM, INTERVAL = 6, 5
+H200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
 PLAIN = StateEngineConfig(dim=DIM, num_heads=2, head_dim=4, num_slots=6, chunk_size=4)
 COUNTED = dataclasses.replace(
     PLAIN, num_slots=None, levels=(5, 3), adaptive_count=True, top_k_states=3, num_heads=1
@@ -223,6 +228,28 @@ def test_upper_levels_are_written_to_more_slowly() -> None:
     config = StateEngineConfig(dim=DIM, num_heads=1, levels=(4, 2, 1))
     np.testing.assert_allclose(config.pace, [1, 1, 1, 1, 0.25, 0.25, 0.0625])
     assert config.slots == 7
+
+
+def chosen(config: StateEngineConfig) -> list[str]:
+    """Which implementations a training step in bfloat16 takes on an H200."""
+    module, x = config.build(dtype=jnp.bfloat16), jax.ShapeDtypeStruct((1, 70, config.dim), jnp.bfloat16)
+    with compiling_for(H200), record_choices() as lines:
+        jax.eval_shape(module.init, jax.random.key(0), x)
+    return [line.split(" on ")[0] for line in lines if line.startswith("gated_linear_attention")]
+
+
+def test_slots_run_in_kernels_where_they_fill_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SimplePulse's do; 16 slots are filled up with zeros, which goes first once it was timed."""
+    monkeypatch.setattr(
+        "pallas_kernels._linear_state.jla.why_not_package", lambda device: "it is not installed"
+    )
+    default = StateEngineConfig(dim=512)
+    pulse = SimplePulse().stack.mixers["T"]
+    assert isinstance(pulse, StateEngineConfig)
+    assert chosen(pulse) == ["gated_linear_attention: mosaic_gpu"]
+    assert chosen(default) == ["gated_linear_attention: xla"] * 2
+    monkeypatch.setattr(hopper, "FILLED", True)
+    assert chosen(default) == ["gated_linear_attention: mosaic_gpu"]
 
 
 def test_heads_that_do_not_divide_the_devices_are_refused_only_with_edges() -> None:
