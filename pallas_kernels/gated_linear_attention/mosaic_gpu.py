@@ -53,9 +53,8 @@ def gated_linear_attention_mosaic_gpu(
     given = [name for name, gate in gates.items() if gate is not None]
     name = given[0] if given else "log_gate"
     gate: Any = gates[name] if given else jnp.zeros(v.shape[:3], jnp.float32)
-    if (
-        name == "log_gate" and k.shape[3] > WIDTHS[-1]
-    ):  # Wide keys have kernels for gates by value channel alone.
+    # Wide keys have kernels for gates by value channel alone
+    if name == "log_gate" and k.shape[3] > WIDTHS[-1]:
         name, gate = "log_value_gate", jnp.broadcast_to(gate[..., None], v.shape)
     state = initial_state
     if state is None:
@@ -72,11 +71,8 @@ def _fill(q: Array, k: Array, v: Array, gate: Array, state: Array, name: str) ->
     of_gate = {"log_gate": 0, "log_key_gate": keys, "log_value_gate": values}[name]
 
     def wider(x: Array, *counts: int) -> Array:
-        return (
-            jnp.pad(x, ((0, 0),) * (x.ndim - len(counts)) + tuple((0, n) for n in counts))
-            if any(counts)
-            else x
-        )
+        pads = (0,) * (x.ndim - len(counts)) + counts
+        return jnp.pad(x, [(0, n) for n in pads]) if any(pads) else x
 
     return wider(q, keys), wider(k, keys), wider(v, values), wider(gate, of_gate), wider(state, keys, values)
 
