@@ -97,7 +97,12 @@ class Rows:
           carry: of the state; None in a call without one.
           time_axis: of streams and outputs.
           reverse: rows are read from the end.
+
+        Raises:
+          ValueError: the carry is of another config.
         """
+        if carry is not None:
+            _check_carry(core, streams, carry)
         stretch = _Stretch(time_axis, reverse, self.alignment, entered=int(carry is not None))
         if not self.split:
             work = lambda given, core: _whole(stretch, core, *given)  # noqa: E731
@@ -165,6 +170,25 @@ def _check_call(x: Any, clock: Clock | None) -> None:
     if clock is not None and clock.time.shape != x.shape[:1]:
         raise ValueError(
             f"x has {x.shape[0]} rows and the state {clock.time.shape[0]}: make it by init_state of as many rows"
+        )
+
+
+def _check_carry(core: Core, streams: Any, carry: Carry) -> None:
+    """Raises ValueError for a carry that another config's core made: some would run, and mean nothing.
+
+    A size of 1 in the core's own fits any: such a core does not know how long its carry is.
+    """
+    own, kind = jax.tree.flatten(jax.eval_shape(core.zero, streams))
+    given, other = jax.tree.flatten(carry)
+    shapes = [[x.shape for x in leaves] for leaves in (own, given)]
+    fits = kind == other and all(
+        len(a) == len(b) and all(n in (1, m) for n, m in zip(a, b, strict=True))
+        for a, b in zip(*shapes, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"the state holds {shapes[1]} for {type(core).__name__}, expected {shapes[0]}: make it by init_state of "
+            "the same config"
         )
 
 

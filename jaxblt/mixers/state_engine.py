@@ -193,6 +193,11 @@ class StateEngine(nn.Module):
     ) -> tuple[Float[Array, "B T D"], StateEngineState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config, before = self.config, state
+        if before is not None and (before.counted is not None) != config.adaptive_count:
+            raise ValueError(
+                f"the state is of adaptive_count = {not config.adaptive_count}, and the config is not: make it by "
+                "init_state of the same config"
+            )
         clock = None if before is None else before.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, alignment=config.segment_alignment)
         short, counted = (None, None) if before is None else (before.short, before.counted)
