@@ -8,6 +8,9 @@ import tyro
 if TYPE_CHECKING:
     from jaxblt.run import Run
 
+SAMPLE = 2000
+"""Examples of drawn tasks that the majority's answers are counted and scored on, of each split; of others all are."""
+
 
 def tasks(
     run_dirs: Annotated[tuple[str, ...], tyro.conf.Positional],
@@ -37,7 +40,8 @@ def tasks(
     if len(learned) > 1:
         raise ValueError(f"runs are compared on one task, these learned {learned}: score them apart")
     (task,) = learned
-    majority = majority_baseline(task, split).figures()
+    drawn = task.open("train").count is None
+    majority = majority_baseline(task, split, most=SAMPLE if drawn else None).figures()
     figures: dict[str, Any] = {
         "task": type(task).__name__,
         "split": split,
