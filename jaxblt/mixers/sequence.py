@@ -7,13 +7,15 @@ A mixer's core is a pytree of its weights with three pure functions, and nothing
     join(carry, summary) -> carry                   behind a stretch, from the carry before it
 
 `Rows` marks where documents begin, folds carries across the devices of a mesh axis `seq`, keeps the state of rows that
-take no token, and zeroes outputs at holes. Two methods are optional. `summarise(streams, marks) -> summary` where that
-is cheaper than a run; `run`'s own summary then need only hold for the carry that `run` was given. A core without `join`
-returns the carry behind the stretch in place of a summary, and takes whole rows: along `seq` its heads are scattered.
-`jaxblt.mixers.steps` loops over the tokens of such a core.
+take no token, and zeroes outputs at holes. Three methods are optional. `summarise(streams, marks) -> summary` where
+that is cheaper than a run; `run`'s own summary then need only hold for the carry that `run` was given.
+`head_counts(streams)` says how many heads streams `[B, T, H, ...]` and carries `[B, H, ...]` have: a mesh splits them
+over `tensor`. A core without `join` returns the carry behind the stretch in place of a summary, and takes whole rows:
+along `seq` its heads are scattered. `jaxblt.mixers.steps` loops over the tokens of such a core.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,6 +30,7 @@ from jaxblt.parallel.halo import before, behind
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.scatter import over_heads
 from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence, seq_axis
+from jaxblt.parallel.tensor_heads import over_tensor, splits_heads
 
 Carry = Any
 Summary = Any
@@ -56,6 +59,15 @@ class Summarised(Joined, Protocol):
     """A core with a shorter way to what a stretch does to a carry than running it."""
 
     def summarise(self, streams: Any, marks: Marks, /) -> Summary: ...
+
+
+@runtime_checkable
+class ByHead(Core, Protocol):
+    """A core whose heads do not reach each other: a mesh splits them over `tensor`."""
+
+    def head_counts(self, streams: Any, /) -> tuple[int, ...]:
+        """How many there are in the streams, such as of keys and of values."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,10 +116,19 @@ class Rows:
         if carry is not None:
             _check_carry(core, streams, carry)
         stretch = _Stretch(time_axis, reverse, self.alignment, entered=int(carry is not None))
+        joined = isinstance(core, Joined)
+        if (
+            isinstance(core, ByHead)
+            and splits_heads(core.head_counts(streams))
+            and (joined or not self.split)
+        ):
+            own = functools.partial(_stretch if self.split else _whole, stretch)
+            given = (core, streams, self.segment_ids, carry)
+            return over_tensor(own, *given, time_axis=time_axis, sequenced=self.split)
         if not self.split:
             work = lambda given, core: _whole(stretch, core, *given)  # noqa: E731
             return over_batch(work, (streams, self.segment_ids, carry), core)
-        if isinstance(core, Joined):
+        if joined:
             return _folded(stretch, core, streams, self.segment_ids, carry)
         work = lambda *given: _whole(stretch, *given)  # noqa: E731
         return over_heads(work, core, streams, self.segment_ids, carry, time_axis=time_axis)

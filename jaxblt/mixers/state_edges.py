@@ -148,6 +148,10 @@ class EdgeCore:
         cell = edge if self.cell == "lstm" else None
         return Engine(slots, edge, cell, jnp.zeros_like(streams.v[:, 0, :, 0], jnp.int32))
 
+    def head_counts(self, streams: Any) -> tuple[int, ...]:
+        """As many for all."""
+        return (streams.q.shape[2],)
+
     def run(self, streams: Any, marks: Marks, carry: Engine | None) -> tuple[Any, Engine]:
         """What tokens read, where, and their routes (None if the streams hold them); the engine behind the stretch."""
         start = self.zero(streams) if carry is None else carry
