@@ -22,6 +22,9 @@ from jaxblt.training.objectives import Classify, NextByte
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
+PIECE_S = 540
+"""Seconds of a piece of training: with its start and its compilation it fits into ten minutes."""
+
 
 def _stack(
     pattern: str, dim: int, layers: int, *, mlp_dim: int | None = None, dropout: float = 0.0
@@ -52,8 +55,9 @@ def _classifier(
     hash: HashConfig | None = None,
     steps: int,
     rate: float,
+    pieces: int = 1,
 ) -> Recipe:
-    """A classifier that reads both ways, for at most nine minutes of training."""
+    """A classifier that reads both ways, for at most as many pieces of nine minutes of training."""
     model = ByteClassifierConfig(stack=replace(stack, causal=False), num_classes=classes, hash=hash)
     train = TrainConfig(
         steps=steps,
@@ -62,7 +66,7 @@ def _classifier(
         eval_batches=32,
         checkpoint_every=steps // 4,
         keep_best=1,
-        time_limit_s=540,
+        time_limit_s=PIECE_S * pieces,
     )
     return Recipe(
         name=name,
@@ -109,6 +113,8 @@ def parity() -> Recipe:
 def listops() -> Recipe:
     """ListOps at Long Range Arena's lengths and set sizes, read both ways; `jaxblt data fetch listops` draws the files.
 
+    In three pieces: --train.time-limit-s 540, then 1080, then 1620.
+    A Transformer of equal size: --model.stack.pattern A --run-dir runs/listops_transformer
     Causal, as a language model reads: --model.stack.causal --objective.causal --model.pooling last
     """
     data = TaskDataConfig(
@@ -119,7 +125,9 @@ def listops() -> Recipe:
         max_tokens=65_536,
         labels="symbol",
     )
-    return _classifier("listops", _stack("H", 128, 6, dropout=0.1), data, classes=10, steps=24_000, rate=2e-3)
+    return _classifier(
+        "listops", _stack("H", 128, 6, dropout=0.1), data, classes=10, steps=24_000, rate=2e-3, pieces=3
+    )
 
 
 def imdb() -> Recipe:
@@ -137,8 +145,14 @@ def imdb() -> Recipe:
 
 
 def babi() -> Recipe:
-    """All twenty bAbI tasks jointly, from data/babi: a folder of the release."""
+    """All twenty bAbI tasks jointly, from data/babi: a folder of the release.
+
+    In three pieces: --train.time-limit-s 540, then 1080, then 1620.
+    A Transformer of equal size: --model.stack.pattern A --run-dir runs/babi_transformer
+    """
     data = TaskDataConfig(
         task=Babi(path="data/babi", subset="en-10k"), seq_len=1408, batch_size=64, buckets=(64, 128, 256, 640)
     )
-    return _recipe("babi", _stack("HHAH", 128, 4, dropout=0.1), data, steps=20_000, rate=1e-3)
+    recipe = _recipe("babi", _stack("HHAH", 128, 4, dropout=0.1), data, steps=20_000, rate=1e-3)
+    train = replace(recipe.train, checkpoint_every=2000, time_limit_s=3 * PIECE_S)
+    return replace(recipe, train=train)

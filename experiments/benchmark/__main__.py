@@ -38,6 +38,7 @@ BENCHMARKS = {
     "sequence_plan": "plan",
     "stack": "stack",
     "streamed_filter": "benchmark",
+    "tasks": "tasks",
     "titan_speed": "titan_speed",
     "torch_fft_conv": "benchmark",
 }

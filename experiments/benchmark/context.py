@@ -91,7 +91,7 @@ def curve(
     max_rows: int | None = None,
     source: DocumentSource | None = None,
 ) -> list[dict[str, Any]]:
-    """Bits per byte of the same bytes after each context, and what each context gains over the shortest.
+    """Bits per byte and perplexity 2^bits of the same bytes after each context, and its gain over the shortest.
 
     Intervals are over documents (`jaxblt.evaluation.document_bits_per_byte`); that of the gain is of paired
     differences, so that documents that are hard at every context do not widen it.
@@ -118,7 +118,9 @@ def curve(
         nats, num_bytes = (np.bincount(document, weights=column) for column in sums.T)
         shortest = nats if context == contexts[0] else shortest
         score, gain = (document_bits_per_byte(x, num_bytes.astype(np.int64)) for x in (nats, shortest - nats))
-        found.append({"context": context, "bits_per_byte": asdict(score), "gain": asdict(gain)})
+        perplexity = {end: 2 ** getattr(score, end) for end in ("value", "low", "high")}
+        figures = {"bits_per_byte": asdict(score), "perplexity": perplexity, "gain": asdict(gain)}
+        found.append({"context": context, **figures})
     return found
 
 

@@ -10,11 +10,13 @@ if TYPE_CHECKING:
 LONG = 16_384
 """Tokens from which the exponent is fitted: below, constant costs hide it."""
 PASSES = ("forward", "forward+backward")
+STATES = (32, 64, 128, 256)
+"""Slots of a head of the state engines T32, T64, T128 and T256."""
 
 
 def scaling(
     out: str,
-    mixers: tuple[str, ...] = ("D", "G", "2", "H", "A"),
+    mixers: tuple[str, ...] = ("D", "G", "2", "H", "T32", "T64", "T128", "T256", "A"),
     lengths: tuple[int, ...] = (
         2048,
         4096,
@@ -38,14 +40,14 @@ def scaling(
 
     Args:
       out: file for the figures as JSON, written anew after each length.
-      mixers: names of the stack's table; A is attention.
+      mixers: names of the stack's table; A is attention. T32, T64, T128 and T256 are state engines of so many slots.
       lengths: tokens of the row, rising.
       dim: width; heads have 128.
       attention_up_to: longest row of attention.
       trials: timed calls of each, at least 20.
 
     Raises:
-      ValueError: lengths do not rise, or there is nothing to time.
+      ValueError: lengths do not rise, a mixer is unknown, or there is nothing to time.
     """
     from experiments.benchmark._schema import save
 
@@ -53,7 +55,12 @@ def scaling(
         raise ValueError(f"--lengths must rise, got {lengths}")
     if not mixers or not lengths:
         raise ValueError(f"there is nothing to time: name mixers and lengths, got {mixers} and {lengths}")
-    figures: dict[str, Any] = {"dim": dim, "rows": 1, "blocks": {name: [] for name in mixers}}
+    figures: dict[str, Any] = {
+        "dim": dim,
+        "rows": 1,
+        "parameters": {name: parameters(name, dim) for name in mixers},
+        "blocks": {name: [] for name in mixers},
+    }
     for length in lengths:
         chosen = [name for name in mixers if name != "A" or length <= attention_up_to]
         for name, found in at_length(chosen, length, dim, trials).items():
@@ -69,26 +76,47 @@ def scaling(
 
 
 def block(name: str, dim: int) -> "StackConfig":
-    """One block of a mixer and an MLP."""
+    """One block of a mixer and an MLP.
+
+    Raises:
+      ValueError: the mixer is none of the benchmark's.
+    """
     from jaxblt.mixers import (
         AttentionConfig,
         GatedDeltaNetConfig,
         GatedLinearAttentionConfig,
         HyenaConfig,
         Mamba2Config,
+        MixerConfig,
+        StateEngineConfig,
     )
     from jaxblt.models import StackConfig
 
     heads = max(dim // 128, 1)
-    known = {
+    engine = StateEngineConfig(dim=dim, num_heads=heads)
+    known: dict[str, MixerConfig] = {
         "A": AttentionConfig(dim=dim, num_heads=heads, packed=False),
         "D": GatedDeltaNetConfig(dim=dim, num_heads=heads),
         "G": GatedLinearAttentionConfig(dim=dim, num_heads=heads),
         "H": HyenaConfig(dim=dim, packed=False),
         "2": Mamba2Config(dim=dim),
+        **{f"T{slots}": replace(engine, num_slots=slots) for slots in STATES},
     }
-    used = {key: config for key, config in known.items() if key == name}
-    return StackConfig(dim=dim, num_layers=1, pattern=(name,), mixers=used, scan=False)
+    if name not in known:
+        raise ValueError(f"unknown mixer {name!r}, choose among {', '.join(known)}")
+    return StackConfig(dim=dim, num_layers=1, pattern=(name,), mixers={name: known[name]}, scan=False)
+
+
+def parameters(name: str, dim: int) -> int:
+    """Numbers that a block learns."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxblt.models.stack import Stack
+    from jaxblt.training.flops import count_params
+
+    x = jax.ShapeDtypeStruct((1, 16, dim), jnp.float32)
+    return count_params(jax.eval_shape(Stack(block(name, dim)).init, jax.random.key(0), x)["params"])[0]
 
 
 def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict[str, dict[str, Any]]:

@@ -179,6 +179,10 @@ class GRUCore:
         """h before the first token."""
         return jnp.zeros_like(streams[:, 0, :, 0], jnp.float32)
 
+    def head_counts(self, streams: Any) -> tuple[int, ...]:
+        """As many for all."""
+        return (streams.shape[2],)
+
     def run(
         self, streams: Float[Array, "B T H 3 K"], marks: Marks, carry: Float[Array, "B H K"] | None
     ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H K"]]:
@@ -210,6 +214,10 @@ class LSTMCore:
         """h and c before the first token."""
         nothing = jnp.zeros_like(streams[:, 0, :, 0], jnp.float32)
         return nothing, nothing
+
+    def head_counts(self, streams: Any) -> tuple[int, ...]:
+        """As many for all."""
+        return (streams.shape[2],)
 
     def run(
         self, streams: Float[Array, "B T H 4 K"], marks: Marks, carry: tuple[Array, Array] | None

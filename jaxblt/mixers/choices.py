@@ -18,10 +18,18 @@ def held(module: nn.Module, name: str, choice: Shaped[Array, "..."]) -> Shaped[A
       name: of the choice within the module.
       choice: as decided from this call's inputs.
     """
-    if module.has_variable(COLLECTION, name):
-        return module.get_variable(COLLECTION, name)
+    if (given := given_choice(module, name)) is not None:
+        return given
     # Leave them out of what `init` returns: `apply` would hold its input's choices for every other input.
     if module.is_initializing():
         return choice
     module.sow(COLLECTION, name, choice, reduce_fn=lambda _, new: new, init_fn=lambda: choice)
     return choice
+
+
+def given_choice(module: nn.Module, name: str) -> Shaped[Array, "..."] | None:
+    """The value that the collection "choices" holds, for choices that are made where there is no module; else None.
+
+    Hand it to what chooses, and what was chosen to `held` afterwards.
+    """
+    return module.get_variable(COLLECTION, name) if module.has_variable(COLLECTION, name) else None

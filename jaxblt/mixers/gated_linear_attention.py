@@ -124,6 +124,10 @@ class LinearState:
         _, k, v, _ = streams
         return jnp.zeros((v.shape[0], v.shape[2], k.shape[3], v.shape[3]), jnp.float32)
 
+    def head_counts(self, streams: Any) -> tuple[int, ...]:
+        """Of keys and of values."""
+        return streams[1].shape[2], streams[2].shape[2]
+
     def run(
         self, streams: Any, marks: Marks, carry: Float[Array, "B H K V"] | None
     ) -> tuple[Float[Array, "B T H V"], tuple[None, Float[Array, "B H K V"]] | None]:

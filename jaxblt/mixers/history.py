@@ -78,7 +78,8 @@ class ShortHistory:
       size: S, at most L - 1.
       causal: otherwise the op sees both sides, and the carry holds those before the stretch.
       outside: only what the carry adds, through the taps of the other side: for rows read from their end.
-      implementation: of the op.
+      options: of the op.
+      count: heads whose channels lie side by side, which a mesh may split.
     """
 
     op: Callable[..., Array] = flax.struct.field(pytree_node=False)
@@ -88,6 +89,8 @@ class ShortHistory:
     causal: bool = flax.struct.field(pytree_node=False, default=True)
     outside: bool = flax.struct.field(pytree_node=False, default=False)
     options: tuple[tuple[str, Any], ...] = flax.struct.field(pytree_node=False, default=())
+    count: int = flax.struct.field(pytree_node=False, default=1)
+    per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("taps", "bias"))
 
     @property
     def reach(self) -> int:
@@ -98,6 +101,10 @@ class ShortHistory:
         """No inputs."""
         v = streams[0]
         return jnp.zeros((*v.shape[:2], self.size), v.dtype)
+
+    def head_counts(self, streams: Any) -> tuple[int, ...]:
+        """Of all streams alike."""
+        return (self.count,)
 
     def run(
         self, streams: Any, marks: Marks, carry: Float[Array, "B D S"] | None

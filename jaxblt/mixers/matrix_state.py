@@ -135,7 +135,7 @@ class Streams(nn.Module):
         z = Linear("btd,dhk->bhkt", sizes, names, self.dtype, name=name)(rows.x)
         init = named(nn.initializers.normal(count**-0.5), axis, "head_dim", "taps")
         taps = self.param(f"{name}_taps", init, (heads, width, count), jnp.float32)
-        core = ShortHistory(short_conv, taps.reshape(-1, count), None, size=count - 1)
+        core = ShortHistory(short_conv, taps.reshape(-1, count), None, size=count - 1, count=heads)
         z = z.reshape(z.shape[0], -1, z.shape[-1])
         y, after = rows.run(core, (z, None, None), carry, time_axis=2)
         y = jax.nn.silu(y).reshape(z.shape[0], heads, width, -1)

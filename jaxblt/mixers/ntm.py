@@ -155,6 +155,10 @@ class NTMCore:
         """The tape before the first token."""
         return empty_tape(streams[:, 0, :, 0], self.count, self.feedback.shape[1])
 
+    def head_counts(self, streams: Any) -> tuple[int, ...]:
+        """As many for all."""
+        return (streams.shape[2],)
+
     def run(
         self, streams: Float[Array, "B T H P"], marks: Marks, carry: Tape | None
     ) -> tuple[Float[Array, "B T H M"], Tape]:

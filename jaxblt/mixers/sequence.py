@@ -7,13 +7,15 @@ A mixer's core is a pytree of its weights with three pure functions, and nothing
     join(carry, summary) -> carry                   behind a stretch, from the carry before it
 
 `Rows` marks where documents begin, folds carries across the devices of a mesh axis `seq`, keeps the state of rows that
-take no token, and zeroes outputs at holes. Two methods are optional. `summarise(streams, marks) -> summary` where that
-is cheaper than a run; `run`'s own summary then need only hold for the carry that `run` was given. A core without `join`
-returns the carry behind the stretch in place of a summary, and takes whole rows: along `seq` its heads are scattered.
-`jaxblt.mixers.steps` loops over the tokens of such a core.
+take no token, and zeroes outputs at holes. Three methods are optional. `summarise(streams, marks) -> summary` where
+that is cheaper than a run; `run`'s own summary then need only hold for the carry that `run` was given.
+`head_counts(streams)` says how many heads streams `[B, T, H, ...]` and carries `[B, H, ...]` have: a mesh splits them
+over `tensor`. A core without `join` returns the carry behind the stretch in place of a summary, and takes whole rows:
+along `seq` its heads are scattered. `jaxblt.mixers.steps` loops over the tokens of such a core.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,6 +30,7 @@ from jaxblt.parallel.halo import before, behind
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.scatter import over_heads
 from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence, seq_axis
+from jaxblt.parallel.tensor_heads import over_tensor, splits_heads
 
 Carry = Any
 Summary = Any
@@ -56,6 +59,15 @@ class Summarised(Joined, Protocol):
     """A core with a shorter way to what a stretch does to a carry than running it."""
 
     def summarise(self, streams: Any, marks: Marks, /) -> Summary: ...
+
+
+@runtime_checkable
+class ByHead(Core, Protocol):
+    """A core whose heads do not reach each other: a mesh splits them over `tensor`."""
+
+    def head_counts(self, streams: Any, /) -> tuple[int, ...]:
+        """How many there are in the streams, such as of keys and of values."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +109,26 @@ class Rows:
           carry: of the state; None in a call without one.
           time_axis: of streams and outputs.
           reverse: rows are read from the end.
+
+        Raises:
+          ValueError: the carry is of another config.
         """
+        if carry is not None:
+            _check_carry(core, streams, carry)
         stretch = _Stretch(time_axis, reverse, self.alignment, entered=int(carry is not None))
+        joined = isinstance(core, Joined)
+        if (
+            isinstance(core, ByHead)
+            and splits_heads(core.head_counts(streams))
+            and (joined or not self.split)
+        ):
+            own = functools.partial(_stretch if self.split else _whole, stretch)
+            given = (core, streams, self.segment_ids, carry)
+            return over_tensor(own, *given, time_axis=time_axis, sequenced=self.split)
         if not self.split:
             work = lambda given, core: _whole(stretch, core, *given)  # noqa: E731
             return over_batch(work, (streams, self.segment_ids, carry), core)
-        if isinstance(core, Joined):
+        if joined:
             return _folded(stretch, core, streams, self.segment_ids, carry)
         work = lambda *given: _whole(stretch, *given)  # noqa: E731
         return over_heads(work, core, streams, self.segment_ids, carry, time_axis=time_axis)
@@ -165,6 +191,25 @@ def _check_call(x: Any, clock: Clock | None) -> None:
     if clock is not None and clock.time.shape != x.shape[:1]:
         raise ValueError(
             f"x has {x.shape[0]} rows and the state {clock.time.shape[0]}: make it by init_state of as many rows"
+        )
+
+
+def _check_carry(core: Core, streams: Any, carry: Carry) -> None:
+    """Raises ValueError for a carry that another config's core made: some would run, and mean nothing.
+
+    A size of 1 in the core's own fits any: such a core does not know how long its carry is.
+    """
+    own, kind = jax.tree.flatten(jax.eval_shape(core.zero, streams))
+    given, other = jax.tree.flatten(carry)
+    shapes = [[x.shape for x in leaves] for leaves in (own, given)]
+    fits = kind == other and all(
+        len(a) == len(b) and all(n in (1, m) for n, m in zip(a, b, strict=True))
+        for a, b in zip(*shapes, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"the state holds {shapes[1]} for {type(core).__name__}, expected {shapes[0]}: make it by init_state of "
+            "the same config"
         )
 
 

@@ -54,6 +54,7 @@ class EdgeStreams:
       log_gate: what a slot keeps of itself to which the whole token is routed.
       logits: the token's share in its routes.
       query: what is compared with the keys of the slots as of the last edge.
+      chosen: slots that the token may write to; None for those that its routes choose.
     """
 
     q: Float[Array, "B T H K"]
@@ -63,6 +64,7 @@ class EdgeStreams:
     logits: Float[Array, "B T H S"]
     query: Float[Array, "B T H K"]
     mask: Float[Array, "B T H S"] | None = None
+    chosen: Int[Array, "B T H k"] | None = None
 
 
 def move(
@@ -145,6 +147,10 @@ class EdgeCore:
         edge = jnp.zeros_like(_states(slots))
         cell = edge if self.cell == "lstm" else None
         return Engine(slots, edge, cell, jnp.zeros_like(streams.v[:, 0, :, 0], jnp.int32))
+
+    def head_counts(self, streams: Any) -> tuple[int, ...]:
+        """As many for all."""
+        return (streams.q.shape[2],)
 
     def run(self, streams: Any, marks: Marks, carry: Engine | None) -> tuple[Any, Engine]:
         """What tokens read, where, and their routes (None if the streams hold them); the engine behind the stretch."""
@@ -229,7 +235,10 @@ class EdgeCore:
         seen = jnp.einsum("bwhk,bhsk->bwhs", query, keys, precision=jax.lax.Precision.HIGHEST)
         logits = streams.logits + jnp.where(continues[:, :, None, None], seen, 0)
         logits = only_allowed(logits, streams.mask)
-        routes = routed(logits, None if self.top_k is None else largest(logits, self.top_k))
+        chosen = streams.chosen
+        if chosen is None and self.top_k is not None:
+            chosen = largest(logits, self.top_k)
+        routes = routed(logits, chosen)
         gate = slot_gates(routes, streams.log_gate, self.pace)
         return SlotStreams(streams.q, streams.k, streams.v, gate, streams.mask), routes
 

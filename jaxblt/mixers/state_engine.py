@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, start_clock
-from jaxblt.mixers.choices import held
+from jaxblt.mixers.choices import given_choice, held
 from jaxblt.mixers.matrix_state import HeadShape, Readout, Streams, check_forward
 from jaxblt.mixers.sequence import Rows, read
 from jaxblt.mixers.state_count import LEAST, SlotCount, start_count
@@ -30,6 +30,8 @@ from jaxblt.validation import check_bounds, check_fields
 SLOTS = 16
 SLOWER = 4.0
 """A level's slots forget this many times slower than those of the level below."""
+CHOICE = "routes"
+"""Name of the choice of slots, see `jaxblt.mixers.choices`."""
 SMALL_SHARE = -2.0
 """Where the gates of edges start before the sigmoid: an edge changes slots by an eighth at first."""
 
@@ -191,6 +193,11 @@ class StateEngine(nn.Module):
     ) -> tuple[Float[Array, "B T D"], StateEngineState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config, before = self.config, state
+        if before is not None and (before.counted is not None) != config.adaptive_count:
+            raise ValueError(
+                f"the state is of adaptive_count = {not config.adaptive_count}, and the config is not: make it by "
+                "init_state of the same config"
+            )
         clock = None if before is None else before.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, alignment=config.segment_alignment)
         short, counted = (None, None) if before is None else (before.short, before.counted)
@@ -199,6 +206,8 @@ class StateEngine(nn.Module):
         streams, routes = self._streams(rows.x, qkv, mask)
         found, after = rows.run(self._core(), streams, None if before is None else before.engine)
         o, reads, *seen = found
+        if config.state_routes and config.top_k_states is not None:
+            held(self, CHOICE, largest(seen[0], config.top_k_states))
         if before is None:
             self._report(rows, seen[0] if routes is None else routes, reads)
         y = rows.restore(Readout(config.dim, self.dtype, name="readout")(o, rows.x))
@@ -236,10 +245,10 @@ class StateEngine(nn.Module):
         if config.state_routes:
             sizes, names = {"h": heads, "k": config.shape.keys}, ("embed", "heads", "head_dim")
             query = Linear("btd,dhk->bthk", sizes, names, self.dtype, name="route_query")(x)
-            return EdgeStreams(q, k, v, log_gate, logits, query, mask), None
+            return EdgeStreams(q, k, v, log_gate, logits, query, mask, given_choice(self, CHOICE)), None
         logits, chosen = only_allowed(logits, mask), None
         if config.top_k_states is not None:
-            chosen = held(self, "routes", largest(logits, config.top_k_states))
+            chosen = held(self, CHOICE, largest(logits, config.top_k_states))
         routes = routed(logits, chosen)
         return SlotStreams(q, k, v, slot_gates(routes, log_gate, jnp.asarray(config.pace)), mask), routes
 

@@ -123,10 +123,15 @@ class SlotCore:
 
     bias: Float[Array, "H S"]
     chunk_size: int = flax.struct.field(pytree_node=False)
+    per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("bias",))
 
     def zero(self, streams: SlotStreams) -> Slots:
         """The slots before the first token."""
         return empty_slots(streams, self.bias.shape[1])
+
+    def head_counts(self, streams: Any) -> tuple[int, ...]:
+        """As many for all."""
+        return (streams.q.shape[2],)
 
     def run(
         self, streams: SlotStreams, marks: Marks, carry: Slots | None

@@ -1,5 +1,6 @@
 """Islands: parts of a jitted program that run on each device's own rows."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -76,6 +77,14 @@ def placed(lead: tuple[Any, ...], arrays: Any, heads: Any) -> Placed:
 
     specs = jax.tree.map(lambda yes, x: jax.tree.map(spec, x) if yes else whole, heads, arrays)
     return Placed(specs, PartitionSpec(TENSOR_AXIS), spec(by_head[0]))
+
+
+def core_specs(core: Any, axis: str) -> Any:
+    """Specs of the arrays of a mixer's core, a dataclass: `axis` for those that its `per_head` names, [H, ...]."""
+    arrays = [f.name for f in dataclasses.fields(core) if f.metadata.get("pytree_node", True)]
+    per_head = getattr(core, "per_head", ())
+    specs = {name: PartitionSpec(axis) if name in per_head else PartitionSpec() for name in arrays}
+    return dataclasses.replace(core, **specs)
 
 
 def head_devices(*counts: int) -> int:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
 
-from jaxblt.parallel.islands import batch_axes, check_rows, island
+from jaxblt.parallel.islands import batch_axes, check_rows, core_specs, island
 from jaxblt.parallel.sequence import SEQ_AXIS, check_divides, seq_axis
 
 
@@ -63,11 +63,7 @@ def over_heads(
 
     time = PartitionSpec(rows, *(None,) * (time_axis - 1), axis.name)
     by_head = PartitionSpec(rows, axis.name)
-    per_head = getattr(core, "per_head", ())
-    named = {
-        f.name: PartitionSpec(axis.name) if f.name in per_head else PartitionSpec() for f in _arrays(core)
-    }
-    specs = (time, by_head, by_head, dataclasses.replace(core, **named))
+    specs = (time, by_head, by_head, core_specs(core, axis.name))
     y, after = island(exchange, specs, (time, by_head))(streams, segment_ids, carry, core)
     whole = PartitionSpec(rows)
     return y, jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, whole), after)
@@ -99,10 +95,6 @@ class _Swap:
         split = [x.reshape(*x.shape[: self.head], self.devices, -1, *x.shape[self.head + 1 :]) for x in parts]
         joined = jnp.stack(split, self.head + 1)
         return joined.reshape(*parts[0].shape[: self.head], -1, *parts[0].shape[self.head + 1 :])
-
-
-def _arrays(core: Any) -> list[Any]:
-    return [f for f in dataclasses.fields(core) if f.metadata.get("pytree_node", True)]
 
 
 def _of_group(core: Any, groups: int, group: int) -> Any:

@@ -347,7 +347,7 @@ class Trainer:
                     validated = self.validate(state, step)
                     best = train.keep_best > 0 and step in self.standing.steps
                     last = last or self.standing.exhausted
-                if train.time_limit_s is not None and self.meter.seconds > train.time_limit_s:
+                if self.out_of_time:
                     self.stop.set()
                 stopped = self.stop.agreed(step)
                 if saves.due(step) or best or last or stopped:
@@ -362,10 +362,20 @@ class Trainer:
         if finished:
             self.progress.say(f"finished at step {step}; next: jaxblt evaluate {self.log.run_dir}")
         else:
-            self.progress.say(
-                f"stopped and saved at step {step} of {train.steps}; fit again to go on, or repeat the jaxblt command"
-            )
+            told = "fit again to go on, or repeat the jaxblt command"
+            if self.out_of_time:  # the same command would train one step and stop again
+                told = (
+                    f"train.time_limit_s = {train.time_limit_s:g} counts all {self.meter.seconds:.0f} s of the run: "
+                    "raise it to go on"
+                )
+            self.progress.say(f"stopped and saved at step {step} of {train.steps}; {told}")
         return Fitted(self.setup.recipe, state, step, finished, validated)
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the run has trained for as long as it may."""
+        limit = self.setup.recipe.train.time_limit_s
+        return limit is not None and self.meter.seconds > limit
 
     def advance(self, state: TrainState, batches: Iterator[Batch], step: int) -> tuple[TrainState, Metrics]:
         """Hands the devices one step; does not wait for them, but where the step has to be compiled first."""

@@ -56,7 +56,8 @@ class TrainConfig:
         one of several tasks.
       max_skips: steps in a row whose gradient may be non-finite (and is not applied) before the run fails.
       max_overflow: share of patch boundaries that may be refused for want of slots before the run fails.
-      time_limit_s: seconds of training after which the run saves and ends, whatever the step; None for no limit.
+      time_limit_s: seconds of training after which the run saves and ends, whatever the step; None for no limit. Those
+        of all processes of the run count: raise it to go on in another piece.
       profile_steps: (first, last) steps to trace with the profiler; None for none.
       compilation_cache: folder in which compiled programs outlive the process; "user" for the one in the user's cache
         (not on CPUs), None for none.

@@ -63,6 +63,9 @@ def test_figures_are_those_of_the_model_on_each_context(loaded):
         gain = (nats[8] - nats[entry["context"]]) / math.log(2) / (12 * 6)
         np.testing.assert_allclose(entry["gain"]["value"], gain, atol=1e-5)
         assert entry["bits_per_byte"]["num_bytes"] == 12 * 6
+        np.testing.assert_allclose(
+            entry["perplexity"]["value"], math.exp(nats[entry["context"]] / (12 * 6)), rtol=1e-5
+        )
 
 
 def test_fewer_rows_are_spread_over_the_split():

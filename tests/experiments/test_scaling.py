@@ -65,6 +65,14 @@ def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert set(found["crossover"]) == {"R"}
 
 
+def test_states_are_a_matter_of_a_gate_and_a_bias_each() -> None:
+    """What a head's slot costs: its row of the matrix of routes, that row's bias and the bias of reads."""
+    least, *more = (scaling.parameters(f"T{slots}", 128) for slots in scaling.STATES)
+    assert [count - least for count in more] == [(slots - 32) * (128 + 2) for slots in scaling.STATES[1:]]
+    with pytest.raises(ValueError, match="unknown mixer 'T16', choose among A, D, G, H, 2, T32"):
+        scaling.block("T16", 128)
+
+
 def test_lengths_must_rise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--lengths must rise, got \(32, 16\)"):
         scaling.scaling(str(tmp_path / "out.json"), lengths=(32, 16))

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import pytest
 
 from jaxblt.layers import Linear
-from jaxblt.mixers.base import Clock, start_clock
+from jaxblt.mixers.base import Clock, init_state, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import Joined, read
 from jaxblt.parallel import make_mesh
 from jaxblt.testing import Subject, check_mixer
+from tests.mixers.configs import ALL
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "write-a-mixer.md"
 HEADS = 4
@@ -112,6 +113,24 @@ def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
     names: dict[str, Any] = {"__name__": "guide"}
     for block in blocks():
         exec(compile(block, str(GUIDE), "exec"), names)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("gated_delta_net", {"short_taps": 3}),
+        ("ntm", {"slots": 7}),
+        ("state_engine", {"cell": "linear"}),
+        ("state_engine", {"adaptive_count": True}),
+        ("state_engine_counted", {"adaptive_count": False}),
+    ],
+)
+def test_the_state_of_another_config_is_refused(name: str, change: dict[str, Any]) -> None:
+    config = ALL[name]
+    state = init_state(dataclasses.replace(config, **change), 3, capacity=24)
+    given, module = jax.ShapeDtypeStruct((3, 2, config.dim), jnp.float32), config.build()
+    with pytest.raises(ValueError, match="make it by init_state of the same config"):
+        jax.eval_shape(lambda x: module.init_with_output(jax.random.key(0), x, state=state), given)
 
 
 def test_empty_calls_and_states_of_other_rows_are_refused() -> None:

@@ -168,6 +168,19 @@ def test_exactly_k_routes_that_sum_to_one_and_the_gradient_is_theirs() -> None:
     assert np.all((np.asarray(gradient) != 0) <= (np.asarray(routes) > 0))
 
 
+@TURNS
+def test_a_choice_at_the_states_can_be_held() -> None:
+    config = dataclasses.replace(EDGES, num_heads=1, top_k_states=2)
+    subject, ids = subject_of(config), jnp.ones((3, 24), jnp.int32)
+    run = jax.jit(functools.partial(subject.module.apply, mutable=["choices"]))
+    (y, _), made = run(subject.params, subject.x, segment_ids=ids)
+    chosen = made["choices"]["routes"]
+    assert chosen.shape == (3, 24, 1, 2)
+    for choice, same in ((chosen, True), ((chosen + 1) % 6, False)):
+        (found, _), _ = run(subject.params | {"choices": {"routes": choice}}, subject.x, segment_ids=ids)
+        assert np.allclose(found, y, atol=1e-6) == same
+
+
 def test_a_mask_multiplies_the_softmax() -> None:
     logits, mask = jnp.asarray([[1.0, 2.0, 3.0]]), jnp.asarray([[1.0, 0.25, 0.0]])
     found = routed(only_allowed(logits, mask))

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -157,10 +158,14 @@ def test_sigterm_saves_and_the_next_fit_goes_on(run, tmp_path):
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4)
 
 
-def test_time_limit_saves_and_ends(tmp_path):
+def test_time_limit_saves_and_ends(tmp_path, capsys):
     fitted = fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=Letters())
     assert not fitted.finished
     assert (tmp_path / "checkpoints" / str(fitted.step)).exists()
+    said = capsys.readouterr()
+    assert re.search(
+        r"train\.time_limit_s = 0\.001 counts all \d+ s of the run: raise it", said.err + said.out
+    )
 
 
 def test_another_model_in_the_same_folder_is_refused(run):

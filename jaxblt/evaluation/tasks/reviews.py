@@ -79,12 +79,12 @@ class TextLabels:
         numbers = {label.encode(): n for n, label in enumerate(self.labels)}
         rows = []
         for number, line in enumerate(read_all(file).removesuffix(b"\n").split(b"\n"), start=1):
-            label, *_, text = line.split(b"\t")
-            if label not in numbers:
+            label, *columns = line.split(b"\t")
+            if label not in numbers or not columns:
                 raise ValueError(
                     f"{str(file)!r}, line {number} begins with {label!r:.40}, expected one of {self.labels} and a tab"
                 )
-            rows.append((text, numbers[label]))
+            rows.append((columns[-1], numbers[label]))
         return rows
 
 

@@ -59,6 +59,9 @@ def test_an_unknown_label_is_named(tmp_path):
     (tmp_path / "test.tsv").write_text("pos\tfine\ngood\tfine\n")
     with pytest.raises(ValueError, match=r"line 2 begins with b'good', expected one of \('neg', 'pos'\)"):
         TextLabels(path=str(tmp_path)).open("test")
+    (tmp_path / "test.tsv").write_text("pos\n")
+    with pytest.raises(ValueError, match=r"line 1 begins with b'pos', expected one of .* and a tab"):
+        TextLabels(path=str(tmp_path)).open("test")
     with pytest.raises(FileNotFoundError, match="train"):
         TextLabels(path=str(tmp_path)).open("train")
 
