@@ -41,7 +41,7 @@ class Settings:
     length: int = 32_768
     rows: int = 2
     steps: int = 1600
-    time_limit_s: float = 360.0
+    time_limit_s: float = 300.0
     max_rows: int = 64
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ def memory_books(
 ) -> dict[str, Any]:
     """Trains models of one size on books, each on one device, and scores the same bytes after longer contexts.
 
-    A model that the folder holds already goes on from there, so one a call is the same measurement.
+    A model that the folder holds goes on from there. One model a call, each with its own --out, measures the same.
 
     Args:
       run_dir: folder of the runs, one below it for each model.
