@@ -31,9 +31,12 @@ def recall() -> Recipe:
 def babilong() -> Recipe:
     """Where somebody is, told among 256 to 1,024 bytes of a book; four layers with windows of 128 reach 508 bytes back.
 
-    Longer rows begin with what was learned on shorter ones:
+    Longer rows begin with what was learned on shorter ones, in two stages of as many bytes a step. A stage trains for
+    seven minutes at most, so that its compilation and evaluations fit into ten:
     --init-from runs/babilong --run-dir runs/babilong_4k --data.task.max-bytes 4096 --data.seq-len 4098
-    --data.batch-size 32
+    --data.batch-size 32 --train.steps 2000
+    --init-from runs/babilong_4k --run-dir runs/babilong_16k --data.task.max-bytes 16384 --data.seq-len 16386
+    --data.batch-size 8 --train.steps 2000
 
     Windows alone, to compare with: --model.stack.pattern W --run-dir runs/babilong_windows
     """
@@ -46,7 +49,7 @@ def babilong() -> Recipe:
         eval_every=steps // 6,
         eval_batches=8,
         checkpoint_every=steps // 6,
-        time_limit_s=540,
+        time_limit_s=420,
     )
     return Recipe(
         name="babilong",

@@ -24,6 +24,7 @@ BENCHMARKS = {
     "hyena_layer": "hyena_layer",
     "kernels": "kernels",
     "length_generalisation": "length_generalisation",
+    "memory_books": "memory_books",
     "memory_context": "memory_context",
     "packed_ring": "benchmark",
     "patching_share": "patching_share",

@@ -1,5 +1,7 @@
 """The models of recall over a gap: memories, the same without their reads, and mixers without a memory."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from experiments.benchmark.gap_recall import Settings
     from jaxblt.models import ByteLMConfig
 
-PATTERNS = {
+PATTERNS: dict[str, str | tuple[str, ...]] = {
     "mac": "C",
     "mag": "J",
     "mal": "KW",
@@ -20,10 +22,11 @@ PATTERNS = {
     "window": "W",
     "hyena": "H",
     "delta": "D",
-    "attention": "A",
+    "attention": ("S", "A"),
 }
 """Stacks: four with a memory, the last of which is a bank of slots; attention over a window, modal Hyena, Gated
-DeltaNet, full attention."""
+DeltaNet, full attention. Full attention has a short convolution before it, as the streams of the others have: without
+one it has to learn first which symbol stands in front of another, and had not after 1,600 steps."""
 
 READS: dict[str, tuple[str, ...]] = {
     "mac": ("context_key", "context_value", "gate_query"),
@@ -57,7 +60,8 @@ def model_of(name: str, settings: "Settings", vocab_size: int, mlp_dim: int) -> 
         "B": SlotMemoryConfig(dim, heads, interval=min(8, settings.window), packed=False),
         "W": AttentionConfig(dim, heads, window=settings.window, packed=False),
         "D": GatedDeltaNetConfig(dim, heads),
-        "A": AttentionConfig(dim, heads, packed=False),
+        # Without positions: rotary phases of gaps beyond training are new to it
+        "A": AttentionConfig(dim, heads, position="none", packed=False),
     }
     pattern = PATTERNS[name]
     used = {letter: mixers[letter] for letter in pattern if letter in mixers}
@@ -66,19 +70,55 @@ def model_of(name: str, settings: "Settings", vocab_size: int, mlp_dim: int) -> 
 
 
 def equal_models(names: tuple[str, ...], settings: "Settings", vocab_size: int) -> dict[str, "ByteLMConfig"]:
+    """Models of nearly equal numbers of parameters, see `of_one_size`."""
+    return of_one_size({name: partial(model_of, name, settings, vocab_size) for name in names}, settings.dim)
+
+
+def of_one_size(models: dict[str, Callable[[int], "ByteLMConfig"]], dim: int) -> dict[str, "ByteLMConfig"]:
     """Models of nearly equal numbers of parameters: the widths of their MLPs make up for what their mixers have.
 
     The largest mixers have MLPs of twice the model's width.
+
+    Args:
+      models: from the width of an MLP to the config.
+      dim: the model's width.
     """
     sizes = {}
-    for name in names:
-        few, many = (_parameters(model_of(name, settings, vocab_size, width)) for width in (8, 16))
+    for name, model in models.items():
+        few, many = (_parameters(model(width)) for width in (8, 16))
         sizes[name] = (2 * few - many, (many - few) / 8)
-    largest = max(fixed + 2 * settings.dim * each for fixed, each in sizes.values())
-    return {
-        name: model_of(name, settings, vocab_size, round((largest - fixed) / each))
-        for name, (fixed, each) in sizes.items()
-    }
+    largest = max(fixed + 2 * dim * each for fixed, each in sizes.values())
+    return {name: models[name](round((largest - fixed) / each)) for name, (fixed, each) in sizes.items()}
+
+
+def check_gaps(names: tuple[str, ...], settings: "Settings") -> None:
+    """Raises ValueError for gaps that leave nothing to a memory, or fewer layers than a stack has kinds.
+
+    Nothing is left where attention spans the gap, or no chunk ends before it. MAG's window is a chunk at least, and MAC
+    attends to the whole of its segment.
+    """
+    from experiments.benchmark.gap_recall import MEMORIES
+
+    spans = {"mag": max(settings.window, settings.chunk), "mac": settings.chunk}
+    shortest = min(settings.tested) * settings.reach
+    for name in names:
+        if settings.layers < len(PATTERNS[name]):
+            raise ValueError(
+                f"{name} is layers of {' and '.join(PATTERNS[name])} in turn: raise --settings.layers to "
+                f"{len(PATTERNS[name])}, got {settings.layers}"
+            )
+        seen = settings.layers * (spans.get(name, 1) - 1)
+        if shortest < seen:
+            raise ValueError(
+                f"attention of {name} with chunks of {settings.chunk} sees {seen:,} symbols back, and the shortest gap "
+                f"that is tested has {shortest:,}: raise --settings.tested, or leave {name} out"
+            )
+        if name in MEMORIES[:3] and 2 * settings.pairs + settings.least_gap < settings.chunk:
+            raise ValueError(
+                f"the first question of the shortest row stands at symbol {2 * settings.pairs + settings.least_gap:,}, "
+                f"and {name} remembers nothing before its first chunk of {settings.chunk:,} ends: raise "
+                "--settings.shortest"
+            )
 
 
 def held(name: str, params: Any, *, off: bool) -> Any:

@@ -1,5 +1,6 @@
 """What is recalled over gaps that no window spans: python -m experiments.benchmark gap_recall --out FILE."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -40,6 +41,7 @@ class Settings:
       tokens: of a batch.
       steps: of training.
       learning_rate: the peak, after a tenth of the steps.
+      attention_learning_rate: that of full attention, which does not come to recall at the rate of the others.
       test_rows: rows for each tested gap.
       dtype: of the computation.
     """
@@ -58,6 +60,7 @@ class Settings:
     tokens: int = 16_384
     steps: int = 1600
     learning_rate: float = 5e-3
+    attention_learning_rate: float = 2e-3
     test_rows: int = 256
     dtype: Literal["float32", "bfloat16"] = "float32"
 
@@ -66,7 +69,7 @@ class Settings:
         check_bounds(self, "symbols", "fillers", "window", least=2)
         check_bounds(self, "pairs", "dim", "layers", "heads", "chunk", "tokens", "test_rows", least=1)
         check_bounds(self, "shortest", least=1)
-        check_bounds(self, "learning_rate", above=0)
+        check_bounds(self, "learning_rate", "attention_learning_rate", above=0)
         if not self.trained or not self.tested or min(self.trained + self.tested) < 1:
             raise ValueError(
                 f"trained and tested must be multiples of the reach from 1, got {self.trained} and {self.tested}"
@@ -86,6 +89,10 @@ class Settings:
     def reach(self) -> int:
         """Positions that a stack of windows sees back."""
         return self.layers * (self.window - 1)
+
+    def rate_of(self, name: str) -> float:
+        """The learning rate of that model."""
+        return self.attention_learning_rate if name == "attention" else self.learning_rate
 
     @property
     def least_gap(self) -> int:
@@ -111,11 +118,15 @@ def gap_recall(
     off: bool = True,
     chunks: tuple[int, ...] = (),
     seeds: int = 3,
+    time_limit_s: float | None = None,
     settings: Settings = Settings(),
 ) -> dict[str, Any]:
     """Trains small models to recall values over gaps beyond their windows, and tests them on longer ones.
 
     All seeds of a model, with and without reads, are one program and are trained side by side.
+
+    Memories by length of their chunks, at gaps that are longer than all of them:
+    --models mal --chunks 16 64 512 2048 --settings.shortest 2100 --settings.trained 80 --settings.tested 80 512
 
     Args:
       out: file for the figures as JSON, written anew after each model.
@@ -124,13 +135,16 @@ def gap_recall(
       off: train models with a memory a second time, with its reads held at zero.
       chunks: chunk lengths of the memories, one model each; none for that of the settings.
       seeds: models of each kind, with seeds 0, 1, ...
+      time_limit_s: seconds of training of a model, compilation left out, after which it is tested as it is; None sets
+        none.
       settings: of all of them.
 
     Raises:
-      ValueError: there is no model to train, or an unknown one.
+      ValueError: there is no model to train, or an unknown one; or a gap is too short to ask a memory for anything.
     """
-    from experiments.benchmark._gap_models import equal_models
+    from experiments.benchmark._gap_models import check_gaps, equal_models
     from experiments.benchmark._schema import save
+    from jaxblt.validation import number
 
     if not models:
         raise ValueError(f"--models names no model, choose of {MODELS}")
@@ -140,16 +154,22 @@ def gap_recall(
         raise ValueError(
             f"--seeds must be at least 1, got {seeds}: it is how many models of each kind are trained"
         )
+    chunks = chunks or (settings.chunk,)
+    if time_limit_s is not None:
+        number("--time-limit-s", time_limit_s, above=0)
+    for chunk in chunks:
+        check_gaps(models, replace(settings, chunk=chunk))
     told: dict[str, Any] = {"settings": asdict(settings), "reach": settings.reach}
     figures: dict[str, Any] = {**told, "chance": 1 / settings.symbols, "runs": [], "mean": []}
-    for chunk in chunks or (settings.chunk,):
+    for chunk in chunks:
         changed = replace(settings, chunk=chunk)
         sized = equal_models(MODELS, changed, changed.task.vocab_size)
         for name in models:
             withouts = (False, True) if off and name in MEMORIES else (False,)
             kinds = [(without, seed) for without in withouts for seed in range(seeds)]
-            programs = compile_model(sized[name], changed, len(kinds))
-            found = train(name, programs, changed, kinds)
+            own = replace(changed, learning_rate=changed.rate_of(name))
+            programs = compile_model(sized[name], own, len(kinds))
+            found = train(name, programs, own, kinds, time_limit_s)
             for place, without in enumerate(withouts):
                 model = {"model": name + "_off" * without, "chunk": chunk}
                 runs = found[place * seeds : (place + 1) * seeds]
@@ -168,7 +188,7 @@ class Programs:
       shapes: of one model's parameters.
       start: (keys, held) -> parameters, and the optimiser's state.
       stages: by stage of training, (carried, held, keys, first step) -> (carried, accuracy of each model and step).
-      score: (parameters, gaps [B], keys) -> right answers of each model.
+      score: (parameters, gaps [B], keys) -> mean nats of an answer and right answers, of each model.
       rows: that `score` takes at once.
       parameters: of one model.
       seconds: that compiling took.
@@ -240,7 +260,7 @@ def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Prog
         return together.lower(*given, keys, jax.ShapeDtypeStruct((), jnp.int32)).compile()
 
     def score(params: Any, gaps: Any, key: Any) -> Any:
-        return loss(params, draw_rows(task, key, gaps, longest))[1]
+        return loss(params, draw_rows(task, key, gaps, longest))
 
     params = nn.meta.unbox(boxed)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), count))
@@ -257,11 +277,15 @@ def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Prog
 
 
 def train(
-    name: str, programs: Programs, settings: Settings, kinds: Sequence[tuple[bool, int]]
+    name: str,
+    programs: Programs,
+    settings: Settings,
+    kinds: Sequence[tuple[bool, int]],
+    time_limit_s: float | None,
 ) -> list[dict[str, Any]]:
     """Accuracy at each gap after training, and what it was on rows of training; of (without reads or not, seed).
 
-    Seconds and tokens are of all together.
+    Seconds and tokens are of all together. Stages that the limit left no time for have none.
     """
     import jax
     import jax.numpy as jnp
@@ -272,24 +296,29 @@ def train(
     init, data, test = keys[:, 0], keys[:, 1], keys[:, 2]
     masks = [held(name, programs.shapes, off=off) for off, _ in kinds]
     mask = jax.tree.map(lambda *leaves: jnp.stack(leaves), *masks)
-    carried, curve, seconds = programs.start(init, mask), [], []
-    each = settings.steps // len(settings.trained)
-    for number, program in enumerate(programs.stages):
-        begun = time.perf_counter()
-        for first in range(number * each, (number + 1) * each, STEPS_A_CALL):
-            carried, accuracies = program(carried, mask, data, jnp.asarray(first, jnp.int32))
-            curve.append(np.mean(np.asarray(accuracies), axis=1))
-        seconds.append(time.perf_counter() - begun)
-    tokens = [
-        each * max(settings.tokens // settings.length(m), 1) * settings.length(m) for m in settings.trained
-    ]
+    carried, curve = programs.start(init, mask), []
+    each, seconds = settings.steps // len(settings.trained), [0.0] * len(settings.trained)
+    done = [0] * len(settings.trained)
+    for first in range(0, settings.steps, STEPS_A_CALL):
+        if time_limit_s is not None and sum(seconds) > time_limit_s:
+            break
+        begun, place = time.perf_counter(), first // each
+        program = programs.stages[place]
+        carried, accuracies = program(carried, mask, data, jnp.asarray(first, jnp.int32))
+        curve.append(np.mean(np.asarray(accuracies), axis=1))
+        seconds[place] += time.perf_counter() - begun
+        done[place] += STEPS_A_CALL
+    lengths = [settings.length(multiple) for multiple in settings.trained]
+    tokens = [n * max(settings.tokens // length, 1) * length for n, length in zip(done, lengths, strict=True)]
     gaps = [test_gap(programs, settings, carried[0], multiple, test) for multiple in settings.tested]
     shared = {
         "parameters": programs.parameters,
         "side_by_side": len(kinds),
+        "steps": sum(done),
         "seconds": seconds,
         "tokens_per_second": [
-            len(kinds) * count / taken for count, taken in zip(tokens, seconds, strict=True)
+            len(kinds) * count / taken if taken else None
+            for count, taken in zip(tokens, seconds, strict=True)
         ],
         "compile_seconds": programs.seconds,
     }
@@ -307,7 +336,7 @@ def train(
 def test_gap(
     programs: Programs, settings: Settings, params: Any, multiple: int, keys: Any
 ) -> list[dict[str, Any]]:
-    """Accuracy of each model at one gap, with the Wilson interval of its answers."""
+    """Accuracy of each model at one gap, with the Wilson interval of its answers, and bits of an answer."""
     import jax
     import jax.numpy as jnp
 
@@ -316,13 +345,14 @@ def test_gap(
     batches = -(-settings.test_rows // programs.rows)
     gaps = jnp.full((programs.rows,), multiple * settings.reach, jnp.int32)
     split = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, multiple), batches))(keys)
-    right = sum(np.asarray(programs.score(params, gaps, split[:, batch])) for batch in range(batches))
+    scores = [jax.device_get(programs.score(params, gaps, split[:, batch])) for batch in range(batches)]
+    nats, right = (np.sum(column, axis=0) for column in zip(*scores, strict=True))
     asked = batches * programs.rows * settings.pairs
     found = []
-    for count in np.ravel(right).tolist():
+    for bits, count in zip((nats / batches / math.log(2)).tolist(), right.tolist(), strict=True):
         low, high = wilson(count, asked)
         told = {"accuracy": count / asked, "low": low, "high": high, "right": count, "asked": asked}
-        found.append({"multiple": multiple, "gap": multiple * settings.reach, **told})
+        found.append({"multiple": multiple, "gap": multiple * settings.reach, "bits": bits, **told})
     return found
 
 

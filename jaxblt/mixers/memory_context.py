@@ -211,7 +211,8 @@ class ContextCore:
             y, chunk = self.attend(state, parts, content, kind)
             written, trace = write_memory(state, chunk, kind)
             last = (jnp.arange(width) == width - 1)[None, None]
-            trace = jax.tree.map(lambda x: jnp.where(ends[:, None, None] & last, x[..., None], 0), trace)
+            ended = (ends & jnp.any(content, -1))[:, None, None] & last
+            trace = jax.tree.map(lambda x: jnp.where(ended, x[..., None], 0), trace)
             return choose(ends, written, state), (y.astype(kind), trace if self.traced else None)
 
         content = take_windows(content[:, :, None], width)[:, :, 0]

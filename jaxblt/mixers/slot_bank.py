@@ -18,6 +18,8 @@ from pallas_kernels.neural_memory import multiply
 
 SHORT = 1e-6
 """Added to squared lengths in cosines, so that an empty vector is like nothing."""
+UNROLLED = 4
+"""Candidates of a turn of the loop that writes them. Each takes few small kernels, and a turn's edges take as many."""
 
 
 @flax.struct.dataclass
@@ -101,7 +103,7 @@ def write_candidates(
         return (write_slots(bank, one, chosen, rules), written | chosen), chosen
 
     nowhere = bank.valid & ~bank.valid
-    (bank, written), chosen = jax.lax.scan(step, (bank, nowhere), offered)
+    (bank, written), chosen = jax.lax.scan(step, (bank, nowhere), offered, unroll=UNROLLED)
     age = jnp.where(bank.valid & ~written, bank.age + 1, 0)
     return dataclasses.replace(bank, age=age), chosen
 

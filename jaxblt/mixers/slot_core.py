@@ -61,7 +61,7 @@ class SlotCarry:
 
 @flax.struct.dataclass
 class SlotTrace:
-    """What happened at writes, without gradients. Per token it is zero but at the last of each interval.
+    """What happened at writes, without gradients. Per token it is zero but at the last of each interval with a token.
 
     Attributes:
       writes: 1.
@@ -209,10 +209,10 @@ class SlotCore:
         after, chosen = write_candidates(bank, reads, offered, config)
         gone = unused(after, config) if gone is None else gone
         after = choose(count > 0, free(after, gone), bank)
-        return after, self._told(after, kept, error, chosen, gone)
+        return after, self._told(after, kept, error, chosen, gone, count > 0)
 
-    def _told(self, bank: SlotBank, kept: Any, error: Any, chosen: Any, gone: Any) -> SlotSide:
-        """What a write tells."""
+    def _told(self, bank: SlotBank, kept: Any, error: Any, chosen: Any, gone: Any, some: Any) -> SlotSide:
+        """What a write tells; nothing was written in the rows without a token."""
         trace, choices = None, None
         if self.traced:
             share = jnp.mean(bank.valid, -1, dtype=jnp.float32)
@@ -220,6 +220,7 @@ class SlotCore:
             last = jnp.maximum(kept, 1)[..., None] - 1
             left = jnp.take_along_axis(error, last, -1)[..., 0]
             found = (jnp.ones_like(share), share, kept.astype(jnp.float32), left)
+            found = (jnp.where(some[:, None], x, 0) for x in found)
             trace = SlotTrace(*(jax.lax.stop_gradient(x) for x in found))
         if self.telling:
             choices = jnp.concatenate([jnp.moveaxis(chosen, 0, 2), gone[:, :, None]], 2)

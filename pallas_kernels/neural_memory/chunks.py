@@ -90,7 +90,7 @@ class Step(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What happened at writes, without gradients. Per token it is zero but at the last of each chunk.
+    """What happened at writes, without gradients. Per token it is zero but at the last of each chunk that was written.
 
     Attributes:
       surprise: mean of |f(k) - v|^2 / 2 over the chunk's tokens, before it is written.

@@ -76,7 +76,7 @@ def _one_head(streams: Any, marks: Any, start: Any, state: Any, chunk_size: int)
         ends, before = (time == chunk_size) & live, MemoryState(memory, momentum)
         written = ends & (sums[4] > 0)
         state = jax.tree.map(lambda a, b: jnp.where(written, a, b), _write(before, sums), before)
-        trace = jax.tree.map(lambda x: jnp.where(ends, lax.stop_gradient(x), 0), _trace(state, sums))
+        trace = jax.tree.map(lambda x: jnp.where(written, lax.stop_gradient(x), 0), _trace(state, sums))
         sums = jax.tree.map(lambda s: jnp.where(ends, 0, s), sums)
         return (state, sums, jnp.where(ends, 0, time)), (y, trace)
 

@@ -104,7 +104,7 @@ def _write(
     if traced:
         places = jnp.arange(q.shape[2], dtype=jnp.int32)
         last = q.shape[2] if cut.at is None else cut.at[:, None]
-        ended = cut.ends[:, None] & (places[None] == last - 1)
+        ended = (cut.ends & asked.some)[:, None] & (places[None] == last - 1)
         trace = trace_of(settle(written), surprise)
         trace = jax.tree.map(lambda x: jnp.where(ended[:, None], x[..., None], 0), trace)
     return choose(cut.leaves, fresh, after), (seen, trace)

@@ -13,7 +13,15 @@ import pytest
 
 from experiments.benchmark._gap_models import equal_models, held, model_of
 from experiments.benchmark._gap_rows import draw_gaps, draw_rows, wilson
-from experiments.benchmark.gap_recall import MEMORIES, STEPS_A_CALL, Settings, gap_recall
+from experiments.benchmark.gap_recall import (
+    MEMORIES,
+    STEPS_A_CALL,
+    Programs,
+    Settings,
+    compile_model,
+    gap_recall,
+    train,
+)
 from jaxblt.data.vocab import OFFSET
 from jaxblt.evaluation.tasks import GapRecall
 from jaxblt.training.flops import count_params
@@ -93,16 +101,84 @@ def test_off_is_blind_beyond_the_windows(name: str) -> None:
 @pytest.mark.slow(weeks=6, group="scripts leave their figures")
 def test_figures(tmp_path: Path) -> None:
     out = tmp_path / "gap_recall.json"
-    gap_recall(str(out), models=("mal",), seeds=1, settings=TINY)
+    gap_recall(str(out), models=("mag",), seeds=1, settings=TINY)
     found = json.loads(out.read_text())
-    assert [run["model"] for run in found["runs"]] == ["mal", "mal_off"]
+    assert [run["model"] for run in found["runs"]] == ["mag", "mag_off"]
     assert [run["parameters"] for run in found["mean"]] == [found["runs"][0]["parameters"]] * 2
     assert found["chance"] == 0.25
     for run in found["runs"]:
         assert [gap["gap"] for gap in run["gaps"]] == [3, 6]
         assert all(gap["low"] <= gap["accuracy"] <= gap["high"] for gap in run["gaps"])
+        assert all(0 < gap["bits"] < 10 for gap in run["gaps"])
+        assert run["steps"] == STEPS_A_CALL
         assert run["tokens_per_second"][0] > 0
         assert len(run["accuracy_by_call"]) == 1
+
+
+@pytest.mark.slow(weeks=6, group="scripts leave their figures")
+def test_full_attention_is_a_ceiling() -> None:
+    """At gaps of training and at four times them; with rotary phases and without a convolution: 49 and 25 %."""
+    sizes: Any = {"symbols": 8, "fillers": 4, "pairs": 4, "dim": 32, "window": 8, "chunk": 8, "test_rows": 64}
+    settings = Settings(**sizes, trained=(2,), tested=(2, 8), tokens=2048, steps=600)
+    settings = replace(settings, learning_rate=settings.rate_of("attention"))
+    programs = compile_model(model_of("attention", settings, settings.task.vocab_size, 64), settings, 1)
+    (run,) = train("attention", programs, settings, [(False, 0)], None)
+    assert min(gap["accuracy"] for gap in run["gaps"]) > 0.95
+
+
+def test_a_model_out_of_time_is_tested_as_it_is() -> None:
+    settings = replace(TINY, trained=(1, 2), steps=4 * STEPS_A_CALL)
+
+    def stage(carried: Any, *_: Any) -> tuple[Any, Any]:
+        return carried, jnp.full((2, STEPS_A_CALL), 0.5)
+
+    def score(*_: Any) -> tuple[Any, Any]:
+        return jnp.asarray([1.0, 2.0]) * jnp.log(2), jnp.asarray([8, 4])
+
+    shapes = {"embedding": jnp.zeros(3)}
+    start = lambda *_: (shapes, None)  # noqa: E731
+    programs = Programs(shapes, start, (stage, stage), score, rows=4, parameters=3, seconds=1.0)
+    kinds, found = [(False, 0), (False, 1)], {}
+    for limit in (None, 1e-9):
+        found[limit] = train("window", programs, settings, kinds, limit)
+    assert [len(run["accuracy_by_call"]) for run in found[None] + found[1e-9]] == [4, 4, 1, 1]
+    assert [run["steps"] for run in found[1e-9]] == [STEPS_A_CALL] * 2
+    assert found[1e-9][0]["seconds"][1] == 0
+    assert found[1e-9][0]["tokens_per_second"][1] is None
+    for run, bits, share in zip(found[1e-9], (1, 2), (1, 0.5), strict=True):
+        assert [gap["bits"] for gap in run["gaps"]] == pytest.approx([bits] * 2)
+        assert [gap["accuracy"] for gap in run["gaps"]] == [share] * 2
+
+
+@pytest.mark.parametrize(
+    ("models", "chunks", "change", "message"),
+    [
+        (
+            ("mag", "mal"),
+            (512,),
+            {"shortest": None},
+            "attention of mag with chunks of 512 sees 1,022 symbols back, and the shortest gap that is tested has 120",
+        ),
+        (
+            ("mal",),
+            (16, 2048),
+            {},
+            "first question of the shortest row stands at symbol 47, and mal remembers",
+        ),
+        (
+            ("attention",),
+            (),
+            {"layers": 1},
+            "attention is layers of S and A in turn: raise --settings.layers to 2",
+        ),
+    ],
+)
+def test_gaps_that_ask_no_memory_are_refused(
+    models: tuple[str, ...], chunks: tuple[int, ...], change: Any, message: str, tmp_path: Path
+) -> None:
+    """Their figures were those of attention, or of chance, under a memory's name."""
+    with pytest.raises(ValueError, match=message):
+        gap_recall(str(tmp_path / "no"), models=models, chunks=chunks, settings=replace(Settings(), **change))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tests.tolerances import assert_close
 MEMORY = NeuralMemoryConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=4)
 MAG = MAGConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=4, window=6)
 MAC = MACConfig(dim=8, num_heads=4, head_dim=4, depth=1, chunk_size=8, segment_alignment=8, persistent=2)
+SLOTS = SlotMemoryConfig(dim=8, num_heads=4, head_dim=4, slots=4, interval=4)
 CONFIGS: dict[str, MixerConfig] = {
     "memory": MEMORY,
     "memory_2_layers": dataclasses.replace(MEMORY, depth=2, chunk_size=8),
@@ -91,6 +92,22 @@ def test_metrics_tell_of_writes() -> None:
     assert 0.1 < found["memory_surprise"] < 2  # values have length 1
     assert 0 < found["memory_momentum"] < 2
     assert_close(y[0], subject.run(ids=np.asarray(ids)), n=subject.length * 8)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [MEMORY, dataclasses.replace(MAC, chunk_size=4, packed=False), SLOTS],
+    ids=["memory", "mac", "slots"],
+)
+def test_chunks_of_holes_are_no_writes(config: Any) -> None:
+    """As the end of a patch block is: metrics are means over writes, and were over such chunks too."""
+    module, x = config.build(), jnp.asarray(np.random.default_rng(0).standard_normal((1, 8, 8)), jnp.float32)
+    params = {"params": drawn(module, x)["params"]}
+    told = jax.jit(lambda ids: module.apply(params, x, segment_ids=ids, mutable=SIDE_OUTPUTS)[1]["metrics"])
+    end = jnp.arange(8)[None] < 4
+    padded, holes = (told(jnp.where(end, 1, behind)) for behind in (0, -1))
+    for name in set(padded) - {"memory_alpha"}:
+        assert_close(holes[name][0].value, padded[name][0].value, n=64, what=name)
 
 
 @pytest.mark.slow(weeks=4, group="memories at length")
