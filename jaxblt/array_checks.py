@@ -32,7 +32,7 @@ def check_rows(name: str, array: Any) -> None:
 
 def check_ids(ids: Any, size: int) -> None:
     """Raises ValueError unless `ids` are whole numbers in 0..size-1."""
-    _check_whole("ids", ids)
+    check_whole("ids", ids)
     values = on_host(ids)
     if values is not None and values.size and not 0 <= values.min() <= values.max() < size:
         raise ValueError(
@@ -43,7 +43,7 @@ def check_ids(ids: Any, size: int) -> None:
 
 def check_segments(segment_ids: Any) -> None:
     """Raises ValueError unless the segment ids of bytes are whole numbers of at least 0: bytes have no holes."""
-    _check_whole("segment_ids", segment_ids)
+    check_whole("segment_ids", segment_ids)
     values = on_host(segment_ids)
     if values is not None and values.size and values.min() < 0:
         raise ValueError(
@@ -70,7 +70,8 @@ def check_width(name: str, x: Any, width: int) -> None:
         raise ValueError(f"{name} takes x of shape [rows, positions, {width}], got {tuple(x.shape)}")
 
 
-def _check_whole(name: str, array: Any) -> None:
+def check_whole(name: str, array: Any) -> None:
+    """Raises ValueError unless `array` is an array of integers."""
     if not hasattr(array, "dtype") or not jnp.issubdtype(array.dtype, jnp.integer):
         kind = getattr(array, "dtype", type(array).__name__)
         raise ValueError(f"{name} must be an integer array, got {kind}")

@@ -13,7 +13,7 @@ import pytest
 from jaxblt.data import BytesSource, DataConfig, make_dataset, open_source, vocab
 from jaxblt.data.kmers import KmerVocab
 from jaxblt.inference import generate
-from jaxblt.mixers import HyenaConfig, init_state
+from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig, HyenaConfig, init_state
 from jaxblt.models import StackConfig
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig
 from jaxblt.models.stack import Stack
@@ -43,8 +43,15 @@ def embedded(ids: Any, **options: Any) -> Any:
     )
 
 
-def widths(x: Any) -> Any:
-    return Stack(StackConfig(dim=8, num_layers=1, pattern="R")).apply({"params": {}}, x)
+def widths(x: Any, **options: Any) -> Any:
+    return Stack(StackConfig(dim=8, num_layers=1, pattern="R")).apply({"params": {}}, x, **options)
+
+
+def mixed(shape: tuple[int, ...], config: Any = GatedRecurrenceConfig(dim=8), **options: Any) -> Any:
+    return config.build().apply({"params": {}}, jnp.ones(shape), **options)
+
+
+ATTENTION = AttentionConfig(dim=8, num_heads=2)
 
 
 def rows(**mesh: int) -> Any:
@@ -118,6 +125,32 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         r"Stack takes x of shape \[rows, positions, 8\], got \(1, 4, 6\)",
     ),
     "a stack of one row": (lambda: widths(jnp.ones((4, 8))), r"\[rows, positions, 8\], got \(4, 8\)"),
+    "a stack's segments of another length": (
+        lambda: widths(jnp.ones((1, 16, 8)), segment_ids=IDS[:, :8]),
+        r"segment_ids must have shape \(1, 16\), one for each token of x, got \(1, 8\)",
+    ),
+    "attention to no token": (
+        lambda: mixed((1, 0, 8), ATTENTION),
+        r"at least one row and one token, got x \(1, 0, 8\)",
+    ),
+    "attention of one row": (lambda: mixed((4, 8), ATTENTION), r"got \(4, 8\): write x\[None\] for one row"),
+    "a recurrence of one row": (lambda: mixed((4, 8)), r"got \(4, 8\): write x\[None\] for one row"),
+    "a mixer's segments of another length": (
+        lambda: mixed((1, 16, 8), segment_ids=IDS[:, :8]),
+        r"segment_ids must have shape \(1, 16\), one for each token of x, got \(1, 8\)",
+    ),
+    "a mixer's segments that are floats": (
+        lambda: mixed((1, 16, 8), segment_ids=FLAT),
+        "segment_ids must be an integer array, got float32",
+    ),
+    "attention's segments that are floats": (
+        lambda: mixed((1, 16, 8), ATTENTION, segment_ids=FLAT),
+        "segment_ids must be an integer array, got float32",
+    ),
+    "a mixer's positions of another length": (
+        lambda: mixed((1, 16, 8), positions=IDS[:, :3]),
+        r"positions must have shape \(1, 16\), one for each token of x, got \(1, 3\)",
+    ),
     "entropies of an id too high": (lambda: byte_entropies(no_logits, {}, IDS + 230), r"got 300\.\.300"),
     "entropies of one axis": (lambda: byte_entropies(no_logits, {}, IDS[0]), r"got shape \(16,\)"),
     "entropies with holes": (lambda: byte_entropies(no_logits, {}, IDS, segment_ids=-IDS), "got -70"),

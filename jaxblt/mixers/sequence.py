@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
+from jaxblt.array_checks import check_whole
 from jaxblt.mixers.base import Clock, Tokens, arrange, blank, content_of, restore, select_rows
 from jaxblt.mixers.marks import Marks, mark
 from jaxblt.parallel.carry import at_end, exclusive_scan
@@ -171,9 +172,10 @@ def read(
       packed: False promises one document a row, of which no op is told then.
 
     Raises:
-      ValueError: there is no token, or the state is of another number of rows.
+      ValueError: there is no token, an array is of another shape or not of whole numbers, or the state is of another
+        number of rows.
     """
-    _check_call(x, clock)
+    check_call(x, segment_ids, positions, clock)
     if clock is not None:
         split = splits_call(x.shape[1])
         tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
@@ -183,11 +185,24 @@ def read(
     return Rows(blank(x, content), ids, content, alignment, seq_axis() is not None)
 
 
-def _check_call(x: Any, clock: Clock | None) -> None:
+def check_call(x: Any, segment_ids: Any, positions: Any, clock: Clock | None = None) -> None:
+    """Raise ValueError unless the arrays of a mixer's call fit each other and the state's `clock`."""
+    if len(x.shape) != 3:
+        raise ValueError(
+            f"a mixer reads x of shape [rows, tokens, width], got {x.shape}: write x[None] for one row"
+        )
     if 0 in x.shape[:2]:
         raise ValueError(
             f"a mixer reads at least one row and one token, got x {x.shape}: leave empty calls out"
         )
+    for name, array in (("segment_ids", segment_ids), ("positions", positions)):
+        if array is None:
+            continue
+        check_whole(name, array)
+        if array.shape != x.shape[:2]:
+            raise ValueError(
+                f"{name} must have shape {x.shape[:2]}, one for each token of x, got {array.shape}"
+            )
     if clock is not None and clock.time.shape != x.shape[:1]:
         raise ValueError(
             f"x has {x.shape[0]} rows and the state {clock.time.shape[0]}: make it by init_state of as many rows"

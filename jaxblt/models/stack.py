@@ -37,7 +37,7 @@ from jaxblt.mixers import (
 )
 from jaxblt.mixers.base import blank, content_of
 from jaxblt.mixers.prepared import COLLECTION as PREPARED
-from jaxblt.mixers.sequence import splits_call
+from jaxblt.mixers.sequence import check_call, splits_call
 from jaxblt.models.adapter import StackAdapter
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
@@ -325,6 +325,7 @@ class Stack(nn.Module):
         """As a mixer; `side` are side features that the adapter's router reads."""
         config = self.config
         check_width("Stack", x, config.dim)
+        check_call(x, segment_ids, positions)
         # Norms and MLPs would read holes, and one NaN there would be in the gradient of their weights
         x = blank(x.astype(self.dtype), content_of(segment_ids))
         router = None if config.adapter is None else config.adapter.build(dtype=self.dtype, name="router")

@@ -228,17 +228,26 @@ def restore(
         raise FileNotFoundError(
             f"no checkpoint in {folder}: it should hold a folder a step, e.g. {folder}/100"
         )
-    request, reasons = _Request(abstract, subtree, leave_out, check), list[CheckpointCorrupt]()
-    for candidate in steps[::-1] if step is None else [step]:
-        try:
-            restored = _read_step(folder / str(candidate), request)
-        except CheckpointCorrupt as error:
-            logger.warning("the checkpoint of step %d in %s cannot be used: %s", candidate, folder, error)
-            reasons.append(error)
-        else:
-            if reasons:
-                logger.warning("fell back to the checkpoint of step %d in %s", candidate, folder)
-            return restored
+    request, reasons, tried = (
+        _Request(abstract, subtree, leave_out, check),
+        list[CheckpointCorrupt](),
+        set[int](),
+    )
+    candidates = steps[::-1] if step is None else [step]
+    while candidates:
+        for candidate in candidates:
+            try:
+                restored = _read_step(folder / str(candidate), request)
+            except CheckpointCorrupt as error:
+                logger.warning("the checkpoint of step %d in %s cannot be used: %s", candidate, folder, error)
+                reasons.append(error)
+            else:
+                if reasons:
+                    logger.warning("fell back to the checkpoint of step %d in %s", candidate, folder)
+                return restored
+        tried.update(candidates)
+        # A run that trains meanwhile removes old steps and writes newer ones
+        candidates = [s for s in _agreed_steps(folder)[::-1] if s not in tried] if step is None else []
     listed = "\n  ".join(map(str, reasons))
     raise CheckpointCorrupt(f"no checkpoint in {folder} can be read:\n  {listed}") from reasons[0]
 

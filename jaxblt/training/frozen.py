@@ -142,8 +142,8 @@ def resolve(
 
     Raises:
       FileNotFoundError: `entropy_run` or `base_run` holds no run.
-      ValueError: the target is out of reach, or the data's precomputed entropies are another model's; or as of
-        `load_base`.
+      ValueError: the target is out of reach, `entropy_run` has a model with patches, or the data's precomputed
+        entropies are another model's; or as of `load_base`.
     """
     patcher = recipe.patcher
     frozen = load_base(recipe, lambda: boxed_params(make_task(recipe), recipe), mesh)
@@ -155,6 +155,11 @@ def resolve(
         data.entropies.check(frozen[ENTROPY].content_hash, patcher.entropy_context)
     if recipe.entropy_run is not None and not inherited:
         trained = read_resolved(recipe.entropy_run).recipe
+        if trained.patcher is not None:
+            raise ValueError(
+                f"entropy_run = {recipe.entropy_run!r} is a run of {trained.name!r}, whose model has patches itself: "
+                "name the run of a byte model, as the recipe demo_entropy trains"
+            )
         model = trained.model
         shapes = param_shapes(model, replicated(mesh))
         params = load_params(recipe.entropy_run, shapes, weights=trained.train.weights)

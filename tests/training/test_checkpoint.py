@@ -274,6 +274,14 @@ def test_when_nothing_can_be_read_all_reasons_are_listed(two_steps: Path, tmp_pa
     assert "20/meta/data.json changed" in str(caught.value)
 
 
+def test_steps_that_a_trainer_removes_meanwhile_are_looked_up_again(
+    two_steps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listings = iter([[4, 8], list_steps(two_steps), []])
+    monkeypatch.setattr(checkpoint_module, "list_steps", lambda directory: next(listings))
+    assert restore(two_steps, abstract_like(make_state())).step == 20
+
+
 def test_a_run_that_fell_back_saves_the_lost_step_again(
     two_steps: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

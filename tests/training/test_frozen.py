@@ -14,6 +14,8 @@ import pytest
 
 from jaxblt.parallel import make_mesh
 from jaxblt.parallel.rules import replicated
+from jaxblt.patching import PatcherConfig
+from jaxblt.training import frozen as frozen_module
 from jaxblt.training.checkpoint import CheckpointCorrupt, Checkpointer
 from jaxblt.training.frozen import load_frozen
 from jaxblt.training.frozen_store import frozen_dir, write_frozen
@@ -164,3 +166,15 @@ def test_a_widened_tree_has_the_stored_values(trees: dict[str, Frozen]) -> None:
     wide = widen(trees[BASE].params)
     assert {leaf.dtype for leaf in jax.tree.leaves(wide)} == {jnp.dtype(jnp.float32)}
     jax.tree.map(np.testing.assert_array_equal, wide, trees[BASE].params)
+
+
+def test_an_entropy_run_whose_model_has_patches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    patched = replace(RECIPE, name="patched", patcher=PatcherConfig(mode="space"), entropy_model=None)
+    monkeypatch.setattr(frozen_module, "read_resolved", lambda run_dir: Resolved(patched, {}))
+    asked = replace(
+        RECIPE, entropy_run="runs/patched", entropy_model=None, patcher=PatcherConfig(), bytes_per_patch=4
+    )
+    with pytest.raises(
+        ValueError, match="entropy_run = 'runs/patched' is a run of 'patched', whose model has patches"
+    ):
+        frozen_module.resolve(asked, None, make_mesh())
