@@ -7,6 +7,7 @@ import pytest
 
 from jaxblt.adapters import AdapterConfig, RouterConfig, attach, fuse
 from jaxblt.adapters.chosen import choose_adapters
+from jaxblt.cli.generate import read_adapter
 from jaxblt.inference import Decoder, SamplingConfig, generate
 from jaxblt.inference.generate import _begin
 from jaxblt.mixers import AttentionConfig
@@ -58,6 +59,10 @@ def test_rows_change_their_adapters_without_a_new_program(params):
         assert found == [alone[name][row] for row, name in enumerate(pair)]
     assert continued(BANK, params, adapters=1) == alone[1]
     assert _begin._cache_size() == programs
+
+
+def test_words_of_the_command_line():
+    assert [read_adapter(text) for text in ("1", "base", "static", "router")] == [1, "base", "static", None]
 
 
 def test_codes_of_rows():
