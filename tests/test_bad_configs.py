@@ -186,6 +186,7 @@ OPTIMIZER: dict[str, tuple[Any, ...]] = {
     "decay_embeddings": (1, "yes"),
     "clip_norm": (0.0, NAN, -1.0),
     "layer_decay": (0.0, 1.5, NAN),
+    "rates": ((("*/router/*", 0.0),), (("*", INF),), (("*",),), ("*", 2.0)),
 }
 """Of all optimisers."""
 

@@ -9,6 +9,7 @@ from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
 
 BENCHMARKS = {
+    "adapter_speed": "adapter_speed",
     "attention_parts": "benchmark",
     "babilong": "babilong",
     "baselines": "baselines",

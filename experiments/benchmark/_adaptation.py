@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxblt.models import ByteLMConfig
 
 WARM_UP = 0.05
-"""Share of the time in which the rate rises."""
+"""Share of the training in which the rate rises."""
 LEAST = 1e-6
 """Of a code's number before its logarithm."""
 
@@ -161,11 +161,11 @@ class Program:
         return Scored(host[0].astype(np.float64), host[1], host[2])
 
     def train(self, base: Any, mix: Mix, seed: int) -> tuple[Any, dict[str, Any]]:
-        """The trained part after the settings' seconds, with steps, bytes a second, and bits per byte on the way."""
+        """The trained part after the settings' seconds or steps; steps, bytes a second, bits per byte on the way."""
         settings, (init, data) = self.settings, jax.random.split(jax.random.key(seed))
         carried = jax.block_until_ready(self.start(base, init))
         begun, curve, steps = time.perf_counter(), [], 0
-        while (share := (time.perf_counter() - begun) / settings.seconds) < 1:
+        while (share := self._done(steps, time.perf_counter() - begun)) < 1:
             rates = np.full(settings.steps_a_call, self.arm.rate * scheduled(share), np.float32)
             carried, bits = self.steps(base, carried, mix, data, np.int32(steps), rates)
             curve.append(float(jnp.mean(bits)))
@@ -174,6 +174,11 @@ class Program:
         rate = steps * settings.rows * settings.length / seconds
         found = {"seconds": seconds, "steps": steps, "bytes_per_second": rate, "curve": curve}
         return carried[0], found
+
+    def _done(self, steps: int, seconds: float) -> float:
+        """Share of the training."""
+        settings = self.settings
+        return seconds / settings.seconds if settings.steps is None else steps / settings.steps
 
 
 def count_picks(code: Any, domain: Any, domains: int) -> Any:
@@ -187,7 +192,7 @@ def count_picks(code: Any, domain: Any, domains: int) -> Any:
 
 
 def scheduled(share: float) -> float:
-    """Of the peak rate, by the share of the time that has passed: linear up, then a cosine to 0."""
+    """Of the peak rate, by the share of the training that is done: linear up, then a cosine to 0."""
     if share < WARM_UP:
         return (share + WARM_UP / 10) / (1.1 * WARM_UP)
     return 0.5 * (1 + float(np.cos(np.pi * (share - WARM_UP) / (1 - WARM_UP))))

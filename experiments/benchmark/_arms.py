@@ -28,12 +28,14 @@ class Settings:
       scale: of every update, alpha over the rank.
       chunk, hidden: of routers.
       prefix: steps that a router's attention pools; it must be shorter than a row.
-      seconds: of steps an arm and seed, compilation not counted.
-      rate: peak of the learning rate, cosine to 0 by time, after a twentieth of it.
+      seconds: of steps an arm and seed, compilation not counted; of no account with `steps`.
+      steps: of an arm and seed, a multiple of `steps_a_call`; None for as many as the seconds allow.
+      rate: peak of the learning rate, cosine to 0 by time or by steps, after a twentieth of it.
       full_rate: that of full fine-tuning.
       router_factor: of the routers' rate.
       imitation: weight of the cross-entropy between a bank's code and the labels, in nats.
       policy: how "reinforced" and "ppo" learn, whatever its method.
+      letters: that a cipher of the conflict mix permutes. A domain's adapter undoes up to rank + 1 of them.
       rows, length: of a batch.
       spans: bytes of the shortest and the longest span of one domain.
       test_rows: documents that all arms are scored on.
@@ -49,11 +51,13 @@ class Settings:
     hidden: int = 48
     prefix: int = 128
     seconds: float = 30.0
+    steps: int | None = None
     rate: float = 2e-3
     full_rate: float = 3e-4
     router_factor: float = 2.0
     imitation: float = 0.1
     policy: PolicyConfig = PolicyConfig()
+    letters: int = 26
     rows: int = 8
     length: int = 4096
     spans: tuple[int, int] = (256, 4096)
@@ -63,16 +67,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_bounds(self, "rank", "chunk", "hidden", "prefix", "rows", "length", "steps_a_call", least=1)
+        check_bounds(
+            self, "rank", "chunk", "hidden", "prefix", "rows", "length", "steps", "steps_a_call", least=1
+        )
         check_bounds(self, "spans", least=1)
         check_bounds(self, "scale", "seconds", "rate", "full_rate", "router_factor", above=0)
         check_bounds(self, "imitation", least=0)
         check_bounds(self, "chunk", "prefix", below="length", why=": no byte of a row would have a code")
+        check_bounds(self, "letters", least=2, most=26)
         if self.spans[0] > self.spans[1]:
             raise ValueError(f"Settings.spans must be the shortest and the longest, got {self.spans}")
         if self.test_rows % self.rows:
             raise ValueError(
                 f"Settings.test_rows must be a multiple of rows = {self.rows}, got {self.test_rows}: batches are whole"
+            )
+        if self.steps is not None and self.steps % self.steps_a_call:
+            raise ValueError(
+                f"Settings.steps must be a multiple of steps_a_call = {self.steps_a_call}, got {self.steps}"
             )
 
 

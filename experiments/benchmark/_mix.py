@@ -1,5 +1,6 @@
 """Rows whose domain changes without a mark, drawn on the device: a host that draws them would set the pace."""
 
+from math import factorial
 from typing import NamedTuple
 
 import flax.struct
@@ -11,6 +12,8 @@ from jaxtyping import Array, Float, Int, UInt8
 from jaxblt.data.vocab import OFFSET
 
 LETTERS = 26
+FREQUENT = bytes(letter - ord("a") for letter in b"etaoinshrdlcumwfgypbvkjxqz")
+"""Numbers of the letters, the most frequent one of English first."""
 
 
 @flax.struct.dataclass
@@ -103,25 +106,41 @@ def _stratified(key: Array, rows: int, columns: int) -> Float[Array, "B S"]:
     return (row + jax.random.uniform(key, (rows, columns), jnp.float32)) / jnp.float32(rows)
 
 
-def ciphers(count: int, seed: int = 0) -> np.ndarray:
-    """UInt8[count, 256], permutations of the bytes that permute the letters and keep case; the first changes nothing.
+def ciphers(count: int, seed: int = 0, letters: int = LETTERS) -> np.ndarray:
+    """UInt8[count, 256], permutations of the bytes that permute letters and keep case; the first changes nothing.
 
     All bytes that are no letters stay, so that a permuted text is as hard to read as any other, and words keep their
-    ends. What a letter stands for then differs between all domains.
+    ends. A cipher is undone by a change of rank `letters` - 1 at most.
+
+    Args:
+      count: of the ciphers, all of them different.
+      seed: of the draw.
+      letters: that are permuted, the most frequent ones of English.
+
+    Raises:
+      ValueError: so few letters have not as many permutations.
     """
+    if count > factorial(letters):
+        raise ValueError(
+            f"{letters} letters have {factorial(letters)} permutations, and {count} are asked for: use more letters"
+        )
     rng = np.random.default_rng(seed)
+    places = np.sort(np.frombuffer(FREQUENT, np.uint8)[:letters])
+    orders = [tuple(range(letters))]
+    while len(orders) < count:
+        order = tuple(rng.permutation(letters).tolist())
+        orders += [order] if order not in orders else []
     tables = np.tile(np.arange(256, dtype=np.uint8), (count, 1))
-    for table in tables[1:]:
-        order = rng.permutation(LETTERS)
+    for table, order in zip(tables, orders, strict=True):
         for first in (ord("A"), ord("a")):
-            table[first : first + LETTERS] = first + order
+            table[first + places] = first + places[list(order)]
     return tables
 
 
-def conflict_mix(text: bytes, domains: int, seed: int = 0) -> Mix:
+def conflict_mix(text: bytes, domains: int, seed: int = 0, letters: int = LETTERS) -> Mix:
     """One text under permutations of its letters: what is right for a domain is wrong for the others."""
     size = np.full(domains, len(text), np.int32)
-    return _mix(text, np.zeros(domains, np.int32), size, ciphers(domains, seed), continues=True)
+    return _mix(text, np.zeros(domains, np.int32), size, ciphers(domains, seed, letters), continues=True)
 
 
 def natural_mix(texts: dict[str, bytes]) -> Mix:

@@ -72,7 +72,9 @@ def gap_closed(arm: np.ndarray, static: np.ndarray, oracle: np.ndarray) -> dict[
 
 
 def compared(documents: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Every arm against the static one, and the share of the gap to the oracle that it closes, where both are there.
+    """Every arm against the static one, and the share of the gap to the oracle that it closes, where there is one.
+
+    Where the interval of what the oracle needs less than the static arm reaches 0, there is no gap to close a share of.
 
     Args:
       documents: by arm, bits per byte of each document, means over seeds.
@@ -89,6 +91,6 @@ def compared(documents: Mapping[str, np.ndarray]) -> dict[str, Any]:
         less[name]["q"] = float(q)
     found: dict[str, Any] = {"less_than_static": less}
     if oracle is not None:
-        routed = [name for name in others if name != "oracle"]
+        routed = [name for name in others if name != "oracle" and less["oracle"]["low"] > 0]
         found["gap_closed"] = {name: gap_closed(documents[name], static, oracle) for name in routed}
     return found

@@ -51,7 +51,9 @@ def save(benchmark: str, out: str, figures: dict[str, Any], origin: dict[str, An
         raise ValueError(f"figures named {taken} would be lost: {sorted(origin)} say where they come from")
     file = Path(out)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**figures, **origin}, indent=2) + "\n", encoding="utf-8")
+    partial = file.with_name(f".{file.name}.partial")  # a call that is cut off leaves the file of before
+    partial.write_text(json.dumps({**figures, **origin}, indent=2) + "\n", encoding="utf-8")
+    partial.replace(file)
     print(json.dumps(figures, indent=2))
 
 

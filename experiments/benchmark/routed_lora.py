@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from experiments.benchmark._arms import Settings
+from experiments.benchmark._arms import OVER_ORACLE, Settings
+from jaxblt.validation import whole
 
 if TYPE_CHECKING:
     from experiments.benchmark._adaptation import Program, Scored
@@ -38,9 +39,12 @@ def routed_lora(
     Arms over the oracle train a router alone, over the experts that the oracle left with the same seed. They take its
     seconds and as many again.
 
+    A call with the file of an earlier one goes on with it: arms that the file has are not measured again, except an
+    oracle whose experts others need. So the arms fit into calls of ten minutes, four of three seeds each.
+
     Args:
       base_run: folder of a byte model's run without patches, such as one of the recipe books_512.
-      out: file for the figures as JSON, written anew after each arm.
+      out: file for the figures as JSON, written anew after each arm, or the file of an earlier call.
       data: folder with books/train/*.txt and books/test/*.txt; the natural mix also reads reviews/train*.tsv,
         reviews/test*.tsv, ecoli/*.fa, ecoli/*.faa and languages/*.txt. Names may end in .xz.
       mix: books under permutations of the letters, which contradict each other; or five kinds of text.
@@ -55,55 +59,86 @@ def routed_lora(
     import jaxblt
     from experiments.benchmark._adaptation import Program, compile_all
     from experiments.benchmark._arms import check_sizes, make_arm
-    from experiments.benchmark._mix import check_texts
     from experiments.benchmark._paired import compared
+    from experiments.benchmark._pieces import read_back
     from experiments.benchmark._schema import save
     from jaxblt.adapters import join_params
     from jaxblt.training.flops import count_params
 
-    if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {seeds}: each arm is trained once a seed")
-    if domains < 2:
-        raise ValueError(f"--domains must be at least 2, got {domains}: a single one never changes")
+    whole("--seeds", seeds, least=1, why=": each arm is trained once a seed")
     run = jaxblt.load(base_run, dtype=settings.dtype)
-    train, test, names = open_mix(data, mix, domains)
-    for each in (train, test):
-        check_texts(each, names, settings.length, settings.spans)
-    made = in_order({name: make_arm(name, settings, len(names)) for name in arms})
+    train, test, names = open_mix(data, mix, domains, settings)
+    said: dict[str, Any] = {"settings": asdict(settings), "mix": mix, "domains": names, "seed_count": seeds}
+    said["base_run"] = {"run": run.recipe.name, "step": run.step, "parameters": count_params(run.params)[0]}
+    earlier = read_back(out, said)
+    there = earlier.get("arms", {})
+    made = in_order({name: make_arm(name, settings, len(names)) for name in left_over(arms, there)})
     programs = {name: Program(arm, rows_apart(run.recipe.model), settings) for name, arm in made.items()}
     compile_all(programs, run.params, train, test, print)
-    counts = {name: program.parameters for name, program in programs.items()}
-    counts |= {name: counts[name] + counts["oracle"] for name, arm in made.items() if arm.over_oracle}
-    if matched := [name for name, arm in made.items() if arm.matched]:
+    counts = count_trained(programs, there)
+    if matched := [name for name in counts if make_arm(name, settings, len(names)).matched]:
         check_sizes(counts, matched)
-    first = next(iter(programs.values()))
-    start = first.scored(run.params, first.start(run.params, jax.random.key(0))[0], test)
-    documents = {"base": _by_document(start)}
-    base = {"run": run.recipe.name, "step": run.step, "parameters": count_params(run.params)[0]}
-    figures: dict[str, Any] = {"settings": asdict(settings), "mix": mix, "domains": names}
-    figures |= {"base": base | _figures(start, names), "arms": {}}
+    documents = {name: np.asarray(bits) for name, bits in earlier.get("documents", {}).items()}
+    figures: dict[str, Any] = said | {"base": earlier.get("base"), "arms": dict(there)}
+    if not earlier:
+        first = next(iter(programs.values()))
+        start = first.scored(run.params, first.start(run.params, jax.random.key(0))[0], test)
+        documents["base"], figures["base"] = _by_document(start), said["base_run"] | _figures(start, names)
     oracles: list[Any] = []
     for name, program in programs.items():
-        over = [join_params(run.params, oracle) for oracle in oracles]
-        bases = over if made[name].over_oracle else [run.params] * seeds
-        found, documents[name], trained = measure_arm(program, bases, train, test, names)
+        over = made[name].over_oracle
+        bases = [join_params(run.params, oracle) for oracle in oracles] if over else [run.params] * seeds
+        found, bits, trained = measure_arm(program, bases, train, test, names)
         oracles = trained if name == "oracle" else oracles
-        figures["arms"][name] = {"parameters": counts[name], **found}
+        if name not in there:
+            figures["arms"][name], documents[name] = {"parameters": counts[name], **found}, bits
         figures["compared"] = compared(documents)
+        figures["documents"] = {name: bits.tolist() for name, bits in documents.items()}
         save("routed_lora", out, figures)
     return figures
 
 
-def open_mix(data: str, mix: str, domains: int) -> tuple["Mix", "Mix", list[str]]:
-    """To train on and to test on, and the domains' names."""
-    from experiments.benchmark._mix import conflict_mix, natural_mix
+def count_trained(programs: "Mapping[str, Program]", there: "Mapping[str, Any]") -> dict[str, int]:
+    """Trained parameters by arm, of those over the oracle with their experts; also of the arms that a file has."""
+    counts = {name: program.parameters for name, program in programs.items()}
+    counts |= {name: counts[name] + counts["oracle"] for name, p in programs.items() if p.arm.over_oracle}
+    return counts | {name: found["parameters"] for name, found in there.items()}
+
+
+def left_over(arms: Sequence[str], there: "Mapping[str, Any]") -> list[str]:
+    """The arms that an earlier call did not measure; with the oracle, whose experts it did not keep, if one needs it.
+
+    Raises:
+      ValueError: none is left.
+    """
+    left = [name for name in arms if name not in there]
+    if not left:
+        raise ValueError(f"--out has all of --arms {', '.join(arms)} already: name others, or another file")
+    if "oracle" in there and any(name in OVER_ORACLE for name in left):
+        left.append("oracle")
+    return left
+
+
+def open_mix(data: str, mix: str, domains: int, settings: Settings) -> tuple["Mix", "Mix", list[str]]:
+    """To train on and to test on, and the domains' names.
+
+    Raises:
+      ValueError: there is one domain alone, or a domain has less text than is read at once.
+    """
+    from experiments.benchmark._mix import check_texts, conflict_mix, natural_mix
     from experiments.benchmark._mix_files import read_books, read_natural
 
+    if domains < 2:
+        raise ValueError(f"--domains must be at least 2, got {domains}: a single one never changes")
     if mix == "natural":
         texts = read_natural(data)
-        return natural_mix(texts.train), natural_mix(texts.test), list(texts.train)
-    train, test = (conflict_mix(text, domains) for text in read_books(data))
-    return train, test, [f"cipher {i}" for i in range(domains)]
+        mixes, names = (natural_mix(texts.train), natural_mix(texts.test)), list(texts.train)
+    else:
+        train, test = (conflict_mix(text, domains, letters=settings.letters) for text in read_books(data))
+        mixes, names = (train, test), [f"cipher {i}" for i in range(domains)]
+    for each in mixes:
+        check_texts(each, names, settings.length, settings.spans)
+    return *mixes, names
 
 
 def rows_apart(model: Any) -> Any:

@@ -15,6 +15,9 @@ Code = Float[Array, "B T E"]
 def given(code: Code) -> AbstractContextManager[Any]:
     """A context in which modules take this code and no router runs, nor has parameters or a state.
 
+    It acts while a function is traced: enter it inside the function that is compiled. A program that is compiled
+    already, such as those of `jaxblt.inference.generate`, does not see it; `jaxblt.adapters.chosen` is for these.
+
     Args:
       code: one number a block of ranks for each token, such as one-hot rows that pick an expert of a bank.
     """
@@ -26,7 +29,7 @@ def given(code: Code) -> AbstractContextManager[Any]:
 def through(change: Callable[[Code], Code]) -> AbstractContextManager[Any]:
     """A context in which the code of every router passes through `change` before the adapters see it.
 
-    Routers run, so their states stay those of the tokens that were read.
+    Routers run, so their states stay those of the tokens that were read. Enter it inside the function that is compiled.
 
     Args:
       change: from code to code, of one shape.

@@ -29,8 +29,13 @@ SHOWN = 3
 """Entries that an error names."""
 PLAIN = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False, "modules_to_save": None}
 """What a file must say of settings that change what its entries mean, if it says anything."""
-PLAIN_READ = PLAIN | {"alpha_pattern": {}, "lora_bias": False}
-"""Of files of others, which may say more."""
+PLAIN_READ = PLAIN | {
+    "alpha_pattern": {},
+    "lora_bias": False,
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+}
+"""Of files of others, which may say more; the last two switch an adapter on by the text, where ours is always on."""
 MOVE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Starts of `init_lora_weights` after which PEFT takes the first update out of the base: entries mean another base."""
 FILES_MOST = 1 << 20
@@ -159,8 +164,8 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: an entry is missing, foreign or of another shape; the rank, alpha or base is another one; the files
-        use what is not supported (DoRA, rsLoRA, biases, alphas by site, starts that change the base); or they are
-        damaged.
+        use what is not supported (DoRA, rsLoRA, biases, alphas by site, invocation by tokens or by Arrow, starts that
+        change the base); or they are damaged.
     """
     said, arrays = _read(folder)
     _check_config(said, config, folder, base_hash)

@@ -36,6 +36,8 @@ ROUTER = "router"
 """The child of a stack that holds a router."""
 SHARES = "shares"
 """What the router of a bank sows its code before the transforms as, into Flax's `intermediates`."""
+CHOSEN = "chosen"
+"""The collection that may hold rows' codes in the place of a router's; see `jaxblt.adapters.chosen`."""
 MOST_SCORE = 10.0
 """Bound of the scores of attention pooling: their exponentials are added up without a running maximum."""
 
@@ -181,6 +183,9 @@ class Router(nn.Module):
                 self, f"{type(transform).__name__.lower()}_{i}", code, moment, rows, before
             )
             states.append(left)
+        if self.has_variable(CHOSEN, "code"):
+            chosen, taken = (self.get_variable(CHOSEN, name) for name in ("code", "taken"))
+            code = jnp.where(taken[:, None, None], chosen[:, None], code)
         self._sow(first, code, moment, time, rows.content)
         code = rows.restore(code)
         if rows.clock is None or after is None:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -26,6 +26,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     stream: bool = False,
+    adapters: tuple[str, ...] = (),
     mesh: str = "",
     weights: Weights | None = None,
 ) -> list[bytes]:
@@ -42,6 +43,8 @@ def generate(
       top_p: keep the fewest bytes whose probabilities sum to this.
       seed: of the draws.
       stream: write bytes as they come, whole characters of UTF-8 at a time; the output is the same.
+      adapters: of a run with a router, for all prompts or for each: the number of an expert of its bank, "base",
+        "static", or "router" for its own code.
       mesh: sizes of the mesh axes, such as "seq=8", for prompts and caches split over devices; one device by default.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
@@ -61,6 +64,7 @@ def generate(
     whole("--seed", seed, least=0, most=MOST_SEED)
     sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     data = read_prompts(prompts, prompts_hex, prompts_file)
+    chosen = [read_adapter(text) for text in adapters]
     loaded = jaxblt.load(run_dir, weights=weights)
     devices = parse_mesh(mesh).build(jax.devices() if mesh else jax.devices()[:1])
     if devices.shape["seq"] > 1 and devices.shape["data"] * devices.shape["fsdp"] > 1:
@@ -77,6 +81,7 @@ def generate(
             sampling=sampling,
             seed=seed,
             stream=True,
+            adapters=chosen[0] if len(chosen) == 1 else chosen or None,
         )
         if stream:
             return write_as_they_come(data, pieces)
@@ -84,6 +89,13 @@ def generate(
     for prompt, continuation in zip(data, found, strict=True):
         sys.stdout.buffer.write(prompt + continuation + b"\n")
     return found
+
+
+def read_adapter(text: str) -> Any:
+    """A word of --adapters as `jaxblt.inference.generate` takes it, which refuses other words."""
+    if text.isdecimal():
+        return int(text)
+    return None if text == "router" else text
 
 
 def read_prompts(texts: Sequence[str], digits: Sequence[str], files: Sequence[str]) -> list[bytes]:

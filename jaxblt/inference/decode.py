@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.adapters.router import CHOSEN
 from jaxblt.mixers.prepared import COLLECTION as PREPARED
 from jaxblt.models import LanguageModel, ModelConfig
 from jaxblt.patching import PatcherConfig, init_contexts, next_entropies
@@ -58,7 +59,8 @@ class Decoder:
 
     def variables(self, params: dict[str, Any], name: str) -> dict[str, Any]:
         """What `apply` of the "model" or the "entropy" model takes."""
-        return {"params": params[name], PREPARED: params.get(PREPARED, {}).get(name, {})}
+        found = {"params": params[name], PREPARED: params.get(PREPARED, {}).get(name, {})}
+        return {**found, CHOSEN: params.get(CHOSEN, {})} if name == "model" else found
 
     def next_entropies(
         self, params: dict[str, Any], ids: Int[Array, "B T"], state: Any, segment_ids: Int[Array, "B T"]

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
+from jaxblt.adapters.chosen import Adapter, choose_adapters
+from jaxblt.adapters.router import CHOSEN
 from jaxblt.data.vocab import EOS, decode
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
-from jaxblt.inference.requests import Requests, bucket, lay_out
+from jaxblt.inference.requests import Requests, bucket, each_of, lay_out
 from jaxblt.inference.sampling import SamplingConfig, sample
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.patching import warn_overflow
@@ -33,6 +35,7 @@ def generate(
     sampling: SamplingConfig | Sequence[SamplingConfig] = ...,
     seed: int | Sequence[int] = ...,
     stream: Literal[False] = ...,
+    adapters: Adapter | Sequence[Adapter] = ...,
 ) -> list[bytes]:
     """All bytes at once."""
 
@@ -47,6 +50,7 @@ def generate(
     sampling: SamplingConfig | Sequence[SamplingConfig] = ...,
     seed: int | Sequence[int] = ...,
     stream: Literal[True],
+    adapters: Adapter | Sequence[Adapter] = ...,
 ) -> Iterator[list[bytes]]:
     """Bytes as they come."""
 
@@ -60,6 +64,7 @@ def generate(
     sampling: SamplingConfig | Sequence[SamplingConfig] = SamplingConfig(),
     seed: int | Sequence[int] = 0,
     stream: bool = False,
+    adapters: Adapter | Sequence[Adapter] = None,
 ) -> list[bytes] | Iterator[list[bytes]]:
     """The bytes that follow each prompt, until EOS or `max_new_bytes`.
 
@@ -80,15 +85,19 @@ def generate(
         which each goes on as it would alone.
       stream: yield bytes as they come: lists with the next bytes of each prompt, at most 32, and b"" behind its end.
         Put together they are the bytes that are returned otherwise. Iterate under the mesh of the call.
+      adapters: of a routed model (`jaxblt.adapters.chosen`), for all prompts or for each: the number of an expert of
+        its bank, "base", "static", or None for what the router says. Values to one program, unless it is one None.
 
     Raises:
-      ValueError: no prompts, a prompt that is not bytes, nothing to generate, a seed out of range, or logits that are
-        not finite; the message names the prompt and the position.
+      ValueError: no prompts, a prompt that is not bytes, nothing to generate, a seed out of range, an adapter that
+        there is not, or logits that are not finite; the message names the prompt and the position.
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than the rows' patches ask for.
     """
     table, requests = lay_out(prompts, max_new_bytes, sampling, seed)
+    if adapters is not None:
+        params = {**params, CHOSEN: choose_adapters(decoder.model, each_of("adapters", adapters, len(table)))}
     pieces = _pieces(decoder, params, table, requests)
     if stream:
         return pieces

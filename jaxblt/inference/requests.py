@@ -48,11 +48,11 @@ def lay_out(
       ValueError: as of `generate`.
     """
     rows = [encode(prompt, bos=True) for prompt in _checked_prompts(prompts)]
-    limits = _each("max_new_bytes", max_new_bytes, len(rows))
+    limits = each_of("max_new_bytes", max_new_bytes, len(rows))
     for limit in limits:
         if not isinstance(limit, int | np.integer) or limit < 1:
             raise ValueError(f"max_new_bytes must be an integer of at least 1, got {limit!r}")
-    configs = _each("sampling", sampling, len(rows))
+    configs = each_of("sampling", sampling, len(rows))
     for config in configs:
         if not isinstance(config, SamplingConfig):
             raise ValueError(f"sampling must be a SamplingConfig, got {config!r:.80}")
@@ -85,19 +85,19 @@ def _checked_prompts(prompts: Sequence[bytes]) -> Sequence[bytes]:
     return prompts
 
 
-def _each(name: str, given: Any, count: int) -> list[Any]:
+def each_of(name: str, given: Any, count: int) -> list[Any]:
     """One item for each prompt, where one for all or one for each was given."""
     own = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
     items = list(given) if own else [given] * count
     if len(items) != count:
-        what = "one integer" if name in ("seed", "max_new_bytes") else "one SamplingConfig"
+        what = {"sampling": "one SamplingConfig", "adapters": "one adapter"}.get(name, "one integer")
         raise ValueError(f"{name} must be {what}, or one for each of the {count} prompts, got {len(items)}")
     return items
 
 
 def _seeds(seed: int | Sequence[int], count: int) -> tuple[np.ndarray, np.ndarray]:
     """Each prompt's seed, and its index: 0 for prompts that have their own seed."""
-    own, seeds = isinstance(seed, Sequence | np.ndarray), _each("seed", seed, count)
+    own, seeds = isinstance(seed, Sequence | np.ndarray), each_of("seed", seed, count)
     for each in seeds:
         if not isinstance(each, int | np.integer) or not 0 <= each < SEEDS:
             raise ValueError(f"seed must be an integer from 0 to {SEEDS - 1}, got {each!r}")

@@ -10,7 +10,7 @@ import jax
 import optax
 
 from jaxblt.models.stack import StackConfig
-from jaxblt.training.patterns import depth_scales
+from jaxblt.training.patterns import depth_scales, rate_scales
 from jaxblt.training.schedule import ScheduleConfig, make_schedule
 from jaxblt.validation import check_bounds
 
@@ -28,18 +28,27 @@ class OptimizerConfig(ScheduleConfig, ABC):
       decay_embeddings: whether embedding and hash tables are decayed as well.
       clip_norm: the gradient's global norm is cut to this; None for no clipping.
       layer_decay: factor of the learning rate from a block to the one below, see `depth_scales`; 1 for one rate.
+      rates: (pattern, factor) pairs: factors of the learning rate of parameters whose paths match, such as
+        ("*/router/*", 2.0) for those of an adapter's router. Of several that match, their product.
     """
 
     weight_decay: float = 0.1
     decay_embeddings: bool = False
     clip_norm: float | None = 1.0
     layer_decay: float = 1.0
+    rates: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, "weight_decay", least=0)
         check_bounds(self, "clip_norm", above=0, why=": None clips nothing")
         check_bounds(self, "layer_decay", above=0, most=1, why=": it is a factor, 1 for one rate")
+        for pattern, factor in self.rates:
+            if factor <= 0:
+                raise ValueError(
+                    f"{type(self).__name__}.rates: the factor of {(pattern, factor)} must be above 0: Recipe.freeze "
+                    "keeps parameters as they are"
+                )
 
     @abstractmethod
     def transform(self, rate: optax.Schedule, mask: Any, boxed: Any) -> optax.GradientTransformation:
@@ -78,7 +87,7 @@ class AdamWConfig(OptimizerConfig):
 def make_optimizer(
     config: OptimizerConfig, steps: int, boxed: Any, stacks: Mapping[str, StackConfig] | None = None
 ) -> optax.GradientTransformation:
-    """Clips, then updates by the schedule, and by depth if `config.layer_decay` says so.
+    """Clips, then updates by the schedule, by depth if `config.layer_decay` says so, and by `config.rates`.
 
     Args:
       config: of the optimiser.
@@ -87,7 +96,7 @@ def make_optimizer(
       stacks: of the model, in the order in which bytes pass them; a decay by layer needs them.
 
     Raises:
-      ValueError: there is a decay by layer and the model names no stacks.
+      ValueError: there is a decay by layer and the model names no stacks, or a pattern of `rates` matches nothing.
     """
     mask = decay_mask(boxed, embeddings=config.decay_embeddings)
     update = config.transform(make_schedule(config, steps), mask, boxed)
@@ -98,11 +107,14 @@ def make_optimizer(
             raise ValueError(
                 f"layer_decay = {config.layer_decay} goes by blocks, and the model names no `stacks`: set it to 1"
             )
-        scales = depth_scales(boxed, stacks, config.layer_decay)
-        update = optax.chain(
-            update, optax.stateless(lambda updates, _: jax.tree.map(_times, updates, scales))
-        )
+        update = _scaled(update, depth_scales(boxed, stacks, config.layer_decay))
+    if config.rates:
+        update = _scaled(update, rate_scales(boxed, config.rates))
     return _lenient(update)
+
+
+def _scaled(update: optax.GradientTransformation, scales: Any) -> optax.GradientTransformation:
+    return optax.chain(update, optax.stateless(lambda updates, _: jax.tree.map(_times, updates, scales)))
 
 
 def _times(update: Any, scale: Any) -> Any:

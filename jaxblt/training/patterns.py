@@ -82,6 +82,24 @@ def depth_scales(boxed: Any, stacks: Mapping[str, StackConfig], decay: float) ->
     return unflatten_dict({path: scale(path, leaf) for path, leaf in flatten_dict(boxed).items()})
 
 
+def rate_scales(boxed: Any, rates: Sequence[tuple[str, float]]) -> Any:
+    """The product of the factors whose patterns match, for each parameter.
+
+    Args:
+      boxed: the parameters or their shapes.
+      rates: (pattern, factor) pairs.
+
+    Raises:
+      ValueError: a pattern matches nothing.
+    """
+    flat = flatten_dict(boxed, sep="/")
+    scales = dict.fromkeys(flat, np.float32(1))
+    for pattern, factor in rates:
+        for name in matching([pattern], flat.keys(), "rates"):
+            scales[name] *= np.float32(factor)
+    return unflatten_dict(scales, sep="/")
+
+
 def _blocks(stack: StackConfig, part: str, block: str) -> Any:
     """The number, from 1, of a block of a stack, or Float[periods] of the blocks that are scanned; see `Stack`."""
     place, size = int(block.removeprefix("block_")), len(stack.pattern)

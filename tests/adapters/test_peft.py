@@ -144,6 +144,8 @@ NAME = "base_model.model.stack.rest.block_0.mixer.in.lora_A.weight"
         (told(lora_alpha=1), "lora_alpha is 1, expected 6.0"),
         (told(alpha_pattern={"mlp.down": 1}), r"alpha_pattern is \{'mlp.down': 1\}, expected \{\}"),
         (told(init_lora_weights="pissa_niter_4"), "is 'pissa_niter_4', which changed the base, too"),
+        (told(alora_invocation_tokens=[5, 9]), r"alora_invocation_tokens is \[5, 9\], expected None"),
+        (told(arrow_config={"top_k": 2}), "arrow_config is .*, expected None"),
         (told(use_dora=True), "use_dora is True, expected False"),
         (told(revision="b" * 64), "trained over another base: its content hash is bbb"),
         (lambda folder: (folder / WEIGHTS).write_bytes(b"no"), "no adapter that can be read"),

@@ -111,7 +111,7 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (
         ("benchmark", "no_such_name"),
         1,
-        "unknown benchmark 'no_such_name', choose one of: attention_parts",
+        "unknown benchmark 'no_such_name', choose one of: adapter_speed",
     ),
 )
 

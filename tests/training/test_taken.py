@@ -78,6 +78,24 @@ def test_updates_are_scaled_and_a_model_without_stacks_is_refused():
         make_optimizer(AdamWConfig(layer_decay=0.5), 200, boxed)
 
 
+def test_rates_by_pattern():
+    """Factors of an update, whatever the optimiser; of two patterns their product."""
+    _, boxed = boxed_of(ByteLMConfig(stack=stack(2, "A")))
+    params = jax.tree.map(lambda x: jnp.ones(x.shape), nn.meta.unbox(boxed))
+    updates = []
+    for rates in ((), (("*/mlp/*", 2.0), ("*/up/kernel", 0.25))):
+        config = AdamWConfig(learning_rate=1.0, warmup_steps=0, weight_decay=0.0, rates=rates)
+        optimizer = make_optimizer(config, 10, boxed)
+        updates.append(flatten_dict(optimizer.update(params, optimizer.init(params), params)[0], sep="/"))
+    mlp = "stack/periods/block_0/mlp"
+    for name, factor in ((f"{mlp}/up/kernel", 0.5), (f"{mlp}/down/kernel", 2.0), ("embedding/bytes", 1.0)):
+        np.testing.assert_array_equal(updates[1][name], factor * updates[0][name])
+    with pytest.raises(
+        ValueError, match=r"rates = '\*/ruoter/\*' matches none of .* parameters; the nearest"
+    ):
+        make_optimizer(AdamWConfig(rates=(("*/ruoter/*", 2.0),)), 200, boxed)
+
+
 def test_patterns_name_parameters():
     names = ["embedding/bytes", "stack/periods/block_0/mlp/up/kernel", "head/norm/scale"]
     assert matching(("embedding/*", "*/kernel"), names, "freeze") == set(names[:2])

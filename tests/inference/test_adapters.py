@@ -1,0 +1,92 @@
+"""One batch with an adapter for each row: rows generate what the merged model of their adapter does, in one program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.adapters import AdapterConfig, RouterConfig, attach, fuse
+from jaxblt.adapters.chosen import choose_adapters
+from jaxblt.cli.generate import read_adapter
+from jaxblt.inference import Decoder, SamplingConfig, generate
+from jaxblt.inference.generate import _begin
+from jaxblt.mixers import AttentionConfig
+from jaxblt.models import ByteLMConfig, StackConfig
+from tests.parameters import drawn
+from tests.tolerances import assert_close
+
+SITES = ("mlp/down", "mixer/out")
+HEADS = AttentionConfig(dim=8, num_heads=2)
+BASE = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="A", mixers={"A": HEADS}, mlp_dim=12))
+ROUTER = RouterConfig(prefix=None, chunk=4, hidden=4)
+BANK = attach(BASE, AdapterConfig(sites=SITES, rank=4, blocks=2, alpha=16.0, router=ROUTER))
+PROMPTS = [b"abc", b"a longer prompt"]
+SEED = 1
+"""Of parameters whose four codes continue both prompts in four ways."""
+
+
+@pytest.fixture(scope="module")
+def params():
+    return drawn(BANK.build(), jnp.zeros((1, 8), jnp.int32), seed=SEED)["params"]
+
+
+def continued(config, params, **options):
+    greedy = SamplingConfig(temperature=0)
+    return generate(Decoder(config), {"model": params}, PROMPTS, max_new_bytes=16, sampling=greedy, **options)
+
+
+def test_each_row_has_the_logits_of_its_merged_adapter(params):
+    """Two experts, the base and the static code; the router's own where none is chosen."""
+    ids = jnp.asarray(np.tile(np.random.default_rng(0).integers(4, 260, 12), (5, 1)), jnp.int32)
+    chosen = choose_adapters(BANK, [0, 1, "base", "static", None])
+    run, plain = (jax.jit(lambda v, ids, m=c.build(): m.apply(v, ids)[0]) for c in (BANK, BASE))
+    found, routed = run({"params": params, "chosen": chosen}, ids), run({"params": params}, ids)
+    for row, code in enumerate(([1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.5, 0.5])):
+        merged = fuse(BANK, params, code=jnp.asarray(code))[1]
+        assert_close(found[row], plain({"params": merged}, ids)[row], n=12 * 8)
+        assert not np.allclose(found[row], routed[row], atol=1e-2)
+    np.testing.assert_array_equal(found[4], routed[4])
+
+
+def test_rows_change_their_adapters_without_a_new_program(params):
+    names = (0, 1, "base", None)
+    alone = {name: continued(BANK, params, adapters=[name] * 2) for name in names}
+    programs = _begin._cache_size()
+    for row in range(2):
+        assert len({found[row] for found in alone.values()}) == len(alone)
+    for pair in ((0, 1), (1, None), ("base", 0)):
+        found = continued(BANK, params, adapters=pair)
+        assert found == [alone[name][row] for row, name in enumerate(pair)]
+    assert continued(BANK, params, adapters=1) == alone[1]
+    assert _begin._cache_size() == programs
+
+
+def test_words_of_the_command_line():
+    assert [read_adapter(text) for text in ("1", "base", "static", "router")] == [1, "base", "static", None]
+
+
+def test_codes_of_rows():
+    found = choose_adapters(BANK, [1, "static", "base", None])["stack"]["router"]
+    np.testing.assert_array_equal(found["code"], [[0, 1], [0.5, 0.5], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(found["taken"], [True, True, True, False])
+    free = attach(BASE, AdapterConfig(rank=2, router=ROUTER))
+    np.testing.assert_array_equal(choose_adapters(free, ["static"])["stack"]["router"]["code"], [[1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("config", "adapters", "words"),
+    [
+        (BANK, 2, "adapter 2 of a row: expected a number from 0 to 1, 'base', 'static' or None"),
+        (BANK, [0, "bas"], "adapter 'bas' of a row"),
+        (BANK, [0], "adapters must be one adapter, or one for each of the 2 prompts, got 1"),
+        (
+            attach(BASE, AdapterConfig(rank=2, router=ROUTER)),
+            0,
+            "adapter 0 of a row: expected 'base', 'static'",
+        ),
+        (attach(BASE, AdapterConfig(rank=2)), "base", "ByteLMConfig has no router: leave adapters out"),
+    ],
+)
+def test_what_is_refused(config, adapters, words):
+    with pytest.raises(ValueError, match=words):
+        continued(config, {}, adapters=adapters)
