@@ -47,7 +47,9 @@ class HyenaConfig:
     causal: bool = True
     packed: bool = True
     segment_alignment: int = 1
-    implementation: Literal["reference", "xla", "mosaic_gpu", "mosaic_gpu_vjp", "monarch"] | None = None
+    implementation: (
+        Literal["reference", "xla", "mosaic_gpu", "mosaic_gpu_vjp", "mosaic_gpu_half", "monarch"] | None
+    ) = None
 
     def __post_init__(self) -> None:
         check_fields(self)

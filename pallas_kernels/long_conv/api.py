@@ -26,9 +26,10 @@ TABLE = (
     Implementation("mosaic_gpu", partial(_mosaic_gpu, gradients=False), why_not, rather_not),
     Implementation("monarch", long_conv_monarch, why_not_monarch, rather_not_monarch),
     Implementation("xla", long_conv_xla),
+    Implementation("mosaic_gpu_half", partial(_mosaic_gpu, dtype="float16"), why_not),
     Implementation("reference", long_conv_reference),
 )
-"""Implementations of the operation, fastest first."""
+"""Implementations of the operation, fastest first; `mosaic_gpu_half` has not run on a GPU."""
 
 
 def long_conv(
@@ -41,7 +42,8 @@ def long_conv(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
-    implementation: Literal["mosaic_gpu_vjp", "mosaic_gpu", "monarch", "xla", "reference"] | None = None,
+    implementation: Literal["mosaic_gpu_vjp", "mosaic_gpu", "monarch", "xla", "mosaic_gpu_half", "reference"]
+    | None = None,
 ) -> Float[Array, "B D T"]:
     """Depthwise convolution with a filter of any length, its gates fused.
 

@@ -22,6 +22,9 @@ LONG_CLASSES = 8
 LONGEST_ON_CHIP = LONG_CLASSES * TILE
 """Above it XLA takes rows apart into classes of frequencies, and the kernel transforms classes."""
 
+MOST_STEPS = 2**30
+"""Points of a channel's rows that do not fit on chip: twice as many numbers in fp16, one array, would be 2^31."""
+
 TIMED = 1024
 """Steps of the shortest row that was timed on an H200."""
 
@@ -88,11 +91,16 @@ def why_not(
         return refused
     if x.shape[2] > LONGEST:
         return f"it takes rows of at most {LONGEST} steps, not {x.shape[2]}"
+    rows, points = x.shape[0], -(-x.shape[2] // LONGEST_ON_CHIP) * LONGEST_ON_CHIP
+    if points > LONGEST_ON_CHIP and rows * points >= MOST_STEPS:
+        return (
+            f"{rows} rows of {points} points a channel have spectra of 2^31 numbers or more: split the batch"
+        )
     return None
 
 
 def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
     """Why a slower form goes first, or None where the kernel was timed and is faster."""
     if segment_ids is not None:
-        return "packed rows have not run in it on a GPU"
+        return "packed rows have not been timed in it"
     return f"it has not been timed below {TIMED:,} steps" if x.shape[2] < TIMED else None

@@ -38,15 +38,18 @@ def long_conv_mosaic_gpu(
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
     gradients: bool = True,
+    dtype: Any = jnp.float32,
     interpret: bool = False,
 ) -> Float[Array, "B D T"]:
     """See `long_conv`; what `hopper.why_not` refuses is not looked at again.
 
     Args:
       gradients: by kernels; False for those of `monarch`.
+      dtype: of what kernels do element by element; in fp16 they do two numbers at a time.
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
     """
-    call, centre, length = Call(gradients, interpret), 0 if causal else (filter.shape[1] - 1) // 2, x.shape[2]
+    call = Call(gradients, interpret, jnp.dtype(dtype))
+    centre, length = 0 if causal else (filter.shape[1] - 1) // 2, x.shape[2]
     taps = filter.astype(jnp.float32)
     if segment_ids is not None and segment_alignment < length:
         u = enter(x, pre_gate, segment_ids)
@@ -63,7 +66,8 @@ def _parts(call: "Call") -> Parts:
     """What packed rows are put together from, each in fp32."""
 
     def within(u: Array, filter: Array, documents: Array) -> Array:
-        return convolve_within_blocks(u, filter, documents, **call._asdict()).astype(jnp.float32)
+        options = {"gradients": call.gradients, "interpret": call.interpret}
+        return convolve_within_blocks(u, filter, documents, **options).astype(jnp.float32)
 
     def product(
         filter: Float[Array, "D F"], u: Float[Array, "B D N C"], *, rows: int, offset: int
@@ -80,10 +84,25 @@ def _parts(call: "Call") -> Parts:
 
 
 class Call(NamedTuple):
-    """Whether gradients are kernels', and whether all is simulated."""
+    """Whether gradients are kernels', whether all is simulated, and the dtype of products element by element."""
 
     gradients: bool
     interpret: bool
+    dtype: Any
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of each kernel."""
+        return {"interpret": self.interpret, "dtype": self.dtype}
+
+    def ring(self, length: int, batch: int) -> tuple[Ring, Any]:
+        """Of rows of so many steps, and the kernel that convolves them.
+
+        In fp16 a row of more than two tiles is shared by two warpgroups: all of it then fits into their registers.
+        """
+        ring = Ring.of(length, batch)
+        most = CLASSES if self.dtype == jnp.float32 else PAIR
+        return (ring, convolve) if ring.classes <= most else (ring.even, convolve_long)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -98,11 +117,10 @@ def _conv(
 ) -> Array:
     if x.shape[2] > LONGEST_ON_CHIP:
         arrays = (filter, bias, x, pre_gate, post_gate)
-        return convolve_by_classes(form, classes_of(x.shape[2]), arrays, interpret=call.interpret)
-    ring = Ring.of(x.shape[2], x.shape[0])
+        return convolve_by_classes(form, classes_of(x.shape[2]), arrays, **call.options)
+    ring, run = call.ring(x.shape[2], x.shape[0])
     gates = (None if z is None else _chunks(ring, z) for z in (pre_gate, post_gate))
-    run = convolve if ring.classes <= CLASSES else convolve_long
-    y = run(ring, *spectrum(form, ring, filter, bias), _chunks(ring, x), *gates, interpret=call.interpret)
+    y = run(ring, *spectrum(form, ring, filter, bias), _chunks(ring, x), *gates, **call.options)
     return as_rows(y, x.shape)
 
 
@@ -118,9 +136,9 @@ def _forward(form: Form, call: Call, *arrays: Any) -> tuple[Array, tuple[Any, ..
 
 def _backward(form: Form, call: Call, arrays: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
     if call.gradients and g.shape[2] > LONGEST_ON_CHIP:
-        return differentiate_by_classes(form, classes_of(g.shape[2]), arrays, g, interpret=call.interpret)
+        return differentiate_by_classes(form, classes_of(g.shape[2]), arrays, g, **call.options)
     if call.gradients:
-        return _gradients(form, Ring.of(g.shape[2], g.shape[0]), call.interpret, arrays, g)
+        return _gradients(form, call, arrays, g)
     filter, bias, *streams = arrays
     blocks = [None if z is None else z[:, :, None] for z in streams]
     _, vjp = jax.vjp(lambda *args: gated(form, *args, None), filter, bias, *blocks)
@@ -128,12 +146,13 @@ def _backward(form: Form, call: Call, arrays: tuple[Any, ...], g: Array) -> tupl
     return *weights, *(None if z is None else z[:, :, 0] for z in (dx, dpre, dpost))
 
 
-def _gradients(form: Form, ring: Ring, interpret: bool, arrays: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
+def _gradients(form: Form, call: Call, arrays: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
     filter, bias, x, pre_gate, post_gate = arrays
+    ring = Ring.of(g.shape[2], g.shape[0])
     run, ring = (differentiate, ring) if ring.classes <= PAIR else (differentiate_long, ring.even)
     streams = {X: x, DY: g, PRE: pre_gate, POST: post_gate}
     chunks = {place: _chunks(ring, z) for place, z in streams.items() if z is not None}
-    found = run(ring, *spectrum(form, ring, filter, bias), chunks, interpret=interpret)
+    found = run(ring, *spectrum(form, ring, filter, bias), chunks, **call.options)
     dfilter = taps_gradient(form, ring, found.spectrum, filter)
     dbias = None if bias is None else found.bias.sum(1).astype(bias.dtype)
     return (

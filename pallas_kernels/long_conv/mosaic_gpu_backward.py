@@ -50,13 +50,20 @@ Streams = dict[int, Any]
 
 
 class Call(NamedTuple):
-    """What a program knows when it is compiled; `rows` are a program's, `places` the streams that there are."""
+    """What a program knows when it is compiled.
+
+    Attributes:
+      rows: of a program.
+      places: the streams that there are.
+      dtype: of products element by element, but for those that are summed over rows.
+    """
 
     ring: Ring
     channels: int
     rows: int
     teams: int
     places: tuple[int, ...]
+    dtype: Any
 
     @property
     def tiles(self) -> int:
@@ -118,13 +125,14 @@ def differentiate(
     streams: dict[int, Float[Array, "R N 64"]],
     *,
     interpret: bool,
+    dtype: Any = jnp.float32,
 ) -> Gradients:
     """Gradients of streams in chunks; see `mosaic_gpu_tables.spectrum` for the two before them."""
     channels, x = spectrum.shape[0], streams[X]
     batch = x.shape[0] // channels
     rows = rows_per_program(batch // ring.together, channels) * ring.together
     teams = min(PAIR // ring.classes, rows // ring.together)
-    call = Call(ring, channels, rows, teams, tuple(sorted(streams)))
+    call = Call(ring, channels, rows, teams, tuple(sorted(streams)), dtype)
     constants = [jnp.asarray(table) for table in tables(ring) if table is not None]
     parts, wanted = batch // rows * teams, [place for place in call.places if place != DY]
     *found, sums, bias = launch(
@@ -234,7 +242,7 @@ class _Row(NamedTuple):
 
     def differentiate(self, step: Array, steps: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
         """The sums with one turn more, and the loads of the next."""
-        shared = self.shared
+        shared, dtype = self.shared, self.call.dtype
         sent, got = ([ref.at[self.worker, i] for i in range(2)] for ref in (shared.sent, shared.got))
         plgpu.barrier_wait(shared.got_came.at[self.team])
         scale, inverse_got = self._scales(DY, POST)
@@ -248,9 +256,9 @@ class _Row(NamedTuple):
         shares, both = product(_read(got), u, conjugated=True), spread(inverse * inverse_got)
         sums = tuple(total + z * both for total, z in zip(sums, shares, strict=False))
         if POST in self.call.places:
-            store(sent, times(u, self._spectrum()))
+            store(sent, times(u, self._spectrum(), dtype=dtype))
             self._restore(sent)
-        store(got, times(_read(got), self._spectrum(), conjugated=True))
+        store(got, times(_read(got), self._spectrum(), conjugated=True, dtype=dtype))
         self._restore(got)
         self._meet()
         more, scale_back = step + 1 < steps, by_row(shared.inverse)
@@ -324,14 +332,16 @@ class _Row(NamedTuple):
 
     def _transformed(self, tile: Sequence[Any]) -> Complex:
         first, last = self._dfts()
-        store(tile, times(from_left(first, tile), parts_of(self.shared.twiddles, self.own)))
+        twiddles = parts_of(self.shared.twiddles, self.own)
+        store(tile, times(from_left(first, tile), twiddles, dtype=self.call.dtype))
         return from_right(tile, last)
 
     def _restore(self, tile: Sequence[Any]) -> None:
         """The own class's shares of the own tile and of the other, in place of its spectrum: fewer registers."""
         first, last = (dft.conjugate() for dft in self._dfts())
         back = from_right(tile, last)
-        store(tile, times(back, parts_of(self.shared.twiddles, self.own), conjugated=True))
+        twiddles = parts_of(self.shared.twiddles, self.own)
+        store(tile, times(back, twiddles, conjugated=True, dtype=self.call.dtype))
         back = from_left(first, tile)
         for ref, m in zip(tile, (self.own, 1 - self.own)[: self.call.ring.classes], strict=False):
             real, imaginary = (spread(turn) for turn in self._turn(m))

@@ -80,13 +80,14 @@ def tables(classes: int) -> Tables:
 
 
 class Call(NamedTuple):
-    """What a program knows when it is compiled; `own` are its channels."""
+    """What a program knows when it is compiled; `own` are its channels, `dtype` is of products element by element."""
 
     classes: int
     batch: int
     channels: int
     own: int
     workers: int
+    dtype: Any
 
     def channel(self, worker: Array, i: Array) -> Array:
         """A warpgroup's i-th channel."""
@@ -114,13 +115,17 @@ class Shared(NamedTuple):
 
 
 def convolve_classes(
-    taps: Float[Array, "P D 64 64"], rows: Float[Array, "P B D 64 64"], *, interpret: bool
+    taps: Float[Array, "P D 64 64"],
+    rows: Float[Array, "P B D 64 64"],
+    *,
+    interpret: bool,
+    dtype: Any = jnp.float32,
 ) -> Float[Array, "P B D 64 64"]:
     """V of each class, row and channel, from G of rows and of taps; real and imaginary part of a class in turn."""
     parts, batch, channels = rows.shape[:3]
     classes = parts // 2
     own = rows_per_program(channels, classes)
-    call = Call(classes, batch, channels, own, min(WORKERS, own))
+    call = Call(classes, batch, channels, own, min(WORKERS, own), dtype)
     flat = rows.reshape(-1, ROWS, CHUNK)
     found = launch(
         partial(_program, call=call),
@@ -166,18 +171,19 @@ class Inner(NamedTuple):
 
     matrices: Any
     twiddles: Any
+    dtype: Any
 
     def transform(self, tile: Sequence[Any]) -> Complex:
         """S of G, which its own intermediate replaces."""
         first, last = self._dfts()
-        store(tile, times(from_left(first, tile), parts_of(self.twiddles)))
+        store(tile, times(from_left(first, tile), parts_of(self.twiddles), dtype=self.dtype))
         return from_right(tile, last)
 
     def restore(self, tile: Sequence[Any]) -> None:
         """V of P, in its place."""
         first, last = self._dfts()
         back = from_right(tile, last.conjugate())
-        store(tile, times(back, parts_of(self.twiddles), conjugated=True))
+        store(tile, times(back, parts_of(self.twiddles), conjugated=True, dtype=self.dtype))
         store(tile, from_left(first.adjoint(), tile))
 
     def _dfts(self) -> tuple[Dft, Dft]:
@@ -245,7 +251,7 @@ class _Channels(NamedTuple):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         pl.when(step + 1 < self.steps * self.call.batch)(lambda: self.load_row(step + 1))
         plgpu.barrier_wait(shared.rows_came.at[self.worker * PLACES + lax.rem(step, PLACES)])
-        store(tile, times(inner.transform(tile), taps))
+        store(tile, times(inner.transform(tile), taps, dtype=self.call.dtype))
         last = (row == self.call.batch - 1) & (i + 1 < self.steps)
         pl.when(last)(lambda: self.load_taps(i + 1))
         inner.restore(tile)
@@ -253,7 +259,7 @@ class _Channels(NamedTuple):
             plgpu.copy_smem_to_gmem(place, self.found.at[self._index(step, part)])
 
     def _inner(self) -> Inner:
-        return Inner(self.shared.matrices, self.shared.twiddles)
+        return Inner(self.shared.matrices, self.shared.twiddles, self.call.dtype)
 
     def _tile(self, step: Array) -> list[Any]:
         return [self.shared.rows.at[self.worker, lax.rem(step, PLACES), part] for part in range(2)]

@@ -77,12 +77,13 @@ def differentiate_classes(
     *,
     gated: bool,
     interpret: bool,
+    dtype: Any = jnp.float32,
 ) -> Gradients:
     """From G of taps, of u and of v, and the weight of each row's conj(U) V in the sum; `gated` asks for y."""
     parts, batch, channels = sent.shape[:3]
     classes = parts // 2
     own = rows_per_program(channels, classes)
-    call = Call(classes, batch, channels, own, min(WORKERS, own))
+    call = Call(classes, batch, channels, own, min(WORKERS, own), dtype)
     flat = [z.reshape(-1, ROWS, CHUNK) for z in (sent, got, taps)]
     spread_weights = jnp.broadcast_to(weights.reshape(-1, 1), (batch * channels, CHUNK))
     rows = jax.typeof(flat[0])
@@ -199,11 +200,11 @@ class _Channels(NamedTuple):
         shares = times(v, sent, conjugated=True)
         for total, share in zip(self._tile(shared.sums), shares, strict=True):
             total[...] = read(total) + share * weight
-        store(got, times(v, taps, conjugated=True))
+        store(got, times(v, taps, conjugated=True, dtype=call.dtype))
         gated = len(self.found) == 3
         if gated:
-            u = [read(part).astype(jnp.float32) for part in sent]
-            store(sent, times((u[0], u[1]), taps))
+            u = [read(part).astype(call.dtype) for part in sent]
+            store(sent, times((u[0], u[1]), taps, dtype=call.dtype))
         last = row == call.batch - 1
         pl.when(last & (i + 1 < self.steps))(lambda: self.load_taps(i + 1))
         if gated:
@@ -221,7 +222,7 @@ class _Channels(NamedTuple):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def _inner(self) -> Inner:
-        return Inner(self.shared.matrices, self.shared.twiddles)
+        return Inner(self.shared.matrices, self.shared.twiddles, self.call.dtype)
 
     def _tile(self, ref: Any) -> list[Any]:
         return [ref.at[self.worker, part] for part in range(2)]

@@ -52,6 +52,7 @@ class Call(NamedTuple):
       rows: of a program.
       inputs: how many streams are multiplied to be convolved, one or two.
       gates: how many streams the convolution is multiplied by, a result each; without one it is the result.
+      dtype: of what is done element by element between products.
       adjoint: convolve by conj(H).
       kept: spectra of rows, and one over their scales, are results too.
     """
@@ -61,6 +62,7 @@ class Call(NamedTuple):
     rows: int
     inputs: int
     gates: int
+    dtype: Any
     adjoint: bool = False
     kept: bool = False
 
@@ -107,10 +109,12 @@ def convolve_long(
     post_gate: Float[Array, "R N 64"] | None,
     *,
     interpret: bool,
+    dtype: Any = jnp.float32,
 ) -> Float[Array, "R N 64"]:
     """See `mosaic_gpu_pass.convolve`; an even number of classes, the last two not empty."""
     inputs, gates = ([z for z in streams if z is not None] for streams in ((x, pre_gate), (post_gate,)))
-    return run_long(ring, spectrum, inverse, inputs, gates, name=str(ring.points), interpret=interpret)[0]
+    options: Any = {"name": str(ring.points), "interpret": interpret, "dtype": dtype}
+    return run_long(ring, spectrum, inverse, inputs, gates, **options)[0]
 
 
 def run_long(
@@ -122,6 +126,7 @@ def run_long(
     *,
     name: str,
     interpret: bool,
+    dtype: Any = jnp.float32,
     adjoint: bool = False,
     kept: bool = False,
 ) -> list[Array]:
@@ -132,7 +137,7 @@ def run_long(
     channels, x = spectrum.shape[0], inputs[0]
     batch = x.shape[0] // channels
     rows = rows_per_program(batch, channels)
-    call = Call(ring, channels, rows, len(inputs), len(gates), adjoint, kept)
+    call = Call(ring, channels, rows, len(inputs), len(gates), dtype, adjoint, kept)
     constants = [jnp.asarray(table) for table in tables_of_long_rows(ring)]
     like = [jax.typeof(x)] * call.results
     if kept:
@@ -291,35 +296,35 @@ class _Row(NamedTuple):
 
     def _turn(self) -> None:
         """U of own classes, once all u are read."""
-        u = [read(self._tile(m)[0]) for m in range(self.call.ring.classes)]
+        u, dtype = [read(self._tile(m)[0]) for m in range(self.call.ring.classes)], self.call.dtype
         self._meet()
 
         def turned(i: Array, _: None) -> None:
             j = self._index(i)
-            total: list[Any] = [zeros(), zeros()]
+            total: list[Any] = [zeros().astype(dtype)] * 2
             for m, z in enumerate(u):
-                wide = z.astype(jnp.float32)
+                wide = z.astype(dtype)
                 total = [sum_ + wide * root for sum_, root in zip(total, self._root(j, m), strict=True)]
-            store(self._tile(j), product((total[0], total[1]), self._turns(j)))
+            store(self._tile(j), product((total[0], total[1]), self._turns(j), dtype=dtype))
 
         lax.fori_loop(0, self.own, turned, None)
 
     def _root(self, j: Any, m: Any) -> list[Array]:
         at = 2 * (j * self.call.ring.classes + m)
-        return [self.shared.roots[at + part] for part in range(2)]
+        return [self.shared.roots[at + part].astype(self.call.dtype) for part in range(2)]
 
     def _turns(self, j: Array) -> list[Array]:
-        return [spread(by_row(part)) for part in parts_of(self.shared.turns, j)]
+        return [spread(by_row(part).astype(self.call.dtype)) for part in parts_of(self.shared.turns, j)]
 
     def _class(self, i: Array, step: Array) -> None:
         """V of the i-th own class, turned back, in place of U."""
-        shared, j = self.shared, self._index(i)
+        shared, j, dtype = self.shared, self._index(i), self.call.dtype
         tile, dft = self._tile(j), Dft(shared.matrix.at[0])
         store(tile, self._twiddled(from_left(dft, tile), j))
         found = from_right(tile, dft)
         place = [shared.spectra.at[self.worker, part] for part in range(2)]
         plgpu.barrier_wait(shared.spectrum_came.at[self.worker])
-        store(tile, times(found, place, conjugated=self.call.adjoint))
+        store(tile, times(found, place, conjugated=self.call.adjoint, dtype=dtype))
         if self.call.kept:
             store(place, found)
             for part in range(2):
@@ -330,7 +335,8 @@ class _Row(NamedTuple):
         if self.call.kept:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             self._next_spectrum(i, step)
-        store(tile, product(from_left(dft.conjugate(), tile), self._turns(j), conjugated=True))
+        back = from_left(dft.conjugate(), tile)
+        store(tile, product(back, self._turns(j), conjugated=True, dtype=dtype))
 
     def _next_spectrum(self, i: Array, step: Array) -> None:
         last = (i == self.own - 1) & (step == self.call.rows - 1)
@@ -338,18 +344,22 @@ class _Row(NamedTuple):
 
     def _twiddled(self, z: Complex, j: Array, *, conjugated: bool = False) -> Complex:
         columns = [by_column(part) for part in parts_of(self.shared.shifts, j)]
-        turned = times(z, parts_of(self.shared.twiddles), conjugated=conjugated)
-        return product(turned, columns, conjugated=conjugated)
+        options: Any = {"conjugated": conjugated, "dtype": self.call.dtype}
+        return product(times(z, parts_of(self.shared.twiddles), **options), columns, **options)
 
     def _restored(self) -> tuple[Array, ...]:
         """y of own tiles."""
 
+        dtype = self.call.dtype
+
         def add(j: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-            real, imaginary = (read(part).astype(jnp.float32) for part in self._tile(j))
+            real, imaginary = (read(part).astype(dtype) for part in self._tile(j))
             roots = [self._root(j, self._index(i)) for i in range(self.own)]
             return tuple(y + real * a + imaginary * b for y, (a, b) in zip(sums, roots, strict=True))
 
-        return lax.fori_loop(0, self.call.ring.classes, add, tuple(zeros() for _ in range(self.own)))
+        return lax.fori_loop(
+            0, self.call.ring.classes, add, tuple(zeros().astype(dtype) for _ in range(self.own))
+        )
 
     def _leave(self, sums: tuple[Array, ...], inverse: Array, step: Array) -> None:
         """The convolution times each gate to device memory, and the next row's inputs from there."""
@@ -360,7 +370,7 @@ class _Row(NamedTuple):
         if call.gates:
             plgpu.barrier_wait(shared.post_came.at[self.worker])
         for i, total in enumerate(sums):
-            convolved = total * inverse
+            convolved = total.astype(jnp.float32) * inverse
             for k in range(call.results):
                 gate, place = (tiles.at[self._index(i), part] for part in (k, call.free + k))
                 out = convolved * read(gate).astype(jnp.float32) if call.gates else convolved

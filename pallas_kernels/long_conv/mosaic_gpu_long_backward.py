@@ -11,6 +11,7 @@ one order. With both gates a step costs 20 bytes of streams, 8 to write spectra,
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -27,6 +28,7 @@ def differentiate_long(
     streams: dict[int, Float[Array, "R N 64"]],
     *,
     interpret: bool,
+    dtype: Any = jnp.float32,
 ) -> Gradients:
     """See `mosaic_gpu_backward.differentiate`; an even number of classes, the last two not empty."""
     inner, outer = ([streams[z] for z in places if z in streams] for places in ((X, PRE), (DY, POST)))
@@ -34,7 +36,7 @@ def differentiate_long(
 
     def run(inputs: list[Array], gates: list[Array], name: str, *, adjoint: bool) -> list[Array]:
         name = f"{ring.points}_vjp_{name}"
-        options = {"kept": True, "adjoint": adjoint, "interpret": interpret}
+        options: Any = {"kept": True, "adjoint": adjoint, "interpret": interpret, "dtype": dtype}
         return run_long(ring, spectrum, inverse, inputs, gates, name=name, **options)
 
     dpost, u, inverse_u = run(inner, [streams[DY]], "u", adjoint=False)

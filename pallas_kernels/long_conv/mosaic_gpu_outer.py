@@ -14,7 +14,7 @@ Taps are scaled so that their sizes add up to at most 2^14, which bounds their s
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,26 +43,22 @@ def classes_of(length: int) -> int:
     return -(-length // (TILE * GRID)) * GRID
 
 
-def convolve_by_classes(
-    form: Form, classes: int, arrays: Arrays, *, interpret: bool
-) -> Float[Array, "B D T"]:
-    """y of filter, bias, x, pre_gate and post_gate, in x's dtype."""
+def convolve_by_classes(form: Form, classes: int, arrays: Arrays, **options: Any) -> Float[Array, "B D T"]:
+    """y of filter, bias, x, pre_gate and post_gate, in x's dtype; `options` are those of `convolve_classes`."""
     x = arrays[2]
     outer = Outer.of(form, classes)
 
     def work(group: Arrays) -> Arrays:
         filter, bias, x, pre, post = group
         taps, u = outer.taps(filter, bias), outer.rows(_product(x, pre))
-        y = outer.restored(convolve_classes(taps.tiles, u.tiles, interpret=interpret), x.shape[2])
+        y = outer.restored(convolve_classes(taps.tiles, u.tiles, **options), x.shape[2])
         convolved = y * (taps.inverse * u.inverse)[..., None]
         return (_product(convolved, post).astype(form.dtype),)
 
     return by_groups(outer.groups(x), work, arrays, (jax.ShapeDtypeStruct(x.shape, form.dtype),))[0]
 
 
-def differentiate_by_classes(
-    form: Form, classes: int, arrays: Arrays, g: Array, *, interpret: bool
-) -> Arrays:
+def differentiate_by_classes(form: Form, classes: int, arrays: Arrays, g: Array, **options: Any) -> Arrays:
     """Gradients of filter, bias, x, pre_gate and post_gate (None for what is not given) from y's cotangent."""
     outer, length = Outer.of(form, classes), g.shape[2]
 
@@ -73,7 +69,7 @@ def differentiate_by_classes(
         scale = power_of_two(length * jnp.sum(sent.largest * got.largest, axis=0), LARGEST_NORM)
         weights = scale[None] * sent.inverse * got.inverse
         streams, gated = (taps.tiles, sent.tiles, got.tiles, weights), post is not None
-        found = differentiate_classes(*streams, gated=gated, interpret=interpret)
+        found = differentiate_classes(*streams, gated=gated, **options)
         du = outer.restored(found.du, length) * (taps.inverse * got.inverse)[..., None]
         dpost = None
         if found.y is not None:

@@ -48,7 +48,13 @@ WORKERS = {1: 3, 2: 2, 3: 1, 4: 1}
 
 
 class Call(NamedTuple):
-    """What a program knows when it is compiled; `rows` are a program's, `inputs` are multiplied, x and pre_gate."""
+    """What a program knows when it is compiled.
+
+    Attributes:
+      rows: of a program.
+      inputs: how many streams are multiplied, x and pre_gate.
+      dtype: of products element by element.
+    """
 
     ring: Ring
     channels: int
@@ -56,6 +62,7 @@ class Call(NamedTuple):
     inputs: int
     gated: bool
     workers: int
+    dtype: Any
 
     @property
     def tiles(self) -> int:
@@ -97,6 +104,7 @@ def convolve(
     post_gate: Float[Array, "R N 64"] | None,
     *,
     interpret: bool,
+    dtype: Any = jnp.float32,
 ) -> Float[Array, "R N 64"]:
     """post_gate Re(A^H (H A (pre_gate x))) of rows in chunks; see `mosaic_gpu_tables.spectrum` for the first two."""
     channels, streams = spectrum.shape[0], [z for z in (x, pre_gate, post_gate) if z is not None]
@@ -104,7 +112,7 @@ def convolve(
     rows = rows_per_program(batch // ring.together, channels) * ring.together
     workers = min(WORKERS[ring.classes], rows // ring.together)
     inputs = 1 if pre_gate is None else 2
-    call = Call(ring, channels, rows, inputs, post_gate is not None, workers)
+    call = Call(ring, channels, rows, inputs, post_gate is not None, workers, dtype)
     constants = [jnp.asarray(table) for table in tables(ring) if table is not None]
     return launch(
         partial(_program, call=call),
@@ -241,15 +249,16 @@ class _Row(NamedTuple):
         pl.when(j == 0)(lambda: self._free_output(step))
         pl.when((j == call.ring.classes - 1) & (step + 1 < self.steps))(lambda: self.load_inputs(step + 1))
         store(operands, self._twiddled(from_left(first, operands), j))
-        store(operands, times(from_right(operands, last), parts_of(shared.spectrum, j)))
+        found = from_right(operands, last)
+        store(operands, times(found, parts_of(shared.spectrum, j), dtype=call.dtype))
         back = from_right(operands, last.conjugate())
         store(operands, self._twiddled(back, j, conjugated=True))
         real, imaginary = from_left(first.conjugate(), operands)
-        found = []
+        added = []
         for m, total in enumerate(sums):
             turn = self._turn(j, m)
-            found.append(total + real * spread(turn[0]) + imaginary * spread(turn[1]))
-        return tuple(found)
+            added.append(total + real * spread(turn[0]) + imaginary * spread(turn[1]))
+        return tuple(added)
 
     def _turned(self, j: Array, scale: Array) -> tuple[Array, Array]:
         """U of class j."""
@@ -263,12 +272,12 @@ class _Row(NamedTuple):
 
     def _twiddled(self, z: Complex, j: Array, *, conjugated: bool = False) -> Complex:
         """Z times the twiddles of class j, or their conjugates."""
-        twiddles, shifts = self.shared.twiddles, self.shared.shifts
-        turned = times(z, parts_of(twiddles, j if shifts is None else 0), conjugated=conjugated)
+        twiddles, shifts, dtype = self.shared.twiddles, self.shared.shifts, self.call.dtype
+        turned = times(z, parts_of(twiddles, j if shifts is None else 0), conjugated=conjugated, dtype=dtype)
         if shifts is None:
             return turned
         columns = [by_column(part) for part in parts_of(shifts, j)]
-        return product(turned, columns, conjugated=conjugated)
+        return product(turned, columns, conjugated=conjugated, dtype=dtype)
 
     def _turn(self, j: Array, m: int) -> list[Float[Array, "64"]]:
         at = 2 * (j * self.call.ring.classes + m)

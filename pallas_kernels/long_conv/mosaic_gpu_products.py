@@ -86,17 +86,19 @@ def store(tile: Sequence[Any], parts: Complex) -> None:
     plgpu.commit_smem()
 
 
-def times(z: Complex, parts: Sequence[Any], *, conjugated: bool = False) -> Complex:
+def times(z: Complex, parts: Sequence[Any], *, conjugated: bool = False, dtype: Any = jnp.float32) -> Complex:
     """z times a tile in shared memory, or its conjugate, element by element."""
-    return product(z, [read(part).astype(jnp.float32) for part in parts], conjugated=conjugated)
+    return product(z, [read(part).astype(dtype) for part in parts], conjugated=conjugated, dtype=dtype)
 
 
-def product(z: Complex, other: Sequence[Array], *, conjugated: bool = False) -> Complex:
-    """z times the other, or its conjugate, element by element."""
-    real, imaginary = other
+def product(
+    z: Complex, other: Sequence[Array], *, conjugated: bool = False, dtype: Any = jnp.float32
+) -> Complex:
+    """z times the other, or its conjugate, element by element; in fp16 an instruction takes two elements."""
+    (a, b), (c, d) = (tuple(part.astype(dtype) for part in factor) for factor in (z, other))
     if conjugated:
-        return z[0] * real + z[1] * imaginary, z[1] * real - z[0] * imaginary
-    return z[0] * real - z[1] * imaginary, z[0] * imaginary + z[1] * real
+        return a * c + b * d, b * c - a * d
+    return a * c - b * d, a * d + b * c
 
 
 def parts_of(ref: Any, j: Array | int = 0) -> list[Any]:

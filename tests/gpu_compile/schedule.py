@@ -24,11 +24,11 @@ def exchanges(text: str) -> list[Exchange]:
     Raises:
       ValueError: there is none, or one that is never waited for.
     """
-    computations = _computations(text)
-    with_kernels = {name for name, lines in computations.items() if any(map(_KERNEL.search, lines))}
+    parts = computations(text)
+    with_kernels = {name for name, lines in parts.items() if any(map(_KERNEL.search, lines))}
     found: dict[str, int] = {}
     waited_for: set[str] = set()
-    for line in computations["ENTRY"]:
+    for line in parts["ENTRY"]:
         exchange, called = _EXCHANGE.search(line), _CALLED.search(line)
         if exchange and exchange["part"] == "-done":
             waited_for.add(re.findall(r"%([\w.\-]+)", exchange["operand"])[-1])
@@ -44,7 +44,7 @@ def exchanges(text: str) -> list[Exchange]:
     return [Exchange(*item) for item in found.items()]
 
 
-def _computations(text: str) -> dict[str, list[str]]:
+def computations(text: str) -> dict[str, list[str]]:
     """Lines of each, by name; ENTRY for the one that is run."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():

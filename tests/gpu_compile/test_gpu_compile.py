@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import pallas_kernels
+from tests.gpu_compile.arrays import largest
 from tests.gpu_compile.figures import complaints, read_report
 from tests.gpu_compile.programs import PROGRAMS
 from tests.gpu_compile.schedule import Exchange, exchanges
@@ -41,6 +42,25 @@ ENTRY %main (a: bf16[8]) -> bf16[8] {
   ROOT %three = bf16[8]{0} custom-call(%at_once), custom_call_target="mosaic_gpu_v2"
 }
 """
+ARRAYS = """
+%fused_add (p: f32[4,8]) -> (f32[2,8], bf16[3]) {
+  %p = f32[4,8]{1,0} parameter(0)
+  %wide = f32[64,8]{1,0} broadcast(%p), dimensions={0,1}
+  ROOT %out = (f32[2,8]{1,0}, bf16[3]{0}) tuple(%a, %b)
+}
+
+%body (q: (f32[9,9])) -> (f32[9,9]) {
+  %q = (f32[9,9]{1,0}) parameter(0)
+  %inside = f32[3,8]{1,0} custom-call(%q), custom_call_target="mosaic_gpu_v2"
+  ROOT %all = (f32[9,9]{1,0}) tuple(%q)
+}
+
+ENTRY %main (a: f32[4,8]) -> f32[2,8] {
+  %a = f32[4,8]{1,0} parameter(0)
+  %both = (f32[2,8]{1,0}, bf16[3]{0}) fusion(%a), kind=kLoop, calls=%fused_add, metadata={op_name="f32[99]"}
+  ROOT %first = f32[2,8]{1,0} get-tuple-element(%both), index=0
+}
+"""
 ONE, TWO = {"registers": 110, "spilled": 0}, {"registers": 255, "spilled": 20}
 
 
@@ -51,6 +71,11 @@ def test_reads_what_ptxas_writes() -> None:
 def test_reads_of_the_others_only_what_is_named() -> None:
     other = PTXAS.replace("two_mosaic_gpu_kernel", "two").replace("one_mosaic_gpu_kernel", "fusion_1")
     assert read_report(other, "sm_90a", {"two"}) == {"two": TWO}
+
+
+def test_the_largest_array_that_lies_in_memory() -> None:
+    """Not those inside of a fusion, nor what names an array that is there."""
+    assert (largest(ARRAYS, "f32"), largest(ARRAYS, "bf16"), largest(ARRAYS, "f16")) == (24, 3, 0)
 
 
 def test_refuses_another_target() -> None:

@@ -15,11 +15,14 @@ from jaxblt.mixers.implicit_taps import ImplicitTaps
 from jaxblt.mixers.marks import mark
 from jaxblt.testing import check_mixer
 from pallas_kernels.long_conv import TABLE, explain, hopper
+from pallas_kernels.runtime import compiling_for
+from tests.pallas_kernels.linear_state import HOPPER, equations
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 CHANNELS, LENGTH = 16, 1024
 LONG = ImplicitFilter(LENGTH, width=4)
+KERNELS = [entry.name for entry in TABLE if "mosaic_gpu" in entry.name]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +78,18 @@ def test_the_kernel_says_where_it_runs() -> None:
 
 
 @pytest.mark.gpu
-def test_the_kernel_of_the_op_runs() -> None:
-    assert_close(hyena("mosaic_gpu", jnp.bfloat16), hyena(None), jnp.bfloat16, n=40 * 4)
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_kernel_of_the_op_runs(name: str) -> None:
+    assert_close(hyena(name, jnp.bfloat16), hyena(None), jnp.bfloat16, n=40 * 4)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_hyena_takes_kernels_by_name(name: Any) -> None:
+    config = HyenaConfig(dim=4, filter=ImplicitFilter(600, width=4), implementation=name, packed=False)
+    x, module = jnp.ones((1, 40, 4), jnp.bfloat16), config.build(dtype=jnp.bfloat16)
+    with compiling_for(HOPPER):
+        program = jax.make_jaxpr(lambda x: module.init_with_output(jax.random.key(0), x)[0][0])(x)
+    assert "mpmd_map" in {e.primitive.name for e in equations(program.jaxpr)}
 
 
 def grouped(monkeypatch: Any, limit: int, causal: bool, channels: int = CHANNELS) -> tuple[Any, Any]:

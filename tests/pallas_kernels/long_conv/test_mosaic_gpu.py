@@ -28,6 +28,7 @@ HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 bf16 = jnp.bfloat16
 simulated = partial(long_conv_mosaic_gpu, interpret=True)
 named = partial(long_conv, implementation="mosaic_gpu_vjp")
+halves = partial(long_conv, implementation="mosaic_gpu_half")
 
 ALL_STREAMS = ("x", "pre_gate", "post_gate")
 
@@ -103,6 +104,22 @@ def test_simulated(
 
 
 @pytest.mark.usefixtures("no_races")
+@pytest.mark.slow(weeks=8)
+@pytest.mark.parametrize(
+    ("shape", "taps", "causal", "size"),
+    [
+        pytest.param((4, 1, 1000), 300, True, 1e-4, id="four rows in a tile"),
+        pytest.param((2, 1, 8192), 8192, True, 1e4, id="two classes"),
+        pytest.param((2, 1, 12_289), 9000, False, 1e-4, id="four classes by two warpgroups"),
+        pytest.param((1, 1, LONGEST_ON_CHIP), LONGEST_ON_CHIP, True, 1.0, id="eight tiles"),
+    ],
+)
+def test_simulated_in_halves(shape: tuple[int, int, int], taps: int, causal: bool, size: float) -> None:
+    arrays = drawn(shape, taps, causal=causal, gates=("pre_gate", "post_gate"), size=size)
+    assert_near_rounding(partial(simulated, dtype=jnp.float16), arrays, causal)
+
+
+@pytest.mark.usefixtures("no_races")
 @pytest.mark.slow(weeks=4, group="simulated long_conv")
 @pytest.mark.parametrize(
     ("shape", "gates"),
@@ -131,10 +148,11 @@ FORMS = ((True, 1.0, 1.0), (True, 1e-4, 0.3), (False, 1e4, 2.0))
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(("causal", "size", "share"), FORMS)
 @pytest.mark.parametrize("batch", [4, 7])
-def test_errors_on_a_gpu(length: int, causal: bool, size: float, share: float, batch: int) -> None:
+@pytest.mark.parametrize("run", [named, halves], ids=["vjp", "half"])
+def test_errors_on_a_gpu(length: int, causal: bool, size: float, share: float, batch: int, run: Any) -> None:
     taps = max(1, int(share * length))
     arrays = drawn((batch, 96, length), taps, causal=causal, gates=("pre_gate", "post_gate"), size=size)
-    assert_near_rounding(named, arrays, causal)
+    assert_near_rounding(run, arrays, causal)
 
 
 @pytest.mark.gpu
@@ -197,7 +215,7 @@ DEFAULT = partial(long_conv, implementation="mosaic_gpu")
     "case",
     [
         pytest.param(case, id=f"{name}-{case}")
-        for name, run in (("vjp", named), ("default", DEFAULT))
+        for name, run in (("vjp", named), ("default", DEFAULT), ("half", halves))
         for case in cases(run)
     ],
 )
@@ -232,12 +250,17 @@ def test_rings(length: int, batch: int, ring: Ring, points: int) -> None:
         ({"device": Device("cpu")}, "this is cpu"),
         ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
         ({"length": (1 << 24) + 1}, "it takes rows of at most 16777216 steps, not 16777217"),
+        (
+            {"length": 1 << 24, "batch": 64},
+            "64 rows of 16777216 points a channel have spectra of 2^31 numbers",
+        ),
+        ({"length": 1 << 24, "batch": 63}, "it can run"),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
-    call: dict[str, Any] = {"device": HOPPER, "length": 64, "dtype": bf16} | change
-    device, length, dtype = (call.pop(name) for name in ("device", "length", "dtype"))
-    x, filter = jax.ShapeDtypeStruct((1, 3, length), dtype), jax.ShapeDtypeStruct((3, 8), jnp.float32)
+    call: dict[str, Any] = {"device": HOPPER, "length": 64, "dtype": bf16, "batch": 1} | change
+    device, length, dtype, batch = (call.pop(name) for name in ("device", "length", "dtype", "batch"))
+    x, filter = jax.ShapeDtypeStruct((batch, 3, length), dtype), jax.ShapeDtypeStruct((3, 8), jnp.float32)
     assert reason in (why_not(device, x, filter, **call) or "it can run")
 
 
@@ -253,9 +276,35 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     assert explain(x, filter, device=HOPPER).startswith("long_conv: mosaic_gpu_vjp on ")
 
 
+@pytest.mark.parametrize("length", [4096, 12_289, 40_000])
+@pytest.mark.parametrize("name", ["mosaic_gpu_vjp", "mosaic_gpu_half", "mosaic_gpu"])
+def test_backward_keeps_inputs_alone(name: Any, length: int) -> None:
+    """Two thirds of what XLA's form keeps of as many rows and taps: no product with a gate and no spectrum."""
+    x, filter = jax.ShapeDtypeStruct((2, 3, length), bf16), jax.ShapeDtypeStruct((3, length), jnp.float32)
+
+    def kept(name: Any) -> int:
+        def run(x: Any, filter: Any, bias: Any, gates: Any) -> Any:
+            return long_conv(x, filter, bias=bias, **gates, implementation=name)
+
+        arrays = (x, filter, jax.ShapeDtypeStruct((3,), jnp.float32), {"pre_gate": x, "post_gate": x})
+        with compiling_for(GPU):
+            backward = jax.eval_shape(lambda *arrays: jax.vjp(run, *arrays)[1], *arrays)
+        return sum(z.size * z.dtype.itemsize for z in jax.tree.leaves(backward))
+
+    inputs = sum(z.size * z.dtype.itemsize for z in (x, x, x, filter))
+    assert inputs <= kept(name) <= inputs + 64  # the bias, and a few scalars
+    assert kept(name) <= kept("xla") * 2 / 3 + 64
+
+
 @pytest.mark.parametrize(
     ("name", "length", "count"),
-    [("mosaic_gpu", 8192, 1), ("mosaic_gpu_vjp", 8192, 2), (None, 8192, 2), (None, 8193, 3)],
+    [
+        ("mosaic_gpu", 8192, 1),
+        ("mosaic_gpu_vjp", 8192, 2),
+        ("mosaic_gpu_half", 16_384, 3),
+        (None, 8192, 2),
+        (None, 8193, 3),
+    ],
 )
 def test_gradients_take_their_kernels(name: Any, length: int, count: int) -> None:
     """One pass of the streams, above 8,192 steps two."""

@@ -15,6 +15,7 @@ from tests.pallas_kernels.long_conv.test_mosaic_gpu import (
     assert_near_rounding,
     case,
     drawn,
+    halves,
     named,
     outputs,
     simulated,
@@ -50,6 +51,13 @@ def test_simulated(
     shape: tuple[int, int, int], taps: int, causal: bool, gates: tuple[str, ...], size: float
 ) -> None:
     assert_near_rounding(simulated, drawn(shape, taps, causal=causal, gates=gates, size=size), causal)
+
+
+@pytest.mark.usefixtures("no_races", "by_classes")
+@pytest.mark.slow(weeks=4, group="long rows by classes")
+def test_simulated_in_halves() -> None:
+    arrays = drawn((2, 2, 9000), 9000, causal=False, gates=BOTH, size=1e4)
+    assert_near_rounding(partial(simulated, dtype=jnp.float16), arrays, False)
 
 
 @pytest.mark.usefixtures("no_races", "by_classes")
@@ -104,9 +112,10 @@ def test_classes(length: int, classes: int) -> None:
     ("causal", "size", "share"), [(True, 1e-4, 1.0), (True, 1e4, 0.3), (False, 1.0, 1.5)]
 )
 @pytest.mark.parametrize("batch", [1, 3])
-def test_errors_on_a_gpu(length: int, causal: bool, size: float, share: float, batch: int) -> None:
+@pytest.mark.parametrize("run", [named, halves], ids=["vjp", "half"])
+def test_errors_on_a_gpu(length: int, causal: bool, size: float, share: float, batch: int, run: Any) -> None:
     arrays = drawn((batch, 6, length), int(share * length), causal=causal, gates=BOTH, size=size)
-    assert_near_rounding(named, arrays, causal)
+    assert_near_rounding(run, arrays, causal)
 
 
 @pytest.mark.gpu
