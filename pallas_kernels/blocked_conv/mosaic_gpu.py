@@ -8,8 +8,8 @@ of a matrix product: with U the tile [chunk, step],
 so that up to 129 taps need no other chunk. U_0 = pre_gate * x stays in registers; it is also left in shared memory,
 below the last two chunks of the tile before, from where U_1 and U_2 are read one and two rows higher.
 
-In packed rows U_1 and U_2 hold of each chunk what its last document has, as far as this one lasts. Then Y is right
-for a chunk's first document, and that of the others is computed anew by `TileDocuments.cut`.
+In packed rows U_1 and U_2 hold of each chunk what its last document has, as far as this one lasts, and M_0 takes the
+documents of a chunk one by one.
 
 Lane semantics, as that buffer must not be tiled: no swizzle survives a shift by one row.
 """
@@ -32,7 +32,7 @@ from pallas_kernels._conv.tiles import STAGES, read, tile_ref
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
 from pallas_kernels.blocked_conv.mosaic_gpu_vjp import gradients
-from pallas_kernels.blocked_conv.tiles import PITCH, block_of, matrices, read_shifted, sum_of_products
+from pallas_kernels.blocked_conv.tiles import PITCH, block_of, convolve_tile, linked, matrices, read_shifted
 from pallas_kernels.blocked_conv.xla import blocked_conv_xla
 
 
@@ -133,13 +133,8 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
             u = u * read(loaded.at[slot, 1])
         u = u if documents is None else documents.tokens(u)
         history[REACH:, :CHUNK] = u if documents is None else documents.leaving(u)
-        earlier = [read_shifted(history, REACH - lag) for lag in LAGS[1:]]
-        if documents is not None:
-            earlier = [documents.linked(z, lag - 1) for z, lag in zip(earlier, LAGS[1:], strict=True)]
-        out = sum_of_products([u, *earlier], [toeplitz.at[:, block_of(lag)].T for lag in LAGS], interpret)
-        if documents is not None:
-            within = toeplitz.at[:, block_of(0)].T
-            out = documents.cut(u, out, lambda u: sum_of_products([u], [within], interpret))
+        earlier = linked([u, *(read_shifted(history, REACH - lag) for lag in LAGS[1:])], documents)
+        out = convolve_tile(earlier, [toeplitz.at[:, block_of(lag)].T for lag in LAGS], documents, interpret)
         if post_gated:
             gate = read(loaded.at[slot, len(streams) - 1])
             out = out * gate.astype(out.dtype)

@@ -284,10 +284,13 @@ def _program(
         for i, y in enumerate(_gated(out, gates)):
             y = y if documents is None else documents.tokens(y)
             (stored if flat is None else stored[0])[i] = y.astype(loaded.dtype)
-        if shared is not None:
+        watched = (
+            shared is not None or documents is not None
+        )  # The simulation takes the other order for a race.
+        if watched:
             plgpu.commit_smem()
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
-        if shared is None:
+        if not watched:
             plgpu.commit_smem()
         for i, result in enumerate(results):
             for part, target in pairs((stored if flat is None else stored[0]).at[i], result, step):
@@ -438,8 +441,8 @@ def _packed_tile(
     sent = products([(sent, half) for half in written], interpret)
     states = _states(sent, sums, decay, documents.reverse, cuts=documents)
     quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
-    out = products([(u, within), (quarters, reading)], interpret)
-    return documents.cut(u, out, lambda u: products([(u, within)], interpret))
+    out = products([(documents.first(u), within), (quarters, reading)], interpret)
+    return documents.cut(out, lambda own: products([(own(u), within)], interpret))
 
 
 def _matrices(matrices: Any) -> list[Any]:
