@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from pallas_kernels._dispatch import Implementation, current_device
 from pallas_kernels._measure import (
@@ -52,6 +52,15 @@ class Plan:
     versions: Sequence[Case]
     work: Mapping[str, Work]
     bare: Sequence[Case] = ()
+
+
+def packed_ids(batch: int, length: int, documents: int) -> tuple[Int[Array, "B T"], ...]:
+    """Segment ids of documents that begin anywhere, all steps tokens; nothing for one document a row."""
+    if documents == 1:
+        return ()
+    rng, steps = np.random.default_rng(0), np.arange(length)
+    cuts = [np.sort(rng.choice(length, documents - 1, replace=False)) for _ in range(batch)]
+    return (jnp.asarray([1 + np.searchsorted(row, steps, side="right") for row in cuts], jnp.int32),)
 
 
 def kernels_for(table: Sequence[Implementation], *args: Any, **options: Any) -> list[str]:

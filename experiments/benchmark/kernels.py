@@ -10,7 +10,7 @@ SHAPES = {
         *("blt_1b_latent", "blt_1b_decoder_8k", "blt_1b_decoder_8k_packed"),
         *("llama3_8b_8k", "llama3_8b_8k_packed"),
     ),
-    "blocked_conv": ("evo2_7b_mr_128k", "d768_8k", "d768_64k"),
+    "blocked_conv": ("evo2_7b_mr_128k", "d768_8k", "d768_64k", "d768_8k_packed"),
     "byte_head": ("d512_8k", "d1024_1m"),
     "gated_delta_rule": (
         "qwen3_next_32k",

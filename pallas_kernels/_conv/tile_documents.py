@@ -63,11 +63,15 @@ class TileDocuments:
         """z at steps of the document whose state a chunk leaves behind: the chunk's last of the walk."""
         return _keep(self._from(self.read_bound(CHUNK)), z)
 
+    def first(self, z: Array) -> Array:
+        """`entering`, for `cut_apart`: left as it is where the tile's chunks hold one document each."""
+        return lax.fori_loop(0, jnp.minimum(self.passes - 1, 1), lambda _, z: self.entering(z), z)
+
     def cut(self, u: Array, out: Array, product: Callable[[Array], Array]) -> Array:
         """`out`, the chunks' outputs as if a chunk were of one document, at those behind others computed anew.
 
         A product of steps up to each one (from each one on, against time) is right for the first document of the walk.
-        Those behind it are right if it is left out, of these the first, and so on.
+        Those behind it are right if it is left out, of these the first, and so on. See `cut_apart` for NaN.
         """
 
         def leave_out(order: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -76,6 +80,22 @@ class TileDocuments:
             return jnp.where(behind, product(_keep(behind, u)), out), self.read_bound(order)
 
         return lax.fori_loop(1, self.passes, leave_out, (out, self.read_bound(0)))[0]
+
+    def cut_apart(self, out: Array, product: Callable[[Callable[[Array], Array]], Array]) -> Array:
+        """`out`, the chunks' outputs of what `first` keeps of the inputs, with those of the documents behind it.
+
+        `product` is given what keeps a document's own steps of the inputs. All steps behind its first one would give
+        the same numbers, but a NaN in a later document of the walk would reach this one as zero times NaN.
+        """
+
+        def each(order: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            out, start, end = carry
+            behind = self._from(start)
+            found = product(lambda z: _keep(behind & ~self._from(end), z))
+            return jnp.where(behind, found, out), end, self.read_bound(order + 1)
+
+        bounds = self.read_bound(0), self.read_bound(1)
+        return lax.fori_loop(1, self.passes, each, (out, *bounds))[0]
 
     def behind_the_first(
         self, add: Callable[[Callable[[Array], Array], Callable[[Array], Array], Array], Array], total: Array

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._bench import Plan, Work, benchmark, packed_ids
 from pallas_kernels._measure import Case
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.blocked_conv.shapes import SHAPES, BlockedConvShape
@@ -20,7 +20,7 @@ def plan(shape: BlockedConvShape, *, interpret: bool = False) -> Plan:
     full = (shape.batch, shape.channels, shape.length)
     x, pre_gate, post_gate = (jax.random.normal(key, full, jnp.bfloat16) for key in keys[:3])
     filter = jax.random.normal(keys[3], (shape.channels, shape.taps)) * shape.taps**-0.5
-    args = (x, filter, pre_gate, post_gate)
+    args = (x, filter, pre_gate, post_gate, *packed_ids(shape.batch, shape.length, shape.documents))
     flops, stream = 2.0 * shape.taps * x.size, float(x.nbytes)
     kernel = partial(blocked_conv_mosaic_gpu, interpret=interpret)
     return Plan(
@@ -36,12 +36,14 @@ def plan(shape: BlockedConvShape, *, interpret: bool = False) -> Plan:
 
 
 def _gated(op: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, filter, pre_gate, post_gate: op(x, filter, pre_gate=pre_gate, post_gate=post_gate)
+    return lambda x, filter, pre_gate, post_gate, ids=None: op(
+        x, filter, pre_gate=pre_gate, post_gate=post_gate, segment_ids=ids
+    )
 
 
-def _in_fp32(x: Any, filter: Any, pre_gate: Any, post_gate: Any) -> Any:
-    wide = [z.astype(jnp.float32) for z in (x, filter, pre_gate, post_gate)]
-    return _gated(blocked_conv_xla)(*wide).astype(x.dtype)
+def _in_fp32(*args: Any) -> Any:
+    wide = [z.astype(jnp.float32) if jnp.issubdtype(z.dtype, jnp.floating) else z for z in args]
+    return _gated(blocked_conv_xla)(*wide).astype(args[0].dtype)
 
 
 if __name__ == "__main__":

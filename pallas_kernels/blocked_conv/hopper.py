@@ -9,7 +9,7 @@ REACH = 2
 """Chunks back that a filter may look."""
 
 PACKED = False
-"""Whether packed rows are taken: not before their tests have passed on a GPU and they were timed."""
+"""Whether packed rows go first: not before their tests have passed on a GPU and they were timed."""
 
 LAGS = tuple(range(REACH + 1))
 LONGEST = CHUNK * REACH + 1
@@ -21,7 +21,6 @@ def why_not(
     x: Any,
     filter: Any,
     *,
-    segment_ids: Any = None,
     pre_gate: Any = None,
     post_gate: Any = None,
     causal: bool = True,
@@ -30,8 +29,6 @@ def why_not(
     """Why the kernel cannot run such a call, or None."""
     if refused := why_not_streams(device, x, pre_gate, post_gate):
         return refused
-    if segment_ids is not None and not PACKED:
-        return "its packed rows have not run on a GPU"
     if not causal:
         return "it does not look ahead"
     if filter.shape[1] > LONGEST:
@@ -39,3 +36,8 @@ def why_not(
     if x.shape[2] < TILE:
         return f"rows are shorter than one tile of {TILE} steps"
     return None
+
+
+def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
+    """Why a slower form goes first, or None where the kernel was timed and is faster."""
+    return None if segment_ids is None or PACKED else "its packed rows have not run on a GPU"

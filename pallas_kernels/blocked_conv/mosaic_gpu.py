@@ -8,8 +8,8 @@ of a matrix product: with U the tile [chunk, step],
 so that up to 129 taps need no other chunk. U_0 = pre_gate * x stays in registers; it is also left in shared memory,
 below the last two chunks of the tile before, from where U_1 and U_2 are read one and two rows higher.
 
-In packed rows U_1 and U_2 hold of each chunk what its last document has, as far as this one lasts. Then Y is right
-for a chunk's first document, and that of the others is computed anew by `TileDocuments.cut`.
+In packed rows U_1 and U_2 hold of each chunk what its last document has, as far as this one lasts, and M_0 takes the
+documents of a chunk one by one.
 
 Lane semantics, as that buffer must not be tiled: no swizzle survives a shift by one row.
 """
@@ -25,15 +25,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels._conv.documents import mark
+from pallas_kernels._conv.documents import Marks, mark
 from pallas_kernels._conv.gates import accumulator, add_skip
 from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, read, tile_ref
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
 from pallas_kernels.blocked_conv.mosaic_gpu_vjp import gradients
-from pallas_kernels.blocked_conv.tiles import PITCH, block_of, matrices, read_shifted, sum_of_products
-from pallas_kernels.blocked_conv.xla import blocked_conv_xla
+from pallas_kernels.blocked_conv.tiles import PITCH, block_of, convolve_tile, linked, matrices, read_shifted
 
 
 def blocked_conv_mosaic_gpu(
@@ -48,16 +47,15 @@ def blocked_conv_mosaic_gpu(
     causal: bool = True,
     interpret: bool = False,
 ) -> Float[Array, "B D T"]:
-    """See `blocked_conv`; what `hopper.why_not` refuses is not looked at again, but for packed rows.
-
-    The gradients of packed rows are XLA's.
+    """See `blocked_conv`; what `hopper.why_not` refuses is not looked at again.
 
     Args:
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     h = add_skip(filter.astype(accumulator(x.dtype)), bias, 0)
     x, h, pre_gate, post_gate = vary_alike(x, h, pre_gate, post_gate)
-    return _conv(x, h, pre_gate, post_gate, segment_ids, interpret)
+    marks = None if segment_ids is None else mark(segment_ids)
+    return _conv(x, h, pre_gate, post_gate, marks, interpret)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -66,14 +64,14 @@ def _conv(
     h: Array,
     pre_gate: Array | None,
     post_gate: Array | None,
-    segment_ids: Array | None,
+    marks: Marks | None,
     interpret: bool,
 ) -> Array:
     """Rows are matrices [chunk, step], padded if T is no multiple of 512; a last tile that is not full reads zeros."""
     batch, channels, _ = x.shape
     streams = [as_chunks(z) for z in (x, pre_gate, post_gate) if z is not None]
     shared = rows_per_program(batch, channels)
-    marks = marks_of(None if segment_ids is None else mark(segment_ids), False)
+    marked = marks_of(marks, False)
     y = plgpu.kernel(
         partial(
             _program,
@@ -95,8 +93,8 @@ def _conv(
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
-        kernel_name="blocked_conv_packed" if marks else "blocked_conv",
-    )(*streams, matrices(h.astype(x.dtype)), *marks)
+        kernel_name="blocked_conv_packed" if marked else "blocked_conv",
+    )(*streams, matrices(h.astype(x.dtype)), *marked)
     return as_rows(y, x.shape)
 
 
@@ -117,6 +115,9 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
         for i, stream in enumerate(streams):
             plgpu.copy_gmem_to_smem(box(stream, step), loaded.at[slot, i], arrived.at[slot])
 
+    def load_next(step: Array) -> None:
+        pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
+
     def advance(step: Array, _: None) -> None:
         slot = step % STAGES
         documents = None
@@ -133,22 +134,20 @@ def _program(*refs: Any, channels: int, rows: int, gated: tuple[bool, bool], int
             u = u * read(loaded.at[slot, 1])
         u = u if documents is None else documents.tokens(u)
         history[REACH:, :CHUNK] = u if documents is None else documents.leaving(u)
-        earlier = [read_shifted(history, REACH - lag) for lag in LAGS[1:]]
-        if documents is not None:
-            earlier = [documents.linked(z, lag - 1) for z, lag in zip(earlier, LAGS[1:], strict=True)]
-        out = sum_of_products([u, *earlier], [toeplitz.at[:, block_of(lag)].T for lag in LAGS], interpret)
-        if documents is not None:
-            within = toeplitz.at[:, block_of(0)].T
-            out = documents.cut(u, out, lambda u: sum_of_products([u], [within], interpret))
+        earlier = linked([u, *(read_shifted(history, REACH - lag) for lag in LAGS[1:])], documents)
+        out = convolve_tile(earlier, [toeplitz.at[:, block_of(lag)].T for lag in LAGS], documents, interpret)
         if post_gated:
             gate = read(loaded.at[slot, len(streams) - 1])
             out = out * gate.astype(out.dtype)
         out = out if documents is None else documents.tokens(out)
         history[:REACH, :CHUNK] = history[ROWS:, :CHUNK]
-        pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
+        if documents is None:
+            load_next(step)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         stored[...] = out.astype(dtype)
         plgpu.commit_smem()
+        if documents is not None:  # Where it was timed it stands above; the simulation takes that for a race.
+            load_next(step)
         plgpu.copy_smem_to_gmem(stored, box(y, step))
 
     plgpu.copy_gmem_to_smem(taps.at[channel], toeplitz, ready)
@@ -163,14 +162,11 @@ def _forward(*args: Any) -> tuple[Array, tuple[Any, ...]]:
 
 
 def _backward(interpret: bool, residuals: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
-    x, h, pre_gate, post_gate, ids = residuals
-    if ids is None:
-        return *gradients(x, h, pre_gate, post_gate, g, interpret=interpret), None
-
-    def plain(x: Array, h: Array, pre_gate: Array | None, post_gate: Array | None) -> Array:
-        return blocked_conv_xla(x, h, segment_ids=ids, pre_gate=pre_gate, post_gate=post_gate)
-
-    return *jax.vjp(plain, x, h, pre_gate, post_gate)[1](g), None
+    x, h, pre_gate, post_gate, marks = residuals
+    *others, dpost_gate = gradients(x, h, pre_gate, post_gate, g, marks=marks, interpret=interpret)
+    if marks is not None and post_gate is not None:
+        dpost_gate = _conv(x, h, pre_gate, g, marks, interpret)
+    return *others, dpost_gate, None
 
 
 _conv.defvjp(_forward, _backward)

@@ -10,8 +10,14 @@ dM_l stays in registers, in fp32, until the program ends; XLA sums programs and 
 The chunks after a tile are kept from the tile walked through before; the two before it are loaded with it. For dM, G_l
 and U lie in shared memory once more: where post_gate was loaded to, and where U and G were shifted before and dx and
 dpre_gate will be. Two programs fit on a multiprocessor only by that.
+
+In packed rows G_1 and G_2 hold of each chunk what its first document has, as far back as this one reaches, and act on
+the last document of a chunk of U. To each other document of a chunk G_0 alone has something to send: dU and dM_0 take
+one product more for each, see `TileDocuments`. The forward kernel makes dpost_gate there, with dy in post_gate's place:
+registers hold no more.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,10 +28,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from pallas_kernels._conv.documents import Marks
+from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, add_products, read, tile_ref, zeros
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program, varying_like
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
-from pallas_kernels.blocked_conv.tiles import PITCH, block_of, matrices, read_shifted, sum_of_products
+from pallas_kernels.blocked_conv.tiles import (
+    PITCH,
+    block_of,
+    convolve_tile,
+    linked,
+    matrices,
+    read_shifted,
+    sum_of_products,
+)
 
 DY, POST, X, PRE = range(4)
 """Places of the streams in a stage. That of a gate which is not there is not loaded."""
@@ -41,29 +57,52 @@ def gradients(
     post_gate: Float[Array, "B D T"] | None,
     dy: Float[Array, "B D T"],
     *,
+    marks: Marks | None = None,
     interpret: bool,
 ) -> tuple[
     Float[Array, "B D T"], Float[Array, "D F"], Float[Array, "B D T"] | None, Float[Array, "B D T"] | None
 ]:
-    """Gradients of x, h (in fp32), pre_gate and post_gate, where y = post_gate * conv(pre_gate * x, h)."""
+    """Gradients of x, h (in fp32), pre_gate and post_gate, where y = post_gate * conv(pre_gate * x, h).
+
+    That of post_gate in packed rows, which have `marks`, is left to the caller: None.
+    """
     streams = {DY: dy, POST: post_gate, X: x, PRE: pre_gate}
     chunked = {place: as_chunks(z) for place, z in streams.items() if z is not None}
-    dmatrices, *found = _kernel(chunked, matrices(h.astype(x.dtype)), x.shape[0], interpret)
+    written = tuple(
+        place for place in OUTPUTS if place in chunked and not (place == POST and marks is not None)
+    )
+    taps = matrices(h.astype(x.dtype))
+    dmatrices, *found = _kernel(chunked, taps, written, marks, x.shape[0], interpret)
     _, vjp = jax.vjp(matrices, h)
     (dh,) = vjp(dmatrices.reshape(h.shape[0], -1, *dmatrices.shape[1:]).sum(1))
-    places = [place for place in OUTPUTS if place in chunked]
-    rows = {place: as_rows(z, x.shape) for place, z in zip(places, found, strict=True)}
+    rows = {place: as_rows(z, x.shape) for place, z in zip(written, found, strict=True)}
     return rows[X], dh, rows.get(PRE), rows.get(POST)
 
 
-def _kernel(streams: dict[int, Array], taps: Array, batch: int, interpret: bool) -> list[Array]:
-    """[the gradient of `taps` in each program, those of `OUTPUTS`]."""
+def _kernel(
+    streams: dict[int, Array],
+    taps: Array,
+    written: tuple[int, ...],
+    marks: Marks | None,
+    batch: int,
+    interpret: bool,
+) -> list[Array]:
+    """[the gradient of `taps` in each program, those of the streams at `written`]."""
     x, channels = streams[X], taps.shape[0]
+    marked = marks_of(marks, True)
     rows = rows_per_program(batch, channels)
     partial_sums = varying_like(x, (channels * batch // rows, CHUNK, (REACH + 1) * CHUNK), jnp.float32)
     return plgpu.kernel(
-        partial(_program, places=tuple(streams), channels=channels, rows=rows, interpret=interpret),
-        out_type=[partial_sums, *(jax.typeof(x) for place in OUTPUTS if place in streams)],
+        partial(
+            _program,
+            places=tuple(streams),
+            written=written,
+            channels=channels,
+            rows=rows,
+            marked=len(marked),
+            interpret=interpret,
+        ),
+        out_type=[partial_sums, *(jax.typeof(x) for _ in written)],
         grid=(channels, batch // rows),
         grid_names=("channel", "rows"),
         scratch_types=[
@@ -75,24 +114,33 @@ def _kernel(streams: dict[int, Array], taps: Array, batch: int, interpret: bool)
             plgpu.SMEM((STAGES, 2, REACH, CHUNK), x.dtype),
             plgpu.SMEM((REACH, CHUNK), x.dtype),
             plgpu.Barrier(
-                num_arrivals=len(streams) + len(_looking_back(tuple(streams))), num_barriers=STAGES
+                num_arrivals=len(streams) + len(_looking_back(tuple(streams), written)), num_barriers=STAGES
             ),
             plgpu.Barrier(),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
-        kernel_name="blocked_conv_vjp",
-    )(*streams.values(), taps)
+        kernel_name="blocked_conv_vjp_packed" if marked else "blocked_conv_vjp",
+    )(*streams.values(), taps, *marked)
 
 
-def _looking_back(places: tuple[int, ...]) -> tuple[int, ...]:
+def _looking_back(places: tuple[int, ...], written: tuple[int, ...]) -> tuple[int, ...]:
     """Streams whose last chunks before a tile are loaded with it: those of U, where it is convolved."""
-    return tuple(place for place in (X, PRE) if place in places) if POST in places else ()
+    return tuple(place for place in (X, PRE) if place in places) if POST in written else ()
 
 
-def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, interpret: bool) -> None:
+def _program(
+    *refs: Any,
+    places: tuple[int, ...],
+    written: tuple[int, ...],
+    channels: int,
+    rows: int,
+    marked: int,
+    interpret: bool,
+) -> None:
     """One channel of `rows` rows, each from its last tile to its first, row after row."""
-    streams, (taps, dtaps, *outputs) = dict(zip(places, refs, strict=False)), refs[len(places) : -7]
+    streams, (taps, *rest) = dict(zip(places, refs, strict=False)), refs[len(places) : -7]
+    marks, (dtaps, *outputs) = rest[:marked], rest[marked:]
     loaded, (spare, shifted), toeplitz, before, after, arrived, ready = refs[-7:]
     tiles = -(-streams[X].shape[1] // ROWS)
     channel, group = lax.axis_index("channel"), lax.axis_index("rows")
@@ -107,26 +155,36 @@ def _program(*refs: Any, places: tuple[int, ...], channels: int, rows: int, inte
         slot, start = step % STAGES, tile_of(step) * ROWS
         for place, stream in streams.items():
             plgpu.copy_gmem_to_smem(box(stream, step, start, ROWS), loaded.at[slot, place], arrived.at[slot])
-        for i, place in enumerate(_looking_back(places)):
+        for i, place in enumerate(_looking_back(places, written)):
             edge = box(streams[place], step, jnp.maximum(start - REACH, 0), REACH)
             plgpu.copy_gmem_to_smem(edge, before.at[slot, i], arrived.at[slot])
 
     def advance(step: Array, dmatrices: tuple[Array, ...]) -> tuple[Array, ...]:
         slot = step % STAGES
-        stage = loaded.at[slot]
+        stage, documents = loaded.at[slot], None
+        if marks:
+            place = (group * rows + step // tiles, tile_of(step))
+            documents = TileDocuments.load(marks, *place, reverse=True)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         pl.when(step + 1 < rows * tiles)(lambda: load(step + 1))
         plgpu.barrier_wait(arrived.at[slot])
         u, g = _product(stage, X, PRE, places), _product(stage, DY, POST, places)
-        if POST in places:
+        if documents is not None:
+            u, g = documents.tokens(u), documents.tokens(g)
+        if POST in written:
             edge = _edge(before.at[slot], places, tile_of(step) == 0)
             _convolve(u, edge, shifted, toeplitz, stage.at[DY], interpret)
-        later = _shifted_cotangents(g, shifted, after, step % tiles == 0)
-        dmatrices = _add_outer(dmatrices, u, later, spare, stage.at[POST], interpret)
-        du = sum_of_products(later, [toeplitz.at[:, block_of(lag)] for lag in LAGS], interpret)
-        _store_input_gradients(du, stage, spare, places)
+        later = _shifted_cotangents(g, shifted, after, step % tiles == 0, documents)
+        if documents is not None:  # Registers would not hold it all the while.
+            stage[DY] = g
+        dmatrices = _add_outer(dmatrices, u, later, spare, stage.at[POST], documents, interpret)
+        if documents is not None:
+            later[0] = read(stage.at[DY])
+        transposed = [toeplitz.at[:, block_of(lag)] for lag in LAGS]
+        du = convolve_tile(later, transposed, documents, interpret, kept=stage.at[DY])
+        _store_input_gradients(du, stage, spare, places, documents)
         sources = {X: spare.at[0], PRE: spare.at[1], POST: stage.at[DY]}
-        for place, output in zip((place for place in OUTPUTS if place in places), outputs, strict=True):
+        for place, output in zip(written, outputs, strict=True):
             plgpu.copy_smem_to_gmem(sources[place], box(output, step, tile_of(step) * ROWS, ROWS))
         return dmatrices
 
@@ -161,32 +219,56 @@ def _convolve(u: Array, edge: Array, shifted: Any, toeplitz: Any, dy: Any, inter
     dy[...] = (read(dy).astype(y.dtype) * y).astype(dy.dtype)
 
 
-def _shifted_cotangents(g: Array, shifted: Any, after: Any, none: Array) -> list[Array]:
+def _shifted_cotangents(
+    g: Array, shifted: Any, after: Any, none: Array, documents: TileDocuments | None
+) -> list[Array]:
     """G_0, G_1, G_2 of a tile; `after` is the chunks of G after it, unless there are `none`; then its own first."""
     edge = after[...]
-    shifted[:ROWS, :CHUNK] = g
+    shifted[:ROWS, :CHUNK] = g if documents is None else documents.leaving(g)
     shifted[ROWS:, :CHUNK] = jnp.where(none, jnp.zeros_like(edge), edge)
     after[...] = shifted[:REACH, :CHUNK]
-    return [g, *(read_shifted(shifted, lag) for lag in LAGS[1:])]
+    later = [g, *(read_shifted(shifted, lag) for lag in LAGS[1:])]
+    return linked(later, documents)
 
 
 def _add_outer(
-    totals: tuple[Array, ...], u: Array, later: list[Array], spare: Any, room: Any, interpret: bool
+    totals: tuple[Array, ...],
+    u: Array,
+    later: list[Array],
+    spare: Any,
+    room: Any,
+    documents: TileDocuments | None,
+    interpret: bool,
 ) -> tuple[Array, ...]:
-    """total_l + G_l^T U, by way of `spare` and `room`: two at once, then the third."""
-    spare[0], spare[1], room[...] = u, later[0], later[1]
+    """total_l + G_l^T U, by way of `spare` and `room`: two at once, then the third.
+
+    In packed rows of the last document of each chunk, then G_0^T U of the others, one by one. What lies above the
+    diagonal of G_0^T U, U later than G, does not count.
+    """
+    spare[0], spare[1], room[...] = u if documents is None else documents.first(u), later[0], later[1]
     plgpu.commit_smem()
-    first = add_products(totals[:2], [spare.at[1], room], spare.at[0], interpret)
+    here, before = add_products(totals[:2], [spare.at[1], room], spare.at[0], interpret)
     room[...] = later[2]
     plgpu.commit_smem()
-    return *first, *add_products(totals[2:], [room], spare.at[0], interpret)
+    (long_before,) = add_products(totals[2:], [room], spare.at[0], interpret)
+    if documents is None:
+        return here, before, long_before
+    room[...] = u  # In registers u and G_0 would be spilled.
+
+    def add(behind: Callable[[Array], Array], own: Callable[[Array], Array], total: Array) -> Array:
+        spare[0], spare[1] = own(read(room)), behind(read(spare.at[1]))
+        plgpu.commit_smem()
+        return add_products((total,), [spare.at[1]], spare.at[0], interpret)[0]
+
+    return documents.behind_the_first(add, here), before, long_before
 
 
-def _store_input_gradients(du: Array, stage: Any, spare: Any, places: tuple[int, ...]) -> None:
+def _store_input_gradients(
+    du: Array, stage: Any, spare: Any, places: tuple[int, ...], documents: TileDocuments | None
+) -> None:
     """dx, and dpre_gate if it is wanted, in `spare`."""
-    if PRE in places:
-        spare[0] = (du * read(stage.at[PRE]).astype(du.dtype)).astype(spare.dtype)
-        spare[1] = (du * read(stage.at[X]).astype(du.dtype)).astype(spare.dtype)
-    else:
-        spare[0] = du.astype(spare.dtype)
+    for i, factor in enumerate((PRE, X) if PRE in places else (None,)):
+        z = du if factor is None else du * read(stage.at[factor]).astype(du.dtype)
+        z = z if documents is None else documents.tokens(z)
+        spare[i] = z.astype(spare.dtype)
     plgpu.commit_smem()

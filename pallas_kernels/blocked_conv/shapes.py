@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BlockedConvShape:
-    """One layer: B rows of T steps, D channels, L taps."""
+    """One layer: B rows of T steps, D channels, L taps; `documents` of random lengths in each row."""
 
     name: str
     batch: int
@@ -13,6 +13,7 @@ class BlockedConvShape:
     length: int
     taps: int
     causal: bool = True
+    documents: int = 1
 
 
 SHAPES = (
@@ -22,6 +23,8 @@ SHAPES = (
     # The same filter at the width of the first Hyena models.
     BlockedConvShape("d768_8k", 64, 768, 8192, 128),
     BlockedConvShape("d768_64k", 8, 768, 65536, 128),
+    # Packed rows.
+    BlockedConvShape("d768_8k_packed", 64, 768, 8192, 128, documents=8),
     # An encoder that looks both ways.
     BlockedConvShape("d768_both_ways_8k", 64, 768, 8192, 128, causal=False),
 )

@@ -1,6 +1,6 @@
 """What both Hopper kernels share: matrices of the filter, and tiles that start at any chunk of a buffer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,6 +8,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
+from pallas_kernels._conv.tile_documents import TileDocuments
+from pallas_kernels._conv.tiles import read
 from pallas_kernels._conv.toeplitz import toeplitz
 from pallas_kernels.blocked_conv.hopper import CHUNK, REACH, ROWS
 
@@ -28,6 +30,34 @@ def block_of(lag: int) -> slice:
 def read_shifted(buffer: Any, start: int) -> Array:
     """The tile that starts at chunk `start` of a buffer of pitch `PITCH`."""
     return plgpu.load(buffer.at[start : start + ROWS, :CHUNK], layout=plgpu.Layout.WGMMA, optimized=False)
+
+
+def linked(tiles: Sequence[Array], documents: TileDocuments | None) -> list[Array]:
+    """A tile and those 1, 2, ... chunks before it in the walk, of which only what reaches the tile's chunks is kept."""
+    if documents is None:
+        return list(tiles)
+    return [tiles[0], *(documents.linked(z, chunks) for chunks, z in enumerate(tiles[1:]))]
+
+
+def convolve_tile(
+    left: Sequence[Array],
+    right: Sequence[Any],
+    documents: TileDocuments | None,
+    interpret: bool,
+    kept: Any = None,
+) -> Array:
+    """sum_l left_l @ right_l of `linked` tiles; of packed rows each document of a chunk for itself.
+
+    `kept` is where the first of them lies in shared memory, if it is not to stay in registers.
+    """
+    if documents is None:
+        return sum_of_products(left, right, interpret)
+    out = sum_of_products([documents.first(left[0]), *left[1:]], right, interpret)
+
+    def product(own: Callable[[Array], Array]) -> Array:
+        return sum_of_products([own(left[0] if kept is None else read(kept))], right[:1], interpret)
+
+    return documents.cut_apart(out, product)
 
 
 def sum_of_products(left: Sequence[Array], right: Sequence[Any], interpret: bool) -> Array:

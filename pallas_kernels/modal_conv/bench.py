@@ -6,10 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array
 
-from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._bench import Plan, Work, benchmark, packed_ids
 from pallas_kernels._measure import Case
 from pallas_kernels.modal_conv.hopper import SHORTEST
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
@@ -33,14 +31,13 @@ def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     x, pre_gate, post_gate = (jax.random.normal(key, full, jnp.bfloat16) for key in keys[:3])
     log_poles = -jnp.exp(jax.random.uniform(keys[3], modes, minval=-jnp.log(shape.length / 8), maxval=0.0))
     residues = jax.random.normal(keys[4], modes) * jnp.sqrt(-log_poles / shape.modes)
-    packed = shape.documents > 1
     args: tuple[Any, ...] = (
         x,
         log_poles,
         residues,
         pre_gate,
         post_gate,
-        *([_packed(shape)] if packed else []),
+        *packed_ids(shape.batch, shape.length, shape.documents),
     )
     flops, stream = (2.0 * CHUNK + 4 * shape.modes) * x.size, float(x.nbytes)
     kernel = partial(modal_conv_mosaic_gpu, interpret=interpret)
@@ -54,14 +51,6 @@ def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
         versions=[Case("mosaic_gpu", _gated(kernel), args)],
         work=work,
     )
-
-
-def _packed(shape: ModalConvShape) -> Array:
-    """Documents that begin anywhere, all steps tokens."""
-    rng = np.random.default_rng(0)
-    cuts = [rng.choice(shape.length, shape.documents - 1, replace=False) for _ in range(shape.batch)]
-    steps = np.arange(shape.length)
-    return jnp.asarray([1 + np.searchsorted(np.sort(row), steps, side="right") for row in cuts], jnp.int32)
 
 
 def _gated(op: Callable[..., Any]) -> Callable[..., Any]:

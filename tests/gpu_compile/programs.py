@@ -105,6 +105,8 @@ def _blocked_conv() -> Iterator[Program]:
         yield Program(f"blocked_conv/{name}", lambda arrays: blocked_conv_mosaic_gpu(**arrays), (arrays,))
     yield from _transformed("blocked_conv", blocked_conv_mosaic_gpu, gated)
     yield Program("blocked_conv/packed", lambda arrays: _packed_blocked_conv(**arrays), (gated,))
+    yield Program("blocked_conv/packed_plain", _gradients(_packed_blocked_conv), (x, plain))
+    yield from _transformed("blocked_conv/packed", _packed_blocked_conv, gated)
 
 
 def _packed_blocked_conv(x: Any, **arrays: Any) -> Any:

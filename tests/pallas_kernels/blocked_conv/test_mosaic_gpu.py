@@ -8,18 +8,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental.pallas import mosaic_gpu
 
 from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.blocked_conv import bench, blocked_conv
+from pallas_kernels.blocked_conv import bench, blocked_conv, explain
 from pallas_kernels.blocked_conv.hopper import LONGEST, TILE, why_not
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.blocked_conv.shapes import SHAPES, BlockedConvShape
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
-from tests.pallas_kernels.short_conv.streams import documents, normal, not_tokens
+from tests.pallas_kernels.short_conv.streams import (
+    assert_documents_keep_to_themselves,
+    documents,
+    normal,
+    not_tokens,
+)
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 ALL_STREAMS = ("x", "pre_gate", "post_gate")
@@ -71,11 +78,32 @@ def test_simulated(case: OpCase) -> None:
 @pytest.mark.slow(weekly=1)
 @pytest.mark.parametrize("check", ["reference", "poison"])
 @pytest.mark.parametrize(
-    ("length", "taps", "streams"), [(TILE + 512, LONGEST, ALL_STREAMS), (2 * TILE, 66, ("x",))], ids=str
+    ("length", "taps", "streams"),
+    [(TILE + 77, LONGEST, ALL_STREAMS), (2 * TILE, 66, ("x",)), (1500, 100, ("x", "post_gate"))],
+    ids=str,
 )
-def test_simulated_packed(length: int, taps: int, streams: tuple[str, ...], check: str) -> None:
+def test_simulated_packed(
+    length: int,
+    taps: int,
+    streams: tuple[str, ...],
+    check: str,
+    no_races: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program takes all rows of a channel, watched for races; values and gradients."""
+    del no_races
+    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
+    watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=True)
+    monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", watched)
     run = partial(blocked_conv_mosaic_gpu, interpret=True)
     op_suite.CHECKS[check](case("", length, taps, run, batch=2, streams=streams, ids=documents(length)))
+
+
+@pytest.mark.slow(weeks=3, group="documents keep to themselves")
+def test_simulated_documents_keep_to_themselves() -> None:
+    run = partial(blocked_conv_mosaic_gpu, interpret=True)
+    arrays = case("", 1000, LONGEST, run, batch=2, ids=documents(1000)).arrays
+    assert_documents_keep_to_themselves(run, dict(arrays))
 
 
 @pytest.mark.slow(weeks=2, group="simulated blocked_conv")
@@ -97,8 +125,27 @@ def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(("length", "taps"), [(TILE, 1), (2 * TILE, LONGEST), (3 * TILE + 77, 100)])
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
 def test_packed_on_a_gpu(length: int, taps: int, streams: tuple[str, ...], check: str) -> None:
-    ids = documents(length)
-    op_suite.CHECKS[check](case("", length, taps, blocked_conv_mosaic_gpu, batch=2, streams=streams, ids=ids))
+    run, ids = partial(blocked_conv, implementation="mosaic_gpu"), documents(length)
+    op_suite.CHECKS[check](case("", length, taps, run, batch=2, streams=streams, ids=ids))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [TILE, 8192])
+def test_documents_keep_to_themselves_on_a_gpu(length: int) -> None:
+    run = partial(blocked_conv, implementation="mosaic_gpu")
+    arrays = case("", length, LONGEST, run, batch=2, ids=documents(length)).arrays
+    assert_documents_keep_to_themselves(run, dict(arrays))
+
+
+@pytest.mark.gpu
+def test_packed_rows_in_one_program_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows follow one another in a program, with every gradient; the same bits twice."""
+    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
+    ids = jnp.tile(documents(8192), (3, 1))
+    many = case("", 8192, 128, blocked_conv_mosaic_gpu, batch=6, ids=ids)
+    op_suite.check_reference(many)
+    first, second = (op_suite.value_and_grads(many.run, many.arrays) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
 @pytest.mark.gpu
@@ -120,7 +167,7 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
         ({"taps": 130}, "at most 129 taps, not 130"),
         ({"length": 4095}, "shorter than one tile of 4096 steps"),
         ({"causal": False}, "does not look ahead"),
-        ({"segment_ids": jax.ShapeDtypeStruct((1, TILE), jnp.int32)}, "packed rows"),
+        ({"segment_ids": jax.ShapeDtypeStruct((1, TILE), jnp.int32)}, "it can run"),
         (
             {"pre_gate": jax.ShapeDtypeStruct((1, 3, TILE), jnp.float32)},
             "bf16 streams, these are bfloat16, float32",
@@ -141,13 +188,30 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     assert why_not(HOPPER, x, filter, pre_gate=x, post_gate=x) is None
 
 
+def test_takes_packed_rows_by_name_only() -> None:
+    x, filter = jax.ShapeDtypeStruct((1, 3, TILE), jnp.bfloat16), jax.ShapeDtypeStruct((3, 4), jnp.float32)
+    ids = jax.ShapeDtypeStruct((1, TILE), jnp.int32)
+    said = explain(x, filter, device=HOPPER, segment_ids=ids)
+    assert said.startswith("blocked_conv: xla")
+    assert "packed rows have not run on a GPU" in said
+
+
 def test_cannot_be_asked_for_on_a_cpu() -> None:
     x = jnp.ones((1, 3, TILE), jnp.bfloat16)
     with pytest.raises(ValueError, match="this is cpu"):
         blocked_conv(x, jnp.ones((3, 4)), implementation="mosaic_gpu")
 
 
-def test_the_benchmark_passes_its_gate() -> None:
-    shape = BlockedConvShape("tiny", 1, 2, TILE, 100)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        BlockedConvShape("tiny", 1, 2, TILE, 100),
+        pytest.param(
+            BlockedConvShape("packed", 1, 2, TILE, 100, documents=60), marks=pytest.mark.slow(weeks=4)
+        ),
+    ],
+    ids=lambda shape: shape.name,
+)
+def test_the_benchmark_passes_its_gate(shape: BlockedConvShape) -> None:
     errors = check(bench.plan(shape, interpret=True), jax.random.key(0))
     assert set(errors) == {"xla", "mosaic_gpu"}

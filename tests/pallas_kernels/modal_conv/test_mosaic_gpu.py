@@ -15,13 +15,18 @@ from jax.experimental.pallas import mosaic_gpu
 from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.modal_conv import bench, explain, modal_conv
+from pallas_kernels.modal_conv import bench, explain, hopper, modal_conv
 from pallas_kernels.modal_conv.hopper import MODES, SHORTEST, TILE, rows_per_tile, why_not
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
-from tests.pallas_kernels.short_conv.streams import documents, normal, not_tokens
+from tests.pallas_kernels.short_conv.streams import (
+    assert_documents_keep_to_themselves,
+    documents,
+    normal,
+    not_tokens,
+)
 from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
@@ -118,16 +123,42 @@ def test_simulated_at_any_length(case: OpCase) -> None:
 
 
 @pytest.mark.slow(weekly=1)
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("check", ["reference", "poison"])
 @pytest.mark.parametrize(
     ("length", "streams", "state"),
     [(TILE + 512, ALL_STREAMS, True), (2 * TILE, ("x",), False), (TILE + 77, ("x", "post_gate"), False)],
     ids=str,
 )
-def test_simulated_packed(length: int, streams: tuple[str, ...], state: bool, check: str) -> None:
+def test_simulated_packed(
+    length: int,
+    streams: tuple[str, ...],
+    state: bool,
+    check: str,
+    apart: bool,
+    no_races: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program takes all rows of a channel, watched for races where documents are multiplied apart."""
+    del no_races
+    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
+    monkeypatch.setattr(hopper, "APART", apart)
+    watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=apart)
+    monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", watched)
     run = partial(modal_conv_mosaic_gpu, interpret=True)
     ids = documents(length)
     op_suite.CHECKS[check](case("", length, 3, run, batch=2, streams=streams, state=state, ids=ids))
+
+
+@pytest.mark.slow(weeks=3, group="documents keep to themselves")
+@pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
+def test_simulated_documents_keep_to_themselves(
+    streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hopper, "APART", True)
+    run = partial(modal_conv_mosaic_gpu, interpret=True)
+    arrays = case("", 1000, 3, run, batch=2, streams=streams, ids=documents(1000)).arrays
+    assert_documents_keep_to_themselves(run, dict(arrays))
 
 
 def shared_cases(run: Any) -> list[OpCase]:
@@ -239,11 +270,24 @@ def test_any_length_on_a_gpu(length: int, streams: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
 @pytest.mark.parametrize("length", [SHORTEST, 2048, TILE, 8192, 3 * TILE + 77, 65536])
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
-def test_packed_on_a_gpu(length: int, streams: tuple[str, ...], check: str) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_packed_on_a_gpu(
+    length: int, streams: tuple[str, ...], check: str, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hopper, "APART", apart)
     run = partial(modal_conv, implementation="mosaic_gpu")
     ids = documents(length)
     state = length in (SHORTEST, 8192)
     op_suite.CHECKS[check](case("", length, MODES, run, batch=2, streams=streams, state=state, ids=ids))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [SHORTEST, 8192])
+def test_documents_keep_to_themselves_on_a_gpu(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "APART", True)
+    run = partial(modal_conv, implementation="mosaic_gpu")
+    arrays = case("", length, MODES, run, batch=2, ids=documents(length)).arrays
+    assert_documents_keep_to_themselves(run, dict(arrays))
 
 
 @pytest.mark.gpu

@@ -131,3 +131,23 @@ def documents(length: int) -> Any:
     ids = np.where(np.arange(length) % 11 == 5, -ids, ids)
     ids[100:103] = ids[-99:] = ids[1000:1200] = 0
     return jnp.asarray(np.stack([ids, ids[::-1]]), jnp.int32)
+
+
+def assert_documents_keep_to_themselves(op: Callable[..., Any], arrays: dict[str, Any]) -> None:
+    """NaN in the tokens and cotangents of every second document changes nothing in the others: values, gradients."""
+
+    @jax.jit
+    def run(streams: dict[str, Any], dy: Any, rest: dict[str, Any]) -> Any:
+        y, vjp = jax.vjp(lambda streams: op(**streams, **rest), streams)
+        return y, vjp(dy)[0]
+
+    clean = {name: z for name, z in arrays.items() if name in STREAMS}
+    rest = {name: z for name, z in arrays.items() if name not in STREAMS}
+    dy = normal(9, arrays["x"].shape, arrays["x"].dtype)
+    other = np.asarray(arrays["segment_ids"])[:, None]
+    other = np.broadcast_to((other > 0) & (other % 2 == 0), dy.shape)
+    poisoned = jax.tree.map(lambda z: jnp.where(other, jnp.nan, z).astype(z.dtype), (clean, dy))
+    found, wanted = run(*poisoned, rest), run(clean, dy, rest)
+    assert np.isnan(np.asarray(found[0], np.float32)[other]).any(), "nothing was poisoned"
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(np.where(other, 0, got), np.where(other, 0, want))
