@@ -203,7 +203,7 @@ def _long_conv() -> Iterator[Program]:
 
 
 def _long_conv_by_classes() -> Iterator[Program]:
-    """Rows that do not fit on chip: one, and several a channel."""
+    """Rows that do not fit on chip: one, and several a channel; then all lengths with fp16 between stages."""
     run = long_conv_mosaic_gpu
     for batch, length in ((1, 1_000_000), (8, 65_536)):
         x = jax.ShapeDtypeStruct((batch, 768, length), jnp.bfloat16)
@@ -216,6 +216,12 @@ def _long_conv_by_classes() -> Iterator[Program]:
         yield Program(f"long_conv/{length}", lambda arrays: run(**arrays), (gated,))
         yield Program(f"long_conv/{length}_gradients", _gradients(run), (x, gated))
     yield from _transformed("long_conv/classes", run, gated)
+    half = partial(run, dtype="float16")
+    for batch, length in ((64, 8192), (64, 16_384), (64, 32_768), (8, 65_536)):
+        x = jax.ShapeDtypeStruct((batch, 768, length), jnp.bfloat16)
+        arrays = {"x": x, "filter": jax.ShapeDtypeStruct((768, length), jnp.float32)}
+        arrays |= {"pre_gate": x, "post_gate": x}
+        yield Program(f"long_conv/half_{length}", _forward_and_gradients(half), (x, arrays))
 
 
 def _packed_long_conv(x: Any, **arrays: Any) -> Any:
