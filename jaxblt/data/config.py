@@ -21,7 +21,7 @@ class DataConfig:
 
     Attributes:
       paths: files, globs and URLs; plain files are read where they lie, `.gz` and `.xz` are held in memory.
-      sample: the name of an embedded sample instead.
+      sample: the name of an embedded sample, in place of `paths`.
       sources: several sources with weights instead; a row is of one of them, which seed, step and slot choose. Each is
         split by itself, and evaluations score each by itself as well.
       kind: how the files are read; a sample knows its own.
@@ -32,7 +32,7 @@ class DataConfig:
       batch_size: rows in a batch, over all processes.
       packing: "windows" over each document; documents packed "first_fit" (decreasing) or "sequential"; or
         "buckets": one document a row, in rows of the lengths `buckets` and `seq_len`.
-      stride: for windows, pairs from one to the next; None is seq_len.
+      stride: for windows, positions from the start of one to that of the next; None is seq_len.
       partial: for windows, "keep" or "drop" the last one of a document when it is not full.
       length_schedule: for windows, in training: rising pairs (step, length). Rows have `length` positions before `step`
         and `seq_len` from the last step on; shorter rows are as many more in a batch, so that it has as many positions.

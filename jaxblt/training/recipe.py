@@ -35,18 +35,18 @@ class TrainConfig:
     Attributes:
       steps: optimiser steps, the learning rate's horizon.
       accumulate: micro-batches that a batch is cut into, to fit in memory; the gradient is the whole batch's.
-      seed: of parameters, objective and dropout.
-      dtype: of the computation; parameters and reductions are fp32.
+      seed: the seed of parameters, objective and dropout.
+      dtype: dtype of the computation; parameters and reductions are fp32.
       ema: decay of an exponential moving average of the parameters, such as 0.999, which evaluations then score and
         `jaxblt.load` reads; None for none. It takes the memory of the parameters once more.
       trackers: where figures, pictures and texts go: "jsonl" is `metrics.jsonl`, which `jaxblt sweep` reads, and
         "tensorboard" the events in the run folder; "wandb" and "trackio" are extras to install.
       sample_bytes: bytes of text that the model generates at each evaluation, from the beginning of the validation
         split; 0 for none. The first one compiles the decoder.
-      log_every: between log lines; a line describes the step it is written at.
-      eval_every: between evaluations on the validation split, which also follow the last step; 0 for none at all.
+      log_every: steps between log lines; a line describes the step it is written at.
+      eval_every: steps between evaluations on the validation split, which also follow the last step; 0 for none at all.
       eval_batches: the most batches of an evaluation during training; None for the whole split.
-      checkpoint_every: between checkpoints; the last step is always saved.
+      checkpoint_every: steps between checkpoints; the last step is always saved.
       checkpoint_every_s: the most seconds between checkpoints, whatever the steps; None for no limit.
       keep: checkpoints kept, the newest ones.
       keep_best: checkpoints kept besides: those of the evaluations with the best headline figures, saved as they are
@@ -127,11 +127,11 @@ class Recipe:
     other data. `data.alignment` of packed documents becomes a multiple of the patcher's block.
 
     Attributes:
-      name: of the run.
+      name: the run's name, and that of its folder in `runs`.
       model: config of the model, e.g. `BLTConfig` or `ByteLMConfig`.
       data: config of the data, documents or a task; rows of a batch and bytes of a row are its.
       objective: what the model predicts.
-      optimizer: and its schedule.
+      optimizer: the optimiser and its schedule.
       train: length, precision, logging, checkpoints.
       mesh: how many ways data and parameters are split.
       patcher: how bytes become patches; None for a model without patches.

@@ -14,7 +14,7 @@ class ScheduleConfig:
     """A linear warm-up, and what the learning rate does then.
 
     Attributes:
-      learning_rate: the peak.
+      learning_rate: the peak of the learning rate.
       warmup_steps: steps of linear rise from 0 to the peak.
       decay_steps: step at which the floor is reached; None takes the run's number of steps.
       floor: the last learning rate as a fraction of the peak.
