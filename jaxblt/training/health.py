@@ -47,8 +47,14 @@ def check_health(metrics: dict[str, float], step: int, recipe: Recipe) -> None:
     train, skipped = recipe.train, int(metrics["skipped_in_a_row"])
     if skipped >= train.max_skips:
         first = step - skipped + 1
+        which = f"steps {spans(range(first, first + train.max_skips))}"
+        if metrics.get("scored_bytes") == 0:
+            raise TrainingFailed(
+                f"{which} had no target to learn (train.max_skips = {train.max_skips}): look at data.scored, whose "
+                "letters have a case, and at the data's labels or answers"
+            )
         raise TrainingFailed(
-            f"steps {spans(range(first, first + train.max_skips))} were not finite in loss, gradient or update "
+            f"{which} were not finite in loss, gradient or update "
             f"(train.max_skips = {train.max_skips}); none of them changed the parameters. Lower "
             "optimizer.learning_rate or clip_norm, or look at the data; fitting again goes on from the last checkpoint"
         )

@@ -23,3 +23,8 @@ def test_the_error_names_the_steps() -> None:
     check_health({"skipped_in_a_row": 2.0}, 20, recipe)
     with pytest.raises(TrainingFailed, match=r"^steps 11-13 were not finite.*max_skips = 3"):
         check_health({"skipped_in_a_row": 10.0}, 20, recipe)
+
+
+def test_steps_without_a_target_are_told_apart() -> None:
+    with pytest.raises(TrainingFailed, match=r"^steps 11-13 had no target to learn.*data\.scored"):
+        check_health({"skipped_in_a_row": 10.0, "scored_bytes": 0.0}, 20, tiny_recipe(max_skips=3))
