@@ -42,5 +42,5 @@ def test_a_new_file_is_a_recipe_and_is_never_overwritten(tmp_path, monkeypatch, 
 
 def test_fields_are_explained_by_their_docstrings():
     docs = field_docs(AdamWConfig)
-    assert docs["learning_rate"] == "the peak."
+    assert docs["learning_rate"] == "the peak of the learning rate."
     assert docs["b1"] == docs["eps"] == "of the moments."
