@@ -141,7 +141,12 @@ def _check_variant(source: DocumentSource, numbers: dict[str, int], variant: Var
         )
     number = numbers[variant.chrom]
     length: int = int(source.lengths[number])
-    start = min(variant.pos - 1, length)
+    if variant.pos > length:
+        raise ValueError(
+            f"{where} lies behind the end of the FASTA record, which has {length} bases: take the reference that the "
+            "variants were called against"
+        )
+    start = variant.pos - 1
     held = source.read(number, start, min(start + len(variant.ref), length))
     if held.upper() != variant.ref.upper().encode():
         raise ValueError(

@@ -276,6 +276,7 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     assert explain(x, filter, device=HOPPER).startswith("long_conv: mosaic_gpu_vjp on ")
 
 
+@pytest.mark.slow(weekly=3)
 @pytest.mark.parametrize("length", [4096, 12_289, 40_000])
 @pytest.mark.parametrize("name", ["mosaic_gpu_vjp", "mosaic_gpu_half", "mosaic_gpu"])
 def test_backward_keeps_inputs_alone(name: Any, length: int) -> None:
