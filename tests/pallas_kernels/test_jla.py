@@ -79,18 +79,19 @@ def test_the_extra_asks_for_the_version_that_is_tested() -> None:
 
 
 def test_the_benchmarks_time_it_against_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And XLA against a loop where it does not take the call."""
+    """And XLA against a loop where no kernel takes the call."""
     installed(monkeypatch)
     plans = {
-        delta_rule_bench: (DeltaRuleShape("small", 1, 64, 2, 1, 64, 64), ["xla", "jla"]),
+        delta_rule_bench: (DeltaRuleShape("small", 1, 64, 2, 1, 64, 64), {"values": 32}, ["xla", "jla"]),
         linear_attention_bench: (
             LinearAttentionShape("small", 1, 64, 2, 2, 64, 64, "key"),
+            {"keys": 256},
             ["xla", "jla", "mosaic_gpu"],
         ),
     }
     target = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
-    for bench, (shape, names) in plans.items():
+    for bench, (shape, others, names) in plans.items():
         with compiling_for(target):
-            taken, refused = bench.plan(shape), bench.plan(replace(shape, values=32))
+            taken, refused = bench.plan(shape), bench.plan(replace(shape, **others))
         assert [case.name for case in (taken.plain, *taken.versions)] == names
         assert [case.name for case in (refused.plain, *refused.versions)] == ["plain", "xla"]
