@@ -1,7 +1,16 @@
-"""Results are refused without a commit, and the tests also run where there is no git checkout."""
+"""Results need a commit, and tests also run where there is no git checkout; times are of short trials."""
 
 import jax
 import pytest
+
+from tests.quick_timing import quick_timing
+
+__all__ = ["quick_timing"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(quick_timing: None) -> None:
+    """For all."""
 
 
 @pytest.fixture(autouse=True)

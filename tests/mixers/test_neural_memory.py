@@ -37,7 +37,7 @@ CONFIGS: dict[str, MixerConfig] = {
 """Every one has several chunks a row."""
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
-TURNS = pytest.mark.slow(weeks=8, group="properties of neural memories")
+TURNS = pytest.mark.slow(weeks=16, group="properties of neural memories")
 CURVED = (
     pytest.mark.xfail(
         strict=True, reason="too curved for differences in fp32, which converge with smaller steps"

@@ -36,7 +36,7 @@ CONFIGS: dict[str, MixerConfig] = {
 """Every one has several intervals a row."""
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes")
-TURNS = pytest.mark.slow(weeks=8, group="properties of slot memories")
+TURNS = pytest.mark.slow(weeks=16, group="properties of slot memories")
 BEYOND = {
     ("slots_adaptive", "long"): (
         pytest.mark.xfail(

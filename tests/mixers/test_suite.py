@@ -18,7 +18,7 @@ SAME_PROGRAMS = (
 )
 """What runs the programs that those have compiled, and costs little more."""
 
-FURTHER = pytest.mark.slow(weeks=8, group="further properties of mixers")
+FURTHER = pytest.mark.slow(weeks=16, group="further properties of mixers")
 """What compiles programs of its own."""
 
 

@@ -11,6 +11,9 @@ from pallas_kernels._bench import Plan, Work, benchmark, check
 from pallas_kernels._measure import Case
 from pallas_kernels.byte_head import bench as byte_head
 from pallas_kernels.byte_head.shapes import ByteHeadShape
+from tests.quick_timing import quick_timing
+
+__all__ = ["quick_timing"]
 
 KEY = jax.random.key(0)
 X = (jnp.linspace(0.1, 1.0, 64),)
@@ -47,7 +50,7 @@ def test_the_gate_refuses_a_wrong_value_and_a_wrong_gradient():
         check(plan(versions=[Case("slopeless", slopeless, X)]), KEY)
 
 
-def test_the_report_has_every_version_in_every_pass(tmp_path):
+def test_the_report_has_every_version_in_every_pass(tmp_path, quick_timing):
     out = tmp_path / "new" / "square.json"
     text = benchmark("square", [Shape("small"), Shape("large")], lambda shape: plan(), ["--out", str(out)])
     found = json.loads(text)
@@ -62,7 +65,7 @@ def test_the_report_has_every_version_in_every_pass(tmp_path):
         assert entry["floor"] > 0
 
 
-def test_versions_can_be_chosen():
+def test_versions_can_be_chosen(quick_timing):
     both = plan(versions=[Case(name, lambda x: x**2, X) for name in ("ours", "other")])
     found = json.loads(benchmark("square", [Shape("small")], lambda shape: both, ["--versions", "other"]))
     assert {name for p in found["shapes"]["small"]["passes"] for name in p["seconds"]} == {"other", "plain"}
@@ -70,7 +73,7 @@ def test_versions_can_be_chosen():
         benchmark("square", [Shape("small")], lambda shape: both, ["--versions", "theirs"])
 
 
-def test_a_run_cut_short_keeps_the_shapes_it_has(tmp_path):
+def test_a_run_cut_short_keeps_the_shapes_it_has(tmp_path, quick_timing):
     def one_alone(shape):
         if shape.name == "large":
             raise KeyboardInterrupt
