@@ -103,9 +103,12 @@ def ratio_interval(
 ) -> tuple[float, float, float]:
     """median(first) / median(second) with its 95 % interval: (ratio, low, high).
 
-    Percentile bootstrap over rounds, so that what a round did to both sides (clocks, heat) stays paired.
+    Percentile bootstrap over rounds, so that what a round did to both sides (clocks, heat) stays paired. A trial that
+    is a difference of times can be 0 or less: a draw whose median of `second` is so counts as an infinite ratio.
     """
     rounds = np.random.default_rng(seed).integers(0, len(first), (resamples, len(first)))
-    ratios = np.median(first[rounds], axis=-1) / np.median(second[rounds], axis=-1)
-    low, high = np.quantile(ratios, [0.025, 0.975])
+    medians = np.median(second[rounds], axis=-1)
+    ratios = np.full(resamples, np.inf)
+    np.divide(np.median(first[rounds], axis=-1), medians, out=ratios, where=medians > 0)
+    low, high = np.quantile(ratios, [0.025, 0.975], method="inverted_cdf")
     return float(np.median(first) / np.median(second)), float(low), float(high)

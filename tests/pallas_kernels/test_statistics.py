@@ -57,6 +57,12 @@ def test_ratio_interval_is_narrower_when_a_round_moves_both_sides_together() -> 
     assert low <= 1 <= high
 
 
+def test_a_ratio_of_trials_a_fifth_of_which_are_lost_in_noise_is_finite() -> None:
+    first, second = np.ones(20), np.where(np.arange(20) < 4, 0.0, 1.0)
+    assert ratio_interval(first, second) == (1.0, 1.0, 1.0)
+    assert ratio_interval(first, np.where(np.arange(20) < 9, -1.0, 1.0))[2] == np.inf
+
+
 def test_planted_outliers_are_fenced_off_and_at_most_two_percent_of_clean_ones() -> None:
     rng = np.random.default_rng(5)
     samples = 1 + 0.05 * rng.standard_normal((2_000, 100))

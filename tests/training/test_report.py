@@ -90,19 +90,20 @@ def test_ops_of_a_patched_model_are_explained_for_this_machine():
     assert len(lines) == len(set(lines))
 
 
-def test_meter_counts_real_time_and_leaves_pauses_out():
+def test_meter_counts_time_and_leaves_pauses_out(monkeypatch):
+    clock = [7.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     meter = Meter(Cost(byte=100.0, patch=1000.0), peak=1e6, seconds=50.0)
-    time.sleep(0.05)
-    meter.add(1000, waited=0.01)
-    paused = time.perf_counter()
-    time.sleep(0.2)
+    clock[0] += 0.5
+    meter.add(1000, waited=0.125)
+    paused = clock[0]
+    clock[0] += 2.0
     meter.pause(paused)
     found = meter.read({"bytes_per_patch": 4.0})
-    speed = found["bytes_per_second"]
-    assert 1000 / 0.2 < speed <= 1000 / 0.05
-    assert found["data_wait"] == pytest.approx(0.01 * speed / 1000)
-    assert found["mfu"] == pytest.approx((100 + 1000 / 4) * speed / 1e6)
-    assert found["seconds"] > 50.25
+    assert found["bytes_per_second"] == 2000.0
+    assert found["data_wait"] == 0.25
+    assert found["mfu"] == pytest.approx((100 + 1000 / 4) * 2000 / 1e6)
+    assert found["seconds"] == 52.5
     again = meter.read({})
     assert "bytes_per_second" not in again
 
