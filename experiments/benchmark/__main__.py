@@ -42,6 +42,7 @@ BENCHMARKS = {
     "streamed_filter": "benchmark",
     "tasks": "tasks",
     "titan_speed": "titan_speed",
+    "titans_pytorch": "benchmark",
     "torch_fft_conv": "benchmark",
 }
 """The function of each, in the module of its name."""
