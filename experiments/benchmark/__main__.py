@@ -19,6 +19,7 @@ BENCHMARKS = {
     "entropy": "entropy",
     "exchange": "benchmark",
     "families": "families",
+    "fla_slots": "benchmark",
     "flex_attention": "benchmark",
     "gap_recall": "gap_recall",
     "generation": "benchmark",
