@@ -43,6 +43,7 @@ BENCHMARKS = {
     "tasks": "tasks",
     "titan_speed": "titan_speed",
     "torch_fft_conv": "benchmark",
+    "torch_lora": "benchmark",
 }
 """The function of each, in the module of its name."""
 
