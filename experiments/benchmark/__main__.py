@@ -45,6 +45,7 @@ BENCHMARKS = {
     "titan_speed": "titan_speed",
     "titans_pytorch": "benchmark",
     "torch_fft_conv": "benchmark",
+    "torch_lora": "benchmark",
 }
 """The function of each, in the module of its name."""
 

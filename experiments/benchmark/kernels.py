@@ -54,6 +54,7 @@ SHAPES = {
     "routed_lora": (
         *("llama_7b_qkv", "llama_7b_qkv_r64", "llama_7b_out"),
         *("llama_7b_out_r64", "d1024_qkv_64k", "books_512_bank"),
+        *("llama_7b_rows", "llama_7b_bank_10", "llama_7b_bank_50", "llama_7b_bank_90"),
     ),
     "short_conv": ("evo2_7b_128k", "evo2_7b_se_128k", "hyena_d768_8k"),
 }

@@ -1,5 +1,6 @@
 """Products with a weight and a low-rank update whose ranks a code scales, for sites that read one x."""
 
+from pallas_kernels.routed_lora.active import active_blocks
 from pallas_kernels.routed_lora.api import TABLE, explain, routed_lora
 
-__all__ = ["TABLE", "explain", "routed_lora"]
+__all__ = ["TABLE", "active_blocks", "explain", "routed_lora"]

@@ -3,11 +3,12 @@
 from typing import Any, Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels.routed_lora import hopper
+from pallas_kernels.routed_lora.hopper import TILE
 from pallas_kernels.routed_lora.reference import Matrices, routed_lora_reference
 from pallas_kernels.routed_lora.xla import routed_lora_xla
 
@@ -37,6 +38,7 @@ def routed_lora(
     code: Float[Array, "B C E"] | None = None,
     *,
     chunk: int = 1,
+    active: Bool[Array, "_ _"] | None = None,
     scale: float = 1.0,
     implementation: Literal["mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Any:
@@ -49,6 +51,11 @@ def routed_lora(
       u: [r, N] of each site.
       code: token t has that of chunk t // chunk. Each of E numbers scales a block of r / E ranks. None for 1.
       chunk: tokens that share a code; C is the number of chunks of T tokens, the last one perhaps not full.
+      active: [tiles, E], which blocks may have a number other than 0 in a tile, so that a kernel can skip the others.
+        A tile is 256 tokens in the order of rows, the last one perhaps not full: tile i has the tokens 256 i to
+        256 i + 255 of x.reshape(B T, K). The code counts as 0 where its block is not active, and has a gradient of 0
+        there. `active_blocks` makes it of a code: then y and the other gradients are as without it. Without it a code
+        of 0 has the gradient scale g p of any other number. None for all blocks.
       scale: of the update, alpha over the rank.
       implementation: a name of the table; None takes the first that runs here.
 
@@ -63,7 +70,8 @@ def routed_lora(
     weights, down, up = (a if a is None or isinstance(a, tuple) else (a,) for a in (w, v, u))
     sites: Any = (weights, down, up)
     _check(x, sites, code, chunk)
-    options: dict[str, Any] = {"chunk": chunk, "scale": scale}
+    _check_active(x, code, active)
+    options: dict[str, Any] = {"chunk": chunk, "scale": scale, "active": active}
     entry = choose("routed_lora", TABLE, implementation, current_device(), x, *sites, code, **options)
     found = entry.run(x, *sites, code, **options)
     return found if isinstance(v, tuple) else found[0]
@@ -123,3 +131,23 @@ def _check_code(x: Any, v: Any, code: Any, chunk: int) -> None:
             raise ValueError(
                 f"routed_lora: a rank of {down.shape[1]} does not divide into the {code.shape[2]} blocks of the code"
             )
+
+
+def _check_active(x: Any, code: Any, active: Any) -> None:
+    if active is None:
+        return
+    if code is None:
+        raise ValueError(
+            f"routed_lora: active {active.shape} without a code, where every block counts 1: leave active out"
+        )
+    if active.dtype != jnp.bool_:
+        raise ValueError(
+            f"routed_lora: active must be booleans, got {active.dtype}: make it of the code by active_blocks"
+        )
+    tokens, blocks = x.shape[0] * x.shape[1], code.shape[2]
+    expected = (-(-tokens // TILE), blocks)
+    if active.shape != expected:
+        raise ValueError(
+            f"routed_lora: active must be {list(expected)} for {tokens} tokens in tiles of {TILE} and {blocks} blocks, "
+            f"got {active.shape}: make it of the code by active_blocks"
+        )

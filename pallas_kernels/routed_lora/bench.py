@@ -1,7 +1,8 @@
 """What the update costs over the plain product: `python -m pallas_kernels.routed_lora.bench`.
 
 The overhead is over the fastest product without an update: `jnp.matmul` of x and the sites' weights, one by one or
-joined. The floor has the update's FLOPs and reads x, and in the backward pass the cotangents, once more.
+joined. The floor has the update's FLOPs, of blocks whose number is not 0, and reads x, and in the backward pass the
+cotangents, once more. Where numbers are 0, versions have `active`, except `dense`.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 
 from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
 from pallas_kernels._measure import Case
+from pallas_kernels.routed_lora.active import active_blocks, masked
 from pallas_kernels.routed_lora.api import TABLE, routed_lora
 from pallas_kernels.routed_lora.reference import code_of_ranks
 from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
@@ -24,14 +26,21 @@ def plan(shape: RoutedLoraShape, dtype: Any = jnp.bfloat16) -> Plan:
     options: dict[str, Any] = {"chunk": shape.chunk, "scale": 2.0}
     hidden = tuple(_as_integers(site) for site in w)
     args = (x, hidden, v, u, code)
-    names: list[Any] = ["reference", *kernels_for(TABLE, x, w, v, u, code, **options), "xla"]
-    truth, *versions = (
-        Case(name, _frozen(dtype, partial(routed_lora, implementation=name, **options)), args)
-        for name in names
-    )
+    op, plain, asked = routed_lora, _plain, dict(options)
+    if shape.active is not None:
+        op, plain = _skipping, _masking(_plain)
+        asked["active"] = active_blocks(code, shape.length, chunk=shape.chunk)
+    names: list[Any] = ["reference", *kernels_for(TABLE, x, w, v, u, code, **asked), "xla"]
+
+    def case(name: str, run: Callable[..., Any], **more: Any) -> Case:
+        return Case(name, _frozen(dtype, partial(run, **options, **more)), args)
+
+    truth, *versions = (case(name, op, implementation=name) for name in names)
+    if shape.active is not None:
+        versions.append(case("dense", _masking(routed_lora)))
     return Plan(
         truth=truth,
-        plain=Case("plain", _frozen(dtype, partial(_plain, **options)), args),
+        plain=case("plain", plain),
         versions=versions,
         work=work(shape, x, code),
         bare=[
@@ -56,8 +65,8 @@ def _frozen(dtype: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def arrays(shape: RoutedLoraShape, dtype: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """x, w, v, u and codes about 1."""
-    keys = iter(jax.random.split(jax.random.key(1), 2 + 3 * shape.sites))
+    """x, w, v, u and codes about 1, of which `active` numbers drawn at random are not 0."""
+    keys = iter(jax.random.split(jax.random.key(1), 3 + 3 * shape.sites))
 
     def matrices(rows: int, columns: int) -> tuple[Any, ...]:
         scale = jnp.asarray(rows**-0.5, dtype)
@@ -68,6 +77,10 @@ def arrays(shape: RoutedLoraShape, dtype: Any) -> tuple[Any, Any, Any, Any, Any]
     x = jax.random.normal(next(keys), (shape.batch, shape.length, shape.inputs), dtype)
     chunks = -(-shape.length // shape.chunk)
     code = 1 + 0.3 * jax.random.normal(next(keys), (shape.batch, chunks, shape.blocks), jnp.float32)
+    if shape.active is not None:
+        places = jnp.broadcast_to(jnp.arange(shape.blocks), code.shape)
+        places = jax.random.permutation(next(keys), places, axis=-1, independent=True)
+        code = jnp.where(places < shape.active, code, 0.0)
     w, v = matrices(shape.inputs, shape.outputs), matrices(shape.inputs, shape.rank)
     return x, w, v, matrices(shape.rank, shape.outputs), code
 
@@ -76,7 +89,8 @@ def work(shape: RoutedLoraShape, x: Any, code: Any) -> dict[str, Work]:
     """Of the products and the update: FLOPs, and bytes with x (and dy) read a second time."""
     tokens, outputs = shape.batch * shape.length, shape.sites * shape.outputs
     plain = 2.0 * tokens * shape.inputs * outputs
-    update = 2.0 * tokens * shape.sites * shape.rank * (shape.inputs + shape.outputs)
+    ranks = shape.rank * (shape.blocks if shape.active is None else shape.active) / shape.blocks
+    update = 2.0 * tokens * shape.sites * ranks * (shape.inputs + shape.outputs)
     y = tokens * outputs * x.itemsize
     forward = Work(plain + update, 2.0 * x.nbytes + y + code.nbytes)
     backward = Work(plain + 2 * update, 3.0 * x.nbytes + 2.0 * y + 2.0 * code.nbytes)
@@ -92,6 +106,22 @@ def _plain(x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, scale: floa
         z = jnp.matmul(x, down) * (scale * numbers).astype(x.dtype)
         found.append(jnp.matmul(x, weight) + jnp.matmul(z, up))
     return tuple(found)
+
+
+def _skipping(x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, **options: Any) -> Any:
+    """The op, with what it may skip."""
+    active = active_blocks(code, x.shape[1], chunk=chunk)
+    return routed_lora(x, w, v, u, code, chunk=chunk, active=active, **options)
+
+
+def _masking(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` for codes with the gradients that they have with `active`, of which it is not told."""
+
+    def with_code(x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, scale: float) -> Any:
+        active = active_blocks(code, x.shape[1], chunk=chunk)
+        return run(x, w, v, u, masked(code, active, chunk, x.shape[1]), chunk=1, scale=scale)
+
+    return with_code
 
 
 if __name__ == "__main__":

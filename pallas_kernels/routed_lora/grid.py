@@ -39,16 +39,23 @@ class Grid(NamedTuple):
       rows: tiles from top to bottom.
       columns: of each output, tiles from left to right.
       transposed: right arrays are [N, K].
+      skips: an output's last term has the steps that `Steps` lists.
     """
 
     terms: tuple[tuple[Term, ...], ...]
     rows: int
     columns: tuple[int, ...]
     transposed: bool
+    skips: bool = False
 
     def steps(self) -> list[int]:
-        """Of a tile of each output."""
-        return [sum(term.size // STEP for term in terms) for terms in self.terms]
+        """Of a tile of each output, without those that are listed."""
+        return [sum(term.size // STEP for term in terms[: len(terms) - self.skips]) for terms in self.terms]
+
+    def firsts(self) -> list[int]:
+        """Where the list of each output begins."""
+        sizes = [terms[-1].size // STEP for terms in self.terms]
+        return [sum(sizes[:i]) for i in range(len(sizes))]
 
     def ends(self) -> list[int]:
         """The tiles up to the last one of each output."""

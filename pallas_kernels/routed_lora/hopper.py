@@ -12,6 +12,12 @@ STEP = 64
 TILE = 256
 """Rows and columns of a tile: smaller arrays than what is copied at a time came back as zeros on an H200."""
 
+UNIT = 16
+"""Ranks that share a number where blocks are skipped: blocks are multiples of it."""
+
+SKIPS = False
+"""Whether calls with `active` go first: not before their tests have passed on a GPU and they were timed."""
+
 LARGEST = 2**31
 """The kernel counts elements in 32 bits."""
 
@@ -19,9 +25,11 @@ TIMED_TOKENS, TIMED_WIDTH = 16_384, 1024
 """The fewest that were timed on an H200, where the kernel was faster."""
 
 
-def why_not(device: Device, x: Any, w: Any, v: Any, u: Any, code: Any = None, **_: Any) -> str | None:
+def why_not(
+    device: Device, x: Any, w: Any, v: Any, u: Any, code: Any = None, *, active: Any = None, **_: Any
+) -> str | None:
     """Why the kernel cannot run such a call, or None."""
-    del u, code
+    del u
     if (reason := why_not_on(device)) is not None:
         return reason
     if str(x.dtype) != "bfloat16":
@@ -39,12 +47,19 @@ def why_not(device: Device, x: Any, w: Any, v: Any, u: Any, code: Any = None, **
         return f"its tiles have {TILE} tokens, x has {tokens}"
     if max(tokens * max(widths), widths[0] * max(widths[1:])) >= LARGEST:
         return f"it counts elements in 32 bits, x is {x.shape} and the largest width {max(widths)}"
+    if active is None:
+        return None
+    blocks = {site.shape[1] // code.shape[-1] for site in v}
+    if odd := sorted(size for size in blocks if size % UNIT):
+        return f"it skips blocks of multiples of {UNIT} ranks, and one has {odd[0]}: leave active out"
     return None
 
 
-def rather_not(device: Device, x: Any, w: Any, *args: Any, **options: Any) -> str | None:
+def rather_not(device: Device, x: Any, w: Any, *args: Any, active: Any = None, **options: Any) -> str | None:
     """Why the kernel, though it can run such a call, is taken by name only, or None."""
     del device, args, options
+    if active is not None and not SKIPS:
+        return "its skipping of blocks that are not active has not run on a GPU"
     tokens, width = math.prod(x.shape[:-1]), min(_widths(x, w))
     if tokens < TIMED_TOKENS:
         return f"it has not been timed with fewer than {TIMED_TOKENS} tokens, x has {tokens}"

@@ -6,6 +6,9 @@ again; the gradients of V, U, W and c are XLA's.
 
 The ranks of all sites lie side by side in z, filled up with zeros to a multiple of 64. A site multiplies the columns of
 its own ranks, from a multiple of 64 to a multiple of 64, with U and rows of zeros for ranks of others.
+
+With `active` a kernel makes z too. In z, y and dx each tile of tokens takes only those steps of 64 ranks that have an
+active block. What XLA makes backward skips nothing.
 """
 
 from functools import partial
@@ -13,13 +16,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels.routed_lora.active import masked
 from pallas_kernels.routed_lora.grid import Term
-from pallas_kernels.routed_lora.hopper import STEP
+from pallas_kernels.routed_lora.hopper import STEP, TILE, UNIT
+from pallas_kernels.routed_lora.mosaic_gpu_down import listed_down
 from pallas_kernels.routed_lora.mosaic_gpu_product import sums_of_products
 from pallas_kernels.routed_lora.reference import Matrices
+from pallas_kernels.routed_lora.steps import Steps, active_steps, listed
 from pallas_kernels.routed_lora.xla import gradients, joined, product, scaled
 
 
@@ -32,6 +38,7 @@ def routed_lora_mosaic_gpu(
     *,
     chunk: int,
     scale: float,
+    active: Bool[Array, "tiles E"] | None = None,
     interpret: Any = None,
 ) -> tuple[Float[Array, "B T _"], ...]:
     """See `routed_lora`; what `hopper.why_not` refuses is not looked at again.
@@ -39,24 +46,37 @@ def routed_lora_mosaic_gpu(
     Args:
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
-    flat, tree = jax.tree.flatten((x, w, v, u, code))
+    if code is not None and active is not None:
+        code, chunk = masked(code, active, chunk, x.shape[1]), 1
+    flat, tree = jax.tree.flatten((x, w, v, u, code, active))
     return _routed(chunk, float(scale), interpret, *jax.tree.unflatten(tree, vary_alike(*flat)))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _routed(
-    chunk: int, scale: float, interpret: Any, x: Any, w: Matrices, v: Matrices, u: Matrices, code: Any
+    chunk: int,
+    scale: float,
+    interpret: Any,
+    x: Any,
+    w: Matrices,
+    v: Matrices,
+    u: Matrices,
+    code: Any,
+    active: Any,
 ) -> tuple[Array, ...]:
-    p = _down(x, v)
-    z = jnp.concatenate(scaled(p, v, code, chunk, scale), -1).astype(x.dtype)
     terms, up, after = [], [], 0
     for i, (weight, matrix) in enumerate(zip(w, u, strict=True)):
         before, after = after, after + matrix.shape[0]
         start, end = before // STEP * STEP, -(-after // STEP) * STEP
         up.append(jnp.pad(matrix, ((before - start, end - after), (0, 0))))
         terms.append([Term(0, 2 + i, 0, weight.shape[0]), Term(1, 2 + len(w) + i, start, end - start)])
-    arrays = [_rows(x), _filled(_rows(z)), *w, *up]
-    return _sums(arrays, terms, x, interpret)
+    if active is None:
+        z = jnp.concatenate(scaled(_down(x, v), v, code, chunk, scale), -1).astype(x.dtype)
+        return _sums([_rows(x), _filled(_rows(z)), *w, *up], terms, x, interpret)
+    steps = active_steps(active, [down.shape[1] for down in v])
+    z = _listed_down(scale, interpret, x, v, code, steps)
+    own = listed(steps, [term for _, term in terms])
+    return _sums([_rows(x), z, *w, *up], terms, x, interpret, listed=own)
 
 
 def _forward(chunk: int, scale: float, interpret: Any, *given: Any) -> tuple[tuple[Array, ...], Any]:
@@ -64,9 +84,10 @@ def _forward(chunk: int, scale: float, interpret: Any, *given: Any) -> tuple[tup
 
 
 def _backward(chunk: int, scale: float, interpret: Any, kept: Any, dy: tuple[Array, ...]) -> tuple[Any, ...]:
-    x, _, v, *_ = kept
-    input_gradient = partial(_input_gradient, interpret=interpret)
-    return gradients(chunk, scale, (*kept, _down(x, v)), dy, input_gradient)
+    *given, active = kept
+    x, _, v, *_ = given
+    input_gradient = partial(_input_gradient, active=active, interpret=interpret)
+    return *gradients(chunk, scale, (*given, _down(x, v)), dy, input_gradient), None
 
 
 _routed.defvjp(_forward, _backward)
@@ -78,20 +99,44 @@ def _down(x: Float[Array, "B T K"], v: Matrices) -> Float[Array, "B T R"]:
     return product("btk,kr->btr", x, _filled(down), wide=True)[..., : down.shape[1]]
 
 
-def _input_gradient(dy: tuple[Array, ...], w: Any, v: Matrices, s: Array, *, interpret: Any) -> Array:
+def _listed_down(
+    scale: float, interpret: Any, x: Array, v: Matrices, code: Array, steps: Bool[Array, "tiles steps"]
+) -> Float[Array, "M R"]:
+    """z where a step has an active block, anything elsewhere; `code` is of tokens."""
+    tokens = (code.astype(jnp.float32) * jnp.float32(scale)).reshape(-1, code.shape[-1])
+    units = [jnp.repeat(tokens, site.shape[1] // code.shape[-1] // UNIT, axis=1) for site in v]
+    down, numbers = _filled(joined(v)).astype(x.dtype), jnp.concatenate(units, 1)
+    missing = -tokens.shape[0] % TILE, down.shape[1] // UNIT - numbers.shape[1]
+    numbers = jnp.pad(numbers, [(0, more) for more in missing]).T
+    own = listed(steps, [Term(0, 0, 0, down.shape[1])])
+    return listed_down(_rows(x), down.T, numbers, own, interpret=interpret)
+
+
+def _input_gradient(
+    dy: tuple[Array, ...], w: Any, v: Matrices, s: Array, *, active: Any, interpret: Any
+) -> Array:
     sites, down = len(w), _filled(joined(v))
     terms = [Term(i, sites + 1 + i, 0, weight.shape[1]) for i, weight in enumerate(w)]
     terms.append(Term(sites, 2 * sites + 1, 0, down.shape[1]))
     arrays = [*map(_rows, dy), _filled(_rows(s)), *w, down]
-    return _sums(arrays, [terms], s, interpret, transposed=True)[0]
+    own = active
+    if active is not None:
+        own = listed(active_steps(active, [site.shape[1] for site in v]), terms[-1:])
+    return _sums(arrays, [terms], s, interpret, transposed=True, listed=own)[0]
 
 
 def _sums(
-    arrays: list[Array], terms: list[list[Term]], like: Array, interpret: Any, *, transposed: bool = False
+    arrays: list[Array],
+    terms: list[list[Term]],
+    like: Array,
+    interpret: Any,
+    *,
+    transposed: bool = False,
+    listed: Steps | None = None,
 ) -> tuple[Array, ...]:
     """[B, T, _] of each output, B and T as in `like`."""
     cast = [array.astype(like.dtype) for array in arrays]
-    found = sums_of_products(cast, terms, transposed=transposed, interpret=interpret)
+    found = sums_of_products(cast, terms, transposed=transposed, listed=listed, interpret=interpret)
     batch, length, _ = like.shape
     return tuple(y[: batch * length].reshape(batch, length, -1) for y in found)
 

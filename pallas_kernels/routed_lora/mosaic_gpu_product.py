@@ -5,6 +5,8 @@ of x and then through those of z, and is rounded once. A cluster of two persiste
 after another, 128 rows each. One warpgroup of a program copies 64 columns of left and 64 rows of right at a time to a
 ring in shared memory; of right each program copies half, to both. Two warpgroups compute, 64 rows each, with both
 operands of their products in shared memory.
+
+A last term may have the steps of a list instead of all, another one for each row of tiles.
 """
 
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
 from pallas_kernels.routed_lora.grid import Grid, Place, Term, pick, place_of
 from pallas_kernels.routed_lora.hopper import STEP
+from pallas_kernels.routed_lora.steps import Steps
 
 WORKERS = 2
 ROWS = 64
@@ -54,7 +57,12 @@ class Shared(NamedTuple):
 
 
 def sums_of_products(
-    arrays: Sequence[Array], terms: Sequence[Sequence[Term]], *, transposed: bool = False, interpret: Any
+    arrays: Sequence[Array],
+    terms: Sequence[Sequence[Term]],
+    *,
+    transposed: bool = False,
+    listed: Steps | None = None,
+    interpret: Any,
 ) -> list[Float[Array, "M N"]]:
     """Each output's sum of left right, in the arrays' dtype and summed in fp32.
 
@@ -62,6 +70,7 @@ def sums_of_products(
       arrays: left ones [M, K], right ones [K, N]; M is a multiple of 8, K and N are of 64.
       terms: of each output.
       transposed: right arrays are [N, K].
+      listed: the steps of each output's last term, for each row of tiles; None for all.
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     arrays = vary_alike(*arrays)
@@ -69,9 +78,10 @@ def sums_of_products(
     widths = [arrays[own[0].right].shape[0 if transposed else 1] for own in terms]
     columns = tuple(-(-width // WIDTH) for width in widths)
     rows = -(-height // (PAIR * HEIGHT))
-    grid = Grid(tuple(tuple(own) for own in terms), rows, columns, transposed)
+    grid = Grid(tuple(tuple(own) for own in terms), rows, columns, transposed, listed is not None)
+    given = [*arrays, *(listed or ())]
     kernel = plgpu.kernel(
-        partial(_program, grid=grid, arrays=len(arrays)),
+        partial(_program, grid=grid, arrays=len(given)),
         out_type=[varying_like(arrays[0], (height, width), arrays[0].dtype) for width in widths],
         grid=(min(CLUSTERS, grid.ends()[-1]),),
         grid_names=("cluster",),
@@ -79,15 +89,16 @@ def sums_of_products(
         cluster_names=("program",),
         num_threads=WORKERS + 1,
         thread_name="warpgroup",
-        scratch_types=[_scratch(arrays[0].dtype, transposed)],
+        scratch_types=[scratch(arrays[0].dtype, transposed)],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=interpret,
         kernel_name="routed_lora_dx" if transposed else "routed_lora",
     )
-    return kernel(*arrays)
+    return kernel(*given)
 
 
-def _scratch(dtype: Any, transposed: bool) -> Shared:
+def scratch(dtype: Any, transposed: bool, *, copies: int = 2) -> Shared:
+    """Shared memory for steps that are copied in so many parts."""
     tiling: Any = plgpu.TilingTransform((8, STEP))  # pyright: ignore[reportAbstractUsage]
     swizzle: Any = plgpu.SwizzleTransform(2 * STEP)  # pyright: ignore[reportAbstractUsage]
 
@@ -97,7 +108,7 @@ def _scratch(dtype: Any, transposed: bool) -> Shared:
     return Shared(
         left=tiles(STAGES, HEIGHT, STEP),
         right=tiles(STAGES, *((WIDTH, STEP) if transposed else (STEP, WIDTH))),
-        there=plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+        there=plgpu.Barrier(num_arrivals=copies, num_barriers=STAGES),
         free=plgpu.ClusterBarrier(collective_axes=("program",), num_arrivals=WORKERS, num_barriers=STAGES),
         out=tiles(WORKERS, 2, ROWS, STEP),
     )
@@ -106,33 +117,37 @@ def _scratch(dtype: Any, transposed: bool) -> Shared:
 def _program(*refs: Any, grid: Grid, arrays: int) -> None:
     """The rows of a program in every tile whose number has the cluster's own as its remainder."""
     inputs, outputs, shared = refs[:arrays], refs[arrays:-1], refs[-1]
+    listed = Steps(*inputs[-2:]) if grid.skips else None
     worker = lax.axis_index("warpgroup")
 
     @pl.when(worker == WORKERS)
     def _() -> None:
         plgpu.set_max_registers(40, action="decrease")
-        _feed(inputs, shared, grid)
+        _feed(inputs, shared, grid, listed)
 
     @pl.when(worker < WORKERS)
     def _() -> None:
         plgpu.set_max_registers(232, action="increase")
-        _compute(outputs, shared, grid, worker)
+        _compute(outputs, shared, grid, listed, worker)
 
 
-def _walk(grid: Grid, visit: Any) -> Array:
-    """Calls visit(place, steps before it) for each tile of the cluster; returns the number of all its steps."""
+def _walk(grid: Grid, listed: Any, visit: Any) -> Array:
+    """Calls visit(place, its steps, those before) for each tile of the cluster; returns the number of all its steps."""
     cluster, clusters = lax.axis_index("cluster"), lax.axis_size("cluster")
-    ends, steps = grid.ends(), grid.steps()
+    ends = grid.ends()
 
     def advance(i: Array, before: Array) -> Array:
         place = place_of(grid, cluster + i * clusters)
-        visit(place, before)
-        return before + pick(steps, place.output)
+        steps = pick(grid.steps(), place.output)
+        if listed is not None:
+            steps += listed.counts[place.row, place.output]
+        visit(place, steps, before)
+        return before + steps
 
     return lax.fori_loop(0, (ends[-1] - cluster + clusters - 1) // clusters, advance, jnp.int32(0))
 
 
-def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid) -> None:
+def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any) -> None:
     """Copies what each step multiplies as soon as there is a place for it."""
 
     def copy(place: Place, term: Term, block: Array, step: Array) -> None:
@@ -145,13 +160,21 @@ def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid) -> None:
         box = right.at[kept, summed] if grid.transposed else right.at[summed, kept]
         plgpu.copy_gmem_to_smem(box, shared.right.at[slot], shared.there.at[slot], collective_axes="program")
 
-    def visit(place: Place, before: Array) -> None:
-        for output, terms in enumerate(grid.terms):
+    def copy_listed(place: Place, term: Term, first: int, before: Array) -> None:
+        lax.fori_loop(
+            0,
+            listed.counts[place.row, place.output],
+            lambda i, _: copy(place, term, listed.order[place.row, first + i], before + i),
+            None,
+        )
+
+    def visit(place: Place, _: Array, before: Array) -> None:
+        for output, (terms, first) in enumerate(zip(grid.terms, grid.firsts(), strict=True)):
 
             @pl.when(place.output == output)
-            def _(terms: tuple[Term, ...] = terms) -> None:
+            def _(terms: tuple[Term, ...] = terms, first: int = first) -> None:
                 done = before
-                for term in terms:
+                for term in terms[: len(terms) - grid.skips]:
                     lax.fori_loop(
                         0,
                         term.size // STEP,
@@ -159,21 +182,29 @@ def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid) -> None:
                         None,
                     )
                     done += term.size // STEP
+                if grid.skips:
+                    copy_listed(place, terms[-1], first, done)
 
     def drain(step: Array, _: None) -> None:
         plgpu.barrier_wait(shared.free.at[step % STAGES])
 
-    steps = _walk(grid, visit)
+    steps = _walk(grid, listed, visit)
     lax.fori_loop(jnp.maximum(steps - STAGES, 0), steps, drain, None)
 
 
-def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, worker: Array) -> None:
+def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any, worker: Array) -> None:
     """A warpgroup's 64 rows of each tile."""
 
-    def visit(place: Place, before: Array) -> None:
-        steps = pick(grid.steps(), place.output)
+    def visit(place: Place, steps: Array, before: Array) -> None:
         total = pl.run_scoped(
-            partial(_multiply, shared=shared, grid=grid, worker=worker, before=before, steps=steps),
+            partial(
+                multiply,
+                shared=shared,
+                transposed=grid.transposed,
+                worker=worker,
+                before=before,
+                steps=steps,
+            ),
             plgpu.WGMMAAccumulatorRef((ROWS, WIDTH), jnp.float32),
         ).astype(outputs[0].dtype)
         first = (place.row * PAIR + lax.axis_index("program")) * HEIGHT
@@ -189,20 +220,20 @@ def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, worker: Array) 
                 store = partial(plgpu.copy_smem_to_gmem, piece, ref.at[rows, columns])
                 pl.when(place.output == output)(store)
 
-    _walk(grid, visit)
+    _walk(grid, listed, visit)
     plgpu.wait_smem_to_gmem(0)
 
 
-def _multiply(
-    total: Any, *, shared: Shared, grid: Grid, worker: Array, before: Array, steps: Array
+def multiply(
+    total: Any, *, shared: Shared, transposed: bool, worker: Array, before: Array, steps: Array
 ) -> Float[Array, "64 256"]:
-    """All steps of a tile. A place is free one step later, when the product that reads it has ended."""
+    """All steps of a tile, at least one. A place is free one step later, when the product that reads it has ended."""
 
     def advance(i: Array, _: None) -> None:
         slot = (before + i) % STAGES
         plgpu.barrier_wait(shared.there.at[slot])
         left, right = shared.left.at[slot, pl.ds(worker * ROWS, ROWS)], shared.right.at[slot]
-        plgpu.wgmma(total, left, right.T if grid.transposed else right)
+        plgpu.wgmma(total, left, right.T if transposed else right)
         plgpu.wgmma_wait(1)
         pl.when(i > 0)(lambda: plgpu.barrier_arrive(shared.free.at[(before + i - 1) % STAGES]))
 

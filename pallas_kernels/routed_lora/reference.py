@@ -2,15 +2,16 @@
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
+
+from pallas_kernels.routed_lora.active import code_of_tokens, masked
 
 Matrices = tuple[Float[Array, "_ _"], ...]
 
 
 def code_of_ranks(code: Float[Array, "B C E"], chunk: int, length: int, rank: int) -> Float[Array, "B T R"]:
     """The number of every token's every rank: a chunk's tokens share a code, and the ranks of a block a number."""
-    tokens = jnp.repeat(code, chunk, axis=1)[:, :length] if chunk > 1 else code
-    return jnp.repeat(tokens, rank // code.shape[-1], axis=-1)
+    return jnp.repeat(code_of_tokens(code, chunk, length), rank // code.shape[-1], axis=-1)
 
 
 def routed_lora_reference(
@@ -22,8 +23,11 @@ def routed_lora_reference(
     *,
     chunk: int,
     scale: float,
+    active: Bool[Array, "tiles E"] | None = None,
 ) -> tuple[Float[Array, "B T _"], ...]:
     """See `routed_lora`; it has derivatives of any order."""
+    if code is not None and active is not None:
+        code, chunk = masked(code, active, chunk, x.shape[1]), 1
     found, wide = [], x.astype(jnp.float32)
     for i, (down, up) in enumerate(zip(v, u, strict=True)):
         z = _matmul(wide, down) * jnp.float32(scale)

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels.routed_lora.active import masked
 from pallas_kernels.routed_lora.reference import Matrices, code_of_ranks
 
 Kept = tuple[Any, Matrices | None, Matrices, Matrices, Any, Any]
@@ -29,8 +30,11 @@ def routed_lora_xla(
     *,
     chunk: int,
     scale: float,
+    active: Bool[Array, "tiles E"] | None = None,
 ) -> tuple[Float[Array, "B T _"], ...]:
-    """See `routed_lora`."""
+    """See `routed_lora`. Blocks that are not active are computed too, with a code of 0."""
+    if code is not None and active is not None:
+        code, chunk = masked(code, active, chunk, x.shape[1]), 1
     flat, tree = jax.tree.flatten((x, w, v, u, code))
     return _routed(chunk, scale, *jax.tree.unflatten(tree, vary_alike(*flat)))
 

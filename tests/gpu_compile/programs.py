@@ -27,6 +27,7 @@ from pallas_kernels.neural_memory import shapes as memory_shapes
 from pallas_kernels.neural_memory.mosaic_gpu import neural_memory_mosaic_gpu
 from pallas_kernels.patch_attention import shapes as patch_shapes
 from pallas_kernels.patch_attention import triton_gpu as patch_triton
+from pallas_kernels.routed_lora import active_blocks
 from pallas_kernels.routed_lora import shapes as lora_shapes
 from pallas_kernels.routed_lora.mosaic_gpu import routed_lora_mosaic_gpu
 from pallas_kernels.short_conv import shapes as short_shapes
@@ -287,13 +288,14 @@ def _memory(chunk: int, q: Any, k: Any, v: Any, gates: Any, first: Any, second: 
 
 
 def _routed_lora() -> Iterator[Program]:
-    """Three sites of either rank, whose ranks share a step or have one each, and one site."""
+    """Three sites whose ranks share a step, have one each, or skip most of theirs; and one site."""
     for shape in lora_shapes.SHAPES:
-        if shape.name in ("llama_7b_qkv", "llama_7b_qkv_r64"):
+        if shape.name in ("llama_7b_qkv", "llama_7b_qkv_r64", "llama_7b_rows"):
             arrays = _lora(shape)
             y = jax.ShapeDtypeStruct((*arrays["x"].shape[:2], shape.outputs), jnp.bfloat16)
             cotangents = (y,) * shape.sites
-            yield Program(f"routed_lora/{shape.name}", _forward_and_gradients(_routed), (cotangents, arrays))
+            run = _routed if shape.active is None else partial(_routed, skips=True)
+            yield Program(f"routed_lora/{shape.name}", _forward_and_gradients(run), (cotangents, arrays))
     one = next(shape for shape in lora_shapes.SHAPES if shape.name == "llama_7b_out")
     yield from _transformed("routed_lora", lambda **arrays: _routed(**arrays)[0], _lora(one))
 
@@ -313,9 +315,11 @@ def _lora(shape: lora_shapes.RoutedLoraShape) -> dict[str, Any]:
     return {"x": jax.ShapeDtypeStruct(x, jnp.bfloat16), **matrices, "code": code}
 
 
-def _routed(x: Any, w: Any, v: Any, u: Any, code: Any) -> Any:
+def _routed(x: Any, w: Any, v: Any, u: Any, code: Any, *, skips: bool = False) -> Any:
     matrices = (a if isinstance(a, tuple) else (a,) for a in (w, v, u))
-    return routed_lora_mosaic_gpu(x, *matrices, code, chunk=x.shape[1] // code.shape[1], scale=1.0)
+    chunk = x.shape[1] // code.shape[1]
+    active = active_blocks(code, x.shape[1], chunk=chunk) if skips else None
+    return routed_lora_mosaic_gpu(x, *matrices, code, chunk=chunk, scale=1.0, active=active)
 
 
 def _short_conv() -> Iterator[Program]:

@@ -3,7 +3,7 @@
 Remat and several devices cannot be simulated; `make gpu-compile` compiles both.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels.routed_lora import explain, mosaic_gpu_product, routed_lora
+from pallas_kernels.routed_lora import (
+    active_blocks,
+    explain,
+    mosaic_gpu_down,
+    mosaic_gpu_product,
+    routed_lora,
+)
 from pallas_kernels.routed_lora.grid import Grid, Term, place_of
 from pallas_kernels.routed_lora.hopper import why_not
 from pallas_kernels.routed_lora.mosaic_gpu import routed_lora_mosaic_gpu
@@ -21,13 +27,17 @@ from pallas_kernels.routed_lora.reference import routed_lora_reference
 from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
+from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A call of the op; `sites` are outputs and rank of each, `chunk` is 0 without a code."""
+    """A call of the op; `sites` are outputs and rank of each, `chunk` is 0 without a code.
+
+    `active` numbers of a code are not 0, others than in the chunk and the row before; 0 for all, without `active`.
+    """
 
     name: str
     batch: int = 2
@@ -36,6 +46,7 @@ class Call:
     sites: tuple[tuple[int, int], ...] = ((192, 16),)
     chunk: int = 1
     blocks: int = 8
+    active: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -50,6 +61,10 @@ class Call:
         if self.chunk:
             chunks = -(-self.length // self.chunk)
             found["code"] = draw(self.batch, chunks, self.blocks).astype(jnp.float32)
+            rows, columns, blocks = np.indices(found["code"].shape)
+            if self.active:
+                kept = (blocks - rows - columns) % self.blocks < self.active
+                found["code"] = jnp.where(kept, found["code"], 0.0)
         for i, (outputs, rank) in enumerate(self.sites):
             found |= {f"w{i}": draw(self.inputs, outputs, size=self.inputs**-0.5)}
             found |= {f"v{i}": draw(self.inputs, rank, size=self.inputs**-0.5)}
@@ -59,7 +74,10 @@ class Call:
     def case(self, op: Any) -> OpCase:
         def run(call: Any, x: Any) -> Any:
             w, v, u = (tuple(x[f"{name}{i}"] for i in range(len(self.sites))) for name in "wvu")
-            return call(x["x"], w, v, u, x.get("code"), chunk=max(1, self.chunk), scale=0.5)
+            options: dict[str, Any] = {"chunk": max(1, self.chunk), "scale": 0.5}
+            if self.active:
+                options["active"] = active_blocks(x["code"], self.length, chunk=self.chunk)
+            return call(x["x"], w, v, u, x.get("code"), **options)
 
         arrays = self.arrays()
         return OpCase(
@@ -81,6 +99,17 @@ SMALL = (
     Call(name="by_chunk", chunk=16),
     Call(name="by_row", chunk=75, batch=3),
     Call(name="without_a_code", length=150, chunk=0, sites=((64, 6), (64, 3))),
+    # Tiles of five steps of 64 ranks, of four and of three: one takes two groups of steps.
+    Call(
+        name="active",
+        length=171,
+        batch=3,
+        inputs=128,
+        chunk=57,
+        sites=((192, 96), (64, 192)),
+        blocks=6,
+        active=2,
+    ),
 )
 LARGE = (
     Call(name="llama_7b_qkv", batch=2, length=2048, inputs=4096, sites=((4096, 16),) * 3, blocks=16),
@@ -89,6 +118,26 @@ LARGE = (
     Call(name="d512_bank", batch=8, length=4096, inputs=512, sites=((512, 32),) * 3, chunk=64),
     Call(name="d512_rows", batch=64, length=300, inputs=512, sites=((2048, 16), (512, 8)), chunk=300),
     Call(name="d256_static", batch=1, length=256, inputs=256, sites=((256, 4),), chunk=0),
+    Call(
+        name="active_rows",
+        batch=32,
+        length=512,
+        inputs=1024,
+        sites=((1024, 512),) * 3,
+        chunk=512,
+        blocks=32,
+        active=1,
+    ),
+    Call(
+        name="active_bank",
+        batch=3,
+        length=1001,
+        inputs=512,
+        sites=((1024, 640), (320, 160)),
+        chunk=143,
+        blocks=10,
+        active=4,
+    ),
 )
 
 
@@ -97,6 +146,7 @@ LARGE = (
 def test_simulated(call: Call, simulation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and gradients; each of two clusters has several tiles."""
     monkeypatch.setattr(mosaic_gpu_product, "CLUSTERS", 2)
+    monkeypatch.setattr(mosaic_gpu_down, "CLUSTERS", 2)
     op_suite.check_reference(call.case(partial(routed_lora_mosaic_gpu, interpret=simulation)))
 
 
@@ -108,6 +158,43 @@ def test_simulated_with_a_cluster_a_tile(simulation: Any) -> None:
 @pytest.mark.slow(weeks=6, group="simulated routed_lora")
 def test_simulated_under_vmap(simulation: Any) -> None:
     op_suite.check_vmap(SMALL[1].case(partial(routed_lora_mosaic_gpu, interpret=simulation)))
+
+
+ROWS = Call(name="rows", length=260, inputs=64, sites=((64, 192),), chunk=260, blocks=3, active=1)
+"""Tiles of either row, and one of both."""
+
+
+@pytest.mark.slow(weeks=6, group="simulated routed_lora")
+def test_simulated_under_vmap_with_blocks_that_are_not_active(simulation: Any) -> None:
+    """Values alone, for speed."""
+    x = ROWS.arrays()
+    stacked = {name: jnp.stack([array, jnp.roll(array, 1, 0)]) for name, array in x.items()}
+    found = jax.jit(jax.vmap(ROWS.case(partial(routed_lora_mosaic_gpu, interpret=simulation)).run))(stacked)
+    expected = jax.vmap(ROWS.case(routed_lora_reference).run)(stacked)
+    assert_close(found[0], expected[0], jnp.bfloat16, n=ROWS.inputs + 192)
+
+
+@pytest.mark.slow(weeks=6, group="simulated routed_lora")
+def test_simulated_skips(simulation: Any) -> None:
+    _check_skips(ROWS, partial(routed_lora_mosaic_gpu, interpret=simulation))
+
+
+@pytest.mark.gpu
+def test_skips_on_a_gpu() -> None:
+    _check_skips(
+        replace(ROWS, length=512, chunk=512, inputs=256, sites=((256, 192),)),
+        partial(routed_lora, implementation="mosaic_gpu"),
+    )
+
+
+def _check_skips(call: Call, op: Any) -> None:
+    """Ranks of a block that no tile has are NaN, and nothing is read of them."""
+    x = call.arrays()
+    y = jax.jit(call.case(op).run)(
+        x | {"v0": x["v0"].at[:, 128:].set(jnp.nan), "u0": x["u0"].at[128:].set(jnp.nan)}
+    )
+    zero = x | {"v0": x["v0"].at[:, 128:].set(0), "u0": x["u0"].at[128:].set(0)}
+    assert_close(y[0], call.case(routed_lora_reference).run(zero)[0], jnp.bfloat16, n=call.inputs + 192)
 
 
 def test_every_tile_has_its_place() -> None:
@@ -145,12 +232,14 @@ def test_on_a_gpu(call: Call, check: str) -> None:
         ({"length": 1 << 23}, "it counts elements in 32 bits"),
         ({"inputs": 1 << 16, "outputs": 1 << 16}, "x is (2, 128, 65536) and the largest width 65536"),
         ({"weighed": False}, "without w there is nothing to add it to"),
+        ({"rank": 24}, "it skips blocks of multiples of 16 ranks, and one has 12: leave active out"),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
     call = {"device": HOPPER, "dtype": jnp.bfloat16, "length": 128, "inputs": 256, "outputs": 256}
-    assert why_not(*_call(**call)) is None
-    assert reason in (why_not(*_call(**call | change)) or "it can run")
+    active = jnp.ones((1, 2), bool)
+    assert why_not(*_call(**call | {"rank": 32}), active=active) is None
+    assert reason in (why_not(*_call(**call | change), active=active) or "it can run")
 
 
 @pytest.mark.parametrize(
@@ -160,19 +249,25 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
         ({"length": 8191}, "it has not been timed with fewer than 16384 tokens, x has 16382"),
         ({"inputs": 512}, "it has not been timed with widths below 1024, one is 512"),
         ({"outputs": 960}, "it has not been timed with widths below 1024, one is 960"),
+        ({"active": True}, "its skipping of blocks that are not active has not run on a GPU"),
     ],
 )
 def test_goes_first_where_it_was_timed(change: dict[str, Any], reason: str | None) -> None:
     call = {"device": HOPPER, "dtype": jnp.bfloat16, "length": 8192, "inputs": 1024, "outputs": 1024}
-    device, *arrays = _call(**call | change)
+    active = jnp.ones((64, 2), bool) if change.get("active") else None
+    call |= {"rank": 32} | {name: size for name, size in change.items() if name != "active"}
+    device, *arrays = _call(**call)
     line = "mosaic_gpu on NVIDIA H200" if reason is None else f"xla on NVIDIA H200 (not mosaic_gpu: {reason})"
-    assert explain(*arrays, device=device) == f"routed_lora: {line}"
+    assert explain(*arrays, device=device, active=active) == f"routed_lora: {line}"
 
 
-def _call(device: Device, dtype: Any, length: int, inputs: int, outputs: int, weighed: bool = True) -> Any:
-    sizes = (2, length, inputs), (inputs, outputs), (inputs, 4), (4, outputs)
+def _call(
+    device: Device, dtype: Any, length: int, inputs: int, outputs: int, weighed: bool = True, rank: int = 4
+) -> Any:
+    sizes = (2, length, inputs), (inputs, outputs), (inputs, rank), (rank, outputs)
     x, w, v, u = (jax.ShapeDtypeStruct(size, dtype) for size in sizes)
-    return device, x, (w,) if weighed else None, (v,), (u,)
+    code = jax.ShapeDtypeStruct((2, length, 2), jnp.float32)
+    return device, x, (w,) if weighed else None, (v,), (u,), code
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

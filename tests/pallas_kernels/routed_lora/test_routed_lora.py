@@ -1,5 +1,6 @@
 """Products with a routed low-rank update: values and gradients against the textbook, and what is refused."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -182,3 +183,18 @@ def test_the_benchmark_passes_its_gate() -> None:
     plan = bench.plan(RoutedLoraShape("tiny", 2, 8, 16, 12, 2, 4, 4, 2))
     assert set(check(plan, jax.random.key(0))) == {"plain", "xla"}
     assert [case.name for case in plan.bare] == ["matmul", "joined"]
+
+
+ROWS = RoutedLoraShape("tiny", 3, 256, 16, 12, 1, 8, 256, 4, 1)
+
+
+@pytest.mark.slow(weeks=4)
+def test_the_benchmark_of_zeros_passes_its_gate() -> None:
+    assert set(check(bench.plan(ROWS), jax.random.key(0))) == {"plain", "xla", "dense"}
+
+
+def test_the_benchmark_of_zeros_counts_no_work_for_them() -> None:
+    found, whole = (bench.plan(shape) for shape in (ROWS, replace(ROWS, active=None)))
+    assert jnp.count_nonzero(found.plain.args[-1], axis=-1).tolist() == [[1]] * 3
+    saved = whole.work["forward"].flops - found.work["forward"].flops
+    assert saved == 2 * 768 * 6 * (16 + 12)
