@@ -18,9 +18,11 @@ from jaxblt.adapters import attach, join_params, split_params
 from jaxblt.adapters.draw import POLICY, choices
 from jaxblt.adapters.given import given, through
 from jaxblt.adapters.params import routers
+from jaxblt.data.batch import Batch
 from jaxblt.training.acting import acting_params, keep_routers
 from jaxblt.training.flops import count_params
 from jaxblt.training.policy import is_routers, surrogate
+from jaxblt.training.reference import divergence
 
 if TYPE_CHECKING:
     from jaxblt.models import ByteLMConfig
@@ -84,8 +86,8 @@ class Program:
         trained = routers(drawn) if self.arm.over_oracle else _shared(own, base)
         return trained, self.moments.init(trained)
 
-    def _nats(self, base: Any, trained: Any, rows: Rows) -> tuple[Any, Any]:
-        """Of each target, and the code."""
+    def _logits(self, base: Any, trained: Any, rows: Rows) -> tuple[Any, Any]:
+        """Of each target, with the code."""
         codes: list[Any] = []
         if self.arm.labelled:
             context = given(jax.nn.one_hot(rows.domain, self.blocks, dtype=jnp.float32))
@@ -93,17 +95,26 @@ class Program:
             context = through(lambda code: codes.append(code) or code)
         with context:
             logits, _ = self.module.apply({"params": join_params(base, trained)}, rows.inputs)  # pyright: ignore
-        return _nats(logits, rows), codes[0] if codes else None
+        return logits, codes[0] if codes else None
 
     def _loss(self, trained: Any, base: Any, rows: Rows, acting: Any, key: Any) -> tuple[Any, Any]:
         if self.arm.policy is not None:
             return self._reinforced(trained, base, rows, acting, key)
-        nats, code = self._nats(base, trained, rows)
-        loss = language = jnp.mean(nats)
+        logits, code = self._logits(base, trained, rows)
+        loss = language = jnp.mean(_nats(logits, rows))
+        if self.arm.divergence:
+            loss = loss + self.arm.divergence * self._divergence(logits, base, rows)
         if self.arm.imitation:
             right = jnp.take_along_axis(code, rows.domain[..., None], 2)
             loss = loss - self.arm.imitation * jnp.mean(jnp.log(jnp.maximum(right, LEAST)))
         return loss, language
+
+    def _divergence(self, logits: Any, base: Any, rows: Rows) -> Any:
+        """KL(base || model) a byte."""
+        wanted = self.plain.apply({"params": base}, rows.inputs)[0]
+        ones = jnp.ones(rows.inputs.shape, jnp.int32)
+        batch = Batch(rows.inputs, rows.targets, ones, jnp.cumsum(ones, 1) - 1, ones)
+        return divergence(logits, wanted, batch) / ones.size
 
     def _reinforced(self, trained: Any, base: Any, rows: Rows, acting: Any, key: Any) -> tuple[Any, Any]:
         """The policy's loss a byte, and the nats of the experts that it drew."""
@@ -146,7 +157,8 @@ class Program:
         batches = jax.tree.map(lambda x: x.reshape(-1, settings.rows, *x.shape[1:]), test)
 
         def score(rows: Rows) -> tuple[Any, Any]:
-            nats, code = self._nats(base, trained, rows)
+            logits, code = self._logits(base, trained, rows)
+            nats = _nats(logits, rows)
             if not routed:
                 return nats, None
             return nats, count_picks(code, rows.domain, mix.domains)

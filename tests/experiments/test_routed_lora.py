@@ -248,6 +248,19 @@ def test_a_second_call_goes_on_with_the_file_of_the_first(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow(weeks=12, group="scripts leave their figures")
+def test_what_the_base_keeps_is_kept(tmp_path: Path) -> None:
+    """Without `also_train` its parameters, and close to its predictions, with a weight that outweighs the text's."""
+    arms = ("chunk", "chunk_alone", "chunk_kl")
+    found = measured(tmp_path, arms, 1, replace(TINY, steps=20, rate=0.02, divergence=1e3))
+    counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
+    assert counts["chunk"] == counts["chunk_kl"]
+    assert counts["chunk"] - counts["chunk_alone"] == 260 * 16
+    gained = {n: found["base"]["bits_per_byte"] - arm["bits_per_byte"] for n, arm in found["arms"].items()}
+    assert gained["chunk"] > gained["chunk_alone"] > 0
+    assert abs(gained["chunk_kl"]) < 0.2 * gained["chunk"]
+
+
+@pytest.mark.slow(weeks=12, group="scripts leave their figures")
 def test_an_imitated_bank_has_few_parameters_more() -> None:
     params = drawn(MODEL.build(), jnp.zeros((1, 16), jnp.int32))["params"]
     mix = conflict_mix(TEXT, 3)
