@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jaxblt.adapters import AdapterConfig, Clamp, Draw, RouterConfig, Sticky
+from jaxblt.adapters import AdapterConfig, Clamp, Draw, RetrievalConfig, RouterConfig, Sticky
 from jaxblt.training.policy import PolicyConfig
 from jaxblt.validation import check_bounds, check_fields
 
 OVER_ORACLE = ("mixed", "reinforced", "ppo")
 """Arms of routers alone: their experts are those of the arm "oracle", and frozen."""
 BANKS = ("bank", "straight", "imitated", "oracle", *OVER_ORACLE)
-CHUNKS = ("chunk", "chunk_alone", "chunk_kl")
+CHUNKS = ("chunk", "chunk_alone", "chunk_kl", "chunk_index")
 """Arms of a free code for each chunk."""
 ARMS = ("static", "static_one", "prefix", *CHUNKS, "token", *BANKS, "full")
 """Names of `make_arm`."""
@@ -38,6 +38,8 @@ class Settings:
       imitation: weight of the cross-entropy between a bank's code and the labels, in nats.
       divergence: weight of KL(base || model) a byte in "chunk_kl", in nats.
       policy: how "reinforced" and "ppo" learn, whatever its method.
+      index: chunks that the router of "chunk_index" searches.
+      label_weight: bytes that a review's label counts as in training.
       letters: that a cipher of the conflict mix permutes. A domain's adapter undoes up to rank + 1 of them.
       rows, length: of a batch.
       spans: bytes of the shortest and the longest span of one domain.
@@ -61,6 +63,8 @@ class Settings:
     imitation: float = 0.1
     divergence: float = 0.05
     policy: PolicyConfig = PolicyConfig()
+    index: int = 16384
+    label_weight: float = 64.0
     letters: int = 26
     rows: int = 8
     length: int = 4096
@@ -76,6 +80,8 @@ class Settings:
         )
         check_bounds(self, "spans", least=1)
         check_bounds(self, "scale", "seconds", "rate", "full_rate", "router_factor", "divergence", above=0)
+        check_bounds(self, "index", least=1)
+        check_bounds(self, "label_weight", above=0)
         check_bounds(self, "imitation", least=0)
         check_bounds(self, "chunk", "prefix", below="length", why=": no byte of a row would have a code")
         check_bounds(self, "letters", least=2, most=26)
@@ -117,6 +123,12 @@ class Arm:
     policy: PolicyConfig | None = None
     matched: bool = True
 
+    @property
+    def searches(self) -> bool:
+        """Whether its router reads an index."""
+        router = self.adapter and self.adapter.router
+        return bool(router and router.retrieval)
+
 
 def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     """The arm of a name.
@@ -126,6 +138,8 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     prefix, chunk, token    a free code of so many numbers as ranks
     chunk_alone   chunk without `also_train`: adapter and router are all that is trained
     chunk_kl      chunk, kept close to the base by the divergence of their predictions
+    chunk_index   chunk, whose router also reads features of the nearest chunks of an index; it is not trained on
+                  the texts' ends, of which the index is made
     bank          a softmax over a domain's number of experts for each chunk
     straight      the same experts, of which the one with the largest share acts: top-1, gradients straight through
     imitated      a bank whose code is drawn towards the labels in training
@@ -177,7 +191,13 @@ def _code(name: str) -> tuple[Any, ...]:
 
 def _router(name: str, settings: Settings) -> RouterConfig:
     level: Any = name if name in ("prefix", "token") else "chunk"
-    return RouterConfig(level=level, chunk=settings.chunk, prefix=settings.prefix, hidden=settings.hidden)
+    return RouterConfig(
+        level=level,
+        chunk=settings.chunk,
+        prefix=settings.prefix,
+        hidden=settings.hidden,
+        retrieval=RetrievalConfig(capacity=settings.index) if name == "chunk_index" else None,
+    )
 
 
 def check_sizes(counts: dict[str, int], matched: Sequence[str]) -> None:
@@ -185,11 +205,13 @@ def check_sizes(counts: dict[str, int], matched: Sequence[str]) -> None:
 
     Args:
       counts: trained parameters by arm.
-      matched: arms that are to be equal.
+      matched: arms that are to be equal; there may be none.
 
     Raises:
       ValueError: says which, and what to change.
     """
+    if not matched:
+        return
     base = counts["static"] if "static" in matched else counts[matched[0]]
     apart = {name: counts[name] for name in matched if abs(counts[name] - base) > WITHIN * base}
     if apart:
