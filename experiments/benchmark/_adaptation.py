@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +14,7 @@ import optax
 from experiments.benchmark._arms import Arm, Settings
 from experiments.benchmark._mix import Mix, Rows
 from experiments.benchmark._reviews import Reviews
+from experiments.benchmark._scored import Scored, count_picks
 from jaxblt.adapters import attach, join_params, split_params
 from jaxblt.adapters.draw import POLICY, choices
 from jaxblt.adapters.given import given, through
@@ -32,31 +32,6 @@ FROZEN = "frozen"
 """Where a base with patches holds the frozen trees of its run."""
 LEAST = 1e-6
 """Of a code's number before its logarithm."""
-
-
-@dataclass(frozen=True)
-class Scored:
-    """An arm on the test rows.
-
-    Attributes:
-      nats: of each target, [rows, T].
-      rows: the same for all arms and seeds, as NumPy arrays.
-      picked: of a bank with a router, [experts, domains], bytes of a domain at which an expert has the largest number.
-      right: of reviews, whether each one's label was found, [rows].
-      cut: of a base with patches, how many there are, and how many boundaries found no slot.
-    """
-
-    nats: np.ndarray
-    rows: Any
-    picked: np.ndarray | None = None
-    right: np.ndarray | None = None
-    cut: np.ndarray | None = None
-
-    @property
-    def bits_per_byte(self) -> np.ndarray:
-        """Of each row."""
-        there = np.ones_like(self.nats) if self.rows.segment_ids is None else self.rows.segment_ids
-        return (self.nats * there).sum(1) / there.sum(1) / np.log(2)
 
 
 class Program:
@@ -232,16 +207,6 @@ class Program:
         """Share of the training."""
         settings = self.settings
         return seconds / settings.seconds if settings.steps is None else steps / settings.steps
-
-
-def count_picks(code: Any, domain: Any, domains: int) -> Any:
-    """[experts, domains], bytes of a domain at which an expert has the largest number of a code [B, T, experts].
-
-    Where all numbers are the same, as before a row's first code, it is none's.
-    """
-    leads = jnp.any(code != code[..., :1], -1, keepdims=True)
-    largest = jax.nn.one_hot(jnp.argmax(code, -1), code.shape[-1]) * leads.astype(jnp.float32)
-    return jnp.einsum("bte,btd->ed", largest, jax.nn.one_hot(domain, domains))
 
 
 def scheduled(share: float) -> float:

@@ -11,11 +11,12 @@ from experiments.benchmark._arms import OVER_ORACLE, Settings
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
-    from experiments.benchmark._adaptation import Program, Scored
+    from experiments.benchmark._adaptation import Program
     from experiments.benchmark._arms import Arm
     from experiments.benchmark._bases import Base
     from experiments.benchmark._mix import Mix
     from experiments.benchmark._reviews import Reviews
+    from experiments.benchmark._scored import Scored
     from jaxblt import Run
 
 
@@ -41,8 +42,7 @@ def routed_lora(
 
     Arms over the oracle train a router alone, over the experts that the oracle left with the same seed. They take its
     seconds and as many again. A call with the file of an earlier one goes on with it: arms that the file has are not
-    measured again, except an oracle whose experts others need. So the arms fit into calls of ten minutes, four of three
-    seeds each.
+    measured again, except an oracle whose experts others need. Four arms of three seeds fit into ten minutes.
 
     A base with patches takes the arms without experts. Its patcher is calibrated on the mix, and `overflow` is the
     share of boundaries that found no slot: BLT_RUN --mix natural --arms static chunk --seeds 1 --settings.hidden 32
@@ -68,6 +68,7 @@ def routed_lora(
     from experiments.benchmark._arms import check_sizes, make_arm
     from experiments.benchmark._bases import open_base
     from experiments.benchmark._pieces import read_back
+    from experiments.benchmark._scored import figures_of
     from jaxblt.adapters import join_params
 
     whole("--seeds", seeds, least=1, why=": each arm is trained once a seed")
@@ -86,7 +87,7 @@ def routed_lora(
     of_rows = {kind: dict(earlier.get(kind, {})) for kind in ("documents", "errors")}
     if not earlier:
         found = score_base(programs, given, test)
-        figures["base"] = said["base_run"] | _figures(found, names)
+        figures["base"] = said["base_run"] | figures_of(found, names)
         _keep(of_rows, "base", [found])
     oracles: list[Any] = []
     for name, program in programs.items():
@@ -197,12 +198,14 @@ def measure_arm(
       test: what is scored.
       domains: their names.
     """
+    from experiments.benchmark._scored import figures_of
+
     runs, scores, kept = [], [], []
     for seed, base in enumerate(bases):
         trained, found = program.train(base, train, seed)
         kept.append(trained)
         scores.append(program.scored(base, trained, test))
-        runs.append({"seed": seed, **_figures(scores[-1], domains), **found})
+        runs.append({"seed": seed, **figures_of(scores[-1], domains), **found})
     means = {
         n: float(np.mean([run[n] for run in runs])) for n in ("bits_per_byte", "accuracy") if n in runs[0]
     }
@@ -242,25 +245,3 @@ def _save(out: str, figures: dict[str, Any], of_rows: "Mapping[str, Mapping[str,
     )
     figures["compared"] = compared(documents) | ({"fewer_errors": fewer_errors(errors)} if errors else {})
     save("routed_lora", out, figures)
-
-
-def _figures(scored: "Scored", domains: list[str]) -> dict[str, Any]:
-    from experiments.benchmark._paired import bits_by, by_distance
-
-    nats, rows = scored.nats, scored.rows
-    there = np.ones_like(rows.inputs) if rows.segment_ids is None else rows.segment_ids
-    by_domain = bits_by(nats[there > 0], rows.target_domain[there > 0], len(domains))
-    found: dict[str, Any] = {
-        "bits_per_byte": float(scored.bits_per_byte.mean()),
-        "by_domain": dict(zip(domains, by_domain, strict=True)),
-        "by_distance": by_distance(nats, rows.since, nats.shape[1]),
-    }
-    if scored.picked is not None:
-        found["purity"] = float(scored.picked.max(1).sum() / max(scored.picked.sum(), 1))
-    if scored.right is not None:
-        found["accuracy"] = float(scored.right.mean())
-    if scored.cut is not None:
-        patches, overflow = (float(number) for number in scored.cut)
-        found["bytes_per_patch"] = float(there.sum()) / patches
-        found["overflow"] = overflow / (patches + overflow)
-    return found

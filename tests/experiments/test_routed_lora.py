@@ -10,11 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.benchmark._adaptation import Program, count_picks
+from experiments.benchmark._adaptation import Program
 from experiments.benchmark._arms import Settings, check_sizes, make_arm
 from experiments.benchmark._mix import check_texts, ciphers, conflict_mix, draw_rows, natural_mix
 from experiments.benchmark._mix_files import read_natural
 from experiments.benchmark._paired import by_distance, compared
+from experiments.benchmark._scored import count_picks
 from experiments.benchmark.routed_lora import in_order, routed_lora
 from jaxblt.adapters import join_params
 from jaxblt.data import DataConfig

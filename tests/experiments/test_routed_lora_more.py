@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import jaxblt
-from experiments.benchmark._adaptation import Program, Scored
+from experiments.benchmark._adaptation import Program
 from experiments.benchmark._arms import Settings, make_arm
 from experiments.benchmark._bases import check_base, given_to, open_base
 from experiments.benchmark._mix import natural_mix
 from experiments.benchmark._paired import fewer_errors
 from experiments.benchmark._reviews import Reviews, ends, open_reviews
-from experiments.benchmark.routed_lora import _figures, routed_lora
+from experiments.benchmark._scored import Scored, figures_of
+from experiments.benchmark.routed_lora import routed_lora
 from jaxblt.data.vocab import OFFSET, PAD
 from jaxblt.models import ByteLMConfig
 from tests.answers.runs import LOCAL, NEAR, PATCHER, PATCHES, make_run
@@ -109,7 +110,7 @@ def test_fewer_errors_are_of_arms_that_differ() -> None:
 
 def test_overflow_is_a_share_of_boundaries() -> None:
     rows = jax.tree.map(np.asarray, natural_mix({"a": TEXT, "b": TEXT}).draw(KEY, 2, 32, (8, 16)))
-    found = _figures(Scored(np.ones((2, 32)), rows, cut=np.array([15, 5])), ["a", "b"])
+    found = figures_of(Scored(np.ones((2, 32)), rows, cut=np.array([15, 5])), ["a", "b"])
     assert found["overflow"] == 0.25
     assert found["bytes_per_patch"] == pytest.approx(64 / 15)
 
