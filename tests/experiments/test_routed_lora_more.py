@@ -178,7 +178,7 @@ def test_an_index_is_the_bases_and_of_texts_that_are_not_trained_on() -> None:
     assert "index" not in start["stack"]["router"]
 
 
-@pytest.mark.slow(weeks=16, group="whole runs of routed adapters")
+@pytest.mark.slow
 def test_figures_of_a_base_with_patches(tmp_path: Path) -> None:
     """The patcher is the mix's own, and what found no slot is counted."""
     write_books(tmp_path)

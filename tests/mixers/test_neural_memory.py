@@ -246,7 +246,7 @@ def test_mac_refuses_documents_that_start_inside_a_segment() -> None:
         jax.eval_shape(lambda x: module.init(jax.random.key(0), x, segment_ids=ids), x)
 
 
-@pytest.mark.slow(weeks=16)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["mal", "mag"])
 def test_2000_training_steps_stay_finite_and_learn(form: Any) -> None:
     """At chunks of 16, eight a row, and a rate that is high for the size; a row says four pairs again and again."""

@@ -244,7 +244,7 @@ def test_visible_patches_equal_a_loop():
             assert got == want[-3:], (b, t)
 
 
-@pytest.mark.slow(weeks=16)
+@pytest.mark.slow
 def test_a_memory_may_be_a_letter_of_the_latent_stack():
     """K alone: causal, read far beyond windows and look-back, and byte by byte as in one pass."""
     memory = NeuralMemoryConfig(dim=24, num_heads=2, chunk_size=4)

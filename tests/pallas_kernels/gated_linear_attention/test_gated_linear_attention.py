@@ -189,7 +189,7 @@ def test_over_131_075_steps_in_bf16() -> None:
     assert relative_rms(actual[0][0][:, -100:], last[:, -100:]) <= 0.005
 
 
-@pytest.mark.slow(weeks=16)
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", ["log_gate", "log_key_gate"])
 def test_values_and_gradients_are_finite_over_a_million_steps(gate: str) -> None:
     """From hardly any decay to one that leaves e^-20, in chunks of 64."""

@@ -268,7 +268,7 @@ def test_no_gates_make_a_memory_grow_without_end(depth: int) -> None:
     assert np.max(trace.weights) > 0.9 * most  # the bound is met
 
 
-@pytest.mark.slow(weeks=16)
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 2])
 def test_values_and_outer_gradients_are_finite_over_a_million_tokens(depth: int) -> None:
     """In chunks of 2,048, with a gradient from the last tokens to the first ones."""
