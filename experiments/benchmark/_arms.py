@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jaxblt.adapters import AdapterConfig, Clamp, Draw, RouterConfig, Sticky
+from jaxblt.adapters import AdapterConfig, Clamp, Draw, RetrievalConfig, RouterConfig, Sticky
 from jaxblt.training.policy import PolicyConfig
 from jaxblt.validation import check_bounds, check_fields
 
 OVER_ORACLE = ("mixed", "reinforced", "ppo")
 """Arms of routers alone: their experts are those of the arm "oracle", and frozen."""
 BANKS = ("bank", "straight", "imitated", "oracle", *OVER_ORACLE)
-ARMS = ("static", "static_one", "prefix", "chunk", "token", *BANKS, "full")
+CHUNKS = ("chunk", "chunk_alone", "chunk_kl", "chunk_index")
+"""Arms of a free code for each chunk."""
+ARMS = ("static", "static_one", "prefix", *CHUNKS, "token", *BANKS, "full")
 """Names of `make_arm`."""
 WITHIN = 0.05
 """Arms of one size may differ in trained parameters by this share of the static one's."""
@@ -34,7 +36,10 @@ class Settings:
       full_rate: that of full fine-tuning.
       router_factor: of the routers' rate.
       imitation: weight of the cross-entropy between a bank's code and the labels, in nats.
+      divergence: weight of KL(base || model) a byte in "chunk_kl", in nats.
       policy: how "reinforced" and "ppo" learn, whatever its method.
+      index: chunks that the router of "chunk_index" searches.
+      label_weight: bytes that a review's label counts as in training.
       letters: that a cipher of the conflict mix permutes. A domain's adapter undoes up to rank + 1 of them.
       rows, length: of a batch.
       spans: bytes of the shortest and the longest span of one domain.
@@ -56,7 +61,10 @@ class Settings:
     full_rate: float = 3e-4
     router_factor: float = 2.0
     imitation: float = 0.1
+    divergence: float = 0.05
     policy: PolicyConfig = PolicyConfig()
+    index: int = 16384
+    label_weight: float = 64.0
     letters: int = 26
     rows: int = 8
     length: int = 4096
@@ -71,7 +79,9 @@ class Settings:
             self, "rank", "chunk", "hidden", "prefix", "rows", "length", "steps", "steps_a_call", least=1
         )
         check_bounds(self, "spans", least=1)
-        check_bounds(self, "scale", "seconds", "rate", "full_rate", "router_factor", above=0)
+        check_bounds(self, "scale", "seconds", "rate", "full_rate", "router_factor", "divergence", above=0)
+        check_bounds(self, "index", least=1)
+        check_bounds(self, "label_weight", above=0)
         check_bounds(self, "imitation", least=0)
         check_bounds(self, "chunk", "prefix", below="length", why=": no byte of a row would have a code")
         check_bounds(self, "letters", least=2, most=26)
@@ -97,6 +107,7 @@ class Arm:
       rate: peak of the learning rate.
       labelled: the code is that of the byte's domain, and not a router's.
       imitation: weight of the labels in a router's loss.
+      divergence: weight of the divergence from the base in the loss.
       over_oracle: the router alone is trained, over the frozen parameters that "oracle" left with the same seed.
       policy: what reinforces the router; None for the language model's loss.
       matched: whether it has as many trained parameters as the static adapter.
@@ -107,9 +118,16 @@ class Arm:
     rate: float
     labelled: bool = False
     imitation: float = 0.0
+    divergence: float = 0.0
     over_oracle: bool = False
     policy: PolicyConfig | None = None
     matched: bool = True
+
+    @property
+    def searches(self) -> bool:
+        """Whether its router reads an index."""
+        router = self.adapter and self.adapter.router
+        return bool(router and router.retrieval)
 
 
 def make_arm(name: str, settings: Settings, domains: int) -> Arm:
@@ -118,6 +136,10 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     static        c = 1, of the whole bank's rank
     static_one    c = 1, of the rank that one domain has in the bank
     prefix, chunk, token    a free code of so many numbers as ranks
+    chunk_alone   chunk without `also_train`: adapter and router are all that is trained
+    chunk_kl      chunk, kept close to the base by the divergence of their predictions
+    chunk_index   chunk, whose router also reads features of the nearest chunks of an index; it is not trained on
+                  the texts' ends, of which the index is made
     bank          a softmax over a domain's number of experts for each chunk
     straight      the same experts, of which the one with the largest share acts: top-1, gradients straight through
     imitated      a bank whose code is drawn towards the labels in training
@@ -149,13 +171,14 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     reinforced: Any = name if name == "ppo" else "reinforce" if name == "reinforced" else None
     return Arm(
         adapter,
-        settings.also_train,
+        () if name == "chunk_alone" else settings.also_train,
         settings.rate,
         labelled=name == "oracle",
         imitation=settings.imitation if name == "imitated" else 0.0,
+        divergence=settings.divergence if name == "chunk_kl" else 0.0,
         over_oracle=name in OVER_ORACLE,
         policy=reinforced and replace(settings.policy, method=reinforced),
-        matched=name != "static_one",
+        matched=name not in ("static_one", "chunk_alone"),
     )
 
 
@@ -168,7 +191,13 @@ def _code(name: str) -> tuple[Any, ...]:
 
 def _router(name: str, settings: Settings) -> RouterConfig:
     level: Any = name if name in ("prefix", "token") else "chunk"
-    return RouterConfig(level=level, chunk=settings.chunk, prefix=settings.prefix, hidden=settings.hidden)
+    return RouterConfig(
+        level=level,
+        chunk=settings.chunk,
+        prefix=settings.prefix,
+        hidden=settings.hidden,
+        retrieval=RetrievalConfig(capacity=settings.index) if name == "chunk_index" else None,
+    )
 
 
 def check_sizes(counts: dict[str, int], matched: Sequence[str]) -> None:
@@ -176,11 +205,13 @@ def check_sizes(counts: dict[str, int], matched: Sequence[str]) -> None:
 
     Args:
       counts: trained parameters by arm.
-      matched: arms that are to be equal.
+      matched: arms that are to be equal; there may be none.
 
     Raises:
       ValueError: says which, and what to change.
     """
+    if not matched:
+        return
     base = counts["static"] if "static" in matched else counts[matched[0]]
     apart = {name: counts[name] for name in matched if abs(counts[name] - base) > WITHIN * base}
     if apart:

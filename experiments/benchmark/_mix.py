@@ -14,6 +14,8 @@ from jaxblt.data.vocab import OFFSET
 LETTERS = 26
 FREQUENT = bytes(letter - ord("a") for letter in b"etaoinshrdlcumwfgypbvkjxqz")
 """Numbers of the letters, the most frequent one of English first."""
+HELD = 1 / 8
+"""Share of a domain's text that an index is made of."""
 
 
 @flax.struct.dataclass
@@ -42,15 +44,29 @@ class Mix:
         """Bytes that are read from one place on, at most."""
         return length + 1 if self.continues else min(spans[1], length + 1)
 
+    def draw(self, key: Array, rows: int, length: int, spans: tuple[int, int]) -> "Rows":
+        """See `draw_rows`."""
+        return draw_rows(self, key, rows, length, spans)
+
+    def held_out(self) -> tuple["Mix", "Mix"]:
+        """The mix without the last `HELD` of every domain's text, and the mix of these ends."""
+        held = jnp.round(self.size.astype(jnp.float32) * HELD).astype(jnp.int32)
+        rest = self.size - held
+        return self.replace(size=rest), self.replace(first=self.first + rest, size=held)  # pyright: ignore
+
 
 class Rows(NamedTuple):
-    """A byte's domain is that of its span; `since` counts the bytes of the span before it."""
+    """A byte's domain is that of its span; `since` counts the bytes of the span before it.
+
+    `segment_ids` are 1 where a row has a byte, None where it is full.
+    """
 
     inputs: Int[Array, "B T"]
     targets: Int[Array, "B T"]
     domain: Int[Array, "B T"]
     target_domain: Int[Array, "B T"]
     since: Int[Array, "B T"]
+    segment_ids: Int[Array, "B T"] | None = None
 
 
 def check_texts(mix: Mix, names: list[str], length: int, spans: tuple[int, int]) -> None:

@@ -41,6 +41,19 @@ def read_natural(folder: str) -> Texts:
     return Texts({name: part[0] for name, part in parts.items()}, {n: part[1] for n, part in parts.items()})
 
 
+def read_reviews(folder: str) -> tuple[list[tuple[str, bytes]], list[tuple[str, bytes]]]:
+    """Label and text of the reviews to train on and to test on: `reviews/train*.tsv`, `reviews/test*.tsv`.
+
+    A line has the label first and the text last. Names may end in .xz or .gz.
+    """
+    parts = []
+    for split in ("train", "test"):
+        tables = (read_all(file) for file in expand(Path(folder) / "reviews" / f"{split}*.tsv*"))
+        lines = [line.split(b"\t") for table in tables for line in table.splitlines() if line]
+        parts.append([(cells[0].decode(), cells[-1]) for cells in lines])
+    return parts[0], parts[1]
+
+
 def _joined(pattern: Path, content: Callable[[bytes], bytes]) -> bytes:
     return b"\n".join(content(read_all(file)) for file in expand(pattern))
 

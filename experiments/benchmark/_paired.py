@@ -94,3 +94,18 @@ def compared(documents: Mapping[str, np.ndarray]) -> dict[str, Any]:
         routed = [name for name in others if name != "oracle" and less["oracle"]["low"] > 0]
         found["gap_closed"] = {name: gap_closed(documents[name], static, oracle) for name in routed}
     return found
+
+
+def fewer_errors(errors: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
+    """Errors that an arm makes less than the static one, with interval and p; of arms that gain here and not there.
+
+    Where every document gains as much as the others, no interval can be drawn.
+
+    Args:
+      errors: by arm, of each document, means over seeds.
+    """
+    static = errors.get("static")
+    if static is None:
+        return {}
+    others = {name: found for name, found in errors.items() if np.ptp(static - found) > 0}
+    return {name: difference(found, static) for name, found in others.items()}

@@ -11,16 +11,20 @@ from experiments.benchmark._arms import OVER_ORACLE, Settings
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
-    from experiments.benchmark._adaptation import Program, Scored
+    from experiments.benchmark._adaptation import Program
     from experiments.benchmark._arms import Arm
+    from experiments.benchmark._bases import Base
     from experiments.benchmark._mix import Mix
+    from experiments.benchmark._reviews import Reviews
+    from experiments.benchmark._scored import Scored
+    from jaxblt import Run
 
 
 def routed_lora(
     base_run: Annotated[str, tyro.conf.Positional],
     out: str,
     data: str = "data",
-    mix: Literal["conflict", "natural"] = "conflict",
+    mix: Literal["conflict", "natural", "reviews"] = "conflict",
     domains: int = 8,
     arms: tuple[str, ...] = (
         *("static", "oracle", "chunk", "token", "imitated", "bank", "prefix"),
@@ -37,65 +41,84 @@ def routed_lora(
     that most often picks the same expert.
 
     Arms over the oracle train a router alone, over the experts that the oracle left with the same seed. They take its
-    seconds and as many again.
+    seconds and as many again. A call with the file of an earlier one goes on with it: arms that the file has are not
+    measured again, except an oracle whose experts others need. Four arms of three seeds fit into ten minutes.
 
-    A call with the file of an earlier one goes on with it: arms that the file has are not measured again, except an
-    oracle whose experts others need. So the arms fit into calls of ten minutes, four of three seeds each.
+    A base with patches takes the arms without experts. Its patcher is calibrated on the mix, and `overflow` is the
+    share of boundaries that found no slot: BLT_RUN --mix natural --arms static chunk --seeds 1 --settings.hidden 32
+
+    Reviews end in their label, one a row. `accuracy` is the share of test reviews whose own label is the likeliest,
+    and `fewer_errors` compares arms by it: BASE_RUN --mix reviews --arms static prefix --settings.length 1024
+    --settings.rows 32 --settings.test-rows 4096
 
     Args:
-      base_run: folder of a byte model's run without patches, such as one of the recipe books_512.
+      base_run: folder of a run of a byte model, such as one of the recipe books_512, or of one with patches.
       out: file for the figures as JSON, written anew after each arm, or the file of an earlier call.
       data: folder with books/train/*.txt and books/test/*.txt; the natural mix also reads reviews/train*.tsv,
         reviews/test*.tsv, ecoli/*.fa, ecoli/*.faa and languages/*.txt. Names may end in .xz.
-      mix: books under permutations of the letters, which contradict each other; or five kinds of text.
+      mix: books under permutations of the letters, which contradict each other; five kinds of text; or reviews with
+        their labels, which need no more than reviews/*.tsv.
       domains: permutations of the conflict mix, the first of them none.
-      arms: names of `experiments.benchmark._arms.make_arm`; what is compared needs static and oracle, and
-        so do mixed, reinforced and ppo.
+      arms: names of `experiments.benchmark._arms.make_arm`; what is compared needs static and oracle, and so do mixed,
+        reinforced and ppo. Others are static_one, chunk_alone, chunk_kl, chunk_index and full.
       seeds: 0, 1, ... of so many for each arm.
       settings: of all of them.
     """
-    import jax
-
     import jaxblt
-    from experiments.benchmark._adaptation import Program, compile_all
     from experiments.benchmark._arms import check_sizes, make_arm
-    from experiments.benchmark._paired import compared
+    from experiments.benchmark._bases import open_base
     from experiments.benchmark._pieces import read_back
-    from experiments.benchmark._schema import save
+    from experiments.benchmark._scored import figures_of
     from jaxblt.adapters import join_params
-    from jaxblt.training.flops import count_params
 
     whole("--seeds", seeds, least=1, why=": each arm is trained once a seed")
     run = jaxblt.load(base_run, dtype=settings.dtype)
     train, test, names = open_mix(data, mix, domains, settings)
+    base = open_base(run, train, settings)
     said: dict[str, Any] = {"settings": asdict(settings), "mix": mix, "domains": names, "seed_count": seeds}
-    said["base_run"] = {"run": run.recipe.name, "step": run.step, "parameters": count_params(run.params)[0]}
+    said["base_run"] = base.says(run)
     earlier = read_back(out, said)
     there = earlier.get("arms", {})
     made = in_order({name: make_arm(name, settings, len(names)) for name in left_over(arms, there)})
-    programs = {name: Program(arm, rows_apart(run.recipe.model), settings) for name, arm in made.items()}
-    compile_all(programs, run.params, train, test, print)
+    programs, given = compiled(made, run, base, train, test, settings)
     counts = count_trained(programs, there)
-    if matched := [name for name in counts if make_arm(name, settings, len(names)).matched]:
-        check_sizes(counts, matched)
-    documents = {name: np.asarray(bits) for name, bits in earlier.get("documents", {}).items()}
+    check_sizes(counts, [name for name in counts if make_arm(name, settings, len(names)).matched])
     figures: dict[str, Any] = said | {"base": earlier.get("base"), "arms": dict(there)}
+    of_rows = {kind: dict(earlier.get(kind, {})) for kind in ("documents", "errors")}
     if not earlier:
-        first = next(iter(programs.values()))
-        start = first.scored(run.params, first.start(run.params, jax.random.key(0))[0], test)
-        documents["base"], figures["base"] = _by_document(start), said["base_run"] | _figures(start, names)
+        found = score_base(programs, given, test)
+        figures["base"] = said["base_run"] | figures_of(found, names)
+        _keep(of_rows, "base", [found])
     oracles: list[Any] = []
     for name, program in programs.items():
-        over = made[name].over_oracle
-        bases = [join_params(run.params, oracle) for oracle in oracles] if over else [run.params] * seeds
-        found, bits, trained = measure_arm(program, bases, train, test, names)
+        under, own = given[name]
+        bases = [join_params(under, e) for e in oracles] if program.arm.over_oracle else [under] * seeds
+        found, scores, trained = measure_arm(program, bases, own, test, names)
         oracles = trained if name == "oracle" else oracles
         if name not in there:
-            figures["arms"][name], documents[name] = {"parameters": counts[name], **found}, bits
-        figures["compared"] = compared(documents)
-        figures["documents"] = {name: bits.tolist() for name, bits in documents.items()}
-        save("routed_lora", out, figures)
+            figures["arms"][name] = {"parameters": counts[name], **found}
+            _keep(of_rows, name, scores)
+        _save(out, figures, of_rows)
     return figures
+
+
+def compiled(
+    made: "Mapping[str, Arm]",
+    run: "Run",
+    base: "Base",
+    train: "Mix | Reviews",
+    test: "Mix | Reviews",
+    settings: Settings,
+) -> "tuple[dict[str, Program], dict[str, tuple[Any, Any]]]":
+    """By arm its program, and its frozen parameters with what it is trained on."""
+    from experiments.benchmark._adaptation import Program, compile_all
+    from experiments.benchmark._bases import check_base, given_to
+
+    check_base(base, made, test)
+    programs = {name: Program(arm, base.model, settings, base.task) for name, arm in made.items()}
+    given = {name: given_to(arm, run, base, train, settings) for name, arm in made.items()}
+    compile_all(programs, given, test, print)
+    return programs, given
 
 
 def count_trained(programs: "Mapping[str, Program]", there: "Mapping[str, Any]") -> dict[str, int]:
@@ -119,17 +142,25 @@ def left_over(arms: Sequence[str], there: "Mapping[str, Any]") -> list[str]:
     return left
 
 
-def open_mix(data: str, mix: str, domains: int, settings: Settings) -> tuple["Mix", "Mix", list[str]]:
+def open_mix(
+    data: str, mix: str, domains: int, settings: Settings
+) -> tuple["Mix | Reviews", "Mix | Reviews", list[str]]:
     """To train on and to test on, and the domains' names.
 
     Raises:
       ValueError: there is one domain alone, or a domain has less text than is read at once.
     """
     from experiments.benchmark._mix import check_texts, conflict_mix, natural_mix
-    from experiments.benchmark._mix_files import read_books, read_natural
+    from experiments.benchmark._mix_files import read_books, read_natural, read_reviews
+    from experiments.benchmark._reviews import open_reviews
 
     if domains < 2:
         raise ValueError(f"--domains must be at least 2, got {domains}: a single one never changes")
+    if mix == "reviews":
+        parts = read_reviews(data)
+        labels = sorted({label for label, _ in parts[0]})
+        train, test = (open_reviews(part, labels, settings.label_weight) for part in parts)
+        return train, test, labels
     if mix == "natural":
         texts = read_natural(data)
         mixes, names = (natural_mix(texts.train), natural_mix(texts.test)), list(texts.train)
@@ -141,26 +172,24 @@ def open_mix(data: str, mix: str, domains: int, settings: Settings) -> tuple["Mi
     return *mixes, names
 
 
-def rows_apart(model: Any) -> Any:
-    """A byte model's config for rows of one document each.
+def score_base(
+    programs: "Mapping[str, Program]", given: "Mapping[str, tuple[Any, Any]]", test: "Mix | Reviews"
+) -> "Scored":
+    """The base's own score: every arm has it before training."""
+    import jax
 
-    Raises:
-      ValueError: the model has patches.
-    """
-    from jaxblt.models import ByteLMConfig
-    from jaxblt.models.row_layout import RowLayout
-
-    if not isinstance(model, ByteLMConfig):
-        raise ValueError(
-            f"the base is a {type(model).__name__}, expected a ByteLMConfig: train one, such as books_512"
-        )
-    return model.in_rows(RowLayout(packed=False), RowLayout(packed=False))
+    program, base = next((program, given[name][0]) for name, program in programs.items())
+    return program.scored(base, program.start(base, jax.random.key(0))[0], test)
 
 
 def measure_arm(
-    program: "Program", bases: Sequence[Any], train: "Mix", test: "Mix", domains: list[str]
-) -> tuple[dict[str, Any], np.ndarray, list[Any]]:
-    """An arm's figures of every seed, the bits per byte of each document as means over seeds, and what was trained.
+    program: "Program",
+    bases: Sequence[Any],
+    train: "Mix | Reviews",
+    test: "Mix | Reviews",
+    domains: list[str],
+) -> tuple[dict[str, Any], "list[Scored]", list[Any]]:
+    """An arm's figures of every seed, its scores and what was trained.
 
     Args:
       program: of the arm.
@@ -169,15 +198,18 @@ def measure_arm(
       test: what is scored.
       domains: their names.
     """
-    runs, documents, kept = [], [], []
+    from experiments.benchmark._scored import figures_of
+
+    runs, scores, kept = [], [], []
     for seed, base in enumerate(bases):
         trained, found = program.train(base, train, seed)
         kept.append(trained)
-        scored = program.scored(base, trained, test)
-        documents.append(_by_document(scored))
-        runs.append({"seed": seed, **_figures(scored, domains), **found})
-    mean = np.mean(documents, 0)
-    return {"bits_per_byte": float(mean.mean()), "seeds": runs}, mean, kept
+        scores.append(program.scored(base, trained, test))
+        runs.append({"seed": seed, **figures_of(scores[-1], domains), **found})
+    means = {
+        n: float(np.mean([run[n] for run in runs])) for n in ("bits_per_byte", "accuracy") if n in runs[0]
+    }
+    return {**means, "seeds": runs}, scores, kept
 
 
 def in_order(arms: "Mapping[str, Arm]") -> "dict[str, Arm]":
@@ -194,19 +226,22 @@ def in_order(arms: "Mapping[str, Arm]") -> "dict[str, Arm]":
     return {**{name: arm for name, arm in arms.items() if name not in over}, **over}
 
 
-def _by_document(scored: "Scored") -> np.ndarray:
-    return scored.nats.mean(1) / np.log(2)
+def _keep(of_rows: dict[str, dict[str, Any]], name: str, scores: "Sequence[Scored]") -> None:
+    """Puts an arm's bits per byte and errors beside those of the others, as means over seeds."""
+    of_rows["documents"][name] = np.mean([scored.bits_per_byte for scored in scores], 0).tolist()
+    rights = [scored.right for scored in scores if scored.right is not None]
+    if rights:
+        of_rows["errors"][name] = (1.0 - np.mean(rights, 0)).tolist()
 
 
-def _figures(scored: "Scored", domains: list[str]) -> dict[str, Any]:
-    from experiments.benchmark._paired import bits_by, by_distance
+def _save(out: str, figures: dict[str, Any], of_rows: "Mapping[str, Mapping[str, Any]]") -> None:
+    """Writes the figures, with comparisons of what they have by now."""
+    from experiments.benchmark._paired import compared, fewer_errors
+    from experiments.benchmark._schema import save
 
-    nats, rows = scored.nats, scored.rows
-    found: dict[str, Any] = {
-        "bits_per_byte": float(_by_document(scored).mean()),
-        "by_domain": dict(zip(domains, bits_by(nats, rows.target_domain, len(domains)), strict=True)),
-        "by_distance": by_distance(nats, rows.since, nats.shape[1]),
-    }
-    if scored.picked is not None:
-        found["purity"] = float(scored.picked.max(1).sum() / max(scored.picked.sum(), 1))
-    return found
+    figures |= {kind: rows for kind, rows in of_rows.items() if rows}
+    documents, errors = (
+        {name: np.asarray(values) for name, values in rows.items()} for rows in of_rows.values()
+    )
+    figures["compared"] = compared(documents) | ({"fewer_errors": fewer_errors(errors)} if errors else {})
+    save("routed_lora", out, figures)

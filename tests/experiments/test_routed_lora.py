@@ -10,11 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.benchmark._adaptation import Program, count_picks
+from experiments.benchmark._adaptation import Program
 from experiments.benchmark._arms import Settings, check_sizes, make_arm
 from experiments.benchmark._mix import check_texts, ciphers, conflict_mix, draw_rows, natural_mix
 from experiments.benchmark._mix_files import read_natural
 from experiments.benchmark._paired import by_distance, compared
+from experiments.benchmark._scored import count_picks
 from experiments.benchmark.routed_lora import in_order, routed_lora
 from jaxblt.adapters import join_params
 from jaxblt.data import DataConfig
@@ -245,6 +246,19 @@ def test_a_second_call_goes_on_with_the_file_of_the_first(tmp_path: Path) -> Non
         measured(tmp_path, ("static", "mixed"), 1, settings)
     with pytest.raises(ValueError, match=r"has seed_count = 1, and this call has 2: .*choose another --out"):
         measured(tmp_path, ("bank",), 2, settings)
+
+
+@pytest.mark.slow(weeks=12, group="scripts leave their figures")
+def test_what_the_base_keeps_is_kept(tmp_path: Path) -> None:
+    """Without `also_train` its parameters, and close to its predictions, with a weight that outweighs the text's."""
+    arms = ("chunk", "chunk_alone", "chunk_kl")
+    found = measured(tmp_path, arms, 1, replace(TINY, steps=20, rate=0.02, divergence=1e3))
+    counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
+    assert counts["chunk"] == counts["chunk_kl"]
+    assert counts["chunk"] - counts["chunk_alone"] == 260 * 16
+    gained = {n: found["base"]["bits_per_byte"] - arm["bits_per_byte"] for n, arm in found["arms"].items()}
+    assert gained["chunk"] > gained["chunk_alone"] > 0
+    assert abs(gained["chunk_kl"]) < 0.2 * gained["chunk"]
 
 
 @pytest.mark.slow(weeks=12, group="scripts leave their figures")

@@ -1,13 +1,17 @@
 """Filters against their formulas in float64."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
 from jaxblt.mixers.finite_filter import ImplicitTaps
+from pallas_kernels.long_conv import long_conv
 from tests.tolerances import assert_close
 
 
@@ -60,6 +64,38 @@ def test_a_longer_filter_keeps_the_taps_it_was_trained_with() -> None:
     assert_close(longer[..., :32], short, n=amplification(ImplicitFilter(32)))
     other, _ = taps_of(ImplicitFilter(128, width=8), 128, params=params)
     assert np.max(np.abs(other[..., :32] - short)) > 0.01
+
+
+@pytest.mark.slow
+def test_an_implicit_filter_learns_a_delay_of_2000_steps() -> None:
+    """y_t = x_(t - 2000) of white noise; a filter of zeros has an error of 1."""
+    length, delay = 4096, 2000
+    module = ImplicitTaps(ImplicitFilter(length, emb_dim=513, sine_freq=1.0), 1, 1)
+    params = nn.meta.unbox(jax.jit(module.init, static_argnums=1)(jax.random.key(0), length))
+    optimiser = optax.adam(3e-3)
+
+    def loss(params: Any, key: Any) -> Any:
+        x = jax.random.normal(key, (1, 1, length))
+        y = long_conv(x, module.apply(params, length)[0])  # pyright: ignore
+        return jnp.mean((y[..., delay:] - x[..., :-delay]) ** 2)
+
+    @jax.jit
+    def steps(params: Any, keys: Any) -> Any:
+        def step(carried: Any, key: Any) -> Any:
+            params, moments = carried
+            error, gradients = jax.value_and_grad(loss)(params, key)
+            with jax.numpy_dtype_promotion("standard"):
+                changes, moments = optimiser.update(gradients, moments)
+            return (optax.apply_updates(params, changes), moments), error
+
+        (params, _), errors = jax.lax.scan(step, (params, optimiser.init(params)), keys)
+        return module.apply(params, length), errors
+
+    taps, errors = steps(params, jax.random.split(jax.random.key(1), 1000))
+    assert np.argmax(np.abs(taps)) == delay
+    assert taps[0, 0, delay] > 0.5
+    assert np.mean(errors[:20]) > 0.9
+    assert np.mean(errors[-20:]) < 0.2
 
 
 def test_the_window_falls_as_promised() -> None:

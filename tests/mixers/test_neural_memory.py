@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxblt.mixers import MACConfig, MAGConfig, MixerConfig, NeuralMemoryConfig, SlotMemoryConfig, init_state
@@ -243,3 +244,37 @@ def test_mac_refuses_documents_that_start_inside_a_segment() -> None:
     x, ids = jnp.zeros((1, 8, 8)), jnp.ones((1, 8), jnp.int32)
     with pytest.raises(ValueError, match=r"got segment_alignment = 4: pack with data\.alignment=8"):
         jax.eval_shape(lambda x: module.init(jax.random.key(0), x, segment_ids=ids), x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["mal", "mag"])
+def test_2000_training_steps_stay_finite_and_learn(form: Any) -> None:
+    """At chunks of 16, eight a row, and a rate that is high for the size; a row says four pairs again and again."""
+    model = titan(form, dim=16, num_layers=2, window=16, chunk_size=16, num_heads=2, mlp_dim=32).build()
+    length, optimiser = 128, optax.adam(0.01)
+    params = drawn(model, jnp.zeros((1, length), jnp.int32))["params"]
+
+    def loss(params: Any, key: Any) -> Any:
+        pairs = jax.random.randint(key, (4, 4), 10, 26)
+        turns = jax.random.randint(jax.random.fold_in(key, 1), (4, length), 0, 4)
+        values = jnp.take_along_axis(pairs, turns[:, ::2], 1)
+        ids = jnp.stack([30 + turns[:, ::2], values], 2).reshape(4, length)
+        logits, _ = model.apply({"params": params}, ids)
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits[:, 64:-1:2], ids[:, 65::2])
+        return jnp.mean(nats)
+
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 1})
+    def steps(params: Any, keys: Any) -> Any:
+        def step(carried: Any, key: Any) -> Any:
+            params, moments = carried
+            value, gradients = jax.value_and_grad(loss)(params, key)
+            with jax.numpy_dtype_promotion("standard"):
+                changes, moments = optimiser.update(gradients, moments)
+            return (optax.apply_updates(params, changes), moments), (value, optax.tree.norm(gradients))
+
+        (params, moments), found = jax.lax.scan(step, (params, optimiser.init(params)), keys)
+        return params, moments, found
+
+    params, moments, (losses, norms) = steps(params, jax.random.split(jax.random.key(0), 2000))
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves((params, moments, losses, norms)))
+    assert np.mean(losses[-100:]) < 0.7 * np.mean(losses[:20])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import AttentionConfig
+from jaxblt.mixers import AttentionConfig, NeuralMemoryConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init_blt_state
 from jaxblt.models.bridge import visible_patches
 from jaxblt.patching import PatcherConfig
@@ -242,6 +242,29 @@ def test_visible_patches_equal_a_loop():
             seen = [i for i in range(index - 2, index + 1) if i >= 0 and valid[b, t // BLOCK, i]]
             got = [float(keys[b, t // BLOCK, i, 0]) for i in seen]
             assert got == want[-3:], (b, t)
+
+
+@pytest.mark.slow
+def test_a_memory_may_be_a_letter_of_the_latent_stack():
+    """K alone: causal, read far beyond windows and look-back, and byte by byte as in one pass."""
+    memory = NeuralMemoryConfig(dim=24, num_heads=2, chunk_size=4)
+    latent = StackConfig(dim=24, num_layers=1, pattern="K", mlp_dim=32, mixers={"K": memory})
+    config = dataclasses.replace(blt_config(), latent=latent)
+    module = config.build()
+    ids, closed = sample(LENGTH, rows=1)
+    others, cut = ids.repeat(ROWS, 0), closed.repeat(ROWS, 0)
+    params = drawn(module, others, patches=group(cut, np.ones_like(others)))["params"]
+    changed = [0, 3, 16, 17, 40, 54, 55]
+    for row, t in enumerate(changed, 1):
+        others[row, t] = 4 + (others[row, t] - 3) % 256
+    whole = np.asarray(apply(module, params, others, cut, np.ones_like(others)))
+    moved = np.abs(whole - whole[:1]).max(-1)
+    for row, t in enumerate(changed, 1):
+        np.testing.assert_allclose(whole[row, :t], whole[0, :t], **tol(jnp.float32, 256))
+        assert moved[row, t] > 1e-2
+    assert moved[1, -1] > 1e-4
+    got, _ = stream(config, module, params, others, kept(cut), np.ones_like(others))
+    np.testing.assert_allclose(got, whole, **tol(jnp.float32, 2048))
 
 
 @pytest.mark.slow(weeks=3, group="byte-patched models")

@@ -11,7 +11,7 @@ from sklearn import metrics
 from jaxblt.data.batch import Batch
 from jaxblt.training.evaluate import ROWS as GATHERED
 from jaxblt.training.evaluate import Collected, _add
-from jaxblt.training.objectives import Classify, ClassifyPositions, Regress
+from jaxblt.training.objectives import Classify, ClassifyPositions, NextByte, Regress
 from jaxblt.training.state import start
 
 PARTS, ROWS, LENGTH = 3, 40, 4
@@ -110,6 +110,49 @@ def test_figures_of_positions_count_labelled_ones():
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=2e-6)
     assert float(objective.weight(batches[0])) == asked[0].sum()
+
+
+def asked_of(name):
+    """Objective, logits, batch, and optax's loss of each answer with what it weighs, for one of a model's heads."""
+    classes = 5 if name != "next byte" else 260
+    rng = np.random.default_rng(3)
+    shape = (ROWS,) if name in ("row", "number") else (ROWS, LENGTH)
+    labels = rng.integers(0, classes, shape).astype(np.int32)
+    logits = jnp.asarray(rng.normal(size=(*shape, classes)), jnp.float32)
+    held = np.arange(ROWS) < 25
+    if name == "number":
+        numbers, batch = logits[:, :1], batch_of((3 + 2 * labels).astype(np.float32), held)
+        return (
+            Regress(center=3.0, scale=2.0),
+            numbers,
+            batch,
+            lambda x: 2 * optax.l2_loss(x[:, 0], labels.astype(np.float32)),
+            held,
+        )
+    if name == "position":
+        labels[:, 1] = -1
+    batch, weights = batch_of(labels, held), held if name == "row" else (held[:, None] & (labels >= 0))
+    objective = {"row": Classify, "position": ClassifyPositions, "next byte": NextByte}[name]()
+    safe = np.maximum(labels, 0)
+    each = lambda x: optax.softmax_cross_entropy_with_integer_labels(x, safe)  # noqa: E731
+    return objective, logits, batch.replace(targets=jnp.asarray(safe)), each, weights
+
+
+@pytest.mark.parametrize("name", ["next byte", "row", "position", "number"])
+def test_losses_of_heads_and_their_gradients_are_those_of_optax(name):
+    objective, logits, batch, each, weights = asked_of(name)
+    weights = weights.astype(np.float32)
+
+    def ours(x):
+        return objective.figures(objective.sums(x, batch))["loss"]
+
+    def theirs(x):
+        return jnp.sum(each(x) * weights) / weights.sum()
+
+    found, expected = jax.jit(lambda x: [jax.value_and_grad(f)(x) for f in (ours, theirs)])(logits)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-8)
+    assert np.any(expected[1])
 
 
 def test_figures_of_numbers_are_those_of_scipy():

@@ -189,6 +189,19 @@ def test_over_131_075_steps_in_bf16() -> None:
     assert relative_rms(actual[0][0][:, -100:], last[:, -100:]) <= 0.005
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("gate", ["log_gate", "log_key_gate"])
+def test_values_and_gradients_are_finite_over_a_million_steps(gate: str) -> None:
+    """From hardly any decay to one that leaves e^-20, in chunks of 64."""
+    length, rng = 1 << 20, np.random.default_rng(0)
+    arrays = {n: jnp.asarray(rng.standard_normal((1, length, 1, 2)), jnp.bfloat16) for n in ("q", "k", "v")}
+    shape = (1, length, 1) if gate == "log_gate" else (1, length, 1, 2)
+    arrays[gate] = -jnp.exp(jnp.asarray(rng.uniform(-14, 3, shape), jnp.float32))
+    found = value_and_grads(partial(call, "xla", 64), arrays, optimised=True)
+    assert all(np.all(np.isfinite(np.asarray(x, np.float32))) for x in jax.tree.leaves(found))
+    assert all(np.any(x[:, : length // 2]) and np.any(x[:, length // 2 :]) for x in found[1].values())
+
+
 @pytest.mark.parametrize("gate", ["log_key_gate"])
 def test_f64_stays_f64(gate: str) -> None:
     with jax.enable_x64(True):

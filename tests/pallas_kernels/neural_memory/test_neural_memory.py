@@ -268,6 +268,25 @@ def test_no_gates_make_a_memory_grow_without_end(depth: int) -> None:
     assert np.max(trace.weights) > 0.9 * most  # the bound is met
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 2])
+def test_values_and_outer_gradients_are_finite_over_a_million_tokens(depth: int) -> None:
+    """In chunks of 2,048, with a gradient from the last tokens to the first ones."""
+    length, rng = 1 << 20, np.random.default_rng(0)
+    drawn = {name: rng.standard_normal((1, length, 1, WIDTH)) for name in "qkv"}
+    drawn["k"] /= np.linalg.norm(drawn["k"], axis=-1, keepdims=True)
+    q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in drawn.values())
+    gates = {n: jnp.asarray(rng.uniform(0, 1, (1, length, 1)), jnp.float32) for n in ("theta", "eta")}
+    sizes = [(WIDTH, HIDDEN), (HIDDEN, WIDTH)] if depth == 2 else [(WIDTH, WIDTH)]
+    given = {"q": q, "k": k, "v": v, **gates, "alpha": 0.01 * gates["eta"]}
+    given |= {f"m{i + 1}": 0.6 * normal(i, (1, *size)) for i, size in enumerate(sizes)}
+    (y, final, _), gradients = value_and_grads(partial(call, "xla", 2048, 1), given, optimised=True)
+    leaves = jax.tree.leaves((y, final, gradients))
+    assert all(np.all(np.isfinite(np.asarray(x, np.float32))) for x in leaves)
+    for name in ("k", "v", "theta"):
+        assert np.any(np.asarray(gradients[name][:, :2048], np.float32)), name
+
+
 def test_pieces_are_one_stream() -> None:
     given = arrays(20)
     timed = {n: given[n] for n in STREAMS}
