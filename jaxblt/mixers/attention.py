@@ -138,7 +138,8 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], AttentionState | None]:
         """Output and the state after the tokens (None in training)."""
         config = self.config
-        check_call(x, segment_ids, positions, None if state is None else state.clock)
+        clock = None if state is None else state.clock
+        check_call(x, segment_ids, positions, clock, width=config.dim)
         sizes = {"q": config.num_heads, "k": config.groups, "v": config.groups}
         project = [self._project(name, heads) for name, heads in sizes.items()]
         names = ("heads", "head_dim", "embed")

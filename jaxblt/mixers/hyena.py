@@ -131,7 +131,7 @@ class Hyena(nn.Module):
         project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, name="in")
         project_out = Linear("bct,cd->btd", {"d": config.dim}, ("channels", "embed"), self.dtype, name="out")
         clock = None if state is None else state.clock
-        options = {"alignment": config.segment_alignment, "packed": config.packed}
+        options = {"width": config.dim, "alignment": config.segment_alignment, "packed": config.packed}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         z, short = self._short(rows, project_in(rows.x), None if state is None else state.short)
         v, *gates = jnp.split(rows.clear(z), config.order + 1, axis=1)

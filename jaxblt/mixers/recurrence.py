@@ -78,7 +78,8 @@ class GatedRecurrence(nn.Module):
         state: RecurrenceState | None = None,
     ) -> tuple[Float[Array, "B T D"], RecurrenceState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
-        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
+        clock = None if state is None else state.clock
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=self.config.dim)
         biases = {"in": None, "gate": nn.initializers.constant(2.0)}
         if self.config.cell == "minlstm":
             biases["write"] = nn.initializers.zeros

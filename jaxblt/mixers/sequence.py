@@ -159,6 +159,7 @@ def read(
     positions: Int[Array, "B T"] | None,
     clock: Clock | None,
     *,
+    width: int | None = None,
     alignment: int = 1,
     packed: bool = True,
 ) -> Rows:
@@ -168,6 +169,7 @@ def read(
       x: inputs.
       segment_ids, positions: as the mixer was given them.
       clock: of its state, or None in training.
+      width: `dim` of the mixer's config, which x must have; None takes any.
       alignment: in training documents start at multiples of it.
       packed: False promises one document a row, of which no op is told then.
 
@@ -175,7 +177,7 @@ def read(
       ValueError: there is no token, an array is of another shape or not of whole numbers, or the state is of another
         number of rows.
     """
-    check_call(x, segment_ids, positions, clock)
+    check_call(x, segment_ids, positions, clock, width=width)
     if clock is not None:
         split = splits_call(x.shape[1])
         tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
@@ -185,8 +187,10 @@ def read(
     return Rows(blank(x, content), ids, content, alignment, seq_axis() is not None)
 
 
-def check_call(x: Any, segment_ids: Any, positions: Any, clock: Clock | None = None) -> None:
-    """Raise ValueError unless the arrays of a mixer's call fit each other and the state's `clock`."""
+def check_call(
+    x: Any, segment_ids: Any, positions: Any, clock: Clock | None = None, *, width: int | None = None
+) -> None:
+    """Raise ValueError unless the arrays of a mixer's call fit each other, the state's `clock` and `dim` = `width`."""
     if len(x.shape) != 3:
         raise ValueError(
             f"a mixer reads x of shape [rows, tokens, width], got {x.shape}: write x[None] for one row"
@@ -194,6 +198,12 @@ def check_call(x: Any, segment_ids: Any, positions: Any, clock: Clock | None = N
     if 0 in x.shape[:2]:
         raise ValueError(
             f"a mixer reads at least one row and one token, got x {x.shape}: leave empty calls out"
+        )
+    if width is not None and x.shape[-1] != width:
+        # Weights are made for x, so the mixer would be built for its width, and put out another.
+        raise ValueError(
+            f"a mixer of dim = {width} reads x of width {width}, got {x.shape}: set dim={x.shape[-1]} in its config, "
+            f"or project x to {width}"
         )
     for name, array in (("segment_ids", segment_ids), ("positions", positions)):
         if array is None:

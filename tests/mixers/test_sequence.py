@@ -15,6 +15,7 @@ from jaxblt.layers import Linear
 from jaxblt.mixers.base import Clock, init_state, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import Joined, read
+from jaxblt.models.stack import DEFAULTS
 from jaxblt.parallel import make_mesh
 from jaxblt.testing import Subject, check_mixer
 from tests.mixers.configs import ALL
@@ -131,6 +132,14 @@ def test_the_state_of_another_config_is_refused(name: str, change: dict[str, Any
     given, module = jax.ShapeDtypeStruct((3, 2, config.dim), jnp.float32), config.build()
     with pytest.raises(ValueError, match="make it by init_state of the same config"):
         jax.eval_shape(lambda x: module.init_with_output(jax.random.key(0), x, state=state), given)
+
+
+@pytest.mark.parametrize("config", DEFAULTS.values(), ids=DEFAULTS)
+def test_inputs_of_another_width_are_refused(config: Any) -> None:
+    """Else the mixer would be built for their width without a word, and put out its own."""
+    given, module = jax.ShapeDtypeStruct((1, 2, 48), jnp.float32), config.build()
+    with pytest.raises(ValueError, match=r"dim = 64 reads x of width 64, got \(1, 2, 48\): set dim=48"):
+        jax.eval_shape(module.init, jax.random.key(0), given)
 
 
 def test_empty_calls_and_states_of_other_rows_are_refused() -> None:
