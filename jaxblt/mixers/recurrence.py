@@ -14,7 +14,7 @@ from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import read
 from jaxblt.validation import check_bounds, check_fields
-from pallas_kernels.linear_scan import linear_scan
+from pallas_kernels.linear_scan import decayed, linear_scan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +118,12 @@ class Recurrence:
         """h at each position, and the stretch's effect on a carry: a factor, and what is added."""
         gate, u = (x.astype(jnp.float32) for x in streams)
         a = jax.nn.sigmoid(gate)
-        decay, added = marks.resets(a), marks.inputs((1 - a) * u)
+        # A gate of NaN is in `added` too. As a factor it would pass the 0 at which the next document begins.
+        decay, added = marks.resets(jnp.where(jnp.isnan(a), 0, a)), marks.inputs((1 - a) * u)
         h = linear_scan(decay, added, initial=carry)
         return h, (jnp.zeros_like(h[:, 0]) if carry is not None else jnp.prod(decay, 1), h[:, -1])
 
     def join(self, carry: Float[Array, "B D"], summary: tuple[Array, Array]) -> Float[Array, "B D"]:
         """h behind the stretch."""
         decay, left = summary
-        return decay * carry + left
+        return decayed(decay, carry) + left
