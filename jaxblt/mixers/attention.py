@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import Linear, linears
 from jaxblt.mixers.base import blank, content_of
 from jaxblt.mixers.cached_attention import Heads, Op, attend_cached
-from jaxblt.mixers.kv_cache import AttentionState, init_attention_state
+from jaxblt.mixers.kv_cache import AttentionState, check_ring, init_attention_state
 from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
 from jaxblt.mixers.sequence import check_call, read
 from jaxblt.parallel.attention.context import ContextParallel, Implementation, context_attention
@@ -146,6 +146,7 @@ class Attention(nn.Module):
         out = Linear("bthk,hkd->btd", {"d": config.dim}, names, self.dtype, name="out")
         x = x.astype(self.dtype)
         if state is not None:
+            check_ring(state, config.window)
             rows = read(x, segment_ids, positions, state.clock)
             tokens = rows.arranged
             heads = self._turn(linears(rows.x, project), tokens.positions)

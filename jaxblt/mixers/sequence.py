@@ -222,13 +222,14 @@ def check_call(
 def _check_carry(core: Core, streams: Any, carry: Carry) -> None:
     """Raises ValueError for a carry that another config's core made: some would run, and mean nothing.
 
-    A size of 1 in the core's own fits any: such a core does not know how long its carry is.
+    Where stretches are not joined, a last size of 1 in the core's own fits any: it does not know how long its carry is.
     """
     own, kind = jax.tree.flatten(jax.eval_shape(core.zero, streams))
     given, other = jax.tree.flatten(carry)
     shapes = [[x.shape for x in leaves] for leaves in (own, given)]
+    unknown = not isinstance(core, Joined)
     fits = kind == other and all(
-        len(a) == len(b) and all(n in (1, m) for n, m in zip(a, b, strict=True))
+        a == b or (unknown and len(a) == len(b) and a[-1:] == (1,) and a[:-1] == b[:-1])
         for a, b in zip(*shapes, strict=True)
     )
     if not fits:
