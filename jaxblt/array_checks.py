@@ -70,6 +70,12 @@ def check_width(name: str, x: Any, width: int) -> None:
         raise ValueError(f"{name} takes x of shape [rows, positions, {width}], got {tuple(x.shape)}")
 
 
+def check_like(name: str, array: Any, ids: Any) -> None:
+    """Raises ValueError unless `array` has the shape of ids; one of fewer rows would count for all of them."""
+    if np.shape(array) != np.shape(ids):
+        raise ValueError(f"{name} must have the shape of ids, {np.shape(ids)}, got {np.shape(array)}")
+
+
 def check_whole(name: str, array: Any) -> None:
     """Raises ValueError unless `array` is an array of integers."""
     if not hasattr(array, "dtype") or not jnp.issubdtype(array.dtype, jnp.integer):

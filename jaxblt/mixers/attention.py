@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import Linear, linears
 from jaxblt.mixers.base import blank, content_of
 from jaxblt.mixers.cached_attention import Heads, Op, attend_cached
-from jaxblt.mixers.kv_cache import AttentionState, init_attention_state
+from jaxblt.mixers.kv_cache import AttentionState, check_ring, init_attention_state
 from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
 from jaxblt.mixers.sequence import check_call, read
 from jaxblt.parallel.attention.context import ContextParallel, Implementation, context_attention
@@ -138,13 +138,15 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], AttentionState | None]:
         """Output and the state after the tokens (None in training)."""
         config = self.config
-        check_call(x, segment_ids, positions, None if state is None else state.clock)
+        clock = None if state is None else state.clock
+        check_call(x, segment_ids, positions, clock, width=config.dim)
         sizes = {"q": config.num_heads, "k": config.groups, "v": config.groups}
         project = [self._project(name, heads) for name, heads in sizes.items()]
         names = ("heads", "head_dim", "embed")
         out = Linear("bthk,hkd->btd", {"d": config.dim}, names, self.dtype, name="out")
         x = x.astype(self.dtype)
         if state is not None:
+            check_ring(state, config.window)
             rows = read(x, segment_ids, positions, state.clock)
             tokens = rows.arranged
             heads = self._turn(linears(rows.x, project), tokens.positions)

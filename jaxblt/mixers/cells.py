@@ -125,7 +125,8 @@ class GRU(nn.Module):
     ) -> tuple[Float[Array, "B T D"], GRUState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config = self.config
-        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
+        clock = None if state is None else state.clock
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         u = _projected(config, 3, self.dtype, nn.initializers.zeros)(rows.x)
         zeros = named(nn.initializers.zeros, "heads", "head_dim")
         bias = self.param("recurrent_bias", zeros, (config.num_heads, config.width))
@@ -151,7 +152,8 @@ class LSTM(nn.Module):
         state: LSTMState | None = None,
     ) -> tuple[Float[Array, "B T D"], LSTMState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
-        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
+        clock = None if state is None else state.clock
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=self.config.dim)
         u = _projected(self.config, 4, self.dtype, _remembers)(rows.x)
         core = LSTMCore(_recurrent(self, 4))
         y, after = rows.run(core, u, None if state is None else (state.h, state.c))

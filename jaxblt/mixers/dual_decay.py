@@ -86,7 +86,8 @@ class DualDecay(nn.Module):
             self.config,
             {"h": self.config.num_heads, "k": self.config.dim // self.config.num_heads},
         )
-        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
+        clock = None if state is None else state.clock
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         names = ("embed", "heads", "head_dim")
         project = [Linear("btd,dhk->bthk", sizes, names, self.dtype, name=name) for name in "qkv"]
         q, k, v = linears(rows.x, project)

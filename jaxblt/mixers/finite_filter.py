@@ -56,6 +56,19 @@ def init_filter_state(
     return jnp.zeros((batch_size, dim, size), dtype)
 
 
+def check_filter_state(filter: FiniteFilter, state: FilterState, capacity: int | None) -> None:
+    """Raises ValueError for a state that keeps other inputs than `filter` needs in documents of `capacity` tokens."""
+    past = state.past if isinstance(state, DoublingState) else state
+    options = {"capacity": filter.taps if capacity is None else capacity, "dtype": past.dtype}
+    own = jax.eval_shape(lambda: init_filter_state(filter, *past.shape[:2], **options))
+    given, expected = ([x.shape for x in jax.tree.leaves(kept)] for kept in (state, own))
+    if given != expected:
+        raise ValueError(
+            f"the state holds {given} for {type(filter).__name__} of {filter.taps} taps, expected {expected}: make it "
+            "by init_state of the same config"
+        )
+
+
 class FiniteConv(nn.Module):
     """y = post_gate * (h * u + b u), u = pre_gate * v, with h of `filter.taps` taps (on either side if not causal).
 

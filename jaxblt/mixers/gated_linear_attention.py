@@ -81,7 +81,8 @@ class GatedLinearAttention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], MatrixState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config = self.config
-        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
+        clock = None if state is None else state.clock
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(
             rows, None if state is None else state.short
         )

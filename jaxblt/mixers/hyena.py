@@ -11,7 +11,13 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.filters import Filter, ModalFilter
-from jaxblt.mixers.finite_filter import FilterState, FiniteConv, finite_op, init_filter_state
+from jaxblt.mixers.finite_filter import (
+    FilterState,
+    FiniteConv,
+    check_filter_state,
+    finite_op,
+    init_filter_state,
+)
 from jaxblt.mixers.history import ShortHistory
 from jaxblt.mixers.modal_filter import ModalConv
 from jaxblt.mixers.sequence import Rows, read
@@ -131,7 +137,7 @@ class Hyena(nn.Module):
         project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, name="in")
         project_out = Linear("bct,cd->btd", {"d": config.dim}, ("channels", "embed"), self.dtype, name="out")
         clock = None if state is None else state.clock
-        options = {"alignment": config.segment_alignment, "packed": config.packed}
+        options = {"width": config.dim, "alignment": config.segment_alignment, "packed": config.packed}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         z, short = self._short(rows, project_in(rows.x), None if state is None else state.short)
         v, *gates = jnp.split(rows.clear(z), config.order + 1, axis=1)
@@ -139,6 +145,8 @@ class Hyena(nn.Module):
         for i in range(config.order - 1):
             post_gate = gates[-1] if i == config.order - 2 else None  # x_N, fused into the last op
             carry: Any = None if state is None else state.filters[i]
+            if state is not None and not isinstance(config.filter, ModalFilter):
+                check_filter_state(config.filter, carry, state.capacity)
             v, after = self._long_conv(i)(rows, (v, gates[i], post_gate), carry)
             filters.append(after)
         y = rows.restore(project_out(v))

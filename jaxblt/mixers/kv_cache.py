@@ -56,6 +56,16 @@ def init_attention_state(
     )
 
 
+def check_ring(state: AttentionState, window: int | None) -> None:
+    """Raises ValueError for a ring that has forgotten what `window` still sees."""
+    slots = state.times.shape[1]
+    if state.capacity is None and (window is None or slots < window):
+        raise ValueError(
+            f"the state is the ring of a window of {slots} tokens, and the config has window = {window}: make it by "
+            "init_state of the same config"
+        )
+
+
 def check_slots(slots: int) -> None:
     """Raises ValueError, naming the slots and the fix, unless they divide among the devices of a `seq` axis."""
     axis = seq_axis()

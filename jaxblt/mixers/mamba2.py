@@ -95,7 +95,8 @@ class Mamba2(nn.Module):
     ) -> tuple[Float[Array, "B T D"], MatrixState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config, shape = self.config, self.config.shape
-        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
+        clock = None if state is None else state.clock
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         (c, b, v), short = Streams(shape, self.dtype, name="streams")(
             rows, None if state is None else state.short
         )

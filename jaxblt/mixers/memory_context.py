@@ -124,7 +124,8 @@ class MAC(nn.Module):
                 f"segment_alignment = {config.segment_alignment}: pack with data.alignment={config.chunk_size}, or put "
                 "one document in a row"
             )
-        rows = read(x.astype(self.dtype), segment_ids, positions, clock, alignment=config.segment_alignment)
+        options: Any = {"width": config.dim, "alignment": config.segment_alignment}
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(rows, short)
         gates = memory_gates(config.num_heads, self.dtype)(rows.x)
         traced = state is None and self.is_mutable_collection("metrics")

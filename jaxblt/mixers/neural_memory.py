@@ -182,7 +182,8 @@ class NeuralMemory(nn.Module):
         if state is not None:
             check_memory(config, state.carry)
             clock, short, carry = state.clock, state.short, state.carry
-        rows = read(x.astype(self.dtype), segment_ids, positions, clock, alignment=config.segment_alignment)
+        options: Any = {"width": config.dim, "alignment": config.segment_alignment}
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(rows, short)
         gates = memory_gates(config.num_heads, self.dtype)(rows.x)
         core = MemoryCore(

@@ -121,7 +121,8 @@ class NTM(nn.Module):
     ) -> tuple[Float[Array, "B T D"], NTMState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config = self.config
-        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
+        clock = None if state is None else state.clock
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         sizes = {"h": config.num_heads, "p": config.controls}
         names, bias = ("embed", "heads", None), nn.initializers.zeros
         asked = Linear("btd,dhp->bthp", sizes, names, self.dtype, bias=bias, name="in")(rows.x)

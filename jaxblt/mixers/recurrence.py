@@ -14,7 +14,7 @@ from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import read
 from jaxblt.validation import check_bounds, check_fields
-from pallas_kernels.linear_scan import linear_scan
+from pallas_kernels.linear_scan import decayed, linear_scan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,8 @@ class GatedRecurrence(nn.Module):
         state: RecurrenceState | None = None,
     ) -> tuple[Float[Array, "B T D"], RecurrenceState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
-        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
+        clock = None if state is None else state.clock
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=self.config.dim)
         biases = {"in": None, "gate": nn.initializers.constant(2.0)}
         if self.config.cell == "minlstm":
             biases["write"] = nn.initializers.zeros
@@ -117,11 +118,12 @@ class Recurrence:
         """h at each position, and the stretch's effect on a carry: a factor, and what is added."""
         gate, u = (x.astype(jnp.float32) for x in streams)
         a = jax.nn.sigmoid(gate)
-        decay, added = marks.resets(a), marks.inputs((1 - a) * u)
+        # A gate of NaN is in `added` too. As a factor it would pass the 0 at which the next document begins.
+        decay, added = marks.resets(jnp.where(jnp.isnan(a), 0, a)), marks.inputs((1 - a) * u)
         h = linear_scan(decay, added, initial=carry)
         return h, (jnp.zeros_like(h[:, 0]) if carry is not None else jnp.prod(decay, 1), h[:, -1])
 
     def join(self, carry: Float[Array, "B D"], summary: tuple[Array, Array]) -> Float[Array, "B D"]:
         """h behind the stretch."""
         decay, left = summary
-        return decay * carry + left
+        return decayed(decay, carry) + left

@@ -159,6 +159,7 @@ def read(
     positions: Int[Array, "B T"] | None,
     clock: Clock | None,
     *,
+    width: int | None = None,
     alignment: int = 1,
     packed: bool = True,
 ) -> Rows:
@@ -168,6 +169,7 @@ def read(
       x: inputs.
       segment_ids, positions: as the mixer was given them.
       clock: of its state, or None in training.
+      width: `dim` of the mixer's config, which x must have; None takes any.
       alignment: in training documents start at multiples of it.
       packed: False promises one document a row, of which no op is told then.
 
@@ -175,7 +177,7 @@ def read(
       ValueError: there is no token, an array is of another shape or not of whole numbers, or the state is of another
         number of rows.
     """
-    check_call(x, segment_ids, positions, clock)
+    check_call(x, segment_ids, positions, clock, width=width)
     if clock is not None:
         split = splits_call(x.shape[1])
         tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
@@ -185,8 +187,10 @@ def read(
     return Rows(blank(x, content), ids, content, alignment, seq_axis() is not None)
 
 
-def check_call(x: Any, segment_ids: Any, positions: Any, clock: Clock | None = None) -> None:
-    """Raise ValueError unless the arrays of a mixer's call fit each other and the state's `clock`."""
+def check_call(
+    x: Any, segment_ids: Any, positions: Any, clock: Clock | None = None, *, width: int | None = None
+) -> None:
+    """Raise ValueError unless the arrays of a mixer's call fit each other, the state's `clock` and `dim` = `width`."""
     if len(x.shape) != 3:
         raise ValueError(
             f"a mixer reads x of shape [rows, tokens, width], got {x.shape}: write x[None] for one row"
@@ -194,6 +198,12 @@ def check_call(x: Any, segment_ids: Any, positions: Any, clock: Clock | None = N
     if 0 in x.shape[:2]:
         raise ValueError(
             f"a mixer reads at least one row and one token, got x {x.shape}: leave empty calls out"
+        )
+    if width is not None and x.shape[-1] != width:
+        # Weights are made for x, so the mixer would be built for its width, and put out another.
+        raise ValueError(
+            f"a mixer of dim = {width} reads x of width {width}, got {x.shape}: set dim={x.shape[-1]} in its config, "
+            f"or project x to {width}"
         )
     for name, array in (("segment_ids", segment_ids), ("positions", positions)):
         if array is None:
@@ -212,13 +222,14 @@ def check_call(x: Any, segment_ids: Any, positions: Any, clock: Clock | None = N
 def _check_carry(core: Core, streams: Any, carry: Carry) -> None:
     """Raises ValueError for a carry that another config's core made: some would run, and mean nothing.
 
-    A size of 1 in the core's own fits any: such a core does not know how long its carry is.
+    Where stretches are not joined, a last size of 1 in the core's own fits any: it does not know how long its carry is.
     """
     own, kind = jax.tree.flatten(jax.eval_shape(core.zero, streams))
     given, other = jax.tree.flatten(carry)
     shapes = [[x.shape for x in leaves] for leaves in (own, given)]
+    unknown = not isinstance(core, Joined)
     fits = kind == other and all(
-        len(a) == len(b) and all(n in (1, m) for n, m in zip(a, b, strict=True))
+        a == b or (unknown and len(a) == len(b) and a[-1:] == (1,) and a[:-1] == b[:-1])
         for a, b in zip(*shapes, strict=True)
     )
     if not fits:

@@ -175,7 +175,8 @@ class SlotMemory(nn.Module):
         if state is not None:
             check_bank(config, state.carry)
             clock, short, carry = state.clock, state.short, state.carry
-        rows = read(x.astype(self.dtype), segment_ids, positions, clock, alignment=config.segment_alignment)
+        options: Any = {"width": config.dim, "alignment": config.segment_alignment}
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(rows, short)
         streams = SlotStreams(q, k, self._contents(rows.x, v), self._chosen(state))
         core = self._core(state)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxblt.layers import Linear
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import Rows
-from pallas_kernels.linear_scan import linear_scan
+from pallas_kernels.linear_scan import decayed, linear_scan
 
 LEAST = 4
 """Slots that every token has."""
@@ -39,7 +39,7 @@ class RunningSum:
     def join(self, carry: Float[Array, "B E"], summary: tuple[Array, Array]) -> Float[Array, "B E"]:
         """The sum behind the stretch."""
         kept, left = summary
-        return kept * carry + left
+        return decayed(kept, carry) + left
 
 
 class SlotCount(nn.Module):

@@ -199,7 +199,8 @@ class StateEngine(nn.Module):
                 "init_state of the same config"
             )
         clock = None if before is None else before.clock
-        rows = read(x.astype(self.dtype), segment_ids, positions, clock, alignment=config.segment_alignment)
+        options: Any = {"width": config.dim, "alignment": config.segment_alignment}
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         short, counted = (None, None) if before is None else (before.short, before.counted)
         qkv, short = Streams(config.shape, self.dtype, name="streams")(rows, short)
         mask, counted = self._mask(rows, counted, training=before is None)

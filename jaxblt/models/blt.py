@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.array_checks import check_like, check_whole
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.models.blt_prefill import (
     after_prompt,
@@ -16,7 +17,7 @@ from jaxblt.models.blt_prefill import (
     prompt_patches,
     prompt_places,
 )
-from jaxblt.models.blt_state import BLTState, advance, begin, init_blt_state
+from jaxblt.models.blt_state import BLTState, advance, begin, check_rule, init_blt_state
 from jaxblt.models.bridge import BytesToPatches, PatchesToBytes, last_bytes, to_blocks, visible_patches
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
@@ -227,6 +228,8 @@ class BLT(nn.Module):
         """Byte vectors after the local encoder."""
         if positions is None:
             positions = document_positions(ids, segment_ids)
+        check_like("positions", positions, ids)
+        check_whole("positions", positions)
         place = places(patches, positions, causal=self.config.causal)
         x, _ = self.embedding(ids, segment_ids=segment_ids)
         return self._encode(x, place, segment_ids=segment_ids)[0]
@@ -287,11 +290,13 @@ class BLT(nn.Module):
           closed: whether a patch ends with each byte, instead of the patcher's decision.
 
         Raises:
-          ValueError: the patcher's entropies are missing, or the blocks do not divide among the devices of a `seq`
-            axis.
+          ValueError: the patcher's entropies are missing, an array has another shape than ids, the state is of another
+            patcher, or the blocks do not divide among the devices of a `seq` axis.
         """
-        if closed is None:
-            rule = self._rule()
+        if closed is not None:
+            check_like("closed", closed, ids)
+        else:
+            rule = check_rule(self._rule(), state)
             rated = read_entropies(rule, ids, entropies)
             patcher, closed = prefill_patcher(rule, state.patcher, ids, rated, segment_ids)
             state = state.replace(patcher=patcher)
@@ -333,10 +338,16 @@ class BLT(nn.Module):
 
         Returns:
           Logits, whether the byte closed its patch, and the state.
+
+        Raises:
+          ValueError: the patcher's entropies are missing, an array has another shape than ids, or the state is of
+            another patcher.
         """
         segments, state = begin(state, segment_ids)
-        if closed is None:
-            rule = self._rule()
+        if closed is not None:
+            check_like("closed", closed, ids)
+        else:
+            rule = check_rule(self._rule(), state)
             rated = read_entropies(rule, ids, entropies)
             patcher, closed = step_patcher(rule, state.patcher, ids, rated, segments)
             state = state.replace(patcher=patcher)

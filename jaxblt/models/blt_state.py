@@ -110,6 +110,17 @@ def init_blt_state(
     )
 
 
+def check_rule(patcher: PatcherConfig, state: BLTState) -> PatcherConfig:
+    """`patcher`; raises ValueError unless its blocks are those of the state."""
+    own, held = (patcher.block_size, patcher.slots), (state.block_size, state.capacity)
+    if own != held:
+        raise ValueError(
+            f"the state is of blocks of {held[0]} bytes in {held[1]} patches, and the patcher's are of {own[0]} in "
+            f"{own[1]}: make it by init_state of the same patcher"
+        )
+    return patcher
+
+
 def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Array, "B"], BLTState]:
     """The document of the coming byte, and the state with the open patch forgotten in rows that start another."""
     if segment_ids is None:

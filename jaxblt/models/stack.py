@@ -240,6 +240,18 @@ def init_stack_state(
     return StackState(periods=periods, rest=states(config.remainder), router=router)
 
 
+def _check_depth(config: StackConfig, state: StackState) -> None:
+    """Raises ValueError for the state of a stack of another depth: blocks without one would begin anew each call."""
+    repeats = {len(leaf) for leaf in jax.tree.leaves(state.periods)}
+    given = (max(repeats, default=0), len(state.periods), len(state.rest))
+    own = (config.repeats, len(config.pattern) if config.repeats else 0, len(config.remainder))
+    if given != own:
+        told = ["{} x {} + {} blocks".format(*counts) for counts in (given, own)]
+        raise ValueError(
+            f"the state holds {told[0]}, and the stack has {told[1]}: make it by init_stack_state of the same config"
+        )
+
+
 class Block(nn.Module):
     """One pre-norm block: a mixer along the sequence, then an MLP at each position."""
 
@@ -326,6 +338,8 @@ class Stack(nn.Module):
         config = self.config
         check_width("Stack", x, config.dim)
         check_call(x, segment_ids, positions)
+        if state is not None:
+            _check_depth(config, state)
         # Norms and MLPs would read holes, and one NaN there would be in the gradient of their weights
         x = blank(x.astype(self.dtype), content_of(segment_ids))
         router = None if config.adapter is None else config.adapter.build(dtype=self.dtype, name="router")

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxblt.array_checks import check_entropies, check_ids, check_rows, check_segments
+from jaxblt.array_checks import check_entropies, check_ids, check_like, check_rows, check_segments
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.patching import limits, optimal, rules
 from jaxblt.patching.config import PatcherConfig
@@ -60,9 +60,7 @@ def closes(
     """
     threshold = config.known_threshold() if config.needs_entropies else 0.0
     entropies = read_entropies(config, ids, entropies)
-    for name, array in (("entropies", entropies), ("segment_ids", segment_ids)):
-        if array.shape != ids.shape:
-            raise ValueError(f"{name} must have the shape of ids, {ids.shape}, got {array.shape}")
+    check_like("segment_ids", segment_ids, ids)
     return closes_at(config, ids, entropies, segment_ids, jnp.float32(threshold), after=after)
 
 
@@ -72,9 +70,10 @@ def read_entropies(
     """The entropies that the rule reads: those given, or zeros if it reads none.
 
     Raises:
-      ValueError: the mode needs entropies and there are none.
+      ValueError: the mode needs entropies and there are none, or they have another shape.
     """
     if entropies is not None:
+        check_like("entropies", entropies, ids)
         return entropies
     if config.needs_entropies:
         raise ValueError(f"mode={config.mode!r} needs entropies: see jaxblt.patching.byte_entropies")

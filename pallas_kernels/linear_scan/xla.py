@@ -6,6 +6,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels.linear_scan.reference import decayed
 
 SEQUENTIAL = 8
 """Up to this many steps are taken one after another."""
@@ -23,7 +24,7 @@ def linear_scan_xla(
     if reverse:
         a, b = jnp.flip(a, -2), jnp.flip(b, -2)
     if initial is not None:
-        first = b[..., :1, :] + a[..., :1, :] * initial[..., None, :]
+        first = b[..., :1, :] + decayed(a[..., :1, :], initial[..., None, :])
         b = jnp.concatenate([first, b[..., 1:, :]], -2)
     h = _scan(a, b)
     return jnp.flip(h, -2) if reverse else h
@@ -45,7 +46,7 @@ def _states(a: Array, b: Array) -> Array:
         return _one_by_one(a, b)
 
     def join(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
-        return earlier[0] * later[0], earlier[1] * later[0] + later[1]
+        return earlier[0] * later[0], _past(later[0], earlier[1]) * later[0] + later[1]
 
     return lax.associative_scan(join, (a, b), axis=b.ndim - 2)[1]
 
@@ -53,8 +54,13 @@ def _states(a: Array, b: Array) -> Array:
 def _one_by_one(a: Array, b: Array) -> Array:
     h = [b[..., 0, :]]
     for t in range(1, b.shape[-2]):
-        h.append(a[..., t, :] * h[-1] + b[..., t, :])
+        h.append(a[..., t, :] * _past(a[..., t, :], h[-1]) + b[..., t, :])
     return jnp.stack(h, -2)
+
+
+def _past(a: Array, h: Array) -> Array:
+    """h, and 0 where a is; as `decayed`, with two operations less and without a derivative."""
+    return jnp.where(a == 0, jnp.zeros((), h.dtype), h)
 
 
 def _forward(a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:

@@ -1,5 +1,6 @@
 """The gated recurrence against a loop over tokens."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -7,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import GatedRecurrenceConfig
+from jaxblt.mixers import GatedRecurrenceConfig, init_state
+from jaxblt.mixers.base import Clock
 from jaxblt.mixers.recurrence import normalised
 from jaxblt.testing import Subject
 from tests.tolerances import assert_close
@@ -42,6 +44,21 @@ def test_equals_the_loop(cell: Any) -> None:
     for ids in (subject.documents(), subject.with_holes(subject.documents())):
         expected = np.stack([naive_row(subject.params, *row) for row in zip(subject.x, ids, strict=True)])
         assert_close(subject.run(ids=ids), expected, jnp.float32, n=subject.length * 6)
+
+
+@pytest.mark.parametrize("cell", ["gated", "minlstm"])
+def test_nan_stays_in_its_document(cell: Any) -> None:
+    """Whether it comes in by a token, gates and all, or by the state."""
+    config = GatedRecurrenceConfig(dim=6, cell=cell)
+    subject, ids = Subject(config, length=16), jnp.asarray([[1] * 5 + [2] * 6 + [3] * 5])
+    clean, x = init_state(config, 1, capacity=16), jnp.asarray(subject.x[:1])
+    run = jax.jit(lambda x, state: subject.module.apply(subject.params, x, segment_ids=ids, state=state))
+    clock = Clock(*[jnp.ones(1, jnp.int32)] * 3)
+    y, after = run(x.at[:, 7].set(jnp.nan), dataclasses.replace(clean, clock=clock, h=clean.h * jnp.nan))
+    expected, behind = run(x, clean)
+    others = np.r_[5, 6, 11:16]
+    assert_close(y[:, others], expected[:, others], jnp.float32, n=16 * 6)
+    assert_close(after.h, behind.h, jnp.float32, n=16 * 6)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import pytest
 
 from jaxblt.layers import Linear
+from jaxblt.mixers import ExplicitFilter, HyenaConfig
 from jaxblt.mixers.base import Clock, init_state, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import Joined, read
+from jaxblt.models.stack import DEFAULTS
 from jaxblt.parallel import make_mesh
 from jaxblt.testing import Subject, check_mixer
-from tests.mixers.configs import ALL
+from tests.mixers.configs import ALL, MODAL, SHORT_IMPLICIT
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "write-a-mixer.md"
 HEADS = 4
@@ -119,6 +121,12 @@ def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
     ("name", "change"),
     [
         ("gated_delta_net", {"short_taps": 3}),
+        ("hyena_short_taps", {"short_taps": 3}),
+        ("hyena_explicit", {"filter": ExplicitFilter(taps=4)}),
+        ("hyena_explicit", {"filter": ExplicitFilter(taps=9)}),
+        ("hyena_implicit", {"filter": SHORT_IMPLICIT}),
+        ("attention", {"window": 6}),
+        ("attention_window", {"window": 4}),
         ("ntm", {"slots": 7}),
         ("state_engine", {"cell": "linear"}),
         ("state_engine", {"adaptive_count": True}),
@@ -126,11 +134,19 @@ def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
     ],
 )
 def test_the_state_of_another_config_is_refused(name: str, change: dict[str, Any]) -> None:
-    config = ALL[name]
+    config = (ALL | {"hyena_short_taps": HyenaConfig(dim=8, filter=MODAL, short_taps=2)})[name]
     state = init_state(dataclasses.replace(config, **change), 3, capacity=24)
     given, module = jax.ShapeDtypeStruct((3, 2, config.dim), jnp.float32), config.build()
     with pytest.raises(ValueError, match="make it by init_state of the same config"):
         jax.eval_shape(lambda x: module.init_with_output(jax.random.key(0), x, state=state), given)
+
+
+@pytest.mark.parametrize("config", DEFAULTS.values(), ids=DEFAULTS)
+def test_inputs_of_another_width_are_refused(config: Any) -> None:
+    """Else the mixer would be built for their width without a word, and put out its own."""
+    given, module = jax.ShapeDtypeStruct((1, 2, 48), jnp.float32), config.build()
+    with pytest.raises(ValueError, match=r"dim = 64 reads x of width 64, got \(1, 2, 48\): set dim=48"):
+        jax.eval_shape(module.init, jax.random.key(0), given)
 
 
 def test_empty_calls_and_states_of_other_rows_are_refused() -> None:

@@ -179,6 +179,18 @@ def test_dropout_acts_only_with_an_rng():
     assert not np.allclose(np.asarray(whole), np.asarray(dropped))
 
 
+@pytest.mark.parametrize(("of", "given"), [(5, 4), (4, 5), (2, 4), (4, 2)])
+def test_the_state_of_another_depth_is_refused(of, given):
+    """Of blocks, in periods of two: those that it lacks would begin anew at each call."""
+    fields = {"dim": 8, "pattern": "RP", "mlp_dim": 0, "scan": False}
+    cfg, other = (StackConfig(num_layers=count, **fields) for count in (of, given))
+    state = init_stack_state(other, 2, capacity=8)
+    with pytest.raises(
+        ValueError, match=f"holds {given // 2} x 2 .* {given % 2} blocks, and the stack has {of // 2} x"
+    ):
+        jax.eval_shape(Stack(cfg).init, jax.random.key(0), jnp.ones((2, 3, 8)), state=state)
+
+
 def test_errors_name_the_letter():
     with pytest.raises(ValueError, match="Z"):
         StackConfig(pattern="HZ")

@@ -71,6 +71,26 @@ def test_pieces_are_one_stream() -> None:
     assert_close(jnp.concatenate(found, 1), whole, n=21)
 
 
+@pytest.mark.parametrize("length", [8, 21])
+def test_a_factor_of_zero_forgets_what_is_not_finite(length: int) -> None:
+    """NaN in one of three documents, and in the state before them, gets into no other one, nor into its gradient."""
+    x = arrays(1, length, 3, initial=True)
+    x["a"] = x["a"].at[:, jnp.asarray([0, 3, 6])].set(0.0)
+
+    @jax.jit
+    def squared(b: Any, initial: Any) -> Any:
+        h, pull = jax.vjp(lambda b: linear_scan(x["a"], b, initial=initial), b)
+        return h, pull(h)[0]
+
+    poisoned = (x["b"].at[:, 4].set(jnp.nan), x["initial"] * jnp.nan)
+    expected = squared(x["b"], x["initial"])
+    plain = linear_scan(x["a"], poisoned[0], initial=poisoned[1], implementation="reference")
+    others = np.delete(np.arange(length), slice(3, 6))
+    for got, want in zip((*squared(*poisoned), plain), (*expected, expected[0]), strict=True):
+        assert np.isnan(got[:, 4]).any()
+        assert_close(got[:, others], want[:, others], n=length)
+
+
 def test_sums_are_wide() -> None:
     """In bf16 a sum of ones stands still at 256."""
     ones = jnp.ones((1, 1024, 1), jnp.bfloat16)

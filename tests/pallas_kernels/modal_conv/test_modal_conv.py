@@ -134,6 +134,23 @@ def test_packed_documents_are_computed_as_if_apart() -> None:
     assert_packed_is_apart(partial(modal_conv, chunk_size=32), arrays, n=301)
 
 
+@pytest.mark.parametrize("cut", [64, 70])
+def test_nan_stays_in_its_document(cut: int) -> None:
+    """Also where it lies in the state that a chunk hands on, and the next document begins there or behind."""
+    ids = jnp.asarray(1 + (np.arange(150) >= 20) + (np.arange(150) >= cut))[None]
+    x = normal(0, (1, CHANNELS, 150))
+
+    @jax.jit
+    def squared(x: Any) -> Any:
+        y, pull = jax.vjp(lambda x: modal_conv(x, **modes(), segment_ids=ids, chunk_size=32), x)
+        return y, pull(y)[0]
+
+    for got, want in zip(squared(x.at[:, :, 22].set(jnp.nan)), squared(x), strict=True):
+        assert np.isnan(got[:, :, 22]).all()
+        others = np.r_[:20, cut:150]
+        assert_close(got[..., others], want[..., others], n=150)
+
+
 def test_the_promised_grid_gives_what_no_promise_gives() -> None:
     arrays = streams(330) | modes() | {"segment_ids": on_grid(330, 64)}
     run = jax.jit(partial(modal_conv, chunk_size=32), static_argnames=("segment_alignment",))
