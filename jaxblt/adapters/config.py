@@ -16,6 +16,9 @@ from jaxblt.adapters.router import Router, RouterState, init_router_state
 from jaxblt.adapters.site import adapted
 from jaxblt.validation import check_bounds, check_fields
 
+Rank = int | tuple[int, ...]
+"""Of a site: one number, or one for each layer of its stack."""
+
 
 @dataclasses.dataclass(frozen=True)
 class RouterConfig:
@@ -75,7 +78,8 @@ class AdapterConfig:
 
     Attributes:
       sites: patterns of names of `Linear`s below a block, such as "mixer/q" or "mlp/*"; (pattern, rank) for a rank of
-        their own. `jaxblt.adapters.find_sites` lists the names.
+        their own, and (pattern, (2, 4, 8)) for one in each layer of the stack. `jaxblt.adapters.find_sites` lists the
+        names.
       rank: r of the others.
       alpha: of the scale.
       blocks: experts E of a bank; None for a free number a rank, 1 + f.
@@ -85,7 +89,7 @@ class AdapterConfig:
       governor: bounds the update of each site; None for no bound.
     """
 
-    sites: tuple[str | tuple[str, int], ...] = ("mixer/*", "mlp/down")
+    sites: tuple[str | tuple[str, Rank], ...] = ("mixer/*", "mlp/down")
     rank: int = 8
     alpha: float = 16.0
     blocks: int | None = None
@@ -104,7 +108,7 @@ class AdapterConfig:
         self._check_code()
 
     def _check_ranks(self) -> None:
-        for pattern, rank in self.patterns:
+        for pattern, rank in ((pattern, rank) for pattern, ranks in self.patterns for rank in _each(ranks)):
             if rank < 1:
                 raise ValueError(
                     f"AdapterConfig.sites: the rank of {pattern!r} must be at least 1, got {rank}"
@@ -143,8 +147,25 @@ class AdapterConfig:
                 )
             transform.check(self)
 
+    def check(self, stack: Any) -> None:
+        """Raises ValueError where ranks by layer are not those of the layers of a `StackConfig`."""
+        for pattern, ranks in self.patterns:
+            if isinstance(ranks, int):
+                continue
+            if len(ranks) != stack.num_layers:
+                raise ValueError(
+                    f"AdapterConfig.sites gives {pattern!r} {len(ranks)} ranks, {ranks}, and the stack has num_layers "
+                    f"= {stack.num_layers}: give one rank a layer, and each stack its own adapter"
+                )
+            scanned = ranks[: stack.repeats * len(stack.pattern)]
+            if stack.scan and scanned != ranks[: len(stack.pattern)] * stack.repeats:
+                raise ValueError(
+                    f"AdapterConfig.sites gives {pattern!r} the ranks {ranks}, which differ between periods of the "
+                    f"pattern {stack.pattern!r}, and these are scanned: set StackConfig(scan=False)"
+                )
+
     @property
-    def patterns(self) -> tuple[tuple[str, int], ...]:
+    def patterns(self) -> tuple[tuple[str, Rank], ...]:
         """Patterns of names, each with its rank."""
         return tuple((site, self.rank) if isinstance(site, str) else site for site in self.sites)
 
@@ -162,15 +183,16 @@ class AdapterConfig:
         """alpha over the rank of an expert, at a site of this rank."""
         return self.alpha * (self.blocks or 1) / rank
 
-    def ranks(self, name: str) -> set[int]:
-        """The ranks that patterns ask for at the site of a name: none where there is no adapter."""
-        return {rank for pattern, rank in self.patterns if fnmatchcase(name, pattern)}
+    def ranks(self, name: str, layer: int) -> set[int]:
+        """The ranks that patterns ask for at the site of a name in a layer: none where there is no adapter."""
+        found = [ranks for pattern, ranks in self.patterns if fnmatchcase(name, pattern)]
+        return {ranks if isinstance(ranks, int) else ranks[layer] for ranks in found}
 
     def inside(
-        self, path: tuple[str, ...], code: Float[Array, "B T E"] | None
+        self, path: tuple[str, ...], layer: int, code: Float[Array, "B T E"] | None
     ) -> AbstractContextManager[Any]:
-        """A context in which every site below the module of this path adds its update."""
-        return adapted(self, path, code)
+        """A context in which every site below the block of this path, a layer's, adds its update."""
+        return adapted(self, path, layer, code)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> Router | None:
         """The router's module, which computes in fp32 whatever the `dtype`; None without a router."""
@@ -179,3 +201,7 @@ class AdapterConfig:
     def init_state(self, batch_size: int, dim: int) -> RouterState | None:
         """The router's state before the first token of rows of width `dim`; None without a router."""
         return None if self.router is None else init_router_state(self, batch_size, dim)
+
+
+def _each(ranks: Rank) -> tuple[int, ...]:
+    return (ranks,) if isinstance(ranks, int) else ranks

@@ -64,7 +64,7 @@ def distill[C](
             raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
         code = given_code(adapter, codes.get(name) if isinstance(codes, Mapping) else codes)
         assert code is not None
-        least = min(own for _, own in sites)
+        least = min(each.rank for each in sites)
         if rank is not None and not 1 <= rank <= least:
             raise ValueError(
                 f"rank must lie in 1..{least}, the smallest rank of the sites of {name!r}, got {rank}"

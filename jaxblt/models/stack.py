@@ -143,6 +143,7 @@ class StackConfig:
                 f"an adapter with a router reads what came before, and the stack has causal={self.causal} and layout "
                 f"{self.layout.kind!r}: set router=None, or use a causal stack in layout 'contiguous'"
             )
+        self.adapter.check(self)
 
     def _fill_table(self) -> None:
         """Completes `mixers` by the defaults that the pattern names, and drops defaults that it does not."""
@@ -241,11 +242,15 @@ def init_stack_state(
 
 
 class Block(nn.Module):
-    """One pre-norm block: a mixer along the sequence, then an MLP at each position."""
+    """One pre-norm block: a mixer along the sequence, then an MLP at each position.
+
+    `layer` is its place in the stack; of a scanned block, that of the first.
+    """
 
     config: StackConfig
     kind: str
     dtype: Any
+    layer: int = 0
 
     @nn.compact
     def __call__(
@@ -257,7 +262,7 @@ class Block(nn.Module):
         code: Float[Array, "B T E"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         adapter = self.config.adapter
-        with nullcontext() if adapter is None else adapter.inside(self.path, code):
+        with nullcontext() if adapter is None else adapter.inside(self.path, self.layer, code):
             return self._mix(x, segment_ids, positions, state)
 
     def _mix(self, x: Any, segment_ids: Any, positions: Any, state: Any) -> tuple[Any, Any]:
@@ -282,11 +287,12 @@ class Block(nn.Module):
 
 
 class Period(nn.Module):
-    """The blocks of one period of the pattern."""
+    """The blocks of one period of the pattern, the first of which is number `first` of the stack."""
 
     config: StackConfig
     kinds: str | tuple[str, ...]
     dtype: Any
+    first: int = 0
 
     @nn.compact
     def __call__(
@@ -296,7 +302,7 @@ class Period(nn.Module):
         after = []
         for i, kind in enumerate(self.kinds):
             state = states[i] if states else None
-            x, state = block(self.config, kind, self.dtype, name=f"block_{i}")(
+            x, state = block(self.config, kind, self.dtype, self.first + i, name=f"block_{i}")(
                 x, segment_ids, positions, state, code
             )
             after.append(state)
@@ -349,7 +355,8 @@ class Stack(nn.Module):
         config = self.config
         carried = (state.periods, state.rest) if state else ((), ())
         x, periods = self._periods(x, segment_ids, positions, carried[0], code)
-        x, rest = Period(config, config.remainder, self.dtype, name="rest")(
+        scanned = config.repeats * len(config.pattern)
+        x, rest = Period(config, config.remainder, self.dtype, scanned, name="rest")(
             x, segment_ids, positions, carried[1], code
         )
         return x, StackState(periods=periods, rest=rest) if state else None
@@ -373,7 +380,7 @@ class Stack(nn.Module):
         after = []
         for i in range(config.repeats):
             here = jax.tree.map(lambda leaf, i=i: leaf[i], states)
-            x, here = Period(config, config.pattern, self.dtype, name=f"period_{i}")(
+            x, here = Period(config, config.pattern, self.dtype, i * len(config.pattern), name=f"period_{i}")(
                 x, segment_ids, positions, here, code
             )
             after.append(here)
