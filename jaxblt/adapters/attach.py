@@ -127,8 +127,8 @@ def check_sites(config: Any) -> dict[str, list[Adapted]]:
     """The sites of every stack that has an adapter, layer by layer, each with its rank.
 
     Raises:
-      ValueError: a pattern matches no product of any stack that has its adapter, patterns give a site two ranks, or a
-        rank is larger than the product's inputs or outputs.
+      ValueError: a pattern matches no product of any stack that has its adapter, patterns give a site two ranks or
+        levels, a rank is larger than the product's inputs or outputs, or no site is left at the router's level.
     """
     adapted = {name: stack for name, stack in stacks_of(config).items() if stack.adapter is not None}
     known = {name: find_sites(stack) for name, stack in adapted.items()}
@@ -154,6 +154,24 @@ def _check_patterns(adapter: AdapterConfig, names: Sequence[str]) -> None:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, SHOWN, 0.0)
             raise ValueError(f"site pattern {pattern!r} matches no product; the nearest names are {near}")
+    _check_levels(adapter, [name for name in names if adapter.ranks(name, 0)])
+
+
+def _check_levels(adapter: AdapterConfig, sites: Sequence[str]) -> None:
+    for pattern, _ in adapter.levels:
+        if not any(fnmatchcase(name, pattern) for name in sites):
+            near = get_close_matches(pattern, sites, SHOWN, 0.0)
+            raise ValueError(f"level pattern {pattern!r} matches no site; the nearest names are {near}")
+    asked = {name: adapter.levels_at(name) for name in sites}
+    for name, levels in asked.items():
+        if len(levels) > 1:
+            raise ValueError(
+                f"site {name!r} is given levels {sorted(levels)} by the patterns {adapter.levels}: leave one out"
+            )
+    if all(asked.values()) and adapter.levels:
+        raise ValueError(
+            f"levels {adapter.levels} leave no site to the router's own level: set RouterConfig.level to one of them"
+        )
 
 
 def _rank(adapter: AdapterConfig, stack: str, site: Site, layer: int) -> int | None:
@@ -204,6 +222,14 @@ def _of_block(stack: StackConfig, kind: str) -> tuple[Site, ...]:
     return tuple(found.values())
 
 
+def _levels(stack: str, adapter: AdapterConfig, sites: Sequence[Adapted]) -> Iterator[str]:
+    """The sites of each level, where there are several."""
+    names = dict.fromkeys(each.site.name for each in sites)
+    for place, level in enumerate(adapter.level_names if adapter.levels else ()):
+        own = [name for name in names if adapter.place(name) == place]
+        yield f"levels          {stack}, {level}: {', '.join(own)}"
+
+
 def _named(sites: Sequence[Adapted], rank: int) -> Iterator[str]:
     """The sites of a rank; with their layers where it is another one elsewhere."""
     for site in dict.fromkeys(each.site for each in sites if each.rank == rank):
@@ -225,6 +251,7 @@ def describe_sites(config: Any, trained: int, router: int, base: int) -> list[st
     for name, sites in check_sites(config).items():
         for rank in sorted({each.rank for each in sites}):
             lines.append(f"adapters        {name}, rank {rank}: {', '.join(_named(sites, rank))}")
+        lines += _levels(name, stacks_of(config)[name].adapter, sites)
     share = f", of which routers {router:,} ({router / max(base, 1):.2%} of the base)" if router else ""
     lines.append(f"trained         {trained:,} of {base + trained:,} parameters{share}")
     if router > ROUTER_SHARE * base:

@@ -104,7 +104,7 @@ def save_peft(
     for place in places(config):
         tree = _at(unrolled, (*place.path, ADAPTER))
         adapter = stacks[place.path[0]].adapter
-        numbers = given_code(adapter, code)
+        numbers = adapter.split(given_code(adapter, code))[adapter.place(place.site.name)]
         numbers = jnp.ones((1,), jnp.float32) if numbers is None else numbers
         v, u = tree["v"].reshape(-1, place.rank), tree["u"].reshape(place.rank, -1)
         v, u = (x.astype(jnp.float32) for x in (v, u))

@@ -66,7 +66,7 @@ def guarded(
     Args:
       fall_back: `Guard.falls_back()`, an argument of the program, so that both ways are one program.
       fallback: every number of that code: 0 for the base, 1 for the static adapter, 1/E for a bank's even share.
-      figures: gets those of each stack with a router, to be returned by the function that is compiled.
+      figures: gets those of each router, to be returned by the function that is compiled.
     """
 
     def change(code: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
