@@ -1,17 +1,21 @@
-"""One batch with an adapter for each row: rows generate what the merged model of their adapter does, in one program."""
+"""Decoding with adapters: one for each row of a batch in one program; a byte at a time as the parallel pass."""
+
+import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, RouterConfig, attach, fuse
+from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse
 from jaxblt.adapters.chosen import choose_adapters
 from jaxblt.cli.generate import read_adapter
-from jaxblt.inference import Decoder, SamplingConfig, generate
+from jaxblt.inference import Decoder, SamplingConfig, generate, teacher_force
 from jaxblt.inference.generate import _begin
 from jaxblt.mixers import AttentionConfig
-from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
+from jaxblt.patching import PatcherConfig, make_patches
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 
@@ -59,6 +63,32 @@ def test_rows_change_their_adapters_without_a_new_program(params):
         assert found == [alone[name][row] for row, name in enumerate(pair)]
     assert continued(BANK, params, adapters=1) == alone[1]
     assert _begin._cache_size() == programs
+
+
+@pytest.mark.slow(weeks=8, group="prompts and caches")
+def test_a_patched_model_s_bytes_one_by_one_equal_the_parallel_pass_given_its_patches():
+    """Chunks of the latent stack count slots, so decoding has to feed it the holes that the parallel pass has."""
+    local = dataclasses.replace(BASE.stack, pattern="W", mixers={"W": dataclasses.replace(HEADS, window=6)})
+    blt = BLTConfig(local, BASE.stack, local, hash=None, bridge_heads=2)
+    router = dataclasses.replace(ROUTER, chunk=3, prefix=5)
+    adapter = AdapterConfig(rank=2, router=router, levels=(("mlp/*", "token"),), code=(Ema(0.5),))
+    config = attach(blt, adapter, stacks=("latent", "decoder"))
+    patcher = PatcherConfig(mode="space", block_size=16, capacity=8)
+    text = (
+        b"it was a cold day, and all of the town was out",
+        b"One. Two, three: four; and then five of them!!",
+    )
+    ids = jnp.asarray([[byte + 4 for byte in row] for row in text], jnp.int32)
+    patches = jax.jit(partial(make_patches, patcher))(ids)
+    params = drawn(config.build(), ids, patches=patches)["params"]
+    whole = jax.jit(lambda params: config.build().apply({"params": params}, ids, patches=patches)[0])(params)
+    step = jax.jit(lambda p: teacher_force(Decoder(config, patcher), {"model": p}, ids, jnp.ones_like(ids)))
+    logits, closed = step(params)
+    np.testing.assert_array_equal(closed, np.asarray(patches.closed).reshape(2, -1)[:, : ids.shape[1]])
+    assert_close(logits, whole, n=1024)
+    router = jax.tree.map(lambda leaf: -leaf, params["latent"]["router"])
+    other = {**params, "latent": params["latent"] | {"router": router}}
+    assert not np.allclose(step(other)[0], whole, atol=1e-2)
 
 
 def test_words_of_the_command_line():
