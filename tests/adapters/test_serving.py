@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxblt.adapters import AdapterConfig, RouterConfig
+from jaxblt.adapters.fallback import count_replaced
 from jaxblt.adapters.given import given
 from jaxblt.adapters.serving import Guard, Limits, Telemetry, code_figures, guarded
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
@@ -104,6 +105,18 @@ def test_a_row_whose_code_is_not_finite_falls_back(params, serve):
     telemetry = Telemetry()
     telemetry.record(0.1, figures)
     assert telemetry.alarms() == ["3 rows had a code that is not finite"]
+
+    @jax.jit
+    def continued(params, x, state):
+        figures = []
+        with guarded(jnp.zeros((), bool), 0.0, figures):
+            y, state = Stack(STACK).apply(params, x, state=state)
+        return y, state, figures
+
+    y, state, figures = continued(broken, X, init_stack_state(STACK, 3, capacity=12))
+    assert_close(y, base, n=12 * 8)
+    assert float(figures[0].replaced) == 3
+    np.testing.assert_array_equal(count_replaced(state), [9, 9, 9])
 
 
 class Clock:

@@ -10,6 +10,7 @@ import pytest
 
 from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse
 from jaxblt.adapters.chosen import choose_adapters
+from jaxblt.adapters.fallback import CodeFallbackWarning
 from jaxblt.cli.generate import read_adapter
 from jaxblt.inference import Decoder, SamplingConfig, generate, teacher_force
 from jaxblt.inference.generate import _begin
@@ -34,9 +35,11 @@ def params():
     return drawn(BANK.build(), jnp.zeros((1, 8), jnp.int32), seed=SEED)["params"]
 
 
-def continued(config, params, **options):
+def continued(config, params, limits=16, **options):
     greedy = SamplingConfig(temperature=0)
-    return generate(Decoder(config), {"model": params}, PROMPTS, max_new_bytes=16, sampling=greedy, **options)
+    return generate(
+        Decoder(config), {"model": params}, PROMPTS, max_new_bytes=limits, sampling=greedy, **options
+    )
 
 
 def test_each_row_has_the_logits_of_its_merged_adapter(params):
@@ -65,14 +68,29 @@ def test_rows_change_their_adapters_without_a_new_program(params):
     assert _begin._cache_size() == programs
 
 
+def test_a_code_that_is_not_finite_is_the_fallback_and_told(params):
+    """Of a router with NaN, codes of the first chunk are the fallback anyway: the first prompt reads no more."""
+    dense = params["stack"]["router"]["code"]
+    router = params["stack"]["router"] | {"code": dense | {"bias": dense["bias"].at[1].set(jnp.nan)}}
+    broken = {**params, "stack": params["stack"] | {"router": router}}
+    limits, words = [1, 16], r"codes of 1 of 2 rows were not finite, at 27 tokens of rows \[1\]"
+    expected = continued(BANK, params, adapters=["static"] * 2, limits=limits)
+    programs = _begin._cache_size()
+    with pytest.warns(
+        CodeFallbackWarning, match=f"{words}: .*; parameters model/stack/router/code/bias hold NaN"
+    ):
+        assert continued(BANK, broken, adapters=[None, None], limits=limits) == expected
+    assert _begin._cache_size() == programs
+    assert [len(text) for text in expected] == [1, 16]
+
+
 @pytest.mark.slow(weeks=8, group="prompts and caches")
 def test_a_patched_model_s_bytes_one_by_one_equal_the_parallel_pass_given_its_patches():
     """Chunks of the latent stack count slots, so decoding has to feed it the holes that the parallel pass has."""
     local = dataclasses.replace(BASE.stack, pattern="W", mixers={"W": dataclasses.replace(HEADS, window=6)})
     blt = BLTConfig(local, BASE.stack, local, hash=None, bridge_heads=2)
     router = dataclasses.replace(ROUTER, chunk=3, prefix=5)
-    adapter = AdapterConfig(rank=2, router=router, levels=(("mlp/*", "token"),), code=(Ema(0.5),))
-    config = attach(blt, adapter, stacks=("latent", "decoder"))
+    config = attach(blt, AdapterConfig(rank=2, router=router, code=(Ema(0.5),)), stacks=("latent", "decoder"))
     patcher = PatcherConfig(mode="space", block_size=16, capacity=8)
     text = (
         b"it was a cold day, and all of the town was out",
