@@ -19,6 +19,7 @@ def fuse[C](config: C, params: Any, *, code: Float[Array, "E"] | None = None) ->
     """The config and parameters of a model without adapters that computes the same: W + (alpha/r) V diag(c) U.
 
     Sums are in fp32, whatever the dtype of the parameters: rounding a sum to bfloat16 changes outputs.
+    `jaxblt.adapters.merge_drift` says by how much.
 
     Args:
       config: of the model.
