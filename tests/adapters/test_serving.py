@@ -189,6 +189,28 @@ def test_an_alarm_for_each_planted_fault(code, seconds, alarm):
     assert telemetry.report()["calls"] == 4
 
 
+def test_what_is_watched_costs_under_a_twentieth_of_the_work():
+    """By the operations of both programs as they are lowered: time would depend on the machine."""
+    wide = dataclasses.replace(
+        STACK, dim=256, num_layers=2, mlp_dim=1024, adapter=dataclasses.replace(ADAPTER, rank=8)
+    )
+    x = jax.ShapeDtypeStruct((4, 128, 256), jnp.float32)
+    params = jax.eval_shape(Stack(wide).init, jax.random.key(0), x)
+    params = nn.meta.unbox(params)
+
+    def plain(params, x):
+        return Stack(wide).apply(params, x)[0]
+
+    def watched(params, x):
+        figures = []
+        with guarded(jnp.zeros((), bool), 0.0, figures):
+            return Stack(wide).apply(params, x)[0], figures
+
+    costs = [jax.jit(f).lower(params, x).cost_analysis() for f in (plain, watched)]
+    for name in ("flops", "bytes accessed"):
+        assert costs[0][name] < costs[1][name] < 1.05 * costs[0][name]
+
+
 def test_no_window_is_refused():
     with pytest.raises(ValueError, match="window must be at least 1, got 0"):
         Telemetry(window=0)
