@@ -1,7 +1,7 @@
 """A stack of mixer blocks described by a pattern of their names such as "HHAH"."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -392,17 +392,22 @@ def _take(order: Int[Array, "B T"], x: Any) -> Any:
     return x if x is None else jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), 1)
 
 
-def stack_periods(params: dict[str, Any]) -> dict[str, Any]:
-    """A stack's parameters from the unrolled form ("period_0", ...) to the scanned one ("periods", stacked)."""
+def stack_periods(
+    params: dict[str, Any], join: Callable[..., Any] = lambda *layers: jnp.stack(layers)
+) -> dict[str, Any]:
+    """A stack's parameters from the unrolled form ("period_0", ...) to the scanned one ("periods", stacked).
+
+    Args:
+      params: of the stack, or shapes.
+      join: makes one leaf of those of all periods.
+    """
     names = sorted(
         (name for name in params if name.startswith("period_")), key=lambda n: int(n.split("_")[1])
     )
     rest = {name: value for name, value in params.items() if name not in names}
     if not names:
         return rest
-    return rest | {
-        "periods": jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in names))
-    }
+    return rest | {"periods": jax.tree.map(join, *(params[name] for name in names))}
 
 
 def unstack_periods(params: dict[str, Any]) -> dict[str, Any]:
