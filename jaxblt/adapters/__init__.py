@@ -8,6 +8,7 @@ from jaxblt.adapters.attach import attach, check_sites, detach, find_sites, retr
 from jaxblt.adapters.config import AdapterConfig, RouterConfig
 from jaxblt.adapters.distill import distill, mean_codes
 from jaxblt.adapters.draw import Draw
+from jaxblt.adapters.drift import describe_drift, merge_drift
 from jaxblt.adapters.governor import Governor, next_bounds, with_bounds
 from jaxblt.adapters.levels import Mixed
 from jaxblt.adapters.losses import AdapterLosses
@@ -37,6 +38,7 @@ __all__ = [
     "TopK",
     "attach",
     "check_sites",
+    "describe_drift",
     "detach",
     "distill",
     "find_sites",
@@ -45,6 +47,7 @@ __all__ = [
     "load_index",
     "load_peft",
     "mean_codes",
+    "merge_drift",
     "next_bounds",
     "owned",
     "retrievals",

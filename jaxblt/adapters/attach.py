@@ -1,9 +1,10 @@
 """Putting adapters on the stacks of a model's config, and asking which products of its blocks can have one."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -50,6 +51,20 @@ class Site(NamedTuple):
     def outputs(self) -> int:
         """N."""
         return prod(self.out)
+
+
+class Adapted(NamedTuple):
+    """A site of one block that has an adapter.
+
+    Attributes:
+      site: the product.
+      layer: number of the block in its stack.
+      rank: of the adapter.
+    """
+
+    site: Site
+    layer: int
+    rank: int
 
 
 def attach[C](config: C, adapter: AdapterConfig, stacks: Sequence[str] | None = None) -> C:
@@ -108,12 +123,12 @@ def stacks_of(config: Any) -> dict[str, StackConfig]:
     return {name: value for name, value in fields.items() if isinstance(value, StackConfig)}
 
 
-def check_sites(config: Any) -> dict[str, list[tuple[Site, int]]]:
-    """The sites of every stack that has an adapter, each with its rank.
+def check_sites(config: Any) -> dict[str, list[Adapted]]:
+    """The sites of every stack that has an adapter, layer by layer, each with its rank.
 
     Raises:
-      ValueError: a pattern matches no product of any stack that has its adapter, patterns give a site two ranks, or a
-        rank is larger than the product's inputs or outputs.
+      ValueError: a pattern matches no product of any stack that has its adapter, patterns give a site two ranks or
+        levels, a rank is larger than the product's inputs or outputs, or no site is left at the router's level.
     """
     adapted = {name: stack for name, stack in stacks_of(config).items() if stack.adapter is not None}
     known = {name: find_sites(stack) for name, stack in adapted.items()}
@@ -122,23 +137,46 @@ def check_sites(config: Any) -> dict[str, list[tuple[Site, int]]]:
     for adapter in set(own.values()):
         names = {s.name for n in own if own[n] == adapter for s in known[n]}
         _check_patterns(adapter, sorted(names))
-    return {
-        name: [(site, rank) for site in known[name] if (rank := _rank(stack.adapter, name, site)) is not None]
-        for name, stack in adapted.items()
-    }
+    return {name: list(_of_layers(name, stack, known[name])) for name, stack in adapted.items()}
+
+
+def _of_layers(name: str, stack: StackConfig, sites: Sequence[Site]) -> Iterator[Adapted]:
+    """The sites of each layer that have an adapter."""
+    for layer in range(stack.num_layers):
+        kind = stack.pattern[layer % len(stack.pattern)]
+        for site in sites:
+            if site.kind == kind and (rank := _rank(stack.adapter, name, site, layer)) is not None:
+                yield Adapted(site, layer, rank)
 
 
 def _check_patterns(adapter: AdapterConfig, names: Sequence[str]) -> None:
-    for pattern, rank in adapter.patterns:
-        alone = dataclasses.replace(adapter, sites=((pattern, rank),))
-        if not any(alone.ranks(name) for name in names):
+    for pattern, _ in adapter.patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, SHOWN, 0.0)
             raise ValueError(f"site pattern {pattern!r} matches no product; the nearest names are {near}")
+    _check_levels(adapter, [name for name in names if adapter.ranks(name, 0)])
 
 
-def _rank(adapter: AdapterConfig, stack: str, site: Site) -> int | None:
+def _check_levels(adapter: AdapterConfig, sites: Sequence[str]) -> None:
+    for pattern, _ in adapter.levels:
+        if not any(fnmatchcase(name, pattern) for name in sites):
+            near = get_close_matches(pattern, sites, SHOWN, 0.0)
+            raise ValueError(f"level pattern {pattern!r} matches no site; the nearest names are {near}")
+    asked = {name: adapter.levels_at(name) for name in sites}
+    for name, levels in asked.items():
+        if len(levels) > 1:
+            raise ValueError(
+                f"site {name!r} is given levels {sorted(levels)} by the patterns {adapter.levels}: leave one out"
+            )
+    if all(asked.values()) and adapter.levels:
+        raise ValueError(
+            f"levels {adapter.levels} leave no site to the router's own level: set RouterConfig.level to one of them"
+        )
+
+
+def _rank(adapter: AdapterConfig, stack: str, site: Site, layer: int) -> int | None:
     """The rank at a site, None without an adapter; raises ValueError for two, or one that is too large."""
-    ranks = adapter.ranks(site.name)
+    ranks = adapter.ranks(site.name, layer)
     if len(ranks) > 1:
         raise ValueError(
             f"site {site.name!r} of stack {stack!r} is given ranks {sorted(ranks)} by the patterns "
@@ -184,6 +222,22 @@ def _of_block(stack: StackConfig, kind: str) -> tuple[Site, ...]:
     return tuple(found.values())
 
 
+def _levels(stack: str, adapter: AdapterConfig, sites: Sequence[Adapted]) -> Iterator[str]:
+    """The sites of each level, where there are several."""
+    names = dict.fromkeys(each.site.name for each in sites)
+    for place, level in enumerate(adapter.level_names if adapter.levels else ()):
+        own = [name for name in names if adapter.place(name) == place]
+        yield f"levels          {stack}, {level}: {', '.join(own)}"
+
+
+def _named(sites: Sequence[Adapted], rank: int) -> Iterator[str]:
+    """The sites of a rank; with their layers where it is another one elsewhere."""
+    for site in dict.fromkeys(each.site for each in sites if each.rank == rank):
+        layers = [str(each.layer) for each in sites if (each.site, each.rank) == (site, rank)]
+        several = {each.rank for each in sites if each.site == site} != {rank}
+        yield f"{site.kind}:{site.name}" + (f" (layers {' '.join(layers)})" if several else "")
+
+
 def describe_sites(config: Any, trained: int, router: int, base: int) -> list[str]:
     """What a run says of its adapters: sites, ranks, trained parameters, and the router's share of the base.
 
@@ -195,12 +249,9 @@ def describe_sites(config: Any, trained: int, router: int, base: int) -> list[st
     """
     lines = []
     for name, sites in check_sites(config).items():
-        ranks: Mapping[int, list[str]] = {
-            rank: [f"{site.kind}:{site.name}" for site, r in sites if r == rank]
-            for rank in sorted({r for _, r in sites})
-        }
-        for rank, names in ranks.items():
-            lines.append(f"adapters        {name}, rank {rank}: {', '.join(names)}")
+        for rank in sorted({each.rank for each in sites}):
+            lines.append(f"adapters        {name}, rank {rank}: {', '.join(_named(sites, rank))}")
+        lines += _levels(name, stacks_of(config)[name].adapter, sites)
     share = f", of which routers {router:,} ({router / max(base, 1):.2%} of the base)" if router else ""
     lines.append(f"trained         {trained:,} of {base + trained:,} parameters{share}")
     if router > ROUTER_SHARE * base:

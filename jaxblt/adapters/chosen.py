@@ -38,20 +38,24 @@ def choose_adapters(config: Any, adapters: Sequence[Adapter]) -> dict[str, Any]:
             "adapters out, or attach an AdapterConfig with one"
         )
     taken = np.array([each is not None for each in adapters])
-    return {
-        name: {ROUTER: {"code": np.stack([_code(adapter, each) for each in adapters]), "taken": taken}}
-        for name, adapter in routed.items()
-    }
+    codes = {name: np.stack([_code(adapter, each) for each in adapters]) for name, adapter in routed.items()}
+    return {name: choose_codes(adapter, codes[name], taken) for name, adapter in routed.items()}
+
+
+def choose_codes(adapter: AdapterConfig, codes: Any, taken: Any) -> dict[str, Any]:
+    """What the collection "chosen" holds of a stack: codes of rows, of all levels, and the rows that take them."""
+    parts = [{"code": code, "taken": taken} for code in adapter.split(codes)]
+    return {ROUTER: dict(zip(adapter.level_names, parts, strict=True)) if adapter.levels else parts[0]}
 
 
 def _code(adapter: AdapterConfig, chosen: Adapter) -> np.ndarray:
     """The numbers of a row's code; of no account for None."""
     if chosen is None or chosen == "base":
-        return np.zeros(adapter.numbers, np.float32)
+        return np.zeros(adapter.width, np.float32)
     if chosen == "static":
-        return np.full(adapter.numbers, adapter.start, np.float32)
+        return np.full(adapter.width, adapter.start, np.float32)
     experts = adapter.blocks or 0
     if isinstance(chosen, bool) or not isinstance(chosen, int | np.integer) or not 0 <= chosen < experts:
         numbers = f"a number from 0 to {experts - 1}, " if experts else ""
         raise ValueError(f"adapter {chosen!r} of a row: expected {numbers}'base', 'static' or None")
-    return np.eye(experts, dtype=np.float32)[int(chosen)]
+    return np.tile(np.eye(experts, dtype=np.float32)[int(chosen)], len(adapter.level_names))

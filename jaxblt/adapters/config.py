@@ -6,8 +6,10 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from jaxblt.adapters.by_level import Routers, level_name
 from jaxblt.adapters.governor import Governor
 from jaxblt.adapters.levels import Level, Mixed, levels_of
 from jaxblt.adapters.losses import AdapterLosses
@@ -15,6 +17,9 @@ from jaxblt.adapters.retrieval.config import RetrievalConfig
 from jaxblt.adapters.router import Router, RouterState, init_router_state
 from jaxblt.adapters.site import adapted
 from jaxblt.validation import check_bounds, check_fields
+
+Rank = int | tuple[int, ...]
+"""Of a site: one number, or one for each layer of its stack."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,21 +80,25 @@ class AdapterConfig:
 
     Attributes:
       sites: patterns of names of `Linear`s below a block, such as "mixer/q" or "mlp/*"; (pattern, rank) for a rank of
-        their own. `jaxblt.adapters.find_sites` lists the names.
+        their own, and (pattern, (2, 4, 8)) for one in each layer of the stack. `jaxblt.adapters.find_sites` lists the
+        names.
       rank: r of the others.
       alpha: of the scale.
       blocks: experts E of a bank; None for a free number a rank, 1 + f.
       router: what makes the code; None for c = 1.
+      levels: (pattern, level) for sites whose code comes at another level than the router's: ("mlp/*", "token"). Each
+        level has a router of its own, in all else like `router`, with transforms of its own.
       code: transforms of the code, in order; see `jaxblt.adapters.transforms`.
       losses: what training pays for besides, with weights.
       governor: bounds the update of each site; None for no bound.
     """
 
-    sites: tuple[str | tuple[str, int], ...] = ("mixer/*", "mlp/down")
+    sites: tuple[str | tuple[str, Rank], ...] = ("mixer/*", "mlp/down")
     rank: int = 8
     alpha: float = 16.0
     blocks: int | None = None
     router: RouterConfig | None = None
+    levels: tuple[tuple[str, Level], ...] = ()
     code: tuple[Any, ...] = ()
     losses: AdapterLosses = AdapterLosses()
     governor: Governor | None = None
@@ -102,9 +111,10 @@ class AdapterConfig:
             raise ValueError("AdapterConfig.sites is empty: name at least one pattern, such as 'mixer/*'")
         self._check_ranks()
         self._check_code()
+        self._check_levels()
 
     def _check_ranks(self) -> None:
-        for pattern, rank in self.patterns:
+        for pattern, rank in ((pattern, rank) for pattern, ranks in self.patterns for rank in _each(ranks)):
             if rank < 1:
                 raise ValueError(
                     f"AdapterConfig.sites: the rank of {pattern!r} must be at least 1, got {rank}"
@@ -143,8 +153,39 @@ class AdapterConfig:
                 )
             transform.check(self)
 
+    def _check_levels(self) -> None:
+        if self.levels and (self.router is None or self.router.retrieval is not None):
+            raise ValueError(
+                f"AdapterConfig.levels = {self.levels} are of a router without an index, and router is {self.router}: "
+                "leave them out"
+            )
+        if self._level in (level for _, level in self.levels):
+            raise ValueError(
+                f"AdapterConfig.levels = {self.levels} names {self._level!r}, the router's level, which others have:"
+                " leave it out"
+            )
+        if self.levels:
+            self.by_level  # noqa: B018 - a level may not go with the router's settings or a transform
+
+    def check(self, stack: Any) -> None:
+        """Raises ValueError where ranks by layer are not those of the layers of a `StackConfig`."""
+        for pattern, ranks in self.patterns:
+            if isinstance(ranks, int):
+                continue
+            if len(ranks) != stack.num_layers:
+                raise ValueError(
+                    f"AdapterConfig.sites gives {pattern!r} {len(ranks)} ranks, {ranks}, and the stack has num_layers "
+                    f"= {stack.num_layers}: give one rank a layer, and each stack its own adapter"
+                )
+            scanned = ranks[: stack.repeats * len(stack.pattern)]
+            if stack.scan and scanned != ranks[: len(stack.pattern)] * stack.repeats:
+                raise ValueError(
+                    f"AdapterConfig.sites gives {pattern!r} the ranks {ranks}, which differ between periods of the "
+                    f"pattern {stack.pattern!r}, and these are scanned: set StackConfig(scan=False)"
+                )
+
     @property
-    def patterns(self) -> tuple[tuple[str, int], ...]:
+    def patterns(self) -> tuple[tuple[str, Rank], ...]:
         """Patterns of names, each with its rank."""
         return tuple((site, self.rank) if isinstance(site, str) else site for site in self.sites)
 
@@ -152,6 +193,48 @@ class AdapterConfig:
     def numbers(self) -> int:
         """Of a code: one a block, or one a rank."""
         return self.rank if self.blocks is None else self.blocks
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """Of the routers, in the order of their codes; one for an adapter without levels of sites or without router."""
+        return tuple(sorted({self._level, *(level for _, level in self.levels)}))
+
+    @property
+    def _level(self) -> str:
+        return "" if self.router is None else level_name(self.router.level)
+
+    @property
+    def by_level(self) -> dict[str, "AdapterConfig"]:
+        """The adapter of each router, which makes the code of its level for all sites."""
+        assert self.router is not None
+        levels: dict[str, Level | Mixed] = {level: level for _, level in self.levels}
+        levels[self._level] = self.router.level
+        return {
+            name: dataclasses.replace(
+                self, levels=(), router=dataclasses.replace(self.router, level=levels[name])
+            )
+            for name in self.level_names
+        }
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token's codes, of all levels."""
+        return len(self.level_names) * self.numbers
+
+    def levels_at(self, name: str) -> set[str]:
+        """The levels that patterns ask for at the site of a name: none where the code is of the router's level."""
+        return {level for pattern, level in self.levels if fnmatchcase(name, pattern)}
+
+    def place(self, name: str) -> int:
+        """Which of the codes scales the site of a name."""
+        return self.level_names.index(max(self.levels_at(name), default=self._level))
+
+    def split(self, codes: Float[Array | np.ndarray, "... W"] | None) -> list[Any]:
+        """The codes of all levels apart; None for None."""
+        count, each = len(self.level_names), self.numbers
+        if codes is None or count == 1:
+            return [codes]
+        return [codes[..., i * each : (i + 1) * each] for i in range(count)]
 
     @property
     def start(self) -> float:
@@ -162,20 +245,31 @@ class AdapterConfig:
         """alpha over the rank of an expert, at a site of this rank."""
         return self.alpha * (self.blocks or 1) / rank
 
-    def ranks(self, name: str) -> set[int]:
-        """The ranks that patterns ask for at the site of a name: none where there is no adapter."""
-        return {rank for pattern, rank in self.patterns if fnmatchcase(name, pattern)}
+    def ranks(self, name: str, layer: int) -> set[int]:
+        """The ranks that patterns ask for at the site of a name in a layer: none where there is no adapter."""
+        found = [ranks for pattern, ranks in self.patterns if fnmatchcase(name, pattern)]
+        return {ranks if isinstance(ranks, int) else ranks[layer] for ranks in found}
 
     def inside(
-        self, path: tuple[str, ...], code: Float[Array, "B T E"] | None
+        self, path: tuple[str, ...], layer: int, code: Float[Array, "B T W"] | None
     ) -> AbstractContextManager[Any]:
-        """A context in which every site below the module of this path adds its update."""
-        return adapted(self, path, code)
+        """A context in which every site below the block of this path, a layer's, adds its update."""
+        return adapted(self, path, layer, code)
 
-    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> Router | None:
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> Router | Routers | None:
         """The router's module, which computes in fp32 whatever the `dtype`; None without a router."""
-        return None if self.router is None else Router(self, name=name)
+        if self.router is None:
+            return None
+        return Routers(tuple(self.by_level.items()), name=name) if self.levels else Router(self, name=name)
 
-    def init_state(self, batch_size: int, dim: int) -> RouterState | None:
+    def init_state(self, batch_size: int, dim: int) -> RouterState | dict[str, RouterState] | None:
         """The router's state before the first token of rows of width `dim`; None without a router."""
-        return None if self.router is None else init_router_state(self, batch_size, dim)
+        if self.router is None:
+            return None
+        if not self.levels:
+            return init_router_state(self, batch_size, dim)
+        return {name: init_router_state(own, batch_size, dim) for name, own in self.by_level.items()}
+
+
+def _each(ranks: Rank) -> tuple[int, ...]:
+    return (ranks,) if isinstance(ranks, int) else ranks

@@ -1,7 +1,7 @@
 """A routed adapter made static: the mean of its weight updates, by SVD."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,26 +11,33 @@ from jaxtyping import Array, Float
 from jaxblt.adapters.attach import check_sites, stacks_of
 from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.losses import AdapterLosses
-from jaxblt.adapters.merge import given_code, has_adapter, limited_code
+from jaxblt.adapters.merge import given_code, has_adapter, limited_code, map_sites, site_name
 from jaxblt.adapters.router import ROUTER
 from jaxblt.adapters.site import ADAPTER
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
-def mean_codes(side: Mapping[str, Any]) -> dict[str, Float[Array, "E"]]:
-    """The mean code over tokens of each routed stack, from what a pass sowed.
+def mean_codes(side: Mapping[str, Any]) -> dict[str, Float[Array, "W"]]:
+    """The mean code over tokens of each routed stack, of all levels, from what a pass sowed.
 
     `side` is the second result of `model.apply({"params": params}, ids, mutable=["metrics"], ...)`.
     """
     stacks = side.get("metrics", {})
-    return {name: tree[ROUTER]["mean_code"][0].value for name, tree in stacks.items() if ROUTER in tree}
+    return {name: _mean_code(tree[ROUTER]) for name, tree in stacks.items() if ROUTER in tree}
+
+
+def _mean_code(tree: Mapping[str, Any]) -> Float[Array, "W"]:
+    """Of a router, or of several in the order of their names."""
+    if "mean_code" in tree:
+        return tree["mean_code"][0].value
+    return jnp.concatenate([_mean_code(tree[name]) for name in sorted(tree)])
 
 
 def distill[C](
     config: C,
     params: Any,
-    codes: Float[Array, "E"] | Mapping[str, Float[Array, "E"]],
+    codes: Float[Array, "W"] | Mapping[str, Float[Array, "W"]],
     *,
     rank: int | None = None,
 ) -> tuple[C, Any]:
@@ -64,31 +71,33 @@ def distill[C](
             raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
         code = given_code(adapter, codes.get(name) if isinstance(codes, Mapping) else codes)
         assert code is not None
-        least = min(own for _, own in sites)
+        least = min(each.rank for each in sites)
         if rank is not None and not 1 <= rank <= least:
             raise ValueError(
                 f"rank must lie in 1..{least}, the smallest rank of the sites of {name!r}, got {rank}"
             )
         static = _static(adapter, rank)
         changed[name] = dataclasses.replace(routed[name], adapter=static)
-        trees[name] = _distilled(
-            {n: x for n, x in params[name].items() if n != ROUTER}, adapter, static, code, rank
-        )
+        trees[name] = _distilled(params[name], adapter, static, adapter.split(code), rank)
     return dataclasses.replace(config, **changed), trees  # pyright: ignore[reportArgumentType]
 
 
 def _static(adapter: AdapterConfig, rank: int | None) -> AdapterConfig:
     sites = adapter.sites if rank is None else tuple(pattern for pattern, _ in adapter.patterns)
-    plain = {"router": None, "blocks": None, "code": (), "losses": AdapterLosses(), "governor": None}
-    return dataclasses.replace(adapter, sites=sites, rank=rank or adapter.rank, **plain)
+    plain = {"router": None, "levels": (), "blocks": None, "code": (), "governor": None}
+    return dataclasses.replace(
+        adapter, sites=sites, rank=rank or adapter.rank, losses=AdapterLosses(), **plain
+    )
 
 
-def _distilled(tree: Any, adapter: AdapterConfig, static: AdapterConfig, code: Any, rank: int | None) -> Any:
-    if not isinstance(tree, Mapping):
-        return tree
-    if ADAPTER in tree:
+def _distilled(
+    params: Any, adapter: AdapterConfig, static: AdapterConfig, codes: Sequence[Any], rank: int | None
+) -> Any:
+    def distilled(path: tuple[str, ...], tree: Mapping[str, Any]) -> Any:
+        code = codes[adapter.place(site_name(path))]
         return {**tree, ADAPTER: _factored(tree, adapter, static, code, rank)}
-    return {name: _distilled(below, adapter, static, code, rank) for name, below in tree.items()}
+
+    return map_sites(distilled, {name: below for name, below in params.items() if name != ROUTER})
 
 
 def _factored(

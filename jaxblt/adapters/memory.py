@@ -48,10 +48,11 @@ class ChunkSteps:
             steps = steps & (marks.segment_ids != 0)
         count = jnp.cumsum(steps, axis=1, dtype=jnp.int32)
         place = step_places(steps, count, self.size)
-        taken = jnp.minimum(place, steps.shape[1] - 1)
+        taken, there = jnp.minimum(place, steps.shape[1] - 1), place < steps.shape[1]
         inputs = jnp.take_along_axis(u, taken[:, :, None, None, None], 1)
-        first = jnp.take_along_axis(firsts, taken, 1)
-        told = Marks((place < steps.shape[1]).astype(jnp.int32), first)
+        # Mask what stands for no step: a first step at the call's last token would begin a document once more
+        first = jnp.take_along_axis(firsts, taken, 1) & there
+        told = Marks(there.astype(jnp.int32), first)
         start = self.zero(streams) if carry is None else carry
         h, after = GRUCore(self.recurrent, self.bias).run(inputs, told, start)
         held = jnp.concatenate([start[:, None].astype(h.dtype), h], 1)

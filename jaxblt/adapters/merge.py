@@ -1,6 +1,6 @@
 """Adapters merged into the weights that they update, in fp32."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,11 +19,13 @@ def fuse[C](config: C, params: Any, *, code: Float[Array, "E"] | None = None) ->
     """The config and parameters of a model without adapters that computes the same: W + (alpha/r) V diag(c) U.
 
     Sums are in fp32, whatever the dtype of the parameters: rounding a sum to bfloat16 changes outputs.
+    `jaxblt.adapters.merge_drift` says by how much.
 
     Args:
       config: of the model.
       params: of the whole model.
-      code: of a routed adapter, one number a block; what its router would say is lost.
+      code: of a routed adapter, one number a block, and such numbers for each of `AdapterConfig.level_names`; what its
+        routers would say is lost.
 
     Raises:
       ValueError: an adapter has a router and there is no code, or the code has another length; an adapter that the
@@ -38,9 +40,30 @@ def fuse[C](config: C, params: Any, *, code: Float[Array, "E"] | None = None) ->
     return detach(config), trees
 
 
-def merge_stack(params: Any, adapter: AdapterConfig, code: Float[Array, "E"] | None) -> Any:
+def merge_stack(params: Any, adapter: AdapterConfig, code: Float[Array, "W"] | None) -> Any:
     """A stack's parameters with its adapter merged in at a code, None for c = 1, and without router."""
-    return {name: _merged(below, adapter, code) for name, below in params.items() if name != ROUTER}
+    codes = adapter.split(code)
+
+    def merged(path: tuple[str, ...], tree: Mapping[str, Any]) -> Any:
+        kernel = tree["kernel"].astype(jnp.float32)
+        kernel = kernel + weight_update(tree, adapter, codes[adapter.place(site_name(path))])
+        return {name: below for name, below in tree.items() if name != ADAPTER} | {"kernel": kernel}
+
+    return map_sites(merged, {name: below for name, below in params.items() if name != ROUTER})
+
+
+def map_sites(change: Callable[[tuple[str, ...], Any], Any], tree: Any, path: tuple[str, ...] = ()) -> Any:
+    """A stack's parameters, with `change(path, those of a site)` in the place of each site's."""
+    if not isinstance(tree, Mapping):
+        return tree
+    if ADAPTER in tree:
+        return change(path, tree)
+    return {name: map_sites(change, below, (*path, name)) for name, below in tree.items()}
+
+
+def site_name(path: tuple[str, ...]) -> str:
+    """The name of a site below its block, from its path below its stack: behind that of a period and of a block."""
+    return "/".join(path[2:])
 
 
 def has_adapter(tree: Any) -> bool:
@@ -48,16 +71,7 @@ def has_adapter(tree: Any) -> bool:
     return isinstance(tree, Mapping) and (ADAPTER in tree or any(map(has_adapter, tree.values())))
 
 
-def _merged(tree: Any, adapter: AdapterConfig, code: Float[Array, "E"] | None) -> Any:
-    if not isinstance(tree, Mapping):
-        return tree
-    if ADAPTER not in tree:
-        return {name: _merged(below, adapter, code) for name, below in tree.items()}
-    kernel = tree["kernel"].astype(jnp.float32) + weight_update(tree, adapter, code)
-    return {name: below for name, below in tree.items() if name != ADAPTER} | {"kernel": kernel}
-
-
-def given_code(adapter: AdapterConfig, code: Any) -> Float[Array, "E"] | None:
+def given_code(adapter: AdapterConfig, code: Any) -> Float[Array, "W"] | None:
     """The code to merge with, None for 1; raises ValueError where the adapter asks for another."""
     if adapter.router is None:
         if code is not None:
@@ -65,12 +79,13 @@ def given_code(adapter: AdapterConfig, code: Any) -> Float[Array, "E"] | None:
         return None
     if code is None:
         raise ValueError(
-            f"a routed adapter has another weight at every code: give code, {adapter.numbers} numbers, to merge one"
+            f"a routed adapter has another weight at every code: give code, {adapter.width} numbers, to merge one"
         )
     numbers = jnp.asarray(code, jnp.float32)
-    if numbers.shape != (adapter.numbers,):
+    if numbers.shape != (adapter.width,):
+        each = f" for each level of {adapter.level_names}" if adapter.levels else ""
         raise ValueError(
-            f"code must have shape ({adapter.numbers},), one number a block, got {numbers.shape}"
+            f"code must have shape ({adapter.width},), one number a block{each}, got {numbers.shape}"
         )
     return numbers
 

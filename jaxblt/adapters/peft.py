@@ -7,7 +7,8 @@ is in no such file.
 
 import json
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,14 +61,8 @@ def places(config: Any) -> Iterator[Place]:
     """The sites of every block of a model's config, by the names of unrolled stacks."""
     stacks = stacks_of(config)
     for name, sites in check_sites(config).items():
-        for layer in range(stacks[name].num_layers):
-            block = _block(stacks[name], layer)
-            kind = stacks[name].pattern[layer % len(stacks[name].pattern)]
-            yield from (
-                Place((name, *block, *site.name.split("/")), site, rank)
-                for site, rank in sites
-                if site.kind == kind
-            )
+        for site, layer, rank in sites:
+            yield Place((name, *_block(stacks[name], layer), *site.name.split("/")), site, rank)
 
 
 def _block(stack: StackConfig, layer: int) -> tuple[str, str]:
@@ -109,7 +104,7 @@ def save_peft(
     for place in places(config):
         tree = _at(unrolled, (*place.path, ADAPTER))
         adapter = stacks[place.path[0]].adapter
-        numbers = given_code(adapter, code)
+        numbers = adapter.split(given_code(adapter, code))[adapter.place(place.site.name)]
         numbers = jnp.ones((1,), jnp.float32) if numbers is None else numbers
         v, u = tree["v"].reshape(-1, place.rank), tree["u"].reshape(place.rank, -1)
         v, u = (x.astype(jnp.float32) for x in (v, u))
@@ -141,16 +136,31 @@ def _described(config: Any) -> dict[str, Any]:
             f"stacks have adapters of alphas {sorted(alphas)}, and such a file holds one: use one alpha"
         )
     rank = found[0][0].rank
-    others = {place.site.name.replace("/", "."): place.rank for place, _ in found if place.rank != rank}
     return PLAIN | {
         "r": rank,
         "lora_alpha": alphas.pop(),
         "lora_dropout": 0.0,
-        "rank_pattern": others,
-        "target_modules": sorted({place.site.name.replace("/", ".") for place, _ in found}),
+        "rank_pattern": _rank_pattern([place for place, _ in found], rank),
+        "target_modules": sorted({_dotted(place.site.name) for place, _ in found}),
         "inference_mode": True,
         "task_type": None,
     }
+
+
+def _rank_pattern(found: Sequence[Place], rank: int) -> dict[str, int]:
+    """The ranks that are not `rank`, by the names of products; by paths where these have several."""
+    ranks: dict[str, set[int]] = defaultdict(set)
+    for place in found:
+        ranks[place.site.name].add(place.rank)
+    return {
+        _dotted(place.site.name) if len(ranks[place.site.name]) == 1 else ".".join(place.path): place.rank
+        for place in found
+        if place.rank != rank
+    }
+
+
+def _dotted(name: str) -> str:
+    return name.replace("/", ".")
 
 
 def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | None = None) -> dict[str, Any]:

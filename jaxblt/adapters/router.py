@@ -1,5 +1,6 @@
 """The router: from what a stack reads to the code that scales the ranks of its adapters, causally."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,13 +47,14 @@ MOST_SCORE = 10.0
 class RouterState:
     """Where each row stands, the sums of its document so far, and the states of the transforms.
 
-    `memory` is the GRU's, `side` the side features that the open chunk began with, `neighbours` those of an index; None
-    for a router without.
+    `replaced` counts the tokens so far whose code was not finite. `memory` is the GRU's, `side` the side features that
+    the open chunk began with, `neighbours` those of an index; None for a router without.
     """
 
     clock: Clock
     sums: Sums
     code: tuple[Any, ...]
+    replaced: Int[Array, "B"]
     memory: Float[Array, "B H K"] | None = None
     side: Float[Array, "B S"] | None = None
     neighbours: Float[Array, "B F"] | None = None
@@ -66,6 +68,7 @@ def init_router_state(config: Any, batch_size: int, dim: int) -> RouterState:
         clock=start_clock(batch_size),
         sums=_pools(router).zero((nothing,)),
         code=tuple(transform.init_state(batch_size, config.numbers) for transform in config.code),
+        replaced=jnp.zeros((batch_size,), jnp.int32),
         memory=jnp.zeros(memory, jnp.float32) if router.memory else None,
         side=jnp.zeros((batch_size, router.side), jnp.float32) if router.side else None,
         neighbours=jnp.zeros((batch_size, len(FEATURES)), jnp.float32) if router.retrieval else None,
@@ -157,7 +160,9 @@ class Router(nn.Module):
     ) -> tuple[Float[Array, "B T E"], RouterState | None]:
         """The code, zero at holes and padding, and the state after the tokens (None without one).
 
-        `documents` are keys of the documents whose own chunks are no neighbours; see `jaxblt.adapters.owners`.
+        In calls with a state the fallback stands for a code that is not finite, and the state counts its tokens. Whole
+        rows keep such codes: a training step has to see them. `documents` are keys of the documents whose own chunks
+        are no neighbours; see `jaxblt.adapters.owners`.
 
         Raises:
           ValueError: side features are missing, more or fewer than `RouterConfig.side`.
@@ -186,6 +191,9 @@ class Router(nn.Module):
         if self.has_variable(CHOSEN, "code"):
             chosen, taken = (self.get_variable(CHOSEN, name) for name in ("code", "taken"))
             code = jnp.where(taken[:, None, None], chosen[:, None], code)
+        if after is not None:
+            code, broken = finite_codes(code, moment.fallback, rows.content)
+            after = dataclasses.replace(after, replaced=after.replaced + broken)  # pyright: ignore[reportArgumentType]
         self._sow(first, code, moment, time, rows.content)
         code = rows.restore(code)
         if rows.clock is None or after is None:
@@ -298,7 +306,7 @@ class Router(nn.Module):
         heard = Heard(h, mean, memory, side, chunk_side, near, p)
         if state is None:
             return heard, None
-        return heard, RouterState(state.clock, sums, (), memorised, held, kept)  # pyright: ignore[reportArgumentType]
+        return heard, RouterState(state.clock, sums, (), state.replaced, memorised, held, kept)  # pyright: ignore[reportArgumentType]
 
     def _features(self, level: Level, heard: Heard, time: Int[Array, "B T"]) -> Float[Array, "B T F"]:
         """What f of a level reads."""
@@ -326,6 +334,15 @@ class Router(nn.Module):
         zeros = nn.initializers.zeros
         init = zeros if still else nn.initializers.lecun_normal()
         return Linear("btd,de->bte", {"e": features}, axes, bias=zeros, kernel_init=init, name=name)(x)
+
+
+def finite_codes(
+    code: Float[Array, "B T E"], fallback: float, content: Bool[Array, "B T"] | None
+) -> tuple[Float[Array, "B T E"], Int[Array, "B"]]:
+    """Codes with the fallback where a number is not finite, and of how many tokens of each row these are."""
+    broken = ~jnp.all(jnp.isfinite(code), -1)
+    told = broken if content is None else broken & content
+    return jnp.where(broken[..., None], jnp.float32(fallback), code), jnp.sum(told, 1, dtype=jnp.int32)
 
 
 def _pools(config: Any) -> Pools:

@@ -11,12 +11,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jaxblt.adapters.given import through
+from jaxblt.adapters.given import is_router
 from jaxblt.validation import check_bounds, check_fields
 
 Breaker = Literal["closed", "open", "half-open"]
@@ -66,16 +67,21 @@ def guarded(
     Args:
       fall_back: `Guard.falls_back()`, an argument of the program, so that both ways are one program.
       fallback: every number of that code: 0 for the base, 1 for the static adapter, 1/E for a bank's even share.
-      figures: gets those of each stack with a router, to be returned by the function that is compiled.
+      figures: gets those of each router, to be returned by the function that is compiled.
     """
 
-    def change(code: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+    def intercept(call: Callable[..., Any], args: Any, options: Any, context: Any) -> Any:
+        if not is_router(context):
+            return call(*args, **options)
+        code, state = call(*args, **options)
         broken = ~jnp.all(jnp.isfinite(code), (1, 2))
+        if state is not None:  # in such calls the router replaced them itself
+            broken = broken | (state.replaced > options["state"].replaced)
         safe = jnp.where(broken[:, None, None] | fall_back, jnp.asarray(fallback, code.dtype), code)
         figures.append(code_figures(safe, broken))
-        return safe
+        return safe, state
 
-    return through(change)
+    return nn.intercept_methods(intercept)
 
 
 @dataclass

@@ -33,8 +33,16 @@ class Ranks(Protocol):
         """Weights of losses."""
         ...
 
-    def ranks(self, name: str) -> set[int]:
-        """The ranks that are asked for at a site."""
+    def ranks(self, name: str, layer: int) -> set[int]:
+        """The ranks that are asked for at a site of a layer."""
+        ...
+
+    def split(self, codes: Float[Array, "... W"] | None) -> list[Any]:
+        """The codes that sites may have, apart."""
+        ...
+
+    def place(self, name: str) -> int:
+        """Which of these codes a site has."""
         ...
 
     def scale(self, rank: int) -> float:
@@ -93,27 +101,30 @@ def is_site(linear: Linear, x: Any) -> bool:
 
 
 def adapted(
-    config: Ranks, path: tuple[str, ...], code: Float[Array, "B T E"] | None
+    config: Ranks, path: tuple[str, ...], layer: int, code: Float[Array, "B T W"] | None
 ) -> AbstractContextManager[Any]:
-    """A context in which the sites of `config` below the module of this path add their updates.
+    """A context in which the sites of `config` below the block of this path, a layer's, add their updates.
 
     Flax calls the interceptor around every method. It makes V and U in a child of the `Linear` that it is called for,
     so parameters of the base keep their names.
     """
+    codes = config.split(code)  # once: sites that share an array are one call of the op
 
     def intercept(
         call: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], context: Any
     ) -> Any:
-        layer, method = context.module, context.method_name
-        if isinstance(layer, Linear) and method == "products":
+        linear, method = context.module, context.method_name
+        if isinstance(linear, Linear) and method == "products":
             return multiply_sites(call, *args)
         found = call(*args, **options)
-        if not isinstance(layer, Linear) or method != "weights":
+        if not isinstance(linear, Linear) or method != "weights":
             return found
-        ranks = config.ranks("/".join(layer.path[len(path) :]))
-        if not ranks or not is_site(layer, *args):
+        name = "/".join(linear.path[len(path) :])
+        ranks = config.ranks(name, layer)
+        if not ranks or not is_site(linear, *args):
             return found
-        summed = len(read_equation(layer.equation).summed)
-        return LowRank(config, max(ranks), summed, layer.names, name=ADAPTER)(found, code)
+        summed = len(read_equation(linear.equation).summed)
+        site = LowRank(config, max(ranks), summed, linear.names, name=ADAPTER)
+        return site(found, codes[config.place(name)])
 
     return nn.intercept_methods(intercept)

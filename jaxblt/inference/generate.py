@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jaxblt.adapters.chosen import Adapter, choose_adapters
+from jaxblt.adapters.fallback import count_replaced, warn_replaced
 from jaxblt.adapters.router import CHOSEN
 from jaxblt.data.vocab import EOS, decode
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step
@@ -94,6 +95,7 @@ def generate(
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than the rows' patches ask for.
+      CodeFallbackWarning: a router's code was not finite; its fallback stood for it in the prompts that are named.
     """
     table, requests = lay_out(prompts, max_new_bytes, sampling, seed)
     if adapters is not None:
@@ -113,10 +115,10 @@ def _pieces(
     num_bytes = table.shape[1] + bucket(most)
     prepared = prepare_decoding(decoder, params, rows=len(table), num_bytes=num_bytes)
     place = _begin(decoder, num_bytes, prepared, table, requests.lengths)
-    refused = None
+    refused = replaced = None
     for start in range(0, most, steps):
         place, piece = _advancing(place)(decoder, steps, prepared, requests, place, np.int32(start))
-        (drawn, kept, finite, refused), done = jax.device_get((piece, place.done))
+        (drawn, kept, finite, refused, replaced), done = jax.device_get((piece, place.done))
         _check_finite(finite, lengths, start, params)
         yield [decode(row[here]) for row, here in zip(drawn, kept, strict=True)]
         if done.all():
@@ -124,6 +126,8 @@ def _pieces(
     if decoder.patcher is not None and refused is not None:
         patcher, (over, wanted) = decoder.patcher, map(float, refused)
         warn_overflow(over, wanted, capacity=patcher.slots, block_size=patcher.block_size)
+    if replaced is not None:
+        warn_replaced(replaced, params)
 
 
 def _check_finite(finite: np.ndarray, lengths: np.ndarray, start: int, params: dict[str, Any]) -> None:
@@ -150,13 +154,15 @@ class Place:
 class Piece(NamedTuple):
     """What some steps drew, whether a draw belongs to its row, and whether its logits were finite.
 
-    `refused` counts patch boundaries refused and asked for, of all rows so far.
+    `refused` counts patch boundaries refused and asked for, of all rows so far. `replaced` counts the tokens of each
+    row so far whose code was not finite, if there is a router.
     """
 
     drawn: Int[Array, "B T"]
     kept: Bool[Array, "B T"]
     finite: Bool[Array, "B T"]
     refused: tuple[Array, Array] | None
+    replaced: Int[Array, "B"] | None
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -212,7 +218,7 @@ def _advance(
     place, (ids, kept, finite) = jax.lax.scan(body, place, start + jnp.arange(steps, dtype=jnp.int32))
     count = partial(jnp.sum, dtype=jnp.int32)
     refused = jax.tree.map(count, decoder.build().boundaries(place.state.model))
-    return place, Piece(ids.T, kept.T, finite.T, refused)
+    return place, Piece(ids.T, kept.T, finite.T, refused, count_replaced(place.state.model))
 
 
 def _request_keys(seeds: UInt32[Array, "B"], indices: UInt32[Array, "B"]) -> Key[Array, "B"]:

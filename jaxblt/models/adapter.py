@@ -12,10 +12,14 @@ from jaxtyping import Array, Float
 class StackAdapter(Protocol):
     """A frozen dataclass that describes an adapter."""
 
+    def check(self, stack: Any) -> None:
+        """Raises ValueError where the stack of this config cannot have the adapter."""
+        ...
+
     def inside(
-        self, path: tuple[str, ...], code: Float[Array, "B T E"] | None
+        self, path: tuple[str, ...], layer: int, code: Float[Array, "B T E"] | None
     ) -> AbstractContextManager[Any]:
-        """A context in which every site below the module of this path adds its update, scaled by the code."""
+        """A context in which every site below the block of this path adds its update, scaled by the code."""
         ...
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> nn.Module | None:

@@ -1,7 +1,7 @@
 """A stack of mixer blocks described by a pattern of their names such as "HHAH"."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -143,6 +143,7 @@ class StackConfig:
                 f"an adapter with a router reads what came before, and the stack has causal={self.causal} and layout "
                 f"{self.layout.kind!r}: set router=None, or use a causal stack in layout 'contiguous'"
             )
+        self.adapter.check(self)
 
     def _fill_table(self) -> None:
         """Completes `mixers` by the defaults that the pattern names, and drops defaults that it does not."""
@@ -253,11 +254,15 @@ def _check_depth(config: StackConfig, state: StackState) -> None:
 
 
 class Block(nn.Module):
-    """One pre-norm block: a mixer along the sequence, then an MLP at each position."""
+    """One pre-norm block: a mixer along the sequence, then an MLP at each position.
+
+    `layer` is its place in the stack; of a scanned block, that of the first.
+    """
 
     config: StackConfig
     kind: str
     dtype: Any
+    layer: int = 0
 
     @nn.compact
     def __call__(
@@ -269,7 +274,7 @@ class Block(nn.Module):
         code: Float[Array, "B T E"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         adapter = self.config.adapter
-        with nullcontext() if adapter is None else adapter.inside(self.path, code):
+        with nullcontext() if adapter is None else adapter.inside(self.path, self.layer, code):
             return self._mix(x, segment_ids, positions, state)
 
     def _mix(self, x: Any, segment_ids: Any, positions: Any, state: Any) -> tuple[Any, Any]:
@@ -294,11 +299,12 @@ class Block(nn.Module):
 
 
 class Period(nn.Module):
-    """The blocks of one period of the pattern."""
+    """The blocks of one period of the pattern, the first of which is number `first` of the stack."""
 
     config: StackConfig
     kinds: str | tuple[str, ...]
     dtype: Any
+    first: int = 0
 
     @nn.compact
     def __call__(
@@ -308,7 +314,7 @@ class Period(nn.Module):
         after = []
         for i, kind in enumerate(self.kinds):
             state = states[i] if states else None
-            x, state = block(self.config, kind, self.dtype, name=f"block_{i}")(
+            x, state = block(self.config, kind, self.dtype, self.first + i, name=f"block_{i}")(
                 x, segment_ids, positions, state, code
             )
             after.append(state)
@@ -363,7 +369,8 @@ class Stack(nn.Module):
         config = self.config
         carried = (state.periods, state.rest) if state else ((), ())
         x, periods = self._periods(x, segment_ids, positions, carried[0], code)
-        x, rest = Period(config, config.remainder, self.dtype, name="rest")(
+        scanned = config.repeats * len(config.pattern)
+        x, rest = Period(config, config.remainder, self.dtype, scanned, name="rest")(
             x, segment_ids, positions, carried[1], code
         )
         return x, StackState(periods=periods, rest=rest) if state else None
@@ -387,7 +394,7 @@ class Stack(nn.Module):
         after = []
         for i in range(config.repeats):
             here = jax.tree.map(lambda leaf, i=i: leaf[i], states)
-            x, here = Period(config, config.pattern, self.dtype, name=f"period_{i}")(
+            x, here = Period(config, config.pattern, self.dtype, i * len(config.pattern), name=f"period_{i}")(
                 x, segment_ids, positions, here, code
             )
             after.append(here)
@@ -399,17 +406,22 @@ def _take(order: Int[Array, "B T"], x: Any) -> Any:
     return x if x is None else jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), 1)
 
 
-def stack_periods(params: dict[str, Any]) -> dict[str, Any]:
-    """A stack's parameters from the unrolled form ("period_0", ...) to the scanned one ("periods", stacked)."""
+def stack_periods(
+    params: dict[str, Any], join: Callable[..., Any] = lambda *layers: jnp.stack(layers)
+) -> dict[str, Any]:
+    """A stack's parameters from the unrolled form ("period_0", ...) to the scanned one ("periods", stacked).
+
+    Args:
+      params: of the stack, or shapes.
+      join: makes one leaf of those of all periods.
+    """
     names = sorted(
         (name for name in params if name.startswith("period_")), key=lambda n: int(n.split("_")[1])
     )
     rest = {name: value for name, value in params.items() if name not in names}
     if not names:
         return rest
-    return rest | {
-        "periods": jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[name] for name in names))
-    }
+    return rest | {"periods": jax.tree.map(join, *(params[name] for name in names))}
 
 
 def unstack_periods(params: dict[str, Any]) -> dict[str, Any]:

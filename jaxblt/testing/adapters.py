@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxblt.adapters.chosen import choose_codes
 from jaxblt.adapters.config import RouterConfig
 from jaxblt.adapters.merge import merge_stack
 from jaxblt.adapters.params import join_params, split_params
-from jaxblt.adapters.router import ROUTER
+from jaxblt.adapters.router import CHOSEN, ROUTER
 from jaxblt.adapters.transforms import TopK
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state, unstack_periods
 from jaxblt.parallel import batch_sharding, make_mesh
@@ -176,7 +177,7 @@ def with_constant_code(stack: StackConfig, fallback: float) -> StackConfig:
     if adapter.router is None:
         return stack
     still = RouterConfig(level="prefix", prefix=1 << 20, hidden=1, fallback=fallback)
-    return dataclasses.replace(stack, adapter=dataclasses.replace(adapter, router=still, code=()))
+    return dataclasses.replace(stack, adapter=dataclasses.replace(adapter, router=still, levels=(), code=()))
 
 
 def _constant_params(subject: AdaptedSubject, fallback: float) -> tuple[StackConfig, Any]:
@@ -215,24 +216,22 @@ def check_dense(subject: Any) -> None:
     """With a constant code the output is that of W + (alpha/r) V diag(c) U, merged in fp32."""
     stack, params = _constant_params(subject, 1.0)
     x, adapter = jnp.asarray(subject.x), subject.stack.adapter
-    code = None if adapter.router is None else jnp.full((adapter.numbers,), adapter.start, jnp.float32)
+    code = None if adapter.router is None else jnp.full((adapter.width,), adapter.start, jnp.float32)
     y, merged = _forward(stack)(params, x), merge_stack(subject.own, adapter, code)
     expect_close("an adapter differs from its weight update", y, subject.base(merged, x), subject.limit)
 
 
 def check_merged(subject: Any) -> None:
     """At any one code, with numbers that differ, the output is that of the merged weights, in fp32."""
-    adapter = subject.stack.adapter
-    always = RouterConfig(level="token", prefix=None, chunk=1, hidden=1)
-    stack = dataclasses.replace(subject.stack, adapter=dataclasses.replace(adapter, router=always, code=()))
-    x = jnp.asarray(subject.x)
-    made = nn.meta.unbox(jax.eval_shape(Stack(stack).init, jax.random.key(0), x)["params"])[ROUTER]
-    router = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), made)
-    scores = jnp.asarray(subject.noise(12, (adapter.numbers,)))
-    router["code"]["bias"] = scores
-    code = 1 + scores if adapter.blocks is None else jax.nn.softmax(scores)
-    y, merged = _forward(stack)(subject.own | {ROUTER: router}, x), merge_stack(subject.own, adapter, code)
-    expect_close("a merged adapter differs", y, subject.base(merged, x), subject.limit)
+    adapter, stack, x = subject.stack.adapter, subject.stack, jnp.asarray(subject.x)
+    scores = jnp.asarray(subject.noise(12, (len(adapter.level_names), adapter.numbers)))
+    code = (1 + scores if adapter.blocks is None else jax.nn.softmax(scores)).reshape(-1)
+    chosen = choose_codes(adapter, jnp.tile(code[None], (len(x), 1)), jnp.ones(len(x), bool))
+    apply = jax.jit(lambda variables, x: Stack(stack).apply(variables, x, side=_side(stack, x))[0])
+    y = apply({"params": subject.own, CHOSEN: chosen}, x)
+    expect_close(
+        "a merged adapter differs", y, subject.base(merge_stack(subject.own, adapter, code), x), subject.limit
+    )
 
 
 def check_all_experts(subject: Any) -> None:
@@ -256,9 +255,11 @@ def check_learns(subject: Any) -> None:
         return split_params(found)[1]
 
     stepped = jax.tree.map(lambda p, g: p + STEP * g / jnp.maximum(jnp.abs(g).max(), 1), new, gradient(new))
-    codes = [tree for name, tree in gradient(stepped)[ROUTER].items() if name.startswith("code")]
-    if not any(np.any(np.asarray(tree["kernel"])) for tree in codes):
-        raise AssertionError("the router has no gradient after one step")
+    found, adapter = gradient(stepped)[ROUTER], subject.stack.adapter
+    for name, router in found.items() if adapter.levels else [(adapter.level_names[0], found)]:
+        codes = [tree["kernel"] for part, tree in router.items() if part.startswith("code")]
+        if not any(np.any(np.asarray(kernel)) for kernel in codes):
+            raise AssertionError(f"the router of level {name!r} has no gradient after one step")
 
 
 def check_unrolled(subject: Any) -> None:

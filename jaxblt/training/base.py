@@ -5,18 +5,21 @@ dtype, to which the model rounds them anyway; vectors, filters, poles, and matri
 `TrainState.params` is the trained part, and so are gradients and optimiser slots.
 """
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxblt.adapters import detach, join_params, load_index, retrievals, split_params, without_index
+from jaxblt.adapters.attach import stacks_of
 from jaxblt.adapters.retrieval.neighbours import INDEX
 from jaxblt.adapters.router import ROUTER
 from jaxblt.layers import Linear
+from jaxblt.models.stack import stack_periods, unstack_periods
 from jaxblt.parallel.rules import replicated, state_shardings
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.optimizer import TABLES, axis_names, is_boxed
@@ -61,6 +64,8 @@ def _shared(trained: Any, base: Any) -> Any:
 def load_base(recipe: Recipe, boxed: Callable[[], Any], mesh: Mesh) -> dict[str, Frozen]:
     """The base of a recipe by its name among the frozen trees; empty for a recipe without one.
 
+    Its stacks may be scanned where the recipe's are unrolled, which ranks by depth need.
+
     Args:
       recipe: names the run.
       boxed: traces the model that the recipe builds; gives the shapes of its parameters with their axes' names.
@@ -74,7 +79,7 @@ def load_base(recipe: Recipe, boxed: Callable[[], Any], mesh: Mesh) -> dict[str,
     if recipe.base_run is None:
         _check_no_index(recipe)
         return {}
-    _check_model(recipe)
+    scanned = _check_model(recipe)
     dtype = recipe.train.compute_dtype
     products, whole = products_in(dtype, boxed)
     base = without_index(split_params(whole)[0])
@@ -84,9 +89,20 @@ def load_base(recipe: Recipe, boxed: Callable[[], Any], mesh: Mesh) -> dict[str,
         shapes,
         state_shardings(shapes, base, mesh),
     )
+    placed |= {name: stack_periods(placed[name], join=_stacked) for name in scanned}
     with readable(recipe.base_run, "newest") as folder:
         params = restore(checkpoint_dir(folder), placed, subtree="params").state
-    return {BASE: freeze(join_params(rounded(params, base, dtype, products), _indexes(recipe, params, mesh)))}
+    indexes = _indexes(recipe, params, mesh)
+    params |= {name: unstack_periods(params[name]) for name in scanned}
+    return {BASE: freeze(join_params(rounded(params, base, dtype, products), indexes))}
+
+
+def _stacked(*layers: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The shape of parameters of a scan, of which each layer lies as it would alone."""
+    (first, *_), sharding = layers, layers[0].sharding
+    assert isinstance(sharding, NamedSharding)
+    spread = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+    return jax.ShapeDtypeStruct((len(layers), *first.shape), first.dtype, sharding=spread)
 
 
 def _check_no_index(recipe: Recipe) -> None:
@@ -127,19 +143,25 @@ def base_shapes(recipe: Recipe, boxed: Callable[[], Any]) -> dict[str, Frozen]:
     return {BASE: Frozen(shapes, "planned")}
 
 
-def _check_model(recipe: Recipe) -> None:
+def _check_model(recipe: Recipe) -> list[str]:
+    """The stacks that the base scans and the recipe unrolls; raises ValueError for a base of another model."""
     assert recipe.base_run is not None
     trained = read_resolved(recipe.base_run).recipe
     if trained.base_run is not None:
         raise ValueError(
             f"base_run={recipe.base_run!r} holds adapters over a base of its own, {trained.base_run!r}: name that run"
         )
-    changed = differences(trained.model, detach(recipe.model), "model")
+    model, there = detach(recipe.model), stacks_of(trained.model)
+    unrolled = {name: stack for name, stack in stacks_of(model).items() if not stack.scan}
+    scanned = [name for name in unrolled if name in there and there[name].scan]
+    alike: Any = {name: dataclasses.replace(unrolled[name], scan=True) for name in scanned}
+    changed = differences(trained.model, dataclasses.replace(model, **alike), "model")
     if changed:
         raise ValueError(
             f"base_run={recipe.base_run!r} is of another model than the recipe's without its adapters: "
             f"{', '.join(changed)}; attach adapters to the config of that run"
         )
+    return scanned
 
 
 def products_in[T](dtype: Any, trace: Callable[[], T]) -> tuple[set[str], T]:

@@ -70,6 +70,14 @@ def test_codes_are_the_same_in_any_split(name):
     assert np.abs(other[:, 30:] - code[:, 30:]).max() > 1e-2
 
 
+def test_a_memory_whose_first_step_ends_a_call_is_kept():
+    """The loop of a call of 6 tokens has room for a second step, which stands for nothing."""
+    config = over(memory="gru", prefix=None)
+    params, ids = params_of(config), np.ones(DOCUMENTS.shape, np.int32)
+    code = whole(config, params, inputs(), ids)
+    np.testing.assert_allclose(in_calls(config, params, inputs(), ids, size=CHUNK + 1), code, atol=2e-6)
+
+
 def test_levels_take_turns_by_the_length_so_far():
     """Below 7 steps stands the prefix's code, from the chunk on that begins at 7 or later the chunk's."""
     config, _ = CASES["length"]

@@ -42,7 +42,7 @@ class Heads(nn.Module):
                 "qkv", (4, 2, 2), self.equations, (None, nn.initializers.ones, None), strict=True
             )
         ]
-        with adapted(self.adapter, self.path, code):
+        with adapted(self.adapter, self.path, 0, code):
             return linears(x, layers) if self.together else [layer(x) for layer in layers]
 
 

@@ -41,6 +41,7 @@ ADAPTERS = {
         losses=AdapterLosses(entropy=0.1, balance=0.1, flip=0.1, decorrelation=0.1, orthogonality=0.1),
         governor=Governor(start=1.0),
     ),
+    "levels": AdapterConfig(rank=2, router=ROUTER, levels=(("mlp/*", "token"),), code=(Ema(0.5),)),
     "retrieval": AdapterConfig(
         rank=2, router=dataclasses.replace(ROUTER, retrieval=RetrievalConfig(capacity=12, neighbours=3))
     ),
@@ -73,6 +74,7 @@ CASES = [
     ("sticky", {}),
     ("mixed", {}),
     ("retrieval", {}),
+    ("levels", {"pattern": "A"}),
     ("static", {"pattern": "HA", "num_layers": 2}),
     ("chunk", {"pattern": "A", "num_layers": 2, "remat": "full"}),
     ("chunk", {"pattern": "D", "num_layers": 1}),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxblt.adapters import AdapterConfig, RouterConfig
+from jaxblt.adapters.fallback import count_replaced
 from jaxblt.adapters.given import given
 from jaxblt.adapters.serving import Guard, Limits, Telemetry, code_figures, guarded
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
@@ -105,6 +106,18 @@ def test_a_row_whose_code_is_not_finite_falls_back(params, serve):
     telemetry.record(0.1, figures)
     assert telemetry.alarms() == ["3 rows had a code that is not finite"]
 
+    @jax.jit
+    def continued(params, x, state):
+        figures = []
+        with guarded(jnp.zeros((), bool), 0.0, figures):
+            y, state = Stack(STACK).apply(params, x, state=state)
+        return y, state, figures
+
+    y, state, figures = continued(broken, X, init_stack_state(STACK, 3, capacity=12))
+    assert_close(y, base, n=12 * 8)
+    assert float(figures[0].replaced) == 3
+    np.testing.assert_array_equal(count_replaced(state), [9, 9, 9])
+
 
 class Clock:
     now = 0.0
@@ -174,6 +187,28 @@ def test_an_alarm_for_each_planted_fault(code, seconds, alarm):
         telemetry.record(seconds, [figures(code)])
     assert telemetry.alarms() == alarm
     assert telemetry.report()["calls"] == 4
+
+
+def test_what_is_watched_costs_under_a_twentieth_of_the_work():
+    """By the operations of both programs as they are lowered: time would depend on the machine."""
+    wide = dataclasses.replace(
+        STACK, dim=256, num_layers=2, mlp_dim=1024, adapter=dataclasses.replace(ADAPTER, rank=8)
+    )
+    x = jax.ShapeDtypeStruct((4, 128, 256), jnp.float32)
+    params = jax.eval_shape(Stack(wide).init, jax.random.key(0), x)
+    params = nn.meta.unbox(params)
+
+    def plain(params, x):
+        return Stack(wide).apply(params, x)[0]
+
+    def watched(params, x):
+        figures = []
+        with guarded(jnp.zeros((), bool), 0.0, figures):
+            return Stack(wide).apply(params, x)[0], figures
+
+    costs = [jax.jit(f).lower(params, x).cost_analysis() for f in (plain, watched)]
+    for name in ("flops", "bytes accessed"):
+        assert costs[0][name] < costs[1][name] < 1.05 * costs[0][name]
 
 
 def test_no_window_is_refused():

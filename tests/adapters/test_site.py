@@ -36,7 +36,7 @@ class Site(nn.Module):
     @nn.compact
     def __call__(self, x: Any) -> Any:
         sizes = {"h": self.heads, "k": self.width}
-        with adapted(ADAPTER, self.path, None):
+        with adapted(ADAPTER, self.path, 0, None):
             return nn.silu(Linear("btd,dhk->bthk", sizes, NAMES, self.dtype, self.bias, name="q")(x))
 
 

@@ -1,17 +1,22 @@
-"""One batch with an adapter for each row: rows generate what the merged model of their adapter does, in one program."""
+"""Decoding with adapters: one for each row of a batch in one program; a byte at a time as the parallel pass."""
+
+import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, RouterConfig, attach, fuse
+from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse
 from jaxblt.adapters.chosen import choose_adapters
+from jaxblt.adapters.fallback import CodeFallbackWarning
 from jaxblt.cli.generate import read_adapter
-from jaxblt.inference import Decoder, SamplingConfig, generate
+from jaxblt.inference import Decoder, SamplingConfig, generate, teacher_force
 from jaxblt.inference.generate import _begin
 from jaxblt.mixers import AttentionConfig
-from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
+from jaxblt.patching import PatcherConfig, make_patches
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 
@@ -30,9 +35,11 @@ def params():
     return drawn(BANK.build(), jnp.zeros((1, 8), jnp.int32), seed=SEED)["params"]
 
 
-def continued(config, params, **options):
+def continued(config, params, limits=16, **options):
     greedy = SamplingConfig(temperature=0)
-    return generate(Decoder(config), {"model": params}, PROMPTS, max_new_bytes=16, sampling=greedy, **options)
+    return generate(
+        Decoder(config), {"model": params}, PROMPTS, max_new_bytes=limits, sampling=greedy, **options
+    )
 
 
 def test_each_row_has_the_logits_of_its_merged_adapter(params):
@@ -59,6 +66,47 @@ def test_rows_change_their_adapters_without_a_new_program(params):
         assert found == [alone[name][row] for row, name in enumerate(pair)]
     assert continued(BANK, params, adapters=1) == alone[1]
     assert _begin._cache_size() == programs
+
+
+def test_a_code_that_is_not_finite_is_the_fallback_and_told(params):
+    """Of a router with NaN, codes of the first chunk are the fallback anyway: the first prompt reads no more."""
+    dense = params["stack"]["router"]["code"]
+    router = params["stack"]["router"] | {"code": dense | {"bias": dense["bias"].at[1].set(jnp.nan)}}
+    broken = {**params, "stack": params["stack"] | {"router": router}}
+    limits, words = [1, 16], r"codes of 1 of 2 rows were not finite, at 27 tokens of rows \[1\]"
+    expected = continued(BANK, params, adapters=["static"] * 2, limits=limits)
+    programs = _begin._cache_size()
+    with pytest.warns(
+        CodeFallbackWarning, match=f"{words}: .*; parameters model/stack/router/code/bias hold NaN"
+    ):
+        assert continued(BANK, broken, adapters=[None, None], limits=limits) == expected
+    assert _begin._cache_size() == programs
+    assert [len(text) for text in expected] == [1, 16]
+
+
+@pytest.mark.slow(weeks=8, group="prompts and caches")
+def test_a_patched_model_s_bytes_one_by_one_equal_the_parallel_pass_given_its_patches():
+    """Chunks of the latent stack count slots, so decoding has to feed it the holes that the parallel pass has."""
+    local = dataclasses.replace(BASE.stack, pattern="W", mixers={"W": dataclasses.replace(HEADS, window=6)})
+    blt = BLTConfig(local, BASE.stack, local, hash=None, bridge_heads=2)
+    router = dataclasses.replace(ROUTER, chunk=3, prefix=5)
+    config = attach(blt, AdapterConfig(rank=2, router=router, code=(Ema(0.5),)), stacks=("latent", "decoder"))
+    patcher = PatcherConfig(mode="space", block_size=16, capacity=8)
+    text = (
+        b"it was a cold day, and all of the town was out",
+        b"One. Two, three: four; and then five of them!!",
+    )
+    ids = jnp.asarray([[byte + 4 for byte in row] for row in text], jnp.int32)
+    patches = jax.jit(partial(make_patches, patcher))(ids)
+    params = drawn(config.build(), ids, patches=patches)["params"]
+    whole = jax.jit(lambda params: config.build().apply({"params": params}, ids, patches=patches)[0])(params)
+    step = jax.jit(lambda p: teacher_force(Decoder(config, patcher), {"model": p}, ids, jnp.ones_like(ids)))
+    logits, closed = step(params)
+    np.testing.assert_array_equal(closed, np.asarray(patches.closed).reshape(2, -1)[:, : ids.shape[1]])
+    assert_close(logits, whole, n=1024)
+    router = jax.tree.map(lambda leaf: -leaf, params["latent"]["router"])
+    other = {**params, "latent": params["latent"] | {"router": router}}
+    assert not np.allclose(step(other)[0], whole, atol=1e-2)
 
 
 def test_words_of_the_command_line():

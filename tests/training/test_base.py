@@ -15,7 +15,7 @@ import jaxblt
 from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse, load_index
 from jaxblt.answers import build_index
 from jaxblt.mixers import AttentionConfig
-from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.models import ByteLMConfig, StackConfig, unstack_periods
 from jaxblt.parallel import make_mesh
 from jaxblt.training.base import base_shapes, load_base, products_in, rounded
 from jaxblt.training.checkpoint import Checkpointer
@@ -114,6 +114,22 @@ def test_a_loaded_run_is_a_whole_model(run):
     config, params = fuse(loaded.recipe.model, loaded.params, code=jnp.ones(4))
     assert config == MODEL
     assert jax.tree.structure(params) == jax.tree.structure(fitted.state.frozen[BASE].params)
+
+
+@pytest.mark.parametrize("axes", [{}, {"data": 1, "fsdp": 2, "tensor": 2}])
+def test_ranks_by_depth_go_over_a_base_that_was_scanned(base_run, axes):
+    """Its layers come apart, on several devices as on one."""
+    unrolled = replace(MODEL, stack=replace(STACK, scan=False))
+    adapter = AdapterConfig(sites=(("mlp/down", (2, 4)),))
+    recipe = tiny_recipe(model=attach(unrolled, adapter), base_run=str(base_run), **SHORT)
+    mesh = make_mesh(devices=jax.devices()[: 4 if axes else 1], **axes)
+    held = load_base(recipe, lambda: boxed_params(make_task(recipe), recipe), mesh)[BASE].params
+    stored = jaxblt.load(base_run).params
+    wanted = stored | {"stack": unstack_periods(stored["stack"])}
+    jax.tree.map(np.testing.assert_array_equal, held, wanted)
+    assert held["stack"].keys() >= {"period_0", "period_1"}
+    down = held["stack"]["period_1"]["block_0"]["mlp"]["down"]["kernel"]
+    assert len({shard.index for shard in down.addressable_shards}) == (4 if axes else 1)
 
 
 @pytest.mark.slow(weeks=12, group="whole runs")

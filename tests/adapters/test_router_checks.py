@@ -1,0 +1,68 @@
+"""What is checked of routers and has no module of its own: several levels in one program, remat, codes known ahead."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.adapters import AdapterConfig, RouterConfig
+from jaxblt.adapters.router import Router
+from tests.adapters.routing import DOCUMENTS, inputs, params_of, whole
+
+CHUNK, LEVELS = 5, ("chunk", "prefix", "token")
+ROUTER = RouterConfig(level="chunk", chunk=CHUNK, prefix=3, hidden=4)
+ADAPTER = AdapterConfig(rank=3, router=ROUTER)
+ROW = np.ones((1, 30), np.int32)
+
+
+def test_levels_in_one_program_are_those_of_a_program_each():
+    several = dataclasses.replace(ADAPTER, levels=(("a", "token"), ("b", "prefix")))
+    alone = {
+        level: dataclasses.replace(ADAPTER, router=dataclasses.replace(ROUTER, level=level))
+        for level in LEVELS
+    }
+    params, x, ids = {level: params_of(alone[level]) for level in LEVELS}, inputs(), DOCUMENTS
+    module = several.build()
+    code, state = jax.jit(module.apply)({"params": params}, jnp.asarray(x), segment_ids=jnp.asarray(ids))
+    assert state is None
+    expected = np.concatenate([whole(alone[level], params[level], x, ids) for level in LEVELS], -1)
+    np.testing.assert_allclose(code, expected, atol=1e-6)
+    assert [part.shape[-1] for part in several.split(code)] == [3, 3, 3]
+
+
+def test_a_router_under_remat_has_the_same_gradients_and_keeps_less():
+    config = dataclasses.replace(ADAPTER, router=dataclasses.replace(ROUTER, level="token", hidden=64))
+    params, x = params_of(config), jnp.asarray(inputs())
+    ids = jnp.asarray(DOCUMENTS)
+
+    def code(params, x):
+        return Router(config).apply({"params": params}, x, segment_ids=ids)[0]
+
+    def kept(f):
+        """Bytes of what the backward pass reads, inputs left out."""
+        leaves = jax.tree.leaves(jax.eval_shape(lambda p, x: jax.vjp(f, p, x)[1], params, x))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) - given
+
+    given = sum(leaf.nbytes for leaf in jax.tree.leaves((params, x)))
+    assert kept(jax.checkpoint(code)) < 0.1 * kept(code)
+    plain, again = (
+        jax.jit(jax.grad(lambda p, x, f=f: jnp.sum(jnp.square(f(p, x))), (0, 1)))(params, x)
+        for f in (code, jax.checkpoint(code))
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), again, plain)
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_a_code_is_known_lag_chunks_before_it_begins(lag):
+    """With lag 2 the code of a chunk does not wait for the chunk before it, and nothing has to be speculated."""
+    config = dataclasses.replace(ADAPTER, router=dataclasses.replace(ROUTER, lag=lag))
+    params, x = params_of(config), inputs()[:1, :30]
+    changed = x.copy()
+    changed[:, 15:20] += 1
+    code, other = (whole(config, params, each, ROW) for each in (x, changed))
+    moved = np.abs(other - code).max((0, 2)) > 1e-3
+    first = 15 + lag * CHUNK
+    np.testing.assert_array_equal(np.flatnonzero(moved), np.arange(first, first + CHUNK))
