@@ -18,12 +18,17 @@ from jaxblt.adapters import (
     Sticky,
     TopK,
 )
-from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
+from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, GatedRecurrenceConfig
 from jaxblt.models import StackConfig
 from jaxblt.testing import check_adapter
 from jaxblt.testing.adapters import ADAPTER_PROPERTIES, AdaptedStack
 
-MIXERS = {"A": AttentionConfig(dim=8, num_heads=2), "R": GatedRecurrenceConfig(dim=8)}
+MIXERS = {
+    "A": AttentionConfig(dim=8, num_heads=2),
+    "R": GatedRecurrenceConfig(dim=8),
+    # heads of one channel have keys of 1 or -1: a jump, at whose edge rounding decides
+    "D": GatedDeltaNetConfig(dim=8, num_heads=2, chunk_size=8),
+}
 STACK = StackConfig(dim=8, num_layers=1, pattern="R", mixers=MIXERS, mlp_dim=8)
 ROUTER = RouterConfig(level="chunk", chunk=5, prefix=3, hidden=8)
 ADAPTERS = {
@@ -80,9 +85,8 @@ CASES = [
     ("chunk", {"pattern": "D", "num_layers": 1}),
 ]
 
-SEEDS = {("chunk", "A"): 2, ("chunk", "D"): 1}
-"""At seed 0 half an epsilon on each parameter moves a gradient of A by 1.3 tolerances and the output of D by 1.2, at
-these by .3."""
+SEEDS = {("chunk", "A"): 2}
+"""At seed 0 half an epsilon on each parameter moves a gradient by 1.3 tolerances, at seed 2 by .3."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
