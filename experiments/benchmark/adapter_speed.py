@@ -77,9 +77,8 @@ def adapter_speed(
     found: dict[str, Any] = said | {"arms": read_back(out, said).get("arms", {})}
     for name in [name for name in arms if name not in found["arms"]]:
         found["arms"][name] = measure_arm(name, setting)
-        found["compared"] = compared(found["arms"])
-        save("adapter_speed", out, found)
-    return found
+        save("adapter_speed", out, found | {"compared": compared(found["arms"])})
+    return found | {"compared": compared(found["arms"])}
 
 
 def model_of(name: str, setting: Setting) -> "ByteLMConfig":

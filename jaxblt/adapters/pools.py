@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.marks import Marks
-from pallas_kernels.linear_scan import linear_scan
+from pallas_kernels.linear_scan import decayed, linear_scan
 
 
 @flax.struct.dataclass
@@ -127,14 +127,14 @@ class Pools:
 
     def join(self, carry: Sums, summary: Effect) -> Sums:
         """The sums behind a stretch."""
-        ended = summary.ended + summary.opened[..., None] * carry.chunk[:, None]
+        ended = summary.ended + decayed(summary.opened[..., None], carry.chunk[:, None])
         past = jnp.where(summary.stays[:, None, None], carry.past, 0.0)
         slot, count = jnp.arange(self.lag, dtype=jnp.int32)[None], summary.count[:, None]
         index = jnp.where(slot < count, slot, self.lag + slot - count)
         return Sums(
-            chunk=summary.chunk_factor * carry.chunk + summary.chunk,
+            chunk=decayed(summary.chunk_factor, carry.chunk) + summary.chunk,
             past=jnp.take_along_axis(jnp.concatenate([ended, past], 1), index[..., None], 1),
-            prefix=summary.prefix_factor * carry.prefix + summary.prefix,
+            prefix=decayed(summary.prefix_factor, carry.prefix) + summary.prefix,
         )
 
 
@@ -170,4 +170,4 @@ class Smooth:
     def join(self, carry: Float[Array, "B E"], summary: tuple[Any, Any]) -> Float[Array, "B E"]:
         """e behind the stretch."""
         factor, added = summary
-        return factor * carry + added
+        return decayed(factor, carry) + added

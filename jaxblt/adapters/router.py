@@ -190,6 +190,7 @@ class Router(nn.Module):
             states.append(left)
         if self.has_variable(CHOSEN, "code"):
             chosen, taken = (self.get_variable(CHOSEN, name) for name in ("code", "taken"))
+            check_chosen(chosen, code)
             code = jnp.where(taken[:, None, None], chosen[:, None], code)
         if after is not None:
             code, broken = finite_codes(code, moment.fallback, rows.content)
@@ -343,6 +344,16 @@ def finite_codes(
     broken = ~jnp.all(jnp.isfinite(code), -1)
     told = broken if content is None else broken & content
     return jnp.where(broken[..., None], jnp.float32(fallback), code), jnp.sum(told, 1, dtype=jnp.int32)
+
+
+def check_chosen(chosen: Float[Array, "R F"], code: Float[Array, "B T E"]) -> None:
+    """Raises ValueError unless codes were chosen for each row: one row's would count for all of them."""
+    own = (code.shape[0], code.shape[2])
+    if chosen.shape != own:
+        raise ValueError(
+            f"codes were chosen for {chosen.shape[0]} rows of {chosen.shape[1]} numbers, and x has {own[0]} rows of "
+            f"{own[1]}: give choose_adapters an adapter for each row"
+        )
 
 
 def _pools(config: Any) -> Pools:

@@ -118,6 +118,7 @@ def classify(
     """
     from jaxblt.run import load
 
+    refuse_remote("--out", out)
     found = load(run_dir, step=step).classify(file, batch_size=batch_size)
     found.to_tsv(out)
     return f"{len(found)} records, {found.summary()}, in {out}"

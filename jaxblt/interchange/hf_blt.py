@@ -187,8 +187,15 @@ def _patcher(config: Mapping[str, Any]) -> PatcherConfig:
     mode = config.get("patching_mode", "entropy")
     if mode != "entropy":
         raise ValueError(f"patching_mode is {mode!r:.40}, expected 'entropy': only it reads the patcher")
-    threshold = float(config.get("patching_threshold", 0.0))
-    return PatcherConfig(mode="entropy", threshold=threshold, max_length=config.get("max_patch_length"))
+    threshold = config.get("patching_threshold")
+    if not isinstance(threshold, int | float) or isinstance(threshold, bool):
+        raise ValueError(
+            f"config.json has patching_threshold {threshold!r:.40}, expected a number of nats: without one "
+            "transformers takes a default of its own, or cuts by patch_size"
+        )
+    return PatcherConfig(
+        mode="entropy", threshold=float(threshold), max_length=config.get("max_patch_length")
+    )
 
 
 def _layer_shapes(stack: StackConfig) -> dict[str, tuple[int, ...]]:

@@ -113,7 +113,9 @@ def make_embed_program(
 
     def answer(params: Any, frozen: Any, data: Any, size: Any) -> dict[str, Array]:
         batch = record_row(data, size, length, eos=False, every=True)
-        states, held, _ = row_states(reader.task, place, pool, params, frozen, batch)
+        states, held, finite = row_states(reader.task, place, pool, params, frozen, batch)
+        # Entropies of NaN cut no patch, and states would hide it: `Program` looks at what it returns
+        states = jnp.where(finite.reshape(-1, *(1,) * (states.ndim - 1)), states, jnp.nan)
         held = jnp.maximum(held, 0)
         if pool == "mean":
             states = states / jnp.maximum(jnp.sum(held > 0, 1), 1)[:, None].astype(jnp.float32)

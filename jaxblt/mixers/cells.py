@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
-from jaxblt.mixers.sequence import read
+from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.mixers.steps import check_causal, per_block, take_steps
 from jaxblt.validation import check_bounds, check_fields
 
@@ -125,6 +125,7 @@ class GRU(nn.Module):
     ) -> tuple[Float[Array, "B T D"], GRUState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config = self.config
+        check_kind(GRUState, state)
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         u = _projected(config, 3, self.dtype, nn.initializers.zeros)(rows.x)
@@ -152,6 +153,7 @@ class LSTM(nn.Module):
         state: LSTMState | None = None,
     ) -> tuple[Float[Array, "B T D"], LSTMState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
+        check_kind(LSTMState, state)
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=self.config.dim)
         u = _projected(self.config, 4, self.dtype, _remembers)(rows.x)

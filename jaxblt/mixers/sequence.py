@@ -219,6 +219,15 @@ def check_call(
         )
 
 
+def check_kind(kind: type, state: Any) -> None:
+    """Raises ValueError for the state of another mixer, which may have members of the same names and shapes."""
+    if state is not None and not isinstance(state, kind):
+        raise ValueError(
+            f"the state is a {type(state).__name__}, expected a {kind.__name__}: make it by init_state of the same "
+            "config"
+        )
+
+
 def _check_carry(core: Core, streams: Any, carry: Carry) -> None:
     """Raises ValueError for a carry that another config's core made: some would run, and mean nothing.
 

@@ -120,6 +120,11 @@ class StateEngineConfig:
         return self.num_slots or sum(self.levels) or SLOTS
 
     @property
+    def level_sizes(self) -> tuple[int, ...]:
+        """Slots of each level."""
+        return self.levels or (self.slots,)
+
+    @property
     def has_edges(self) -> bool:
         """Whether slots do more than tokens make them do, every `interval` tokens."""
         return self.cell is not None or self.state_attention or self.state_routes
@@ -133,7 +138,7 @@ class StateEngineConfig:
     @property
     def pace(self) -> np.ndarray:
         """What the log gate of each slot is multiplied by: less in upper levels."""
-        sizes = self.levels or (self.slots,)
+        sizes = self.level_sizes
         return np.repeat(SLOWER ** -np.arange(len(sizes), dtype=np.float32), sizes)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "StateEngine":
@@ -151,7 +156,8 @@ class StateEngineConfig:
             time = jnp.zeros((batch_size, shape.heads), jnp.int32)
             slots = Engine(slots, edge, edge if self.cell == "lstm" else None, time)
         counted = start_count(batch_size) if self.adaptive_count else None
-        return StateEngineState(start_clock(batch_size), tuple(short), slots, counted)
+        clock, interval = start_clock(batch_size), self.interval if self.has_edges else None
+        return StateEngineState(clock, tuple(short), slots, counted, self.level_sizes, interval)
 
 
 @flax.struct.dataclass
@@ -163,17 +169,35 @@ class StateEngineState:
       short: the last taps - 1 inputs of the convolutions of q, k and v.
       engine: the slots, with what edges need if there are edges.
       counted: sums over the document's tokens, for an adaptive count.
+      levels: slots of each level.
+      interval: tokens from edge to edge; None without edges.
     """
 
     clock: Clock
     short: tuple[Float[Array, "B _ S"], ...]
     engine: Slots | Engine
     counted: Float[Array, "B E"] | None
+    levels: tuple[int, ...] = flax.struct.field(pytree_node=False)
+    interval: int | None = flax.struct.field(pytree_node=False)
 
     @property
     def slots(self) -> Slots:
         """What the slots hold."""
         return self.engine.slots if isinstance(self.engine, Engine) else self.engine
+
+
+def _check_state(config: StateEngineConfig, state: StateEngineState) -> None:
+    """Raises ValueError for the state of another config, where the shapes of what it carries do not tell."""
+    own = {"adaptive_count": config.adaptive_count, "levels": config.level_sizes}
+    held = {"adaptive_count": state.counted is not None, "levels": state.levels}
+    if config.has_edges and state.interval is not None:
+        own["interval"], held["interval"] = config.interval, state.interval
+    for name, value in own.items():
+        if held[name] != value:
+            raise ValueError(
+                f"the state is of {name} = {held[name]}, and the config of {value}: make it by init_state of the same "
+                "config"
+            )
 
 
 class StateEngine(nn.Module):
@@ -193,11 +217,8 @@ class StateEngine(nn.Module):
     ) -> tuple[Float[Array, "B T D"], StateEngineState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config, before = self.config, state
-        if before is not None and (before.counted is not None) != config.adaptive_count:
-            raise ValueError(
-                f"the state is of adaptive_count = {not config.adaptive_count}, and the config is not: make it by "
-                "init_state of the same config"
-            )
+        if before is not None:
+            _check_state(config, before)
         clock = None if before is None else before.clock
         options: Any = {"width": config.dim, "alignment": config.segment_alignment}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)

@@ -17,7 +17,7 @@ from jaxblt.models.blt_prefill import (
     prompt_patches,
     prompt_places,
 )
-from jaxblt.models.blt_state import BLTState, advance, begin, check_rule, init_blt_state
+from jaxblt.models.blt_state import BLTState, advance, begin, check_rule, check_state, init_blt_state
 from jaxblt.models.bridge import BytesToPatches, PatchesToBytes, last_bytes, to_blocks, visible_patches
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
@@ -33,7 +33,7 @@ from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.parallel.sequence import seq_axis
 from jaxblt.patching import PatcherConfig, make_patches, prefill_patcher, read_entropies, step_patcher
-from jaxblt.patching.patches import Patches
+from jaxblt.patching.patches import Patches, check_patches
 from jaxblt.validation import check_bounds, check_fields
 
 
@@ -169,7 +169,7 @@ class BLT(nn.Module):
 
         Raises:
           ValueError: there is neither a patcher nor patches, the patcher's entropies are missing, the patches are of
-            rows of another length, or their blocks do not divide among the devices.
+            other rows or documents, or their blocks do not divide among the devices.
         """
         x, patches = self._decoded(ids, segment_ids, positions, entropies, patches)
         return self.head(x, self.embedding), patches
@@ -193,8 +193,8 @@ class BLT(nn.Module):
         """Byte vectors behind the decoder, and the patches that they used."""
         if patches is None:
             patches = make_patches(self._rule(), ids, segment_ids=segment_ids, entropies=entropies)
-        if patches.num_bytes != ids.shape[1]:
-            raise ValueError(f"patches of {patches.num_bytes} bytes do not fit rows of {ids.shape[1]}")
+        else:
+            check_patches(patches, ids, segment_ids)
         _check_split(patches)
         h = self.encode(ids, patches, segment_ids=segment_ids, positions=positions)
         z = self.latent_forward(h, patches)
@@ -291,8 +291,9 @@ class BLT(nn.Module):
 
         Raises:
           ValueError: the patcher's entropies are missing, an array has another shape than ids, the state is of another
-            patcher, or the blocks do not divide among the devices of a `seq` axis.
+            patcher or of another number of rows, or the blocks do not divide among the devices of a `seq` axis.
         """
+        check_state(self.config, state, ids)
         if closed is not None:
             check_like("closed", closed, ids)
         else:
@@ -341,8 +342,9 @@ class BLT(nn.Module):
 
         Raises:
           ValueError: the patcher's entropies are missing, an array has another shape than ids, or the state is of
-            another patcher.
+            another patcher or of another number of rows.
         """
+        check_state(self.config, state, ids)
         segments, state = begin(state, segment_ids)
         if closed is not None:
             check_like("closed", closed, ids)

@@ -6,7 +6,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.models.embeddings import init_embedding_state
+from jaxblt.models.embeddings import check_embedding_state, init_embedding_state
 from jaxblt.models.positions import Places
 from jaxblt.models.stack import StackState, init_stack_state
 from jaxblt.patching import PatcherConfig, PatcherState, init_patcher
@@ -108,6 +108,15 @@ def init_blt_state(
         block_size=patcher.block_size,
         capacity=patcher.slots,
     )
+
+
+def check_state(config: "BLTConfig", state: BLTState, ids: Int[Array, "B *T"]) -> None:
+    """Raises ValueError unless the state has as many rows as ids, and n-grams if the model has."""
+    check_embedding_state(config.embedding, state.embedding)
+    if len(state.position) != len(ids):
+        raise ValueError(
+            f"ids have {len(ids)} rows and the state {len(state.position)}: make it by init_state of as many rows"
+        )
 
 
 def check_rule(patcher: PatcherConfig, state: BLTState) -> PatcherConfig:

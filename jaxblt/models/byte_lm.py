@@ -15,6 +15,7 @@ from jaxblt.models.embeddings import (
     ByteEmbedding,
     EmbeddingConfig,
     HashConfig,
+    check_embedding_state,
     check_vocab_size,
     init_embedding_state,
 )
@@ -247,7 +248,8 @@ class ByteLM(nn.Module):
     def _read(
         self, ids: Int[Array, "B T"], state: ByteLMState, segment_ids: Int[Array, "B T"] | None
     ) -> tuple[Float[Array, "B T D"], ByteLMState]:
-        x, embedding = self.embedding(ids, segment_ids=segment_ids, state=state.embedding)
+        before = check_embedding_state(self.config.embedding, state.embedding)
+        x, embedding = self.embedding(ids, segment_ids=segment_ids, state=before)
         x, stack = self.stack(x, segment_ids=segment_ids, state=state.stack)
         assert stack is not None
         return x, ByteLMState(embedding=embedding, stack=stack)

@@ -126,6 +126,20 @@ _embed = jax.custom_vjp(_rows)
 _embed.defvjp(_embed_forward, _embed_backward)
 
 
+def check_embedding_state(config: EmbeddingConfig, state: Any) -> Any:
+    """`state`; raises ValueError unless it is of an embedding with n-grams where `config` has some.
+
+    None says that a call has no state, so the embedding itself cannot tell.
+    """
+    if (state is None) != (config.hash is None):
+        held, own = ("without" if none else "with" for none in (state is None, config.hash is None))
+        raise ValueError(
+            f"the state is of an embedding {held} n-grams, and the config has one {own}: make it by init_state of the "
+            "same config"
+        )
+    return state
+
+
 class ByteEmbedding(nn.Module):
     """e(id_t) plus the scaled sum of the n-gram rows that end at t; `attend` reads the byte table as a head."""
 

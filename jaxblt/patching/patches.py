@@ -6,8 +6,11 @@ never crosses a block's edge. That keeps every shape static, and lets blocks (no
 
 import flax.struct
 import jax.numpy as jnp
+import numpy as np
 from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from jaxblt.array_checks import check_rows, on_host
 
 
 @flax.struct.dataclass
@@ -87,6 +90,35 @@ def from_closed(
         num_bytes=num_bytes,
         **_slots(patch_ids, segments, capacity),
     )
+
+
+def check_patches(patches: Patches, ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None) -> None:
+    """Raises ValueError unless patches are of as many bytes and rows as ids, and (outside of jit) of their documents.
+
+    Without segment ids a row is one document, and has no padding.
+    """
+    check_rows("ids", ids)
+    given = (patches.patch_ids.shape[0], patches.num_bytes)
+    if given != ids.shape:
+        raise ValueError(
+            f"patches of {given[0]} rows of {given[1]} bytes do not fit ids of {ids.shape[0]} rows of {ids.shape[1]}: "
+            "cut them of the same rows"
+        )
+    documents, slots = on_host(patches.segment_ids), on_host(patches.patch_ids)
+    if documents is None or slots is None:
+        return
+    wanted = np.maximum(documents[:, :1, 0], 1) if segment_ids is None else on_host(segment_ids)
+    if wanted is None:
+        return
+    padded = np.pad(documents, ((0, 0), (0, 0), (0, 1)))
+    held = np.take_along_axis(padded, slots, -1).reshape(given[0], -1)[:, : given[1]]
+    if (held != wanted).any():
+        row, place = (int(i) for i in np.argwhere(held != wanted)[0])
+        raise ValueError(
+            f"patches have byte {place} of row {row} in document {held[row, place]}, and segment_ids in "
+            f"{np.broadcast_to(wanted, held.shape)[row, place]} (0 is padding; None is one document a row): cut them "
+            "with the same segment_ids"
+        )
 
 
 def _slots(patch_ids: Int[Array, "B N S"], segments: Int[Array, "B N S"], capacity: int) -> dict[str, Array]:

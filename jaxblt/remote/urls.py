@@ -8,9 +8,13 @@ URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:
-    """The URL that a path is, with both of its slashes; None for a local path."""
+    """The URL that a path is, with both of its slashes (`file:///` with three); None for a local path."""
     found = URL.fullmatch(os.fspath(path))
-    return None if found is None else f"{found[1].lower()}://{found[2].rstrip('/')}"
+    if found is None:
+        return None
+    scheme = found[1].lower()
+    # Keep the root: the files of file://data/a would be looked for below the working directory
+    return f"{scheme}://{'/' if scheme == 'file' else ''}{found[2].rstrip('/')}"
 
 
 def scheme_of(url: str) -> str:

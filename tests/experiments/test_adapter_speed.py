@@ -1,6 +1,7 @@
 """The benchmark of what adapters cost, tiny: its figures, its ratios, and what it refuses."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -37,11 +38,20 @@ def test_it_leaves_its_figures_and_goes_on(tmp_path: Path) -> None:
         adapter_speed(out, ("full",), Setting())
 
 
-def test_ratios_by_hand() -> None:
-    def arm(forward: float, rate: float, step: float | None) -> dict:
-        found = {"forward": [{"median": forward}], "decoding": [{"bytes_per_second": rate}]}
-        return found if step is None else found | {"step": {"median": step}}
+def arm(forward: float, rate: float, step: float | None) -> dict:
+    found = {"forward": [{"median": forward}], "decoding": [{"bytes_per_second": rate}]}
+    return found if step is None else found | {"step": {"median": step}}
 
+
+def test_a_file_that_has_all_arms_is_compared_too(tmp_path: Path) -> None:
+    out = tmp_path / "speed.json"
+    said = json.loads(json.dumps({"setting": asdict(TINY)}))
+    out.write_text(json.dumps(said | {"arms": {"none": arm(2, 100, None), "static": arm(3, 90, 4)}}))
+    found = adapter_speed(str(out), ("none", "static"), TINY)
+    assert found["compared"]["static"]["forward_over_none"] == [1.5]
+
+
+def test_ratios_by_hand() -> None:
     found = compared(
         {
             "none": arm(1, 100, None),

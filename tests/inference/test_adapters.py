@@ -121,6 +121,17 @@ def test_codes_of_rows():
     np.testing.assert_array_equal(choose_adapters(free, ["static"])["stack"]["router"]["code"], [[1, 1]])
 
 
+@pytest.mark.parametrize(("rows", "given"), [(3, 1), (1, 2)])
+def test_adapters_of_other_rows_are_refused(rows, given):
+    """One row's would be the adapter of all rows."""
+    ids, chosen = jnp.zeros((rows, 4), jnp.int32), choose_adapters(BANK, ["static"] * given)
+    module = BANK.build()
+    with pytest.raises(ValueError, match=f"chosen for {given} rows of 2 numbers, and x has {rows} rows of 2"):
+        jax.eval_shape(
+            lambda key: module.apply({**module.init(key, ids), "chosen": chosen}, ids), jax.random.key(0)
+        )
+
+
 @pytest.mark.parametrize(
     ("config", "adapters", "words"),
     [

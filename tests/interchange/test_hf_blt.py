@@ -108,6 +108,16 @@ def test_what_does_not_fit_is_named(tmp_path, change, says):
         read_patcher(copied(tmp_path / "a", **change))
 
 
+@pytest.mark.parametrize("given", [{}, {"patching_threshold": None}])
+def test_a_threshold_is_not_made_up(tmp_path, given):
+    folder = copied(tmp_path / "a")
+    config = json.loads((folder / "config.json").read_text())
+    del config["patching_threshold"]
+    (folder / "config.json").write_text(json.dumps(config | given))
+    with pytest.raises(ValueError, match="patching_threshold None, expected a number of nats"):
+        read_patcher(folder)
+
+
 def test_another_folder_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="expected the folder of a Hugging Face model"):
         read_patcher(tmp_path)

@@ -19,6 +19,7 @@ from jaxblt.interchange import (
     read_program,
     write_program,
 )
+from jaxblt.interchange import programs as programs_module
 from jaxblt.patching import PatchOverflowWarning
 from tests.answers.runs import HEADS, SEQ_LEN, SHORT
 from tests.interchange.clean import SIZES
@@ -137,6 +138,15 @@ def test_answers_that_are_wrong_are_told():
         answering(nats=nats, refused=refused, wanted=wanted)([b"a", b"b"])
     with pytest.raises(ValueError, match="the answer for record 1 is not finite"):
         answering(nats=nats.at[1, 0].set(jnp.nan))([b"a", b"b"])
+
+
+def test_entropies_that_are_not_finite_are_told(runs, monkeypatch):
+    """They cut no patch, so the states are finite: `row_states` says so apart."""
+    found = jnp.ones((1, 16)), jnp.ones((1, SEQ_LEN), jnp.int32), jnp.zeros(1, bool)
+    monkeypatch.setattr(programs_module, "row_states", lambda *args: found)
+    made = make_embed_program(runs["bytes"], SEQ_LEN, platforms=("cpu",))
+    with pytest.raises(ValueError, match="the answer for record 0 is not finite"):
+        Program(made.about, made.exported, made.arrays)(SHORT[:1])
 
 
 def test_options_that_do_not_go_together_are_named(files, tmp_path):

@@ -131,14 +131,30 @@ def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
         ("state_engine", {"cell": "linear"}),
         ("state_engine", {"adaptive_count": True}),
         ("state_engine_counted", {"adaptive_count": False}),
+        ("state_engine_counted", {"levels": (4, 12)}),
+        ("state_engine_edges", {"interval": 6}),
     ],
 )
 def test_the_state_of_another_config_is_refused(name: str, change: dict[str, Any]) -> None:
     config = (ALL | {"hyena_short_taps": HyenaConfig(dim=8, filter=MODAL, short_taps=2)})[name]
-    state = init_state(dataclasses.replace(config, **change), 3, capacity=24)
-    given, module = jax.ShapeDtypeStruct((3, 2, config.dim), jnp.float32), config.build()
     with pytest.raises(ValueError, match="make it by init_state of the same config"):
-        jax.eval_shape(lambda x: module.init_with_output(jax.random.key(0), x, state=state), given)
+        _call(config, dataclasses.replace(config, **change))
+
+
+@pytest.mark.parametrize(("name", "other"), [("gru", "lstm"), ("lstm", "gru")])
+def test_the_state_of_another_cell_is_refused(name: str, other: str) -> None:
+    """An LSTM's has all that a GRU looks for."""
+    with pytest.raises(
+        ValueError, match=r"the state is a \w+State, expected a \w+State: make it by init_state"
+    ):
+        _call(ALL[name], ALL[other])
+
+
+def _call(config: Any, other: Any) -> None:
+    """Traces a call with another config's state."""
+    state, module = init_state(other, 3, capacity=24), config.build()
+    given = jax.ShapeDtypeStruct((3, 2, config.dim), jnp.float32)
+    jax.eval_shape(lambda x: module.init_with_output(jax.random.key(0), x, state=state), given)
 
 
 @pytest.mark.parametrize("config", DEFAULTS.values(), ids=DEFAULTS)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.models.embeddings import (
     ByteEmbedding,
     EmbeddingConfig,
@@ -43,3 +44,16 @@ def test_no_byte_changes_nothing_in_the_state():
     _, after = apply(variables, ids, segment_ids=jnp.asarray([[0, 0, 0], [1, 1, 0]]), state=state)
     np.testing.assert_array_equal(np.asarray(state[1][0]), np.asarray(after[1][0]))
     assert not np.array_equal(np.asarray(state[1][1]), np.asarray(after[1][1]))
+
+
+@pytest.mark.parametrize(("of", "given"), [(CONFIG, None), (None, CONFIG)])
+def test_the_state_of_another_config_is_refused(of: HashConfig | None, given: HashConfig | None) -> None:
+    """Without n-grams there is no state, as in training: each call would begin its n-grams anew."""
+    stack = StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=0)
+    module = ByteLMConfig(stack=stack, hash=of).build()
+    state = ByteLMConfig(stack=stack, hash=given).build().init_state(2, num_bytes=8)
+    ids = jnp.zeros((2, 3), jnp.int32)
+    with pytest.raises(ValueError, match="make it by init_state of the same config"):
+        jax.eval_shape(
+            lambda key: module.init_with_output(key, ids, state, method="stream"), jax.random.key(0)
+        )
