@@ -33,6 +33,7 @@ from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.models.stack import Stack, init_stack_state
 from jaxblt.training.serialize import from_json, to_json
+from tests.adapters.routing import TURNS
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 
@@ -135,6 +136,7 @@ def logits_of(config, params, **more):
     )
 
 
+@TURNS
 def test_codes_from_elsewhere_go_to_all_blocks(whole_model, tmp_path):
     """Chosen, given, merged and written to files: a scanned period of two blocks, and one behind it."""
     code = jnp.ones(2)
