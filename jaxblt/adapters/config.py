@@ -27,8 +27,6 @@ class RouterConfig:
     """What a router reads, and how often it gives a code; see `jaxblt.adapters.router.Router`.
 
     Attributes:
-      reads: "stack" for one router, which reads the stack's input; "block" for one in each block, which reads that
-        block's input before its norm, and scales that block's sites.
       level: one code for a document behind its prefix, one for each chunk, one for each token, or `Mixed`.
       chunk: steps C of a chunk, in the document's own time.
       lag: chunks back that a code looks: chunk k reads chunk k - lag. With 2 a code is known a chunk ahead.
@@ -39,9 +37,10 @@ class RouterConfig:
       side: side features a token that chunk and token codes read, passed as `side`; known before their token.
       retrieval: an index whose chunks near the one before give six more features; None for none.
       packed, segment_alignment: what the data's packing promises of rows, as for mixers; see `RowLayout`.
+      reads: "stack" for one router, which reads the stack's input; "block" for one in each block, which reads that
+        block's input before its norm, and scales that block's sites.
     """
 
-    reads: Literal["stack", "block"] = "stack"
     level: Level | Mixed = "chunk"
     chunk: int = 64
     lag: int = 1
@@ -53,6 +52,7 @@ class RouterConfig:
     retrieval: RetrievalConfig | None = None
     packed: bool = True
     segment_alignment: int = 1
+    reads: Literal["stack", "block"] = "stack"
 
     def __post_init__(self) -> None:
         check_fields(self)
