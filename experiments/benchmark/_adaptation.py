@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +17,7 @@ from experiments.benchmark._reviews import Reviews
 from experiments.benchmark._scored import Scored, count_picks
 from jaxblt.adapters import attach, join_params, split_params
 from jaxblt.adapters.draw import POLICY, choices
-from jaxblt.adapters.given import given, through
+from jaxblt.adapters.given import given, is_router
 from jaxblt.adapters.params import routers
 from jaxblt.data.batch import Batch
 from jaxblt.training.acting import acting_params, keep_routers
@@ -90,7 +90,7 @@ class Program:
         if self.arm.labelled:
             context = given(jax.nn.one_hot(rows.domain, self.blocks, dtype=jnp.float32))
         else:
-            context = through(lambda code: codes.append(code) or code)
+            context = _recorded(codes)
         options = self._options(base, rows)
         with context:
             logits, patches = self.module.apply(  # pyright: ignore
@@ -214,6 +214,18 @@ def scheduled(share: float) -> float:
     if share < WARM_UP:
         return (share + WARM_UP / 10) / (1.1 * WARM_UP)
     return 0.5 * (1 + float(np.cos(np.pi * (share - WARM_UP) / (1 - WARM_UP))))
+
+
+def _recorded(codes: list[Any]) -> AbstractContextManager[Any]:
+    """A context in which the code of every router is added to a list."""
+
+    def record(call: Any, args: Any, options: Any, context: Any) -> Any:
+        found = call(*args, **options)
+        if is_router(context):
+            codes.append(found[0])
+        return found
+
+    return nn.intercept_methods(record)
 
 
 def _batch(rows: Rows) -> Batch:

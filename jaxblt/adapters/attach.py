@@ -230,6 +230,13 @@ def _levels(stack: str, adapter: AdapterConfig, sites: Sequence[Adapted]) -> Ite
         yield f"levels          {stack}, {level}: {', '.join(own)}"
 
 
+def _routers(stack: str, config: StackConfig) -> Iterator[str]:
+    """How many routers there are, where each block has its own."""
+    if config.adapter.of_blocks:
+        count = config.num_layers * len(config.adapter.level_names)
+        yield f"routers         {stack}: {count}, each reads the input of its block"
+
+
 def _named(sites: Sequence[Adapted], rank: int) -> Iterator[str]:
     """The sites of a rank; with their layers where it is another one elsewhere."""
     for site in dict.fromkeys(each.site for each in sites if each.rank == rank):
@@ -252,6 +259,7 @@ def describe_sites(config: Any, trained: int, router: int, base: int) -> list[st
         for rank in sorted({each.rank for each in sites}):
             lines.append(f"adapters        {name}, rank {rank}: {', '.join(_named(sites, rank))}")
         lines += _levels(name, stacks_of(config)[name].adapter, sites)
+        lines += _routers(name, stacks_of(config)[name])
     share = f", of which routers {router:,} ({router / max(base, 1):.2%} of the base)" if router else ""
     lines.append(f"trained         {trained:,} of {base + trained:,} parameters{share}")
     if router > ROUTER_SHARE * base:

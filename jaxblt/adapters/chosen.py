@@ -12,6 +12,7 @@ import numpy as np
 from jaxblt.adapters.attach import stacks_of
 from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.router import ROUTER
+from jaxblt.models.stack import StackConfig, block_names
 
 Adapter = int | Literal["base", "static"] | None
 """Of a row: the number of an expert of a bank; "base" for a code of 0; "static" for the code that a router starts from,
@@ -39,13 +40,17 @@ def choose_adapters(config: Any, adapters: Sequence[Adapter]) -> dict[str, Any]:
         )
     taken = np.array([each is not None for each in adapters])
     codes = {name: np.stack([_code(adapter, each) for each in adapters]) for name, adapter in routed.items()}
-    return {name: choose_codes(adapter, codes[name], taken) for name, adapter in routed.items()}
+    return {name: choose_codes(stacks_of(config)[name], codes[name], taken) for name in routed}
 
 
-def choose_codes(adapter: AdapterConfig, codes: Any, taken: Any) -> dict[str, Any]:
+def choose_codes(stack: StackConfig, codes: Any, taken: Any) -> dict[str, Any]:
     """What the collection "chosen" holds of a stack: codes of rows, of all levels, and the rows that take them."""
+    adapter = stack.adapter
     parts = [{"code": code, "taken": taken} for code in adapter.split(codes)]
-    return {ROUTER: dict(zip(adapter.level_names, parts, strict=True)) if adapter.levels else parts[0]}
+    found = {ROUTER: dict(zip(adapter.level_names, parts, strict=True)) if adapter.levels else parts[0]}
+    if not adapter.of_blocks:
+        return found
+    return {period: dict.fromkeys(blocks, found) for period, blocks in block_names(stack).items()}
 
 
 def _code(adapter: AdapterConfig, chosen: Adapter) -> np.ndarray:

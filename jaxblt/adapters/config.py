@@ -37,6 +37,8 @@ class RouterConfig:
       side: side features a token that chunk and token codes read, passed as `side`; known before their token.
       retrieval: an index whose chunks near the one before give six more features; None for none.
       packed, segment_alignment: what the data's packing promises of rows, as for mixers; see `RowLayout`.
+      reads: "stack" for one router, which reads the stack's input; "block" for one in each block, which reads that
+        block's input before its norm, and scales that block's sites.
     """
 
     level: Level | Mixed = "chunk"
@@ -50,11 +52,17 @@ class RouterConfig:
     retrieval: RetrievalConfig | None = None
     packed: bool = True
     segment_alignment: int = 1
+    reads: Literal["stack", "block"] = "stack"
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "chunk", "lag", "prefix", "hidden", "segment_alignment", least=1)
         check_bounds(self, "side", least=0)
+        if self.reads == "block" and self.retrieval:
+            raise ValueError(
+                f"RouterConfig.reads = 'block' and retrieval = {self.retrieval}: an index holds vectors of the stack's "
+                "input, so set reads='stack' or leave the index out"
+            )
         if self.fallback not in (0, 1):
             raise ValueError(
                 f"RouterConfig.fallback must be 1 for the static adapter or 0 for the base, got {self.fallback!r}"
@@ -188,6 +196,11 @@ class AdapterConfig:
     def patterns(self) -> tuple[tuple[str, Rank], ...]:
         """Patterns of names, each with its rank."""
         return tuple((site, self.rank) if isinstance(site, str) else site for site in self.sites)
+
+    @property
+    def of_blocks(self) -> bool:
+        """Whether each block has a router of its own, which reads the block's input."""
+        return self.router is not None and self.router.reads == "block"
 
     @property
     def numbers(self) -> int:

@@ -12,6 +12,7 @@ from jaxblt.adapters.attach import check_sites, stacks_of
 from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.losses import AdapterLosses
 from jaxblt.adapters.merge import given_code, has_adapter, limited_code, map_sites, site_name
+from jaxblt.adapters.params import without_routers
 from jaxblt.adapters.router import ROUTER
 from jaxblt.adapters.site import ADAPTER
 
@@ -54,8 +55,8 @@ def distill[C](
       rank: of the static adapter; None for the rank of each site.
 
     Raises:
-      ValueError: there is no routed adapter, a code is missing or of another length, parameters are missing, or `rank`
-        is larger than that of a site.
+      ValueError: there is no routed adapter, or one has a router in each block, a code is missing or of another length,
+        parameters are missing, or `rank` is larger than that of a site.
     """
     routed = {
         n: s for n, s in stacks_of(config).items() if s.adapter is not None and s.adapter.router is not None
@@ -67,6 +68,11 @@ def distill[C](
         if name not in routed:
             continue
         adapter = routed[name].adapter
+        if adapter.of_blocks:
+            raise ValueError(
+                f"stack {name!r} has RouterConfig.reads = 'block', a mean code in each block, and distil takes one of "
+                "a stack: set reads='stack', or merge it at one code (fuse)"
+            )
         if not has_adapter(params[name]):
             raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
         code = given_code(adapter, codes.get(name) if isinstance(codes, Mapping) else codes)
@@ -97,7 +103,7 @@ def _distilled(
         code = codes[adapter.place(site_name(path))]
         return {**tree, ADAPTER: _factored(tree, adapter, static, code, rank)}
 
-    return map_sites(distilled, {name: below for name, below in params.items() if name != ROUTER})
+    return map_sites(distilled, without_routers(params))
 
 
 def _factored(

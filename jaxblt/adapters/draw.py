@@ -43,10 +43,15 @@ class Draw:
     """
 
     def check(self, adapter: Any) -> None:
-        """Raises ValueError for a code that is no bank's."""
+        """Raises ValueError for a code that is no bank's, or that each block has of its own."""
         if adapter.blocks is None:
             raise ValueError(
                 "Draw chooses an expert of a bank, and blocks is None: set the number of experts"
+            )
+        if adapter.of_blocks:
+            raise ValueError(
+                "Draw's choices have one reward, and RouterConfig.reads = 'block' makes choices in each block: set "
+                "reads='stack'"
             )
 
     def init_state(self, batch_size: int, numbers: int) -> tuple[()]:

@@ -18,7 +18,12 @@ class CodeFallbackWarning(UserWarning):
 def count_replaced(state: Any) -> Int[Array, "B"] | None:
     """Tokens of each row whose code was not finite, of all routers in a state; None without a router."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, RouterState))
-    found = [node.replaced for node in nodes if isinstance(node, RouterState)]
+    # Axes in front of rows are layers of a scan
+    found = [
+        node.replaced.reshape(-1, node.replaced.shape[-1]).sum(0)
+        for node in nodes
+        if isinstance(node, RouterState)
+    ]
     return sum(found[1:], found[0]) if found else None
 
 

@@ -12,7 +12,9 @@ Code = Float[Array, "B T E"]
 
 
 def given(code: Code) -> AbstractContextManager[Any]:
-    """A context in which modules take this code and no router runs, nor has parameters or a state.
+    """A context in which modules take this code and no router runs or has parameters; a router's state stays as it is.
+
+    Where each block has a router, all of them have this code.
 
     It acts while a function is traced: enter it inside the function that is compiled. A program that is compiled
     already, such as those of `jaxblt.inference.generate`, does not see it; `jaxblt.adapters.chosen` is for these.
@@ -21,7 +23,9 @@ def given(code: Code) -> AbstractContextManager[Any]:
       code: one number a block of ranks for each token, such as one-hot rows that pick an expert of a bank.
     """
     return nn.intercept_methods(
-        lambda call, args, options, context: (code, None) if is_router(context) else call(*args, **options)
+        lambda call, args, options, context: (
+            (code, options.get("state")) if is_router(context) else call(*args, **options)
+        )
     )
 
 

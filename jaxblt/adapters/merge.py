@@ -10,8 +10,7 @@ from jaxtyping import Array, Float
 from jaxblt.adapters.attach import detach, stacks_of
 from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.governor import bounded, grams
-from jaxblt.adapters.params import split_params
-from jaxblt.adapters.router import ROUTER
+from jaxblt.adapters.params import split_params, without_routers
 from jaxblt.adapters.site import ADAPTER
 
 
@@ -25,7 +24,7 @@ def fuse[C](config: C, params: Any, *, code: Float[Array, "E"] | None = None) ->
       config: of the model.
       params: of the whole model.
       code: of a routed adapter, one number a block, and such numbers for each of `AdapterConfig.level_names`; what its
-        routers would say is lost.
+        routers would say is lost. Where each block has a router, all blocks are merged at this code.
 
     Raises:
       ValueError: an adapter has a router and there is no code, or the code has another length; an adapter that the
@@ -49,7 +48,7 @@ def merge_stack(params: Any, adapter: AdapterConfig, code: Float[Array, "W"] | N
         kernel = kernel + weight_update(tree, adapter, codes[adapter.place(site_name(path))])
         return {name: below for name, below in tree.items() if name != ADAPTER} | {"kernel": kernel}
 
-    return map_sites(merged, {name: below for name, below in params.items() if name != ROUTER})
+    return map_sites(merged, without_routers(params))
 
 
 def map_sites(change: Callable[[tuple[str, ...], Any], Any], tree: Any, path: tuple[str, ...] = ()) -> Any:

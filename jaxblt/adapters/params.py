@@ -1,5 +1,6 @@
 """Which parameters are the base's and which are trained: adapters, routers, and what is asked for besides."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -11,8 +12,12 @@ from jaxblt.adapters.site import ADAPTER
 
 STACK_PARTS = ("periods", "rest", "period_0")
 """Children of a stack, by which a router of its own is told from a module of another's that has the same name."""
+BLOCK = re.compile(r"(?:.*/)?(?:periods|rest|period_\d+)/block_\d+")
+"""Path of a block, by which its router is told."""
 PARTS, OTHERS = {"u", "v"}, {"tau"}
 """What an adapter holds: its matrices, and what it may hold besides."""
+Chosen = Callable[[tuple[str, ...], Any, Mapping[str, Any]], bool]
+"""Whether parameters are meant, by their path, what is below it, and what they lie in."""
 
 
 def split_params(params: Any, also_train: Sequence[str] = ()) -> tuple[Any, Any]:
@@ -28,7 +33,7 @@ def split_params(params: Any, also_train: Sequence[str] = ()) -> tuple[Any, Any]
     Raises:
       ValueError: a pattern matches no parameter of the base.
     """
-    base = _without(params)
+    base = _without(params, _is_added)
     return base, _joined(_selected(params, _is_added), _matching(base, also_train))
 
 
@@ -42,24 +47,36 @@ def join_params(base: Any, trained: Any) -> Any:
 
 def routers(params: Any) -> Any:
     """The parameters of routers alone."""
-    return _selected(params, lambda name, tree, above: _is_added(name, tree, above) and name == ROUTER)
+    return _selected(params, _is_router)
 
 
-def _is_added(name: str, tree: Any, above: Mapping[str, Any]) -> bool:
-    """Whether a child is an adapter, beside a kernel, or a router, beside the parts of a stack."""
-    if name == ADAPTER:
+def without_routers(params: Any) -> Any:
+    """The parameters of all else, without what routers search."""
+    return _without(params, _is_router, index=False)
+
+
+def _is_added(path: tuple[str, ...], tree: Any, above: Mapping[str, Any]) -> bool:
+    """Whether a child is an adapter, beside a kernel, or a router."""
+    if path[-1] == ADAPTER:
         return "kernel" in above and isinstance(tree, Mapping) and set(tree) - OTHERS == PARTS
-    return name == ROUTER and any(part in above for part in STACK_PARTS)
+    return _is_router(path, tree, above)
 
 
-def _without(tree: Any) -> Any:
+def _is_router(path: tuple[str, ...], tree: Any, above: Mapping[str, Any]) -> bool:
+    """Whether a child is the router of a stack, beside its parts, or that of a block."""
+    of_stack = any(part in above for part in STACK_PARTS)
+    return path[-1] == ROUTER and (of_stack or BLOCK.fullmatch("/".join(path[:-1])) is not None)
+
+
+def _without(tree: Any, removed: Chosen, path: tuple[str, ...] = (), *, index: bool = True) -> Any:
+    """What is not removed, and of a router its index."""
     if not isinstance(tree, Mapping):
         return tree
     found = {}
     for name, below in tree.items():
-        if not _is_added(name, below, tree):
-            found[name] = _without(below)
-        elif name == ROUTER and INDEX in below:
+        if not removed((*path, name), below, tree):
+            found[name] = _without(below, removed, (*path, name), index=index)
+        elif index and name == ROUTER and INDEX in below:
             found[name] = {INDEX: below[INDEX]}
     return found
 
@@ -75,13 +92,14 @@ def without_index(params: Any) -> Any:
     }
 
 
-def _selected(tree: Mapping[str, Any], chosen: Callable[[str, Any, Mapping[str, Any]], bool]) -> Any:
+def _selected(tree: Mapping[str, Any], chosen: Chosen, path: tuple[str, ...] = ()) -> Any:
     found = {}
     for name, below in tree.items():
-        if chosen(name, below, tree):
+        here = (*path, name)
+        if chosen(here, below, tree):
             own = {n: b for n, b in below.items() if n != INDEX} if name == ROUTER else below
             found |= {name: own} if own else {}
-        elif isinstance(below, Mapping) and (kept := _selected(below, chosen)):
+        elif isinstance(below, Mapping) and (kept := _selected(below, chosen, here)):
             found[name] = kept
     return found
 

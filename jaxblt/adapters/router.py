@@ -1,4 +1,4 @@
-"""The router: from what a stack reads to the code that scales the ranks of its adapters, causally."""
+"""The router: from what a stack or a block reads to the code that scales the ranks of its adapters, causally."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -30,15 +30,14 @@ from jaxblt.adapters.retrieval.neighbours import retrieve
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, blank, start_clock
 from jaxblt.mixers.sequence import Rows, read
+from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.positions import document_positions
 from jaxblt.side_outputs import sow_metric
 
 ROUTER = "router"
-"""The child of a stack that holds a router."""
+"""The child of a stack, or of each block, that holds a router."""
 SHARES = "shares"
 """What the router of a bank sows its code before the transforms as, into Flax's `intermediates`."""
-CHOSEN = "chosen"
-"""The collection that may hold rows' codes in the place of a router's; see `jaxblt.adapters.chosen`."""
 MOST_SCORE = 10.0
 """Bound of the scores of attention pooling: their exponentials are added up without a running maximum."""
 

@@ -68,11 +68,19 @@ def guarded(
       fall_back: `Guard.falls_back()`, an argument of the program, so that both ways are one program.
       fallback: every number of that code: 0 for the base, 1 for the static adapter, 1/E for a bank's even share.
       figures: gets those of each router, to be returned by the function that is compiled.
+
+    Raises:
+      ValueError: when it meets a router of a block, whose figures cannot leave the block's scan or remat.
     """
 
     def intercept(call: Callable[..., Any], args: Any, options: Any, context: Any) -> Any:
         if not is_router(context):
             return call(*args, **options)
+        if context.module.adapter.of_blocks:
+            raise ValueError(
+                "guarded watches the router of a stack, and RouterConfig.reads = 'block' has one in each block: set "
+                "reads='stack', or turn rows off by choose_adapters"
+            )
         code, state = call(*args, **options)
         broken = ~jnp.all(jnp.isfinite(code), (1, 2))
         if state is not None:  # in such calls the router replaced them itself

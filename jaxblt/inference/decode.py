@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.adapters.router import CHOSEN
 from jaxblt.mixers.prepared import COLLECTION as PREPARED
 from jaxblt.models import LanguageModel, ModelConfig
+from jaxblt.models.adapter import CHOSEN
 from jaxblt.patching import PatcherConfig, init_contexts, next_entropies
 from jaxblt.validation import check_fields
 

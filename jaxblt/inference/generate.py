@@ -12,13 +12,13 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jaxblt.adapters.chosen import Adapter, choose_adapters
 from jaxblt.adapters.fallback import count_replaced, warn_replaced
-from jaxblt.adapters.router import CHOSEN
 from jaxblt.data.vocab import EOS, decode
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
 from jaxblt.inference.requests import Requests, bucket, each_of, lay_out
 from jaxblt.inference.sampling import SamplingConfig, sample
+from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.patching import warn_overflow
 

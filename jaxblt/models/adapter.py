@@ -7,10 +7,18 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+CHOSEN = "chosen"
+"""The collection that may hold rows' codes in the place of a router's; see `jaxblt.adapters.chosen`."""
+
 
 @runtime_checkable
 class StackAdapter(Protocol):
     """A frozen dataclass that describes an adapter."""
+
+    @property
+    def of_blocks(self) -> bool:
+        """Whether each block has a router of its own, which reads the block's input."""
+        ...
 
     def check(self, stack: Any) -> None:
         """Raises ValueError where the stack of this config cannot have the adapter."""

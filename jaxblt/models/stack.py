@@ -37,9 +37,10 @@ from jaxblt.mixers import (
 )
 from jaxblt.mixers.base import blank, content_of
 from jaxblt.mixers.prepared import COLLECTION as PREPARED
-from jaxblt.mixers.sequence import check_call, splits_call
-from jaxblt.models.adapter import StackAdapter
+from jaxblt.mixers.sequence import check_call
+from jaxblt.models.adapter import CHOSEN, StackAdapter
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
+from jaxblt.models.routed import BlockState, call_routed, check_routers
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.validation import check_bounds, check_fields
 
@@ -216,7 +217,8 @@ def _layout(mixer: Any) -> SequenceLayout:
 class StackState:
     """Streaming state: `periods` stacked [repeats, B, ...], one entry a block; `rest` for the partial period.
 
-    `router` is the state of the adapter's router, if there is one.
+    `router` is the state of the adapter's router, if there is one for the stack. With one in each block entries are
+    `BlockState`s.
     """
 
     periods: tuple[Any, ...]
@@ -229,10 +231,14 @@ def init_stack_state(
 ) -> StackState:
     """The stack's state before the first token; `capacity` as in `jaxblt.mixers.init_state`."""
 
-    def states(names: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(init_state(config.mixer(c), batch_size, capacity=capacity, dtype=dtype) for c in names)
+    adapter = config.adapter
+    router = None if adapter is None else adapter.init_state(batch_size, config.dim)
+    own, router = (router, None) if adapter is not None and adapter.of_blocks else (None, router)
 
-    router = None if config.adapter is None else config.adapter.init_state(batch_size, config.dim)
+    def states(names: Sequence[str]) -> tuple[Any, ...]:
+        made = [init_state(config.mixer(c), batch_size, capacity=capacity, dtype=dtype) for c in names]
+        return tuple(made) if own is None else tuple(BlockState(state, own) for state in made)
+
     if not config.repeats:
         return StackState(periods=(), rest=states(config.remainder), router=router)
     periods = jax.tree.map(
@@ -256,7 +262,8 @@ def _check_depth(config: StackConfig, state: StackState) -> None:
 class Block(nn.Module):
     """One pre-norm block: a mixer along the sequence, then an MLP at each position.
 
-    `layer` is its place in the stack; of a scanned block, that of the first.
+    `layer` is its place in the stack; of a scanned block, that of the first. A router of its own reads x before the
+    norm: a router has a norm.
     """
 
     config: StackConfig
@@ -272,14 +279,32 @@ class Block(nn.Module):
         positions: Any,
         state: Any,
         code: Float[Array, "B T E"] | None = None,
+        side: Float[Array, "B T S"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
+        adapter = self.config.adapter
+        x = checkpoint_name(x, BLOCK_INPUT)
+        if adapter is None or not adapter.of_blocks:
+            return self._adapted(x, segment_ids, positions, state, code)
+        before = BlockState(None, None) if state is None else state
+        x, own, routed = call_routed(
+            adapter.build(dtype=self.dtype, name="router"),
+            x,
+            segment_ids,
+            positions,
+            before.router,
+            side,
+            lambda x, ids, positions, code: self._adapted(x, ids, positions, before.mixer, code),
+        )
+        return x, None if state is None else BlockState(own, routed)
+
+    def _adapted(self, x: Any, segment_ids: Any, positions: Any, state: Any, code: Any) -> tuple[Any, Any]:
+        """The block, whose sites are scaled by the code."""
         adapter = self.config.adapter
         with nullcontext() if adapter is None else adapter.inside(self.path, self.layer, code):
             return self._mix(x, segment_ids, positions, state)
 
     def _mix(self, x: Any, segment_ids: Any, positions: Any, state: Any) -> tuple[Any, Any]:
         config = self.config
-        x = checkpoint_name(x, BLOCK_INPUT)
         mixer = config.mixer(self.kind).build(dtype=self.dtype, name="mixer")
         y, state = mixer(
             RMSNorm(self.dtype, config.norm_epsilon, name="mixer_norm")(x),
@@ -308,14 +333,14 @@ class Period(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any = None
+        self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any = None, side: Any = None
     ) -> tuple[Any, Any]:
         block = remat(Block, self.config.remat)
         after = []
         for i, kind in enumerate(self.kinds):
             state = states[i] if states else None
             x, state = block(self.config, kind, self.dtype, self.first + i, name=f"block_{i}")(
-                x, segment_ids, positions, state, code
+                x, segment_ids, positions, state, code, side
             )
             after.append(state)
         return x, tuple(after) if states else ()
@@ -346,36 +371,42 @@ class Stack(nn.Module):
         check_call(x, segment_ids, positions)
         if state is not None:
             _check_depth(config, state)
+            check_routers(config.adapter, state, x.shape[0], config.dim)
         # Norms and MLPs would read holes, and one NaN there would be in the gradient of their weights
         x = blank(x.astype(self.dtype), content_of(segment_ids))
-        router = None if config.adapter is None else config.adapter.build(dtype=self.dtype, name="router")
+        adapter = config.adapter
+        router = None
+        if adapter is not None and not adapter.of_blocks:
+            router = adapter.build(dtype=self.dtype, name="router")
         if router is None:
-            return self._through(x, segment_ids, positions, None, state)
-        given = None if state is None else state.router
-        code, routed = router(x, segment_ids=segment_ids, state=given, side=side)
-        order = None
-        if state is not None and segment_ids is not None and not splits_call(x.shape[1]):
-            # Put tokens in front as mixers do in such calls: a code has to meet its token in every product
-            order = jnp.argsort(segment_ids == 0, axis=1, stable=True).astype(jnp.int32)
-            x, segment_ids, positions, code = (_take(order, a) for a in (x, segment_ids, positions, code))
-        x, state = self._through(x, segment_ids, positions, code, state)
-        x = x if order is None else _take(jnp.argsort(order, axis=1).astype(jnp.int32), x)
-        return x, None if state is None else dataclasses.replace(state, router=routed)
+            return self._through(x, segment_ids, positions, None, side, state)
+        x, after, routed = call_routed(
+            router,
+            x,
+            segment_ids,
+            positions,
+            None if state is None else state.router,
+            side,
+            lambda x, ids, positions, code: self._through(x, ids, positions, code, None, state),
+        )
+        return x, None if after is None else dataclasses.replace(after, router=routed)
 
     def _through(
-        self, x: Any, segment_ids: Any, positions: Any, code: Any, state: StackState | None
+        self, x: Any, segment_ids: Any, positions: Any, code: Any, side: Any, state: StackState | None
     ) -> tuple[Float[Array, "B T D"], StackState | None]:
-        """The blocks, whose sites are scaled by the code."""
+        """The blocks, whose sites are scaled by the code, or whose routers read the side features."""
         config = self.config
         carried = (state.periods, state.rest) if state else ((), ())
-        x, periods = self._periods(x, segment_ids, positions, carried[0], code)
+        x, periods = self._periods(x, segment_ids, positions, carried[0], code, side)
         scanned = config.repeats * len(config.pattern)
         x, rest = Period(config, config.remainder, self.dtype, scanned, name="rest")(
-            x, segment_ids, positions, carried[1], code
+            x, segment_ids, positions, carried[1], code, side
         )
         return x, StackState(periods=periods, rest=rest) if state else None
 
-    def _periods(self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any) -> tuple[Any, Any]:
+    def _periods(
+        self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any, side: Any
+    ) -> tuple[Any, Any]:
         config = self.config
         if not config.repeats:
             return x, ()
@@ -383,27 +414,30 @@ class Stack(nn.Module):
             scanned = nn.scan(
                 Period,
                 variable_axes={"params": 0, "losses": 0, "metrics": 0, "intermediates": 0, PREPARED: 0},
+                variable_broadcast=CHOSEN,
                 split_rngs={"params": True, "dropout": True},
-                in_axes=(nn.broadcast, nn.broadcast, 0, nn.broadcast),  # pyright: ignore[reportArgumentType]
+                in_axes=(nn.broadcast, nn.broadcast, 0, nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]
                 length=config.repeats,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
             return scanned(config, config.pattern, self.dtype, name="periods")(
-                x, segment_ids, positions, states, code
+                x, segment_ids, positions, states, code, side
             )
         after = []
         for i in range(config.repeats):
             here = jax.tree.map(lambda leaf, i=i: leaf[i], states)
             x, here = Period(config, config.pattern, self.dtype, i * len(config.pattern), name=f"period_{i}")(
-                x, segment_ids, positions, here, code
+                x, segment_ids, positions, here, code, side
             )
             after.append(here)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *after) if states else ()
 
 
-def _take(order: Int[Array, "B T"], x: Any) -> Any:
-    """x with its tokens in another order; None for None."""
-    return x if x is None else jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), 1)
+def block_names(config: StackConfig) -> dict[str, list[str]]:
+    """Names of a stack's children, each with those of its blocks; of scanned periods once."""
+    periods = ["periods"] if config.scan else [f"period_{i}" for i in range(config.repeats)]
+    names = dict.fromkeys(periods if config.repeats else [], config.pattern) | {"rest": config.remainder}
+    return {name: [f"block_{i}" for i in range(len(kinds))] for name, kinds in names.items() if kinds}
 
 
 def stack_periods(

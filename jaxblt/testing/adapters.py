@@ -18,9 +18,9 @@ from jaxtyping import Array, Float, Int
 from jaxblt.adapters.chosen import choose_codes
 from jaxblt.adapters.config import RouterConfig
 from jaxblt.adapters.merge import merge_stack
-from jaxblt.adapters.params import join_params, split_params
-from jaxblt.adapters.router import CHOSEN, ROUTER
+from jaxblt.adapters.params import join_params, routers, split_params, without_routers
 from jaxblt.adapters.transforms import TopK
+from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state, unstack_periods
 from jaxblt.parallel import batch_sharding, make_mesh
 from jaxblt.parallel.rules import param_shardings
@@ -176,7 +176,9 @@ def with_constant_code(stack: StackConfig, fallback: float) -> StackConfig:
     adapter = stack.adapter
     if adapter.router is None:
         return stack
-    still = RouterConfig(level="prefix", prefix=1 << 20, hidden=1, fallback=fallback)
+    still = RouterConfig(
+        reads=adapter.router.reads, level="prefix", prefix=1 << 20, hidden=1, fallback=fallback
+    )
     return dataclasses.replace(stack, adapter=dataclasses.replace(adapter, router=still, levels=(), code=()))
 
 
@@ -185,10 +187,8 @@ def _constant_params(subject: AdaptedSubject, fallback: float) -> tuple[StackCon
     stack = with_constant_code(subject.stack, fallback)
     x = jnp.zeros((1, 4, stack.dim), jnp.float32)
     made = nn.meta.unbox(jax.eval_shape(Stack(stack).init, jax.random.key(0), x)["params"])
-    if ROUTER not in made:
-        return stack, subject.own
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), made[ROUTER])
-    return stack, subject.own | {ROUTER: zeros}
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), routers(made))
+    return stack, join_params(without_routers(subject.own), zeros)
 
 
 def check_start(subject: Any) -> None:
@@ -226,7 +226,7 @@ def check_merged(subject: Any) -> None:
     adapter, stack, x = subject.stack.adapter, subject.stack, jnp.asarray(subject.x)
     scores = jnp.asarray(subject.noise(12, (len(adapter.level_names), adapter.numbers)))
     code = (1 + scores if adapter.blocks is None else jax.nn.softmax(scores)).reshape(-1)
-    chosen = choose_codes(adapter, jnp.tile(code[None], (len(x), 1)), jnp.ones(len(x), bool))
+    chosen = choose_codes(stack, jnp.tile(code[None], (len(x), 1)), jnp.ones(len(x), bool))
     apply = jax.jit(lambda variables, x: Stack(stack).apply(variables, x, side=_side(stack, x))[0])
     y = apply({"params": subject.own, CHOSEN: chosen}, x)
     expect_close(
@@ -255,11 +255,21 @@ def check_learns(subject: Any) -> None:
         return split_params(found)[1]
 
     stepped = jax.tree.map(lambda p, g: p + STEP * g / jnp.maximum(jnp.abs(g).max(), 1), new, gradient(new))
-    found, adapter = gradient(stepped)[ROUTER], subject.stack.adapter
-    for name, router in found.items() if adapter.levels else [(adapter.level_names[0], found)]:
-        codes = [tree["kernel"] for part, tree in router.items() if part.startswith("code")]
-        if not any(np.any(np.asarray(kernel)) for kernel in codes):
-            raise AssertionError(f"the router of level {name!r} has no gradient after one step")
+    learned = _learned(routers(gradient(stepped)))
+    if not learned or not all(learned.values()):
+        still = [name for name, moved in learned.items() if not moved]
+        raise AssertionError(f"routers {still} of {list(learned)} have no gradient after one step")
+
+
+def _learned(gradient: Any) -> dict[str, bool]:
+    """Whether last kernels of each router have a gradient, in each layer of a scan; by the router's path."""
+    moved: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        *router, part, kind = (entry.key for entry in path)
+        if part.startswith("code") and kind == "kernel":
+            name = "/".join(router)
+            moved[name] = moved.get(name, False) | np.any(np.asarray(leaf), axis=(-2, -1))
+    return {name: bool(np.all(found)) for name, found in moved.items()}
 
 
 def check_unrolled(subject: Any) -> None:

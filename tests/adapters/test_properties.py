@@ -47,6 +47,9 @@ ADAPTERS = {
         governor=Governor(start=1.0),
     ),
     "levels": AdapterConfig(rank=2, router=ROUTER, levels=(("mlp/*", "token"),), code=(Ema(0.5),)),
+    "blocks": AdapterConfig(
+        rank=2, router=dataclasses.replace(ROUTER, reads="block"), code=(Ema(0.5), Clamp(1.5))
+    ),
     "retrieval": AdapterConfig(
         rank=2, router=dataclasses.replace(ROUTER, retrieval=RetrievalConfig(capacity=12, neighbours=3))
     ),
@@ -80,6 +83,7 @@ CASES = [
     ("mixed", {}),
     ("retrieval", {}),
     ("levels", {"pattern": "A"}),
+    ("blocks", {"pattern": "A", "num_layers": 2, "remat": "full"}),
     ("static", {"pattern": "HA", "num_layers": 2}),
     ("chunk", {"pattern": "A", "num_layers": 2, "remat": "full"}),
     ("chunk", {"pattern": "D", "num_layers": 1}),

@@ -219,6 +219,13 @@ def test_a_hybrid_is_named_in_recipes_and_on_the_command_line(tmp_path):
             r"hybrid.labels are 3 classes, .*, and a bank has 2 experts: set AdapterConfig.blocks = 3",
         ),
         (
+            lambda: tiny_recipe(
+                model=attach(PLAIN, replace(BANK, code=(), router=replace(BANK.router, reads="block"))),
+                hybrid=HybridConfig(labels=((0, 1.0),)),
+            ),
+            r"RouterConfig\.reads = 'block' makes one in each block: set reads='stack'",
+        ),
+        (
             lambda: tiny_recipe(model=TinyConfig(causal=False), objective=Masked(), hybrid=HybridConfig()),
             "hybrid weighs losses of the next byte, and the objective is Masked: use NextByte",
         ),

@@ -1,0 +1,229 @@
+"""A router in each block, which reads the block's input: as stacks of one block behind each other."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.adapters import (
+    AdapterConfig,
+    AdapterLosses,
+    Draw,
+    Ema,
+    RetrievalConfig,
+    RouterConfig,
+    attach,
+    distill,
+    fuse,
+    join_params,
+    load_peft,
+    save_peft,
+    split_params,
+)
+from jaxblt.adapters.attach import describe_sites
+from jaxblt.adapters.chosen import choose_adapters
+from jaxblt.adapters.fallback import count_replaced
+from jaxblt.adapters.given import given
+from jaxblt.adapters.params import routers
+from jaxblt.adapters.serving import guarded
+from jaxblt.mixers import AttentionConfig
+from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.models.stack import Stack, init_stack_state
+from jaxblt.training.serialize import from_json, to_json
+from tests.adapters.routing import TURNS
+from tests.parameters import drawn
+from tests.tolerances import assert_close
+
+MIXERS = {"A": AttentionConfig(dim=8, num_heads=2), "W": AttentionConfig(dim=8, num_heads=2, window=5)}
+BARE = StackConfig(dim=8, num_layers=3, pattern="A", mixers=MIXERS, mlp_dim=12)
+ROUTER = RouterConfig(reads="block", chunk=4, prefix=3, hidden=4, side=2)
+OF_BLOCKS = AdapterConfig(rank=2, router=ROUTER, code=(Ema(0.5),), losses=AdapterLosses(entropy=0.1))
+OF_STACK = dataclasses.replace(OF_BLOCKS, router=dataclasses.replace(ROUTER, reads="stack"))
+STACK = dataclasses.replace(BARE, adapter=OF_BLOCKS)
+ROWS, LENGTH = 2, 16
+X = jnp.asarray(np.random.default_rng(0).standard_normal((ROWS, LENGTH, 8)).astype(np.float32))
+SIDE = X[..., :2]
+IDS = jnp.asarray(np.array([[1] * 9 + [2] * 7, [0, 0, 3, 3, -3, 3, 3, 3, 0] + [4] * 7], np.int32))
+
+
+@pytest.fixture(scope="module")
+def params():
+    return drawn(Stack(STACK), X, side=SIDE, seed=0)["params"]
+
+
+@pytest.fixture(scope="module")
+def whole(params):
+    """The output of whole rows, and what was sowed."""
+    apply = jax.jit(
+        lambda params: Stack(STACK).apply(
+            {"params": params}, X, segment_ids=IDS, side=SIDE, mutable=["losses", "metrics"]
+        )
+    )
+    (y, _), sown = apply(params)
+    return y, sown
+
+
+def layer_of(params, i):
+    """Parameters of a stack of one block with a router, from those of block i."""
+    block = jax.tree.map(lambda leaf: leaf[i : i + 1], params["periods"]["block_0"])
+    router = jax.tree.map(lambda leaf: leaf[0], block.pop("router"))
+    return {"periods": {"block_0": block}, "router": router}
+
+
+def test_a_block_reads_its_input(params, whole):
+    """Three blocks are three stacks of one block, whose router reads the stack's input."""
+    one = Stack(dataclasses.replace(BARE, num_layers=1, adapter=OF_STACK))
+    apply = jax.jit(
+        lambda params, x: one.apply(
+            {"params": params}, x, segment_ids=IDS, side=SIDE, mutable=["losses", "metrics"]
+        )
+    )
+    x, losses, codes = X, [], []
+    for i in range(3):
+        (x, _), sown = apply(layer_of(params, i), x)
+        losses.append(sown["losses"]["router"]["code_entropy"][0])
+        codes.append(sown["metrics"]["router"]["mean_code"][0].value)
+    assert_close(whole[0], x, n=LENGTH * 8)
+    routed = lambda name: whole[1][name]["periods"]["block_0"]["router"]  # noqa: E731
+    np.testing.assert_allclose(routed("losses")["code_entropy"][0], losses, rtol=1e-4)
+    np.testing.assert_allclose(routed("metrics")["mean_code"][0].mean(), np.mean(codes, 0), rtol=1e-4)
+
+
+def test_each_block_carries_its_routers_state(params, whole):
+    """Calls of 8 tokens with padding among them; in block 1 alone codes are not finite, and are counted."""
+    apply = jax.jit(
+        lambda params, x, ids, side, state: Stack(STACK).apply(
+            {"params": params}, x, segment_ids=ids, side=side, state=state
+        )
+    )
+
+    def in_calls(params):
+        state, found = init_stack_state(STACK, ROWS, capacity=LENGTH), []
+        assert state.router is None
+        for at in range(0, LENGTH, 8):
+            y, state = apply(params, *(a[:, at : at + 8] for a in (X, IDS, SIDE)), state)
+            found.append(y)
+        return jnp.concatenate(found, 1), state
+
+    y, state = in_calls(params)
+    assert_close(y, whole[0], n=LENGTH * 8)
+    np.testing.assert_array_equal(count_replaced(state), [0, 0])
+    bias = params["periods"]["block_0"]["router"]["code"]["bias"].at[1, 0].set(np.nan)
+    broken = join_params(params, {"periods": {"block_0": {"router": {"code": {"bias": bias}}}}})
+    y, state = in_calls(broken)
+    assert np.isfinite(y).all()
+    np.testing.assert_array_equal(state.periods[0].router.replaced, [[0, 0], [8, 5], [0, 0]])
+    np.testing.assert_array_equal(count_replaced(state), [8, 5])
+
+
+PLAIN = dataclasses.replace(OF_BLOCKS, router=dataclasses.replace(ROUTER, side=0), losses=AdapterLosses())
+BASE = ByteLMConfig(stack=dataclasses.replace(BARE, pattern="AW"))
+MODEL = attach(BASE, PLAIN)
+TEXT = jnp.asarray(np.random.default_rng(0).integers(4, 260, (ROWS, 12)), jnp.int32)
+
+
+@pytest.fixture(scope="module")
+def whole_model():
+    return drawn(MODEL.build(), TEXT, seed=0)["params"]
+
+
+def logits_of(config, params, **more):
+    return jax.jit(lambda params, more: config.build().apply({"params": params, **more}, TEXT)[0])(
+        params, more
+    )
+
+
+@TURNS
+def test_codes_from_elsewhere_go_to_all_blocks(whole_model, tmp_path):
+    """Chosen, given, merged and written to files: a scanned period of two blocks, and one behind it."""
+    code = jnp.ones(2)
+    chosen = choose_adapters(MODEL, ["base", "static"])
+    assert chosen["stack"].keys() == {"periods", "rest"}
+    found = logits_of(MODEL, whole_model, chosen=chosen)
+    config, merged = fuse(MODEL, whole_model, code=code)
+    assert config == BASE
+    base, trained = split_params(whole_model)
+    expected = logits_of(BASE, merged)
+    assert_close(found[0], logits_of(BASE, base)[0], n=12 * 8)
+    assert_close(found[1], expected[1], n=12 * 8)
+    with given(jnp.ones((ROWS, 12, 2))):
+        assert_close(logits_of(MODEL, whole_model), expected, n=12 * 8)
+    save_peft(tmp_path / "a", MODEL, whole_model, code=code)
+    plain = attach(BASE, AdapterConfig(rank=2))
+    loaded = fuse(plain, join_params(base, load_peft(tmp_path / "a", plain)))[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), loaded, merged)
+    assert set(routers(trained)["stack"]) == {"periods", "rest"}
+
+
+def test_what_is_stored_and_said():
+    ids = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    shapes = lambda c: nn.meta.unbox(jax.eval_shape(c.build().init, jax.random.key(0), ids))["params"]  # noqa: E731
+    base, trained = split_params(shapes(MODEL))
+    assert base == shapes(BASE)
+    found = routers(trained)["stack"]
+    assert found["periods"].keys() == {"block_0", "block_1"}
+    assert found["rest"]["block_0"].keys() == {"router"}
+    assert from_json(to_json(MODEL)) == MODEL
+    assert (
+        describe_sites(MODEL, 100, 0, 1000)[1]
+        == "routers         stack: 3, each reads the input of its block"
+    )
+
+
+def called(stack, held, **options):
+    """A call of a stack with the state of another one's config."""
+    state = init_stack_state(held, 1, capacity=8)
+    x = jnp.zeros((1, 4, 8))
+    return jax.eval_shape(lambda: Stack(stack).init_with_output(jax.random.key(0), x, state=state, **options))
+
+
+def watched():
+    def call(x):
+        with guarded(jnp.zeros((), bool), 0.0, []):
+            return Stack(STACK).init(jax.random.key(0), x, side=x[..., :2])
+
+    return jax.eval_shape(call, X)
+
+
+SHORTER = dataclasses.replace(BARE, adapter=dataclasses.replace(PLAIN, code=()))
+WITHIN = dataclasses.replace(BARE, adapter=PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (
+            lambda: dataclasses.replace(ROUTER, retrieval=RetrievalConfig("i")),
+            "an index holds vectors of the stack's",
+        ),
+        (
+            lambda: AdapterConfig(rank=2, blocks=2, router=ROUTER, code=(Draw(),)),
+            r"RouterConfig\.reads = 'block' makes choices in each block: set reads='stack'",
+        ),
+        (
+            lambda: distill(MODEL, {"stack": {}}, jnp.ones(2)),
+            "has RouterConfig.reads = 'block', a mean code in each",
+        ),
+        (watched, "guarded watches the router of a stack, and RouterConfig.reads = 'block'"),
+        (
+            lambda: called(WITHIN, dataclasses.replace(BARE, adapter=OF_STACK)),
+            "holds a router with arrays of .* for the stack, and the adapter has no router there: make it by",
+        ),
+        (
+            lambda: called(WITHIN, BARE),
+            "holds no router for block 0, and the adapter has a router with arrays",
+        ),
+        (
+            lambda: called(BARE, WITHIN),
+            "holds a router with .* for block 0, and the adapter has no router there",
+        ),
+        (lambda: called(WITHIN, SHORTER), "init_stack_state of the same config"),
+    ],
+)
+def test_what_is_refused(build, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        build()
+    assert "\n" not in str(caught.value)
