@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmark._schema import save, timed
-from experiments.benchmark.flex_attention import import_torch, milliseconds
+from experiments.benchmark._torch import about, import_torch, milliseconds, named
 from pallas_kernels.gated_linear_attention.shapes import SHAPES, LinearAttentionShape
 
 WITHIN = 2.0**-6
@@ -26,17 +26,14 @@ def benchmark(out: str = "runs/benchmark/fla_slots.json", shape: str = "gsa_1b_w
       shape: of the call that writes to slots, a name of `pallas_kernels.gated_linear_attention`; values are as wide
         as keys.
     """
-    named = {s.name: s for s in SHAPES if s.gate == "value"}
-    if shape not in named:
-        raise ValueError(f"no shape {shape!r}: expected one of {', '.join(named)}")
+    (chosen,) = named((shape,), (s for s in SHAPES if s.gate == "value"))
     torch = import_torch()
-    arrays = streams(named[shape])
+    arrays = streams(chosen)
     error = difference(torch, _peer(), arrays, "cuda")
     if not error <= WITHIN:
         raise RuntimeError(f"fla's slots are {error} from ours, expected at most {WITHIN}")
     figures: dict[str, Any] = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
+        **about(torch),
         "shape": shape,
         "error": error,
         "fla_ms": peer_milliseconds(torch, _peer(), arrays),

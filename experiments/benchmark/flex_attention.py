@@ -8,17 +8,17 @@ its output on the first block is compared with dense attention in fp32. Where it
 through `scaled_dot_product_attention` is timed as well.
 """
 
-import statistics
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from experiments.benchmark._schema import save
+from experiments.benchmark._torch import about, import_torch, milliseconds, named
 from pallas_kernels.patch_attention.bench import filled_slots, latest_seen, patch_ids
 from pallas_kernels.patch_attention.shapes import SHAPES, PatchShape
 
-TRIALS, WARMUP = 20, 5
 WITHIN = 2.0**-7
 """Relative error, in norm, of a bf16 result that passes."""
 
@@ -29,9 +29,6 @@ OPTIONS: tuple[dict[str, int], ...] = (
     {"num_stages": 1, "BLOCK_M": 64, "BLOCK_N": 64},
 )
 """Of its kernels, from what it chooses by itself; the first that fits in shared memory is timed."""
-
-FLUSH_BYTES = 2**28
-"""Rewritten before each trial, so that nothing is in the cache."""
 
 
 class View(NamedTuple):
@@ -54,38 +51,16 @@ def benchmark(
       shapes: names of shapes of `pallas_kernels.patch_attention`.
       directions: patches over bytes, bytes over patches, or both.
     """
-    named = {shape.name: shape for shape in SHAPES}
-    unknown = sorted(set(shapes) - set(named))
-    if unknown:
-        raise ValueError(f"no shapes {', '.join(unknown)}: expected some of {', '.join(named)}")
+    chosen = named(shapes, SHAPES)
     torch = import_torch()
-    figures: dict[str, Any] = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
-        "calls": {},
-    }
-    for name in shapes:
+    import_module("torch.nn.attention.flex_attention")  # torch does not load it by itself
+    figures: dict[str, Any] = {**about(torch), "calls": {}}
+    for shape in chosen:
         for direction in directions:
-            figures["calls"][f"{direction}_{name}"] = measure(torch, direction, named[name])
+            figures["calls"][f"{direction}_{shape.name}"] = measure(torch, direction, shape)
             torch.cuda.empty_cache()
             save("flex_attention", out, figures)
     return figures
-
-
-def import_torch() -> Any:
-    """PyTorch.
-
-    Raises:
-      RuntimeError: it is not installed, or sees no GPU.
-    """
-    try:
-        import torch
-        import torch.nn.attention.flex_attention
-    except ImportError as error:
-        raise RuntimeError("FlexAttention needs PyTorch: install torch on a machine with a GPU") from error
-    if not torch.cuda.is_available():
-        raise RuntimeError("FlexAttention is timed on a GPU, and torch sees none here")
-    return torch
 
 
 def view(direction: Literal["pool", "lookup"], shape: PatchShape) -> View:
@@ -210,20 +185,3 @@ def passes(torch: Any, attend: Any, q: Any, k: Any, v: Any, do: Any) -> dict[str
         torch.autograd.grad(attend(*given), given, do)
 
     return {"forward": milliseconds(torch, forward), "forward+backward": milliseconds(torch, both)}
-
-
-def milliseconds(torch: Any, call: Callable[[], None]) -> float:
-    """Median time of a call between two events on the GPU."""
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-    for _ in range(WARMUP):
-        call()
-    taken = []
-    for _ in range(TRIALS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        taken.append(start.elapsed_time(end))
-    return statistics.median(taken)

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmark._schema import save
-from experiments.benchmark.flex_attention import import_torch, milliseconds
+from experiments.benchmark._torch import by_shape, import_torch, named, unless_too_large
 from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
 
 WITHIN = 1e-4
@@ -33,25 +32,11 @@ def benchmark(
       out: JSON file to write.
       shapes: names of shapes of `pallas_kernels.neural_memory` with two matrices a head.
     """
-    named = {shape.name: shape for shape in SHAPES if shape.hidden}
-    unknown = sorted(set(shapes) - set(named))
-    if unknown:
-        raise ValueError(f"no shapes {', '.join(unknown)}: expected some of {', '.join(named)}")
-    torch = import_torch()
-    error = difference(torch, CHECKED, "cuda")
+    chosen = named(shapes, (shape for shape in SHAPES if shape.hidden))
+    error = difference(import_torch(), CHECKED, "cuda")
     if not error <= WITHIN:
         raise RuntimeError(f"titans-pytorch is {error} from `neural_memory`, expected at most {WITHIN}")
-    figures: dict[str, Any] = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
-        "error": error,
-        "calls": {},
-    }
-    for name in shapes:
-        figures["calls"][name] = passes(torch, named[name])
-        torch.cuda.empty_cache()
-        save("titans_pytorch", out, figures)
-    return figures
+    return by_shape("titans_pytorch", out, chosen, passes, error=error)
 
 
 def streams(shape: NeuralMemoryShape, step: float) -> tuple[np.ndarray, ...]:
@@ -193,11 +178,5 @@ def passes(torch: Any, shape: NeuralMemoryShape) -> dict[str, float | str]:
         y = run()
         torch.autograd.grad(y, inputs, cotangent.to(y.dtype))
 
-    found: dict[str, float | str] = {}
-    for name, call in (("forward", forward), ("forward+backward", both)):
-        try:
-            found[name] = milliseconds(torch, call)
-        except torch.OutOfMemoryError as problem:
-            found[name] = f"not timed: {str(problem).splitlines()[0]}"
-            torch.cuda.empty_cache()
-    return found
+    calls = {"forward": forward, "forward+backward": both}
+    return {name: unless_too_large(torch, call) for name, call in calls.items()}

@@ -10,8 +10,7 @@ part of what is timed. Before a shape is timed, values and gradients of a few ch
 
 from typing import Any
 
-from experiments.benchmark._schema import save
-from experiments.benchmark.flex_attention import import_torch, milliseconds
+from experiments.benchmark._torch import by_shape, named, unless_too_large
 from pallas_kernels.long_conv.shapes import SHAPES, LongConvShape
 
 CHECKED = 2
@@ -31,21 +30,8 @@ def benchmark(
       out: JSON file to write.
       shapes: names of causal shapes of `pallas_kernels.long_conv` with one document a row.
     """
-    named = {shape.name: shape for shape in SHAPES if shape.causal and shape.documents == 1}
-    unknown = sorted(set(shapes) - set(named))
-    if unknown:
-        raise ValueError(f"no shapes {', '.join(unknown)}: expected some of {', '.join(named)}")
-    torch = import_torch()
-    figures: dict[str, Any] = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
-        "calls": {},
-    }
-    for name in shapes:
-        figures["calls"][name] = measure(torch, named[name])
-        torch.cuda.empty_cache()
-        save("torch_fft_conv", out, figures)
-    return figures
+    known = (shape for shape in SHAPES if shape.causal and shape.documents == 1)
+    return by_shape("torch_fft_conv", out, named(shapes, known), measure)
 
 
 def convolve(torch: Any, x: Any, filter: Any, pre_gate: Any, post_gate: Any, spectrum: Any = None) -> Any:
@@ -100,10 +86,5 @@ def passes(torch: Any, given: list[Any], dy: Any) -> dict[str, float | str]:
     def both() -> None:
         torch.autograd.grad(convolve(torch, *inputs), inputs, dy)
 
-    found: dict[str, float | str] = {}
-    for name, call in (("forward", forward), ("forward+backward", both)):
-        try:
-            found[name] = milliseconds(torch, call)
-        except torch.OutOfMemoryError as problem:
-            found[name] = f"not timed: {str(problem).splitlines()[0]}"
-    return found
+    calls = {"forward": forward, "forward+backward": both}
+    return {name: unless_too_large(torch, call) for name, call in calls.items()}

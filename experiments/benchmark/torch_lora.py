@@ -12,8 +12,7 @@ joined.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.benchmark._schema import save
-from experiments.benchmark.flex_attention import import_torch, milliseconds
+from experiments.benchmark._torch import by_shape, milliseconds, named
 from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
 
 CHECKED = 64
@@ -45,21 +44,8 @@ def benchmark(
       out: JSON file to write.
       shapes: names of shapes of `pallas_kernels.routed_lora` with one adapter for all tokens.
     """
-    named = {shape.name: shape for shape in SHAPES if shape.active is None}
-    unknown = sorted(set(shapes) - set(named))
-    if unknown:
-        raise ValueError(f"no shapes {', '.join(unknown)}: expected some of {', '.join(named)}")
-    torch = import_torch()
-    figures: dict[str, Any] = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
-        "calls": {},
-    }
-    for name in shapes:
-        figures["calls"][name] = measure(torch, named[name])
-        torch.cuda.empty_cache()
-        save("torch_lora", out, figures)
-    return figures
+    known = (shape for shape in SHAPES if shape.active is None)
+    return by_shape("torch_lora", out, named(shapes, known), measure)
 
 
 def measure(torch: Any, shape: RoutedLoraShape) -> dict[str, Any]:

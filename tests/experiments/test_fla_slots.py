@@ -10,7 +10,7 @@ from pallas_kernels.gated_linear_attention.shapes import LinearAttentionShape
 
 
 def test_shapes_write_to_slots() -> None:
-    with pytest.raises(ValueError, match="no shape 'gla_1b_8k': expected one of gsa_1b_write_8k"):
+    with pytest.raises(ValueError, match="no shapes gla_1b_8k: expected some of gsa_1b_write_8k"):
         fla_slots.benchmark(shape="gla_1b_8k")
 
 
