@@ -22,6 +22,8 @@ Four ways to get one trial's seconds (`Method`):
   run over several devices or are compiled already. Exchanges and the gaps between kernels count, dispatch does not
   where the devices are slower than the host. A call longer than 0.3 s is a trial by itself.
 - "host": wall clock around the call and its completion, for functions that are not JAX programs.
+
+Benchmarks that share a device take turns at it where `JAXBLT_BENCH_LOCK` names a file (`pallas_kernels._alone`).
 """
 
 import json
@@ -39,6 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from pallas_kernels._alone import alone
 from pallas_kernels._statistics import (
     Summary,
     median_interval,
@@ -183,7 +186,8 @@ def measure_all(
       RuntimeError: no slope could be told from noise.
     """
     method = method or default_method()
-    samples = _alternate(cases, trials, warmup, method)
+    with alone():
+        samples = _alternate(cases, trials, warmup, method)
     return [_measurement(case, method, own) for case, own in zip(cases, samples, strict=True)]
 
 
@@ -414,5 +418,5 @@ def measure_ceilings(
 
 
 def _fastest(cases: Sequence[Case], method: Method | None) -> float:
-    samples = _alternate(cases, MIN_TRIALS, 3, method or default_method())
-    return min(float(np.median(s.seconds)) for s in samples)
+    found = measure_all(cases if method else compiled(cases), warmup=3, method=method)
+    return min(each.summary.median for each in found)

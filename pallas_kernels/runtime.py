@@ -3,10 +3,12 @@
 - Choose: `compiling_for` names the device that ops choose for, `record_choices` collects what they chose and why.
 - Differentiate twice: inside `reference_ops` ops have no gradients of their own; `has_reference_ops` says so.
 - Explain: `explain` says what a table picks on a `Device`; each op has an `explain` of its own.
-- Measure: `measure`, `measure_all`, `compare` time a `Case`; `measure_ceilings` says what the machine can do; traces.
+- Measure: `measure`, `measure_all`, `compare` time a `Case`; `measure_ceilings` says what the machine can do;
+  `alone` takes turns on it; traces.
 - `varying_axes`, `vary_alike` and `count_below` hide what depends on the version of JAX.
 """
 
+from pallas_kernels._alone import alone
 from pallas_kernels._compat import count_below, vary_alike, varying_axes
 from pallas_kernels._dispatch import (
     Device,
@@ -48,6 +50,7 @@ __all__ = [
     "Measurement",
     "Method",
     "Summary",
+    "alone",
     "choose",
     "compare",
     "compiled",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from experiments.benchmark._schema import save
+from pallas_kernels.runtime import alone
 
 TRIALS, WARMUP = 20, 5
 FLUSH_BYTES = 2**28
@@ -66,6 +67,11 @@ def by_shape(
 
 def milliseconds(torch: Any, call: Callable[[], None]) -> float:
     """Median time of a call between two events on the GPU."""
+    with alone():
+        return _median(torch, call)
+
+
+def _median(torch: Any, call: Callable[[], None]) -> float:
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     for _ in range(WARMUP):
         call()
