@@ -60,7 +60,10 @@ LARGE_NARROW = (("log_value_gate", 64, 16, 2, 4, 777), ("log_key_gate", 16, 64, 
 def arrays_of(
     gate: str, keys: int, values: int, key_heads: int, heads: int, length: int, *, batch: int = 1
 ) -> dict[str, Any]:
-    """Documents and holes, a state that enters, and gates of which one in fifty forgets all beside weak ones."""
+    """Documents and holes, a state that enters, and gates of which one in fifty forgets all beside weak ones.
+
+    What the state adds to the first outputs is as large as the rest: the table is for terms of the result's own size.
+    """
     narrow, full = (batch, length, key_heads, keys), (batch, length, heads, values)
     shape = {"log_gate": full[:3], "log_key_gate": narrow, "log_value_gate": full}[gate]
     strong = np.random.default_rng(9).uniform(size=shape) < 0.02
@@ -69,7 +72,7 @@ def arrays_of(
         "k": normal(1, narrow, jnp.bfloat16) * jnp.asarray(keys**-0.5, jnp.bfloat16),
         "v": normal(2, full, jnp.bfloat16),
         gate: jnp.where(strong, -3000.0, log_gates(4, shape)),
-        "initial_state": normal(3, (batch, heads, keys, values)),
+        "initial_state": normal(3, (batch, heads, keys, values)) * 2 * keys**-0.5,
         "segment_ids": packed(length)[:batch],
     }
 
