@@ -48,6 +48,28 @@ def conflict(folder: Folder) -> str:
     return f"{said}\n\n{table(head, rows)}"
 
 
+def speed(folder: Folder) -> str:
+    """What adapters add to forward passes and decoding."""
+    found = folder["adapter_speed"]
+    setting, ratios = found["setting"], found["compared"]
+    shapes = [f"{rows} x {count(length)}" for rows, length in setting["shapes"]]
+    decoded = [f"decoding, {rows} row{'s' * (rows > 1)}" for rows in setting["rows"]]
+    rows = [
+        (
+            name,
+            count(arm["parameters"]),
+            *(f"{ratio:.2f}" for ratio in ratios[name]["forward_over_none"]),
+            *(percent(share) for share in ratios[name]["decoding_over_none"]),
+        )
+        for name, arm in found["arms"].items()
+    ]
+    said = prose(
+        f"A byte Transformer of width {setting['dim']} with {setting['layers']} layers, ranks of {setting['rank']}: "
+        "times of forward passes over those without an adapter, and bytes a second of decoding as a share."
+    )
+    return f"{said}\n\n{table(('adapter', 'trained parameters', *shapes, *decoded), rows)}"
+
+
 def _bits(arm: Figures) -> float:
     return sum(seed["bits_per_byte"] for seed in arm["seeds"]) / len(arm["seeds"])
 

@@ -27,6 +27,7 @@ OPS = (
     *(
         "attention",
         "blocked_conv",
+        "blocked_conv_packed",
         "byte_head",
         "gated_delta_rule",
         "gated_delta_rule_decode",
@@ -39,6 +40,7 @@ OPS = (
         "long_conv",
         "long_conv_1m",
         "long_conv_classes",
+        "long_conv_half",
         "long_conv_long",
         "modal_conv",
         "modal_conv_8191",

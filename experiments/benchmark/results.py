@@ -38,6 +38,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Promoters", _tables.promoters),
     ("Protein families", _adaptation_tables.families),
     ("Routed adapters", _adaptation_tables.conflict),
+    ("What adapters cost", _adaptation_tables.speed),
     ("Operations", _tables.operations),
     ("FlexAttention as a peer", _tables.peers),
     ("Partial attention", _tables.attention_parts),

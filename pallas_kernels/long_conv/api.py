@@ -29,7 +29,7 @@ TABLE = (
     Implementation("mosaic_gpu_half", partial(_mosaic_gpu, dtype="float16"), why_not),
     Implementation("reference", long_conv_reference),
 )
-"""Implementations of the operation, fastest first; `mosaic_gpu_half` has not run on a GPU."""
+"""Implementations of the operation, fastest first; `mosaic_gpu_half` waits for the rest of its GPU tests."""
 
 
 def long_conv(
