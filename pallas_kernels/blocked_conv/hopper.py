@@ -40,4 +40,4 @@ def why_not(
 
 def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
     """Why a slower form goes first, or None where the kernel was timed and is faster."""
-    return None if segment_ids is None or PACKED else "its packed rows have not run on a GPU"
+    return None if segment_ids is None or PACKED else "its packed rows have not passed all their GPU tests"

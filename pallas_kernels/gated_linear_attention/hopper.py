@@ -50,7 +50,7 @@ def rather_not(device: Device, q: Any, k: Any, v: Any, **_: Any) -> str | None:
     if length < PIECE:
         return f"rows of {length} steps would be filled up to {PIECE}"
     if keys > WIDTHS[-1] and not WIDE:
-        return f"keys of more than {WIDTHS[-1]} channels have not run on a GPU"
+        return f"keys of more than {WIDTHS[-1]} channels have not passed all their GPU tests"
     filled = (filled_keys(keys), filled_values(values))
     if filled != (keys, values) and not FILLED:
         return (

@@ -59,7 +59,7 @@ def rather_not(device: Device, x: Any, w: Any, *args: Any, active: Any = None, *
     """Why the kernel, though it can run such a call, is taken by name only, or None."""
     del device, args, options
     if active is not None and not SKIPS:
-        return "its skipping of blocks that are not active has not run on a GPU"
+        return "its skipping of blocks that are not active was not timed"
     tokens, width = math.prod(x.shape[:-1]), min(_widths(x, w))
     if tokens < TIMED_TOKENS:
         return f"it has not been timed with fewer than {TIMED_TOKENS} tokens, x has {tokens}"

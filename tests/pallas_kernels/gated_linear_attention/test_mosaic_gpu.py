@@ -169,7 +169,7 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "values", "switch", "reason"),
     [
-        (256, 64, "WIDE", "keys of more than 128 channels have not run on a GPU"),
+        (256, 64, "WIDE", "keys of more than 128 channels have not passed all their GPU tests"),
         (64, 16, "FILLED", "heads of 64 and 16 channels, filled up to 64 and 64, were not timed"),
         (96, 128, "FILLED", "heads of 96 and 128 channels, filled up to 128 and 128, were not timed"),
     ],
