@@ -142,7 +142,7 @@ def check_every_length(decoder, params, seed):
     return np.asarray(closed)[-1]
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(weeks=12, group="prompts and caches")
 @pytest.mark.parametrize(("mode", "pattern"), CASES)
 def test_a_prompt_of_any_length_leaves_the_state_of_its_bytes(mode, pattern):
     closed = check_every_length(*decoding(mode, pattern), seed=1)

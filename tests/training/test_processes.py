@@ -17,7 +17,7 @@ import pytest
 from jaxblt.training.folder import FolderInUse, claimed
 from jaxblt.training.loop import fit
 from tests.training.test_loop import logged, losses
-from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
+from tests.training.tiny import Letters, TinyConfig, patched_recipe, split_recipe, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +35,15 @@ def start(compiled=None, **options):
 def finish(process):
     said, _ = process.communicate(timeout=300)
     return process.returncode, said
+
+
+def fit_in(count, run_dir, steps):
+    """Fits in `count` processes; one is this process, which has imported all that another would import first."""
+    if count > 1:
+        together(count, run_dir=str(run_dir), steps=steps)
+    else:
+        recipe, one = split_recipe(steps), jax.devices()[:1]
+        fit(recipe, run_dir, source=Letters(), devices=one, resume_with=True)
 
 
 def together(count, **options):
@@ -96,10 +105,10 @@ def test_two_processes_have_the_loss_of_one(tmp_path):
 @pytest.mark.slow(weeks=17, group="whole runs")
 def test_a_run_goes_on_in_another_number_of_processes(tmp_path):
     """Parameters are split over four processes' devices; a checkpoint of four restores in one, and of one in four."""
-    together(1, run_dir=str(tmp_path / "alone"), steps=24)
+    fit_in(1, tmp_path / "alone", steps=24)
     for name, counts in {"fewer": (4, 1), "more": (1, 4)}.items():
         for steps, count in zip((12, 24), counts, strict=True):
-            together(count, run_dir=str(tmp_path / name), steps=steps)
+            fit_in(count, tmp_path / name, steps)
         found, expected = losses(tmp_path / name), losses(tmp_path / "alone")
         assert found.keys() == expected.keys()
         for step, loss in expected.items():
