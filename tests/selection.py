@@ -9,7 +9,7 @@ import pytest
 from tests.sampled import VARIABLE, chosen_week, sampled
 
 ON_GPU = os.environ.get("JAXBLT_TEST_GPU") == "1"
-LONGEST = 16
+LONGEST = 26
 """Weeks in which each case of `slow(weeks=...)` has run; of bigger matrices `slow(weekly=...)` takes samples."""
 
 

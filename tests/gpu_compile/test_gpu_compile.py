@@ -9,7 +9,6 @@ import pytest
 import pallas_kernels
 from tests.gpu_compile.arrays import largest
 from tests.gpu_compile.figures import complaints, read_report
-from tests.gpu_compile.programs import PROGRAMS
 from tests.gpu_compile.schedule import Exchange, exchanges
 
 HERE = Path(__file__).parent
@@ -110,12 +109,20 @@ def test_refuses_what_is_no_schedule(lost: str) -> None:
         exchanges(SCHEDULE.replace(lost, "negate(%a"))
 
 
-def test_every_kernel_is_compiled_with_its_gradient() -> None:
+@pytest.fixture(scope="module")
+def names() -> list[str]:
+    """Of all programs. To list them takes 2 s, which a process without these tests need not spend."""
+    from tests.gpu_compile.programs import PROGRAMS
+
+    return [program.name for program in PROGRAMS]
+
+
+def test_every_kernel_is_compiled_with_its_gradient(names: list[str]) -> None:
     """An op whose tables have a Mosaic kernel is among the programs, under remat too."""
     root = Path(pallas_kernels.__file__).parent
     ops = [path.parent.name for path in root.glob("*/mosaic_gpu.py")]
     assert ops
-    compiled = {program.name.split("/")[0] for program in PROGRAMS if program.name.endswith("/remat")}
+    compiled = {name.split("/")[0] for name in names if name.endswith("/remat")}
     for op in ops:
         api = vars(importlib.import_module(f"pallas_kernels.{op}.api"))
         tables = [table for name, table in api.items() if name.endswith("TABLE")]
@@ -125,6 +132,6 @@ def test_every_kernel_is_compiled_with_its_gradient() -> None:
         assert op in compiled, f"{op}: not among the compiled programs"
 
 
-def test_accepted_figures_are_those_of_the_programs() -> None:
+def test_accepted_figures_are_those_of_the_programs(names: list[str]) -> None:
     accepted = json.loads((HERE / "accepted.json").read_text(encoding="utf-8"))
-    assert list(accepted) == [program.name for program in PROGRAMS]
+    assert list(accepted) == names

@@ -38,7 +38,7 @@ CONFIGS: dict[str, MixerConfig] = {
 """Every one has several chunks a row."""
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
-TURNS = pytest.mark.slow(weeks=16, group="properties of neural memories")
+TURNS = pytest.mark.slow(weeks=26, group="properties of neural memories")
 CURVED = (
     pytest.mark.xfail(
         strict=True, reason="too curved for differences in fp32, which converge with smaller steps"
@@ -69,7 +69,7 @@ def test_property(name: str, prop: Property) -> None:
     prop.check(subject_of(name))
 
 
-@pytest.mark.slow(weeks=4, group="memories at length")
+@pytest.mark.slow(weeks=5, group="memories at length")
 def test_the_gates_limits_are_the_branches() -> None:
     subject = subject_of("mag")
     params, ids = subject.params["params"], jnp.asarray(subject.documents())
@@ -111,7 +111,7 @@ def test_chunks_of_holes_are_no_writes(config: Any) -> None:
         assert_close(holes[name][0].value, padded[name][0].value, n=64, what=name)
 
 
-@pytest.mark.slow(weeks=4, group="memories at length")
+@pytest.mark.slow(weeks=5, group="memories at length")
 def test_four_layers_stay_finite_over_a_hundred_times_the_length() -> None:
     """Of equal tokens, so that all keys are equal, and of drawn ones; theta, eta and 1 - alpha are 1."""
     config = titan("mag", dim=16, num_layers=4, window=4, chunk_size=4, num_heads=2, mlp_dim=0)

@@ -108,7 +108,7 @@ def blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.mark.slow(weeks=4, group="memories at length")
+@pytest.mark.slow(weeks=5, group="memories at length")
 def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
     """Every block of the guide runs, `check_mixer` among them."""
     assert sum(bool(line.strip()) for line in blocks()[0].splitlines()) <= 70

@@ -36,7 +36,7 @@ CONFIGS: dict[str, MixerConfig] = {
 """Every one has several intervals a row."""
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes")
-TURNS = pytest.mark.slow(weeks=16, group="properties of slot memories")
+TURNS = pytest.mark.slow(weeks=26, group="properties of slot memories")
 BEYOND = {
     ("slots_adaptive", "long"): (
         pytest.mark.xfail(
@@ -270,7 +270,7 @@ def test_bad_configs_are_refused(change: dict[str, Any], message: str) -> None:
         dataclasses.replace(SLOTS, **change)
 
 
-@pytest.mark.slow(weeks=4, group="memories at length")
+@pytest.mark.slow(weeks=5, group="memories at length")
 def test_a_titan_with_slots() -> None:
     config = titan("slots", dim=128, num_layers=4, window=32)
     assert config.stack.pattern == "BW"

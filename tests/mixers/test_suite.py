@@ -18,13 +18,13 @@ SAME_PROGRAMS = (
 )
 """What runs the programs that those have compiled, and costs little more."""
 
-FURTHER = pytest.mark.slow(weeks=16, group="further properties of mixers")
+FURTHER = pytest.mark.slow(weeks=26, group="further properties of mixers")
 """What compiles programs of its own."""
 
 
 def of_variant(name: str) -> pytest.MarkDecorator:
     """A variant of another mixer comes with all that runs the same programs."""
-    return pytest.mark.slow(weeks=4, group="variants of mixers", turn=name)
+    return pytest.mark.slow(weeks=7, group="variants of mixers", turn=name)
 
 
 @functools.lru_cache(maxsize=2)

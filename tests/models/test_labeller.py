@@ -1,6 +1,7 @@
 """Heads for labels: pooled over a record's bytes and nothing else, on every model through the same protocol."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -114,9 +115,8 @@ def test_a_base_keeps_its_parameters_names_and_padding_changes_nothing(name):
     # padding holds other ids, and less of it is there
     other = jnp.where(segments > 0, ids, 77)
     np.testing.assert_array_equal(apply(params, other, segment_ids=segments)[0], found)
-    states, _ = labeller.apply(
-        params, ids, segment_ids=segments, method=lambda m, *a, **k: m.base.hidden(*a, **k)
-    )
+    hidden = partial(labeller.apply, method=lambda m, *a, **k: m.base.hidden(*a, **k))
+    states, _ = jax.eval_shape(hidden, params, ids, segment_ids=segments)
     assert states.shape == (2, 32, 16)
     assert labeller.stacks.keys() == config.build(patcher=patcher).stacks.keys()
     with pytest.raises(ValueError, match="a Labeller predicts labels and cannot generate"):

@@ -16,7 +16,7 @@ BATCH, KEY_HEADS, HEADS, KEYS, VALUES = 2, 1, 2, 3, 2
 
 
 def normal(seed: int, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
 
 
 def log_gates(seed: int, shape: tuple[int, ...]) -> Any:

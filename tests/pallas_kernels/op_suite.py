@@ -66,7 +66,8 @@ def _in_fp32(arrays: Mapping[str, Any]) -> Arrays:
 def random_cotangents(out: Any, seed: int = 0) -> Any:
     """Standard normal numbers of the shapes and dtypes of `out`."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), out)
+    # Cast on the host: JAX would compile a program for each shape
+    return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape).astype(x.dtype)), out)
 
 
 def value_and_grads(

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.parallel import batch_sharding, make_mesh
 from jaxblt.training.metrics import cross_entropy
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 DEVICES, ROWS, LENGTH = 8, 16, 24
@@ -55,17 +55,17 @@ def pmap_losses(params: Any, ids: np.ndarray, steps: int) -> tuple[list[float], 
         return *update(params, state, grads), value
 
     step, found = jax.pmap(step, axis_name="rows"), []
-    stack = lambda x: jnp.broadcast_to(x, (DEVICES, *jnp.shape(x)))  # noqa: E731
+    stack = lambda x: np.broadcast_to(x, (DEVICES, *np.shape(x)))  # noqa: E731
     params, state = jax.tree.map(stack, (params, OPTIMIZER.init(params)))
     for _ in range(steps):
         params, state, value = step(params, state, jnp.asarray(ids).reshape(DEVICES, -1, LENGTH))
         found.append(float(value[0]))
-    return found, jax.tree.map(lambda x: x[0], params)
+    return found, jax.tree.map(lambda x: np.asarray(x)[0], params)
 
 
 def test_a_local_step_under_pmap_equals_the_one_on_a_mesh() -> None:
     ids = np.random.default_rng(0).integers(4, 12, (ROWS, LENGTH)).astype(np.int32)
-    params = jax.device_get(nn.meta.unbox(jax.jit(MODEL.init)(jax.random.key(0), ids))["params"])
+    params = jax.device_get(drawn(MODEL, ids)["params"])
     expected, after = mesh_losses(params, ids, steps=3)
     found, same = pmap_losses(params, ids, steps=3)
     assert expected[2] < expected[0]

@@ -324,7 +324,7 @@ with Checkpointer(sys.argv[1]) as checkpoints:
 """
 
 
-@pytest.mark.slow(weeks=12, group="whole runs")
+@pytest.mark.slow(weeks=17, group="whole runs")
 def test_killed_while_saving_it_resumes_from_a_whole_step(tmp_path: Path) -> None:
     known = 0
     for kill_after in (1, 3):

@@ -151,7 +151,7 @@ def other_letters(batch: Any, where: np.ndarray) -> Any:
     return replace(batch, inputs=np.where(where, drawn, batch.inputs).astype(np.int32))
 
 
-@pytest.mark.slow(weeks=4, every=("bytes-*", "patches-first_fit"))
+@pytest.mark.slow(weeks=5, every=("bytes-*", "patches-first_fit"))
 @pytest.mark.parametrize("data", PACKED, ids=lambda data: data["packing"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_document_never_sees_its_neighbours(name, data):

@@ -17,7 +17,7 @@ import pytest
 from jaxblt.training.folder import FolderInUse, claimed
 from jaxblt.training.loop import fit
 from tests.training.test_loop import logged, losses
-from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
+from tests.training.tiny import Letters, TinyConfig, patched_recipe, split_recipe, tiny_recipe
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +37,15 @@ def finish(process):
     return process.returncode, said
 
 
+def fit_in(count, run_dir, steps):
+    """Fits in `count` processes; one is this process, which has imported all that another would import first."""
+    if count > 1:
+        together(count, run_dir=str(run_dir), steps=steps)
+    else:
+        recipe, one = split_recipe(steps), jax.devices()[:1]
+        fit(recipe, run_dir, source=Letters(), devices=one, resume_with=True)
+
+
 def together(count, **options):
     """Fits in `count` processes that are one run."""
     with socket.socket() as free:
@@ -47,7 +56,7 @@ def together(count, **options):
         assert code == 0, said
 
 
-@pytest.mark.slow(weeks=12, group="whole runs")
+@pytest.mark.slow(weeks=17, group="whole runs")
 def test_a_run_killed_and_then_stopped_logs_the_same_bits_when_it_goes_on(compiled, tmp_path):
     """Nor can another trainer use its folder meanwhile, or a second signal keep it from saving."""
     code, said = finish(start(compiled, run_dir=str(tmp_path / "whole")))
@@ -77,7 +86,7 @@ def test_a_run_killed_and_then_stopped_logs_the_same_bits_when_it_goes_on(compil
     assert logged(killed) == logged(tmp_path / "whole"), f"killed at read {kill_at}"
 
 
-@pytest.mark.slow(weeks=12, group="whole runs")
+@pytest.mark.slow(weeks=17, group="whole runs")
 def test_two_processes_have_the_loss_of_one(tmp_path):
     """With patches, whose threshold they have to agree on."""
     entropy_run = str(tmp_path / "entropy")
@@ -93,13 +102,13 @@ def test_two_processes_have_the_loss_of_one(tmp_path):
             )
 
 
-@pytest.mark.slow(weeks=12, group="whole runs")
+@pytest.mark.slow(weeks=17, group="whole runs")
 def test_a_run_goes_on_in_another_number_of_processes(tmp_path):
     """Parameters are split over four processes' devices; a checkpoint of four restores in one, and of one in four."""
-    together(1, run_dir=str(tmp_path / "alone"), steps=24)
+    fit_in(1, tmp_path / "alone", steps=24)
     for name, counts in {"fewer": (4, 1), "more": (1, 4)}.items():
         for steps, count in zip((12, 24), counts, strict=True):
-            together(count, run_dir=str(tmp_path / name), steps=steps)
+            fit_in(count, tmp_path / name, steps)
         found, expected = losses(tmp_path / name), losses(tmp_path / "alone")
         assert found.keys() == expected.keys()
         for step, loss in expected.items():

@@ -116,6 +116,12 @@ def tiny_recipe(*, model=None, data=None, mesh=None, optimizer=None, **options: 
     )
 
 
+def split_recipe(steps: int) -> Recipe:
+    """The tiny recipe with parameters split over all devices, up to a step of the schedule's 24."""
+    schedule = AdamWConfig(learning_rate=1e-2, warmup_steps=4, decay_steps=24)
+    return tiny_recipe(steps=steps, optimizer=schedule, mesh={"data": 1, "fsdp": -1})
+
+
 def patched_recipe(entropy_run: str, **options: Any) -> Recipe:
     """The tiny recipe on patches of three bytes, cut by the entropies of another run's model."""
     patcher = PatcherConfig(mode="entropy", block_size=16)

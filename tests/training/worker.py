@@ -28,8 +28,7 @@ def main(
 
     from jaxblt.parallel import init_distributed
     from jaxblt.training.loop import fit
-    from jaxblt.training.optimizer import AdamWConfig
-    from tests.training.tiny import Letters, patched_recipe, tiny_recipe
+    from tests.training.tiny import Letters, patched_recipe, split_recipe, tiny_recipe
 
     if processes > 1:
         init_distributed(
@@ -42,8 +41,7 @@ def main(
 
     recipe = tiny_recipe() if entropy_run is None else patched_recipe(entropy_run)
     if steps:
-        schedule = AdamWConfig(learning_rate=1e-2, warmup_steps=4, decay_steps=24)
-        recipe = tiny_recipe(steps=steps, optimizer=schedule, mesh={"data": 1, "fsdp": -1})
+        recipe = split_recipe(steps)
     fit(recipe, run_dir, source=Letters(kill), resume_with=bool(steps))
 
 

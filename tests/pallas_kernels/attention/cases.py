@@ -53,7 +53,7 @@ class Call:
         queries, keys = self.queries, self.keys or self.queries
 
         def normal(*shape: int) -> Any:
-            return jnp.asarray(rng.standard_normal(shape), self.dtype)
+            return jnp.asarray(rng.standard_normal(shape).astype(self.dtype))
 
         arrays: Arrays = {
             "q": normal(batch, queries, self.heads, self.head_dim),

@@ -21,8 +21,8 @@ def arrays(dtype: Any = jnp.float32, head_dtype: Any = None, **shape: int) -> di
     b, t, d, v = (shape.get(name, size) for name, size in zip("btdv", (B, T, D, V), strict=True))
     rng = np.random.default_rng(0)
     return {
-        "x": jnp.asarray(rng.standard_normal((b, t, d)), dtype),
-        "head": jnp.asarray(rng.standard_normal((d, v)), head_dtype or dtype),
+        "x": jnp.asarray(rng.standard_normal((b, t, d)).astype(dtype)),
+        "head": jnp.asarray(rng.standard_normal((d, v)).astype(head_dtype or dtype)),
         "targets": jnp.asarray(rng.integers(0, v, (b, t)), jnp.int32),
     }
 

@@ -109,7 +109,7 @@ def named(call: Any) -> str:
     return "_".join(map(str, call))
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(weekly=1, group="widths of simulated heads")
 @pytest.mark.parametrize("call", SMALL, ids=named)
 def test_simulated(call: Any, simulation: Any) -> None:
     """Values and gradients."""

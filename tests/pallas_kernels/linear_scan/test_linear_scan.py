@@ -23,9 +23,9 @@ def arrays(
     rng = np.random.default_rng(0)
     rows = (1, *shape[1:]) if shared else shape
     a = rng.uniform(0.2, 1.0, rows) * (rng.uniform(size=rows) > 0.1)
-    found = {"a": jnp.asarray(a, dtype), "b": jnp.asarray(rng.standard_normal(shape), dtype)}
+    found = {"a": jnp.asarray(a, dtype), "b": jnp.asarray(rng.standard_normal(shape).astype(dtype))}
     if initial:
-        found["initial"] = jnp.asarray(rng.standard_normal((*shape[:-2], shape[-1])), jnp.float32)
+        found["initial"] = jnp.asarray(rng.standard_normal((*shape[:-2], shape[-1])).astype(jnp.float32))
     return found
 
 
@@ -63,12 +63,12 @@ def test_any_length(length: int) -> None:
 
 
 def test_pieces_are_one_stream() -> None:
-    x = arrays(2, 21, 3)
-    whole, state, found = linear_scan(**x), jnp.zeros((2, 3)), []
+    x, run = jax.device_get(arrays(2, 21, 3)), jax.jit(linear_scan)
+    whole, state, found = run(**x), np.zeros((2, 3), np.float32), []
     for start, stop in ((0, 1), (1, 8), (8, 21)):
-        found.append(linear_scan(x["a"][:, start:stop], x["b"][:, start:stop], initial=state))
+        found.append(np.asarray(run(x["a"][:, start:stop], x["b"][:, start:stop], initial=state)))
         state = found[-1][:, -1]
-    assert_close(jnp.concatenate(found, 1), whole, n=21)
+    assert_close(np.concatenate(found, 1), whole, n=21)
 
 
 @pytest.mark.parametrize("length", [8, 21])
@@ -94,7 +94,7 @@ def test_a_factor_of_zero_forgets_what_is_not_finite(length: int) -> None:
 def test_sums_are_wide() -> None:
     """In bf16 a sum of ones stands still at 256."""
     ones = jnp.ones((1, 1024, 1), jnp.bfloat16)
-    h = linear_scan(ones, ones)
+    h = jax.jit(linear_scan)(ones, ones)
     assert h.dtype == jnp.float32
     np.testing.assert_array_equal(h[0, :, 0], np.arange(1, 1025))
 
@@ -113,7 +113,9 @@ def test_a_gradient_has_a_gradient() -> None:
         grads = jax.grad(lambda a, b: (run(a, b) ** 2).sum(), (0, 1))(a, b)
         return sum((g**2).sum() for g in grads)
 
-    found, expected = (jax.grad(partial(norm, name), (0, 1))(x["a"], x["b"]) for name in (None, "reference"))
+    found, expected = (
+        jax.jit(jax.grad(partial(norm, name), (0, 1)))(x["a"], x["b"]) for name in (None, "reference")
+    )
     for got, want in zip(found, expected, strict=True):
         assert_close(got, want, n=4 * 9)
 

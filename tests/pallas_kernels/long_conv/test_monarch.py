@@ -148,12 +148,12 @@ def test_stages_are_the_transform_of_their_formula_and_undo_themselves(points: i
     assert size >= points
     u = normal(0, (size, 2))
     matrices = stage_matrices(stages, jnp.float32)
-    found = transform(matrices, u)
+    found = jax.jit(transform)(matrices, u)
     order = np.arange(size).reshape(stages[::-1]).T.reshape(-1)
     phase = np.outer(4 * order - 1, np.arange(size)) / (4 * size)
     expected = np.exp(-2j * np.pi * phase) @ np.asarray(u, np.float64) / size**0.5
     assert_close(found, np.stack([expected.real, expected.imag], 1), n=size)
-    assert_close(restore(matrices, found), u, n=size)
+    assert_close(jax.jit(restore)(matrices, found), u, n=size)
 
 
 def test_radices_waste_little() -> None:
@@ -178,7 +178,7 @@ def test_rows_of_any_size_stay_in_range(size: float) -> None:
     x = np.ones((2, 1, 2000), np.float32)
     x[1] *= size
     taps = np.ones((1, 2000), np.float32)
-    y = np.asarray(monarch(jnp.asarray(x, bf16), jnp.asarray(taps)), np.float64)
+    y = np.asarray(jax.jit(monarch)(jnp.asarray(x, bf16), jnp.asarray(taps)), np.float64)
     expected = np.asarray(jnp.asarray(x, bf16), np.float64)[..., :1] * np.arange(1, 2001)
     for row in range(2):
         assert_close(y[row], expected[row], bf16, 2000)

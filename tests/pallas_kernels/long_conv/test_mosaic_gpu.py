@@ -62,13 +62,17 @@ def assert_near_rounding(run: Any, arrays: dict[str, Any], causal: bool) -> None
     ours, again = compiled(arrays), compiled(arrays)
     assert all(np.array_equal(ours[name], again[name]) for name in ours), "the same bits twice"
 
+    @jax.jit
+    def in_xla(arrays: dict[str, Any]) -> Any:
+        return outputs(partial(long_conv, implementation="xla"), arrays, causal)
+
     def transformed(dtype: Any) -> Any:
-        wide: Any = {name: jnp.asarray(np.asarray(z).astype(dtype)) for name, z in arrays.items()}
-        return outputs(partial(long_conv, implementation="xla"), wide, causal)
+        wide = {name: np.asarray(z).astype(dtype) for name, z in arrays.items()}
+        return {name: np.asarray(z) for name, z in in_xla(wide).items()}
 
     rounded = {name: z.astype(bf16) for name, z in transformed(np.float32).items()}
     with jax.enable_x64(True):
-        truth = {name: np.asarray(z) for name, z in transformed(np.float64).items()}
+        truth = transformed(np.float64)
     for name, exact in truth.items():
         ours_off, rounded_off = (
             np.linalg.norm(np.asarray(z[name], np.float64) - exact) / np.linalg.norm(exact)
@@ -80,7 +84,7 @@ def assert_near_rounding(run: Any, arrays: dict[str, Any], causal: bool) -> None
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=8, every="four rows in a tile")
+@pytest.mark.slow(weeks=13, group="simulated long_conv", every="four rows in a tile")
 @pytest.mark.parametrize(
     ("shape", "taps", "causal", "gates", "size"),
     [
@@ -104,7 +108,7 @@ def test_simulated(
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=8)
+@pytest.mark.slow(weeks=13, group="simulated long_conv")
 @pytest.mark.parametrize(
     ("shape", "taps", "causal", "size"),
     [
@@ -120,7 +124,7 @@ def test_simulated_in_halves(shape: tuple[int, int, int], taps: int, causal: boo
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=4, group="simulated long_conv")
+@pytest.mark.slow(weeks=13, group="simulated long_conv")
 @pytest.mark.parametrize(
     ("shape", "gates"),
     [
@@ -200,7 +204,7 @@ def cases(run: Any) -> list[OpCase]:
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=5, group="simulated long_conv")
+@pytest.mark.slow(weeks=13, group="simulated long_conv")
 @pytest.mark.parametrize("case", cases(simulated)[:3], ids=str)
 def test_simulated_values_and_gradients(case: OpCase) -> None:
     op_suite.check_reference(case)

@@ -220,7 +220,7 @@ def test_single_tokens_are_the_delta_rule() -> None:
     """(1 - a) M - theta k^T (k M - v) is the gated rule with beta = theta / (1 - a), values (1 - a) v."""
     given = arrays(depth=1)
     given = {**given, "eta": jnp.zeros_like(given["eta"]), "alpha": 0.5 * given["alpha"]}
-    y, (memory, _), _ = call("xla", 1, 1, given)
+    y, (memory, _), _ = jax.jit(partial(call, "xla", 1, 1))(given)
     kept = 1 - given["alpha"]
     o, state = gated_delta_rule(
         *(jnp.roll(given["q"], -1, 1), given["k"], kept[..., None] * given["v"], given["theta"] / kept),
@@ -288,13 +288,13 @@ def test_values_and_outer_gradients_are_finite_over_a_million_tokens(depth: int)
 
 
 def test_pieces_are_one_stream() -> None:
-    given = arrays(20)
+    given, run = jax.device_get(arrays(20)), jax.jit(partial(call, "xla", 4, 1))
     timed = {n: given[n] for n in STREAMS}
     rest = {n: x for n, x in given.items() if n not in STREAMS}
-    y, final, _ = call("xla", 4, 1, given)
+    y, final, _ = run(given)
     found = []
     for piece in (slice(0, 8), slice(8, 20)):
-        part, state, _ = call("xla", 4, 1, {**rest, **{n: x[:, piece] for n, x in timed.items()}})
+        part, state, _ = run({**rest, **{n: x[:, piece] for n, x in timed.items()}})
         found.append(part)
         for name, leaves in (("state", state.weights), ("momentum", state.momentum)):
             rest |= {f"{name}{i + 1}": leaf for i, leaf in enumerate(leaves)}

@@ -27,7 +27,7 @@ def pool_arrays(
     heads, blocks = 2, 3
 
     def normal(length: int) -> Any:
-        return jnp.asarray(rng.standard_normal((batch, blocks, length, heads, width)), dtype)
+        return jnp.asarray(rng.standard_normal((batch, blocks, length, heads, width)).astype(dtype))
 
     ids = jnp.asarray(patch_ids(rng, batch, blocks, size, capacity), jnp.int32)
     return {"q": normal(capacity), "k": normal(size), "v": normal(size), "patch_ids": ids}
@@ -46,7 +46,7 @@ def lookup_arrays(
     heads, blocks = 2, 3
 
     def normal(*shape: int) -> Any:
-        return jnp.asarray(rng.standard_normal(shape), dtype)
+        return jnp.asarray(rng.standard_normal(shape).astype(dtype))
 
     ids = patch_ids(rng, batch, blocks, size, capacity)
     # The patch before the byte's own: the carried ones, or none, for the first; none for padding.

@@ -45,14 +45,14 @@ ON_A_GPU = (
 )
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(weeks=6)
 @pytest.mark.parametrize("case", INTERPRETED, ids=str)
 def test_interpreted(case: OpCase) -> None:
     op_suite.check_reference(case)
     op_suite.check_poison(case)
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(weeks=6)
 @pytest.mark.parametrize("case", [INTERPRETED[0], INTERPRETED[3]], ids=str)
 def test_interpreted_under_vmap(case: OpCase) -> None:
     op_suite.check_vmap(case)

@@ -17,7 +17,9 @@ STREAMS = ("x", "pre_gate", "post_gate")
 
 
 def normal(seed: int, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    # Cast on the host: JAX would compile a program for each shape
+    z = np.random.default_rng(seed).standard_normal(shape)
+    return jnp.asarray(z.astype(np.float32).astype(dtype))
 
 
 def ragged(length: int) -> Any:
