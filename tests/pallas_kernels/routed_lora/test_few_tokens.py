@@ -1,0 +1,71 @@
+"""Calls of few tokens: two products for all sites of a group, and what calls of many tokens give."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.routed_lora import routed_lora, xla
+from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.routed_lora.test_routed_lora import _case, arrays, matrices
+
+
+def products(tokens: int, width: int, sites: int = 3) -> int:
+    """Products of a forward pass in bf16."""
+    x = jax.ShapeDtypeStruct((1, tokens, width), jnp.bfloat16)
+    w, v, u = (
+        tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for _ in range(sites))
+        for shape in ((width, 512), (width, 16), (16, 512))
+    )
+    code = jax.ShapeDtypeStruct((1, tokens, 16), jnp.float32)
+
+    def run(*args: Any) -> Any:
+        return routed_lora(*args, implementation="xla")
+
+    return str(jax.make_jaxpr(run)(x, w, v, u, code)).count("dot_general[")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "count"),
+    [(1, 512, 2), (4096, 512, 2), (32_768, 512, 7), (1, 8192, 7)],
+    ids=["one token", "few tokens", "many tokens", "a large weight"],
+)
+def test_few_tokens_are_two_products(tokens: int, width: int, count: int) -> None:
+    assert products(tokens, width) == count
+
+
+def test_products_in_fp32_are_those_of_the_base() -> None:
+    """Where U or the code is 0, y is the base's bit for bit."""
+    given = arrays()
+    base = jax.jit(lambda x, w: [jnp.einsum("btk,kn->btn", x, each) for each in w])
+    for name in ("u", "code"):
+        found, w = without(name, given)
+        for ours, theirs in zip(found, base(given["x"], w), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_an_update_of_zero_adds_nothing() -> None:
+    given = arrays(dtype=jnp.bfloat16)
+    for ours, theirs in zip(without("u", given)[0], without("code", given)[0], strict=True):
+        np.testing.assert_array_equal(ours.astype(jnp.float32), theirs.astype(jnp.float32))
+
+
+@jax.jit
+def _call(given: dict[str, Any]) -> Any:
+    return routed_lora(given["x"], *matrices(given), given["code"])
+
+
+def without(name: str, given: dict[str, Any]) -> tuple[Any, Any]:
+    """y where the arrays of a name are 0, and W."""
+    still = {key: jnp.zeros_like(a) if key.startswith(name) else a for key, a in given.items()}
+    return _call(still), matrices(given)[0]
+
+
+@pytest.mark.parametrize("most", [xla.COPIED, 0], ids=["few tokens", "many tokens"])
+@pytest.mark.parametrize("count", [1, 0], ids=["code", "static"])
+def test_both_ways_are_the_reference(most: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xla, "COPIED", most)
+    given = {name: a for name, a in arrays(dtype=jnp.bfloat16).items() if count or name != "code"}
+    op_suite.check_reference(_case("bfloat16", given))
