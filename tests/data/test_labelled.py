@@ -111,8 +111,16 @@ def test_splits_by_column_and_by_file(here):
         "validation": [b"AG"],
         "test": [b"AT"],
     }
-    files = config_of("a.csv", split="files", validation_paths=("a.csv",), test_paths=("a.csv",))
-    assert {len(records) for records in read_parts(files).values()} == {4}
+    held = {"validation_paths": ("held/b.csv",), "test_paths": ("held/c.csv",)}
+    (here / "held").mkdir()
+    for (name,) in held.values():
+        write(name, "sequence,label\nAC,x\nAG,y\n")
+    files = config_of("a.csv", split="files", **held)
+    assert [len(records) for records in read_parts(files).values()] == [4, 2, 2]
+    with pytest.raises(
+        ValueError, match=r"c.csv' is named by paths and by test_paths, whose records no other part may hold"
+    ):
+        read_parts(config_of("held/[a-c].csv", split="files", test_paths=("held/../held/c.csv",)))
     write("b.fa.gz", "")
     with gzip.open("b.fa.gz", "wt") as file:
         file.write(">one\nAC\n>two\nGT\n")
