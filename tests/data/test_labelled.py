@@ -203,6 +203,54 @@ BAD_ROWS = {
 }
 
 
+BAD_TABLES = {
+    "blank lines alone": ("", r"t.csv' holds blank lines alone: expected rows of a table"),
+    "a column twice": (
+        "sequence,label,label\nA,1,0",
+        r"t.csv:1 has 2 columns 'label': leave one, or rename it",
+    ),
+    "text behind a quote": (
+        'sequence,label\nA,x\n"Foo" said,y',
+        r"t.csv:3 is no row of a table: ',' expected after",
+    ),
+    "tabs and lines in quotes": (
+        'sequence\tlabel\n"Foo\tx\nBar\ty\nend"\tx',
+        r"t.tsv:2 is no row of a table: a cell that begins with a quote ends in line 4; write a quote that",
+    ),
+    "a quote that stays open": (
+        'sequence\tlabel\nA\tx\n"Foo\ty',
+        r"t.tsv:3 is no row of a table: unexpected end",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_bad_tables_are_no_other_records(here, case):
+    text, said = BAD_TABLES[case]
+    name = "t.tsv" if "\t" in text else "t.csv"
+    write(name, f"{text}\n")
+    with pytest.raises(ValueError, match=said) as caught:
+        read_parts(config_of(name))
+    assert "\n" not in str(caught.value)
+
+
+def test_tables_of_labels_are_held_to_the_same(here):
+    write_fasta()
+    for text, said in (
+        ("\n\n", "holds blank lines alone"),
+        ("id\tlabel\tlabel\nr0\ta\tb\n", "2 columns 'label'"),
+    ):
+        write("labels.tsv", text)
+        with pytest.raises(ValueError, match=rf"labels.tsv'.*{said}"):
+            read_parts(config_of("r.fa.gz", labels="labels.tsv"))
+
+
+def test_cells_of_a_csv_may_hold_quotes_and_lines(here):
+    write("t.csv", 'sequence,label\n"two\nlines, one cell",x\n"say ""hi""",y\n5" pipe,x\n')
+    records = [record.sequence for part in read_parts(config_of("t.csv")).values() for record in part]
+    assert set(records) == {b"two\nlines, one cell", b'say "hi"', b'5" pipe'}
+
+
 def append(name, line):
     with open(name, "a") as file:
         file.write(f"{line}\n")
