@@ -37,6 +37,8 @@ PLAIN_READ = PLAIN | {
     "arrow_config": None,
 }
 """Of files of others, which may say more; the last two switch an adapter on by the text, where ours is always on."""
+UNSAID = {"r": 8, "lora_alpha": 8}
+"""What PEFT takes where a file says nothing of them."""
 MOVE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Starts of `init_lora_weights` after which PEFT takes the first update out of the base: entries mean another base."""
 FILES_MOST = 1 << 20
@@ -236,8 +238,8 @@ def _check_config(said: dict[str, Any], config: Any, folder: Any, base_hash: str
     if said.get("rank_pattern"):
         wanted["rank_pattern"] = _described(config)["rank_pattern"]
     for name, value in wanted.items():
-        if said.get(name, value) != value:
-            raise ValueError(f"{folder}/{CONFIG}: {name} is {said[name]!r}, expected {value!r}")
+        if (told := said.get(name, UNSAID.get(name, value))) != value:
+            raise ValueError(f"{folder}/{CONFIG}: {name} is {told!r}, expected {value!r}")
     if base_hash is not None and said.get("revision") not in (None, base_hash):
         raise ValueError(
             f"{folder} was trained over another base: its content hash is {said['revision']}, expected {base_hash}"

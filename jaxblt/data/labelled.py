@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -405,8 +406,22 @@ def read_parts(config: LabelledDataConfig) -> dict[str, list[LabelledRecord]]:
     }
     named = (*config.paths, *config.validation_paths, *config.test_paths, config.labels, config.genome)
     files = expand([path for path in named if path is not None])
+    _check_apart(config)
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     return _read_parts(replace(config, **options), stamps)
+
+
+def _check_apart(config: LabelledDataConfig) -> None:
+    """Raises ValueError for a file of two parts, as a glob easily names one that is held out."""
+    found: dict[Path, str] = {}
+    for name in ("paths", "validation_paths", "test_paths"):
+        for file in expand(getattr(config, name)) if getattr(config, name) else ():
+            other = found.setdefault(file.resolve(), name)
+            if other != name:
+                raise ValueError(
+                    f"{str(file)!r} is named by {other} and by {name}, whose records no other part may hold: leave it "
+                    "out of one"
+                )
 
 
 @lru_cache(maxsize=OPENED)

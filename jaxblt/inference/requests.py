@@ -14,6 +14,9 @@ from jaxblt.inference.sampling import SamplingArrays, SamplingConfig, sampling_a
 ROUND = 64
 """Prompts are filled up to a multiple of as many bytes, so that those of about one length share a program."""
 
+MOST_BYTES = 2**31 - 1
+"""Positions are counted in 32 bits."""
+
 SEEDS = 2**32
 """Seeds lie below it: one word, which means the same with and without jax_enable_x64."""
 
@@ -50,8 +53,8 @@ def lay_out(
     rows = [encode(prompt, bos=True) for prompt in _checked_prompts(prompts)]
     limits = each_of("max_new_bytes", max_new_bytes, len(rows))
     for limit in limits:
-        if not isinstance(limit, int | np.integer) or limit < 1:
-            raise ValueError(f"max_new_bytes must be an integer of at least 1, got {limit!r}")
+        if not isinstance(limit, int | np.integer) or not 1 <= limit <= MOST_BYTES:
+            raise ValueError(f"max_new_bytes must be an integer from 1 to {MOST_BYTES}, got {limit!r}")
     configs = each_of("sampling", sampling, len(rows))
     for config in configs:
         if not isinstance(config, SamplingConfig):

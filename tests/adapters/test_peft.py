@@ -128,6 +128,14 @@ def told(**settings):
     return spoil
 
 
+def untold(name):
+    def spoil(folder):
+        said = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps({key: value for key, value in said.items() if key != name}))
+
+    return spoil
+
+
 NAME = "base_model.model.stack.rest.block_0.mixer.in.lora_A.weight"
 
 
@@ -142,6 +150,7 @@ NAME = "base_model.model.stack.rest.block_0.mixer.in.lora_A.weight"
         ),
         (told(r=4), "r is 4, expected 2"),
         (told(lora_alpha=1), "lora_alpha is 1, expected 6.0"),
+        (untold("lora_alpha"), "lora_alpha is 8, expected 6.0"),
         (told(alpha_pattern={"mlp.down": 1}), r"alpha_pattern is \{'mlp.down': 1\}, expected \{\}"),
         (told(init_lora_weights="pissa_niter_4"), "is 'pissa_niter_4', which changed the base, too"),
         (told(alora_invocation_tokens=[5, 9]), r"alora_invocation_tokens is \[5, 9\], expected None"),

@@ -111,8 +111,16 @@ def test_splits_by_column_and_by_file(here):
         "validation": [b"AG"],
         "test": [b"AT"],
     }
-    files = config_of("a.csv", split="files", validation_paths=("a.csv",), test_paths=("a.csv",))
-    assert {len(records) for records in read_parts(files).values()} == {4}
+    held = {"validation_paths": ("held/b.csv",), "test_paths": ("held/c.csv",)}
+    (here / "held").mkdir()
+    for (name,) in held.values():
+        write(name, "sequence,label\nAC,x\nAG,y\n")
+    files = config_of("a.csv", split="files", **held)
+    assert [len(records) for records in read_parts(files).values()] == [4, 2, 2]
+    with pytest.raises(
+        ValueError, match=r"c.csv' is named by paths and by test_paths, whose records no other part may hold"
+    ):
+        read_parts(config_of("held/[a-c].csv", split="files", test_paths=("held/../held/c.csv",)))
     write("b.fa.gz", "")
     with gzip.open("b.fa.gz", "wt") as file:
         file.write(">one\nAC\n>two\nGT\n")
@@ -193,6 +201,54 @@ BAD_ROWS = {
         r"r.bed:41: record 'chr:1-2' has no",
     ),
 }
+
+
+BAD_TABLES = {
+    "blank lines alone": ("", r"t.csv' holds blank lines alone: expected rows of a table"),
+    "a column twice": (
+        "sequence,label,label\nA,1,0",
+        r"t.csv:1 has 2 columns 'label': leave one, or rename it",
+    ),
+    "text behind a quote": (
+        'sequence,label\nA,x\n"Foo" said,y',
+        r"t.csv:3 is no row of a table: ',' expected after",
+    ),
+    "tabs and lines in quotes": (
+        'sequence\tlabel\n"Foo\tx\nBar\ty\nend"\tx',
+        r"t.tsv:2 is no row of a table: a cell that begins with a quote ends in line 4; write a quote that",
+    ),
+    "a quote that stays open": (
+        'sequence\tlabel\nA\tx\n"Foo\ty',
+        r"t.tsv:3 is no row of a table: unexpected end",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_bad_tables_are_no_other_records(here, case):
+    text, said = BAD_TABLES[case]
+    name = "t.tsv" if "\t" in text else "t.csv"
+    write(name, f"{text}\n")
+    with pytest.raises(ValueError, match=said) as caught:
+        read_parts(config_of(name))
+    assert "\n" not in str(caught.value)
+
+
+def test_tables_of_labels_are_held_to_the_same(here):
+    write_fasta()
+    for text, said in (
+        ("\n\n", "holds blank lines alone"),
+        ("id\tlabel\tlabel\nr0\ta\tb\n", "2 columns 'label'"),
+    ):
+        write("labels.tsv", text)
+        with pytest.raises(ValueError, match=rf"labels.tsv'.*{said}"):
+            read_parts(config_of("r.fa.gz", labels="labels.tsv"))
+
+
+def test_cells_of_a_csv_may_hold_quotes_and_lines(here):
+    write("t.csv", 'sequence,label\n"two\nlines, one cell",x\n"say ""hi""",y\n5" pipe,x\n')
+    records = [record.sequence for part in read_parts(config_of("t.csv")).values() for record in part]
+    assert set(records) == {b"two\nlines, one cell", b'say "hi"', b'5" pipe'}
 
 
 def append(name, line):

@@ -113,7 +113,7 @@ def test_eos_ends_the_stream(write):
 
 
 def test_requests_are_checked_at_the_call(write):
-    with pytest.raises(ValueError, match="max_new_bytes must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_new_bytes must be an integer from 1 to 2147483647, got 0"):
         write(PROMPTS, max_new_bytes=[3, 0], stream=True)
     with pytest.raises(
         ValueError, match="max_new_bytes must be one integer, or one for each of the 2 prompts, got 3"

@@ -3,6 +3,7 @@
 from jaxblt.data.sources.base import BytesSource, DocumentSource, document_ends, read_document
 from jaxblt.data.sources.bed import BedInterval, BedSource, open_bed, read_bed
 from jaxblt.data.sources.fasta import FastaSource, fetch, parse_fasta
+from jaxblt.data.sources.files import CompressedBytesWarning
 from jaxblt.data.sources.jsonl import JsonlSource
 from jaxblt.data.sources.regions import Regions, whole
 from jaxblt.data.sources.reverse import ReverseComplement, reverse_complement
@@ -12,6 +13,7 @@ __all__ = [
     "BedInterval",
     "BedSource",
     "BytesSource",
+    "CompressedBytesWarning",
     "DocumentSource",
     "FastaSource",
     "JsonlSource",

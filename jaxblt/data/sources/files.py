@@ -5,6 +5,8 @@ import gzip
 import io
 import lzma
 import os
+import re
+import warnings
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +14,14 @@ from pathlib import Path
 from jaxblt.remote import cached_copies, url_of
 
 COMPRESSED = (".gz", ".xz")
+FIRST_BYTES = {
+    "gzip": rb"\x1f\x8b\x08",
+    "xz": rb"\xfd7zXZ\x00",
+    "zstd": rb"\x28\xb5\x2f\xfd",
+    "bzip2": rb"BZh[1-9]1AY&SY",
+    "zip": rb"PK\x03\x04",
+}
+"""Patterns of what compressed files begin with."""
 _DAMAGED = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
@@ -79,6 +89,25 @@ def read_all(path: Path) -> bytes:
     if not data:
         raise empty(path)
     return data
+
+
+class CompressedBytesWarning(UserWarning):
+    """A compressed file is read as it lies, as its name ends in neither .gz nor .xz."""
+
+
+def warn_compressed(path: Path) -> None:
+    """Warns if a file that is read as it lies begins as compressed ones do."""
+    with open(path, "rb") as file:
+        head = file.read(16)
+    fixes = {"gzip": "let its name end in .gz", "xz": "let its name end in .xz"}
+    for kind, pattern in FIRST_BYTES.items():
+        if re.match(pattern, head):
+            warnings.warn(
+                f"{name_of(path)!r} begins as {kind} files do, and its bytes are read as they lie: "
+                f"{fixes.get(kind, 'decompress it')}",
+                CompressedBytesWarning,
+                stacklevel=2,
+            )
 
 
 def empty(path: Path) -> ValueError:

@@ -7,7 +7,7 @@ several. A bad row is an error that names its file and line. Records lie in memo
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,18 +117,37 @@ def read_labelled(
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of each row of a table that is not blank."""
+    """Line number and cells of each row of a table that is not blank, of which there is one or more."""
     try:
         text = read_all(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"'{path}' is not UTF-8 (byte {error.start}): re-encode it") from error
-    reader = csv.reader(io.StringIO(text), delimiter=TABLES[ending(path)])
+    if not text.strip():
+        raise ValueError(f"'{path}' holds blank lines alone: expected rows of a table")
+    comma = TABLES[ending(path)]
+    # Be strict: what stands behind a closing quote would become part of the cell, and the quotes would be lost.
+    reader, before = csv.reader(io.StringIO(text), delimiter=comma, strict=True), 0
     try:
         for cells in reader:
+            if comma == "\t" and reader.line_num > before + 1:
+                raise csv.Error(f"a cell that begins with a quote ends in line {reader.line_num}")
+            before = reader.line_num
             if any(cell.strip() for cell in cells):
                 yield reader.line_num, [cell.strip() for cell in cells]
     except csv.Error as error:
-        raise ValueError(f"{path}:{reader.line_num} is no row of a table: {error}") from error
+        raise ValueError(
+            f"{path}:{before + 1} is no row of a table: {error}; write a quote that belongs to the text twice, and "
+            "quotes around the cell"
+        ) from error
+
+
+def _check_once(header: list[str], columns: Iterable[str], place: str) -> None:
+    """Raises ValueError for a column that is there twice: the last one would count."""
+    for column in columns:
+        if header.count(column) > 1:
+            raise ValueError(
+                f"{place} has {header.count(column)} columns {column!r}: leave one, or rename it"
+            )
 
 
 def _from_table(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
@@ -137,6 +156,7 @@ def _from_table(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
     for column in (columns.sequence, *columns.needed):
         if column not in header:
             raise ValueError(f"{path}:{line} has no column {column!r}, it has {header}: name the right one")
+    _check_once(header, (columns.sequence, columns.name, *columns.needed), f"{path}:{line}")
     for line, cells in rows:
         row = _cells(header, cells, f"{path}:{line}")
         yield _record(row, row[columns.sequence].encode(), columns, f"{path}:{line}")
@@ -245,6 +265,7 @@ def read_label_table(path: str, columns: Columns) -> dict[str, LabelledRecord]:
             raise ValueError(
                 f"'{file}' has no column {column!r}, it has {header}: write its names in the first row"
             )
+    _check_once(header, (columns.name, *columns.needed), f"'{file}'")
     found: dict[str, LabelledRecord] = {}
     for line, cells in rows:
         place = f"{file}:{line}"

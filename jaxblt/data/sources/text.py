@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxblt.data.sources.base import check_range
-from jaxblt.data.sources.files import COMPRESSED, empty, expand, name_of, read_all
+from jaxblt.data.sources.files import COMPRESSED, empty, expand, name_of, read_all, warn_compressed
 
 
 class TextSource:
@@ -21,6 +21,9 @@ class TextSource:
     Raises:
       FileNotFoundError: a path or glob names no file.
       ValueError: a file is empty or damaged.
+
+    Warns:
+      CompressedBytesWarning: a plain file begins as compressed ones do.
     """
 
     def __init__(self, paths: str | os.PathLike | Iterable[str | os.PathLike]):
@@ -33,6 +36,8 @@ class TextSource:
         size = len(self._held[i]) if i in self._held else path.stat().st_size
         if not size:
             raise empty(path)
+        if i not in self._held:
+            warn_compressed(path)
         return size
 
     def __len__(self) -> int:
