@@ -205,7 +205,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "ids must be whole numbers, got dtype float64",
     ),
     "no prompts": (lambda: generate(None, {}, [], max_new_bytes=4), "at least one prompt"),
-    "no bytes to generate": (lambda: generate(None, {}, [b"a"], max_new_bytes=0), "at least 1, got 0"),
+    "no bytes to generate": (
+        lambda: generate(None, {}, [b"a"], max_new_bytes=0),
+        "from 1 to 2147483647, got 0",
+    ),
     "a state without room": (
         lambda: init_state(HyenaConfig(dim=4), 1, capacity=0),
         "capacity must be at least 1 token, got 0",

@@ -70,8 +70,12 @@ def test_eight_times_the_work_takes_about_eight_times_as_long(method: Method) ->
     result = compare(eight, one, method=method, warmup=1)
     assert result.second.summary.median > 0
     if method == "profiler":
-        # The fastest trials: beside other work longer calls are interrupted and short ones are not
-        assert 5 < min(result.first.seconds) / min(result.second.seconds) < 14
+        # The fastest trials of two runs: beside other work longer calls are interrupted and short ones are not
+        again = compare(eight, one, method=method, warmup=1)
+        fastest = [
+            min(*getattr(result, side).seconds, *getattr(again, side).seconds) for side in ("first", "second")
+        ]
+        assert 5 < fastest[0] / fastest[1] < 14
         assert result.first.span is not None
         assert result.first.span >= result.first.summary.median
     else:
