@@ -26,7 +26,11 @@ def families(folder: Folder) -> str:
 
 def conflict(folder: Folder) -> str:
     """Adapters of a frozen model on books under permutations of their letters."""
-    found = folder["routed_lora_conflict"]
+    files = [found for name, found in folder.items() if name.startswith("routed_lora_conflict")]
+    return "\n\n".join(_conflict(found) for found in files)
+
+
+def _conflict(found: Figures) -> str:
     less = found["compared"]["less_than_static"]
     rows = [
         (
@@ -36,11 +40,14 @@ def conflict(folder: Folder) -> str:
         for name, arm in found["arms"].items()
     ]
     settings = found["settings"]
+    steps = settings.get("steps")
+    length = f"{steps} steps" if steps else f"{settings['seconds']:.0f} s"
+    letters = settings.get("letters") or 26
     said = prose(
-        f"Books under {len(found['domains'])} permutations of their letters, which change unmarked inside rows of "
+        f"Books under {len(found['domains'])} permutations of {letters} letters, which change unmarked inside rows of "
         f"{count(settings['length'])} bytes. Each adapter of the frozen `books_512` "
-        f"({found['base']['bits_per_byte']:.3f} bits by itself) trained for {settings['seconds']:.0f} s beside other "
-        f"runs, one seed. `oracle` is told the permutation and has rank {settings['rank']} for each, `static` the same "
+        f"({found['base']['bits_per_byte']:.3f} bits by itself) trained for {length} beside other runs, "
+        f"one seed. `oracle` is told the permutation and has rank {settings['rank']} for each, `static` the same "
         "parameters in one adapter. Bits less than `static` are paired over documents, with 95 % intervals; below 0 an "
         "arm is worse."
     )

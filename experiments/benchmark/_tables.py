@@ -19,6 +19,8 @@ from experiments.benchmark._markdown import (
 
 MODELS = {
     "books": "BLT-Hyena on patches, 117.6 M parameters and 30.7 M in hash tables",
+    "books_hyena": "byte Hyena, modal filters, 114.5 M parameters; 1,072 of 1,100 steps",
+    "books_hyena_implicit": "byte Hyena, implicit filters, 114.9 M parameters; 597 of 1,100 steps",
     "books_pulse": "`books` with Gated DeltaNet for Hyena, 123.8 M parameters and 30.7 M in hash tables",
     "books_transformer": "byte Transformer, 114.1 M parameters",
     "ecoli": "byte Hyena, both strands, 14.4 M parameters",
@@ -34,11 +36,13 @@ OPS = (
         "gated_linear_attention",
         "gated_linear_attention_decode",
         "gated_linear_attention_key",
+        "gated_linear_attention_pulse",
         "gated_linear_attention_slots",
         "hash_embedding",
         "linear_scan",
         "long_conv",
         "long_conv_1m",
+        "long_conv_1m_groups",
         "long_conv_classes",
         "long_conv_half",
         "long_conv_long",
@@ -49,8 +53,9 @@ OPS = (
         "modal_conv_packed",
         "modal_conv_tiles",
         "neural_memory",
+        "neural_memory_kernels",
     ),
-    *("patch_attention_lookup", "patch_attention_pool", "short_conv"),
+    *("patch_attention_lookup", "patch_attention_pool", "routed_lora", "routed_lora_rows", "short_conv"),
 )
 
 

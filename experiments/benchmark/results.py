@@ -6,6 +6,7 @@ from pathlib import Path
 from experiments.benchmark import (
     _adaptation_tables,
     _memory_tables,
+    _peer_tables,
     _recall_tables,
     _split_tables,
     _streamed_tables,
@@ -41,6 +42,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("What adapters cost", _adaptation_tables.speed),
     ("Operations", _tables.operations),
     ("FlexAttention as a peer", _tables.peers),
+    ("Other peers in PyTorch", _peer_tables.peers),
     ("Partial attention", _tables.attention_parts),
     ("Forward passes", _tables.models),
     ("Prompts", _tables.prompts),

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
-from pallas_kernels.blocked_conv.hopper import rather_not, why_not
+from pallas_kernels.blocked_conv.hopper import why_not
 from pallas_kernels.blocked_conv.reference import blocked_conv_reference
 from pallas_kernels.blocked_conv.xla import blocked_conv_xla
 
@@ -22,7 +22,7 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Array:
 
 
 TABLE = (
-    Implementation("mosaic_gpu", _mosaic_gpu, why_not, rather_not),
+    Implementation("mosaic_gpu", _mosaic_gpu, why_not),
     Implementation("xla", blocked_conv_xla),
     Implementation("reference", blocked_conv_reference),
 )

@@ -8,9 +8,6 @@ from pallas_kernels._hopper import CHUNK, ROWS, why_not_streams
 REACH = 2
 """Chunks back that a filter may look."""
 
-PACKED = False
-"""Whether packed rows go first: not before their tests have passed on a GPU and they were timed."""
-
 LAGS = tuple(range(REACH + 1))
 LONGEST = CHUNK * REACH + 1
 TILE = CHUNK * ROWS
@@ -36,8 +33,3 @@ def why_not(
     if x.shape[2] < TILE:
         return f"rows are shorter than one tile of {TILE} steps"
     return None
-
-
-def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
-    """Why a slower form goes first, or None where the kernel was timed and is faster."""
-    return None if segment_ids is None or PACKED else "its packed rows have not passed all their GPU tests"

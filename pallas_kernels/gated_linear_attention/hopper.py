@@ -11,11 +11,9 @@ WIDTHS = (64, 128)
 WIDEST = 512
 """The most key channels of a head; above 128 they are cut into pieces of 128."""
 
-WIDE = False
-"""Whether wide keys go before `xla`: not before their tests have passed on a GPU and they were timed."""
-
-FILLED = False
-"""Whether heads that are filled up with zeros go before `xla`: not before they were timed on a GPU."""
+MOST_FILLED = 4
+"""Times the products asked for that heads filled up with zeros may take, under gates per value channel: such ones were
+timed, and are faster than `xla`."""
 
 PIECE = 64
 """Steps of a chunk, and channels of a tile: 128 bytes of bf16."""
@@ -43,16 +41,15 @@ def why_not(device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None,
     return None
 
 
-def rather_not(device: Device, q: Any, k: Any, v: Any, **_: Any) -> str | None:
+def rather_not(device: Device, q: Any, k: Any, v: Any, *, log_value_gate: Any = None, **_: Any) -> str | None:
     """Why a call is left to others, or None: rows of a few steps, as in decoding, and widths that were not timed."""
     del device, q
     (_, length, _, values), keys = v.shape, k.shape[3]
     if length < PIECE:
         return f"rows of {length} steps would be filled up to {PIECE}"
-    if keys > WIDTHS[-1] and not WIDE:
-        return f"keys of more than {WIDTHS[-1]} channels have not passed all their GPU tests"
     filled = (filled_keys(keys), filled_values(values))
-    if filled != (keys, values) and not FILLED:
+    most = 1 if log_value_gate is None else MOST_FILLED
+    if filled[0] * filled[1] > most * keys * values:
         return (
             f"heads of {keys} and {values} channels, filled up to {filled[0]} and {filled[1]}, were not timed"
         )

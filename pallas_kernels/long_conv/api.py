@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
-from pallas_kernels.long_conv.hopper import rather_not, why_not
+from pallas_kernels.long_conv.hopper import rather_not, rather_not_half, why_not
 from pallas_kernels.long_conv.monarch import long_conv_monarch, rather_not_monarch, why_not_monarch
 from pallas_kernels.long_conv.reference import long_conv_reference
 from pallas_kernels.long_conv.xla import long_conv_xla
@@ -22,14 +22,14 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Array:
 
 
 TABLE = (
+    Implementation("mosaic_gpu_half", partial(_mosaic_gpu, dtype="float16"), why_not, rather_not_half),
     Implementation("mosaic_gpu_vjp", _mosaic_gpu, why_not, rather_not),
     Implementation("mosaic_gpu", partial(_mosaic_gpu, gradients=False), why_not, rather_not),
     Implementation("monarch", long_conv_monarch, why_not_monarch, rather_not_monarch),
     Implementation("xla", long_conv_xla),
-    Implementation("mosaic_gpu_half", partial(_mosaic_gpu, dtype="float16"), why_not),
     Implementation("reference", long_conv_reference),
 )
-"""Implementations of the operation, fastest first; `mosaic_gpu_half` waits for the rest of its GPU tests."""
+"""Implementations of the operation, fastest first."""
 
 
 def long_conv(
@@ -42,7 +42,7 @@ def long_conv(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
-    implementation: Literal["mosaic_gpu_vjp", "mosaic_gpu", "monarch", "xla", "mosaic_gpu_half", "reference"]
+    implementation: Literal["mosaic_gpu_half", "mosaic_gpu_vjp", "mosaic_gpu", "monarch", "xla", "reference"]
     | None = None,
 ) -> Float[Array, "B D T"]:
     """Depthwise convolution with a filter of any length, its gates fused.

@@ -28,6 +28,10 @@ MOST_STEPS = 2**30
 TIMED = 1024
 """Steps of the shortest row that was timed on an H200."""
 
+HALF = range(2, CLASSES + 1)
+"""Classes of rows that are faster in fp16 between stages, timed at both ends. Others were not timed, or their GPU tests
+were cut."""
+
 TOGETHER = (8, 4, 2)
 """Short rows that may share a tile."""
 
@@ -104,3 +108,13 @@ def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, 
     if segment_ids is not None:
         return "packed rows have not been timed in it"
     return f"it has not been timed below {TIMED:,} steps" if x.shape[2] < TIMED else None
+
+
+def rather_not_half(device: Device, x: Any, filter: Any, **options: Any) -> str | None:
+    """The same of the kernel with fp16 between its stages."""
+    if refused := rather_not(device, x, filter, **options):
+        return refused
+    first, last = ((classes * TILE) for classes in (HALF[0] - 1, HALF[-1]))
+    if first < x.shape[2] <= last:
+        return None
+    return f"it has been timed on rows of more than {first:,} and at most {last:,} steps"

@@ -15,9 +15,6 @@ TILE = 256
 UNIT = 16
 """Ranks that share a number where blocks are skipped: blocks are multiples of it."""
 
-SKIPS = False
-"""Whether calls with `active` go first: not before their tests have passed on a GPU and they were timed."""
-
 LARGEST = 2**31
 """The kernel counts elements in 32 bits."""
 
@@ -55,11 +52,9 @@ def why_not(
     return None
 
 
-def rather_not(device: Device, x: Any, w: Any, *args: Any, active: Any = None, **options: Any) -> str | None:
+def rather_not(device: Device, x: Any, w: Any, *args: Any, **options: Any) -> str | None:
     """Why the kernel, though it can run such a call, is taken by name only, or None."""
     del device, args, options
-    if active is not None and not SKIPS:
-        return "its skipping of blocks that are not active was not timed"
     tokens, width = math.prod(x.shape[:-1]), min(_widths(x, w))
     if tokens < TIMED_TOKENS:
         return f"it has not been timed with fewer than {TIMED_TOKENS} tokens, x has {tokens}"

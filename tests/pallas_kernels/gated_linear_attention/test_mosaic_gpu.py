@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels.gated_linear_attention import explain, hopper
+from pallas_kernels.gated_linear_attention import explain
 from pallas_kernels.gated_linear_attention.hopper import rather_not, why_not
 from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
 from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
@@ -167,22 +167,21 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "values", "switch", "reason"),
+    ("keys", "values", "gate", "first"),
     [
-        (256, 64, "WIDE", "keys of more than 128 channels have not passed all their GPU tests"),
-        (64, 16, "FILLED", "heads of 64 and 16 channels, filled up to 64 and 64, were not timed"),
-        (96, 128, "FILLED", "heads of 96 and 128 channels, filled up to 128 and 128, were not timed"),
+        (256, 64, None, True),
+        (64, 16, "log_value_gate", True),
+        (64, 15, "log_value_gate", False),
+        (48, 64, None, False),
+        (16, 64, "log_key_gate", False),
     ],
 )
-def test_widths_by_name_only(
-    keys: int, values: int, switch: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until they have been timed on a GPU: then the switch is set."""
+def test_widths_that_were_timed_go_first(keys: int, values: int, gate: str | None, first: bool) -> None:
     q, v = (jax.ShapeDtypeStruct((1, 70, 2, width), jnp.bfloat16) for width in (keys, values))
-    assert why_not(HOPPER, q, q, v) is None
-    assert f"not mosaic_gpu: {reason}" in explain(q, q, v, device=HOPPER)
-    monkeypatch.setattr(hopper, switch, True)
-    assert rather_not(HOPPER, q, q, v) is None
+    gates = {gate: q if gate == "log_key_gate" else v} if gate else {}
+    assert why_not(HOPPER, q, q, v, **gates) is None
+    said = f"heads of {keys} and {values} channels, filled up to 64 and 64, were not timed"
+    assert rather_not(HOPPER, q, q, v, **gates) == (None if first else said)
 
 
 def test_goes_before_xla_but_for_short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
