@@ -63,8 +63,9 @@ def memory(torch: Any, shape: NeuralMemoryShape, first: Any, second: Any) -> Any
     class TwoMatrices(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first = torch.nn.Parameter(first[0].clone())
-            self.second = torch.nn.Parameter(second[0].clone())
+            # On the CPU, where the package tries it.
+            self.first = torch.nn.Parameter(first[0].cpu().clone())
+            self.second = torch.nn.Parameter(second[0].cpu().clone())
 
         def forward(self, x: Any) -> Any:
             return x + torch.nn.functional.silu(x @ self.first) @ self.second
