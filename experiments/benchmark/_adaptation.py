@@ -85,12 +85,12 @@ class Program:
         return options
 
     def _logits(self, base: Any, trained: Any, rows: Rows) -> tuple[Any, Any, Any]:
-        """Of each target, with the code and the patches."""
+        """Of each target, with the code, if one router makes it, and the patches."""
         codes: list[Any] = []
         if self.arm.labelled:
             context = given(jax.nn.one_hot(rows.domain, self.blocks, dtype=jnp.float32))
         else:
-            context = _recorded(codes)
+            context = nullcontext() if self.arm.of_blocks else _recorded(codes)
         options = self._options(base, rows)
         with context:
             logits, patches = self.module.apply(  # pyright: ignore
@@ -165,7 +165,7 @@ class Program:
 
     def _score(self, base: Any, trained: Any, mix: Mix | Reviews, key: Any) -> tuple[Any, Rows, Any]:
         """Nats of each target of the test rows, the rows, and what else `Scored` has."""
-        settings, routed = self.settings, self.blocks > 0 and not self.arm.labelled
+        settings, routed = self.settings, self.blocks > 0 and not (self.arm.labelled or self.arm.of_blocks)
         test = mix.draw(key, settings.test_rows, settings.length, settings.spans)
         batches = jax.tree.map(lambda x: x.reshape(-1, settings.rows, *x.shape[1:]), test)
 

@@ -10,8 +10,10 @@ from jaxblt.validation import check_bounds, check_fields
 
 OVER_ORACLE = ("mixed", "reinforced", "ppo")
 """Arms of routers alone: their experts are those of the arm "oracle", and frozen."""
-BANKS = ("bank", "straight", "imitated", "oracle", *OVER_ORACLE)
-CHUNKS = ("chunk", "chunk_alone", "chunk_kl", "chunk_index")
+BY_BLOCK = ("chunk_block", "bank_block")
+"""Arms with a router in each block."""
+BANKS = ("bank", "bank_block", "straight", "imitated", "oracle", *OVER_ORACLE)
+CHUNKS = ("chunk", "chunk_alone", "chunk_block", "chunk_kl", "chunk_index")
 """Arms of a free code for each chunk."""
 ARMS = ("static", "static_one", "prefix", *CHUNKS, "token", *BANKS, "full")
 """Names of `make_arm`."""
@@ -124,6 +126,11 @@ class Arm:
     matched: bool = True
 
     @property
+    def of_blocks(self) -> bool:
+        """Whether each block has a router of its own."""
+        return self.adapter is not None and self.adapter.of_blocks
+
+    @property
     def searches(self) -> bool:
         """Whether its router reads an index."""
         router = self.adapter and self.adapter.router
@@ -137,10 +144,13 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     static_one    c = 1, of the rank that one domain has in the bank
     prefix, chunk, token    a free code of so many numbers as ranks
     chunk_alone   chunk without `also_train`: adapter and router are all that is trained
+    chunk_block   chunk with a router in each block, of a fourth of the width: it reads what the block does, and so the
+                  context of a byte, where the one router of chunk reads bytes alone
     chunk_kl      chunk, kept close to the base by the divergence of their predictions
     chunk_index   chunk, whose router also reads features of the nearest chunks of an index; it is not trained on
                   the texts' ends, of which the index is made
     bank          a softmax over a domain's number of experts for each chunk
+    bank_block    bank with a router in each block
     straight      the same experts, of which the one with the largest share acts: top-1, gradients straight through
     imitated      a bank whose code is drawn towards the labels in training
     oracle        the same experts, picked by labels, in the test too
@@ -195,7 +205,8 @@ def _router(name: str, settings: Settings) -> RouterConfig:
         level=level,
         chunk=settings.chunk,
         prefix=settings.prefix,
-        hidden=settings.hidden,
+        hidden=max(1, settings.hidden // 4) if name in BY_BLOCK else settings.hidden,
+        reads="block" if name in BY_BLOCK else "stack",
         retrieval=RetrievalConfig(capacity=settings.index) if name == "chunk_index" else None,
     )
 

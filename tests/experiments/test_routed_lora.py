@@ -289,6 +289,14 @@ def test_arms_over_the_oracle_train_a_router_alone_and_come_last() -> None:
 
 
 @pytest.mark.slow(weeks=22, group="scripts leave their figures")
+def test_a_router_in_each_block_has_few_parameters_more(tmp_path: Path) -> None:
+    found = measured(tmp_path, ("static", "chunk_block", "bank_block"), 1, replace(TINY, steps=4))
+    counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
+    assert counts["static"] < counts["bank_block"] < counts["chunk_block"]
+    assert "purity" not in found["arms"]["bank_block"]["seeds"][0]
+
+
+@pytest.mark.slow(weeks=22, group="scripts leave their figures")
 def test_figures_of_routed_adapters(tmp_path: Path) -> None:
     banks = ("imitated", "straight", "reinforced", "ppo", "mixed")
     found = measured(tmp_path, ("static", *banks, "oracle"), 1)
