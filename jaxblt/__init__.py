@@ -14,7 +14,17 @@ __all__ = ["__version__", "load", "reference_ops"]
 
 
 def load(run_dir: str | os.PathLike[str], **options: Any) -> "Run":
-    """A finished or running run's model, parameters, patcher, threshold and vocabulary; see `jaxblt.run.load`."""
+    """Open a finished or running run: its model, parameters, patcher, threshold and vocabulary.
+
+    Args:
+      run_dir: the folder that was given to `fit`, or its URL.
+      options: those of `jaxblt.run.load`: `step`, a number or "best", for another checkpoint than the newest; `dtype`,
+        "bfloat16" or "float32", to compute in; `weights`, "ema" or "raw".
+
+    Raises:
+      FileNotFoundError: the folder holds no run, or no checkpoint of that step.
+      ValueError, CheckpointCorrupt: as of `jaxblt.run.load`.
+    """
     from jaxblt.run import load as load_run
 
     return load_run(run_dir, **options)

@@ -16,7 +16,10 @@ ESSENTIAL = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 OPTIONAL = {
     "genomics": ("pyfaidx",),
     "plot": ("matplotlib",),
+    "export": ("flatbuffers",),
     "remote": ("fsspec", "obstore", "huggingface_hub"),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
     "cuda13": ("jax_cuda13_plugin", "jax_triton"),
     "cuda12": ("jax_cuda12_plugin", "jax_triton"),
     "triton": ("triton", "jax_triton"),

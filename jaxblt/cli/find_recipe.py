@@ -16,7 +16,7 @@ from jaxblt.training.remote_run import holds_run
 from jaxblt.training.resolved import FILE, read_resolved
 from jaxblt.training.safe_files import one_line
 
-FORMS = "a built-in recipe, FILE.py:FUNCTION, or the config.json of a run"
+FORMS = "a built-in recipe, FILE.py:FUNCTION, or the folder of a run (or its config.json)"
 
 
 def find_recipe(given: str) -> Recipe:

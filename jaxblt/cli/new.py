@@ -21,7 +21,7 @@ def new(
 
     Args:
       file: to write; its name becomes the recipe's.
-      origin: recipe to begin from: a built-in one, FILE.py:FUNCTION, or the config.json of a run.
+      origin: recipe to begin from: a built-in one, FILE.py:FUNCTION, or the folder of a run.
 
     Raises:
       FileExistsError: the file is there.

@@ -1,5 +1,6 @@
 """A recipe and what a command line overrides in it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -40,6 +41,7 @@ def parse_recipe_and[T](
         raise SystemExit(0 if argv else 2)
     given, *rest = argv
     found, rest = choose_kinds(find_recipe(given), expand_mesh(rest))
+    check_mixers(found, rest)
     default, said = clip_warmup(found, rest)
 
     def command(
@@ -65,6 +67,27 @@ def _usage(prog: str, about: str) -> str:
         f"usage: {prog} RECIPE [--run-dir DIR] [--overrides]\n\n{about}\n\n"
         f"RECIPE is {FORMS}.\nbuilt in: {', '.join(recipes.RECIPES)}\noptions of a recipe: {prog} RECIPE --help"
     )
+
+
+def check_mixers(recipe: Recipe, argv: Sequence[str]) -> None:
+    """Refuses a setting of a mixer that a stack's table does not hold: it is no option, even if the pattern names it.
+
+    Raises:
+      ValueError: there is such a setting.
+    """
+    for word in argv:
+        found = re.match(r"--([\w.-]+)\.mixers\.([^.=]+)\.", word)
+        if found is None:
+            continue
+        stack, name = recipe, found[2]
+        for field in found[1].replace("-", "_").split("."):
+            stack = getattr(stack, field, None)
+        mixers = getattr(stack, "mixers", {name: None})
+        if name not in mixers:
+            raise ValueError(
+                f"{word.partition('=')[0]}: {found[1]}.mixers has {', '.join(mixers)}, and no {name!r} to set: write a "
+                f"recipe file (jaxblt new FILE.py --from {recipe.name}) and add {name!r} to its `mixers`"
+            )
 
 
 def clip_warmup(recipe: Recipe, argv: Sequence[str]) -> tuple[Recipe, list[str]]:

@@ -34,7 +34,8 @@ class WindowIndex:
     def __post_init__(self) -> None:
         if not 1 <= self.stride <= self.row_length:
             raise ValueError(
-                f"stride must lie in 1..seq_len = 1..{self.row_length} to skip no byte, got {self.stride}"
+                f"stride must lie in 1..seq_len = 1..{self.row_length} to skip no byte, got {self.stride}: "
+                "set data.stride to None for seq_len, or to fewer bytes"
             )
         full = np.maximum(self.pairs - self.row_length + self.stride, 0) // self.stride
         reached = np.where(full > 0, (full - 1) * self.stride + self.row_length, 0)

@@ -174,7 +174,12 @@ def save(stream: Any, target: Path, *, size: int | None) -> None:
 
 
 def upload(file: Path, url: str) -> None:
-    """Copies a local file to a URL; object stores show it once it is whole."""
+    """Copies a local file to a URL; object stores show it once it is whole.
+
+    Raises:
+      FileNotFoundError: the local file does not exist.
+      ImportError, ValueError, OSError: as of `list_files`.
+    """
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist")
     with _told(url):

@@ -59,7 +59,8 @@ def _cost(setup: Setup, length: int) -> Cost:
     cost = model_cost(setup.task, params, length)
     if recipe.base_run is None:
         return cost
-    bare = make_task(replace(recipe, model=detach(recipe.model)))
+    # Leave out the hybrid too: it asks for a bank, which the base does not have.
+    bare = make_task(replace(recipe, model=detach(recipe.model), hybrid=None))
     base = model_cost(bare, split_params(params)[0], length)
     return Cost(cost.byte - base.byte / 3, cost.patch - base.patch / 3)
 

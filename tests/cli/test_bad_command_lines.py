@@ -53,6 +53,11 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*TRAIN, "--data.fractions", "0.5", "0.5", "0.5"), 2, "fractions must sum to 1, got"),
     ((*TRAIN, "--mesh.seq", "0"), 2, "seq=0.*a size is at least 1, or -1"),
     ((*TRAIN, "--name", "a/b"), 1, "name must be a plain word, it names a folder; got 'a/b'"),
+    (
+        (*TRAIN, "--model.latent.pattern", "HK", "--model.latent.mixers.K.chunk-size=8"),
+        1,
+        r"--model.latent.mixers.K.chunk-size: model.latent.mixers has H, A, and no .*jaxblt new FILE.py --from demo\)",
+    ),
     (("train", "no_such_recipe"), 1, "unknown recipe 'no_such_recipe', choose one of: demo_entropy"),
     (("patch",), 2, "Missing from jaxblt patch: STR text or FASTA"),
     (("patch", "x", "y"), 2, "Unrecognized options: y"),

@@ -1,19 +1,28 @@
 """The real parser reads the options of every command line that a document shows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jaxblt import recipes
+from jaxblt.adapters import AdapterConfig, Draw, RouterConfig, attach
 from jaxblt.cli import finetune, main, parsing, plan, sweep, train
 from jaxblt.cli.data import find
 from jaxblt.cli.new import new
 from jaxblt.cli.recipe_options import parse_recipe_and
+from jaxblt.training.resolved import Resolved, write_resolved
 from tests.docs.documents import PAGES, command_lines, name_of
 
 SHOWN = {name_of(page): lines for page in PAGES if (lines := command_lines(page))}
+
+
+BANK = attach(
+    recipes.get("books_hyena").model, AdapterConfig(rank=4, blocks=2, router=RouterConfig(), code=(Draw(),))
+)
+"""Of the run that pages call runs/bank; its router draws experts."""
 
 
 class Read(Exception):
@@ -43,6 +52,8 @@ def only_read(monkeypatch, tmp_path):
     for module in (train, plan, sweep):
         monkeypatch.setattr(module, "parse_recipe_and", stop_at_recipe)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "bank").mkdir(parents=True)
+    write_resolved(tmp_path / "runs" / "bank", Resolved(replace(recipes.get("books_hyena"), model=BANK), {}))
 
 
 def accepted(argv: list[str]) -> bool:

@@ -1,11 +1,13 @@
 """Python in guides that load runs, with what they would call in place of a run."""
 
 import inspect
+import re
 from types import SimpleNamespace
 
 import jaxblt
 import jaxblt.inference
 from jaxblt.inference.requests import lay_out
+from jaxblt.models.stack import DEFAULTS
 from tests.docs.documents import ROOT, blocks
 
 GUIDES = ROOT / "docs" / "guides"
@@ -39,3 +41,19 @@ def test_remote_md_loads_a_run(monkeypatch):
     for text in blocks(GUIDES / "remote.md", "python"):
         exec(compile(text, "remote.md", "exec"), {})
     assert [call.arguments["run_dir"] for call in calls] == ["s3://bucket/runs/books"]
+
+
+def test_parts_md_uses_parts_by_themselves(capsys):
+    """Its table has every name that a pattern may have, and the packages of all operations."""
+    names = {}
+    for text in blocks(GUIDES / "parts.md", "python"):
+        exec(compile(text, "parts.md", "exec"), names)
+    patterns, equal, said = capsys.readouterr().out.splitlines()
+    assert (patterns, equal) == ("J T", "True")
+    assert said.startswith("linear_scan: ")
+    first_cells = re.findall(
+        r"^\| (`.*?) \|", (GUIDES / "parts.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    shown = set(re.findall(r"`(\w+)`", " ".join(first_cells)))
+    ops = {path.parent.name for path in (ROOT / "pallas_kernels").glob("*/README.md")}
+    assert {*DEFAULTS, *ops} == shown

@@ -3,14 +3,17 @@
 import shutil
 from dataclasses import replace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 from jaxblt.adapters import AdapterConfig, Draw, RouterConfig, attach, split_params
 from jaxblt.cli.recipe_options import parse_recipe
+from jaxblt.data import make_dataset
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.acting import Acting, acting_params, keep_routers
@@ -20,8 +23,10 @@ from jaxblt.training.metrics import cross_entropy
 from jaxblt.training.objectives import Masked
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.policy import PolicyConfig
+from jaxblt.training.report import costs_by_length, model_cost
 from jaxblt.training.resolved import Resolved, write_resolved
 from jaxblt.training.serialize import from_json, to_json
+from jaxblt.training.setup import Setup, make_task
 from jaxblt.training.state import BASE, freeze, start
 from jaxblt.training.step import Task, make_train_step
 from tests.adapters.routing import TURNS
@@ -190,6 +195,26 @@ def test_a_hybrid_is_named_in_recipes_and_on_the_command_line(tmp_path):
         labels=((0, 1.0), (50, 0.0)), reinforcement=((50, 0.0), (100, 1.0)), policy=PolicyConfig("ppo")
     )
     assert found.hybrid == wanted
+
+
+def test_a_hybrid_over_a_frozen_base_is_counted():
+    """Its bare base has no bank, which a hybrid asks for."""
+    recipe = tiny_recipe(model=MODEL, base_run="runs/base", hybrid=PPO)
+    task = make_task(recipe)
+    whole = jax.eval_shape(task.model.init, jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"]
+    setup = Setup(
+        recipe,
+        Mesh(jax.devices()[:1], "data"),
+        task,
+        optax.identity(),
+        float,
+        whole,
+        whole,
+        start({}, optax.identity()),
+    )
+    data = make_dataset(recipe.data, split="train", source=Letters())
+    all_trained = model_cost(task, nn.meta.unbox(whole), recipe.data.seq_len)
+    assert 0 < costs_by_length(setup, data)[recipe.data.seq_len].byte < all_trained.byte
 
 
 @pytest.mark.parametrize(
