@@ -124,8 +124,9 @@ def _million_steps(found: Figures) -> tuple[float, float]:
 
 def summary(folder: Folder) -> str:
     """README's table."""
-    books, peer, dna = (folder[name] for name in ("books", "books_transformer", "ecoli"))
-    bits = {run["run"]: f"{run['evaluation']['bits_per_byte']:.3f}" for run in (books, peer, dna)}
+    names = ("books", "books_hyena", "books_transformer", "ecoli")
+    books, hyena, peer, dna = (folder[name] for name in names)
+    bits = {run["run"]: f"{run['evaluation']['bits_per_byte']:.3f}" for run in (books, hyena, peer, dna)}
     base = folder["books_baselines"]["bits_per_byte"]
     markov = folder["ecoli_baselines"]["bits_per_byte"]["order-5 Markov"]
     (step,) = folder["sequence_parallel_step_4_1m"]["steps"]
@@ -144,8 +145,8 @@ def summary(folder: Folder) -> str:
         (
             "held-out English books",
             f"`books`, BLT-Hyena, {_steps_time(books)} of steps",
-            f"{bits['books']} bits per byte (byte Transformer in {_steps_time(peer)} {bits['books_transformer']}, "
-            f"xz {base['xz']:.3f})",
+            f"{bits['books']} bits per byte (byte Hyena in {_steps_time(hyena)} {bits['books_hyena']}, byte Transformer "
+            f"in {_steps_time(peer)} {bits['books_transformer']}, xz {base['xz']:.3f})",
         ),
         (
             "held-out E. coli bases",
