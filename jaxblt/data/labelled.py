@@ -285,6 +285,17 @@ def classes_of(data: Any, task: str) -> tuple[str, ...]:
     return named[task] if task else getattr(data, "classes", ())
 
 
+def check_labels(own: LabelledDataConfig, other: LabelledDataConfig) -> None:
+    """Raises ValueError for data whose labels have other meanings or numbers than those that a run learned."""
+    for name in ("target", "classes", "tasks"):
+        learned, given = getattr(own, name), getattr(other, name)
+        if given != learned:
+            raise ValueError(
+                f"the run learned labels of {name} = {learned}, and the data's are of {name} = {given}: make them by "
+                "dataclasses.replace(run.recipe.data, paths=...), which keeps the numbers of classes"
+            )
+
+
 def label_lines(config: LabelledDataConfig) -> list[str]:
     """A line for each of several tasks, which counts the labels of each split; none for one task."""
     return describe_tasks(config.tasks, read_parts(config)) if config.tasks else []
