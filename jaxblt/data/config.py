@@ -191,13 +191,35 @@ class DataConfig:
         return self.sample_or_kind != "fasta" if self.eos is None else self.eos
 
 
+def check_settings(config: DataConfig) -> None:
+    """Raises ValueError for a setting of rows or splits that nothing reads, so that what it asks for is not done.
+
+    Configs may hold such settings, or runs that were trained with them could not be read.
+    """
+    packed = config.packing != "windows"
+    _check_read(config, "long_documents", "packing='first_fit', 'sequential' or 'buckets'", packed)
+    _check_read(config, "split_seed", "split='documents'", config.split == "documents")
+
+
+def _check_read(config: DataConfig, name: str, needed: str, read: bool) -> None:
+    value, default = getattr(config, name), DataConfig.__dataclass_fields__[name].default
+    if value != default and not read:
+        raise ValueError(
+            f"data.{name} = {value!r} is read with {needed} only, and nothing would come of it: set that, or leave it "
+            f"{default!r}"
+        )
+
+
 def open_source(config: DataConfig) -> DocumentSource:
     """The whole documents that a config names, before any split.
 
     Raises:
-      ValueError: not exactly one of `paths`, `sample` and `sources`; bad data.
+      ValueError: not exactly one of `paths`, `sample` and `sources`; a setting that nothing reads; bad data.
       FileNotFoundError: a path names no file.
     """
+    for name, kind in (("field", "jsonl"), ("soft_mask", "fasta")):
+        owns = not config.sources and config.sample_or_kind == kind
+        _check_read(config, name, f"kind={kind!r}" + " of a source" * bool(config.sources), owns)
     if config.sources:
         return JoinedSource(tuple(open_source(config.of(source)) for source in config.sources))
     if bool(config.paths) == (config.sample is not None):

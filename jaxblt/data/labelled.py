@@ -418,8 +418,25 @@ def read_parts(config: LabelledDataConfig) -> dict[str, list[LabelledRecord]]:
     named = (*config.paths, *config.validation_paths, *config.test_paths, config.labels, config.genome)
     files = expand([path for path in named if path is not None])
     _check_apart(config)
+    _check_settings(config, files)
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     return _read_parts(replace(config, **options), stamps)
+
+
+def _check_settings(config: LabelledDataConfig, files: Sequence[Path]) -> None:
+    """Raises ValueError for a setting that nothing reads, so that what it asks for is not done."""
+    read = {
+        "split_column": (config.split == "column", "split='column'"),
+        "split_seed": (config.split == "hash", "split='hash'"),
+        "genome": (any(ending(file) == ".bed" for file in files), "a .bed file among the paths"),
+    }
+    for name, (is_read, needed) in read.items():
+        value, default = getattr(config, name), LabelledDataConfig.__dataclass_fields__[name].default
+        if value != default and not is_read:
+            raise ValueError(
+                f"data.{name} = {value!r} is read with {needed} only, and nothing would come of it: set that, or leave "
+                f"it {default!r}"
+            )
 
 
 def _check_apart(config: LabelledDataConfig) -> None:

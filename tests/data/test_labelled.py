@@ -325,6 +325,18 @@ def test_bad_configs_of_labelled_data(here):
         ),
         ({"classes": ("no", "yes"), "fractions": (1.0, 0.0, 0.0)}, "split 'test' gets none of 40 records"),
         ({"target": "number"}, "r.csv:2: label 'yes' of 'r0' is no finite number"),
+        (
+            {"target": "number", "split_column": "label"},
+            "data.split_column = 'label' is read with split='column' only, and nothing",
+        ),
+        (
+            {"target": "number", "split": "files", "split_seed": 1},
+            "data.split_seed = 1 is read with split='hash' only",
+        ),
+        (
+            {"target": "number", "genome": "r.csv"},
+            "data.genome = 'r.csv' is read with a .bed file among the paths only",
+        ),
     ):
         with pytest.raises(ValueError, match=said):
             make_dataset(replace(config, **wrong), split="test", mode="eval")
