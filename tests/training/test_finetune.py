@@ -153,6 +153,14 @@ def test_an_answer_does_not_depend_on_its_neighbours(run):
     assert run.embed(sequences[:2]).arrays[0].shape == (16,)
 
 
+def test_a_table_is_not_read_as_one_record(run, tmp_path):
+    (tmp_path / "r.tsv").write_text("id\tsequence\nr\tACGT\n")
+    with pytest.raises(
+        ValueError, match=r"r.tsv' ends in .tsv, and a table would be read as one record: give"
+    ):
+        run.classify(tmp_path / "r.tsv")
+
+
 def test_a_run_says_what_it_took_and_draws_what_it_confuses(folder):
     events = b"".join(file.read_bytes() for file in (folder / RUN / "tensorboard").iterdir())
     for said in (
