@@ -297,8 +297,18 @@ def check_labels(own: LabelledDataConfig, other: LabelledDataConfig) -> None:
 
 
 def label_lines(config: LabelledDataConfig) -> list[str]:
-    """A line for each of several tasks, which counts the labels of each split; none for one task."""
-    return describe_tasks(config.tasks, read_parts(config)) if config.tasks else []
+    """A line for each of several tasks, which counts the labels of each split, and one for classes never trained on."""
+    parts = read_parts(config)
+    lines = describe_tasks(config.tasks, parts) if config.tasks else []
+    for place, asked in enumerate(config.tasks or (config,)):
+        held = {record.labels[place] for record in parts["train"]}
+        known = set("".join(held)) if asked.target == "positions" else held
+        if missing := [name for name in asked.classes if name not in known]:
+            whose = f" of task {asked.column}" if isinstance(asked, LabelTask) else ""
+            lines.append(
+                f"classes{whose} that no training record has, so that none is learned: {', '.join(missing)}"
+            )
+    return lines
 
 
 def open_labelled(
