@@ -12,6 +12,7 @@ from jaxblt.data.mixture import JoinedSource, SourceConfig
 from jaxblt.data.samples import SAMPLES, sample_source
 from jaxblt.data.sources import DocumentSource, FastaSource, JsonlSource, Regions, TextSource, open_bed
 from jaxblt.data.splits import SplitName, split_by_document, split_by_name, split_by_position
+from jaxblt.data.vocab import check_single_bytes
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields
 
 
@@ -192,10 +193,11 @@ class DataConfig:
 
 
 def check_settings(config: DataConfig) -> None:
-    """Raises ValueError for a setting of rows or splits that nothing reads, so that what it asks for is not done.
+    """Raises ValueError for a setting of rows or splits that nothing reads as it is meant.
 
     Configs may hold such settings, or runs that were trained with them could not be read.
     """
+    check_single_bytes("data.scored", config.scored or "")
     packed = config.packing != "windows"
     _check_read(config, "long_documents", "packing='first_fit', 'sequential' or 'buckets'", packed)
     _check_read(config, "split_seed", "split='documents'", config.split == "documents")

@@ -87,6 +87,10 @@ def test_options_that_do_not_go_together(options, message):
         ({"sample": "book", "split": "random"}, "split must be one of 'documents', .*, got 'random'"),
         ({"sample": "book", "split": "documents", "fractions": (0.0, 0.0, 1.0)}, "gets none of 1 documents"),
         (
+            {"sample": "book", "scored": "aé"},
+            "data.scored = 'aé' must be characters of one byte, such as 'ACGT'",
+        ),
+        (
             {"sample": "book", "split_seed": 1},
             "data.split_seed = 1 is read with split='documents' only, and no",
         ),
