@@ -27,6 +27,7 @@ from jaxblt.answers import (
     variants,
 )
 from jaxblt.data import vocab
+from jaxblt.data.labelled import LabelledDataConfig, check_labels
 from jaxblt.data.pipeline import make_dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.splits import SplitName
@@ -162,12 +163,16 @@ class Run:
 
         Raises:
           ValueError: the mesh has not as many devices as there are, the batch or the rows do not divide among them,
-            packed documents cannot start where the patcher's blocks do, or no byte is scored.
+            packed documents cannot start where the patcher's blocks do, labels are others than the run learned, or no
+            byte is scored.
 
         Warns:
           PatchOverflowWarning: blocks have fewer slots than this data asks for; see `recalibrate`.
         """
         devices = mesh.build()
+        own = self.recipe.data
+        if isinstance(own, LabelledDataConfig) and isinstance(data, LabelledDataConfig):
+            check_labels(own, data)
         recipe = self.recipe if data is None else replace(self.recipe, data=data)
         dataset = open_data(recipe, devices, split=split, mode="eval", source=source)
         task = replace(make_task(recipe), packed=True).cut_by(self.patcher)

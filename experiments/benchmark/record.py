@@ -18,6 +18,9 @@ def record(run_dir: Annotated[str, tyro.conf.Positional], evaluation: str, out: 
       run_dir: folder with config.json and metrics.jsonl.
       evaluation: JSON that experiments.evaluate wrote.
       out: file to write.
+
+    Raises:
+      ValueError: the evaluation is of another run, or rows are not full, so that their bytes are not known.
     """
     from jaxblt.training.runlog import read_metrics
 
@@ -26,7 +29,9 @@ def record(run_dir: Annotated[str, tyro.conf.Positional], evaluation: str, out: 
     validation = [line["validation/bits_per_byte"] for line in written if "validation/bits_per_byte" in line]
     config = json.loads((Path(run_dir) / "config.json").read_text(encoding="utf-8"))
     scored = json.loads(Path(evaluation).read_text(encoding="utf-8"))
-    data = config["recipe"]["data"]
+    recipe = config["recipe"]
+    data = recipe["data"]
+    _check(recipe, scored, lines[-1]["step"])
     seen = lines[-1]["step"] * data["batch_size"] * data["seq_len"]
     rate = median(line["bytes_per_second"] for line in lines)
     found = {
@@ -45,3 +50,17 @@ def record(run_dir: Annotated[str, tyro.conf.Positional], evaluation: str, out: 
     }
     save("record", out, found, origin={name: config[name] for name in ORIGIN})
     return found
+
+
+def _check(recipe: dict[str, Any], scored: dict[str, Any], steps: int) -> None:
+    if scored["run"] != recipe["name"] or scored["step"] > steps:
+        raise ValueError(
+            f"the evaluation is of run {scored['run']!r} at step {scored['step']}, and the folder holds "
+            f"{recipe['name']!r} of {steps} steps: name the evaluation of this run"
+        )
+    rows = {name: recipe["data"].get(name) for name in ("packing", "partial")}
+    if rows != {"packing": "windows", "partial": "drop"}:
+        raise ValueError(
+            f"the rows of the run's data may hold padding, as it has {rows}, and bytes are counted by full rows: "
+            "record a run with packing='windows' and partial='drop'"
+        )

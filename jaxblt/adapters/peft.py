@@ -175,7 +175,7 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: an entry is missing, foreign or of another shape; the rank, alpha or base is another one; the files
+      ValueError: an entry is missing, foreign, not finite or of another shape; rank, alpha or base differs; the files
         use what is not supported (DoRA, rsLoRA, biases, alphas by site, invocation by tokens or by Arrow, starts that
         change the base); or they are damaged.
     """
@@ -198,6 +198,11 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
             raise ValueError(
                 f"{folder}: {place.names[0]} and lora_B have shapes {v.shape} and {u.shape}, expected {shapes[0]} and "
                 f"{shapes[1]}"
+            )
+        if not all(jnp.issubdtype(x.dtype, jnp.floating) and np.isfinite(x).all() for x in (v, u)):
+            raise ValueError(
+                f"{folder}: {place.names[0]} and lora_B hold {v.dtype} and {u.dtype}, expected finite floats: have "
+                "PEFT write them again"
             )
         tree = trees
         for name in (*place.path, ADAPTER):

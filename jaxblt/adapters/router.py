@@ -29,7 +29,7 @@ from jaxblt.adapters.retrieval.features import FEATURES
 from jaxblt.adapters.retrieval.neighbours import retrieve
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, blank, start_clock
-from jaxblt.mixers.sequence import Rows, read
+from jaxblt.mixers.sequence import Rows, check_kind, read
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.positions import document_positions
 from jaxblt.side_outputs import sow_metric
@@ -47,13 +47,16 @@ class RouterState:
     """Where each row stands, the sums of its document so far, and the states of the transforms.
 
     `replaced` counts the tokens so far whose code was not finite. `memory` is the GRU's, `side` the side features that
-    the open chunk began with, `neighbours` those of an index; None for a router without.
+    the open chunk began with, `neighbours` those of an index; None for a router without. `chunk` and `prefix` are the
+    config's, over which `sums` ran.
     """
 
     clock: Clock
     sums: Sums
     code: tuple[Any, ...]
     replaced: Int[Array, "B"]
+    chunk: int = flax.struct.field(pytree_node=False)
+    prefix: int | None = flax.struct.field(pytree_node=False)
     memory: Float[Array, "B H K"] | None = None
     side: Float[Array, "B S"] | None = None
     neighbours: Float[Array, "B F"] | None = None
@@ -68,6 +71,8 @@ def init_router_state(config: Any, batch_size: int, dim: int) -> RouterState:
         sums=_pools(router).zero((nothing,)),
         code=tuple(transform.init_state(batch_size, config.numbers) for transform in config.code),
         replaced=jnp.zeros((batch_size,), jnp.int32),
+        chunk=router.chunk,
+        prefix=router.prefix,
         memory=jnp.zeros(memory, jnp.float32) if router.memory else None,
         side=jnp.zeros((batch_size, router.side), jnp.float32) if router.side else None,
         neighbours=jnp.zeros((batch_size, len(FEATURES)), jnp.float32) if router.retrieval else None,
@@ -164,9 +169,11 @@ class Router(nn.Module):
         are no neighbours; see `jaxblt.adapters.owners`.
 
         Raises:
-          ValueError: side features are missing, more or fewer than `RouterConfig.side`.
+          ValueError: side features are missing, more or fewer than `RouterConfig.side`; the state is of another config.
         """
-        check_side(self.adapter.router, side)
+        config = self.adapter.router
+        check_side(config, side)
+        check_kind(RouterState, state, chunk=config.chunk, prefix=config.prefix)
         rows = read(x.astype(jnp.float32), segment_ids, None, None if state is None else state.clock)
         if state is None:
             time = document_positions(jnp.zeros(x.shape[:2], jnp.int32), segment_ids)
@@ -176,8 +183,8 @@ class Router(nn.Module):
         heard, after = self._hear(rows, time, side, documents, state)
         whole = state is None and not rows.split  # elsewhere rows begin anywhere in a chunk
         places: dict[Level, Places] = {
-            level: places_of(self.adapter.router, level, x.shape[1], segment_ids) if whole else EVERY
-            for level in levels_of(self.adapter.router)
+            level: places_of(config, level, x.shape[1], segment_ids) if whole else EVERY
+            for level in levels_of(config)
         }
         code, moment = self._code(heard, time, rows.content, places)
         states, first = [], code
@@ -306,7 +313,8 @@ class Router(nn.Module):
         heard = Heard(h, mean, memory, side, chunk_side, near, p)
         if state is None:
             return heard, None
-        return heard, RouterState(state.clock, sums, (), state.replaced, memorised, held, kept)  # pyright: ignore[reportArgumentType]
+        kept_of = {"memory": memorised, "side": held, "neighbours": kept}
+        return heard, state.replace(sums=sums, code=(), **kept_of)
 
     def _features(self, level: Level, heard: Heard, time: Int[Array, "B T"]) -> Float[Array, "B T F"]:
         """What f of a level reads."""

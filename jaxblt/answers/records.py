@@ -10,7 +10,7 @@ import numpy as np
 from jaxblt.data.config import DataConfig
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.sources import BytesSource, DocumentSource, FastaSource, JsonlSource, TextSource
-from jaxblt.data.sources.labelled import FASTA, ending
+from jaxblt.data.sources.labelled import FASTA, TABLES, ending
 from jaxblt.data.task_data import RowsConfig, TaskDataConfig
 
 Sequences = Sequence[bytes | str] | str | os.PathLike[str] | DocumentSource
@@ -31,7 +31,7 @@ def open_records(sequences: Sequences, data: RowsConfig) -> DocumentSource:
 
     Raises:
       FileNotFoundError: a path names no file.
-      ValueError: there is no record, one is empty, or is neither bytes nor text.
+      ValueError: there is no record, one is empty, or is neither bytes nor text; or a table for a run on labels.
     """
     source = _opened(sequences, data)
     if not len(source):
@@ -68,6 +68,11 @@ def open_fasta(path: str | os.PathLike[str], data: RowsConfig) -> FastaSource:
 
 
 def _open_text(path: Path, data: RowsConfig) -> DocumentSource:
+    if isinstance(data, LabelledDataConfig) and (kind := ending(path)) in (*TABLES, ".bed"):
+        raise ValueError(
+            f"'{path}' ends in {kind}, and a table would be read as one record: give its sequences as FASTA, JSON "
+            "lines or a list"
+        )
     if ending(path) == ".jsonl":
         return JsonlSource(path, field=_text_field(data))
     return TextSource(path)

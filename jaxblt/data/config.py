@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from jaxblt.data.buckets import rows_within
 from jaxblt.data.mixture import JoinedSource, SourceConfig
 from jaxblt.data.samples import SAMPLES, sample_source
 from jaxblt.data.sources import DocumentSource, FastaSource, JsonlSource, Regions, TextSource, open_bed
+from jaxblt.data.sources.files import expand
 from jaxblt.data.splits import SplitName, split_by_document, split_by_name, split_by_position
+from jaxblt.data.vocab import check_single_bytes
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields
 
 
@@ -191,13 +193,57 @@ class DataConfig:
         return self.sample_or_kind != "fasta" if self.eos is None else self.eos
 
 
+def check_settings(config: DataConfig) -> None:
+    """Raises ValueError for a setting of rows or splits that nothing reads as it is meant.
+
+    Configs may hold such settings, or runs that were trained with them could not be read.
+    """
+    check_single_bytes("data.scored", config.scored or "")
+    packed = config.packing != "windows"
+    _check_read(config, "long_documents", "packing='first_fit', 'sequential' or 'buckets'", packed)
+    _check_read(config, "split_seed", "split='documents'", config.split == "documents")
+    for name in ("validation_names", "test_names"):
+        _check_read(config, name, f"{name} of each source", not config.sources)
+    _check_shared(config)
+
+
+def _check_shared(config: DataConfig) -> None:
+    """Raises ValueError for a file of two sources that may hold it in different parts: trained on, and held out."""
+    if config.split == "position":
+        return
+    held: dict[str, tuple[str, Any]] = {}
+    for source in config.sources:
+        files = [os.path.abspath(file) for file in expand(source.paths)] if source.paths else []
+        own = (files, source.validation_names, source.test_names)
+        for file in files:
+            other, dealt = held.setdefault(file, (source.name, own))
+            if dealt != own:
+                raise ValueError(
+                    f"{file!r} is of source {other!r} and of {source.name!r}, whose documents are split in different "
+                    "ways: one may train on what the other holds out; give both the same files and names, or "
+                    "split='position'"
+                )
+
+
+def _check_read(config: DataConfig, name: str, needed: str, read: bool) -> None:
+    value, default = getattr(config, name), DataConfig.__dataclass_fields__[name].default
+    if value != default and not read:
+        raise ValueError(
+            f"data.{name} = {value!r} is read with {needed} only, and nothing would come of it: set that, or leave it "
+            f"{default!r}"
+        )
+
+
 def open_source(config: DataConfig) -> DocumentSource:
     """The whole documents that a config names, before any split.
 
     Raises:
-      ValueError: not exactly one of `paths`, `sample` and `sources`; bad data.
+      ValueError: not exactly one of `paths`, `sample` and `sources`; a setting that nothing reads; bad data.
       FileNotFoundError: a path names no file.
     """
+    for name, kind in (("field", "jsonl"), ("soft_mask", "fasta")):
+        owns = not config.sources and config.sample_or_kind == kind
+        _check_read(config, name, f"kind={kind!r}" + " of a source" * bool(config.sources), owns)
     if config.sources:
         return JoinedSource(tuple(open_source(config.of(source)) for source in config.sources))
     if bool(config.paths) == (config.sample is not None):

@@ -67,6 +67,11 @@ class Dataset(ABC):
     def num_bytes(self) -> int | None:
         """Bytes of the split; None where they are not known."""
 
+    @property
+    def extent(self) -> dict[str, int | None]:
+        """Rows and bytes of the split, as JSON: what tells data that have changed from those that were read before."""
+        return {"rows": self.num_rows, "bytes": self.num_bytes}
+
     @abstractmethod
     def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
         """Writes row `number` of a bucket into `row`, which is blank; it stands in this slot of this step."""

@@ -285,9 +285,30 @@ def classes_of(data: Any, task: str) -> tuple[str, ...]:
     return named[task] if task else getattr(data, "classes", ())
 
 
+def check_labels(own: LabelledDataConfig, other: LabelledDataConfig) -> None:
+    """Raises ValueError for data whose labels have other meanings or numbers than those that a run learned."""
+    for name in ("target", "classes", "tasks"):
+        learned, given = getattr(own, name), getattr(other, name)
+        if given != learned:
+            raise ValueError(
+                f"the run learned labels of {name} = {learned}, and the data's are of {name} = {given}: make them by "
+                "dataclasses.replace(run.recipe.data, paths=...), which keeps the numbers of classes"
+            )
+
+
 def label_lines(config: LabelledDataConfig) -> list[str]:
-    """A line for each of several tasks, which counts the labels of each split; none for one task."""
-    return describe_tasks(config.tasks, read_parts(config)) if config.tasks else []
+    """A line for each of several tasks, which counts the labels of each split, and one for classes never trained on."""
+    parts = read_parts(config)
+    lines = describe_tasks(config.tasks, parts) if config.tasks else []
+    for place, asked in enumerate(config.tasks or (config,)):
+        held = {record.labels[place] for record in parts["train"]}
+        known = set("".join(held)) if asked.target == "positions" else held
+        if missing := [name for name in asked.classes if name not in known]:
+            whose = f" of task {asked.column}" if isinstance(asked, LabelTask) else ""
+            lines.append(
+                f"classes{whose} that no training record has, so that none is learned: {', '.join(missing)}"
+            )
+    return lines
 
 
 def open_labelled(
@@ -407,8 +428,25 @@ def read_parts(config: LabelledDataConfig) -> dict[str, list[LabelledRecord]]:
     named = (*config.paths, *config.validation_paths, *config.test_paths, config.labels, config.genome)
     files = expand([path for path in named if path is not None])
     _check_apart(config)
+    _check_settings(config, files)
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     return _read_parts(replace(config, **options), stamps)
+
+
+def _check_settings(config: LabelledDataConfig, files: Sequence[Path]) -> None:
+    """Raises ValueError for a setting that nothing reads, so that what it asks for is not done."""
+    read = {
+        "split_column": (config.split == "column", "split='column'"),
+        "split_seed": (config.split == "hash", "split='hash'"),
+        "genome": (any(ending(file) == ".bed" for file in files), "a .bed file among the paths"),
+    }
+    for name, (is_read, needed) in read.items():
+        value, default = getattr(config, name), LabelledDataConfig.__dataclass_fields__[name].default
+        if value != default and not is_read:
+            raise ValueError(
+                f"data.{name} = {value!r} is read with {needed} only, and nothing would come of it: set that, or leave "
+                f"it {default!r}"
+            )
 
 
 def _check_apart(config: LabelledDataConfig) -> None:

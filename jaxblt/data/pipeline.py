@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxblt.data.buckets import bucket
-from jaxblt.data.config import DataConfig, apply_split, open_source
+from jaxblt.data.config import DataConfig, apply_split, check_settings, open_source
 from jaxblt.data.dataset import Dataset, Row
 from jaxblt.data.entropies import read_entropies
 from jaxblt.data.keys import document_key
@@ -119,8 +119,8 @@ def make_dataset(
 
     Raises:
       FileNotFoundError: a path names no file.
-      ValueError: bad data, an unknown split or sample, a split without bytes, windows longer than every
-        document, or a batch that the processes cannot share equally.
+      ValueError: bad data, an unknown split or sample, a split without bytes, a setting that nothing reads, windows
+        longer than every document, or a batch that the processes cannot share equally.
     """
     if mode not in ("train", "eval"):
         raise ValueError(f"unknown mode {mode!r}: choose 'train' or 'eval'")
@@ -142,6 +142,7 @@ def make_dataset(
         return open_labelled(config, split=split, mode=mode, **processes)
     if source is not None:
         config = replace(config, sources=())
+    check_settings(config)
     whole = open_source(config) if source is None else source
     part = apply_split(config, whole, split)
     lists = _indexes_of_each(config, part, mode, split)

@@ -20,6 +20,14 @@ VOCAB_SIZE = 256 + OFFSET
 """Ids in all: the bytes and the special ids."""
 
 
+def check_single_bytes(name: str, characters: str) -> None:
+    """Raises ValueError for characters of several bytes: each of these is a byte of other characters too."""
+    if not characters.isascii():
+        raise ValueError(
+            f"{name} = {characters!r} must be characters of one byte, such as 'ACGT': leave others out"
+        )
+
+
 def encode(data: bytes, *, bos: bool = False, eos: bool = False) -> np.ndarray:
     """Bytes as int32 ids (byte + 4), with BOS before and EOS after when asked for.
 

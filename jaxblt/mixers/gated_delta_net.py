@@ -20,7 +20,7 @@ from jaxblt.mixers.matrix_state import (
     check_heads,
     head_shape,
 )
-from jaxblt.mixers.sequence import read
+from jaxblt.mixers.sequence import check_kind, read
 from pallas_kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_summary
 
 EPSILON = 1e-6
@@ -71,7 +71,7 @@ class GatedDeltaNetConfig:
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> MatrixState:
         """Zero inputs and S = 0."""
-        return self.shape.init_state(batch_size, dtype)
+        return self.shape.init_state(batch_size, dtype, "GatedDeltaNet")
 
 
 class GatedDeltaNet(nn.Module):
@@ -95,6 +95,7 @@ class GatedDeltaNet(nn.Module):
     ) -> tuple[Float[Array, "B T D"], MatrixState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config, heads = self.config, self.config.num_heads
+        check_kind(MatrixState, state, mixer="GatedDeltaNet")
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import Linear, dense
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.matrix_state import HeadShape, MatrixState, Readout, Streams, check_heads, head_shape
-from jaxblt.mixers.sequence import read
+from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.validation import check_bounds
 from pallas_kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_summary
 
@@ -61,7 +61,7 @@ class GatedLinearAttentionConfig:
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> MatrixState:
         """Zero inputs and S = 0."""
-        return self.shape.init_state(batch_size, dtype)
+        return self.shape.init_state(batch_size, dtype, "GatedLinearAttention")
 
 
 class GatedLinearAttention(nn.Module):
@@ -81,6 +81,7 @@ class GatedLinearAttention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], MatrixState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config = self.config
+        check_kind(MatrixState, state, mixer="GatedLinearAttention")
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(

@@ -20,7 +20,7 @@ from jaxblt.mixers.finite_filter import (
 )
 from jaxblt.mixers.history import ShortHistory
 from jaxblt.mixers.modal_filter import ModalConv
-from jaxblt.mixers.sequence import Rows, read
+from jaxblt.mixers.sequence import Rows, check_kind, read
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels import modal_conv
 from pallas_kernels.short_conv import short_conv
@@ -83,7 +83,8 @@ class HyenaConfig:
             given = {"capacity": capacity, "dtype": dtype}
             filters = [init_filter_state(filter, batch_size, self.dim, **given) for _ in range(count)]
         short = jnp.zeros((batch_size, (self.order + 1) * self.dim, self.short_taps - 1), dtype)
-        return HyenaState(start_clock(batch_size), short, tuple(filters), capacity=limit)
+        kind = type(filter).__name__
+        return HyenaState(start_clock(batch_size), short, tuple(filters), capacity=limit, filter=kind)
 
 
 def _check_implementation(name: str | None, filter: Filter) -> None:
@@ -105,12 +106,14 @@ class HyenaState:
       filters: one for each long convolution: modal states [B, D, M] in fp32, or past inputs [B, D, taps - 1], of
         more than 512 taps with the outputs to come.
       capacity: the most tokens of a document if an implicit filter was cut to fewer taps than it has; else None.
+      filter: the kind of filter that they are of.
     """
 
     clock: Clock
     short: Float[Array, "B E S"]
     filters: tuple[FilterState, ...]
     capacity: int | None = flax.struct.field(pytree_node=False)
+    filter: str = flax.struct.field(pytree_node=False)
 
 
 class Hyena(nn.Module):
@@ -136,6 +139,7 @@ class Hyena(nn.Module):
         config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
         project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, name="in")
         project_out = Linear("bct,cd->btd", {"d": config.dim}, ("channels", "embed"), self.dtype, name="out")
+        check_kind(HyenaState, state, filter=type(config.filter).__name__)
         clock = None if state is None else state.clock
         options = {"width": config.dim, "alignment": config.segment_alignment, "packed": config.packed}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)

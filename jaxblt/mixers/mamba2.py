@@ -18,7 +18,7 @@ from jaxblt.mixers.matrix_state import (
     Streams,
     check_forward,
 )
-from jaxblt.mixers.sequence import read
+from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.validation import check_bounds, check_fields
 
 
@@ -75,7 +75,7 @@ class Mamba2Config:
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> MatrixState:
         """Zero inputs and S = 0."""
-        return self.shape.init_state(batch_size, dtype)
+        return self.shape.init_state(batch_size, dtype, "Mamba2")
 
 
 class Mamba2(nn.Module):
@@ -95,6 +95,7 @@ class Mamba2(nn.Module):
     ) -> tuple[Float[Array, "B T D"], MatrixState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config, shape = self.config, self.config.shape
+        check_kind(MatrixState, state, mixer="Mamba2")
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         (c, b, v), short = Streams(shape, self.dtype, name="streams")(

@@ -50,11 +50,11 @@ class HeadShape:
             "v": (self.heads, self.values),
         }
 
-    def init_state(self, batch_size: int, dtype: Any) -> "MatrixState":
+    def init_state(self, batch_size: int, dtype: Any, mixer: str) -> "MatrixState":
         """Zero inputs in `dtype`, and S = 0 in fp32."""
         short = [jnp.zeros((batch_size, h * k, self.taps - 1), dtype) for h, k in self.streams.values()]
         memory = jnp.zeros((batch_size, self.heads, self.keys, self.values), jnp.float32)
-        return MatrixState(start_clock(batch_size), tuple(short), memory)
+        return MatrixState(start_clock(batch_size), tuple(short), memory, mixer)
 
 
 @flax.struct.dataclass
@@ -65,11 +65,13 @@ class MatrixState:
       clock: where each row stands.
       short: the last taps - 1 inputs of the convolutions of q, k and v.
       memory: S after the row's last token, in fp32.
+      mixer: which one writes and reads S.
     """
 
     clock: Clock
     short: tuple[Float[Array, "B _ S"], ...]
     memory: Float[Array, "B H K V"]
+    mixer: str = flax.struct.field(pytree_node=False)
 
 
 def check_heads(config: Any) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import Linear, linears
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
-from jaxblt.mixers.sequence import read
+from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.linear_scan import decayed, linear_scan
 
@@ -49,17 +49,17 @@ class GatedRecurrenceConfig:
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "RecurrenceState":
         """h = 0, in fp32."""
-        return RecurrenceState(
-            clock=start_clock(batch_size), h=jnp.zeros((batch_size, self.dim), jnp.float32)
-        )
+        h = jnp.zeros((batch_size, self.dim), jnp.float32)
+        return RecurrenceState(clock=start_clock(batch_size), h=h, cell=self.cell)
 
 
 @flax.struct.dataclass
 class RecurrenceState:
-    """Where each row stands, and h after its last token."""
+    """Where each row stands, h after its last token, and the cell that h is of."""
 
     clock: Clock
     h: Float[Array, "B D"]
+    cell: str = flax.struct.field(pytree_node=False)
 
 
 class GatedRecurrence(nn.Module):
@@ -78,6 +78,7 @@ class GatedRecurrence(nn.Module):
         state: RecurrenceState | None = None,
     ) -> tuple[Float[Array, "B T D"], RecurrenceState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
+        check_kind(RecurrenceState, state, cell=self.config.cell)
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=self.config.dim)
         biases = {"in": None, "gate": nn.initializers.constant(2.0)}

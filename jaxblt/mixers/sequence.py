@@ -219,13 +219,26 @@ def check_call(
         )
 
 
-def check_kind(kind: type, state: Any) -> None:
-    """Raises ValueError for the state of another mixer, which may have members of the same names and shapes."""
-    if state is not None and not isinstance(state, kind):
+def check_kind(kind: type, state: Any, **own: Any) -> None:
+    """Raises ValueError for the state of another mixer or config, which may have members of the same names and shapes.
+
+    Args:
+      kind: what a state of the caller is.
+      state: as it was given; None passes.
+      own: members of such a state that say what its arrays mean, as the caller's config has them.
+    """
+    if state is None:
+        return
+    if not isinstance(state, kind):
         raise ValueError(
             f"the state is a {type(state).__name__}, expected a {kind.__name__}: make it by init_state of the same "
             "config"
         )
+    for name, value in own.items():
+        if (held := getattr(state, name)) != value:
+            raise ValueError(
+                f"the state is of {name} = {held}, and the config of {value}: make it by init_state of the same config"
+            )
 
 
 def _check_carry(core: Core, streams: Any, carry: Carry) -> None:

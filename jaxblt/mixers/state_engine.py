@@ -19,7 +19,7 @@ from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.choices import given_choice, held
 from jaxblt.mixers.matrix_state import HeadShape, Readout, Streams, check_forward
-from jaxblt.mixers.sequence import Rows, read
+from jaxblt.mixers.sequence import Rows, check_kind, read
 from jaxblt.mixers.state_count import LEAST, SlotCount, start_count
 from jaxblt.mixers.state_edges import GATES, Cell, EdgeCore, EdgeStreams, Engine, slot_gates
 from jaxblt.mixers.state_slots import SlotCore, Slots, SlotStreams, largest, only_allowed, routed
@@ -130,6 +130,11 @@ class StateEngineConfig:
         return self.cell is not None or self.state_attention or self.state_routes
 
     @property
+    def interval_of_edges(self) -> int | None:
+        """Tokens from edge to edge; None without edges."""
+        return self.interval if self.has_edges else None
+
+    @property
     def shape(self) -> HeadShape:
         """Heads and widths."""
         width = self.head_dim or self.dim // self.num_heads
@@ -156,8 +161,8 @@ class StateEngineConfig:
             time = jnp.zeros((batch_size, shape.heads), jnp.int32)
             slots = Engine(slots, edge, edge if self.cell == "lstm" else None, time)
         counted = start_count(batch_size) if self.adaptive_count else None
-        clock, interval = start_clock(batch_size), self.interval if self.has_edges else None
-        return StateEngineState(clock, tuple(short), slots, counted, self.level_sizes, interval)
+        told: Any = {"levels": self.level_sizes, "cell": self.cell, "interval": self.interval_of_edges}
+        return StateEngineState(start_clock(batch_size), tuple(short), slots, counted, **told)
 
 
 @flax.struct.dataclass
@@ -170,6 +175,7 @@ class StateEngineState:
       engine: the slots, with what edges need if there are edges.
       counted: sums over the document's tokens, for an adaptive count.
       levels: slots of each level.
+      cell: how slots move at an edge.
       interval: tokens from edge to edge; None without edges.
     """
 
@@ -178,26 +184,18 @@ class StateEngineState:
     engine: Slots | Engine
     counted: Float[Array, "B E"] | None
     levels: tuple[int, ...] = flax.struct.field(pytree_node=False)
+    cell: Cell | None = flax.struct.field(pytree_node=False)
     interval: int | None = flax.struct.field(pytree_node=False)
+
+    @property
+    def adaptive_count(self) -> bool:
+        """Whether the tokens' number of slots goes by the document."""
+        return self.counted is not None
 
     @property
     def slots(self) -> Slots:
         """What the slots hold."""
         return self.engine.slots if isinstance(self.engine, Engine) else self.engine
-
-
-def _check_state(config: StateEngineConfig, state: StateEngineState) -> None:
-    """Raises ValueError for the state of another config, where the shapes of what it carries do not tell."""
-    own = {"adaptive_count": config.adaptive_count, "levels": config.level_sizes}
-    held = {"adaptive_count": state.counted is not None, "levels": state.levels}
-    if config.has_edges and state.interval is not None:
-        own["interval"], held["interval"] = config.interval, state.interval
-    for name, value in own.items():
-        if held[name] != value:
-            raise ValueError(
-                f"the state is of {name} = {held[name]}, and the config of {value}: make it by init_state of the same "
-                "config"
-            )
 
 
 class StateEngine(nn.Module):
@@ -217,8 +215,8 @@ class StateEngine(nn.Module):
     ) -> tuple[Float[Array, "B T D"], StateEngineState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config, before = self.config, state
-        if before is not None:
-            _check_state(config, before)
+        told: Any = {"levels": config.level_sizes, "interval": config.interval_of_edges}
+        check_kind(StateEngineState, before, adaptive_count=config.adaptive_count, cell=config.cell, **told)
         clock = None if before is None else before.clock
         options: Any = {"width": config.dim, "alignment": config.segment_alignment}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)

@@ -13,7 +13,7 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.schedule import OnePass
 from jaxblt.data.sources import DocumentSource
-from jaxblt.data.vocab import encode
+from jaxblt.data.vocab import check_single_bytes, encode
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.patching import PatcherConfig, warn_overflow
@@ -34,7 +34,13 @@ EvalStep = Callable[[TrainState, Any, Any], Metrics]
 
 
 def target_ids(characters: str | None) -> tuple[int, ...] | None:
-    """The ids of single-byte characters such as "ACGT"; None for None."""
+    """The ids of single-byte characters such as "ACGT"; None for None.
+
+    Raises:
+      ValueError: a character has several bytes, each of which other characters have too.
+    """
+    if characters is not None:
+        check_single_bytes("targets", characters)
     return None if characters is None else tuple(int(i) for i in encode(characters.encode()))
 
 

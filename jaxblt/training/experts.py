@@ -29,7 +29,7 @@ def with_experts(recipe: Recipe, params: Any, frozen: dict[str, Frozen], mesh: M
 
     Raises:
       FileNotFoundError: a folder holds neither a run nor PEFT files.
-      ValueError: a LoRA was trained over another base; or as of `jaxblt.adapters.warm_start`.
+      ValueError: a LoRA was trained over another base, or with more than itself; or as of `jaxblt.adapters.warm_start`.
     """
     if not recipe.experts:
         return params
@@ -49,6 +49,11 @@ def _read(folder: str, recipe: Recipe, base_hash: str, mesh: Mesh) -> tuple[Any,
         raise ValueError(
             f"experts: {folder!r} was trained over another base than base_run={recipe.base_run!r} (content hashes "
             f"{resolved.frozen.get(BASE)} and {base_hash}): use LoRAs of this base, in the same train.dtype"
+        )
+    if resolved.recipe.also_train:
+        raise ValueError(
+            f"experts: {folder!r} has also_train = {resolved.recipe.also_train}, which its LoRA was trained with and "
+            "an expert cannot take over: train LoRAs with also_train=()"
         )
     params = stored_params(folder, {}, (), mesh)
     return resolved.recipe.model, jax.tree.map(lambda leaf: jnp.asarray(gathered(leaf)), params)

@@ -122,7 +122,7 @@ def fit(
       source: documents to use instead of those that the recipe names.
       devices: by default all.
       resume_with: the folder's run goes on with this recipe although settings differ that decide what is learned,
-        such as data, optimiser, seed, length or batch (`jaxblt.training.resolved.adopt`).
+        such as data, optimiser, seed, length or batch (`jaxblt.training.resolved.adopt`), or the data have changed.
       trackers: of your own, besides those that the recipe names; closed at the end. One process calls them.
 
     Raises:
@@ -165,6 +165,8 @@ def _fit(
         standing = standing_of(setup.recipe, meta)
         if first >= setup.recipe.train.steps or standing.exhausted:
             return already_finished(setup, state, first, called)
+        if not resume_with:
+            check_same_data(meta, data, called)
         checkpoints.best = lambda: standing.steps if setup.recipe.train.keep_best else ()
         data = replace(data, history=entropy_history(setup.recipe))
         startup.done("calibration and parameters")
@@ -300,6 +302,21 @@ def check_steps_left(recipe: Recipe, stored: Resolved, step: int) -> None:
         )
 
 
+def check_same_data(meta: dict[str, Any], data: Dataset, run_dir: str) -> None:
+    """Raises ValueError if the training split has another size than when the run was saved.
+
+    Files that were added or changed move the borders of splits, so that bytes held out so far would be trained on.
+    """
+    before = meta.get("data", data.extent)  # older runs noted nothing
+    if before != data.extent:
+        told = [f"{extent['rows']} rows of {extent['bytes']} bytes" for extent in (before, data.extent)]
+        raise ValueError(
+            f"the data of {run_dir} have changed: its training split held {told[0]}, and holds {told[1]}; put the "
+            "files back, or use another folder (and init_from), or say with --resume-with (of jaxblt train; "
+            "resume_with=True of fit) that it is meant"
+        )
+
+
 @dataclass(frozen=True)
 class Trainer:
     """The loop itself, with everything it talks to, the cost of a byte by length of row, and shapes compiled for.
@@ -408,9 +425,8 @@ class Trainer:
         Where the run is left the state is saved all the same: it is that of the last good step, further on.
         """
         if leaving or not int(state.skipped_in_a_row):
-            self.checkpoints.save(
-                step, without_frozen(forgive(state)), self.standing.meta | {"seconds": self.meter.seconds}
-            )
+            noted = self.standing.meta | {"seconds": self.meter.seconds, "data": self.data.extent}
+            self.checkpoints.save(step, without_frozen(forgive(state)), noted)
             saves.saved()
 
     def write(self, metrics: Metrics, step: int, bad: BadSteps) -> None:

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 
 from jaxblt.adapters import Draw
 from jaxblt.adapters.attach import stacks_of
+from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.data.vocab import VOCAB_SIZE
+from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.task_heads import TaskHeadsConfig
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
@@ -193,6 +195,7 @@ class Recipe:
         _check_base(self)
         _check_chain(self)
         _check_tasks(self)
+        _check_heads(self)
         check_followed(self)
         _check_reference(self)
         _check_hybrid(self)
@@ -333,6 +336,27 @@ def _check_tasks(recipe: Recipe) -> None:
             f"objective.weighting is {objective.weighting!r} and model.head.uncertainty is {learned}: only "
             "'uncertainty' and True go together"
         )
+
+
+def _check_heads(recipe: Recipe) -> None:
+    """A head answers with what the labels are, and has an output for each class: without one a loss would be NaN."""
+    heads, data = getattr(recipe.model, "head", None), recipe.data
+    if not isinstance(data, LabelledDataConfig):
+        return
+    asked = {task.column: task for task in data.tasks} or {"": data}
+    several = heads.tasks if isinstance(heads, TaskHeadsConfig) else ()
+    answered = {task.name: task.head for task in several} or {"": heads}
+    for name, labels in asked.items():
+        head = answered[name]
+        if not isinstance(head, LabelHeadConfig):
+            continue
+        fixed = len(labels.classes) or head.outputs
+        if (head.target, head.outputs) != (labels.target, fixed):
+            raise ValueError(
+                f"model.head{name and f' of task {name!r}'} has {head.outputs} outputs for a {head.target!r}, and the "
+                f"labels of data are a {labels.target!r} of {fixed}, {labels.classes}: make the head that "
+                "`finetune_recipe` makes for them"
+            )
 
 
 def _check_reference(recipe: Recipe) -> None:

@@ -148,6 +148,11 @@ NAME = "base_model.model.stack.rest.block_0.mixer.in.lora_A.weight"
             edited(lambda arrays: arrays.update({NAME: np.zeros((3, 8), np.float32)})),
             r"shapes \(3, 8\) and \(24, 2\)",
         ),
+        (edited(lambda a: a[NAME].fill(np.nan)), "lora_B hold float32 and float32, expected finite floats"),
+        (
+            edited(lambda a: a.update({NAME: a[NAME].astype(np.int8)})),
+            "hold int8 and float32, expected finite",
+        ),
         (told(r=4), "r is 4, expected 2"),
         (told(lora_alpha=1), "lora_alpha is 1, expected 6.0"),
         (untold("lora_alpha"), "lora_alpha is 8, expected 6.0"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxblt.adapters import AdapterConfig, RouterConfig
-from jaxblt.adapters.router import Router
+from jaxblt.adapters.router import Router, init_router_state
 from tests.adapters.routing import DOCUMENTS, inputs, params_of, whole
 
 CHUNK, LEVELS = 5, ("chunk", "prefix", "token")
@@ -66,3 +66,16 @@ def test_a_code_is_known_lag_chunks_before_it_begins(lag):
     moved = np.abs(other - code).max((0, 2)) > 1e-3
     first = 15 + lag * CHUNK
     np.testing.assert_array_equal(np.flatnonzero(moved), np.arange(first, first + CHUNK))
+
+
+@pytest.mark.parametrize(
+    ("change", "held"), [({"chunk": 4}, "chunk = 4"), ({"prefix": None}, "prefix = None")]
+)
+def test_the_sums_of_another_config_are_refused(change, held):
+    """Their shapes are the same."""
+    other = dataclasses.replace(ADAPTER, router=dataclasses.replace(ROUTER, **change))
+    x, state = jnp.asarray(inputs()), init_router_state(other, 2, inputs().shape[-1])
+    with pytest.raises(
+        ValueError, match=f"the state is of {held}, and the config of .: make it by init_state"
+    ):
+        jax.eval_shape(lambda: Router(ADAPTER).init_with_output(jax.random.key(0), x, state=state))

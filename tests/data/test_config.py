@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxblt.data import BytesSource, DataConfig, make_dataset, open_source, read_document
+from jaxblt.data import BytesSource, DataConfig, SourceConfig, make_dataset, open_source, read_document
 
 
 def build(**options: Any) -> DataConfig:
@@ -86,6 +86,27 @@ def test_options_that_do_not_go_together(options, message):
         ({"sample": "book", "packing": "best"}, "packing must be one of 'windows', .*, got 'best'"),
         ({"sample": "book", "split": "random"}, "split must be one of 'documents', .*, got 'random'"),
         ({"sample": "book", "split": "documents", "fractions": (0.0, 0.0, 1.0)}, "gets none of 1 documents"),
+        (
+            {"sample": "book", "scored": "aé"},
+            "data.scored = 'aé' must be characters of one byte, such as 'ACGT'",
+        ),
+        (
+            {"sample": "book", "split_seed": 1},
+            "data.split_seed = 1 is read with split='documents' only, and no",
+        ),
+        (
+            {"sample": "book", "long_documents": "error"},
+            "data.long_documents = 'error' is read with packing='fi",
+        ),
+        ({"sample": "book", "soft_mask": "upper"}, "data.soft_mask = 'upper' is read with kind='fasta' only"),
+        (
+            {"paths": ("x.jsonl",), "field": "body"},
+            "data.field = 'body' is read with kind='jsonl' only, and no",
+        ),
+        (
+            {"sources": (SourceConfig(name="a", sample="book"),), "field": "body"},
+            "data.field = 'body' is read with kind='jsonl' of a source only",
+        ),
     ],
 )
 def test_mistakes_that_show_when_data_is_opened(options, message):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxblt.data import BOS, OFFSET, LabelledDataConfig, make_dataset, with_classes
-from jaxblt.data.labelled import UNLABELLED, fitting_length, number_statistics, read_parts
+from jaxblt.data.labelled import UNLABELLED, fitting_length, label_lines, number_statistics, read_parts
 
 SEQUENCES = {f"r{i}": "ACGT"[i % 4] * (3 + i % 5) + "ACGTTGCA"[: i % 7] + f"{i:02d}" for i in range(40)}
 LABELS = {name: "yes" if "A" in sequence[:1] else "no" for name, sequence in SEQUENCES.items()}
@@ -111,6 +111,10 @@ def test_splits_by_column_and_by_file(here):
         "validation": [b"AG"],
         "test": [b"AT"],
     }
+    assert label_lines(with_classes(config_of("a.csv", split="column"))) == []
+    write("a2.csv", "sequence,label,split\nAC,x,train\nAG,y,validation\nAT,x,test\nTT,z,train\n")
+    (line,) = label_lines(with_classes(config_of("a2.csv", split="column")))
+    assert line == "classes that no training record has, so that none is learned: y"
     held = {"validation_paths": ("held/b.csv",), "test_paths": ("held/c.csv",)}
     (here / "held").mkdir()
     for (name,) in held.values():
@@ -325,6 +329,18 @@ def test_bad_configs_of_labelled_data(here):
         ),
         ({"classes": ("no", "yes"), "fractions": (1.0, 0.0, 0.0)}, "split 'test' gets none of 40 records"),
         ({"target": "number"}, "r.csv:2: label 'yes' of 'r0' is no finite number"),
+        (
+            {"target": "number", "split_column": "label"},
+            "data.split_column = 'label' is read with split='column' only, and nothing",
+        ),
+        (
+            {"target": "number", "split": "files", "split_seed": 1},
+            "data.split_seed = 1 is read with split='hash' only",
+        ),
+        (
+            {"target": "number", "genome": "r.csv"},
+            "data.genome = 'r.csv' is read with a .bed file among the paths only",
+        ),
     ):
         with pytest.raises(ValueError, match=said):
             make_dataset(replace(config, **wrong), split="test", mode="eval")

@@ -168,3 +168,28 @@ def test_what_does_not_go_with_sources_is_refused(config, changes, said):
         SourceConfig(name="x", weight=0.0)
     with pytest.raises(ValueError, match="without '/', got 'a/b'"):
         SourceConfig(name="a/b")
+
+
+def test_sources_that_share_a_file_split_it_alike(tmp_path):
+    """Else one would train on documents that another holds out."""
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_bytes(name.encode() * 100)
+    both, first = (str(tmp_path / "*.txt"),), (str(tmp_path / "a.txt"),)
+
+    def opened(*paths, split, names=("*b.txt", "*b.txt"), **options):
+        held = [{} if split != "names" else {"validation_names": (name,)} for name in names]
+        own = zip("xy", paths, held, strict=True)
+        sources = tuple(SourceConfig(name=name, paths=path, **held) for name, path, held in own)
+        return make_dataset(DataConfig(sources=sources, split=split, seq_len=8, batch_size=2, **options))
+
+    said = r"a.txt' is of source 'x' and of 'y', whose documents are split in different ways"
+    assert opened(both, first, split="position").num_bytes == 240
+    assert opened(both, both, split="names").num_bytes == 200
+    with pytest.raises(ValueError, match=said):
+        opened(both, both, split="names", names=("*a.txt", "*b.txt"))
+    with pytest.raises(ValueError, match=said):
+        opened(both, first, split="documents")
+    with pytest.raises(
+        ValueError, match=r"data.validation_names = \('\*b.txt',\) is read with validation_names of ea"
+    ):
+        opened(both, both, split="names", validation_names=("*b.txt",))

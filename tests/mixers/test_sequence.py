@@ -1,6 +1,7 @@
 """The sequence driver: cores whose steps must come one after another, and the mixer of the guide."""
 
 import dataclasses
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,13 @@ import jax.numpy as jnp
 import pytest
 
 from jaxblt.layers import Linear
-from jaxblt.mixers import ExplicitFilter, HyenaConfig
+from jaxblt.mixers import (
+    ExplicitFilter,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
+    HyenaConfig,
+    Mamba2Config,
+)
 from jaxblt.mixers.base import Clock, init_state, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import Joined, read
@@ -133,12 +140,29 @@ def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
         ("state_engine_counted", {"adaptive_count": False}),
         ("state_engine_counted", {"levels": (4, 12)}),
         ("state_engine_edges", {"interval": 6}),
+        ("state_engine_edges", {"cell": "linear"}),
+        ("recurrence", {"cell": "minlstm"}),
+        ("hyena_modal", {"filter": ExplicitFilter(taps=5)}),
     ],
 )
 def test_the_state_of_another_config_is_refused(name: str, change: dict[str, Any]) -> None:
     config = (ALL | {"hyena_short_taps": HyenaConfig(dim=8, filter=MODAL, short_taps=2)})[name]
     with pytest.raises(ValueError, match="make it by init_state of the same config"):
         _call(config, dataclasses.replace(config, **change))
+
+
+SAME_MATRICES = {
+    "gated_delta_net": GatedDeltaNetConfig(dim=4, num_heads=2, head_dim=4, chunk_size=8),
+    "gated_linear_attention": GatedLinearAttentionConfig(dim=4, num_heads=2, head_dim=4, chunk_size=8),
+    "mamba2": Mamba2Config(dim=4, head_dim=4, state_dim=4, num_groups=2, chunk_size=8),
+}
+
+
+@pytest.mark.parametrize(("name", "other"), list(itertools.permutations(SAME_MATRICES, 2)))
+def test_the_matrices_of_another_mixer_are_refused(name: str, other: str) -> None:
+    """Their shapes are the same."""
+    with pytest.raises(ValueError, match=r"the state is of mixer = \w+, and the config of \w+: make it by"):
+        _call(SAME_MATRICES[name], SAME_MATRICES[other])
 
 
 @pytest.mark.parametrize(("name", "other"), [("gru", "lstm"), ("lstm", "gru")])

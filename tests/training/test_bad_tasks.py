@@ -55,6 +55,25 @@ def test_heads_labels_and_losses_go_together():
         replace(RECIPE, objective=tasks_of("uncertainty"))
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({"classes": ("a", "b", "c")}, r"head has 2 outputs for a 'class', and .* 'class' of 3"),
+        ({"target": "number"}, "head has 2 outputs for a 'class', and .* 'number' of 2"),
+        (
+            {"tasks": (LabelTask("kind", classes=("a", "b", "c")), TASKS[1])},
+            "head of task 'kind' has 2 outputs",
+        ),
+    ],
+)
+def test_a_head_has_an_output_for_each_class(labels, said):
+    """Else losses of classes without one would be NaN, and a run would end for no cause that it could name."""
+    data = LabelledDataConfig(paths=("r.csv",), **labels)
+    one = {"model": LabellerConfig(MODEL, LabelHeadConfig()), "objective": Classify()}
+    with pytest.raises(ValueError, match=said):
+        replace(RECIPE, data=data, **({} if data.tasks else one))
+
+
 def test_a_run_is_judged_by_one_named_figure():
     assert followed(RECIPE) == ("loss", False)
     by = lambda figure, **fields: replace(RECIPE, train=TrainConfig(best_by=figure), **fields)  # noqa: E731

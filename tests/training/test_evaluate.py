@@ -163,3 +163,5 @@ def test_sums_become_figures_per_byte():
 def test_target_ids():
     assert target_ids(None) is None
     assert target_ids("AC") == (ord("A") + 4, ord("C") + 4)
+    with pytest.raises(ValueError, match="targets = 'é' must be characters of one byte"):
+        target_ids("é")

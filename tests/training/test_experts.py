@@ -11,9 +11,9 @@ from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.experts import with_experts
 from jaxblt.training.loop import fit
 from jaxblt.training.optimizer import AdamWConfig
-from jaxblt.training.resolved import read_resolved
+from jaxblt.training.resolved import Resolved, read_resolved, write_resolved
 from jaxblt.training.setup import init_state, make_setup
-from jaxblt.training.state import BASE, whole_params
+from jaxblt.training.state import BASE, Frozen, whole_params
 from tests.adapters.routing import TURNS
 from tests.training.tiny import Letters, tiny_recipe
 
@@ -67,3 +67,14 @@ def test_experts_are_the_loras_of_runs_and_of_files(tmp_path):
 def test_experts_need_a_base():
     with pytest.raises(ValueError, match=r"are LoRAs over a frozen base, and base_run is None: set it"):
         tiny_recipe(model=attach(PLAIN, BANK), experts=("runs/lora",))
+
+
+def test_a_lora_that_was_trained_with_more_is_no_expert(tmp_path):
+    """Its updates are of a model with those other parameters, which an expert does not have."""
+    own = tiny_recipe(model=attach(PLAIN, LORA), base_run="b", also_train=("embedding/*",))
+    write_resolved(tmp_path, Resolved(own, {BASE: "a" * 64}))
+    recipe = tiny_recipe(model=attach(PLAIN, BANK), base_run="b", experts=(str(tmp_path),))
+    with pytest.raises(
+        ValueError, match=r"has also_train = \('embedding/\*',\), which its LoRA was trained with"
+    ):
+        with_experts(recipe, {}, {BASE: Frozen({}, "a" * 64)}, None)

@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 import jaxblt
 from jaxblt.cli.finetune import parse_finetune
 from jaxblt.cli.main import main
-from jaxblt.data import LabelledDataConfig
+from jaxblt.data import LabelledDataConfig, with_classes
 from jaxblt.training.finetune import finetune_recipe
 from jaxblt.training.frozen import load_frozen
 from jaxblt.training.integrity import StateMismatch
@@ -128,6 +128,17 @@ def test_it_learns_and_its_predictions_name_classes(run, tmp_path, capsys):
     assert len((tmp_path / "all.tsv").read_text().splitlines()) == 241
 
 
+def test_labels_of_other_numbers_are_not_scored(run, tmp_path):
+    """The classes of another file, sorted, would be compared with those of the run that have the same numbers."""
+    rows = [{"sequence": letters, "label": f"no {label}"} for _, letters, label in records(count=12)]
+    (tmp_path / "other.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    other = with_classes(LabelledDataConfig(paths=(str(tmp_path / "other.jsonl"),), seq_len=64, batch_size=8))
+    with pytest.raises(
+        ValueError, match=r"the run learned labels of classes = \('background', 'promoter'\), and"
+    ):
+        run.evaluate("all", data=other)
+
+
 def test_an_answer_does_not_depend_on_its_neighbours(run):
     sequences = [sequence for _, sequence, _ in records(count=12)]
     together = run.classify(sequences)
@@ -140,6 +151,14 @@ def test_an_answer_does_not_depend_on_its_neighbours(run):
     with pytest.raises(ValueError, match="was trained with objective Classify, expected NextByte"):
         run.score(sequences)
     assert run.embed(sequences[:2]).arrays[0].shape == (16,)
+
+
+def test_a_table_is_not_read_as_one_record(run, tmp_path):
+    (tmp_path / "r.tsv").write_text("id\tsequence\nr\tACGT\n")
+    with pytest.raises(
+        ValueError, match=r"r.tsv' ends in .tsv, and a table would be read as one record: give"
+    ):
+        run.classify(tmp_path / "r.tsv")
 
 
 def test_a_run_says_what_it_took_and_draws_what_it_confuses(folder):

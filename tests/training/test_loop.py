@@ -158,7 +158,7 @@ def test_sigterm_saves_and_the_next_fit_goes_on(run, tmp_path):
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4)
 
 
-def test_time_limit_saves_and_ends(tmp_path, capsys):
+def test_time_limit_saves_and_ends_and_other_data_are_refused(tmp_path, capsys):
     fitted = fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=Letters())
     assert not fitted.finished
     assert (tmp_path / "checkpoints" / str(fitted.step)).exists()
@@ -166,6 +166,13 @@ def test_time_limit_saves_and_ends(tmp_path, capsys):
     assert re.search(
         r"train\.time_limit_s = 0\.001 counts all \d+ s of the run: raise it", said.err + said.out
     )
+    before, more = contents(tmp_path), BytesSource([*Letters().documents, b"ACGT" * 100])
+    with pytest.raises(
+        ValueError, match=r"held 103 rows of 3277 bytes, and holds 113 rows of 3597 bytes; put"
+    ):
+        fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=more)
+    assert contents(tmp_path) == before
+    assert fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=more, resume_with=True).step > fitted.step
 
 
 def test_another_model_in_the_same_folder_is_refused(run):

@@ -5,6 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+HEADER = 4096
+"""Bytes before a record's bases that are looked at."""
+
 
 class FastaLayout(NamedTuple):
     """Where one record's bases lie (a line of a `.fai` file).
@@ -30,7 +33,7 @@ def index_fasta(path: Path) -> dict[str, FastaLayout]:
 
     Raises:
       ImportError: pyfaidx is not installed.
-      ValueError: no record, lines of unequal length, or a name that occurs twice.
+      ValueError: no record, lines of unequal length, a name that occurs twice, or an index of another file.
     """
     faidx = _import_pyfaidx(path)
     index = Path(f"{path}.fai")
@@ -83,6 +86,26 @@ def _check_layouts(layouts: dict[str, FastaLayout], path: Path, index: Path) -> 
                 f"{str(index)!r} says of record {name!r} {tuple(layout)}, which leaves the {size} bytes of "
                 f"{str(path)!r}: delete the index"
             )
+    for name in {next(iter(layouts)), list(layouts)[-1]}:
+        if layouts[name].length and not _follows_header(path, name, layouts[name].offset):
+            raise ValueError(
+                f"{str(index)!r} is of another file than {str(path)!r}: at byte {layouts[name].offset} no record "
+                f"{name!r} begins; delete the index"
+            )
+
+
+def _follows_header(path: Path, name: str, offset: int) -> bool:
+    """Whether a record's header ends at a byte: a file may be older than the index of the one whose place it took."""
+    start = max(offset - HEADER, 0)
+    with open(path, "rb") as file:
+        file.seek(start)
+        before = file.read(offset - start)
+    lines = before.split(b"\n")
+    if len(lines) == 2 and start:
+        return lines[1] == b""  # the header is longer than what was read
+    header = lines[-2] if len(lines) > 1 and lines[-1] == b"" else b""
+    words = header[1:].split()
+    return header[:1] == b">" and bool(words) and words[0].decode("utf-8", "replace") == name
 
 
 def _lies_within(layout: FastaLayout, size: int) -> bool:

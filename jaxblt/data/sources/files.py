@@ -33,14 +33,29 @@ def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]
     Raises:
       FileNotFoundError: a path or glob names no file.
       IsADirectoryError: a path is a folder.
-      ValueError: no path was given.
+      ValueError: no path was given, or they name a file and a compressed copy of it.
     """
-    found: dict[Path, None] = {}
+    found: dict[str, Path] = {}
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        found.update(dict.fromkeys(_matches(os.path.expanduser(os.fspath(path)))))
+        for file in _matches(os.path.expanduser(os.fspath(path))):
+            found.setdefault(os.path.abspath(file), file)
     if not found:
         raise ValueError("no path was given: name at least one file or glob")
-    return list(found)
+    _check_copies(found.values())
+    return list(found.values())
+
+
+def _check_copies(files: Iterable[Path]) -> None:
+    """Raises ValueError for a file that is there plain and compressed, or compressed twice: it would be read twice."""
+    found: dict[str, str] = {}
+    for name in map(name_of, files):
+        plain = name[:-3] if name.endswith(COMPRESSED) else name
+        other = found.setdefault(url_of(plain) or os.path.abspath(plain), name)
+        if other != name:
+            raise ValueError(
+                f"{other!r} and {name!r} are one file twice, of which one is compressed: name one, or move the other "
+                "away"
+            )
 
 
 def name_of(path: Path) -> str:

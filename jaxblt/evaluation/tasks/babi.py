@@ -121,7 +121,7 @@ def read_subset(path: str, subset: str) -> dict[tuple[int, Part], str]:
 
     Raises:
       FileNotFoundError: there is no such path, or it holds no file of that subset.
-      ValueError: the path is a file, but no tar archive.
+      ValueError: the path is a file, but no tar archive; or it holds a file of that subset twice.
     """
     refuse_remote("data.task.path", path)
     root = Path(path).expanduser()
@@ -129,7 +129,12 @@ def read_subset(path: str, subset: str) -> dict[tuple[int, Part], str]:
         raise FileNotFoundError(
             f"{path!r} does not exist: set data.task.path to bAbI's folder or tar archive"
         )
-    found = dict(_read_folder(root, subset) if root.is_dir() else _read_archive(root, subset))
+    found: dict[tuple[int, Part], str] = {}
+    for (task, part), text in _read_folder(root, subset) if root.is_dir() else _read_archive(root, subset):
+        if found.setdefault((task, part), text) is not text:
+            raise ValueError(
+                f"{path!r} holds {subset}/qa{task}_*_{part}.txt twice: leave one copy of bAbI in it"
+            )
     if not found:
         raise FileNotFoundError(
             f"{path!r} holds no files {subset}/qa*_train.txt: check data.task.subset = {subset!r}"

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxblt.data.permutation import permute
 from jaxblt.data.sources.files import expand, read_all
+from jaxblt.data.sources.labelled import ending
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import VOCAB_SIZE, encode
 from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_part
@@ -55,7 +56,7 @@ class TextLabels:
 
         Raises:
           FileNotFoundError: the folder holds neither layout.
-          ValueError: a line of a table has no known label.
+          ValueError: a line of a table has no known label, or a table is there twice.
         """
         check_part(split)
         texts = self._read("test" if split == "test" else "train")
@@ -73,7 +74,11 @@ class TextLabels:
         if (root / part).is_dir():
             files = [(file, n) for n, label in enumerate(self.labels) for file in _texts(root / part / label)]
             return [(read_all(file), n) for file, n in files]
-        return [row for file in expand(root / f"{part}*.tsv*") for row in self._table(file)]
+        tables = expand(root / f"{part}*.tsv*")
+        for file in tables:
+            if ending(file) != ".tsv":
+                raise ValueError(f"{str(file)!r} ends in none of .tsv, .tsv.gz and .tsv.xz: move it away")
+        return [row for file in tables for row in self._table(file)]
 
     def _table(self, file: Path) -> list[tuple[bytes, int]]:
         numbers = {label.encode(): n for n, label in enumerate(self.labels)}

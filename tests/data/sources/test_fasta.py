@@ -123,6 +123,26 @@ def test_a_folder_that_cannot_be_written(write, monkeypatch):
     assert [p.name for p in path.parent.iterdir()] == ["g.fa"]
 
 
+@pytest.mark.parametrize("other", [">chr1\nTTTTTTTTTTTTTTTTTTTTTTT\n", ">a long name\nACGTACGTACGTACGT\n"])
+def test_an_older_file_in_the_place_of_the_indexed_one_is_not_read(tmp_path, other):
+    """Its time does not tell that the index is of another one, and other bases would be read."""
+    path = tmp_path / "g.fa"
+    path.write_text(">a long name\nACGTACGTAC\n>b\nAC\n")
+    FastaSource(path)
+    path.write_text(other)
+    os.utime(path, (1, 1))
+    with pytest.raises(ValueError, match=r"g.fa.fai' is of another file than .*g.fa': at byte"):
+        FastaSource(path)
+
+
+@pytest.mark.parametrize("size", [10, 4094, 4095, 4096, 9000])
+def test_headers_of_any_length_are_known_again(tmp_path, size):
+    path = tmp_path / "g.fa"
+    path.write_text(f">first\nAC\n>a {'x' * size}\nACGT\n")
+    for _ in range(2):
+        assert read_document(FastaSource(path), 1) == b"ACGT"
+
+
 def test_without_pyfaidx_plain_files_say_what_to_install(write, monkeypatch):
     plain, packed = write("g.fa"), write("g.fa.gz")
     original = builtins.__import__

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import re
 
 import pytest
 
@@ -40,6 +41,21 @@ def test_any_slice_equals_the_slice_of_the_file(folder):
 def test_paths_keep_their_order_and_occur_once(folder):
     paths = [folder / "c.txt.xz", str(folder / "*.txt*"), folder / "b.txt"]
     assert [p.name for p in expand(paths)] == ["c.txt.xz", "a.txt.gz", "b.txt"]
+
+
+def test_a_file_that_is_named_in_two_ways_occurs_once(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert [p.name for p in expand(["b.txt", folder / "b.txt", "../" + folder.name + "/b.txt"])] == ["b.txt"]
+
+
+@pytest.mark.parametrize("kinds", [("", ".gz"), ("", ".xz"), (".gz", ".xz")])
+def test_a_compressed_copy_is_not_read_beside_its_file(tmp_path, kinds):
+    for kind in kinds:
+        (tmp_path / f"a.txt{kind}").write_bytes(b"1")
+    first, second = (re.escape(str(tmp_path / f"a.txt{kind}")) for kind in kinds)
+    with pytest.raises(ValueError, match=f"'{first}' and '{second}' are one file twice"):
+        TextSource(tmp_path / "*")
+    assert len(expand(tmp_path / f"a.txt{kinds[1]}")) == 1
 
 
 def test_a_file_whose_name_holds_glob_characters_is_itself(tmp_path):

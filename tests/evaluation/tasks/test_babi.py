@@ -117,6 +117,14 @@ def test_what_is_missing_is_named(release):
         Babi(path=release + "x").open("train")
 
 
+def test_two_copies_are_not_read_as_one(tmp_path):
+    for copy, where in (("a", "attic"), ("b", "cellar")):
+        (tmp_path / copy / "en").mkdir(parents=True)
+        (tmp_path / copy / "en" / "qa1_train.txt").write_text(story("Ann", where))
+    with pytest.raises(ValueError, match=r"holds en/qa1_\*_train.txt twice: leave one copy"):
+        Babi(path=str(tmp_path)).open("train")
+
+
 def test_a_bad_line_is_named():
     with pytest.raises(ValueError, match=r"qa1 test, line 2: 'Where is Ann\?', expected a number"):
         list(read_questions("1 Ann left.\nWhere is Ann?", "qa1 test"))

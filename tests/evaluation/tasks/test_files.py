@@ -1,5 +1,6 @@
 """Texts with labels, and books: the layouts in which they were released."""
 
+import gzip
 import lzma
 
 import numpy as np
@@ -64,6 +65,18 @@ def test_an_unknown_label_is_named(tmp_path):
         TextLabels(path=str(tmp_path)).open("test")
     with pytest.raises(FileNotFoundError, match="train"):
         TextLabels(path=str(tmp_path)).open("train")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("test.tsv.gz", r"test\.tsv' and .*test\.tsv\.gz' are one file"), ("test.tsv~", "none of")],
+)
+def test_a_table_and_its_copy_do_not_count_twice(tmp_path, name, said):
+    for file in ("test.tsv", name):
+        data = b"pos\tfine\n"
+        (tmp_path / file).write_bytes(gzip.compress(data) if file.endswith(".gz") else data)
+    with pytest.raises(ValueError, match=said):
+        TextLabels(path=str(tmp_path)).open("test")
 
 
 def test_books_are_split_by_folder(tmp_path):
