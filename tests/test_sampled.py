@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,14 +32,16 @@ def test_a_week_repeats_itself_and_no_other() -> None:
     assert not sampled(range(3), 0, "a", "2026-W40")
 
 
-@pytest.mark.parametrize(("cases", "weeks", "sizes"), [(34, 26, {1, 2}), (7, 3, {2, 3}), (3, 8, {1}), (8, 4, {2})])
+@pytest.mark.parametrize(
+    ("cases", "weeks", "sizes"), [(34, 26, {1, 2}), (7, 3, {2, 3}), (3, 8, {1}), (8, 4, {2})]
+)
 def test_turns_are_spread_evenly_over_their_weeks(cases: int, weeks: int, sizes: set[int]) -> None:
     """No week has two cases more than another, and any so many weeks have each case once."""
     by_week = [in_turns(range(cases), weeks, "matrix", f"2026-W{10 + i}") for i in range(weeks + 5)]
     assert set(map(len, by_week)) == sizes
     period = min(weeks, cases)
     for begin in range(len(by_week) - period):
-        assert sorted(sum(by_week[begin : begin + period], [])) == list(range(cases))
+        assert sorted(chain(*by_week[begin : begin + period])) == list(range(cases))
 
 
 def test_weeks_follow_each_other_over_the_year() -> None:
