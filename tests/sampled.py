@@ -54,3 +54,19 @@ def sampled[Case](cases: Sequence[Case], count: int, name: str, week: str) -> li
         return shuffled
     begin = number_of(week) * count
     return [shuffled[(begin + i) % len(shuffled)] for i in range(count)]
+
+
+def in_turns[Case](cases: Sequence[Case], weeks: int, name: str, week: str) -> list[Case]:
+    """All cases in so many weeks that follow each other, each once; one case each week if there are fewer than weeks.
+
+    Args:
+      cases: the whole matrix.
+      weeks: where they do not divide the cases, some weeks have one case more than others.
+      name: of the matrix; each has its own order.
+      week: as 2026-W47.
+    """
+    shuffled = list(cases)
+    random.Random(name).shuffle(shuffled)
+    count, number = len(shuffled), number_of(week)
+    weeks = min(weeks, count)
+    return [shuffled[i % count] for i in range(number * count // weeks, (number + 1) * count // weeks)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.sampled import VARIABLE, chosen_week, sampled
+from tests.sampled import VARIABLE, chosen_week, in_turns, sampled
 
 ON_GPU = os.environ.get("JAXBLT_TEST_GPU") == "1"
 LONGEST = 26
@@ -95,8 +95,7 @@ def of_other_weeks(items: list[pytest.Item], config: pytest.Config) -> list[pyte
         )
     away: list[pytest.Item] = []
     for name, turns in matrices.items():
-        weekly = _weekly(len(turns), options[name], name)
-        due = sampled(list(turns), weekly, name, os.environ[VARIABLE])
+        due = _due(list(turns), options[name], name)
         away += [item for turn, cases in turns.items() if turn not in due for item in cases]
     return away
 
@@ -114,15 +113,18 @@ def _case_of(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[2].removesuffix("]")
 
 
-def _weekly(turns: int, options: dict[str, Any], name: str) -> int:
-    """How many of a matrix's turns a week takes.
+def _due(turns: list[str], options: dict[str, Any], name: str) -> list[str]:
+    """Those of a matrix's turns that this week takes.
 
     Raises:
       UsageError: it asks for more than `LONGEST` weeks.
     """
     if options["weeks"] > LONGEST:
         _refuse([f"{name}: weeks={options['weeks']}, expected at most {LONGEST}"])
-    return -(-turns // options["weeks"]) if options["weeks"] else options["weekly"]
+    week = os.environ[VARIABLE]
+    if options["weeks"]:
+        return in_turns(turns, options["weeks"], name, week)
+    return sampled(turns, options["weekly"], name, week)
 
 
 def _refuse(reasons: list[str]) -> None:

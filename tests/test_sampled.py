@@ -4,13 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.sampled import VARIABLE, chosen_week, number_of, sampled
+from tests.sampled import VARIABLE, chosen_week, in_turns, number_of, sampled
 from tests.selection import of_other_weeks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +30,18 @@ def test_a_week_repeats_itself_and_no_other() -> None:
     assert not set(sampled(range(90), 4, "a", "2026-W40")) & set(sampled(range(90), 4, "a", "2026-W41"))
     assert sorted(sampled(range(3), 4, "a", "2026-W40")) == [0, 1, 2]
     assert not sampled(range(3), 0, "a", "2026-W40")
+
+
+@pytest.mark.parametrize(
+    ("cases", "weeks", "sizes"), [(34, 26, {1, 2}), (7, 3, {2, 3}), (3, 8, {1}), (8, 4, {2})]
+)
+def test_turns_are_spread_evenly_over_their_weeks(cases: int, weeks: int, sizes: set[int]) -> None:
+    """No week has two cases more than another, and any so many weeks have each case once."""
+    by_week = [in_turns(range(cases), weeks, "matrix", f"2026-W{10 + i}") for i in range(weeks + 5)]
+    assert set(map(len, by_week)) == sizes
+    period = min(weeks, cases)
+    for begin in range(len(by_week) - period):
+        assert sorted(chain(*by_week[begin : begin + period])) == list(range(cases))
 
 
 def test_weeks_follow_each_other_over_the_year() -> None:
@@ -72,7 +85,7 @@ def test_the_other(): pass
 @pytest.mark.parametrize("case", [1, *(pytest.param(i, marks=pytest.mark.slow(weekly=2)) for i in range(2, 9))])
 def test_of_which_one_always_runs(case): pass
 
-@pytest.mark.slow(weeks=4, every=("a-[12]", "b-1"))
+@pytest.mark.slow(weeks=7, every=("a-[12]", "b-1"))
 @pytest.mark.parametrize("number", range(1, 6))
 @pytest.mark.parametrize("letter", "ab")
 def test_with_a_base(letter, number): pass
@@ -101,7 +114,7 @@ def test_what_does_not_run_is_deselected_and_not_skipped(tmp_path: Path) -> None
         for more, week in (([], {}), (["-n", "2"], {VARIABLE: "2020-W11"}))
     )
     for run in (first, other):
-        assert "16 passed, 33 deselected" in run.stdout, run.stdout + run.stderr
+        assert "15 passed, 34 deselected" in run.stdout, run.stdout + run.stderr
         assert {f"test_with_a_base[{case}]" for case in ("a-1", "a-2", "b-1")} <= passed(run.stdout)
         assert re.search(rf"some cases ran: {VARIABLE}=20\d\d-W\d\d runs them again", run.stdout)
     assert f"{VARIABLE}=2020-W11" in other.stdout

@@ -12,7 +12,7 @@ import pytest
 from jaxblt.adapters.router import Router, init_router_state
 from jaxblt.side_outputs import SIDE_OUTPUTS
 
-TURNS = pytest.mark.slow(weekly=2, group="adapters at length")
+TURNS = pytest.mark.slow(weeks=26, group="whole runs")
 """Programs of a router take seconds to compile: a few of them a week."""
 
 WIDTH, LENGTH = 6, 40

@@ -56,7 +56,7 @@ def shallow(*, num_layers: int, pattern: str, **fields: Any) -> StackConfig:
     return StackConfig(num_layers=min(num_layers, 2), pattern=pattern[-2:], **fields)
 
 
-@pytest.mark.slow(weeks=17, group="whole runs")
+@pytest.mark.slow(weeks=26, group="whole runs")
 def test_demo_leaves_everything_it_promises_and_goes_on(small, tmp_path, capsys):
     run = tmp_path / "demo"
     demo.main(["--run-dir", str(run), "--steps", "4", "--entropy-steps", "4"])
@@ -85,7 +85,7 @@ def shown(cell: str, names: dict[str, Any]) -> Any:
     return None if last is None else eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), names)
 
 
-@pytest.mark.slow(weeks=17, group="whole runs")
+@pytest.mark.slow(weeks=26, group="whole runs")
 def test_the_notebook_runs_from_top_to_bottom(capsys):
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}

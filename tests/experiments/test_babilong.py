@@ -49,7 +49,7 @@ def test_rows_have_the_length_that_is_asked_for(recipe: Recipe) -> None:
         script.at_length(SimpleNamespace(recipe=get("mqar")), 512, 5)
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_figures_of_two_lengths(recipe: Recipe, tmp_path: Path) -> None:
     fit(recipe, tmp_path / "run")
     out = tmp_path / "babilong.json"

@@ -42,7 +42,7 @@ def test_every_context_ends_with_the_same_targets(loaded):
     assert rows_of(loaded, 8).num_rows == rows_of(loaded, 32).num_rows == 12
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_figures_are_those_of_the_model_on_each_context(loaded):
     found = script.curve(loaded, (32, 8, 16), targets=6, source=Letters())
     nats = {}

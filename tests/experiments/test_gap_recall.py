@@ -72,7 +72,7 @@ def test_wilson_intervals() -> None:
     assert wilson(0, 10) == pytest.approx((0.0, 0.278), abs=5e-4)
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_models_are_of_one_size() -> None:
     settings, sizes = Settings(layers=1), []
     for model in equal_models(("mac", "hyena", "attention"), settings, settings.task.vocab_size).values():
@@ -81,7 +81,7 @@ def test_models_are_of_one_size() -> None:
     assert max(sizes) < 1.02 * min(sizes)
 
 
-@pytest.mark.slow(weekly=1, group="memories without reads")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 @pytest.mark.parametrize("name", MEMORIES)
 def test_off_is_blind_beyond_the_windows(name: str) -> None:
     """A token beyond the reach of windows changes the last logits only if reads are not held at zero."""
@@ -98,7 +98,7 @@ def test_off_is_blind_beyond_the_windows(name: str) -> None:
     assert moves(held(name, params, off=False)) > 1e-4
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_figures(tmp_path: Path) -> None:
     out = tmp_path / "gap_recall.json"
     gap_recall(str(out), models=("mag",), seeds=1, settings=TINY)
@@ -115,7 +115,7 @@ def test_figures(tmp_path: Path) -> None:
         assert len(run["accuracy_by_call"]) == 1
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_full_attention_is_a_ceiling() -> None:
     """At gaps of training and at four times them; with rotary phases and without a convolution: 49 and 25 %."""
     sizes: Any = {"symbols": 8, "fillers": 4, "pairs": 4, "dim": 32, "window": 8, "chunk": 8, "test_rows": 64}

@@ -67,7 +67,7 @@ def untrained(monkeypatch, tmp_path):
         yield
 
 
-@pytest.mark.slow(weeks=17, group="whole runs")
+@pytest.mark.slow(weeks=26, group="whole runs")
 @pytest.mark.parametrize("name", ANSWERS)
 def test_the_cells_of_an_answer_run(name, untrained, monkeypatch):
     cells = cells_of(json.loads((HERE / f"{name}.ipynb").read_text(encoding="utf-8")))

@@ -64,7 +64,7 @@ def test_a_win_is_over_all_others() -> None:
     assert count_wins(found, "finetuned", MODELS, "mcc") == 1
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_promoter_figures(tmp_path: Path) -> None:
     write_base(tmp_path / "base")
     write_files(tmp_path)

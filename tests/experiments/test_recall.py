@@ -42,7 +42,7 @@ def test_gaps_are_drawn_as_the_task_draws_them() -> None:
     assert means[0] == pytest.approx(means[1], abs=0.6)
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_recall_figures(tmp_path: Path) -> None:
     settings = Settings(symbols=16, dim=8, layers=2, heads=1, tokens=128, steps=CHUNK, dtype="float32")
     out = tmp_path / "recall.json"

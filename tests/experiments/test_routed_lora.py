@@ -218,7 +218,7 @@ def measured(folder: Path, arms: tuple[str, ...], seeds: int, settings: Settings
     return json.loads((folder / "figures.json").read_text())
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_figures_of_an_adapter(tmp_path: Path) -> None:
     found = measured(tmp_path, ("static",), 2)
     base, static = found["base"], found["arms"]["static"]
@@ -229,7 +229,7 @@ def test_figures_of_an_adapter(tmp_path: Path) -> None:
     assert found["compared"]["less_than_static"]["base"]["high"] < 0
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_a_second_call_goes_on_with_the_file_of_the_first(tmp_path: Path) -> None:
     """What the file has stays bit by bit; an arm over the oracle trains its experts again."""
     settings = replace(TINY, steps=4)
@@ -248,7 +248,7 @@ def test_a_second_call_goes_on_with_the_file_of_the_first(tmp_path: Path) -> Non
         measured(tmp_path, ("bank",), 2, settings)
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_what_the_base_keeps_is_kept(tmp_path: Path) -> None:
     """Without `also_train` its parameters, and close to its predictions, with a weight that outweighs the text's."""
     arms = ("chunk", "chunk_alone", "chunk_kl")
@@ -261,7 +261,7 @@ def test_what_the_base_keeps_is_kept(tmp_path: Path) -> None:
     assert abs(gained["chunk_kl"]) < 0.2 * gained["chunk"]
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_an_imitated_bank_has_few_parameters_more() -> None:
     params = drawn(MODEL.build(), jnp.zeros((1, 16), jnp.int32))["params"]
     mix = conflict_mix(TEXT, 3)
@@ -288,7 +288,7 @@ def test_arms_over_the_oracle_train_a_router_alone_and_come_last() -> None:
     check_sizes({"static": oracle.parameters, "ppo": oracle.parameters + ppo.parameters}, ("static", "ppo"))
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_a_router_in_each_block_has_few_parameters_more(tmp_path: Path) -> None:
     found = measured(tmp_path, ("static", "chunk_block", "bank_block"), 1, replace(TINY, steps=4))
     counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
@@ -296,7 +296,7 @@ def test_a_router_in_each_block_has_few_parameters_more(tmp_path: Path) -> None:
     assert "purity" not in found["arms"]["bank_block"]["seeds"][0]
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_figures_of_routed_adapters(tmp_path: Path) -> None:
     banks = ("imitated", "straight", "reinforced", "ppo", "mixed")
     found = measured(tmp_path, ("static", *banks, "oracle"), 1)

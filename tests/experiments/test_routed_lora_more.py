@@ -138,7 +138,7 @@ def write_books(folder: Path) -> None:
         (folder / "books" / split / "1.txt").write_bytes(TEXT)
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_figures_of_reviews(tmp_path: Path) -> None:
     """The label follows from the bytes before it; a second call goes on where the first stopped."""
     write_reviews(tmp_path)
@@ -153,7 +153,7 @@ def test_figures_of_reviews(tmp_path: Path) -> None:
     assert set(both["arms"]["prefix"]["seeds"][0]["by_domain"]) == {"neg", "pos"}
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_figures_of_an_arm_with_an_index(tmp_path: Path) -> None:
     write_books(tmp_path)
     found = measured(tmp_path, make_run(BYTES), ("chunk", "chunk_index"), "conflict", TINY)
@@ -162,7 +162,7 @@ def test_figures_of_an_arm_with_an_index(tmp_path: Path) -> None:
     assert found["arms"]["chunk_index"]["bits_per_byte"] != found["arms"]["chunk"]["bits_per_byte"]
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_an_index_is_the_bases_and_of_texts_that_are_not_trained_on() -> None:
     run, mix, arm = (
         make_run(BYTES),

@@ -49,7 +49,7 @@ def test_attention_that_was_not_timed_is_crossed_nowhere() -> None:
     assert [end for ends in found.values() for end in ends.values()] == [None] * 6
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name))
     out = tmp_path / "scaling.json"

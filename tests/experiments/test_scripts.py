@@ -74,7 +74,7 @@ def test_help_explains_in_a_process_of_its_own(script):
     assert len(done.stdout) > 200
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_a_script_in_a_process_of_its_own_reports_its_failure():
     done = python("-m", "experiments.evaluate", "no/such/run")
     assert done.returncode == 1

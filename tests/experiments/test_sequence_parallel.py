@@ -21,7 +21,7 @@ def tiny(pattern: str) -> StackConfig:
     return StackConfig(dim=8, num_layers=1, pattern=pattern, mlp_dim=0, mixers=table(hyena=hyena), scan=False)
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_a_layer_on_one_device_and_on_two(tmp_path):
     out = tmp_path / "found.json"
     shape = ("modal", 2048, 8)
@@ -38,7 +38,7 @@ def test_a_layer_on_one_device_and_on_two(tmp_path):
     assert written["versions"]["jax"]
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_a_step_checks_its_loss_against_one_device():
     config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
     found = _sequence.compared(config, _sequence.step(config, 128, devices=2, trials=20), trials=20)
@@ -50,7 +50,7 @@ def test_a_step_checks_its_loss_against_one_device():
     assert found["efficiency"] == pytest.approx(times[0] / times[1])
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_the_loss_without_gradients_is_that_of_a_step():
     config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
     found = _sequence.forward(config, 128, devices=2, trials=20, dtype=np.float32)
@@ -61,7 +61,7 @@ def test_the_loss_without_gradients_is_that_of_a_step():
     assert found["bytes_per_second"] == 128 / found["all"]["seconds"]["median"]
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_one_device_is_timed_and_compared_with_none(tmp_path, monkeypatch):
     config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
     monkeypatch.setattr(sequence_parallel, "split_model", lambda *_: config)

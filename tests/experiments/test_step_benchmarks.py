@@ -44,7 +44,7 @@ def test_given_entropies_spare_the_entropy_model_and_nothing_else(ready):
     np.testing.assert_allclose(flops[0] - flops[1], matmul_flops(entropy_model.apply, params, ids))
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_share_of_a_step(ready):
     found = patching_share.share(ready)
     assert found["method"] == "slope"
@@ -64,7 +64,7 @@ def test_a_recipe_without_an_entropy_model_is_refused():
         patching_share.cases(plain)
 
 
-@pytest.mark.slow(weeks=22, group="scripts leave their figures")
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_a_row_of_the_cpu_table(entropy_run):
     found = _cpu_row.measure_step(patched_recipe(entropy_run), source=Letters())
     assert (found["seq_len"], found["batch_size"]) == (32, 8)

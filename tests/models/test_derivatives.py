@@ -153,6 +153,7 @@ def test_a_ring_is_refused_before_it_is_traced():
         jax.eval_shape(model.init, jax.random.key(0), x)
 
 
+@pytest.mark.slow(weeks=3, group="examples of pages")
 def test_the_guide_s_example_runs():
     (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     names = {"__name__": "guide"}

@@ -261,14 +261,14 @@ def test_heads_are_exchanged_in_one_message_each_way() -> None:
     assert jaxpr.count("all_to_all[") == 2 + 2
 
 
-@pytest.mark.slow(weeks=6, group="rings")
+@pytest.mark.slow(weeks=8, group="rings")
 @pytest.mark.parametrize("case", [Case(devices=4, layout=ZIGZAG), Case(devices=2, causal=False)], ids=str)
 def test_long_stretches_equal_dense_attention(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "MERGED_AT_ONCE", 0)
     check(case)
 
 
-@pytest.mark.slow(weeks=6, group="rings")
+@pytest.mark.slow(weeks=8, group="rings")
 def test_a_ring_repeats_bit_for_bit() -> None:
     case = Case(devices=8, segments=True)
     run, _ = split(case)
@@ -294,7 +294,7 @@ def test_padding_and_holes_are_not_read(mode: str, packed: bool) -> None:
         np.testing.assert_array_equal(a, np.where((ids > 0)[..., None, None], b, 0))
 
 
-@pytest.mark.slow(weeks=6, group="rings")
+@pytest.mark.slow(weeks=8, group="rings")
 def test_bf16_errors_do_not_grow_with_the_ring() -> None:
     case = Case(devices=2, length=128, head_dim=16)
     arrays = case.arrays(jnp.bfloat16)

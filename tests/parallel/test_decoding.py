@@ -77,21 +77,19 @@ CASES = [
     ("rope", "packed", 0),
     ("modal", "packed", 0),
     ("recurrence", "packed", 1),
-]
-OTHERS = [
     ("rope", "whole", 1),
     ("alibi", "packed", 1),
     ("window", "packed", 0),
     ("explicit", "packed", 0),
     ("implicit", "whole", 0),
 ]
-TURNS = pytest.mark.slow(weeks=5, group="other mixers that decode over a mesh")
+TURNS = pytest.mark.slow(weeks=4, group="mixers that decode over a mesh")
 REST = [
     pytest.param(name, layout, mesh, marks=pytest.mark.slow(weekly=1))
     for name in CONFIGS
     for layout in ("whole", "packed")
     for mesh in range(len(MESHES))
-    if (name, layout, mesh) not in CASES + OTHERS
+    if (name, layout, mesh) not in CASES
 ]
 
 
@@ -101,7 +99,7 @@ def mesh_of(which: int = 0) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "mesh"), [*CASES, *(pytest.param(*case, marks=TURNS) for case in OTHERS), *REST]
+    ("name", "layout", "mesh"), [*(pytest.param(*case, marks=TURNS) for case in CASES), *REST]
 )
 def test_prompts_and_tokens_as_on_one_device(name: str, layout: str, mesh: int) -> None:
     """Two prompts of split tokens, a few tokens, and single ones: the parallel pass, and one device's stream."""

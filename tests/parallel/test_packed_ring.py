@@ -106,7 +106,7 @@ CASES = (
 )
 
 
-@pytest.mark.slow(weeks=6, group="rings")
+@pytest.mark.slow(weeks=8, group="rings")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rising_ids(case: Packed, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, between=False)
@@ -188,7 +188,7 @@ def test_cudnn_alone_attends(implementation: Any, monkeypatch: pytest.MonkeyPatc
     assert text.count("@__cudnn$fmhaSoftmax(") == text.count("@__cudnn$fmhaSoftmaxBackward(") == 4
 
 
-@pytest.mark.slow(weeks=6, group="rings")
+@pytest.mark.slow(weeks=8, group="rings")
 def test_with_what_cudnn_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of its calls, with NaN outside of the documents and beyond the lengths."""
     emulate(monkeypatch)
@@ -243,7 +243,7 @@ def test_what_has_no_form_by_lengths_runs_on_xla(change: dict[str, Any]) -> None
     ), chosen
 
 
-@pytest.mark.slow(weeks=6, group="rings")
+@pytest.mark.slow(weeks=8, group="rings")
 def test_remat_repeats_no_ring_pass(chosen: None) -> None:
     case = Packed(devices=2, documents=("crossing", "one"), layout=ZIGZAG)
     ids = case.segment_ids()

@@ -51,8 +51,6 @@ CASES = [
     ("recurrence", "inside", 3),
     ("delta", "holes", 1),
     ("gated", "crossing", 1),
-]
-OTHERS = [
     ("modal", "padded", 1),
     ("modal_both", "inside", 1),
     ("modal_alone", "whole", 3),
@@ -61,14 +59,13 @@ OTHERS = [
     ("implicit", "whole", 1),
     ("recurrence", "padded", 2),
 ]
-TURNS = pytest.mark.slow(weeks=4, group="other mixers and layouts over a sequence")
+TURNS = pytest.mark.slow(weeks=6, group="mixers and layouts over a sequence")
 REST = [
     pytest.param(name, layout, mesh, marks=pytest.mark.slow(weekly=1))
     for name in CONFIGS
     for layout in LAYOUTS
     for mesh in range(len(MESHES))
-    if (name, layout, mesh) not in CASES + OTHERS
-    and not (name == "modal_alone" and layout in ("crossing", "inside"))
+    if (name, layout, mesh) not in CASES and not (name == "modal_alone" and layout in ("crossing", "inside"))
 ]
 
 
@@ -79,7 +76,7 @@ def run(name: str, layout: str, mesh: int, length: int = LENGTH) -> tuple[Any, A
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "mesh"), [*CASES, *(pytest.param(*case, marks=TURNS) for case in OTHERS), *REST]
+    ("name", "layout", "mesh"), [*(pytest.param(*case, marks=TURNS) for case in CASES), *REST]
 )
 def test_split_equals_whole_forward_and_backward(name: str, layout: str, mesh: int) -> None:
     _, (_, _, ids, _), expected = alone(CONFIGS[name], layout, LENGTH)

@@ -95,7 +95,7 @@ KEEP = optax.trace(decay=0.0)
 """Its state after a step is the step's gradient."""
 
 
-@pytest.mark.slow(weeks=20, group="models over a split axis")
+@pytest.mark.slow(weeks=26, group="models over a split axis")
 @pytest.mark.parametrize(
     ("name", "data", "seq"),
     [

@@ -32,7 +32,7 @@ CONFIGS: dict[str, MixerConfig] = {
     "gru": ALL["gru"],
     "ntm": ALL["ntm"],
 }
-TURNS = pytest.mark.slow(weekly=1, group="mixers over a tensor axis")
+TURNS = pytest.mark.slow(weeks=26, group="models over a split axis")
 
 
 @functools.cache

@@ -166,7 +166,7 @@ def test_a_document_never_sees_its_neighbours(name, data):
     assert seen > 2
 
 
-@pytest.mark.slow(weeks=3, group="runs on packed rows")
+@pytest.mark.slow(weeks=26, group="whole runs")
 def test_a_step_learns_from_a_document_what_it_learns_without_its_neighbour():
     recipe = replace(SMALL, data=replace(SMALL.data, **PACKED[0]))
     setup = make_setup(recipe, MESH)
@@ -194,7 +194,7 @@ def by_document(name: str, data: dict[str, Any]) -> dict[bytes, np.ndarray]:
     return found
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(weeks=26, group="whole runs")
 @pytest.mark.parametrize("name", ["bytes", "patches"])
 def test_a_document_scores_alike_in_every_packing(name):
     expected = by_document(name, ALONE[0])
@@ -206,7 +206,7 @@ def test_a_document_scores_alike_in_every_packing(name):
             assert_close(logits, expected[key], n=len(logits))
 
 
-@pytest.mark.slow(weeks=3, group="runs on packed rows")
+@pytest.mark.slow(weeks=26, group="whole runs")
 def test_a_run_of_windows_is_scored_on_packed_rows():
     setup = make_setup(SMALL, MESH)
     run = Run(SMALL, 0, setup.task, draw(setup.abstract.params, 0), {})

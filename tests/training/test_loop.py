@@ -139,7 +139,7 @@ def test_mesh_and_micro_batches_do_not_change_the_loss(mesh, count, options, run
     assert len({s.index for s in kernel.addressable_shards}) == mesh.get("fsdp", 1)
 
 
-@pytest.mark.slow(weeks=17, group="whole runs")
+@pytest.mark.slow(weeks=26, group="whole runs")
 def test_sigterm_saves_and_the_next_fit_goes_on(run, tmp_path):
     """The run goes on with another mesh."""
 

@@ -46,7 +46,7 @@ def test_the_divergence_by_hand():
     np.testing.assert_allclose(divergence(*given, batch), np.sum(p * np.log(p / q)), rtol=1e-5)
 
 
-@pytest.mark.slow(weeks=17, group="whole runs")
+@pytest.mark.slow(weeks=26, group="whole runs")
 def test_a_step_compares_every_nth_row_of_each_micro_batch():
     """The reported divergence is that of rows 0 and 1 of four, which are the first of two micro-batches."""
     batch, model = rows_of(), MODEL.build()
@@ -90,7 +90,7 @@ def teacher(tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.slow(weeks=17, group="whole runs")
+@pytest.mark.slow(weeks=26, group="whole runs")
 @TURNS
 def test_a_run_imitates_another_and_goes_on_bit_by_bit(teacher, tmp_path):
     reference = ReferenceConfig(run=str(teacher), weight=2.0, every=2)

@@ -97,7 +97,7 @@ def check_cast_output(run: Any, call: Call) -> None:
     np.testing.assert_array_equal(same, lse)
 
 
-@pytest.mark.slow(weeks=4, group="simulated attention")
+@pytest.mark.slow(weeks=13, group="simulated kernels")
 def test_simulated_cast_output(simulation: Any) -> None:
     check_cast_output(partial(attention_with_lse, interpret=simulation), SMALL_CALLS[0][0])
 
@@ -131,13 +131,13 @@ def check_lengths(run: Any, call: Call, lengths: list[int]) -> None:
     assert not found.o[-1].any()
 
 
-@pytest.mark.slow(weeks=4, group="simulated attention")
+@pytest.mark.slow(weeks=13, group="simulated kernels")
 def test_simulated_lengths(simulation: Any) -> None:
     run = partial(attention_with_lse, interpret=simulation)
     check_lengths(run, Call(name="lengths", queries=140, **SMALL), [0, 130, 0])
 
 
-@pytest.mark.slow(weeks=4, group="simulated attention")
+@pytest.mark.slow(weeks=13, group="simulated kernels")
 def test_simulated_rows_that_share_keys(simulation: Any) -> None:
     call = Call(name="shared", queries=40, keys=136, causal=False, **SMALL)
     arrays, lengths = call.arrays(4), jnp.asarray([7, 0, 136, 130], jnp.int32)
@@ -169,7 +169,7 @@ def test_merged_into_another_implementation() -> None:
         partial_attention(*arrays.values(), accumulator=short, **options)
 
 
-@pytest.mark.slow(weeks=4, group="simulated attention")
+@pytest.mark.slow(weeks=13, group="simulated kernels")
 def test_runs_of_queries_with_lengths_of_their_own() -> None:
     call = Call(name="runs", queries=60, keys=30, causal=False, heads=2, groups=1, head_dim=16)
     arrays, accumulator = call.arrays(), before(call, 2)

@@ -190,6 +190,7 @@ def test_memory_and_products_of_a_training_step() -> None:
     assert given <= kept_bytes(op, arrays) <= given + 16 * width * width
 
 
+@pytest.mark.slow(weeks=2, group="long rows of states")
 def test_over_8_195_steps_in_bf16() -> None:
     """Values and gradients against other chunks in fp32, and the last steps against one step after another."""
     length = 8_195
@@ -258,6 +259,7 @@ def test_shapes_of_real_models_are_accepted(shape: DeltaRuleShape) -> None:
     assert (o.shape, o.dtype) == (arrays["v"].shape, jnp.bfloat16)
 
 
+@pytest.mark.slow(weeks=6, group="gates of benchmarks")
 def test_the_benchmark_passes_its_gate() -> None:
     shape = DeltaRuleShape("tiny", 1, 16, 1, 1, 2, 2)
     assert set(check(bench.plan(shape, chunk_size=4), jax.random.key(0))) == {"plain", "xla"}

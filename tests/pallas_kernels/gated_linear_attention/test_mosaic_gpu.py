@@ -109,20 +109,20 @@ def named(call: Any) -> str:
     return "_".join(map(str, call))
 
 
-@pytest.mark.slow(weekly=1, group="widths of simulated heads")
+@pytest.mark.slow(weeks=13, group="simulated kernels")
 @pytest.mark.parametrize("call", SMALL, ids=named)
 def test_simulated(call: Any, simulation: Any) -> None:
     """Values and gradients."""
     check_reference(case(partial(gated_linear_attention_mosaic_gpu, interpret=simulation), *call))
 
 
-@pytest.mark.slow(weekly=1, group="widths of simulated heads")
+@pytest.mark.slow(weeks=13, group="simulated kernels")
 @pytest.mark.parametrize("call", OTHERS, ids=named)
 def test_simulated_with_other_tiles(call: Any, simulation: Any) -> None:
     check_reference(case(partial(gated_linear_attention_mosaic_gpu, interpret=simulation), *call))
 
 
-@pytest.mark.slow(weekly=1, group="widths of simulated heads")
+@pytest.mark.slow(weeks=13, group="simulated kernels")
 @pytest.mark.parametrize("call", [*WIDE, *NARROW], ids=named)
 def test_simulated_with_other_widths(call: Any, simulation: Any) -> None:
     check_reference(case(partial(gated_linear_attention_mosaic_gpu, interpret=simulation), *call))

@@ -159,6 +159,7 @@ def test_shapes_of_real_models_are_accepted(shape: HashShape) -> None:
     assert explain(table, rows).startswith("hash_embedding: xla on ")
 
 
+@pytest.mark.slow(weeks=6, group="gates of benchmarks")
 def test_the_benchmark_passes_its_gate() -> None:
     errors = check(bench.plan(HashShape("tiny", 2, 64, 4, 11, (3, 4))), jax.random.key(0))
     assert set(errors) == {"plain", "xla"}

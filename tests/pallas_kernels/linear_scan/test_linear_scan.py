@@ -147,6 +147,7 @@ def test_shapes_of_real_models_are_accepted(shape: LinearScanShape) -> None:
     assert (found.shape, found.dtype) == (x.shape, jnp.float32)
 
 
+@pytest.mark.slow(weeks=6, group="gates of benchmarks")
 def test_the_benchmark_passes_its_gate() -> None:
     errors = check(bench.plan(LinearScanShape("tiny", 2, 20, 4), interpret=True), jax.random.key(0))
     assert set(errors) == {"xla", "mosaic_gpu"}

@@ -8,6 +8,7 @@ from pallas_kernels.long_conv.bench import plan
 from pallas_kernels.long_conv.shapes import LongConvShape
 
 
+@pytest.mark.slow(weeks=6, group="gates of benchmarks")
 @pytest.mark.parametrize("documents", [1, 3])
 def test_every_version_passes_the_gate(documents: int) -> None:
     shape = LongConvShape("tiny", 2, 8, 300, 300, documents=documents)

@@ -84,7 +84,7 @@ def assert_near_rounding(run: Any, arrays: dict[str, Any], causal: bool) -> None
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=13, group="simulated long_conv", every="four rows in a tile")
+@pytest.mark.slow(weeks=26, group="simulated convolutions", every="four rows in a tile")
 @pytest.mark.parametrize(
     ("shape", "taps", "causal", "gates", "size"),
     [
@@ -108,7 +108,7 @@ def test_simulated(
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=13, group="simulated long_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize(
     ("shape", "taps", "causal", "size"),
     [
@@ -124,7 +124,7 @@ def test_simulated_in_halves(shape: tuple[int, int, int], taps: int, causal: boo
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=13, group="simulated long_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize(
     ("shape", "gates"),
     [
@@ -204,7 +204,7 @@ def cases(run: Any) -> list[OpCase]:
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=13, group="simulated long_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize("case", cases(simulated)[:3], ids=str)
 def test_simulated_values_and_gradients(case: OpCase) -> None:
     op_suite.check_reference(case)

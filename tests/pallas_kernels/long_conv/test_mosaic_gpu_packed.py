@@ -104,7 +104,7 @@ def long_cases(run: Any) -> list[OpCase]:
 
 
 @pytest.mark.usefixtures("no_races", "no_remat")
-@pytest.mark.slow(weeks=12, group="simulated packed long_conv", every="holes in one document-reference")
+@pytest.mark.slow(weeks=26, group="simulated convolutions", every="holes in one document-reference")
 @pytest.mark.parametrize("check", ["reference", "poison"])
 @pytest.mark.parametrize("case", cases(simulated), ids=str)
 def test_simulated(case: OpCase, check: str) -> None:
@@ -112,20 +112,20 @@ def test_simulated(case: OpCase, check: str) -> None:
 
 
 @pytest.mark.usefixtures("no_races", "no_remat")
-@pytest.mark.slow(weeks=12, group="simulated packed long_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 def test_simulated_with_gradients_of_xla() -> None:
     run = partial(simulated, gradients=False)
     op_suite.check_reference(case("halves", run, 1100, 1100, ragged(1100)))
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=12, group="simulated packed long_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 def test_simulated_documents_are_computed_as_if_apart() -> None:
     assert_packed_is_apart(in_bf16(simulated), of_many_sizes(1100), n=1100)
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=12, group="simulated packed long_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 def test_simulated_blocks_of_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tiles of 64 blocks follow one another, the last nearly empty."""
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)

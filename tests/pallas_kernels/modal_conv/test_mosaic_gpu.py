@@ -84,13 +84,13 @@ def cases(run: Any) -> list[OpCase]:
     ]
 
 
-@pytest.mark.slow(weeks=16, group="simulated modal_conv", every="one tile")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize("case", cases(partial(modal_conv_mosaic_gpu, interpret=True)), ids=str)
 def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weeks=16, group="simulated modal_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize(
     "case",
     [
@@ -122,7 +122,7 @@ def test_simulated_at_any_length(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weeks=16, group="simulated modal_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("check", ["reference", "poison"])
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_simulated_packed(
     op_suite.CHECKS[check](case("", length, 3, run, batch=2, streams=streams, state=state, ids=ids))
 
 
-@pytest.mark.slow(weeks=3, group="documents keep to themselves")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
 def test_simulated_documents_keep_to_themselves(
     streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -173,7 +173,7 @@ def shared_cases(run: Any) -> list[OpCase]:
     ]
 
 
-@pytest.mark.slow(weeks=16, group="simulated modal_conv", every="two rows in a tile")
+@pytest.mark.slow(weeks=26, group="simulated convolutions", every="two rows in a tile")
 @pytest.mark.parametrize("case", shared_cases(partial(modal_conv_mosaic_gpu, interpret=True)), ids=str)
 def test_simulated_shared_tiles(case: OpCase, no_races: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program takes all rows of a channel, watched for races."""
@@ -184,7 +184,7 @@ def test_simulated_shared_tiles(case: OpCase, no_races: None, monkeypatch: pytes
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weeks=16, group="simulated modal_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize("length", [SHORTEST + 77, SHORTEST])
 def test_a_row_knows_nothing_of_its_neighbours_in_memory(length: int) -> None:
     """NaN in every second row stays there, values and gradients, though rows share chunks, or a tile."""
@@ -201,13 +201,13 @@ def test_a_row_knows_nothing_of_its_neighbours_in_memory(length: int) -> None:
         np.testing.assert_array_equal(found[name][0, 0], wanted[name][0, 0])
 
 
-@pytest.mark.slow(weeks=16, group="simulated modal_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 def test_simulated_under_vmap() -> None:
     run = partial(modal_conv_mosaic_gpu, interpret=True)
     op_suite.check_vmap(case("two rows", TILE, 3, run, batch=2))
 
 
-@pytest.mark.slow(weeks=16, group="simulated modal_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few programs wanted, rows follow one another in one; each row starts from its own state."""
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)
@@ -215,7 +215,7 @@ def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> Non
     op_suite.check_reference(case("three rows of full tiles", TILE, 4, run, batch=3, state=True))
 
 
-@pytest.mark.slow(weeks=16, group="simulated modal_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 def test_an_impulse_arrives_after_many_tiles_with_its_weight() -> None:
     """A mode of 32768 steps is carried from tile to tile in fp32: numbers of 8 bits would be off.
 
@@ -359,10 +359,13 @@ def test_cannot_be_asked_for_on_a_cpu() -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        ModalConvShape("tiny", 1, CHANNELS, 2 * TILE, 16),
+        pytest.param(
+            ModalConvShape("tiny", 1, CHANNELS, 2 * TILE, 16),
+            marks=pytest.mark.slow(weeks=6, group="gates of benchmarks"),
+        ),
         pytest.param(
             ModalConvShape("packed", 1, CHANNELS, TILE, 16, documents=60),
-            marks=pytest.mark.slow(weeks=16, group="simulated modal_conv"),
+            marks=pytest.mark.slow(weeks=26, group="simulated convolutions"),
         ),
     ],
     ids=lambda shape: shape.name,

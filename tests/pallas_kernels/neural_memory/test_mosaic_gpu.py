@@ -58,12 +58,13 @@ def case(run: Any, shape: NeuralMemoryShape, ids: Any = None) -> OpCase:
     )
 
 
+@pytest.mark.slow(weeks=13, group="simulated kernels")
 def test_simulated(simulation: Any) -> None:
     """Values; three chunks, of which the last is cut short."""
     _check_values(case(partial(neural_memory_mosaic_gpu, interpret=simulation), SMALL))
 
 
-@pytest.mark.slow(weeks=7, group="simulated neural_memory")
+@pytest.mark.slow(weeks=13, group="simulated kernels")
 def test_simulated_where_documents_start_anywhere(simulation: Any) -> None:
     run = partial(neural_memory_mosaic_gpu, interpret=simulation)
     _check_values(case(run, SMALL, packed(SMALL.length)[:1]))
@@ -89,7 +90,7 @@ def _reads(run: Any, length: int, width: int, hidden: int) -> OpCase:
     )
 
 
-@pytest.mark.slow(weeks=7, group="simulated neural_memory", every="64-128-256-reference")
+@pytest.mark.slow(weeks=13, group="simulated kernels", every="64-128-256-reference")
 @pytest.mark.parametrize("check", ["reference", "vmap"])
 @pytest.mark.parametrize(("length", "width", "hidden"), [(64, 128, 256), (300, 256, 128)])
 def test_simulated_reads(length: int, width: int, hidden: int, check: str, simulation: Any) -> None:
@@ -118,7 +119,7 @@ def _writes(run: Any, length: int, width: int, hidden: int) -> OpCase:
     )
 
 
-@pytest.mark.slow(weeks=7, group="simulated neural_memory", every="64-128-256-reference")
+@pytest.mark.slow(weeks=13, group="simulated kernels", every="64-128-256-reference")
 @pytest.mark.parametrize("check", ["reference", "vmap"])
 @pytest.mark.parametrize(("length", "width", "hidden"), [(64, 128, 256), (150, 256, 128)])
 def test_simulated_writes(length: int, width: int, hidden: int, check: str, simulation: Any) -> None:

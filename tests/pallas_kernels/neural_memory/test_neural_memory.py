@@ -391,6 +391,7 @@ def test_shapes_of_real_models_are_accepted(shape: NeuralMemoryShape) -> None:
     assert explain(*given[:6], given[6:], chunk_size=shape.chunk).startswith("neural_memory: xla on ")
 
 
+@pytest.mark.slow(weeks=6, group="gates of benchmarks")
 def test_the_benchmark_passes_its_gate() -> None:
     shape = NeuralMemoryShape("tiny", 1, 16, 1, 4, 8, 4)
     assert set(check(bench.plan(shape), jax.random.key(0))) == {"plain", "xla"}

@@ -127,6 +127,7 @@ def test_large_scores_stay_finite():
     assert all(np.isfinite(x).all() for x in (out, *grads.values()))
 
 
+@pytest.mark.slow(weeks=2)
 @pytest.mark.parametrize("direction", ["pool", "lookup"])
 def test_memory_is_linear_in_length(direction):
     """Neither pass holds a byte-by-patch array: four times the bytes of a block take four times the memory."""

@@ -179,6 +179,7 @@ def test_shapes_of_real_models_are_accepted(shape: RoutedLoraShape) -> None:
     assert explain(x, w, v, u, code, chunk=shape.chunk).startswith("routed_lora: xla on ")
 
 
+@pytest.mark.slow(weeks=6, group="gates of benchmarks")
 def test_the_benchmark_passes_its_gate() -> None:
     plan = bench.plan(RoutedLoraShape("tiny", 2, 8, 16, 12, 2, 4, 4, 2))
     assert set(check(plan, jax.random.key(0))) == {"plain", "xla"}
@@ -188,7 +189,7 @@ def test_the_benchmark_passes_its_gate() -> None:
 ROWS = RoutedLoraShape("tiny", 3, 256, 16, 12, 1, 8, 256, 4, 1)
 
 
-@pytest.mark.slow(weeks=6, group="simulated routed_lora")
+@pytest.mark.slow(weeks=13, group="simulated kernels")
 def test_the_benchmark_of_zeros_passes_its_gate() -> None:
     assert set(check(bench.plan(ROWS), jax.random.key(0))) == {"plain", "xla", "dense"}
 

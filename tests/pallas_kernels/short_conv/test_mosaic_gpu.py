@@ -59,12 +59,12 @@ def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weeks=2, group="simulated short_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 def test_simulated_under_vmap() -> None:
     op_suite.check_vmap(case("two rows", STEPS, 3, SIMULATED, batch=2))
 
 
-@pytest.mark.slow(weeks=2, group="simulated short_conv")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
 def test_rows_of_one_program_do_not_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)
     op_suite.check_reference(case("three rows of full tiles", STEPS, 4, SIMULATED, batch=3))
