@@ -343,9 +343,10 @@ def compiled(cases: Sequence[Case]) -> list[Case]:
     """The cases compiled side by side, which takes most of a benchmark's time; nothing where trials are slopes."""
     if default_method() != "profiler":
         return list(cases)
-    lowered = [jax.jit(case.fn).lower(*case.args) for case in cases]
     with ThreadPoolExecutor() as pool:
-        programs = list(pool.map(lambda program: program.compile(), lowered))
+        # Lowering holds Python's lock, compiling does not: each program is compiled while the next is lowered.
+        waiting = [pool.submit(jax.jit(case.fn).lower(*case.args).compile) for case in cases]
+        programs = [program.result() for program in waiting]
     return [replace(case, fn=program) for case, program in zip(cases, programs, strict=True)]
 
 

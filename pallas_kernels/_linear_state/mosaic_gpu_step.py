@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
 from pallas_kernels._linear_state.step import LANES
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 
 GROUP = 8
 """Rows of a state whose numbers are read before the first of them is used."""
@@ -78,7 +79,7 @@ def step(
     matrices = [x.reshape(-1, x.shape[3]) for x in (q, k, v, log_gate) if x.ndim == 4]
     states = state.astype(jnp.float32).reshape(-1, keys, values)
     by_key = [q, k, log_gate] if gate == "key" else [q, k]
-    o, final = plgpu.kernel(
+    o, final = mosaic_kernel(
         partial(_program, call=Call(gate, heads // k.shape[2], scale), has_beta=beta is not None),
         out_type=[varying_like(x, x.shape, x.dtype) for x in (matrices[2], states)],
         grid=(states.shape[0], values // LANES),

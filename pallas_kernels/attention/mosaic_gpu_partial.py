@@ -24,6 +24,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.attention.hopper import ROWS, TILE
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 from pallas_kernels.attention.tiles import (
@@ -74,7 +75,7 @@ def attention_with_lse(
         [] if accumulator is None else [matrix(accumulator[0].astype(jnp.float32)), per_query(accumulator[1])]
     )
     streams = vary_alike(matrix(q), matrix(k), matrix(v), *limits(mask, k.shape[1]), *before)
-    o, lse = plgpu.kernel(
+    o, lse = mosaic_kernel(
         partial(_program, call=call),
         out_type=[
             varying_like(streams[0], streams[0].shape, q.dtype if cast_output else jnp.float32),

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.attention.hopper import ROWS, TILE
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 from pallas_kernels.attention.tiles import (
@@ -78,7 +79,7 @@ def gradients_given_lse(
     def result(x: Array, tiles: int) -> Any:
         return varying_like(streams[0], (x.shape[0], tiles * TILE, x.shape[2] * x.shape[3]), jnp.float32)
 
-    dq = plgpu.kernel(
+    dq = mosaic_kernel(
         partial(_queries_program, call=call),
         out_type=result(q, call.tiles),
         grid=(call.tiles, q.shape[0], q.shape[2]),
@@ -88,7 +89,7 @@ def gradients_given_lse(
         **options,
     )(*streams)
     tiles = -(-k.shape[1] // TILE)
-    dk, dv = plgpu.kernel(
+    dk, dv = mosaic_kernel(
         partial(_keys_program, call=call),
         out_type=[result(k, tiles)] * 2,
         grid=(tiles, k.shape[0], k.shape[2]),

@@ -30,6 +30,7 @@ from pallas_kernels._conv.gates import accumulator, add_skip
 from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, read, tile_ref
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
 from pallas_kernels.blocked_conv.mosaic_gpu_vjp import gradients
 from pallas_kernels.blocked_conv.tiles import PITCH, block_of, convolve_tile, linked, matrices, read_shifted
@@ -72,7 +73,7 @@ def _conv(
     streams = [as_chunks(z) for z in (x, pre_gate, post_gate) if z is not None]
     shared = rows_per_program(batch, channels)
     marked = marks_of(marks, False)
-    y = plgpu.kernel(
+    y = mosaic_kernel(
         partial(
             _program,
             channels=channels,

@@ -32,6 +32,7 @@ from pallas_kernels._conv.documents import Marks
 from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, add_products, read, tile_ref, zeros
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program, varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS
 from pallas_kernels.blocked_conv.tiles import (
     PITCH,
@@ -92,7 +93,7 @@ def _kernel(
     marked = marks_of(marks, True)
     rows = rows_per_program(batch, channels)
     partial_sums = varying_like(x, (channels * batch // rows, CHUNK, (REACH + 1) * CHUNK), jnp.float32)
-    return plgpu.kernel(
+    return mosaic_kernel(
         partial(
             _program,
             places=tuple(streams),

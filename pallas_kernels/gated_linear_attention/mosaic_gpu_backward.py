@@ -24,6 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     LEVELS,
@@ -82,7 +83,7 @@ def gradients(streams: Sequence[Array], call: Call, heads: int, interpret: Any) 
     else:
         results.append((call.chunks * PIECE, channels, jnp.float32))
     return tuple(
-        plgpu.kernel(
+        mosaic_kernel(
             partial(_program, call=call),
             out_type=[varying_like(v, (batch, steps, width), dtype) for steps, width, dtype in results],
             grid=(call.chunks, heads, batch),

@@ -26,6 +26,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     LEVELS,
@@ -88,7 +89,7 @@ def forward(
       streams: q, k, v as matrices [B, T, heads x channels], gates (see `Stage`), initial states in fp32.
     """
     v, start = streams[2], streams[-1]
-    o, final = plgpu.kernel(
+    o, final = mosaic_kernel(
         partial(_program, call=call),
         out_type=[varying_like(v, v.shape, v.dtype), varying_like(v, start.shape, jnp.float32)],
         grid=(heads, v.shape[0]),

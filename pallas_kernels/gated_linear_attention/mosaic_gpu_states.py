@@ -18,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     STAGES,
@@ -66,7 +67,7 @@ def states(
     rows, entering = left.shape[0] * programs * call.chunks * tall, (start.shape[0], programs, tall, width)
     # Axes as of a matrix [B, T, channels], whose kind of array the results are.
     kept = varying_like(left, (1, rows, width), left.dtype)
-    found, last = plgpu.kernel(
+    found, last = mosaic_kernel(
         partial(_program, call=call, reverse=reverse),
         out_type=[kept.update(shape=(rows, width)), varying_like(start, entering, jnp.float32)],
         grid=(programs, left.shape[0]),

@@ -20,6 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_forward import read_under_value_gates
 from pallas_kernels.gated_linear_attention.mosaic_gpu_states import states
@@ -72,7 +73,7 @@ def forward_wide(
     """As `mosaic_gpu_forward.forward`."""
     q, k, v, *gates, start = streams
     before, final = states((k, v, *gates, start), call, heads, interpret)
-    o = plgpu.kernel(
+    o = mosaic_kernel(
         partial(_program, call=call),
         out_type=varying_like(v, v.shape, v.dtype),
         grid=(call.chunks, heads, v.shape[0]),

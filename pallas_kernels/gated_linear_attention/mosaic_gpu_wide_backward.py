@@ -22,6 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_backward import decay_pair, merge_weights
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
@@ -100,7 +101,7 @@ def gradients_wide(streams: Sequence[Array], call: Call, heads: int, interpret: 
         ),
         "interpret": interpret,
     }
-    dv, dgate, *decayed = plgpu.kernel(
+    dv, dgate, *decayed = mosaic_kernel(
         partial(_values, call=call),
         out_type=types,
         grid=(call.chunks, heads, batch),
@@ -109,7 +110,7 @@ def gradients_wide(streams: Sequence[Array], call: Call, heads: int, interpret: 
         **options,
     )(*streams)
     keys = varying_like(v, (batch, length, heads * tiles_of_keys(call) * PIECE), q.dtype)
-    dq, dk = plgpu.kernel(
+    dq, dk = mosaic_kernel(
         partial(_keys, call=call),
         out_type=[keys, keys],
         grid=(call.chunks, heads * tiles_of_keys(call), batch),

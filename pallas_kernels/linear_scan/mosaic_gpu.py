@@ -63,6 +63,17 @@ def _shared_rows(a: Array, shape: tuple[int, ...], together: int) -> Float[Array
     return jnp.broadcast_to(a, (*(1,) * lead, *shape[lead:])).reshape(-1, *shape[-2:])
 
 
+def _step(states: Any, values: Any) -> Any:
+    (h,), (factor, added) = states, values
+    h = factor * h + added
+    return (h,), (h,)
+
+
+def _effect(states: Any, values: Any) -> Any:
+    (product, h), (factor, added) = states, values
+    return (factor * product, factor * h + added), ()
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _scan(
     a: Float[Array, "R T D"],
@@ -70,17 +81,8 @@ def _scan(
     initial: Float[Array, "S 1 D"] | None,
     options: _Options,
 ) -> Float[Array, "S T D"]:
-    def step(states: Any, values: Any) -> Any:
-        (h,), (factor, added) = states, values
-        h = factor * h + added
-        return (h,), (h,)
-
-    def effect(states: Any, values: Any) -> Any:
-        (product, h), (factor, added) = states, values
-        return (factor * product, factor * h + added), ()
-
-    start = _edges(effect, (a, b), initial, options, reverse=options.reverse)
-    walk = _walk("linear_scan", step, options, reverse=options.reverse)
+    start = _edges(_effect, (a, b), initial, options, reverse=options.reverse)
+    walk = _walk("linear_scan", _step, options, reverse=options.reverse)
     return run(walk, (a, b), [jnp.float32], start=start)[0][0]
 
 
@@ -106,21 +108,23 @@ def _forward(a: Array, b: Array, initial: Array | None, options: _Options) -> tu
     return h, (a, h, initial)
 
 
+def _step_back(states: Any, values: Any) -> Any:
+    (sent,), (factor, cotangent, before) = states, values
+    g = cotangent + sent
+    return (factor * g,), (g * before, g)
+
+
+def _effect_back(states: Any, values: Any) -> Any:
+    (product, sent), (factor, cotangent) = states, values
+    return (factor * product, factor * (cotangent + sent)), ()
+
+
 def _backward(options: _Options, kept: Any, dh: Array) -> tuple[Array, Array, Array | None]:
     a, h, initial = kept
 
-    def step(states: Any, values: Any) -> Any:
-        (sent,), (factor, cotangent, before) = states, values
-        g = cotangent + sent
-        return (factor * g,), (g * before, g)
-
-    def effect(states: Any, values: Any) -> Any:
-        (product, sent), (factor, cotangent) = states, values
-        return (factor * product, factor * (cotangent + sent)), ()
-
     reverse = not options.reverse
-    start = _edges(effect, (a, dh), None, options, reverse=reverse)
-    walk = _walk("linear_scan_gradient", step, options, reverse=reverse, neighbour=True)
+    start = _edges(_effect_back, (a, dh), None, options, reverse=reverse)
+    walk = _walk("linear_scan_gradient", _step_back, options, reverse=reverse, neighbour=True)
     shared = a.shape[0] != h.shape[0]
     dtypes = [jnp.dtype(jnp.float32) if shared else a.dtype, options.dtype]
     (da, db), (sent,) = run(walk, (a, dh, h), dtypes, start=start, beyond=initial)

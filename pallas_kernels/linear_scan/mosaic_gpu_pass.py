@@ -23,6 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.linear_scan.hopper import LANES, STEPS, Grid
 
 SHARED = 108 * 1024
@@ -88,7 +89,7 @@ def run(
     like = streams[-1]
     # Widened to whole blocks: a copy of one row's columns is not clipped at the row's end.
     last = varying_like(like, (rows, grid.pieces, blocks * grid.columns), jnp.float32)
-    results = plgpu.kernel(
+    results = mosaic_kernel(
         partial(
             _program,
             walk=walk,

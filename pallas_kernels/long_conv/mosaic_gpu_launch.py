@@ -6,6 +6,7 @@ from typing import Any
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 
 
 def launch(
@@ -26,7 +27,7 @@ def launch(
       workers: warpgroups of a program.
       interpret: simulate a GPU on the CPU, and watch for races.
     """
-    kernel: Any = plgpu.kernel(
+    kernel: Any = mosaic_kernel(
         program,
         out_type=out_type,
         grid=grid,

@@ -36,6 +36,7 @@ from pallas_kernels._conv.flat_rows import FlatRows, flatten, unflatten
 from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, chunks_ref, read, tile_ref
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.modal_conv import hopper
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
@@ -144,7 +145,7 @@ def _kernel(
         stored = plgpu.RefUnion(
             chunks_ref(outputs, ROWS, CHUNK, dtype=x.dtype), plgpu.SMEM((outputs, ROWS, CHUNK), x.dtype)
         )
-    return plgpu.kernel(
+    return mosaic_kernel(
         partial(
             _program,
             channels=channels,

@@ -29,6 +29,7 @@ from pallas_kernels._conv.flat_rows import FlatRows, flatten
 from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, as_chunks, varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
@@ -148,7 +149,7 @@ def _kernel(
     loaded = kept = tile_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype)
     if flat is not None:
         loaded = plgpu.RefUnion(chunks_ref(STAGES, 4, ROWS, CHUNK, dtype=x.dtype), kept)
-    return plgpu.kernel(
+    return mosaic_kernel(
         partial(
             _program,
             places=tuple(streams),

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.neural_memory.hopper import PAIR, ROWS, WORKERS
 from pallas_kernels.neural_memory.mosaic_gpu_read import LOG2E, PIECE, Ring
 
@@ -75,7 +76,7 @@ def weight_gradients(
     theta = jnp.pad(theta, ((0, 0), (0, 0), (0, -theta.shape[2] % PIECE)))
     given = vary_alike(x, g, first, second, theta)
     rows, hidden, width = second.shape
-    kernel = plgpu.kernel(
+    kernel = mosaic_kernel(
         partial(_program, clusters=hidden // (PAIR * ROWS), steps=-(-x.shape[1] // PIECE)),
         out_type=[
             varying_like(given[0], (rows, 2, hidden, width), jnp.float32),

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.neural_memory.hopper import BLOCK, PAIR, ROWS, TOKENS, WORKERS
 
 PIECE = BLOCK // 2
@@ -75,7 +76,7 @@ def read(
     x, first = given[:2]
     rows, length, width = x.shape
     tiles = -(-length // TOKENS)
-    kernel = plgpu.kernel(
+    kernel = mosaic_kernel(
         partial(_program, tiles=tiles, blocks=first.shape[2] // BLOCK),
         out_type=varying_like(x, x.shape, x.dtype),
         grid=(rows * tiles,),

@@ -15,6 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.routed_lora.hopper import STEP, UNIT
 from pallas_kernels.routed_lora.mosaic_gpu_product import (
     CLUSTERS,
@@ -53,7 +54,7 @@ def listed_down(
     """
     tiles = steps.order.shape[0]
     groups = -(-v.shape[0] // WIDTH)
-    kernel = plgpu.kernel(
+    kernel = mosaic_kernel(
         partial(_program, tiles=tiles, groups=groups),
         out_type=varying_like(x, (x.shape[0], v.shape[0]), x.dtype),
         grid=(min(CLUSTERS, tiles * groups),),

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.routed_lora.grid import Grid, Place, Term, pick, place_of
 from pallas_kernels.routed_lora.hopper import STEP
 from pallas_kernels.routed_lora.steps import Steps
@@ -80,7 +81,7 @@ def sums_of_products(
     rows = -(-height // (PAIR * HEIGHT))
     grid = Grid(tuple(tuple(own) for own in terms), rows, columns, transposed, listed is not None)
     given = [*arrays, *(listed or ())]
-    kernel = plgpu.kernel(
+    kernel = mosaic_kernel(
         partial(_program, grid=grid, arrays=len(given)),
         out_type=[varying_like(arrays[0], (height, width), arrays[0].dtype) for width in widths],
         grid=(min(CLUSTERS, grid.ends()[-1]),),

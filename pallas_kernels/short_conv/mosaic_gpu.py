@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator, add_skip
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
+from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.short_conv.hopper import STEPS
 from pallas_kernels.short_conv.xla import short_conv_xla
 
@@ -55,7 +56,7 @@ def _conv(x: Array, taps: Array, pre_gate: Array | None, post_gate: Array | None
     streams = [as_chunks(z) for z in (x, pre_gate, post_gate) if z is not None]
     rows = rows_per_program(batch, channels)
     tile = (STEPS // CHUNK, CHUNK)
-    y = plgpu.kernel(
+    y = mosaic_kernel(
         partial(_program, gated=(pre_gate is not None, post_gate is not None), channels=channels, rows=rows),
         out_type=jax.typeof(streams[0]),
         grid=(channels, batch // rows),

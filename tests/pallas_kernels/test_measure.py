@@ -2,6 +2,8 @@
 
 import json
 import time
+from threading import Event
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -200,3 +202,21 @@ def test_cases_are_compiled_ahead_where_the_profiler_times_them(monkeypatch):
     assert isinstance(ahead.fn, jax.stages.Compiled)
     assert _measure.as_program(ahead.fn) is ahead.fn
     np.testing.assert_array_equal(ahead.fn(*ahead.args), [0.0, 2.0, 4.0])
+
+
+def test_a_program_is_compiled_while_the_next_is_lowered(monkeypatch):
+    monkeypatch.setattr(_measure, "default_method", lambda: "profiler")
+    compiling, compile = Event(), jax.stages.Lowered.compile
+
+    def announced(lowered: Any) -> Any:
+        compiling.set()
+        return compile(lowered)
+
+    def waiting(x: Any) -> Any:
+        assert compiling.wait(10)
+        return x + 1
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", announced)
+    x = jnp.arange(3.0)
+    _, second = compiled([Case("double", lambda x: 2 * x, (x,)), Case("waiting", waiting, (x,))])
+    np.testing.assert_array_equal(second.fn(x), [1.0, 2.0, 3.0])

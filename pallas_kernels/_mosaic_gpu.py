@@ -1,0 +1,65 @@
+"""How Hopper kernels are started, so that each is lowered once a program and compiled once a process."""
+
+import os
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+NUMBERED = "mosaic_gpu.dump_basename"
+"""Attribute of a kernel's module: the name of the files that it is dumped to."""
+
+DUMPS = "MOSAIC_GPU_DUMP_TO"
+"""Environment variable with the folder of such files."""
+
+
+def mosaic_kernel(program: Callable[..., None], *, interpret: Any, **options: Any) -> Callable[..., Any]:
+    """`plgpu.kernel` of a program that is traced and lowered once for a program of XLA, and compiled once a process.
+
+    JAX compiles modules of the same bytes once, those of one program of XLA one after another. But it writes a running
+    number into each module, so no two are the same: a kernel would be compiled again for each layer outside a scan,
+    where a forward pass is rematerialised, and in each program. A persistent cache would not find programs either that
+    were lowered in another order.
+
+    Args:
+      program: the kernel's body, or a `partial` of it with hashable arguments.
+      interpret: parameters of Pallas' simulation, or None for a GPU.
+      options: of `plgpu.kernel`; their leaves are hashable.
+    """
+    if interpret:
+        return plgpu.kernel(program, interpret=interpret, **options)
+    given: Any = program if isinstance(program, partial) else partial(program)
+    leaves, tree = jax.tree.flatten(options)
+    # Keep the numbers of kernels that are dumped into a folder: files of one name replace each other.
+    numbered = DUMPS in os.environ
+    return _shared(given.func, given.args, tuple(given.keywords.items()), tuple(leaves), tree, numbered)
+
+
+@lru_cache(maxsize=1024)
+def _shared(
+    function: Callable[..., None],
+    args: tuple[Any, ...],
+    keywords: tuple[tuple[str, Any], ...],
+    leaves: tuple[Any, ...],
+    tree: Any,
+    numbered: bool,
+) -> Callable[..., Any]:
+    """One function for equal kernels: jit traces it once for arguments of the same types."""
+
+    def program(*refs: Any, **scratch: Any) -> None:
+        if not numbered:
+            _name_after_kernel()
+        function(*args, *refs, **dict(keywords), **scratch)
+
+    return jax.jit(plgpu.kernel(program, **jax.tree.unflatten(tree, leaves)))
+
+
+def _set_name(launch: Any) -> None:
+    """JAX numbers a module only if it has no such name yet; no instruction is added."""
+    attributes = launch.module.operation.attributes
+    attributes[NUMBERED] = attributes["sym_name"]
+
+
+_name_after_kernel: Any = plgpu.inline_mgpu()(_set_name)
