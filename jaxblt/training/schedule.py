@@ -51,12 +51,18 @@ def make_schedule(config: ScheduleConfig, steps: int) -> optax.Schedule:
       steps: of the run; the decay's end unless `config.decay_steps` says otherwise.
 
     Raises:
-      ValueError: the warm-up does not end before the decay does, or before that of "wsd" begins.
+      ValueError: the warm-up does not end before the decay does, or before that of "wsd" begins; a share of the decay
+        is given to another schedule.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     end = steps if config.decay_steps is None else config.decay_steps
     if warmup >= end:
         raise ValueError(f"warmup_steps = {warmup} must be less than the decay's end, step {end}")
+    if config.schedule != "wsd" and config.decay_share != ScheduleConfig.decay_share:
+        raise ValueError(
+            f"decay_share = {config.decay_share} is of schedule 'wsd', and {config.schedule!r} does not read it: set "
+            f"that, or leave it {ScheduleConfig.decay_share}"
+        )
     last = config.floor * peak
     rise = optax.linear_schedule(0.0, peak, warmup)
     if config.schedule == "cosine":
