@@ -18,7 +18,7 @@ from jaxblt.data.sources.files import expand
 from jaxblt.data.sources.labelled import FASTA, ending
 from jaxblt.data.splits import SplitName, split_by_document, split_by_name, split_by_position
 from jaxblt.data.vocab import check_single_bytes
-from jaxblt.validation import MOST_SEED, check_bounds, check_fields
+from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
 
 
 class KindWarning(UserWarning):
@@ -208,10 +208,12 @@ def check_settings(config: DataConfig) -> None:
     """
     check_single_bytes("data.scored", config.scored or "")
     packed = config.packing != "windows"
-    _check_read(config, "long_documents", "packing='first_fit', 'sequential' or 'buckets'", packed)
-    _check_read(config, "split_seed", "split='documents'", config.split == "documents")
+    packings = "packing='first_fit', 'sequential' or 'buckets'"
+    check_read(config, "data", "long_documents", needed=packings, is_read=packed)
+    dealt = config.split == "documents"
+    check_read(config, "data", "split_seed", needed="split='documents'", is_read=dealt)
     for name in ("validation_names", "test_names"):
-        _check_read(config, name, f"{name} of each source", not config.sources)
+        check_read(config, "data", name, needed=f"{name} of each source", is_read=not config.sources)
     _check_shared(config)
 
 
@@ -248,15 +250,6 @@ def _warn_kind(names: Sequence[str]) -> None:
             return
 
 
-def _check_read(config: DataConfig, name: str, needed: str, read: bool) -> None:
-    value, default = getattr(config, name), DataConfig.__dataclass_fields__[name].default
-    if value != default and not read:
-        raise ValueError(
-            f"data.{name} = {value!r} is read with {needed} only, and nothing would come of it: set that, or leave it "
-            f"{default!r}"
-        )
-
-
 def open_source(config: DataConfig) -> DocumentSource:
     """The whole documents that a config names, before any split.
 
@@ -269,7 +262,8 @@ def open_source(config: DataConfig) -> DocumentSource:
     """
     for name, kind in (("field", "jsonl"), ("soft_mask", "fasta")):
         owns = not config.sources and config.sample_or_kind == kind
-        _check_read(config, name, f"kind={kind!r}" + " of a source" * bool(config.sources), owns)
+        needed = f"kind={kind!r}" + " of a source" * bool(config.sources)
+        check_read(config, "data", name, needed=needed, is_read=owns)
     if config.sources:
         return JoinedSource(tuple(open_source(config.of(source)) for source in config.sources))
     if bool(config.paths) == (config.sample is not None):

@@ -6,7 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 import optax
 
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_read
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,7 @@ def make_schedule(config: ScheduleConfig, steps: int) -> optax.Schedule:
     end = steps if config.decay_steps is None else config.decay_steps
     if warmup >= end:
         raise ValueError(f"warmup_steps = {warmup} must be less than the decay's end, step {end}")
-    if config.schedule != "wsd" and config.decay_share != ScheduleConfig.decay_share:
-        raise ValueError(
-            f"decay_share = {config.decay_share} is of schedule 'wsd', and {config.schedule!r} does not read it: set "
-            f"that, or leave it {ScheduleConfig.decay_share}"
-        )
+    check_read(config, "optimizer", "decay_share", needed="schedule='wsd'", is_read=config.schedule == "wsd")
     last = config.floor * peak
     rise = optax.linear_schedule(0.0, peak, warmup)
     if config.schedule == "cosine":
