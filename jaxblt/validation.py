@@ -94,6 +94,24 @@ def check_bounds(
             _check_limits(_where(config, name), item, limits | top, shown, why)
 
 
+def check_read(config: Any, part: str, name: str, *, needed: str, is_read: bool) -> None:
+    """Raises ValueError for a field that was set although nothing reads it: what it asks for would not be done.
+
+    Args:
+      config: a dataclass.
+      part: of a recipe that it is, for the message.
+      name: of its field.
+      needed: with what the field is read.
+      is_read: whether it is.
+    """
+    value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
+    if value != default and not is_read:
+        raise ValueError(
+            f"{part}.{name} = {value!r} is read with {needed} only, and nothing would come of it: set that, or leave "
+            f"it {default!r}"
+        )
+
+
 def check_buildable(config: Any, name: str) -> None:
     """Raises ValueError unless the named field holds a config that builds a module: `causal` and `build()`."""
     value = getattr(config, name)

@@ -74,8 +74,8 @@ def training(folder: Folder) -> str:
     found = [(folder[name], model) for name, model in MODELS.items()]
     rows = [
         (
-            *(f"`{run['run']}`", model, count(run["bytes_seen"])),
-            *(f"{run['bytes_seen'] / run['bytes_per_second']:.0f} s", rate(run["bytes_per_second"])),
+            *(f"`{run['run']}`", model, count(seen(run))),
+            *(f"{seen(run) / run['bytes_per_second']:.0f} s", rate(run["bytes_per_second"])),
             *(percent(run["mfu"]), gigabytes(run["peak_memory_bytes"])),
             f"{run['evaluation']['bits_per_byte']:.3f}",
         )
@@ -91,6 +91,11 @@ def training(folder: Folder) -> str:
         f"{table(head, rows)}\n\nBaselines on the same test splits:\n\n"
         f"{table(('data', 'method', 'bits a byte'), base)}"
     )
+
+
+def seen(run: Figures) -> float:
+    """Bytes up to the step that was evaluated, which may lie behind the log's last line."""
+    return run["bytes_seen"] * run["evaluation"]["step"] / run["steps"]
 
 
 def steps(folder: Folder) -> str:

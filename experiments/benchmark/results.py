@@ -103,7 +103,7 @@ def files(folder: Folder) -> str:
 
 
 def _steps_time(run: Figures) -> str:
-    return f"{run['bytes_seen'] / run['bytes_per_second']:.0f} s"
+    return f"{_tables.seen(run) / run['bytes_per_second']:.0f} s"
 
 
 def _recalled(found: Figures, model: str) -> Figures:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxblt.adapters.attach import detach, stacks_of
@@ -27,8 +28,8 @@ def fuse[C](config: C, params: Any, *, code: Float[Array, "E"] | None = None) ->
         routers would say is lost. Where each block has a router, all blocks are merged at this code.
 
     Raises:
-      ValueError: an adapter has a router and there is no code, or the code has another length; an adapter that the
-        config has is missing among the parameters.
+      ValueError: an adapter has a router and there is no code, or the code has another length or is not finite; an
+        adapter that the config has is missing among the parameters.
     """
     trees = dict(split_params(params)[0])
     for name, stack in stacks_of(config).items():
@@ -85,6 +86,10 @@ def given_code(adapter: AdapterConfig, code: Any) -> Float[Array, "W"] | None:
         each = f" for each level of {adapter.level_names}" if adapter.levels else ""
         raise ValueError(
             f"code must have shape ({adapter.width},), one number a block{each}, got {numbers.shape}"
+        )
+    if not np.isfinite(numbers).all():
+        raise ValueError(
+            f"code must be finite, or every weight is lost, got {np.asarray(numbers)}: give another code"
         )
     return numbers
 

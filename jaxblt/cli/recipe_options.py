@@ -41,7 +41,7 @@ def parse_recipe_and[T](
         raise SystemExit(0 if argv else 2)
     given, *rest = argv
     found, rest = choose_kinds(find_recipe(given), expand_mesh(rest))
-    check_mixers(found, rest)
+    check_mixers(found, rest, given)
     default, said = clip_warmup(found, rest)
 
     def command(
@@ -57,6 +57,7 @@ def parse_recipe_and[T](
     about += f" --mesh seq=8,data=2 sets axes of the mesh. {choices()}"
     flags = (tyro.conf.AvoidSubcommands,)
     parsed = parse_options(command, rest, prog=f"{prog} {given}", description=about, config=flags)
+    check_patch_length(parsed[0], rest)
     for line in said:
         print(line)
     return parsed
@@ -69,8 +70,10 @@ def _usage(prog: str, about: str) -> str:
     )
 
 
-def check_mixers(recipe: Recipe, argv: Sequence[str]) -> None:
+def check_mixers(recipe: Recipe, argv: Sequence[str], given: str) -> None:
     """Refuses a setting of a mixer that a stack's table does not hold: it is no option, even if the pattern names it.
+
+    `given` is what the command line calls the recipe.
 
     Raises:
       ValueError: there is such a setting.
@@ -85,9 +88,32 @@ def check_mixers(recipe: Recipe, argv: Sequence[str]) -> None:
         mixers = getattr(stack, "mixers", {name: None})
         if name not in mixers:
             raise ValueError(
-                f"{word.partition('=')[0]}: {found[1]}.mixers has {', '.join(mixers)}, and no {name!r} to set: write a "
-                f"recipe file (jaxblt new FILE.py --from {recipe.name}) and add {name!r} to its `mixers`"
+                f"{word.partition('=')[0]}: {found[1]}.mixers has {', '.join(mixers) or 'none'}, and no {name!r}"
+                f" to set: write a recipe file (jaxblt new FILE.py --from {given}) and add {name!r} to its `mixers`"
             )
+
+
+def check_patch_length(recipe: Recipe, argv: Sequence[str]) -> None:
+    """Refuses a --bytes-per-patch of `argv` for which no threshold is calibrated.
+
+    A stored recipe may hold one beside its threshold, which was calibrated for it.
+
+    Raises:
+      ValueError: the recipe has no patcher that looks for a threshold.
+    """
+    asked, patcher = option_value(argv, "--bytes-per-patch"), recipe.patcher
+    if asked is None or recipe.bytes_per_patch is None:
+        return
+    if patcher is None or not patcher.needs_entropies:
+        raise ValueError(
+            f"--bytes-per-patch {asked} calibrates a threshold of entropies, and the patcher "
+            f"{'is None' if patcher is None else f'has mode {patcher.mode!r}'}: leave it out"
+        )
+    if patcher.threshold is not None:
+        raise ValueError(
+            f"--bytes-per-patch {asked} calibrates a threshold, and patcher.threshold is {patcher.threshold} already: "
+            "leave it out, or add --patcher.threshold None --patcher.capacity None"
+        )
 
 
 def clip_warmup(recipe: Recipe, argv: Sequence[str]) -> tuple[Recipe, list[str]]:

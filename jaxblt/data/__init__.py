@@ -2,7 +2,7 @@
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.buckets import bucket
-from jaxblt.data.config import DataConfig, apply_split, open_source
+from jaxblt.data.config import DataConfig, KindWarning, apply_split, open_source
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.draws import Draws
 from jaxblt.data.entropies import Entropies, read_entropies, source_hash, write_entropies
@@ -62,6 +62,7 @@ __all__ = [
     "Examples",
     "FastaSource",
     "JsonlSource",
+    "KindWarning",
     "KmerVocab",
     "LabelTask",
     "LabelledDataConfig",

@@ -1,8 +1,11 @@
 """What data a run reads and how it is cut into rows, as one frozen config."""
 
 import os
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -12,9 +15,14 @@ from jaxblt.data.mixture import JoinedSource, SourceConfig
 from jaxblt.data.samples import SAMPLES, sample_source
 from jaxblt.data.sources import DocumentSource, FastaSource, JsonlSource, Regions, TextSource, open_bed
 from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.labelled import FASTA, ending
 from jaxblt.data.splits import SplitName, split_by_document, split_by_name, split_by_position
 from jaxblt.data.vocab import check_single_bytes
-from jaxblt.validation import MOST_SEED, check_bounds, check_fields
+from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
+
+
+class KindWarning(UserWarning):
+    """A file is read as text, and its name ends as those of JSON lines or FASTA do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,10 +208,12 @@ def check_settings(config: DataConfig) -> None:
     """
     check_single_bytes("data.scored", config.scored or "")
     packed = config.packing != "windows"
-    _check_read(config, "long_documents", "packing='first_fit', 'sequential' or 'buckets'", packed)
-    _check_read(config, "split_seed", "split='documents'", config.split == "documents")
+    packings = "packing='first_fit', 'sequential' or 'buckets'"
+    check_read(config, "data", "long_documents", needed=packings, is_read=packed)
+    dealt = config.split == "documents"
+    check_read(config, "data", "split_seed", needed="split='documents'", is_read=dealt)
     for name in ("validation_names", "test_names"):
-        _check_read(config, name, f"{name} of each source", not config.sources)
+        check_read(config, "data", name, needed=f"{name} of each source", is_read=not config.sources)
     _check_shared(config)
 
 
@@ -214,24 +224,30 @@ def _check_shared(config: DataConfig) -> None:
     held: dict[str, tuple[str, Any]] = {}
     for source in config.sources:
         files = [os.path.abspath(file) for file in expand(source.paths)] if source.paths else []
-        own = (files, source.validation_names, source.test_names)
+        # A document's name deals it by "names", whatever lies beside it; by "documents" the files do.
+        names = (source.validation_names, source.test_names)
+        own = names if config.split == "names" else (files, source.kind, source.bed)
         for file in files:
             other, dealt = held.setdefault(file, (source.name, own))
             if dealt != own:
                 raise ValueError(
                     f"{file!r} is of source {other!r} and of {source.name!r}, whose documents are split in different "
-                    "ways: one may train on what the other holds out; give both the same files and names, or "
-                    "split='position'"
+                    "ways: one may train on what the other holds out; give both the same "
+                    f"{'names' if config.split == 'names' else 'files, kind and bed'}, or split='position'"
                 )
 
 
-def _check_read(config: DataConfig, name: str, needed: str, read: bool) -> None:
-    value, default = getattr(config, name), DataConfig.__dataclass_fields__[name].default
-    if value != default and not read:
-        raise ValueError(
-            f"data.{name} = {value!r} is read with {needed} only, and nothing would come of it: set that, or leave it "
-            f"{default!r}"
-        )
+def _warn_kind(names: Sequence[str]) -> None:
+    """Warns of the first file that is read as text though its name says otherwise: its markup would be learned too."""
+    for name in names:
+        end = ending(Path(name))
+        kind = "jsonl" if end == ".jsonl" else "fasta" if end in FASTA else None
+        if kind is not None:
+            said = (
+                f"{name!r} is read as text, its markup included: set data.kind={kind!r} to read its records"
+            )
+            warnings.warn(said, KindWarning, stacklevel=3)
+            return
 
 
 def open_source(config: DataConfig) -> DocumentSource:
@@ -240,10 +256,14 @@ def open_source(config: DataConfig) -> DocumentSource:
     Raises:
       ValueError: not exactly one of `paths`, `sample` and `sources`; a setting that nothing reads; bad data.
       FileNotFoundError: a path names no file.
+
+    Warns:
+      KindWarning: a file that is read as text has the name of another kind.
     """
     for name, kind in (("field", "jsonl"), ("soft_mask", "fasta")):
         owns = not config.sources and config.sample_or_kind == kind
-        _check_read(config, name, f"kind={kind!r}" + " of a source" * bool(config.sources), owns)
+        needed = f"kind={kind!r}" + " of a source" * bool(config.sources)
+        check_read(config, "data", name, needed=needed, is_read=owns)
     if config.sources:
         return JoinedSource(tuple(open_source(config.of(source)) for source in config.sources))
     if bool(config.paths) == (config.sample is not None):
@@ -254,6 +274,7 @@ def open_source(config: DataConfig) -> DocumentSource:
         source = sample_source(config.sample)
     elif config.kind == "text":
         source = TextSource(config.paths)
+        _warn_kind(source.names)
     elif config.kind == "jsonl":
         source = JsonlSource(config.paths, field=config.field)
     else:

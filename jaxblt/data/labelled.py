@@ -37,7 +37,7 @@ from jaxblt.data.sources.labelled import (
     read_labelled,
 )
 from jaxblt.data.splits import PARTS, SplitName, check_split, cut_points
-from jaxblt.validation import MOST_SEED, check_bounds, check_fields
+from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
 
 Target = Literal["class", "number", "positions"]
 OPENED = 2
@@ -441,12 +441,7 @@ def _check_settings(config: LabelledDataConfig, files: Sequence[Path]) -> None:
         "genome": (any(ending(file) == ".bed" for file in files), "a .bed file among the paths"),
     }
     for name, (is_read, needed) in read.items():
-        value, default = getattr(config, name), LabelledDataConfig.__dataclass_fields__[name].default
-        if value != default and not is_read:
-            raise ValueError(
-                f"data.{name} = {value!r} is read with {needed} only, and nothing would come of it: set that, or leave "
-                f"it {default!r}"
-            )
+        check_read(config, "data", name, needed=needed, is_read=is_read)
 
 
 def _check_apart(config: LabelledDataConfig) -> None:

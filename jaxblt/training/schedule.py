@@ -6,7 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 import optax
 
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_read
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,14 @@ def make_schedule(config: ScheduleConfig, steps: int) -> optax.Schedule:
       steps: of the run; the decay's end unless `config.decay_steps` says otherwise.
 
     Raises:
-      ValueError: the warm-up does not end before the decay does, or before that of "wsd" begins.
+      ValueError: the warm-up does not end before the decay does, or before that of "wsd" begins; a share of the decay
+        is given to another schedule.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     end = steps if config.decay_steps is None else config.decay_steps
     if warmup >= end:
         raise ValueError(f"warmup_steps = {warmup} must be less than the decay's end, step {end}")
+    check_read(config, "optimizer", "decay_share", needed="schedule='wsd'", is_read=config.schedule == "wsd")
     last = config.floor * peak
     rise = optax.linear_schedule(0.0, peak, warmup)
     if config.schedule == "cosine":

@@ -141,6 +141,8 @@ def test_merging_asks_for_the_code_of_a_routed_adapter():
         fuse(config, params)
     with pytest.raises(ValueError, match=r"code must have shape \(2,\), one number a block, got \(3,\)"):
         fuse(config, params, code=jnp.ones(3))
+    with pytest.raises(ValueError, match=r"code must be finite, or every weight is lost, got \[ 1. nan\]"):
+        fuse(config, params, code=jnp.asarray([1.0, jnp.nan]))
     with pytest.raises(ValueError, match="has no router: leave it None"):
         fuse(attach(MODEL, AdapterConfig()), params, code=jnp.ones(2))
     with pytest.raises(ValueError, match="no parameters of it: load them first"):

@@ -58,6 +58,16 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
         1,
         r"--model.latent.mixers.K.chunk-size: model.latent.mixers has H, A, and no .*jaxblt new FILE.py --from demo\)",
     ),
+    (
+        (*TRAIN, "--bytes-per-patch", "6", "--patcher.threshold", "1"),
+        1,
+        "--bytes-per-patch 6 calibrates a threshold, and patcher.threshold is 1.0 already: leave it out, or add --pat",
+    ),
+    (
+        ("train", "demo_entropy", "--bytes-per-patch", "6"),
+        1,
+        "--bytes-per-patch 6 calibrates a threshold of entropies, and the patcher is None: leave it out",
+    ),
     (("train", "no_such_recipe"), 1, "unknown recipe 'no_such_recipe', choose one of: demo_entropy"),
     (("patch",), 2, "Missing from jaxblt patch: STR text or FASTA"),
     (("patch", "x", "y"), 2, "Unrecognized options: y"),

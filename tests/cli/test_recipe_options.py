@@ -9,7 +9,7 @@ from jaxblt import recipes
 from jaxblt.cli.find_recipe import find_recipe
 from jaxblt.cli.kinds import choices, choose_kinds, kinds
 from jaxblt.cli.mesh import expand_mesh, parse_mesh, without_free_axis
-from jaxblt.cli.recipe_options import option_value, parse_recipe
+from jaxblt.cli.recipe_options import check_mixers, option_value, parse_recipe
 from jaxblt.parallel import MeshConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.objectives import Masked, NextByte
@@ -150,3 +150,10 @@ def test_recipes_come_from_the_config_of_a_run(tmp_path):
         find_recipe(str(tmp_path / "other.json"))
     with pytest.raises(FileNotFoundError, match="holds no run"):
         find_recipe(str(tmp_path / "none" / "config.json"))
+
+
+def test_a_setting_of_a_mixer_outside_the_table_names_the_recipe_as_it_was_given():
+    with pytest.raises(
+        ValueError, match=r"mixers has W, and no 'K' to set: .*--from mine.py:mine\) and add 'K'"
+    ):
+        check_mixers(recipes.get("demo_entropy"), ["--model.stack.mixers.K.chunk-size=8"], "mine.py:mine")

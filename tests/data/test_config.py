@@ -5,6 +5,7 @@ import json
 import lzma
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -112,6 +113,18 @@ def test_options_that_do_not_go_together(options, message):
 def test_mistakes_that_show_when_data_is_opened(options, message):
     with pytest.raises(ValueError, match=message):
         make_dataset(build(**options))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("a.jsonl", "jsonl"), ("a.fa", "fasta"), ("a.FASTA", "fasta"), ("a.txt", None)]
+)
+def test_a_file_of_another_kind_that_is_read_as_text_is_told(tmp_path, name, kind):
+    (tmp_path / name).write_bytes(b">a\nACGT\n")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        open_source(build(paths=(str(tmp_path / name),)))
+    said = f"{str(tmp_path / name)!r} is read as text, its markup included: set data.kind={kind!r} to"
+    assert [str(warning.message).startswith(said) for warning in told] == ([True] if kind else [])
 
 
 def test_mistakes_of_the_call():

@@ -185,6 +185,8 @@ def test_sources_that_share_a_file_split_it_alike(tmp_path):
     said = r"a.txt' is of source 'x' and of 'y', whose documents are split in different ways"
     assert opened(both, first, split="position").num_bytes == 240
     assert opened(both, both, split="names").num_bytes == 200
+    (tmp_path / "c.md").write_bytes(b"c" * 100)
+    assert opened((*both, str(tmp_path / "c.md")), both, split="names").num_bytes == 300
     with pytest.raises(ValueError, match=said):
         opened(both, both, split="names", names=("*a.txt", "*b.txt"))
     with pytest.raises(ValueError, match=said):

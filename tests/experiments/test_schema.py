@@ -96,10 +96,11 @@ def test_a_run_is_recorded_with_what_it_ran_on(tmp_path: Path) -> None:
     lines = [line | {"step": step} for step in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
     data = {"batch_size": 4, "seq_len": 1000, "packing": "windows", "partial": "drop"}
-    config = GPU | REST | {"recipe": {"name": "tiny", "data": data}}
+    recipe = {"name": "tiny", "data": data, "train": {"log_every": 2}}
+    config = GPU | REST | {"recipe": recipe}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "scored.json").write_text(
-        '{"run": "tiny", "step": 2, "bits_per_byte": 2.5}', encoding="utf-8"
+        '{"run": "tiny", "step": 3, "bits_per_byte": 2.5}', encoding="utf-8"
     )
     found = record.record(str(tmp_path), str(tmp_path / "scored.json"), str(tmp_path / "out.json"))
     assert (found["bytes_seen"], found["seconds_in_steps"]) == (8000, 8.0)
@@ -107,11 +108,15 @@ def test_a_run_is_recorded_with_what_it_ran_on(tmp_path: Path) -> None:
     assert (written["devices"], written["git"]) == (GPU["devices"], GPU["git"])
     for wrong, said in (
         (
-            {"recipe": {"name": "other", "data": data}},
-            "is of run 'tiny' at step 2, and the folder holds 'other' of 2",
+            {"recipe": recipe | {"name": "other"}},
+            "is of run 'tiny' at step 3, and the folder holds 'other' of 2",
         ),
         (
-            {"recipe": {"name": "tiny", "data": data | {"packing": "buckets"}}},
+            {"recipe": recipe | {"train": {"log_every": 1}}},
+            "is of run 'tiny' at step 3, and the folder holds 'tiny' of 2",
+        ),
+        (
+            {"recipe": recipe | {"data": data | {"packing": "buckets"}}},
             "may hold padding, as it has .*buckets",
         ),
     ):

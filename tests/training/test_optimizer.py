@@ -40,6 +40,11 @@ def test_other_shapes_have_their_golden_numbers(schedule, golden):
         np.testing.assert_allclose(float(rates(step)), rate, rtol=1e-6)
 
 
+def test_a_share_of_decay_that_nothing_reads_is_refused():
+    with pytest.raises(ValueError, match=r"optimizer.decay_share = 0.5 is read with schedule='wsd' only"):
+        make_schedule(AdamWConfig(warmup_steps=1, decay_share=0.5), 110)
+
+
 def test_a_warmup_into_the_decay_of_wsd_is_refused():
     with pytest.raises(ValueError, match=r"warmup_steps = 90 must be at most 88, where the decay"):
         make_schedule(AdamWConfig(warmup_steps=90, schedule="wsd"), 110)

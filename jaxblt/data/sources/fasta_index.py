@@ -104,8 +104,8 @@ def _follows_header(path: Path, name: str, offset: int) -> bool:
     if len(lines) == 2 and start:
         return lines[1] == b""  # the header is longer than what was read
     header = lines[-2] if len(lines) > 1 and lines[-1] == b"" else b""
-    words = header[1:].split()
-    return header[:1] == b">" and bool(words) and words[0].decode("utf-8", "replace") == name
+    words = header[1:].decode("utf-8", "replace").split()  # as pyfaidx does: at spaces of other scripts too
+    return header[:1] == b">" and words[:1] == [name]
 
 
 def _lies_within(layout: FastaLayout, size: int) -> bool:

@@ -143,6 +143,14 @@ def test_headers_of_any_length_are_known_again(tmp_path, size):
         assert read_document(FastaSource(path), 1) == b"ACGT"
 
 
+@pytest.mark.parametrize("space", ["\u00a0", "\u3000", "\x1c", "\t", " "])
+def test_a_name_ends_at_any_space(tmp_path, space):
+    path = tmp_path / "g.fa"
+    path.write_text(f">a{space}long name\nACGT\n", encoding="utf-8")
+    source = FastaSource(path)
+    assert (list(source.names), read_document(source, 0)) == (["a"], b"ACGT")
+
+
 def test_without_pyfaidx_plain_files_say_what_to_install(write, monkeypatch):
     plain, packed = write("g.fa"), write("g.fa.gz")
     original = builtins.__import__

@@ -167,21 +167,22 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "values", "gate", "first"),
+    ("keys", "values", "gate", "said"),
     [
-        (256, 64, None, True),
-        (64, 16, "log_value_gate", True),
-        (64, 15, "log_value_gate", False),
-        (48, 64, None, False),
-        (16, 64, "log_key_gate", False),
+        (512, 64, "log_value_gate", None),
+        (256, 64, None, "keys of more than 128 channels were timed under gates per value channel only"),
+        (64, 16, "log_value_gate", None),
+        (64, 15, "log_value_gate", "heads of 64 and 15 channels, filled up to 64 and 64, were not timed"),
+        (48, 64, "log_value_gate", "heads of 48 and 64 channels, filled up to 64 and 64, were not timed"),
+        (48, 64, None, "heads of 48 and 64 channels, filled up to 64 and 64, were not timed"),
+        (16, 64, "log_key_gate", "heads of 16 and 64 channels, filled up to 64 and 64, were not timed"),
     ],
 )
-def test_widths_that_were_timed_go_first(keys: int, values: int, gate: str | None, first: bool) -> None:
+def test_widths_that_were_timed_go_first(keys: int, values: int, gate: str | None, said: str | None) -> None:
     q, v = (jax.ShapeDtypeStruct((1, 70, 2, width), jnp.bfloat16) for width in (keys, values))
     gates = {gate: q if gate == "log_key_gate" else v} if gate else {}
     assert why_not(HOPPER, q, q, v, **gates) is None
-    said = f"heads of {keys} and {values} channels, filled up to 64 and 64, were not timed"
-    assert rather_not(HOPPER, q, q, v, **gates) == (None if first else said)
+    assert rather_not(HOPPER, q, q, v, **gates) == said
 
 
 def test_goes_before_xla_but_for_short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
