@@ -12,7 +12,7 @@ import numpy as np
 from jaxblt.data.permutation import hash64
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
-from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_part
+from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_any, check_part
 from jaxblt.remote import refuse_remote
 from jaxblt.validation import check_bounds, check_fields
 
@@ -77,7 +77,7 @@ class Babi:
 
         Raises:
           FileNotFoundError: the subset, or a file of one of the tasks, is not there.
-          ValueError: a line is no numbered sentence, or there are more words than ids.
+          ValueError: a line is no numbered sentence, there are more words than ids, or the split has no question.
         """
         check_part(split)
         files = read_subset(self.path, self.subset)
@@ -89,6 +89,7 @@ class Babi:
                 questions.append(words[-self.max_words :])
                 answers.append(vocabulary.ids[question.answer])
                 groups.append(group)
+        check_any(questions, split, self.path, "its files hold too few stories")
         names = tuple(f"qa{task}" for task in self.tasks)
         return LoadedExamples(questions, np.array(answers, np.int32), np.array(groups, np.int64), names)
 

@@ -11,6 +11,7 @@ from jaxblt.data.draws import Draws
 from jaxblt.data.examples import Example
 from jaxblt.data.splits import PARTS, SplitName
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
+from jaxblt.evaluation.tasks.loaded import check_part
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields
 
 SHARES = 8
@@ -73,8 +74,9 @@ class GeneratedTask(ABC):
         """The examples of a split; see `jaxblt.data.examples.TaskSource`.
 
         Raises:
-          ValueError: the task has so few different examples that the split has none.
+          ValueError: there is no such split, or the task has so few different examples that the split has none.
         """
+        check_part(split)
         count = self.train_size if split == "train" else self.eval_size
         examples = GeneratedExamples(self, split, count, seed if count is None else None)
         examples.example(0)  # a split that cannot be filled shows here

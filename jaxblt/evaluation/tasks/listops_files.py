@@ -14,11 +14,13 @@ from jaxblt.data.sources.files import expand, read_all
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import OFFSET
 from jaxblt.evaluation.tasks.generated import GeneratedExamples, ids, vocab_size
-from jaxblt.evaluation.tasks.listops import SYMBOLS, ListOps, parse, show
-from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_part
+from jaxblt.evaluation.tasks.listops import SYMBOLS, ListOps, evaluate, parse, show
+from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_any, check_part
 from jaxblt.validation import check_bounds, check_fields
 
 _FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
+CHECKED = 1000
+"""Expressions of a file that are evaluated, at equal distances: to evaluate all takes as long as to read them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +52,14 @@ class ListOpsFiles:
 
         Raises:
           FileNotFoundError: the split's file is not there.
-          ValueError: a line does not hold an expression and a digit; the message names it.
+          ValueError: a line does not hold an expression and a digit, or of those that are evaluated one is not balanced
+            or has another answer; the message names it. Or there is no line.
         """
         check_part(split)
         (file,) = expand(Path(self.path) / _FILES[split])
         questions, answers = read_tsv(file)
+        check_any(questions, split, str(file), "write expressions behind its first line")
+        check_answers(file, questions, answers)
         return LoadedExamples([q[: self.max_symbols] for q in questions], answers)
 
 
@@ -62,9 +67,12 @@ def read_tsv(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
     """Ids of the expressions in a file, and of their answers; the header says which column is which.
 
     Raises:
-      ValueError: there is no header of "Source" and "Target", or as of `ListOpsFiles.open`.
+      ValueError: there is no header of "Source" and "Target", or a line does not hold an expression and a digit.
     """
-    header, *lines = read_all(file).decode().splitlines()
+    try:
+        header, *lines = read_all(file).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(file)!r} is no text ({error}): copy it again") from error
     columns = header.split("\t")
     if sorted(columns) != ["Source", "Target"]:
         raise ValueError(f"{str(file)!r} begins with {header!r:.60}, expected the columns Source and Target")
@@ -82,6 +90,24 @@ def read_tsv(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
             raise ValueError(f"{str(file)!r}, line {number}: {error}") from error
         answers.append(int(cells[target]))
     return questions, ids(np.array(answers))
+
+
+def check_answers(file: Path, questions: list[np.ndarray], answers: np.ndarray, most: int = CHECKED) -> None:
+    """Evaluates at most so many expressions of a file, as of `read_tsv`, and compares their answers.
+
+    Raises:
+      ValueError: an expression is not balanced, or its answer is another; the message names the line.
+    """
+    for number in np.linspace(0, len(questions) - 1, min(most, len(questions))).astype(int):
+        try:
+            found = evaluate((questions[number].astype(int) - OFFSET).tolist())
+        except ValueError as error:
+            raise ValueError(f"{str(file)!r}, line {number + 2}: {error}") from error
+        if found != answers[number] - OFFSET:
+            raise ValueError(
+                f"{str(file)!r}, line {number + 2}: its expression comes to {found}, its answer is "
+                f"{answers[number] - OFFSET}: it is no file of ListOps"
+            )
 
 
 def write_files(task: ListOps, folder: Path, processes: int | None = None) -> None:

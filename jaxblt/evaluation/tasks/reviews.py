@@ -10,7 +10,7 @@ from jaxblt.data.sources.files import expand, read_all
 from jaxblt.data.sources.labelled import ending
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import VOCAB_SIZE, encode
-from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_part
+from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_any, check_part
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields
 
 VALIDATION_SHARE = 0.1
@@ -56,7 +56,8 @@ class TextLabels:
 
         Raises:
           FileNotFoundError: the folder holds neither layout.
-          ValueError: a line of a table has no known label, or a table is there twice.
+          ValueError: a line of a table has no known label, a table is there twice, or of fewer than ten training
+            texts a tenth is asked for.
         """
         check_part(split)
         texts = self._read("test" if split == "test" else "train")
@@ -65,6 +66,7 @@ class TextLabels:
             first = count - int(VALIDATION_SHARE * count)
             places = range(first, count) if split == "validation" else range(first)
             texts = [texts[permute(place, count, self.split_seed)] for place in places]
+            check_any(texts, split, self.path, f"a tenth of {count} training texts is none, it needs 10")
         questions = [encode(text[: self.max_bytes]).astype(np.int16) for text, _ in texts]
         answers = encode("".join(str(label) for _, label in texts).encode())
         return LoadedExamples(questions, answers)

@@ -48,6 +48,14 @@ def test_long_texts_lose_their_end(reviews):
     assert decode(targets[-1:]) in (b"0", b"1")
 
 
+def test_too_few_texts_for_validation_are_refused(tmp_path):
+    """A split without rows would be looked through without end."""
+    (tmp_path / "train.tsv").write_text("pos\tfine\n" * 9)
+    with pytest.raises(ValueError, match="no example for split 'validation': a tenth of 9 training texts"):
+        TextLabels(path=str(tmp_path)).open("validation")
+    assert TextLabels(path=str(tmp_path)).open("train").count == 9
+
+
 def test_rows_of_texts(reviews):
     config = TaskDataConfig(task=TextLabels(path=reviews, max_bytes=20), seq_len=22, batch_size=4)
     batch = make_dataset(config).batch(0)

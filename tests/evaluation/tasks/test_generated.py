@@ -212,6 +212,11 @@ def test_a_training_set_of_fixed_size_is_read_epoch_by_epoch():
     assert not np.array_equal(*epochs)
 
 
+def test_an_unknown_split_is_named():
+    with pytest.raises(ValueError, match="unknown split 'dev': choose one of 'train', 'validation', 'test'"):
+        Parity().open("dev")  # pyright: ignore[reportArgumentType]
+
+
 def test_a_task_with_too_few_examples_says_so():
     task = Parity(min_bits=1, max_bits=1)  # two examples
     held = {part_of(task.draw(Draws(key))) for key in range(20)}

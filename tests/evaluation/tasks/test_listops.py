@@ -6,7 +6,7 @@ import pytest
 from jaxblt.data import OFFSET
 from jaxblt.evaluation.tasks import ListOps, ListOpsFiles
 from jaxblt.evaluation.tasks.listops import evaluate, parse, show
-from jaxblt.evaluation.tasks.listops_files import write_files
+from jaxblt.evaluation.tasks.listops_files import check_answers, read_tsv, write_files
 
 GOLDEN = (
     ("7", 7),
@@ -66,6 +66,38 @@ def test_a_bad_line_is_named(tmp_path, text, said):
     (tmp_path / "basic_test.tsv").write_text(text)
     with pytest.raises(ValueError, match=said):
         ListOpsFiles(path=str(tmp_path)).open("test")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("( [MAX 2 ] )\t3\n", "line 3: its expression comes to 2, its answer is 3"),
+        ("( [MAX 2\t2\n", "line 3: not one whole expression"),
+        ("7 ]\t7\n", "line 3: unbalanced expression"),
+    ],
+)
+def test_an_answer_that_is_not_the_expression_s_is_named(tmp_path, text, said):
+    (tmp_path / "basic_test.tsv").write_text(f"Source\tTarget\n7\t7\n{text}")
+    with pytest.raises(ValueError, match=said):
+        ListOpsFiles(path=str(tmp_path)).open("test")
+
+
+def test_of_many_expressions_some_are_evaluated(tmp_path):
+    lines = ["7\t7\n"] * 4 + ["7\t3\n"]
+    (tmp_path / "basic_val.tsv").write_text("".join(["Source\tTarget\n", *lines]))
+    questions, answers = read_tsv(tmp_path / "basic_val.tsv")
+    with pytest.raises(ValueError, match="line 6: its expression comes to 7, its answer is 3"):
+        check_answers(tmp_path / "basic_val.tsv", questions, answers, most=2)
+    check_answers(tmp_path / "basic_val.tsv", questions, answers, most=1)
+
+
+def test_files_without_expressions_and_without_text_are_refused(tmp_path):
+    (tmp_path / "basic_val.tsv").write_text("Source\tTarget\n")
+    with pytest.raises(ValueError, match=r"basic_val\.tsv' gives no example for split 'validation'"):
+        ListOpsFiles(path=str(tmp_path)).open("validation")
+    (tmp_path / "basic_val.tsv").write_bytes(b"Source\tTarget\n\xff\t3\n")
+    with pytest.raises(ValueError, match=r"basic_val\.tsv' is no text .*: copy it again"):
+        ListOpsFiles(path=str(tmp_path)).open("validation")
 
 
 def test_drawn_files_hold_the_examples_of_the_task(tmp_path):
