@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import dense, named
 from jaxblt.side_outputs import sow_loss, sow_metric
-from jaxblt.validation import whole
+from jaxblt.validation import number, whole
 
 
 class StateCompressor(nn.Module):
@@ -36,6 +36,7 @@ class StateCompressor(nn.Module):
     def setup(self) -> None:
         for name in ("dim", "code_dim", "codes"):
             whole(f"StateCompressor.{name}", getattr(self, name), least=1)
+        number("StateCompressor.commitment", self.commitment, least=0)
         self.encoder = dense(self.code_dim, axes=("embed", "features"), dtype=self.dtype, name="encoder")
         self.decoder = dense(self.dim, axes=("features", "embed"), dtype=self.dtype, name="decoder")
         init = named(nn.initializers.normal(self.code_dim**-0.5), None, "features")

@@ -45,8 +45,16 @@ class StateManager:
         Args:
           importance: before it; None at the first step.
           read_mass: share of reads of each slot, which sums to 1 over slots: the metric "state_read_mass" of a layer,
-            as [H, S].
+            reshaped to [H, S]. A layer sows it flat.
+
+        Raises:
+          ValueError: the read mass has no axes of heads and slots, or another shape than the importance.
         """
+        if read_mass.ndim < 2 or (importance is not None and importance.shape != read_mass.shape):
+            expected = "[..., heads, slots]" if importance is None else importance.shape
+            raise ValueError(
+                f"read_mass must have shape {expected}, got {read_mass.shape}: reshape the metric to [heads, slots]"
+            )
         now = read_mass.shape[-1] * read_mass
         return now if importance is None else self.decay * importance + (1 - self.decay) * now
 
@@ -56,7 +64,12 @@ class StateManager:
 
 
 def prune(params: dict[str, Any], dead: Bool[Array, "*L H S"]) -> dict[str, Any]:
-    """Parameters of a `StateEngine` in which no token writes to the dead slots or reads them."""
+    """Parameters of a `StateEngine` in which no token writes to the dead slots or reads them.
+
+    Raises:
+      ValueError: the parameters are of another mixer, or `dead` is no mask of their slots.
+    """
+    _check_dead(dead, _route_of(params)["bias"].shape)
     route = params["route"]
     closed = route | {"bias": jnp.where(dead, CLOSED, route["bias"])}
     return params | {"route": closed, "read_bias": jnp.where(dead, CLOSED, params["read_bias"])}
@@ -69,7 +82,11 @@ def begin_anew(params: dict[str, Any], dead: Bool[Array, "*L H S"], key: PRNGKey
       params: of a `StateEngine`.
       dead: slots.
       key: of the routes.
+
+    Raises:
+      ValueError: the parameters are of another mixer, or `dead` is no mask of their slots.
     """
+    _check_dead(dead, _route_of(params)["bias"].shape)
     kernel = params["route"]["kernel"]
     drawn = jax.random.normal(key, kernel.shape, kernel.dtype) * kernel.shape[-3] ** -0.5
     route = {
@@ -80,14 +97,38 @@ def begin_anew(params: dict[str, Any], dead: Bool[Array, "*L H S"], key: PRNGKey
 
 
 def clear(state: StateEngineState, dead: Bool[Array, "*L H S"]) -> StateEngineState:
-    """A state whose dead slots hold nothing."""
-    engine = state.engine
+    """A state whose dead slots hold nothing.
+
+    Raises:
+      ValueError: the state is of another mixer, or `dead` is no mask of its slots.
+    """
+    if not isinstance(state, StateEngineState):
+        raise ValueError(f"expected the state of a StateEngine, got a {type(state).__name__}")
+    engine, keys = state.engine, state.slots.keys.shape
+    _check_dead(dead, (*keys[:-4], keys[-3], keys[-1]))
     if isinstance(engine, Slots):
         return dataclasses.replace(state, engine=_cleared(engine, dead))
     gone = dead[..., None, :, :, None]
     edge, cell = jax.tree.map(lambda x: jnp.where(gone, 0.0, x), (engine.edge, engine.cell))
     engine = Engine(_cleared(engine.slots, dead), edge, cell, engine.time)
     return dataclasses.replace(state, engine=engine)
+
+
+def _route_of(params: dict[str, Any]) -> dict[str, Any]:
+    if not {"route", "read_bias"} <= set(params):
+        raise ValueError(
+            f"expected the parameters of one StateEngine, got those of {', '.join(sorted(params))}: name the mixer's"
+        )
+    return params["route"]
+
+
+def _check_dead(dead: Bool[Array, "*L H S"], shape: tuple[int, ...]) -> None:
+    """Refuses an importance in place of a mask: all of its slots would count as dead."""
+    if dead.dtype != bool or dead.shape != shape:
+        raise ValueError(
+            f"dead must be a mask of bool {shape}, heads and slots last, got {dead.dtype} {dead.shape}: "
+            "`StateManager.dead` makes one"
+        )
 
 
 def _cleared(slots: Slots, dead: Bool[Array, "*L H S"]) -> Slots:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import StateEngineConfig, init_state
+from jaxblt.mixers import GRUConfig, StateEngineConfig, init_state
 from jaxblt.mixers.state_compressor import StateCompressor
 from jaxblt.mixers.state_manager import StateManager, begin_anew, clear, prune
 from jaxblt.mixers.state_slots import Slots
@@ -107,3 +107,48 @@ def test_bad_options_are_refused() -> None:
         StateCompressor(dim=4, codes=0).init(jax.random.key(0), jnp.zeros((1, 4)))
     with pytest.raises(ValueError, match=r"dim=4\) got states of shape \(1, 5\): set dim=5"):
         StateCompressor(dim=4).init(jax.random.key(0), jnp.zeros((1, 5)))
+    with pytest.raises(ValueError, match=r"commitment must be .*at least 0, got -1"):
+        StateCompressor(dim=4, commitment=-1.0).init(jax.random.key(0), jnp.zeros((1, 4)))
+
+
+PARAMS = {
+    "route": {"kernel": jnp.zeros((6, 2, 4)), "bias": jnp.zeros((2, 4))},
+    "read_bias": jnp.zeros((2, 4)),
+}
+
+
+def test_an_importance_is_no_mask_of_dead_slots() -> None:
+    """As booleans all of its slots would be dead."""
+    said = r"dead must be a mask of bool \(2, 4\), heads and slots last, got "
+    state = init_state(CONFIG, 2, capacity=1)
+    for wrong, got in (
+        (jnp.ones((2, 4)), r"float32 \(2, 4\)"),
+        (DEAD[:, :3], r"bool \(2, 3\)"),
+        (DEAD[0], "bool"),
+    ):
+        for act in (
+            lambda dead: prune(PARAMS, dead),
+            lambda dead: begin_anew(PARAMS, dead, jax.random.key(0)),
+            lambda dead: clear(state, dead),
+        ):
+            with pytest.raises(ValueError, match=said + got):
+                act(jnp.asarray(wrong))
+
+
+def test_what_is_of_another_mixer_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="parameters of one StateEngine, got those of layers_0: name the mixer's"
+    ):
+        prune({"layers_0": PARAMS}, jnp.asarray(DEAD))
+    with pytest.raises(ValueError, match="expected the state of a StateEngine, got a GRUState"):
+        clear(init_state(GRUConfig(dim=6, num_heads=2), 2, capacity=1), jnp.asarray(DEAD))
+
+
+def test_the_metric_of_a_layer_is_reshaped_first() -> None:
+    manager = StateManager()
+    with pytest.raises(
+        ValueError, match=r"must have shape \[..., heads, slots\], got \(8,\): reshape the metric"
+    ):
+        manager.update(None, jnp.full((8,), 1 / 8))
+    with pytest.raises(ValueError, match=r"must have shape \(2, 4\), got \(2, 3\)"):
+        manager.update(jnp.ones((2, 4)), jnp.full((2, 3), 1 / 6))
