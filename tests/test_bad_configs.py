@@ -23,6 +23,7 @@ from jaxblt.evaluation.tasks import (
     PatternMatching,
     RepeatCopy,
     TextLabels,
+    TextPairs,
 )
 from jaxblt.inference import Decoder, SamplingConfig
 from jaxblt.mixers import (
@@ -106,6 +107,7 @@ GOOD: dict[type, dict[str, Any]] = {
     Babi: {"path": "data"},
     Babilong: {"path": "data", "books": "books"},
     TextLabels: {"path": "data"},
+    TextPairs: {"path": "data"},
     KmerVocab: {},
     PatcherConfig: {},
     MeshConfig: {},
@@ -314,6 +316,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "max_bytes": (0, 2.5),
         "split_seed": (-1, 1.5),
     },
+    TextPairs: {"path": (3,), "max_bytes": (0, 2.5)},
     KmerVocab: {"k": (0, 2.5, 10**9), "stride": (0, 4, 1.5), "alphabet": (b"", b"AA", "ACGT")},
     PatcherConfig: {
         "mode": ("bpe",),

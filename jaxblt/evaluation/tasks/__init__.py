@@ -13,6 +13,7 @@ from jaxblt.evaluation.tasks.generated import GeneratedTask, part_of
 from jaxblt.evaluation.tasks.listops import ListOps
 from jaxblt.evaluation.tasks.listops_files import ListOpsFiles
 from jaxblt.evaluation.tasks.matching import PatternMatching
+from jaxblt.evaluation.tasks.pairs import TextPairs
 from jaxblt.evaluation.tasks.parity import Parity
 from jaxblt.evaluation.tasks.pg19 import pg19
 from jaxblt.evaluation.tasks.recall import MQAR
@@ -33,6 +34,7 @@ __all__ = [
     "RepeatCopy",
     "TaskScores",
     "TextLabels",
+    "TextPairs",
     "count_answers",
     "majority_baseline",
     "part_of",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxblt.data import EOS, TaskDataConfig, decode, make_dataset
-from jaxblt.evaluation.tasks import TextLabels, pg19
+from jaxblt.evaluation.tasks import TextLabels, TextPairs, pg19
 
 TEXTS = [("neg" if i % 2 else "pos", f"review {i} é") for i in range(40)]
 
@@ -85,6 +85,57 @@ def test_a_table_and_its_copy_do_not_count_twice(tmp_path, name, said):
         (tmp_path / file).write_bytes(gzip.compress(data) if file.endswith(".gz") else data)
     with pytest.raises(ValueError, match=said):
         TextLabels(path=str(tmp_path)).open("test")
+
+
+PAIRS = [("1.0", "first", "second"), ("0.0", "fi", "se é"), ("1", "", "alone")]
+
+
+def test_pairs_of_texts_stand_in_one_row(tmp_path):
+    for part, pairs in (("train", PAIRS), ("eval", PAIRS[:1]), ("test", PAIRS[1:])):
+        lines = ["\t".join((label, "N01", "N02", *texts)) for label, *texts in pairs]
+        (tmp_path / f"new_aan_pairs.{part}.tsv.xz").write_bytes(lzma.compress("\n".join(lines).encode()))
+    task = TextPairs(path=str(tmp_path), max_bytes=5)
+    expected = [(b"first", b"secon", b"1"), (b"fi", "se é".encode(), b"0"), (b"", b"alone", b"1")]
+    for split, wanted in (("train", expected), ("validation", expected[:1]), ("test", expected[1:])):
+        examples = task.open(split)
+        assert examples.count == len(wanted)
+        for number, (first, second, label) in enumerate(wanted):
+            inputs, targets, scored = examples.example(number)
+            ends = np.flatnonzero(inputs == EOS)
+            assert ends.tolist() == [1 + len(first), len(inputs) - 1]
+            assert (decode(inputs[: ends[0]]), decode(inputs[ends[0] :])) == (first, second)
+            assert (decode(targets[scored]), np.flatnonzero(scored).tolist()) == (label, [len(inputs) - 1])
+    data = TaskDataConfig(task=task, seq_len=task.length, batch_size=3, labels="digit")
+    batch = make_dataset(data, split="train", mode="eval").batch(0)
+    np.testing.assert_array_equal(batch.labels, [1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "1\tN1\tN2\ta\tb\n2\tN1\tN2\ta\tb\n",
+            "line 2 has 5 columns and begins with b'2', expected 0 or 1 and 5",
+        ),
+        ("1\tN1\tN2\ta\n", "line 1 has 4 columns and begins with b'1', expected 0 or 1 and 5 columns"),
+        ("", "is empty"),
+    ],
+)
+def test_a_bad_line_of_pairs_is_named(tmp_path, text, said):
+    (tmp_path / "a.test.tsv").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        TextPairs(path=str(tmp_path)).open("test")
+
+
+def test_several_tables_of_pairs_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"\*\.eval\.tsv"):
+        TextPairs(path=str(tmp_path)).open("validation")
+    for name in ("a.eval.tsv", "b.eval.tsv"):
+        (tmp_path / name).write_text("1\tN1\tN2\ta\tb\n")
+    with pytest.raises(
+        ValueError, match=r"must hold one table \*\.eval\.tsv, .*, got a\.eval\.tsv, b\.eval\.tsv"
+    ):
+        TextPairs(path=str(tmp_path)).open("validation")
 
 
 def test_books_are_split_by_folder(tmp_path):
