@@ -1,4 +1,4 @@
-"""A Hyena layer and a train step with the sequence split over devices: seconds, memory, and the same result."""
+"""A layer and a train step with the sequence split over devices: seconds, memory, and the same result."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.benchmark._schema import timed
 from experiments.benchmark.sequence_parallel import Kind
 from jaxblt.data import Batch, load_sample, vocab
-from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
+from jaxblt.mixers import (
+    ExplicitFilter,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
+    HyenaConfig,
+    ImplicitFilter,
+    Mamba2Config,
+    MixerConfig,
+    ModalFilter,
+    StateEngineConfig,
+)
 from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.models.stack import Stack
 from jaxblt.parallel import batch_sharding, make_mesh, replicated
@@ -33,22 +43,36 @@ def meshes(devices: int) -> list[Mesh]:
 
 
 def layer(kind: Kind, tokens: int, dim: int, devices: int, trials: int) -> dict[str, Any]:
-    """Forward and backward of one Hyena block with its MLP, bf16, one document, on one device and on all.
+    """Forward and backward of one block with its MLP, bf16, one document, on one device and on all.
 
     speed_up is the median time on one device over that on all; None where either runs out of memory.
     """
-    filters = {
-        "modal": ModalFilter(max_timescale=float(tokens)),
-        "explicit": ExplicitFilter(taps=128),
-        "implicit": ImplicitFilter(filter_len=tokens),
-    }
-    hyena = HyenaConfig(dim=dim, filter=filters[kind], packed=False)
-    stack = StackConfig(dim=dim, num_layers=1, pattern="H", mixers={"H": hyena}, scan=False)
+    mixers = {kind: mixer(kind, tokens, dim)}
+    stack = StackConfig(dim=dim, num_layers=1, pattern=(kind,), mixers=mixers, scan=False)
     module = Stack(stack, jnp.bfloat16)
     run = partial(_layer_on, module, tokens=tokens, dim=dim, trials=trials)
     one, many = (_if_it_fits(partial(run, mesh)) for mesh in meshes(devices))
     shape = {"filter": kind, "tokens": tokens, "dim": dim, "devices": devices}
     return shape | {"one": one, "all": many, "speed_up": _speed_up(one, many)}
+
+
+def mixer(kind: Kind, tokens: int, dim: int) -> MixerConfig:
+    """The mixer of a layer."""
+    filters = {
+        "modal": ModalFilter(max_timescale=float(tokens)),
+        "explicit": ExplicitFilter(taps=128),
+        "implicit": ImplicitFilter(filter_len=tokens),
+    }
+    if kind in filters:
+        return HyenaConfig(dim=dim, filter=filters[kind], packed=False)
+    heads = max(dim // 128, 1)
+    if kind == "gated_delta_net":
+        return GatedDeltaNetConfig(dim=dim, num_heads=heads)
+    if kind == "gated_linear_attention":
+        return GatedLinearAttentionConfig(dim=dim, num_heads=heads)
+    if kind == "mamba2":
+        return Mamba2Config(dim=dim)
+    return StateEngineConfig(dim=dim, num_heads=heads, num_slots=64, packed=False)
 
 
 def _layer_on(module: nn.Module, mesh: Mesh, tokens: int, dim: int, trials: int) -> dict[str, Any]:

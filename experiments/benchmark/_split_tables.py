@@ -144,7 +144,7 @@ def _sent(sent: Figures) -> tuple[str, str]:
 
 
 def layers(folder: Folder) -> str:
-    """A Hyena layer with its MLP, forward and backward."""
+    """A layer with its MLP, forward and backward."""
     rows = [
         (
             *(f"`{name}`", at["filter"], count(at["dim"]), count(at["tokens"]), str(at["devices"])),
@@ -153,7 +153,7 @@ def layers(folder: Folder) -> str:
         for name, found in _named(folder, "sequence_parallel")
         for at in found.get("layers", ())
     ]
-    head = ("file", "filter", "D", "tokens", "GPUs", "ms (95 %)", "one GPU, ms (95 %)", "speed-up")
+    head = ("file", "filter or mixer", "D", "tokens", "GPUs", "ms (95 %)", "one GPU, ms (95 %)", "speed-up")
     return table(head, rows)
 
 

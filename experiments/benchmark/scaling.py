@@ -41,6 +41,7 @@ def scaling(
     Args:
       out: file for the figures as JSON, written anew after each length.
       mixers: names of the stack's table; A is attention. T32, T64, T128 and T256 are state engines of so many slots.
+        U, L and N (GRU, LSTM, neural Turing machine) step token by token: give them few lengths.
       lengths: tokens of the row, rising.
       dim: width; heads have 128.
       attention_up_to: longest row of attention.
@@ -85,9 +86,13 @@ def block(name: str, dim: int) -> "StackConfig":
         AttentionConfig,
         GatedDeltaNetConfig,
         GatedLinearAttentionConfig,
+        GatedRecurrenceConfig,
+        GRUConfig,
         HyenaConfig,
+        LSTMConfig,
         Mamba2Config,
         MixerConfig,
+        NTMConfig,
         StateEngineConfig,
     )
     from jaxblt.models import StackConfig
@@ -100,6 +105,11 @@ def block(name: str, dim: int) -> "StackConfig":
         "G": GatedLinearAttentionConfig(dim=dim, num_heads=heads),
         "H": HyenaConfig(dim=dim, packed=False),
         "2": Mamba2Config(dim=dim),
+        "R": GatedRecurrenceConfig(dim=dim),
+        "P": GatedRecurrenceConfig(dim=dim, cell="minlstm"),
+        "U": GRUConfig(dim=dim, num_heads=heads),
+        "L": LSTMConfig(dim=dim, num_heads=heads),
+        "N": NTMConfig(dim=dim),
         **{f"T{slots}": replace(engine, num_slots=slots) for slots in STATES},
     }
     if name not in known:
@@ -148,7 +158,11 @@ def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict
     for label, cases in zip(PASSES, (forward, both), strict=True):
         measured = measure_all([replace(c, fn=jax.jit(c.fn)) for c in cases], trials=trials)
         for name, taken in zip(mixers, measured, strict=True):
-            found[name][label] = timed(taken) | {"tokens_per_second": length / taken.summary.median}
+            seconds = taken.summary.median
+            found[name][label] = timed(taken) | {
+                "tokens_per_second": length / seconds,
+                "microseconds_per_token": 1e6 * seconds / length,
+            }
     for name, kept, made_again in zip(mixers, both, again, strict=True):
         found[name]["planned_bytes"] = planned_bytes(kept.fn, *kept.args)
         found[name]["planned_bytes_with_remat"] = planned_bytes(made_again.fn, *made_again.args)

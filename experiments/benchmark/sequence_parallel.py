@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from jaxblt.models import BLTConfig
 
 Remat = Literal["none", "full", "dots"]
-Kind = Literal["modal", "explicit", "implicit"]
+Kind = Literal[
+    "modal", "explicit", "implicit", "gated_delta_net", "gated_linear_attention", "mamba2", "state_engine"
+]
+"""A filter of Hyena, or another mixer."""
 
 LAYERS: tuple[tuple[Kind, int, int], ...] = (
     ("modal", 65_536, 1024),
@@ -20,7 +23,7 @@ LAYERS: tuple[tuple[Kind, int, int], ...] = (
     ("explicit", 1_048_576, 1024),
     ("implicit", 1_048_576, 1024),
 )
-"""Filter, tokens and width."""
+"""Filter or mixer, tokens and width."""
 
 
 def sequence_parallel(
@@ -33,7 +36,7 @@ def sequence_parallel(
     remat: Remat = "none",
     trials: int = 20,
 ) -> dict[str, Any]:
-    """Speed-up and memory of Hyena layers with their MLP, and the `books` model on one sequence, trained and read.
+    """Speed-up and memory of layers with their MLP, and the `books` model on one sequence, trained and read.
 
     Layers run on one device and, split along the sequence, on all; what does not fit says so. The step runs on all,
     and at the first length on one device with its share of the bytes as well. With one device nothing is compared.
@@ -41,7 +44,8 @@ def sequence_parallel(
     Args:
       out: JSON file to write.
       devices: how many; all by default.
-      layers: filter, tokens and width of each layer that is timed, forward and backward.
+      layers: filter of Hyena or name of another mixer, tokens and width of each layer that is timed, forward and
+        backward. Heads have 128 channels, those of Mamba-2 64.
       step_bytes: lengths of the train step's sequence; none for no step.
       forward_bytes: lengths of sequences whose loss alone is computed.
       pattern: of the latent stack.

@@ -9,6 +9,7 @@ import pytest
 from experiments.benchmark import scaling
 from experiments.benchmark._exponents import crossover, exponent
 from jaxblt.models import StackConfig
+from jaxblt.models.stack import DEFAULTS
 
 LENGTHS = (1024, 2048, 4096, 8192)
 
@@ -59,6 +60,9 @@ def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [at["tokens"] for at in found["blocks"]["A"]] == [16]
     for at in found["blocks"]["R"]:
         assert 0 < at["forward"]["median"] < at["forward+backward"]["median"]
+        assert at["forward"]["microseconds_per_token"] == pytest.approx(
+            1e6 * at["forward"]["median"] / at["tokens"]
+        )
         assert at["planned_bytes"]["temporaries"] > 0
         assert at["planned_bytes_with_remat"]["arguments"] == at["planned_bytes"]["arguments"]
     assert found["growth"]["R"]["forward"] is None  # no row is long
@@ -69,8 +73,17 @@ def test_states_are_a_matter_of_a_gate_and_a_bias_each() -> None:
     """What a head's slot costs: its row of the matrix of routes, that row's bias and the bias of reads."""
     least, *more = (scaling.parameters(f"T{slots}", 128) for slots in scaling.STATES)
     assert [count - least for count in more] == [(slots - 32) * (128 + 2) for slots in scaling.STATES[1:]]
-    with pytest.raises(ValueError, match="unknown mixer 'T16', choose among A, D, G, H, 2, T32"):
+    with pytest.raises(
+        ValueError, match="unknown mixer 'T16', choose among A, D, G, H, 2, R, P, U, L, N, T32"
+    ):
         scaling.block("T16", 128)
+
+
+@pytest.mark.parametrize("name", ["R", "P", "U", "L", "N"])
+def test_mixers_that_step_token_by_token_are_timed_too(name: str) -> None:
+    mixer = scaling.block(name, 128).mixers[name]
+    assert (type(mixer), mixer.dim) == (type(DEFAULTS[name]), 128)
+    assert scaling.parameters(name, 128) > 0
 
 
 def test_lengths_must_rise(tmp_path: Path) -> None:

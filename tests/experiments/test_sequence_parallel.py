@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from typing import get_args
 
 import jax
 import numpy as np
@@ -22,9 +23,11 @@ def tiny(pattern: str) -> StackConfig:
 
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
-def test_a_layer_on_one_device_and_on_two(tmp_path):
+@pytest.mark.parametrize(
+    "shape", [("modal", 2048, 8), ("gated_delta_net", 4096, 8)], ids=lambda shape: shape[0]
+)
+def test_a_layer_on_one_device_and_on_two(tmp_path, shape):
     out = tmp_path / "found.json"
-    shape = ("modal", 2048, 8)
     found = sequence_parallel.sequence_parallel(
         str(out), devices=2, layers=(shape,), step_bytes=(), forward_bytes=()
     )
@@ -36,6 +39,14 @@ def test_a_layer_on_one_device_and_on_two(tmp_path):
     written = json.loads(out.read_text())
     assert written["layers"] == found["layers"]
     assert written["versions"]["jax"]
+
+
+@pytest.mark.parametrize("kind", get_args(sequence_parallel.Kind))
+def test_every_layer_has_a_mixer_of_its_width(kind):
+    mixer = _sequence.mixer(kind, 4096, 256)
+    assert (mixer.dim, mixer.causal) == (256, True)
+    shape = getattr(mixer, "shape", None)
+    assert shape is None or shape.values == (64 if kind == "mamba2" else 128)
 
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
