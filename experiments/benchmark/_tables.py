@@ -121,14 +121,19 @@ def steps(folder: Folder) -> str:
 
 
 def context(folder: Folder) -> str:
-    """The same bytes after longer contexts, before and after training on longer rows."""
-    files = {name: folder[name] for name in ("books_context", "books_32k_context")}
+    """The same bytes after longer contexts, run by run, and what the longer ones gain."""
     rows = [
-        (f"`{run['run']}`, step {run['step']}", count(at["context"]), _interval(at["bits_per_byte"]))
-        for run in files.values()
+        (
+            *(f"`{name}`", f"`{run['run']}`, step {run['step']}", count(at["context"])),
+            *(_interval(at["bits_per_byte"]), _interval(at["gain"])),
+        )
+        for name, run in folder.items()
+        if "contexts" in run and "targets" in run
         for at in run["contexts"]
     ]
-    return table(("run", "bytes of context", "bits a byte (95 %)"), rows)
+    return table(
+        ("file", "run", "bytes of context", "bits a byte (95 %)", "gain over the shortest (95 %)"), rows
+    )
 
 
 def _interval(value: Figures) -> str:

@@ -11,6 +11,7 @@ from experiments.benchmark import (
     _split_tables,
     _streamed_tables,
     _tables,
+    _task_tables,
 )
 from experiments.benchmark._markdown import (
     Figures,
@@ -34,6 +35,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("The train step of `books`", _tables.steps),
     ("Longer contexts", _tables.context),
     ("Recall", _recall_tables.recall),
+    ("Tasks", _task_tables.tasks),
     ("Recall over gaps", _recall_tables.gaps),
     ("Longer rows than in training", _recall_tables.lengths),
     ("Promoters", _tables.promoters),
@@ -43,6 +45,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Operations", _tables.operations),
     ("FlexAttention as a peer", _tables.peers),
     ("Other peers in PyTorch", _peer_tables.peers),
+    ("Blocks by length", _task_tables.blocks),
     ("Partial attention", _tables.attention_parts),
     ("Forward passes", _tables.models),
     ("Prompts", _tables.prompts),

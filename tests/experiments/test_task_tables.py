@@ -1,0 +1,74 @@
+"""Sections of docs/results.md on tasks and on blocks by length."""
+
+from typing import Any
+
+from experiments.benchmark import _tables, _task_tables
+
+SCORES = {"accuracy": 0.5, "exact_match": 0.975, "worst": 0.25, "solved": 1}
+BABI: dict[str, Any] = {
+    "benchmark": "tasks",
+    "task": "Babi",
+    "majority": {"accuracy": 0.25, "exact_match": 0.25, "exact_match_qa1": 0.25},
+    "runs": [
+        {
+            "run": "runs/babi",
+            "pattern": "HHAH",
+            "parameters": 1_234_567,
+            "step": 100,
+            "tokens": None,
+            "minutes": 26.94,
+            "scores": SCORES | {"exact_match_qa1": 0.25, "exact_match_qa2": 1.0},
+        }
+    ],
+}
+
+
+def test_runs_of_a_task_stand_beside_the_commonest_answer() -> None:
+    imdb: dict[str, Any] = BABI | {"task": "TextLabels", "split": "validation", "majority": {"accuracy": 0.5}}
+    run = imdb["runs"][0] | {"pattern": ("S", "A"), "tokens": 4000, "minutes": None}
+    imdb["runs"] = [run | {"scores": {"loss": 1.0, "accuracy": 0.875}}]
+    text = _task_tables.tasks({"babi": BABI, "imdb": imdb, "ring": {"benchmark": "ring"}})
+    for line in (
+        "| `babi` | Babi | `babi` | `HHAH` | 1,234,567 | 100 |  | 26.9 | 50.0 % | 97.5 % | 25.0 % | 1 of 2 |",
+        "| `babi` | Babi | always the commonest |  |  |  |  |  | 25.0 % | 25.0 % |  |  |",
+        "| `imdb` | TextLabels, validation | `babi` | `S A` | 1,234,567 | 100 | 4,000 |  | 87.5 % |  |  |  |",
+        "| `imdb` | TextLabels, validation | always the commonest |  |  |  |  |  | 50.0 % |  |  |  |",
+    ):
+        assert line in text.splitlines()
+    assert _task_tables.tasks({"ring": {"benchmark": "ring"}}) == ""
+
+
+def test_blocks_by_length_have_times_exponents_and_crossings() -> None:
+    passes = {"forward": {"median": 1e-3, "tokens_per_second": 2e6}}
+    passes["forward+backward"] = {"median": 4e-3, "tokens_per_second": 5e5}
+    planned = {"arguments": 10**9, "temporaries": 5 * 10**8, "results": 0}
+    at: dict[str, Any] = {"tokens": 2048, **passes}
+    at |= {"planned_bytes": planned, "planned_bytes_with_remat": {"arguments": 10**9}}
+    fit, cross = {"value": 1.0, "low": 0.9, "high": 1.1}, {"value": 3000.0, "low": 2000.0, "high": None}
+    found = {
+        "benchmark": "scaling",
+        "dim": 1024,
+        "rows": 1,
+        "parameters": {"D": 12, "A": 10},
+        "blocks": {"D": [at], "A": [at]},
+        "growth": {"D": {"forward": fit, "forward+backward": None}, "A": dict.fromkeys(passes)},
+        "crossover": {"D": {"forward": cross, "forward+backward": dict.fromkeys(("value", "low", "high"))}},
+    }
+    lines = _task_tables.blocks({"scaling": found}).splitlines()
+    assert "| `D` | 2,048 | 1 | 4 | 0.5 | 2 | 1.5 GB | 1.0 GB |" in lines
+    assert "| `D` | 12 | 1.00 (0.90 to 1.10) |  | 3,000 (2,000 to never) | never |" in lines
+    assert "| `A` | 10 |  |  |  |  |" in lines
+    assert _task_tables.blocks({}) == ""
+
+
+def test_contexts_of_every_run_have_their_gain() -> None:
+    one = {"value": 2.0, "low": 1.9, "high": 2.1}
+    gain = {"value": 0.02, "low": 0.01, "high": 0.03}
+    run = {"run": "pulse", "step": 3, "targets": 512}
+    run["contexts"] = [{"context": 8192, "bits_per_byte": one, "gain": gain}]
+    text = _tables.context({"pulse_context": run, "memory_context": {"contexts": []}})
+    assert (
+        "| `pulse_context` | `pulse`, step 3 | 8,192 | 2.000 (1.900 to 2.100) | 0.020 (0.010 to 0.030) |"
+        in text
+    )
+    assert len(text.splitlines()) == 3
