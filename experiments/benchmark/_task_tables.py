@@ -51,8 +51,8 @@ def tasks(folder: Folder) -> str:
     head = ("file", "task", "run", "pattern", "parameters", "steps", "tokens", "minutes", "right", "mean")
     said = prose(
         "Answers on the test split unless another is named, after the training that the row tells. The mean counts "
-        "each subtask alike, as the share of rows without a wrong answer. A subtask is solved above 95 %. The commonest "
-        "answer is that of training, of each subtask apart."
+        "each subtask alike, as the share of rows without a wrong answer. A subtask is solved above 95 %. The "
+        "commonest answer is that of training, of each subtask apart."
     )
     return f"{said}\n\n{table((*head, 'worst', 'solved'), rows)}"
 

@@ -190,10 +190,10 @@ def test_memory_and_products_of_a_training_step() -> None:
     assert given <= kept_bytes(op, arrays) <= given + 16 * width * width
 
 
-@pytest.mark.slow(weeks=2, group="long rows of states")
-def test_over_8_195_steps_in_bf16() -> None:
+@pytest.mark.slow(weeks=4, group="long rows of states")
+def test_over_65_539_steps_in_bf16() -> None:
     """Values and gradients against other chunks in fp32, and the last steps against one step after another."""
-    length = 8_195
+    length = 65_539
     rng = np.random.default_rng(0)
     arrays = {n: rng.standard_normal((1, length, 1, 8)) for n in ("q", "k", "v")}
     arrays["k"] /= np.linalg.norm(arrays["k"], axis=-1, keepdims=True)
@@ -209,6 +209,20 @@ def test_over_8_195_steps_in_bf16() -> None:
     # Whatever lies 2,000 steps back has decayed to nothing.
     last = gated_delta_rule(**{n: x[:, -2000:] for n, x in wide.items()}, implementation="reference")
     assert relative_rms(actual[0][0][:, -100:], last[:, -100:]) <= 0.005
+
+
+@pytest.mark.slow
+def test_values_and_gradients_are_finite_over_a_million_steps() -> None:
+    """From hardly any decay to one that leaves e^-20, with beta up to 2 and keys of length 1."""
+    length, rng = 1 << 20, np.random.default_rng(0)
+    arrays = {n: rng.standard_normal((1, length, 1, 2)) for n in ("q", "k", "v")}
+    arrays["k"] /= np.linalg.norm(arrays["k"], axis=-1, keepdims=True)
+    arrays = {n: jnp.asarray(x, jnp.bfloat16) for n, x in arrays.items()}
+    arrays["beta"] = jnp.asarray(rng.uniform(0, 2, (1, length, 1)), jnp.float32)
+    arrays["log_gate"] = -jnp.exp(jnp.asarray(rng.uniform(-14, 3, (1, length, 1)), jnp.float32))
+    found = value_and_grads(partial(call, "xla", 64), arrays, optimised=True)
+    assert all(np.all(np.isfinite(np.asarray(x, np.float32))) for x in jax.tree.leaves(found))
+    assert all(np.any(x[:, : length // 2]) and np.any(x[:, length // 2 :]) for x in found[1].values())
 
 
 def test_f64_stays_f64() -> None:

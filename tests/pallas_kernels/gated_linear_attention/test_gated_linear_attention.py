@@ -172,13 +172,15 @@ def test_memory_and_products_of_a_training_step(gate: str) -> None:
     assert given <= kept_bytes(op, arrays) <= given + 16 * width * width
 
 
-@pytest.mark.slow(weeks=2, group="long rows of states")
-def test_over_131_075_steps_in_bf16() -> None:
+@pytest.mark.slow(weeks=4, group="long rows of states")
+@pytest.mark.parametrize("gate", GATES)
+def test_over_131_075_steps_in_bf16(gate: str) -> None:
     """Values and gradients against other chunks in fp32, and the last steps against one step after another."""
     length = 131_075
     rng = np.random.default_rng(0)
     arrays = {n: jnp.asarray(rng.standard_normal((1, length, 1, 2)), jnp.bfloat16) for n in ("q", "k", "v")}
-    arrays["log_gate"] = -jnp.exp(jnp.asarray(rng.uniform(-9, 0, (1, length, 1)), jnp.float32))
+    shape = (1, length, 1) if gate == "log_gate" else (1, length, 1, 2)
+    arrays[gate] = -jnp.exp(jnp.asarray(rng.uniform(-9, 0, shape), jnp.float32))
     wide = {n: x.astype(jnp.float32) for n, x in arrays.items()}
     # Unoptimised, XLA for a CPU copies what a loop returns at each turn.
     actual = value_and_grads(partial(call, "xla", 64), arrays, optimised=True)
@@ -191,7 +193,7 @@ def test_over_131_075_steps_in_bf16() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gate", ["log_gate", "log_key_gate"])
+@pytest.mark.parametrize("gate", GATES)
 def test_values_and_gradients_are_finite_over_a_million_steps(gate: str) -> None:
     """From hardly any decay to one that leaves e^-20, in chunks of 64."""
     length, rng = 1 << 20, np.random.default_rng(0)
