@@ -225,6 +225,22 @@ def test_the_balance_loss_is_one_for_even_routes_and_s_over_k_for_a_single_slot(
     assert np.any(np.asarray(gradient["route"]["kernel"]))
 
 
+def test_the_balance_loss_evens_routes_out() -> None:
+    """Of routes that prefer two slots, descent on the losses alone makes the preferred ones lose share."""
+    params = subject_of(COUNTED).params["params"]
+    skewed = params["route"] | {"bias": jnp.zeros((1, 8)).at[:, 1:3].set(3.0)}
+    params, found = params | {"route": skewed}, []
+    for _ in range(30):
+        gradient, metrics = reporter(COUNTED)(params)
+        found.append((float(metrics["state_balance"]), float(metrics["state_route_mass"].max())))
+        moved = jax.tree.map(lambda p, g: p - 100.0 * g, params["route"], gradient["route"])
+        params = params | {"route": moved}
+    (first, most), (last, least) = found[0], found[-1]
+    assert first > 2
+    assert last < first - 0.5
+    assert least < most - 0.05, found
+
+
 def test_states_attend_to_each_other_in_any_order() -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     s, order = jax.random.normal(keys[0], (2, 3, 5, 4)), np.asarray([3, 0, 4, 1, 2])

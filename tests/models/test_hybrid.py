@@ -1,5 +1,6 @@
 """Stacks of unlike mixers: every part moves the output and has a gradient."""
 
+from dataclasses import replace
 from typing import Any
 
 import flax.linen as nn
@@ -8,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import AttentionConfig, GRUConfig, NTMConfig, StateEngineConfig
+from jaxblt.mixers import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    GRUConfig,
+    Mamba2Config,
+    NTMConfig,
+    StateEngineConfig,
+)
 from jaxblt.models import Stack, StackConfig
 
 HYBRID = StackConfig(
@@ -24,11 +32,28 @@ HYBRID = StackConfig(
     mlp_dim=0,
     scan=False,
 )
+DELTA = StackConfig(
+    dim=8,
+    num_layers=4,
+    pattern="DDDW",
+    mixers={
+        "D": GatedDeltaNetConfig(dim=8, num_heads=2, chunk_size=4),
+        "W": AttentionConfig(dim=8, num_heads=4, num_kv_heads=2, window=5),
+    },
+    mlp_dim=0,
+    scan=False,
+)
+MEMORIES = replace(
+    HYBRID,
+    pattern="A2NU",
+    mixers={**HYBRID.mixers, "2": Mamba2Config(dim=8, head_dim=4, state_dim=4, chunk_size=4)},
+)
 
 
 @pytest.mark.slow(weekly=1, group="variants of state engines")
-def test_every_part_of_a_hybrid_moves_the_output_and_has_a_gradient() -> None:
-    stack, x = Stack(HYBRID), jax.random.normal(jax.random.key(0), (2, 12, 8))
+@pytest.mark.parametrize("config", [HYBRID, DELTA, MEMORIES], ids=lambda config: config.pattern)
+def test_every_part_of_a_hybrid_moves_the_output_and_has_a_gradient(config: StackConfig) -> None:
+    stack, x = Stack(config), jax.random.normal(jax.random.key(0), (2, 12, 8))
     params = nn.meta.unbox(jax.jit(stack.init)(jax.random.key(1), x))["params"]
     dy = jax.random.normal(jax.random.key(2), x.shape)
 
