@@ -20,6 +20,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "ecoli": ecoli.hyena,
     "mqar": tasks.mqar,
     "copy": tasks.copy,
+    "repeat_copy": tasks.repeat_copy,
+    "pattern": tasks.pattern,
     "parity": tasks.parity,
     "listops": tasks.listops,
     "imdb": tasks.imdb,

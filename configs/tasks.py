@@ -3,13 +3,23 @@
 Name other mixers with --model.stack.pattern. Score a run's answers on the test split with
 jaxblt evaluate runs/mqar
 
-`mqar`, `copy` and `parity` are made for CPUs; `listops`, `imdb` and `babi` are of a size for one GPU.
+`mqar`, `copy`, `repeat_copy`, `pattern` and `parity` are made for CPUs; `listops`, `imdb` and `babi` are of a size for
+one GPU.
 """
 
 from dataclasses import replace
 
 from jaxblt.data.task_data import TaskDataConfig
-from jaxblt.evaluation.tasks import MQAR, Babi, Copy, ListOpsFiles, Parity, TextLabels
+from jaxblt.evaluation.tasks import (
+    MQAR,
+    Babi,
+    Copy,
+    ListOpsFiles,
+    Parity,
+    PatternMatching,
+    RepeatCopy,
+    TextLabels,
+)
 from jaxblt.mixers import (
     AttentionConfig,
     GatedDeltaNetConfig,
@@ -102,6 +112,20 @@ def copy() -> Recipe:
     """Copies of up to 16 symbols: a short convolution, then attention."""
     data = TaskDataConfig(task=Copy(max_symbols=16), seq_len=33, batch_size=64)
     return _recipe("copy", _stack("SA", 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
+
+
+def repeat_copy() -> Recipe:
+    """Copies of up to 5 symbols, up to 4 times: a short convolution, then attention, twice."""
+    task = RepeatCopy(symbols=8, max_symbols=5, max_repeats=4)
+    data = TaskDataConfig(task=task, seq_len=task.length, batch_size=64)
+    return _recipe("repeat_copy", _stack("SA", 64, 4, mlp_dim=0), data, steps=600, rate=3e-3)
+
+
+def pattern() -> Recipe:
+    """Whether a text of 8 symbols holds the two that follow it: a short convolution, then attention."""
+    task = PatternMatching(symbols=8, text=8, pattern=2)
+    data = TaskDataConfig(task=task, seq_len=task.length, batch_size=256)
+    return _recipe("pattern", _stack("SA", 64, 2), data, steps=1000, rate=3e-3)
 
 
 def parity() -> Recipe:

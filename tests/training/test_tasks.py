@@ -47,8 +47,8 @@ def test_a_model_needs_an_id_for_everything_the_task_shows():
 @pytest.mark.parametrize(
     ("name", "task"),
     [
-        *((name, name) for name in ("mqar", "copy", "parity", "babi")),
-        *(("listops", "listops_files"), ("imdb", "text_labels")),
+        *((name, name) for name in ("mqar", "copy", "repeat_copy", "parity", "babi")),
+        *(("listops", "listops_files"), ("imdb", "text_labels"), ("pattern", "pattern_matching")),
     ],
 )
 def test_recipes_of_tasks_are_stored_under_short_names(name, task):
