@@ -125,7 +125,7 @@ def pattern() -> Recipe:
     """Whether a text of 8 symbols holds the two that follow it: a short convolution, then attention."""
     task = PatternMatching(symbols=8, text=8, pattern=2)
     data = TaskDataConfig(task=task, seq_len=task.length, batch_size=256)
-    return _recipe("pattern", _stack("SA", 64, 2), data, steps=1000, rate=3e-3)
+    return _recipe("pattern", _stack("SA", 64, 2), data, steps=1200, rate=3e-3)
 
 
 def parity() -> Recipe:
