@@ -3,15 +3,17 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxblt
 from experiments.benchmark import context as script
 from experiments.benchmark.__main__ import main
-from jaxblt.data import make_dataset
+from jaxblt.data import make_dataset, vocab
 from jaxblt.training.loop import fit
 from tests.training.tiny import Letters, tiny_recipe
 
@@ -66,6 +68,14 @@ def test_figures_are_those_of_the_model_on_each_context(loaded):
         np.testing.assert_allclose(
             entry["perplexity"]["value"], math.exp(nats[entry["context"]] / (12 * 6)), rtol=1e-5
         )
+
+
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+def test_a_uniform_model_is_as_perplexed_as_there_are_ids(loaded):
+    state = replace(loaded.state, params=jax.tree.map(jnp.zeros_like, loaded.params))
+    run = SimpleNamespace(recipe=loaded.recipe, task=loaded.task, state=state)
+    for entry in script.curve(run, (8, 16), targets=6, source=Letters()):
+        np.testing.assert_allclose(entry["perplexity"]["value"], vocab.VOCAB_SIZE, rtol=1e-5)
 
 
 def test_fewer_rows_are_spread_over_the_split():
