@@ -14,7 +14,7 @@ from jaxblt.layers import Linear, linears, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.gated_linear_attention import LinearState
 from jaxblt.mixers.matrix_state import check_forward
-from jaxblt.mixers.sequence import read
+from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.validation import check_bounds, check_fields
 
 DECAYS = (0.70, 0.97)
@@ -86,6 +86,7 @@ class DualDecay(nn.Module):
             self.config,
             {"h": self.config.num_heads, "k": self.config.dim // self.config.num_heads},
         )
+        check_kind(DualDecayState, state)
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         names = ("embed", "heads", "head_dim")

@@ -17,7 +17,7 @@ from jaxblt.layers import Linear, named
 from jaxblt.mixers.addressing import SHIFTS, erase_and_add, focus, focus_size, place, recall
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
-from jaxblt.mixers.sequence import read
+from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.mixers.steps import check_causal, per_block, take_steps
 from jaxblt.validation import check_bounds, check_fields
 
@@ -121,6 +121,7 @@ class NTM(nn.Module):
     ) -> tuple[Float[Array, "B T D"], NTMState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
         config = self.config
+        check_kind(NTMState, state)
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         sizes = {"h": config.num_heads, "p": config.controls}

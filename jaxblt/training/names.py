@@ -36,6 +36,7 @@ NAMES = {
     "babi": "jaxblt.evaluation.tasks.babi:Babi",
     "babilong": "jaxblt.evaluation.tasks.babilong:Babilong",
     "text_labels": "jaxblt.evaluation.tasks.reviews:TextLabels",
+    "text_pairs": "jaxblt.evaluation.tasks.pairs:TextPairs",
     "mesh": "jaxblt.parallel.mesh:MeshConfig",
     "patcher": "jaxblt.patching.config:PatcherConfig",
     "blt": "jaxblt.models.blt:BLTConfig",

@@ -165,8 +165,11 @@ def test_the_matrices_of_another_mixer_are_refused(name: str, other: str) -> Non
         _call(SAME_MATRICES[name], SAME_MATRICES[other])
 
 
-@pytest.mark.parametrize(("name", "other"), [("gru", "lstm"), ("lstm", "gru")])
-def test_the_state_of_another_cell_is_refused(name: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("gru", "lstm"), ("lstm", "gru"), ("ntm", "gru"), ("dual_decay", "ntm"), ("state_engine", "dual_decay")],
+)
+def test_the_state_of_another_mixer_is_refused(name: str, other: str) -> None:
     """An LSTM's has all that a GRU looks for."""
     with pytest.raises(
         ValueError, match=r"the state is a \w+State, expected a \w+State: make it by init_state"

@@ -8,6 +8,7 @@ import pytest
 
 from jaxblt.data import EOS, TaskDataConfig, decode, make_dataset
 from jaxblt.evaluation.tasks import TextLabels, TextPairs, pg19
+from jaxblt.training.serialize import from_json, to_json
 
 TEXTS = [("neg" if i % 2 else "pos", f"review {i} é") for i in range(40)]
 
@@ -125,6 +126,12 @@ def test_a_bad_line_of_pairs_is_named(tmp_path, text, said):
     (tmp_path / "a.test.tsv").write_text(text)
     with pytest.raises(ValueError, match=said):
         TextPairs(path=str(tmp_path)).open("test")
+
+
+def test_pairs_are_stored_under_a_short_name():
+    task = TextPairs(path="data/aan", max_bytes=7)
+    assert '"class": "text_pairs"' in to_json(task)
+    assert from_json(to_json(task)) == task
 
 
 def test_several_tables_of_pairs_are_refused(tmp_path):
