@@ -47,7 +47,7 @@ class TrainConfig:
         split; 0 for none. The first one compiles the decoder.
       log_every: steps between log lines; a line describes the step it is written at.
       eval_every: steps between evaluations on the validation split, which also follow the last step; 0 for none at all.
-      eval_batches: the most batches of an evaluation during training; None for the whole split.
+      eval_batches: the most batches of an evaluation during training, evenly spread over the split; None for all of it.
       checkpoint_every: steps between checkpoints; the last step is always saved.
       checkpoint_every_s: the most seconds between checkpoints, whatever the steps; None for no limit.
       keep: checkpoints kept, the newest ones.
