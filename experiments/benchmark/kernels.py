@@ -59,7 +59,7 @@ SHAPES = {
         *("llama_7b_out_r64", "d1024_qkv_64k", "books_512_bank"),
         *("llama_7b_rows", "llama_7b_bank_10", "llama_7b_bank_50", "llama_7b_bank_90"),
     ),
-    "short_conv": ("evo2_7b_128k", "evo2_7b_se_128k", "hyena_d768_8k"),
+    "short_conv": ("evo2_7b_128k", "evo2_7b_se_128k", "hyena_d768_8k", "hyena_d768_8k_packed"),
 }
 """The shapes of each op that say most."""
 
