@@ -96,7 +96,9 @@ def _first_differences(config: Any, adapters: list[Adapter]) -> dict[tuple[Adapt
     stacks, chosen = stacks_of(config), choose_adapters(config, adapters)
     for i, j in permutations(range(len(adapters)), 2):
         pair = adapters[i], adapters[j]
-        steps = [_differ_from(stacks[name].adapter, pair, _codes(tree, i, j)) for name, tree in chosen.items()]
+        steps = [
+            _differ_from(stacks[name].adapter, pair, _codes(tree, i, j)) for name, tree in chosen.items()
+        ]
         found[pair] = min((step for step in steps if step is not None), default=None)
     return found
 

@@ -28,7 +28,7 @@ from jaxblt.adapters.chosen import choose_adapters
 from jaxblt.adapters.fallback import count_replaced
 from jaxblt.adapters.given import given
 from jaxblt.adapters.params import routers
-from jaxblt.adapters.serving import guarded
+from jaxblt.adapters.serving import Telemetry, block_figures, guarded
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.models.stack import Stack, init_stack_state
@@ -119,6 +119,40 @@ def test_each_block_carries_its_routers_state(params, whole):
     np.testing.assert_array_equal(count_replaced(state), [8, 5])
 
 
+def test_a_guard_watches_every_block(params, whole):
+    """In one program, through scan and remat: the base while it falls back, and a block whose code is not finite."""
+    stack = dataclasses.replace(STACK, remat="full")
+
+    @jax.jit
+    def serve(params, fall_back):
+        figures = []
+        with guarded(fall_back, 0.0, figures):
+            (y, _), side = Stack(stack).apply(
+                {"params": params}, X, segment_ids=IDS, side=SIDE, mutable=["metrics"]
+            )
+        assert figures == []
+        return y, side
+
+    base = Stack(BARE).apply({"params": split_params({"stack": params})[0]["stack"]}, X, segment_ids=IDS)[0]  # type: ignore[index]
+    y, side = serve(params, jnp.zeros((), bool))
+    assert_close(y, whole[0], n=LENGTH * 8)
+    found = block_figures(side)
+    assert len(found) == 3
+    assert len({float(each.rms) for each in found}) == 3
+    y, side = serve(params, jnp.ones((), bool))
+    assert_close(y, base, n=LENGTH * 8)
+    assert [float(each.active) for each in block_figures(side)] == [0] * 3
+    bias = params["periods"]["block_0"]["router"]["code"]["bias"].at[1, 0].set(np.nan)
+    broken = join_params(params, {"periods": {"block_0": {"router": {"code": {"bias": bias}}}}})
+    y, side = serve(broken, jnp.zeros((), bool))
+    assert np.isfinite(y).all()
+    assert [float(each.replaced) for each in block_figures(side)] == [0, 2, 0]
+    assert serve._cache_size() == 1
+    telemetry = Telemetry()
+    telemetry.record(0.1, block_figures(side))
+    assert telemetry.alarms() == ["2 rows had a code that is not finite"]
+
+
 PLAIN = dataclasses.replace(OF_BLOCKS, router=dataclasses.replace(ROUTER, side=0), losses=AdapterLosses())
 BASE = ByteLMConfig(stack=dataclasses.replace(BARE, pattern="AW"))
 MODEL = attach(BASE, PLAIN)
@@ -181,11 +215,12 @@ def called(stack, held, **options):
 
 
 def watched():
-    def call(x):
+    def call(x, params):
         with guarded(jnp.zeros((), bool), 0.0, []):
-            return Stack(STACK).init(jax.random.key(0), x, side=x[..., :2])
+            return Stack(STACK).apply({"params": params}, x, side=x[..., :2])
 
-    return jax.eval_shape(call, X)
+    shapes = jax.eval_shape(lambda: Stack(STACK).init(jax.random.key(0), X, side=SIDE)["params"])
+    return jax.eval_shape(call, X, nn.meta.unbox(shapes))
 
 
 SHORTER = dataclasses.replace(BARE, adapter=dataclasses.replace(PLAIN, code=()))
@@ -207,7 +242,10 @@ WITHIN = dataclasses.replace(BARE, adapter=PLAIN)
             lambda: distill(MODEL, {"stack": {}}, jnp.ones(2)),
             "has RouterConfig.reads = 'block', a mean code in each",
         ),
-        (watched, "guarded watches the router of a stack, and RouterConfig.reads = 'block'"),
+        (
+            watched,
+            r"guarded sows the figures of routers in blocks .* and metrics are not mutable: call apply",
+        ),
         (
             lambda: called(WITHIN, dataclasses.replace(BARE, adapter=OF_STACK)),
             "holds a router with arrays of .* for the stack, and the adapter has no router there: make it by",

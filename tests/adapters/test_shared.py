@@ -44,14 +44,18 @@ def held(model, adapters):
     """Leading tokens whose keys and values are equal in two rows, from caches of the prompts."""
     ids = jnp.asarray(np.stack([encode(prompt, bos=True) for prompt in PROMPTS]), jnp.int32)
     params = {"model": drawn(model.build(), ids[:1])["params"], "chosen": choose_adapters(model, adapters)}
-    read = jax.jit(lambda params, ids: prefill(Decoder(model), params, ids, jnp.ones_like(ids), num_bytes=64)[1])
+    read = jax.jit(
+        lambda params, ids: prefill(Decoder(model), params, ids, jnp.ones_like(ids), num_bytes=64)[1]
+    )
     leaves = jax.tree.leaves(read(params, ids).model.stack.periods)
     caches = [np.asarray(leaf) for leaf in leaves if leaf.ndim == 5]
     assert len(caches) == 2
     assert {leaf.shape[:2] for leaf in caches} == {(2, len(PROMPTS))}
     axis = next(i for i, size in enumerate(caches[0].shape[2:], 2) if size >= ids.shape[1])
     tokens = [np.moveaxis(leaf, axis, 2)[:, :, : ids.shape[1]] for leaf in caches]
-    flat = np.concatenate([np.moveaxis(t, 2, 0).reshape(ids.shape[1], 2, len(PROMPTS), -1) for t in tokens], 1)
+    flat = np.concatenate(
+        [np.moveaxis(t, 2, 0).reshape(ids.shape[1], 2, len(PROMPTS), -1) for t in tokens], 1
+    )
 
     def equal(i, j):
         apart = np.abs(flat[:, :, i] - flat[:, :, j]).max((1, 2))
