@@ -116,7 +116,7 @@ def _differ_from(
     """The step from which rows with these codes may differ in one stack, or in the router's place of one."""
     fixed = [code for each, code in zip(pair, codes, strict=True) if each is not None]
     if len(fixed) == len(pair):
-        return None if np.array_equal(*fixed) else 0
+        return None if np.array_equal(fixed[0], fixed[1]) else 0
     assert adapter.router is not None
     fallback = adapter.router.fallback * adapter.start
     keeping = KEEPS_FALLBACK if fallback else KEEPS_ZERO
