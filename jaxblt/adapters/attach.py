@@ -79,7 +79,7 @@ def attach[C](config: C, adapter: AdapterConfig, stacks: Sequence[str] | None = 
       ValueError: there is no such stack; or as of `check_sites`.
     """
     found = stacks_of(config)
-    names = tuple(found) if stacks is None else tuple(stacks)
+    names = tuple(found) if stacks is None else (stacks,) if isinstance(stacks, str) else tuple(stacks)
     unknown = [name for name in names if name not in found]
     if unknown or not names:
         raise ValueError(

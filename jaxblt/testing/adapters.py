@@ -217,7 +217,7 @@ def check_dense(subject: Any) -> None:
     stack, params = _constant_params(subject, 1.0)
     x, adapter = jnp.asarray(subject.x), subject.stack.adapter
     code = None if adapter.router is None else jnp.full((adapter.width,), adapter.start, jnp.float32)
-    y, merged = _forward(stack)(params, x), merge_stack(subject.own, adapter, code)
+    y, merged = _forward(stack)(params, x), merge_stack(subject.own, subject.stack, code)
     expect_close("an adapter differs from its weight update", y, subject.base(merged, x), subject.limit)
 
 
@@ -230,7 +230,10 @@ def check_merged(subject: Any) -> None:
     apply = jax.jit(lambda variables, x: Stack(stack).apply(variables, x, side=_side(stack, x))[0])
     y = apply({"params": subject.own, CHOSEN: chosen}, x)
     expect_close(
-        "a merged adapter differs", y, subject.base(merge_stack(subject.own, adapter, code), x), subject.limit
+        "a merged adapter differs",
+        y,
+        subject.base(merge_stack(subject.own, subject.stack, code), x),
+        subject.limit,
     )
 
 
