@@ -388,11 +388,6 @@ def _check_hybrid(recipe: Recipe) -> None:
         raise ValueError(
             "hybrid trains routers of banks, and no stack of the model has one: attach an AdapterConfig with blocks"
         )
-    if hybrid.has("labels") and any(adapter.of_blocks for adapter in adapters if adapter.blocks):
-        raise ValueError(
-            "hybrid.labels are of one choice a byte, and RouterConfig.reads = 'block' makes one in each block: set "
-            "reads='stack'"
-        )
     classes = getattr(recipe.data, "classes", ())
     fewest = min((adapter.blocks for adapter in adapters if adapter.blocks), default=0)
     if hybrid.has("labels") and len(classes) > fewest:
