@@ -32,8 +32,8 @@ def _stack(
     mixers = {
         "A": AttentionConfig(dim=dim, num_heads=dim // 32),
         "H": HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=2048.0)),
-        "D": GatedDeltaNetConfig(dim=dim, num_heads=dim // 32),
-        "G": GatedLinearAttentionConfig(dim=dim, num_heads=dim // 32),
+        "D": GatedDeltaNetConfig(dim=dim, num_heads=dim // 64),  # GPU kernels take heads of 64 and more
+        "G": GatedLinearAttentionConfig(dim=dim, num_heads=dim // 64),
     }
     return StackConfig(
         dim=dim,
