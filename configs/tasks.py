@@ -152,7 +152,10 @@ def babi() -> Recipe:
     A Transformer of equal size: --model.stack.pattern A --run-dir runs/babi_transformer
     """
     data = TaskDataConfig(
-        task=Babi(path="data/babi", subset="en-10k"), seq_len=1408, batch_size=256, buckets=(64, 128, 256, 640)
+        task=Babi(path="data/babi", subset="en-10k"),
+        seq_len=1408,
+        batch_size=256,
+        buckets=(64, 128, 256, 640),
     )
     recipe = _recipe("babi", _stack("DA", 256, 6, dropout=0.1), data, steps=12_000, rate=1e-3)
     train = replace(
