@@ -42,8 +42,8 @@ def _stack(
     mixers = {
         "A": AttentionConfig(dim=dim, num_heads=dim // 32),
         "H": HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=2048.0)),
-        "D": GatedDeltaNetConfig(dim=dim, num_heads=dim // 32),
-        "G": GatedLinearAttentionConfig(dim=dim, num_heads=dim // 32),
+        "D": GatedDeltaNetConfig(dim=dim, num_heads=dim // 64),  # GPU kernels take heads of 64 and more
+        "G": GatedLinearAttentionConfig(dim=dim, num_heads=dim // 64),
     }
     return StackConfig(
         dim=dim,
@@ -139,7 +139,7 @@ def listops() -> Recipe:
 
     In three pieces: --train.time-limit-s 540, then 1080, then 1620.
     A Transformer of equal size: --model.stack.pattern A --run-dir runs/listops_transformer
-    Causal, as a language model reads: --model.stack.causal --objective.causal --model.pooling last
+    Causal, as a language model reads: --model.stack.causal --objective.causal
     """
     data = TaskDataConfig(
         task=ListOpsFiles(path="data/listops"),
@@ -149,9 +149,10 @@ def listops() -> Recipe:
         max_tokens=65_536,
         labels="symbol",
     )
-    return _classifier(
+    recipe = _classifier(
         "listops", _stack("H", 128, 6, dropout=0.1), data, classes=10, steps=24_000, rate=2e-3, pieces=3
     )
+    return replace(recipe, model=replace(recipe.model, pooling="last"))
 
 
 def imdb() -> Recipe:
@@ -169,14 +170,24 @@ def imdb() -> Recipe:
 
 
 def babi() -> Recipe:
-    """All twenty bAbI tasks jointly, from data/babi: a folder of the release.
+    """All twenty bAbI tasks jointly, from data/babi: a folder of the release. A delta rule, then attention.
 
     In three pieces: --train.time-limit-s 540, then 1080, then 1620.
     A Transformer of equal size: --model.stack.pattern A --run-dir runs/babi_transformer
     """
     data = TaskDataConfig(
-        task=Babi(path="data/babi", subset="en-10k"), seq_len=1408, batch_size=64, buckets=(64, 128, 256, 640)
+        task=Babi(path="data/babi", subset="en-10k"),
+        seq_len=1408,
+        batch_size=256,
+        buckets=(64, 128, 256, 640),
     )
-    recipe = _recipe("babi", _stack("HHAH", 128, 4, dropout=0.1), data, steps=20_000, rate=1e-3)
-    train = replace(recipe.train, checkpoint_every=2000, time_limit_s=3 * PIECE_S)
+    recipe = _recipe("babi", _stack("DA", 256, 6, dropout=0.1), data, steps=12_000, rate=1e-3)
+    train = replace(
+        recipe.train,
+        dtype="bfloat16",
+        eval_every=2000,
+        eval_batches=16,
+        checkpoint_every=2000,
+        time_limit_s=3 * PIECE_S,
+    )
     return replace(recipe, train=train)

@@ -158,7 +158,7 @@ class Run:
           data: other data than the recipe's, packed in another way or not, or the same in longer rows.
           source: documents to use instead of those that the config names.
           targets: characters such as "ACGT" for the figures that begin with "target_".
-          max_batches: stop after so many.
+          max_batches: score so many, evenly spread over the split; all by default.
           mesh: how the devices share rows and, along `seq`, the bytes of a row.
 
         Raises:

@@ -29,7 +29,7 @@ DeltaNet, full attention. Full attention has a short convolution before it, as t
 one it has to learn first which symbol stands in front of another, and had not after 1,600 steps."""
 
 READS: dict[str, tuple[str, ...]] = {
-    "mac": ("context_key", "context_value", "gate_query"),
+    "mac": ("context_key", "context_value", "gate_query", "retrieved_scale"),
     "mag": ("memory", "readout", "out"),
 }
 """Parameters that a read of the memory passes, held at zero to hide it: all but MAC then add zeros.

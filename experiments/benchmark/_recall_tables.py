@@ -1,5 +1,7 @@
 """Sections of docs/results.md on what small models recall, over gaps and on longer rows, from files of the record."""
 
+from pathlib import Path
+
 from experiments.benchmark._markdown import Figures, Folder, count, percent, prose, table
 
 
@@ -21,6 +23,40 @@ def recall(folder: Folder) -> str:
         f"Multi-query recall on rows that the models have not seen, {settings['layers']} layers of width "
         f"{settings['dim']}. Training ends where almost all answers are right, or after {count(settings['steps'])} "
         "steps."
+    )
+    return f"{said}\n\n{table(head, rows)}"
+
+
+def tasks(folder: Folder) -> str:
+    """Runs side by side on the test split of their task."""
+    files = [found for name, found in folder.items() if name.startswith("tasks_")]
+    if not files:
+        return ""
+    head = (
+        "task",
+        "run",
+        "pattern",
+        "right",
+        "commonest",
+        "solved",
+        "parameters",
+        "steps",
+        "tokens",
+        "minutes",
+    )
+    rows = [
+        (
+            *(f"`{found['task']}`", Path(run["run"]).name, f"`{run['pattern']}`"),
+            *(f"{100 * run['scores']['accuracy']:.1f} %", percent(found["majority"]["accuracy"])),
+            *(str(run["scores"].get("solved", "")), count(run["parameters"]), count(run["step"])),
+            *(count(run["tokens"]), f"{run['minutes']:.0f}"),
+        )
+        for found in files
+        for run in found["runs"]
+    ]
+    said = prose(
+        "Questions of the test split that a run answered right, and those that the commonest answer of its subtask "
+        "gets right. A subtask is solved where over 95 % are. Tokens are those of training, padding left out."
     )
     return f"{said}\n\n{table(head, rows)}"
 

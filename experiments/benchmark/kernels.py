@@ -39,7 +39,10 @@ SHAPES = {
         *("hyena_d768_32k", "hyena_d768_8191", "hyena_d768_64k", "hyena_d768_8k_packed"),
         *("d768_both_ways_8k", "hyenadna_160k", "hyenadna_1m", "hyena_d768_1m"),
     ),
-    "modal_conv": ("d768_8k", "d768_64k", "d768_1m", "d256_4m"),
+    "modal_conv": (
+        *("d768_8k", "d768_64k", "d768_1m", "d256_4m"),
+        *("d768_8191", "d768_8k_packed", "books"),
+    ),
     "neural_memory": (
         "d1024_16k_c512",
         "d1024_16k_c2048",
@@ -56,7 +59,7 @@ SHAPES = {
         *("llama_7b_out_r64", "d1024_qkv_64k", "books_512_bank"),
         *("llama_7b_rows", "llama_7b_bank_10", "llama_7b_bank_50", "llama_7b_bank_90"),
     ),
-    "short_conv": ("evo2_7b_128k", "evo2_7b_se_128k", "hyena_d768_8k"),
+    "short_conv": ("evo2_7b_128k", "evo2_7b_se_128k", "hyena_d768_8k", "hyena_d768_8k_packed"),
 }
 """The shapes of each op that say most."""
 

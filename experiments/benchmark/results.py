@@ -34,6 +34,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Trained models", _tables.training),
     ("The train step of `books`", _tables.steps),
     ("Longer contexts", _tables.context),
+    ("Tasks", _recall_tables.tasks),
     ("Recall", _recall_tables.recall),
     ("Tasks", _task_tables.tasks),
     ("Recall over gaps", _recall_tables.gaps),

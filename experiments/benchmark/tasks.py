@@ -24,7 +24,7 @@ def tasks(
       run_dirs: folders of runs, such as one of a recipe and its Transformer.
       out: file for the figures as JSON, written anew after each run.
       split: that is scored.
-      max_batches: stop after so many; all by default.
+      max_batches: score so many, evenly spread over the split; all by default.
 
     Raises:
       ValueError: a run learned no task, two runs learned different ones, or there is no run.

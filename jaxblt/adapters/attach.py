@@ -79,7 +79,7 @@ def attach[C](config: C, adapter: AdapterConfig, stacks: Sequence[str] | None = 
       ValueError: there is no such stack; or as of `check_sites`.
     """
     found = stacks_of(config)
-    names = tuple(found) if stacks is None else tuple(stacks)
+    names = tuple(found) if stacks is None else (stacks,) if isinstance(stacks, str) else tuple(stacks)
     unknown = [name for name in names if name not in found]
     if unknown or not names:
         raise ValueError(
@@ -245,7 +245,7 @@ def _named(sites: Sequence[Adapted], rank: int) -> Iterator[str]:
         yield f"{site.kind}:{site.name}" + (f" (layers {' '.join(layers)})" if several else "")
 
 
-def describe_sites(config: Any, trained: int, router: int, base: int) -> list[str]:
+def describe_sites(config: Any, trained: int, router: int, base: int, total: int | None = None) -> list[str]:
     """What a run says of its adapters: sites, ranks, trained parameters, and the router's share of the base.
 
     Args:
@@ -253,6 +253,7 @@ def describe_sites(config: Any, trained: int, router: int, base: int) -> list[st
       trained: number of parameters that are trained.
       router: of these, the routers'.
       base: number of parameters of the base.
+      total: of the whole model; None for the base and what is trained, which may share parameters.
     """
     lines = []
     for name, sites in check_sites(config).items():
@@ -261,7 +262,7 @@ def describe_sites(config: Any, trained: int, router: int, base: int) -> list[st
         lines += _levels(name, stacks_of(config)[name].adapter, sites)
         lines += _routers(name, stacks_of(config)[name])
     share = f", of which routers {router:,} ({router / max(base, 1):.2%} of the base)" if router else ""
-    lines.append(f"trained         {trained:,} of {base + trained:,} parameters{share}")
+    lines.append(f"trained         {trained:,} of {total or base + trained:,} parameters{share}")
     if router > ROUTER_SHARE * base:
         lines.append(
             f"large router    over {ROUTER_SHARE:.0%} of the base: RouterConfig.hidden makes it smaller"

@@ -1,7 +1,7 @@
 """A routed adapter made static: the mean of its weight updates, by SVD."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,34 +11,57 @@ from jaxtyping import Array, Float
 from jaxblt.adapters.attach import check_sites, stacks_of
 from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.losses import AdapterLosses
-from jaxblt.adapters.merge import given_code, has_adapter, limited_code, map_sites, site_name
+from jaxblt.adapters.merge import code_at, given_code, has_adapter, limited_code, map_sites
 from jaxblt.adapters.params import without_routers
 from jaxblt.adapters.router import ROUTER
 from jaxblt.adapters.site import ADAPTER
+from jaxblt.models.stack import StackConfig
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
-def mean_codes(side: Mapping[str, Any]) -> dict[str, Float[Array, "W"]]:
+def mean_codes(side: Mapping[str, Any]) -> dict[str, Float[Array, "*L W"]]:
     """The mean code over tokens of each routed stack, of all levels, from what a pass sowed.
 
-    `side` is the second result of `model.apply({"params": params}, ids, mutable=["metrics"], ...)`.
+    Of a stack with a router in each block it has the mean of each, [layers, W]. `side` is the second result of
+    `model.apply({"params": params}, ids, mutable=["metrics"], ...)`.
     """
     stacks = side.get("metrics", {})
-    return {name: _mean_code(tree[ROUTER]) for name, tree in stacks.items() if ROUTER in tree}
+    found = {name: _mean_code(tree[ROUTER]) for name, tree in stacks.items() if ROUTER in tree}
+    apart = {name: _of_blocks(tree) for name, tree in stacks.items() if name not in found}
+    return found | {name: jnp.concatenate(codes) for name, codes in apart.items() if codes}
 
 
-def _mean_code(tree: Mapping[str, Any]) -> Float[Array, "W"]:
-    """Of a router, or of several in the order of their names."""
+def _mean_code(tree: Mapping[str, Any]) -> Float[Array, "*N W"]:
+    """Of a router, or of several in the order of their names; an axis in front are periods of a scan."""
     if "mean_code" in tree:
         return tree["mean_code"][0].value
-    return jnp.concatenate([_mean_code(tree[name]) for name in sorted(tree)])
+    return jnp.concatenate([_mean_code(tree[name]) for name in sorted(tree)], -1)
+
+
+def _of_blocks(stack: Any) -> list[Float[Array, "N W"]]:
+    """The mean codes of a stack's blocks, period by period in the order of layers; empty without such routers."""
+    codes = []
+    for name in sorted(stack, key=_period) if isinstance(stack, Mapping) else ():
+        blocks = stack[name] if isinstance(stack[name], Mapping) else {}
+        places = sorted((n for n in blocks if ROUTER in blocks[n]), key=lambda n: int(n.split("_")[-1]))
+        each = [_mean_code(blocks[place][ROUTER]) for place in places]
+        if each:
+            both = jnp.stack([code.reshape(-1, code.shape[-1]) for code in each], 1)
+            codes.append(both.reshape(-1, both.shape[-1]))
+    return codes
+
+
+def _period(name: str) -> tuple[bool, int]:
+    """Where a stack's child stands among its periods."""
+    last = name.split("_")[-1]
+    return name == "rest", int(last) if last.isdigit() else 0
 
 
 def distill[C](
     config: C,
     params: Any,
-    codes: Float[Array, "W"] | Mapping[str, Float[Array, "W"]],
+    codes: Float[Array, "*L W"] | Mapping[str, Float[Array, "*L W"]],
     *,
     rank: int | None = None,
 ) -> tuple[C, Any]:
@@ -51,12 +74,13 @@ def distill[C](
     Args:
       config: of the model.
       params: of the whole model.
-      codes: the mean code of every stack with a router, or of each by its name (`mean_codes`).
+      codes: the mean code of every stack with a router, or of each by its name (`mean_codes`). Where each block has a
+        router, one for all blocks or [layers, W].
       rank: of the static adapter; None for the rank of each site.
 
     Raises:
-      ValueError: there is no routed adapter, or one has a router in each block, a code is missing or of another length,
-        parameters are missing, or `rank` is larger than that of a site.
+      ValueError: there is no routed adapter, a code is missing or of another shape, parameters are missing, or `rank`
+        is larger than that of a site.
     """
     routed = {
         n: s for n, s in stacks_of(config).items() if s.adapter is not None and s.adapter.router is not None
@@ -68,14 +92,9 @@ def distill[C](
         if name not in routed:
             continue
         adapter = routed[name].adapter
-        if adapter.of_blocks:
-            raise ValueError(
-                f"stack {name!r} has RouterConfig.reads = 'block', a mean code in each block, and distil takes one of "
-                "a stack: set reads='stack', or merge it at one code (fuse)"
-            )
         if not has_adapter(params[name]):
             raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
-        code = given_code(adapter, codes.get(name) if isinstance(codes, Mapping) else codes)
+        code = given_code(routed[name], codes.get(name) if isinstance(codes, Mapping) else codes)
         assert code is not None
         least = min(each.rank for each in sites)
         if rank is not None and not 1 <= rank <= least:
@@ -84,7 +103,7 @@ def distill[C](
             )
         static = _static(adapter, rank)
         changed[name] = dataclasses.replace(routed[name], adapter=static)
-        trees[name] = _distilled(params[name], adapter, static, adapter.split(code), rank)
+        trees[name] = _distilled(params[name], routed[name], static, code, rank)
     return dataclasses.replace(config, **changed), trees  # pyright: ignore[reportArgumentType]
 
 
@@ -96,12 +115,11 @@ def _static(adapter: AdapterConfig, rank: int | None) -> AdapterConfig:
     )
 
 
-def _distilled(
-    params: Any, adapter: AdapterConfig, static: AdapterConfig, codes: Sequence[Any], rank: int | None
-) -> Any:
+def _distilled(params: Any, stack: StackConfig, static: AdapterConfig, code: Any, rank: int | None) -> Any:
     def distilled(path: tuple[str, ...], tree: Mapping[str, Any]) -> Any:
-        code = codes[adapter.place(site_name(path))]
-        return {**tree, ADAPTER: _factored(tree, adapter, static, code, rank)}
+        own = code_at(stack, code, path)
+        assert own is not None
+        return {**tree, ADAPTER: _factored(tree, stack.adapter, static, own, rank)}
 
     return map_sites(distilled, without_routers(params))
 
@@ -110,7 +128,7 @@ def _factored(
     tree: Mapping[str, Any],
     adapter: AdapterConfig,
     static: AdapterConfig,
-    code: Float[Array, "E"],
+    code: Float[Array, "*N E"],
     rank: int | None,
 ) -> dict[str, Array]:
     """V and U of a site, of all its layers."""
@@ -122,7 +140,7 @@ def _factored(
         down.reshape(-1, down[(0,) * len(lead)].size // own, own),
         up.reshape(-1, own, up[(0,) * len(lead)].size // own),
     )
-    c = jnp.repeat(limited_code(tree[ADAPTER], adapter, v, u, code), own // code.shape[0], axis=-1)
+    c = jnp.repeat(limited_code(tree[ADAPTER], adapter, v, u, code), own // code.shape[-1], axis=-1)
     v, u = jax.vmap(lambda v, u, c: truncated(v * c[None] * jnp.float32(adapter.scale(own)), u, kept))(
         v, u, c
     )

@@ -13,9 +13,10 @@ from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.governor import bounded, grams
 from jaxblt.adapters.params import split_params, without_routers
 from jaxblt.adapters.site import ADAPTER
+from jaxblt.models.stack import StackConfig
 
 
-def fuse[C](config: C, params: Any, *, code: Float[Array, "E"] | None = None) -> tuple[C, Any]:
+def fuse[C](config: C, params: Any, *, code: Float[Array, "*L W"] | None = None) -> tuple[C, Any]:
     """The config and parameters of a model without adapters that computes the same: W + (alpha/r) V diag(c) U.
 
     Sums are in fp32, whatever the dtype of the parameters: rounding a sum to bfloat16 changes outputs.
@@ -25,7 +26,7 @@ def fuse[C](config: C, params: Any, *, code: Float[Array, "E"] | None = None) ->
       config: of the model.
       params: of the whole model.
       code: of a routed adapter, one number a block, and such numbers for each of `AdapterConfig.level_names`; what its
-        routers would say is lost. Where each block has a router, all blocks are merged at this code.
+        routers would say is lost. Where each block of the stack has a router, one code for all or [layers, W].
 
     Raises:
       ValueError: an adapter has a router and there is no code, or the code has another length or is not finite; an
@@ -36,17 +37,16 @@ def fuse[C](config: C, params: Any, *, code: Float[Array, "E"] | None = None) ->
         if stack.adapter is not None:
             if not has_adapter(params[name]):
                 raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
-            trees[name] = merge_stack(params[name], stack.adapter, given_code(stack.adapter, code))
+            trees[name] = merge_stack(params[name], stack, given_code(stack, code))
     return detach(config), trees
 
 
-def merge_stack(params: Any, adapter: AdapterConfig, code: Float[Array, "W"] | None) -> Any:
+def merge_stack(params: Any, stack: StackConfig, code: Float[Array, "*L W"] | None) -> Any:
     """A stack's parameters with its adapter merged in at a code, None for c = 1, and without router."""
-    codes = adapter.split(code)
 
     def merged(path: tuple[str, ...], tree: Mapping[str, Any]) -> Any:
         kernel = tree["kernel"].astype(jnp.float32)
-        kernel = kernel + weight_update(tree, adapter, codes[adapter.place(site_name(path))])
+        kernel = kernel + weight_update(tree, stack.adapter, code_at(stack, code, path))
         return {name: below for name, below in tree.items() if name != ADAPTER} | {"kernel": kernel}
 
     return map_sites(merged, without_routers(params))
@@ -66,13 +66,31 @@ def site_name(path: tuple[str, ...]) -> str:
     return "/".join(path[2:])
 
 
+def code_at(
+    stack: StackConfig, code: Float[Array, "*L W"] | None, path: tuple[str, ...]
+) -> Float[Array, "*N E"] | None:
+    """The code of a site's level, by its path below its stack; of each of its layers, if these have their own."""
+    own = stack.adapter.split(code)[stack.adapter.place(site_name(path))]
+    return own if own is None or own.ndim == 1 else own[jnp.asarray(layers_at(stack, path))]
+
+
+def layers_at(stack: StackConfig, path: tuple[str, ...]) -> list[int]:
+    """The layers whose parameters lie at a path below a stack: of a scan one in each period."""
+    period, block = path[0], int(path[1].removeprefix("block_"))
+    size, repeats = len(stack.pattern), stack.repeats
+    if period == "periods":
+        return [size * i + block for i in range(repeats)]
+    return [size * (repeats if period == "rest" else int(period.removeprefix("period_"))) + block]
+
+
 def has_adapter(tree: Any) -> bool:
     """Whether a tree of parameters holds an adapter's."""
     return isinstance(tree, Mapping) and (ADAPTER in tree or any(map(has_adapter, tree.values())))
 
 
-def given_code(adapter: AdapterConfig, code: Any) -> Float[Array, "W"] | None:
-    """The code to merge with, None for 1; raises ValueError where the adapter asks for another."""
+def given_code(stack: StackConfig, code: Any) -> Float[Array, "*L W"] | None:
+    """The code to merge a stack with, None for 1; raises ValueError where its adapter asks for another."""
+    adapter: AdapterConfig = stack.adapter
     if adapter.router is None:
         if code is not None:
             raise ValueError("code is of a routed adapter, and this one has no router: leave it None")
@@ -81,12 +99,12 @@ def given_code(adapter: AdapterConfig, code: Any) -> Float[Array, "W"] | None:
         raise ValueError(
             f"a routed adapter has another weight at every code: give code, {adapter.width} numbers, to merge one"
         )
-    numbers = jnp.asarray(code, jnp.float32)
-    if numbers.shape != (adapter.width,):
+    numbers, shapes = jnp.asarray(code, jnp.float32), [(), (stack.num_layers,)]
+    shapes = [(*lead, adapter.width) for lead in shapes[: 1 + adapter.of_blocks]]
+    if numbers.shape not in shapes:
         each = f" for each level of {adapter.level_names}" if adapter.levels else ""
-        raise ValueError(
-            f"code must have shape ({adapter.width},), one number a block{each}, got {numbers.shape}"
-        )
+        expected = " or ".join(map(str, shapes))
+        raise ValueError(f"code must have shape {expected}, one number a block{each}, got {numbers.shape}")
     if not np.isfinite(numbers).all():
         raise ValueError(
             f"code must be finite, or every weight is lost, got {np.asarray(numbers)}: give another code"
@@ -95,9 +113,12 @@ def given_code(adapter: AdapterConfig, code: Any) -> Float[Array, "W"] | None:
 
 
 def weight_update(
-    tree: Mapping[str, Any], adapter: AdapterConfig, code: Float[Array, "E"] | None
+    tree: Mapping[str, Any], adapter: AdapterConfig, code: Float[Array, "*N E"] | None
 ) -> Float[Array, "..."]:
-    """(alpha/r) V diag(c) U of a `Linear`'s parameters, in the kernel's shape; axes in front are layers of a scan."""
+    """(alpha/r) V diag(c) U of a `Linear`'s parameters, in the kernel's shape; axes in front are layers of a scan.
+
+    The code is one for all of them, or one for each.
+    """
     kernel, down, up = tree["kernel"], tree[ADAPTER]["v"], tree[ADAPTER]["u"]
     rank = down.shape[-1]
     layers = down.ndim + up.ndim - 2 - kernel.ndim
@@ -108,7 +129,7 @@ def weight_update(
     governed = limited_code(
         tree[ADAPTER], adapter, v.reshape(-1, *v.shape[-2:]), u.reshape(-1, *u.shape[-2:]), numbers
     )
-    v = v * jnp.repeat(governed, rank // numbers.shape[0], axis=-1).reshape(*lead, 1, rank)
+    v = v * jnp.repeat(governed, rank // numbers.shape[-1], axis=-1).reshape(*lead, 1, rank)
     delta = jnp.matmul(v, u, precision=jax.lax.Precision.HIGHEST)
     return (delta * jnp.float32(adapter.scale(rank))).reshape(kernel.shape)
 
@@ -118,10 +139,10 @@ def limited_code(
     adapter: AdapterConfig,
     v: Float[Array, "L K r"],
     u: Float[Array, "L r N"],
-    code: Float[Array, "E"],
+    code: Float[Array, "*N E"],
 ) -> Float[Array, "L E"]:
     """The code of each layer of a site within the bound of the adapter's governor, if it has one."""
-    codes = jnp.broadcast_to(code[None], (len(v), len(code)))
+    codes = jnp.broadcast_to(code.reshape(-1, code.shape[-1]), (len(v), code.shape[-1]))
     governor = adapter.governor
     if governor is None:
         return codes

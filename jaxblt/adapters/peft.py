@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from jaxblt.adapters.attach import Site, check_sites, stacks_of
-from jaxblt.adapters.merge import given_code, limited_code
+from jaxblt.adapters.merge import code_at, given_code, limited_code
 from jaxblt.adapters.site import ADAPTER
 from jaxblt.models.stack import StackConfig, stack_periods, unstack_periods
 
@@ -37,6 +37,8 @@ PLAIN_READ = PLAIN | {
     "arrow_config": None,
 }
 """Of files of others, which may say more; the last two switch an adapter on by the text, where ours is always on."""
+OURS = ("r", "lora_alpha", "rank_pattern")
+"""Settings that `attach` has, too."""
 UNSAID = {"r": 8, "lora_alpha": 8}
 """What PEFT takes where a file says nothing of them."""
 MOVE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -77,7 +79,7 @@ def save_peft(
     config: Any,
     params: Any,
     *,
-    code: Float[Array, "E"] | None = None,
+    code: Float[Array, "*L W"] | None = None,
     base_name: str = "",
     base_hash: str | None = None,
 ) -> None:
@@ -87,7 +89,7 @@ def save_peft(
       folder: made if it is not there.
       config: of the model.
       params: of the model, or the trained part.
-      code: of a routed adapter, which such files cannot hold: the one to fix it at.
+      code: of a routed adapter, which such files cannot hold: the one to fix it at, as for `fuse`.
       base_name: of the base, for readers.
       base_hash: content hash of the base, which `load_peft` compares; stored as its "revision".
 
@@ -105,12 +107,12 @@ def save_peft(
     unrolled = {name: unstack_periods(params[name]) for name in check_sites(config)}
     for place in places(config):
         tree = _at(unrolled, (*place.path, ADAPTER))
-        adapter = stacks[place.path[0]].adapter
-        numbers = adapter.split(given_code(adapter, code))[adapter.place(place.site.name)]
-        numbers = jnp.ones((1,), jnp.float32) if numbers is None else numbers
+        stack = stacks[place.path[0]]
+        numbers = code_at(stack, given_code(stack, code), place.path[1:])
+        numbers = jnp.ones((1,), jnp.float32) if numbers is None else numbers.reshape(-1)
         v, u = tree["v"].reshape(-1, place.rank), tree["u"].reshape(place.rank, -1)
         v, u = (x.astype(jnp.float32) for x in (v, u))
-        numbers = limited_code(tree, adapter, v[None], u[None], numbers)[0]
+        numbers = limited_code(tree, stack.adapter, v[None], u[None], numbers)[0]
         u = u * jnp.repeat(numbers, place.rank // len(numbers))[:, None]
         v, u = np.asarray(v).T, np.asarray(u).T
         arrays |= dict(zip(place.names, map(np.ascontiguousarray, (v, u)), strict=True))
@@ -197,7 +199,7 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
         if (v.shape, u.shape) != shapes:
             raise ValueError(
                 f"{folder}: {place.names[0]} and lora_B have shapes {v.shape} and {u.shape}, expected {shapes[0]} and "
-                f"{shapes[1]}"
+                f"{shapes[1]}: use files of a model of this width"
             )
         if not all(jnp.issubdtype(x.dtype, jnp.floating) and np.isfinite(x).all() for x in (v, u)):
             raise ValueError(
@@ -244,8 +246,10 @@ def _check_config(said: dict[str, Any], config: Any, folder: Any, base_hash: str
         wanted["rank_pattern"] = _described(config)["rank_pattern"]
     for name, value in wanted.items():
         if (told := said.get(name, UNSAID.get(name, value))) != value:
-            raise ValueError(f"{folder}/{CONFIG}: {name} is {told!r}, expected {value!r}")
+            fix = "attach an adapter like the files'" if name in OURS else "have PEFT write plain LoRA"
+            raise ValueError(f"{folder}/{CONFIG}: {name} is {told!r}, expected {value!r}: {fix}")
     if base_hash is not None and said.get("revision") not in (None, base_hash):
         raise ValueError(
-            f"{folder} was trained over another base: its content hash is {said['revision']}, expected {base_hash}"
+            f"{folder} was trained over another base: its content hash is {said['revision']}, expected {base_hash}: "
+            "use files of this base"
         )

@@ -6,21 +6,25 @@ decided as an argument, and puts the fallback in place of codes.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import flax.linen as nn
 import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxblt.adapters.given import is_router
+from jaxblt.side_outputs import Sown, sow_metric
 from jaxblt.validation import check_bounds, check_fields
 
 Breaker = Literal["closed", "open", "half-open"]
+FIGURES = "code_figures"
+"""The metric that figures of routers in blocks are sown as."""
 
 
 @flax.struct.dataclass
@@ -64,32 +68,63 @@ def guarded(
 ) -> AbstractContextManager[Any]:
     """A context in which codes are the fallback while a guard says so, and in rows whose code is not finite.
 
+    Figures of routers in blocks leave scan and remat as metrics: `apply(..., mutable=["metrics"])`, and `block_figures`
+    of what it sows.
+
     Args:
       fall_back: `Guard.falls_back()`, an argument of the program, so that both ways are one program.
       fallback: every number of that code: 0 for the base, 1 for the static adapter, 1/E for a bank's even share.
-      figures: gets those of each router, to be returned by the function that is compiled.
+      figures: gets those of each router of a stack, to be returned by the function that is compiled.
 
     Raises:
-      ValueError: when it meets a router of a block, whose figures cannot leave the block's scan or remat.
+      ValueError: when it meets a router of a block and metrics are not mutable, so that its figures would be lost.
     """
 
     def intercept(call: Callable[..., Any], args: Any, options: Any, context: Any) -> Any:
         if not is_router(context):
             return call(*args, **options)
-        if context.module.adapter.of_blocks:
+        router = context.module
+        if router.adapter.of_blocks and not router.is_mutable_collection("metrics"):
             raise ValueError(
-                "guarded watches the router of a stack, and RouterConfig.reads = 'block' has one in each block: set "
-                "reads='stack', or turn rows off by choose_adapters"
+                "guarded sows the figures of routers in blocks (RouterConfig.reads = 'block') as metrics, and metrics "
+                "are not mutable: call apply(..., mutable=['metrics']) and read block_figures of its second result"
             )
         code, state = call(*args, **options)
         broken = ~jnp.all(jnp.isfinite(code), (1, 2))
         if state is not None:  # in such calls the router replaced them itself
             broken = broken | (state.replaced > options["state"].replaced)
         safe = jnp.where(broken[:, None, None] | fall_back, jnp.asarray(fallback, code.dtype), code)
-        figures.append(code_figures(safe, broken))
+        found = code_figures(safe, broken)
+        if router.adapter.of_blocks:
+            sow_metric(router, FIGURES, jnp.stack(jax.tree.leaves(found)))
+        else:
+            figures.append(found)
         return safe, state
 
     return nn.intercept_methods(intercept)
+
+
+def block_figures(side: Mapping[str, Any]) -> list[CodeFigures]:
+    """Those of each router in a block, from what a guarded pass sowed; a list for `Telemetry.record`."""
+    found: list[CodeFigures] = []
+    for sown in _sown(side, FIGURES):
+        each = np.asarray(sown.value).reshape(-1, sown.value.shape[-1])
+        found += [CodeFigures(*numbers) for numbers in each]
+    return found
+
+
+def mean_violations(side: Mapping[str, Any]) -> float | None:
+    """The share of tokens over a governor's bound, mean over sites, from what a pass sowed; None without a governor."""
+    rates = [np.mean(sown.value) for sown in _sown(side, "violations")]
+    return float(np.mean(rates)) if rates else None
+
+
+def _sown(side: Mapping[str, Any], name: str) -> list[Sown]:
+    """The metrics of a name."""
+    leaves = jax.tree_util.tree_leaves_with_path(
+        side.get("metrics", {}), is_leaf=lambda x: isinstance(x, Sown)
+    )
+    return [leaf for path, leaf in leaves if any(getattr(entry, "key", None) == name for entry in path)]
 
 
 @dataclass
@@ -150,12 +185,16 @@ class Limits:
       most_rms: of codes.
       most_flips: share of tokens.
       most_p99: seconds of a call.
+      least_hits: share of tokens whose caches a call could take from an earlier one.
+      most_violations: share of tokens over a governor's bound.
     """
 
     least_entropy: float | None = None
     most_rms: float | None = None
     most_flips: float | None = None
     most_p99: float | None = None
+    least_hits: float | None = None
+    most_violations: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -175,39 +214,69 @@ class Telemetry:
         self.limits, self.replaced = limits, 0
         self._calls: deque[tuple[float, dict[str, float]]] = deque(maxlen=window)
 
-    def record(self, seconds: float, figures: Sequence[CodeFigures]) -> None:
-        """Keeps a call's seconds and the figures of its stacks (waits for them)."""
-        names = ("entropy", "rms", "active", "flips")
+    def record(
+        self,
+        seconds: float,
+        figures: Sequence[CodeFigures],
+        *,
+        hits: float | None = None,
+        violations: float | None = None,
+    ) -> None:
+        """Keeps what is known of a call (waits for its figures).
+
+        Args:
+          seconds: that it took.
+          figures: of its stacks, and of routers in blocks (`block_figures`).
+          hits: share of its prompts' tokens whose caches earlier ones made (`jaxblt.adapters.shared`).
+          violations: share of tokens over a governor's bound (`mean_violations`).
+
+        Raises:
+          ValueError: a share does not lie in 0..1.
+        """
+        shares = {"hits": hits, "violations": violations}
+        for name, share in shares.items():
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"{name} must lie in 0..1, got {share!r}: it is a share of tokens")
+        names = ("entropy", "rms", "active", "flips") if figures else ()
         means = {name: float(np.mean([getattr(f, name) for f in figures])) for name in names}
         self.replaced += int(sum(float(f.replaced) for f in figures))
+        means |= {name: share for name, share in shares.items() if share is not None}
         self._calls.append((seconds, means))
 
     def report(self) -> dict[str, float]:
-        """Means of the codes' figures, percentiles of seconds, and rows replaced since the start; {} before a call."""
+        """Means over the calls that have a figure, percentiles of seconds, and rows replaced since the start.
+
+        {} before a call.
+        """
         if not self._calls:
             return {}
         seconds, figures = zip(*self._calls, strict=True)
-        found = {name: float(np.mean([f[name] for f in figures])) for name in figures[0]}
+        names = dict.fromkeys(name for each in figures for name in each)
+        found = {name: float(np.mean([each[name] for each in figures if name in each])) for name in names}
         percentiles = np.percentile(seconds, [50, 95, 99])
         found |= {f"p{n}": float(p) for n, p in zip((50, 95, 99), percentiles, strict=True)}
         return found | {"replaced": float(self.replaced), "calls": float(len(seconds))}
 
     def alarms(self) -> list[str]:
-        """One line each: a figure, its value and its limit."""
+        """One line each: a figure, its value and its limit. What no call has raises none."""
         found, limits = self.report(), self.limits
-        if not found:
-            return []
+        most = {
+            "rms": limits.most_rms,
+            "flips": limits.most_flips,
+            "violations": limits.most_violations,
+            "p99": limits.most_p99,
+        }
+        least = {"entropy": limits.least_entropy, "hits": limits.least_hits}
         lines = [
-            f"{name} is {found[name]:.4g}, above {most:.4g}"
-            for name, most in (
-                ("rms", limits.most_rms),
-                ("flips", limits.most_flips),
-                ("p99", limits.most_p99),
-            )
-            if most is not None and not found[name] <= most
+            f"{name} is {found[name]:.4g}, above {limit:.4g}"
+            for name, limit in most.items()
+            if limit is not None and name in found and not found[name] <= limit
         ]
-        if limits.least_entropy is not None and not found["entropy"] >= limits.least_entropy:
-            lines.append(f"entropy is {found['entropy']:.4g}, below {limits.least_entropy:.4g}")
+        lines += [
+            f"{name} is {found[name]:.4g}, below {limit:.4g}"
+            for name, limit in least.items()
+            if limit is not None and name in found and not found[name] >= limit
+        ]
         if self.replaced:
             lines.append(f"{self.replaced} rows had a code that is not finite")
         return lines

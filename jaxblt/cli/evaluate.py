@@ -46,7 +46,7 @@ def evaluate(
       context: bytes that precede the scored ones of a window, wherever there are as many; half a row by default.
       seq_len: bytes of a row; the recipe's by default.
       targets: characters, such as ACGT, to score apart as well; the log-loss is still over the whole vocabulary.
-      max_batches: stop after so many.
+      max_batches: score so many, evenly spread over the split; all by default.
       mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows.
       recalibrate: give blocks of patches as many slots as the split asks for; the threshold stays.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.

@@ -17,7 +17,7 @@ from jaxblt.data.schedule import EasyFirst, Endless, Mixed, OnePass, Shuffled, S
 Row = dict[str, np.ndarray]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Dataset(ABC):
     """Rows of one split: row (step, slot) depends on config, step and slot, not on the processes.
 
@@ -51,6 +51,10 @@ class Dataset(ABC):
                     f"a batch of {rows} rows of {length} positions does not divide among {self.process_count} "
                     f"processes: raise max_tokens = {self.config.max_tokens}, or change batch_size"
                 )
+
+    def __repr__(self) -> str:
+        """Short: Grain asks for it where an iterator begins, and examples may be a hundred thousand arrays."""
+        return f"<{type(self).__name__}: {self.mode}, rows of {self.row_lengths}, {self.num_rows} in all>"
 
     @property
     @abstractmethod

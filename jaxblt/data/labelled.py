@@ -171,7 +171,7 @@ class LabelledDataConfig:
         return self.target != "number" and not self.classes
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LabelledDataset(Dataset):
     """Rows of one record each, with labels.
 

@@ -25,7 +25,7 @@ from jaxblt.data.vocab import OFFSET, PAD, VOCAB_SIZE
 from jaxblt.data.windows import WindowIndex
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DocumentDataset(Dataset):
     """Rows cut from documents of bytes.
 

@@ -115,6 +115,19 @@ class OnePass:
         return row if row < self.rows[place.bucket] else None
 
 
+def spread(batches: int, most: int | None) -> list[int]:
+    """The batches of one pass that are scored where only so many are to be: evenly spread over it.
+
+    The first ones would be the shortest rows, or the first documents.
+
+    Args:
+      batches: of the whole pass.
+      most: that are scored; None for all.
+    """
+    count = batches if most is None else min(most, batches)
+    return [i * batches // count for i in range(count)]
+
+
 @dataclass(frozen=True)
 class Staged:
     """One bucket after the other, for rows that grow: bucket i is shuffled from step `begins[i]` to the next one's.

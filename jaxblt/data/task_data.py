@@ -78,7 +78,7 @@ RowsConfig = DataConfig | TaskDataConfig | LabelledDataConfig
 """What a run reads: documents of bytes, a task, or labelled records."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TaskDataset(Dataset):
     """Rows of one example each.
 

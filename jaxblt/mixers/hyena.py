@@ -43,7 +43,8 @@ class HyenaConfig:
       segment_alignment: promised by the packer: documents start at multiples of it. A multiple of the
         convolutions' chunk (128) keeps the fast path.
       implementation: of the long convolution's op, which depends on the filter: `modal_conv` for a modal one,
-        `blocked_conv` up to 512 taps, else `long_conv`. None for the fastest that runs.
+        `blocked_conv` up to 512 taps, else `long_conv`. None for the fastest that runs. A kernel that is named raises
+        where it cannot run: those of the first two in decoding, for one.
     """
 
     dim: int

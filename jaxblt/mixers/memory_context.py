@@ -56,11 +56,13 @@ class MACConfig(NeuralMemoryConfig):
 
         h_i = f_M(q_i)                                      retrieve
         o_i = attention of q_i over [P persistent tokens, h_<=i, x_<=i]
-        y_i = o_i * sigmoid(sqrt(K) f_M(o_i W_q))           gate
+        y_i = o_i * sigmoid(sqrt(K) f_M(o_i W_q)) + s * h_i gate
         M'  = M updated by the keys and values of o         write
 
     A gate that read behind the write would show token i the rest of its segment. All is by head: a head attends to what
-    its own memory gives back.
+    its own memory gives back. The last term is not the paper's: a trained scale s of each channel, 1 at the start, lets
+    what was retrieved for a token past attention and gate, which both keep pairs from being learned
+    (docs/notes/memory-as-context.md).
 
     Attributes:
       persistent: P, learned keys and values that every token sees.
@@ -147,6 +149,8 @@ class MAC(nn.Module):
         init = named(nn.initializers.normal(width**-0.5), "heads", None, "head_dim")
         for name in ("persistent_key", "persistent_value"):
             found[name] = self.param(name, init, (heads, self.config.persistent, width), jnp.float32)
+        ones = named(nn.initializers.ones, "heads", "head_dim")
+        found["retrieved_scale"] = self.param("retrieved_scale", ones, (heads, width), jnp.float32)
         return found
 
 
@@ -162,7 +166,7 @@ class ContextCore:
     """
 
     weights: tuple[Float[Array, "H _ _"], ...]
-    matrices: dict[str, Float[Array, "H _ K"]]
+    matrices: dict[str, Float[Array, "H ..."]]
     chunk_size: int = flax.struct.field(pytree_node=False)
     traced: bool = flax.struct.field(pytree_node=False)
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("weights", "matrices"))
@@ -234,10 +238,12 @@ class ContextCore:
         always = jnp.ones((*own.shape[:3], self.matrices["persistent_key"].shape[1]), bool)
         scores = jnp.where(jnp.concatenate([always, own, own], -1), scores, -jnp.inf)
         o = multiply("bhcs,bhsk->bhck", jax.nn.softmax(scores, -1), v, kind)
-        o = jnp.where(content[:, None, :, None], o, 0)
+        seen = content[:, None, :, None]
+        o, past = jnp.where(seen, o, 0), jnp.where(seen, retrieved, 0)
         key, value, query = (unit(self._turned(name, o, kind)) for name in MATRICES[2:])
         gate = jax.nn.sigmoid(math.sqrt(q.shape[-1]) * read_memory(state.weights, query, kind))
-        return o * gate, Chunk(key, value, *gates, content=content)
+        past = past * self.matrices["retrieved_scale"][None, :, None]
+        return o * gate + past, Chunk(key, value, *gates, content=content)
 
     def _turned(self, name: str, x: Float[Array, "B H C K"], kind: Any) -> Float[Array, "B H C K"]:
         return multiply("bhck,hkm->bhcm", x, self.matrices[name], kind)

@@ -17,8 +17,13 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.adapters.chosen import choose_codes
 from jaxblt.adapters.config import RouterConfig
+from jaxblt.adapters.draw import Draw
 from jaxblt.adapters.merge import merge_stack
 from jaxblt.adapters.params import join_params, routers, split_params, without_routers
+from jaxblt.adapters.retrieval.neighbours import INDEX
+from jaxblt.adapters.router import ROUTER
+from jaxblt.adapters.site import ADAPTER
+from jaxblt.adapters.sticky import Sticky
 from jaxblt.adapters.transforms import TopK
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state, unstack_periods
@@ -33,6 +38,7 @@ from jaxblt.testing.adapter_learning import (
     learn,
 )
 from jaxblt.testing.check import PROPERTIES, Property
+from jaxblt.testing.numerics import expect_derivative
 from jaxblt.testing.subject import Subject, expect_close, expect_moved
 
 OF_MIXERS = (
@@ -55,6 +61,8 @@ OF_MIXERS = (
     "bfloat16",
     "sharded",
 )
+STILL = {"tau", INDEX}
+"""Parameters without a gradient."""
 STEP = 0.5
 """Of the gradient step after which a router has a gradient."""
 
@@ -217,7 +225,7 @@ def check_dense(subject: Any) -> None:
     stack, params = _constant_params(subject, 1.0)
     x, adapter = jnp.asarray(subject.x), subject.stack.adapter
     code = None if adapter.router is None else jnp.full((adapter.width,), adapter.start, jnp.float32)
-    y, merged = _forward(stack)(params, x), merge_stack(subject.own, adapter, code)
+    y, merged = _forward(stack)(params, x), merge_stack(subject.own, subject.stack, code)
     expect_close("an adapter differs from its weight update", y, subject.base(merged, x), subject.limit)
 
 
@@ -230,7 +238,10 @@ def check_merged(subject: Any) -> None:
     apply = jax.jit(lambda variables, x: Stack(stack).apply(variables, x, side=_side(stack, x))[0])
     y = apply({"params": subject.own, CHOSEN: chosen}, x)
     expect_close(
-        "a merged adapter differs", y, subject.base(merge_stack(subject.own, adapter, code), x), subject.limit
+        "a merged adapter differs",
+        y,
+        subject.base(merge_stack(subject.own, subject.stack, code), x),
+        subject.limit,
     )
 
 
@@ -272,6 +283,17 @@ def _learned(gradient: Any) -> dict[str, bool]:
     return {name: bool(np.all(found)) for name, found in moved.items()}
 
 
+def check_gradients(subject: Any) -> None:
+    """The gradient by the inputs and by each parameter of adapters and routers is what central differences give.
+
+    A governor's bound and an index have no gradient, and are left alone.
+    """
+    paths = [{entry.key for entry in path} for path, _ in jax.tree_util.tree_leaves_with_path(subject.params)]
+    for leaf in (i for i, names in enumerate(paths) if names & {ADAPTER, ROUTER} and not names & STILL):
+        expect_derivative(subject, [leaf])
+    expect_derivative(subject, [len(paths)])
+
+
 def check_unrolled(subject: Any) -> None:
     """Scanned and unrolled stacks agree, with the same parameters stacked and apart."""
     other = dataclasses.replace(subject.stack, scan=False)
@@ -301,6 +323,11 @@ def _is_routed(config: Any) -> bool:
     return config.stack.adapter.router is not None
 
 
+def _is_smooth(config: Any) -> bool:
+    """Whether gradients are derivatives: those of chosen experts go straight through the choice."""
+    return not any(isinstance(transform, Sticky | Draw) for transform in config.stack.adapter.code)
+
+
 def _is_scanned(config: Any) -> bool:
     return config.stack.scan and config.stack.repeats > 0
 
@@ -312,6 +339,7 @@ ADAPTER_PROPERTIES: tuple[Property, ...] = (
     Property("merged", check_merged, _is_routed),
     Property("all_experts", check_all_experts, _is_routed),
     Property("learns", check_learns, _is_routed),
+    Property("gradients", check_gradients, _is_smooth),
     Property("overfits", check_overfits),
     Property("memory", check_memory),
     Property("recovers", check_recovers, _is_routed),

@@ -29,15 +29,15 @@ def check_gradients(subject: Subject) -> None:
     although passes are in fp32. Hard choices that a mixer passes through `jaxblt.mixers.choices.held` stay.
     """
     for leaf in range(len(jax.tree.leaves(subject.params)) + 1):
-        _expect_derivative(subject, [leaf])
+        expect_derivative(subject, [leaf])
 
 
 def check_whole_gradient(subject: Subject) -> None:
     """As `check_gradients`, with inputs and all parameters moved at once: fewer passes, and one sum to compare."""
-    _expect_derivative(subject, range(len(jax.tree.leaves(subject.params)) + 1))
+    expect_derivative(subject, range(len(jax.tree.leaves(subject.params)) + 1))
 
 
-def _expect_derivative(subject: Subject, moved: Sequence[int]) -> None:
+def expect_derivative(subject: Subject, moved: Sequence[int]) -> None:
     """Compares gradients by some leaves, counted with the inputs as the last, with differences along two directions."""
     ids, dy = jnp.asarray(subject.with_holes(subject.documents())), subject.noise(4, subject.x.shape)
     dy, choices = dy * (np.asarray(ids) > 0)[..., None], subject.choices(ids)

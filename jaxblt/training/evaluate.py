@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
-from jaxblt.data.schedule import OnePass
+from jaxblt.data.schedule import OnePass, spread
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.vocab import check_single_bytes, encode
 from jaxblt.models.finite import explain_nonfinite
@@ -158,7 +158,7 @@ def evaluate(
       state: parameters and frozen trees.
       data: in mode "eval", where every target is scored once.
       mesh: of all devices.
-      max_batches: stop after so many.
+      max_batches: score so many, evenly spread over the split; None for all.
       layout: in which the model wants the bytes of a row.
       patcher: of the step's task, whose slots are watched.
       objective: of the step's task, which makes figures of its sums.
@@ -205,36 +205,33 @@ def collect(
     return found
 
 
-def source_steps(data: Dataset, most: int | None) -> dict[str, range]:
+def source_steps(data: Dataset, most: int | None) -> dict[str, list[int]]:
     """The batches to score of each source, `most` of them shared out evenly, but one of each; {"": ...} for one source.
 
     In evaluation a source is a bucket of its own, and buckets follow each other.
     """
-    total = data.num_batches if most is None else min(most, data.num_batches or most)
     if not data.source_names:
-        return {"": range(total or 0)}
+        return {"": list(range(most or 0)) if data.num_batches is None else spread(data.num_batches, most)}
     assert isinstance(data.schedule, OnePass)
     counts, first, found = data.schedule.batches, 0, {}
     for i, (name, count) in enumerate(zip(data.source_names, counts, strict=True)):
-        share = count if most is None else most // len(counts) + (i < most % len(counts))
-        found[name] = range(first, first + min(count, max(share, 1)))
+        share = None if most is None else max(most // len(counts) + (i < most % len(counts)), 1)
+        found[name] = [first + step for step in spread(count, share)]
         first += count
     return found
 
 
 def _collected(
-    step: EvalStep, state: TrainState, data: Dataset, mesh: Any, steps: range, layout: SequenceLayout
+    step: EvalStep, state: TrainState, data: Dataset, mesh: Any, steps: list[int], layout: SequenceLayout
 ) -> Collected:
     """What some batches come to."""
     found = Collected()
     waiting: list[tuple[int, Metrics]] = []
-    batches = data.iterator(steps.start)
-    for index, batch in zip(steps, batches, strict=False):
-        on_devices = to_devices(batch, mesh, data.config.batch_size, layout)
+    for index in steps:
+        on_devices = to_devices(data.batch(index), mesh, data.config.batch_size, layout)
         waiting.append((index, step(state, on_devices, np.int32(index))))
         if len(waiting) >= IN_FLIGHT:
             _add(found, *waiting.pop(0), state)
-    batches.close()
     for index, sums in waiting:
         _add(found, index, sums, state)
     return found

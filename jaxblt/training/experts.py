@@ -1,20 +1,24 @@
 """Experts of a recipe's bank that start as given LoRAs: runs over the same base, or PEFT files."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
-from jaxblt.adapters import AdapterConfig, detach, load_peft, warm_start
+from jaxblt.adapters import AdapterConfig, detach, load_peft, warm_start, without_index
 from jaxblt.adapters.attach import stacks_of
 from jaxblt.adapters.peft import CONFIG, FILES_MOST
+from jaxblt.models.stack import stack_periods, unstack_periods
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.resolved import read_resolved
-from jaxblt.training.state import BASE, Frozen, gathered
+from jaxblt.training.state import BASE, Frozen, content_hash, gathered
 from jaxblt.training.taken import stored_params
 
 
@@ -33,22 +37,46 @@ def with_experts(recipe: Recipe, params: Any, frozen: dict[str, Frozen], mesh: M
     """
     if not recipe.experts:
         return params
-    loras = [_read(folder, recipe, frozen[BASE].content_hash, mesh) for folder in recipe.experts]
+    base = frozen[BASE]
+    hashes = cache(lambda: base_hashes(recipe.model, base))
+    loras = [_read(folder, recipe, base.content_hash, hashes, mesh) for folder in recipe.experts]
     here = jax.tree.map(lambda leaf: jnp.asarray(gathered(leaf)), params)
     started = warm_start(recipe.model, here, loras)
     return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), started, params)
 
 
-def _read(folder: str, recipe: Recipe, base_hash: str, mesh: Mesh) -> tuple[Any, Any]:
-    """(config, params) of a static adapter."""
+def base_hashes(model: Any, base: Frozen) -> list[str]:
+    """Content hashes of a base by which runs with its stacks scanned, and with them unrolled, know it.
+
+    The index that a router searches lies with its base, and static adapters have none.
+    """
+    # On the host: stacked on a device, the base would be there twice
+    bare = jax.tree.map(gathered, without_index(base.params))
+    forms = [
+        {**bare, **{name: form(bare[name]) for name in stacks_of(model) if name in bare}}
+        for form in (lambda stack: stack_periods(stack, join=_stacked), unstack_periods)
+    ]
+    return [content_hash(form) for form in forms]
+
+
+def _stacked(*layers: np.ndarray) -> np.ndarray:
+    return np.stack(layers)
+
+
+def _read(
+    folder: str, recipe: Recipe, base_hash: str, hashes: Callable[[], list[str]], mesh: Mesh
+) -> tuple[Any, Any]:
+    """(config, params) of a static adapter, over the base of this hash or of one of those."""
     if (Path(folder) / CONFIG).is_file():
-        config = _static_config(Path(folder), recipe.model)
-        return config, load_peft(folder, config, base_hash=base_hash)
+        config, said = _static_config(Path(folder), recipe.model)
+        known = base_hash if said in (None, base_hash) or said not in hashes() else said
+        return config, load_peft(folder, config, base_hash=known)
     resolved = read_resolved(folder)
-    if resolved.frozen.get(BASE) != base_hash:
+    said = resolved.frozen.get(BASE)
+    if said != base_hash and said not in hashes():
         raise ValueError(
             f"experts: {folder!r} was trained over another base than base_run={recipe.base_run!r} (content hashes "
-            f"{resolved.frozen.get(BASE)} and {base_hash}): use LoRAs of this base, in the same train.dtype"
+            f"{said} and {base_hash}): use LoRAs of this base, in the same train.dtype"
         )
     if resolved.recipe.also_train:
         raise ValueError(
@@ -59,8 +87,11 @@ def _read(folder: str, recipe: Recipe, base_hash: str, mesh: Mesh) -> tuple[Any,
     return resolved.recipe.model, jax.tree.map(lambda leaf: jnp.asarray(gathered(leaf)), params)
 
 
-def _static_config(folder: Path, model: Any) -> Any:
-    """The model with static adapters of the rank and alpha that PEFT files name, at the sites of its banks."""
+def _static_config(folder: Path, model: Any) -> tuple[Any, str | None]:
+    """The model with static adapters of the rank and alpha that PEFT files name, at the sites of its banks.
+
+    And the hash of the base that the files name, if they do.
+    """
     with open(folder / CONFIG, "rb") as file:
         said = json.loads(file.read(FILES_MOST))
     rank, alpha = (said.get(name) if isinstance(said, dict) else None for name in ("r", "lora_alpha"))
@@ -74,4 +105,4 @@ def _static_config(folder: Path, model: Any) -> Any:
             sites = tuple(pattern for pattern, _ in stack.adapter.patterns)
             static = AdapterConfig(sites=sites, rank=rank, alpha=alpha)
             stacks[name] = replace(stack, adapter=static)
-    return replace(detach(model), **stacks)
+    return replace(detach(model), **stacks), said.get("revision")

@@ -1,6 +1,6 @@
 """What trains routers beside the language model's loss, each part with a weight that follows a schedule."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
@@ -42,7 +42,8 @@ class HybridConfig:
       language: of the objective's loss. With a policy it is that of the experts that were drawn.
       reference: of `Recipe.reference`, times the weight that it has there: imitation of another run's outputs.
       labels: of -log p[label] with p the shares of each bank before the transforms of its code, and labels those of
-        `Batch.labels`, the number of an expert for each byte or row; -1 for none: imitation of known codes.
+        `Batch.labels`, the number of an expert for each byte or row; -1 for none: imitation of known codes. Where each
+        block has a router, it is summed over blocks.
       reinforcement: of the loss of a policy, see `jaxblt.training.policy`; the bank's code has `Draw`.
       policy: how it learns.
     """
@@ -177,7 +178,7 @@ def routed_parts(
 
 
 def label_nats(side: Any, batch: Batch) -> Float[Array, ""]:
-    """Sum of -log p[label] over the scored bytes with a label and over banks, whose routers sowed their shares p."""
+    """Sum of -log p[label] over the scored bytes with a label and over routers of banks, which sowed their shares p."""
     labels = batch.labels
     if not isinstance(labels, jax.Array) or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
@@ -192,10 +193,15 @@ def label_nats(side: Any, batch: Batch) -> Float[Array, ""]:
     labels = jnp.broadcast_to(labels if labels.ndim == 2 else labels[:, None], batch.inputs.shape)
     weights = jnp.where(labels >= 0, batch.loss_mask.astype(jnp.float32), 0.0)
     nats = jnp.float32(0)
-    for shares in found:
+    for shares in _of_routers(found):
         right = jnp.take_along_axis(shares, jnp.maximum(labels, 0)[..., None], -1)[..., 0]
         nats = nats - jnp.sum(weights * jnp.log(jnp.maximum(right, TINY)))
     return nats
+
+
+def _of_routers(found: Sequence[Float[Array, "..."]]) -> list[Float[Array, "B T E"]]:
+    """The shares of each router: axes in front are layers of a scan, whose blocks have one each."""
+    return [shares for leaf in found for shares in leaf.reshape(-1, *leaf.shape[-3:])]
 
 
 def combined(

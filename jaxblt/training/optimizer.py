@@ -134,8 +134,8 @@ def _lenient(optimizer: optax.GradientTransformation) -> optax.GradientTransform
 def decay_mask(boxed: Any, *, embeddings: bool = False) -> Any:
     """True for the parameters that weight decay applies to: matrices.
 
-    Not norms, biases, tables (unless `embeddings`) or anything with a "modes" or "taps" axis (poles, residues, taps).
-    The "layers" axis of a scanned stack does not make a vector a matrix.
+    Not scales (of norms, for example), biases, tables (unless `embeddings`) or anything with a "modes" or "taps" axis
+    (poles, residues, taps). The "layers" axis of a scanned stack does not make a vector a matrix.
     """
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: _decays(path, leaf, embeddings), boxed, is_leaf=is_boxed
@@ -157,7 +157,7 @@ def is_boxed(leaf: Any) -> bool:
 def _decays(path: tuple[Any, ...], leaf: Any, embeddings: bool) -> bool:
     names = [name for name in axis_names(leaf) if name != STACKED]
     own = [str(getattr(entry, "key", entry)) for entry in path][-1]
-    if len(names) < 2 or own == "scale" or own.endswith("bias"):
+    if len(names) < 2 or own.endswith(("scale", "bias")):
         return False
     if any(name in FILTERS for name in names):
         return False

@@ -47,7 +47,7 @@ class TrainConfig:
         split; 0 for none. The first one compiles the decoder.
       log_every: steps between log lines; a line describes the step it is written at.
       eval_every: steps between evaluations on the validation split, which also follow the last step; 0 for none at all.
-      eval_batches: the most batches of an evaluation during training; None for the whole split.
+      eval_batches: the most batches of an evaluation during training, evenly spread over the split; None for all of it.
       checkpoint_every: steps between checkpoints; the last step is always saved.
       checkpoint_every_s: the most seconds between checkpoints, whatever the steps; None for no limit.
       keep: checkpoints kept, the newest ones.
@@ -387,11 +387,6 @@ def _check_hybrid(recipe: Recipe) -> None:
     if (hybrid.has("labels") or hybrid.draws) and not any(adapter.blocks for adapter in adapters):
         raise ValueError(
             "hybrid trains routers of banks, and no stack of the model has one: attach an AdapterConfig with blocks"
-        )
-    if hybrid.has("labels") and any(adapter.of_blocks for adapter in adapters if adapter.blocks):
-        raise ValueError(
-            "hybrid.labels are of one choice a byte, and RouterConfig.reads = 'block' makes one in each block: set "
-            "reads='stack'"
         )
     classes = getattr(recipe.data, "classes", ())
     fewest = min((adapter.blocks for adapter in adapters if adapter.blocks), default=0)

@@ -107,8 +107,9 @@ def _adapters(setup: Setup) -> list[str]:
     if setup.recipe.base_run is None and not check_sites(setup.recipe.model):
         return []
     size = lambda tree: count_params(tree)[0]  # noqa: E731
-    base = size(without_index(split_params(setup.whole)[0]))
-    return describe_sites(setup.recipe.model, size(setup.boxed), size(routers(setup.boxed)), base)
+    whole = without_index(setup.whole)
+    counts = (size(tree) for tree in (setup.boxed, routers(setup.boxed), split_params(whole)[0], whole))
+    return describe_sites(setup.recipe.model, *counts)
 
 
 def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str:

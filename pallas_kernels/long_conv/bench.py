@@ -8,15 +8,27 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._conv.gates import enter, leave
+from pallas_kernels._conv.toeplitz import toeplitz_product
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._measure import Case
 from pallas_kernels.long_conv.api import TABLE
+from pallas_kernels.long_conv.groups import fewest_groups
 from pallas_kernels.long_conv.shapes import SHAPES, LongConvShape
 from pallas_kernels.long_conv.xla import long_conv_xla
 
+LONGEST_MATRIX = 4096
+"""Steps up to which one Toeplitz matrix a channel is a peer; at 8,192 it would be 3.3 TFLOP at B64 D768."""
+
+MATRIX_BYTES = 2**32
+"""Channels of more bytes of matrices are multiplied group after group."""
+
 
 def plan(shape: LongConvShape, dtype: Any = jnp.bfloat16) -> Plan:
-    """What the table has beside XLA's FFT and the textbook, with both gates, all checked against the FFT in fp32."""
+    """What the table has beside XLA's FFT and the textbook, with both gates, all checked against the FFT in fp32.
+
+    Short rows of one document also as one Toeplitz matrix a channel, in XLA: version "toeplitz".
+    """
     args = (*arguments(shape, dtype), *documents(shape))
     stream, taps = float(args[0].nbytes), float(args[1].nbytes)
     others = [entry for entry in TABLE if entry.name not in ("xla", "reference")]
@@ -25,10 +37,13 @@ def plan(shape: LongConvShape, dtype: Any = jnp.bfloat16) -> Plan:
         for entry in others
         if entry.why_not(current_device(), *args[:2], **_named(args, shape.causal)) is None
     ]
+    versions = [Case(entry.name, _gated(entry.run, shape.causal), args) for entry in able]
+    if shape.length <= LONGEST_MATRIX and shape.documents == 1:
+        versions.append(Case("toeplitz", _gated(full_toeplitz, shape.causal), args))
     return Plan(
         truth=Case("truth", partial(_in_fp32, shape.causal), args),
         plain=Case("xla", _gated(long_conv_xla, shape.causal), args),
-        versions=[Case(entry.name, _gated(entry.run, shape.causal), args) for entry in able],
+        versions=versions,
         # The floor is that of memory: a transform's FLOPs are of whoever chooses it.
         work={
             "forward": Work(0.0, 4 * stream + taps),
@@ -36,6 +51,22 @@ def plan(shape: LongConvShape, dtype: Any = jnp.bfloat16) -> Plan:
             "forward+backward": Work(0.0, 11 * stream + 3 * taps),
         },
     )
+
+
+def full_toeplitz(x: Any, filter: Any, *, pre_gate: Any, post_gate: Any, causal: bool) -> Any:
+    """One product with a whole Toeplitz matrix in x's dtype for each channel, sums in fp32."""
+    u, length = enter(x, pre_gate, None), x.shape[2]
+    offset = 0 if causal else filter.shape[1] // 2
+
+    @jax.checkpoint
+    def product(given: tuple[Any, Any]) -> Any:
+        taps, u = given
+        return toeplitz_product(taps, u[:, :, None], rows=length, offset=offset)[:, :, 0]
+
+    groups = fewest_groups(x.shape[1], x.shape[1] * length**2 * x.dtype.itemsize, MATRIX_BYTES)
+    by_group = jnp.moveaxis(u.reshape(u.shape[0], groups, -1, length), 1, 0)
+    y = jax.lax.map(product, (filter.reshape(groups, -1, filter.shape[1]), by_group))
+    return leave(jnp.moveaxis(y, 0, 1).reshape(x.shape), post_gate, None, x.dtype)
 
 
 def arguments(shape: LongConvShape, dtype: Any) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._bench import Plan, Work, benchmark, packed_ids
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._measure import Case
 from pallas_kernels.short_conv.hopper import why_not as why_not_mosaic_gpu
@@ -31,7 +31,9 @@ def plan(shape: ShortConvShape, *, interpret: bool = False) -> Plan:
     taps = jax.random.normal(keys[3], (shape.channels, shape.taps)) * shape.taps**-0.5
     flops, stream = 2.0 * shape.taps * streams["x"].size, float(streams["x"].nbytes)
     forward = len(names) + 1
-    args = (streams | {"taps": taps},)
+    ids = dict(zip(("segment_ids",), packed_ids(shape.batch, shape.length, shape.documents), strict=False))
+    args = (streams | {"taps": taps} | ids,)
+    interpret = interpret and not ids  # the simulated kernel takes no packed rows
     mosaic = [Case("mosaic_gpu", lambda arrays: short_conv_mosaic_gpu(**arrays, interpret=interpret), args)]
     triton = [Case("triton", lambda arrays: short_conv_triton(**arrays), args)]
     return Plan(
@@ -51,12 +53,19 @@ def plan(shape: ShortConvShape, *, interpret: bool = False) -> Plan:
 
 
 def _shifted_products(arrays: dict[str, Any], *, dtype: Any) -> Any:
-    """y_t = post_t sum_k taps_k u_{t-k}, u = pre * x rounded to `dtype`; every shift a copy that XLA may fuse."""
-    wide = {name: z.astype(jnp.float32) for name, z in arrays.items()}
+    """y_t = post_t sum_k taps_k u_{t-k}, u = pre * x rounded to `dtype`; every shift a copy that XLA may fuse.
+
+    In packed rows a product counts where both steps are of one document.
+    """
+    ids = arrays.get("segment_ids")
+    wide = {name: z.astype(jnp.float32) for name, z in arrays.items() if name != "segment_ids"}
     one = jnp.ones((), jnp.float32)
     u, taps = (wide["x"] * wide.get("pre_gate", one)).astype(dtype), wide["taps"]
     length = u.shape[-1]
-    shifted = (jnp.pad(u, ((0, 0), (0, 0), (k, 0)))[..., :length] for k in range(taps.shape[1]))
+    shifted = [jnp.pad(u, ((0, 0), (0, 0), (k, 0)))[..., :length] for k in range(taps.shape[1])]
+    if ids is not None:
+        same = (jnp.pad(ids, ((0, 0), (k, 0)))[:, :length] == ids for k in range(taps.shape[1]))
+        shifted = [jnp.where(own[:, None], z, 0) for own, z in zip(same, shifted, strict=True)]
     y = sum(taps[None, :, k, None] * z.astype(jnp.float32) for k, z in enumerate(shifted))
     return (y * wide.get("post_gate", one)).astype(arrays["x"].dtype)
 

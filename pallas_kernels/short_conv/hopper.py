@@ -9,7 +9,7 @@ STEPS = 4096
 """Time steps per tile."""
 
 FULL = 8 * CHUNK
-"""What rows are padded to a multiple of."""
+"""What rows have to be a multiple of."""
 
 MOST = 8
 """Taps that a tile's threads sum without running short of registers, and more than the op is meant for."""

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ShortConvShape:
-    """One layer: B rows of T steps, D channels (all streams of the layer together), K taps; `gated` with both gates."""
+    """One layer: B rows of T steps, D channels (all streams of the layer together), K taps; `gated` with both gates.
+
+    `documents` of random lengths in each row.
+    """
 
     name: str
     batch: int
@@ -13,11 +16,13 @@ class ShortConvShape:
     length: int
     taps: int
     gated: bool = False
+    documents: int = 1
 
 
 SHAPES = (
     # Hyena, order 2: three streams of width 768 through 3 taps.
     ShortConvShape("hyena_d768_8k", 64, 3 * 768, 8192, 3),
+    ShortConvShape("hyena_d768_8k_packed", 64, 3 * 768, 8192, 3, documents=8),
     # HyenaDNA, 1M bases.
     ShortConvShape("hyenadna_1m", 1, 3 * 256, 1_000_000, 3),
     # StripedHyena 2 (Evo 2, 7B): the short filters before the gates, and the explicit filter of Hyena-SE.

@@ -69,6 +69,7 @@ def test_an_adapter_goes_to_the_stacks_that_are_named():
     config = attach(BLTConfig(), AdapterConfig(), stacks=("latent", "decoder"))
     assert config.encoder.adapter is None
     assert config.latent.adapter == config.decoder.adapter == AdapterConfig()
+    assert attach(BLTConfig(), AdapterConfig(), stacks="latent").decoder.adapter is None
 
 
 def test_sites_of_other_ranks():

@@ -1,6 +1,7 @@
 """A router in each block, which reads the block's input: as stacks of one block behind each other."""
 
 import dataclasses
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -20,6 +21,7 @@ from jaxblt.adapters import (
     fuse,
     join_params,
     load_peft,
+    mean_codes,
     save_peft,
     split_params,
 )
@@ -27,11 +29,13 @@ from jaxblt.adapters.attach import describe_sites
 from jaxblt.adapters.chosen import choose_adapters
 from jaxblt.adapters.fallback import count_replaced
 from jaxblt.adapters.given import given
+from jaxblt.adapters.merge import layers_at
 from jaxblt.adapters.params import routers
-from jaxblt.adapters.serving import guarded
+from jaxblt.adapters.serving import Telemetry, block_figures, guarded
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
-from jaxblt.models.stack import Stack, init_stack_state
+from jaxblt.models.stack import Stack, init_stack_state, unstack_periods
+from jaxblt.side_outputs import Sown
 from jaxblt.training.serialize import from_json, to_json
 from tests.adapters.routing import TURNS
 from tests.parameters import drawn
@@ -119,6 +123,40 @@ def test_each_block_carries_its_routers_state(params, whole):
     np.testing.assert_array_equal(count_replaced(state), [8, 5])
 
 
+def test_a_guard_watches_every_block(params, whole):
+    """In one program, through scan and remat: the base while it falls back, and a block whose code is not finite."""
+    stack = dataclasses.replace(STACK, remat="full")
+
+    @jax.jit
+    def serve(params, fall_back):
+        figures = []
+        with guarded(fall_back, 0.0, figures):
+            (y, _), side = Stack(stack).apply(
+                {"params": params}, X, segment_ids=IDS, side=SIDE, mutable=["metrics"]
+            )
+        assert figures == []
+        return y, side
+
+    base = Stack(BARE).apply({"params": split_params({"stack": params})[0]["stack"]}, X, segment_ids=IDS)[0]  # type: ignore[index]
+    y, side = serve(params, jnp.zeros((), bool))
+    assert_close(y, whole[0], n=LENGTH * 8)
+    found = block_figures(side)
+    assert len(found) == 3
+    assert len({float(each.rms) for each in found}) == 3
+    y, side = serve(params, jnp.ones((), bool))
+    assert_close(y, base, n=LENGTH * 8)
+    assert [float(each.active) for each in block_figures(side)] == [0] * 3
+    bias = params["periods"]["block_0"]["router"]["code"]["bias"].at[1, 0].set(np.nan)
+    broken = join_params(params, {"periods": {"block_0": {"router": {"code": {"bias": bias}}}}})
+    y, side = serve(broken, jnp.zeros((), bool))
+    assert np.isfinite(y).all()
+    assert [float(each.replaced) for each in block_figures(side)] == [0, 2, 0]
+    assert serve._cache_size() == 1
+    telemetry = Telemetry()
+    telemetry.record(0.1, block_figures(side))
+    assert telemetry.alarms() == ["2 rows had a code that is not finite"]
+
+
 PLAIN = dataclasses.replace(OF_BLOCKS, router=dataclasses.replace(ROUTER, side=0), losses=AdapterLosses())
 BASE = ByteLMConfig(stack=dataclasses.replace(BARE, pattern="AW"))
 MODEL = attach(BASE, PLAIN)
@@ -158,6 +196,72 @@ def test_codes_from_elsewhere_go_to_all_blocks(whole_model, tmp_path):
     assert set(routers(trained)["stack"]) == {"periods", "rest"}
 
 
+@pytest.mark.parametrize("scan", [True, False])
+def test_blocks_are_merged_at_their_own_codes(whole_model, tmp_path, scan):
+    """A scanned period of two blocks and one behind it, each by hand; and distilled at the mean codes of a pass."""
+    model, own = MODEL, whole_model
+    if not scan:
+        model = dataclasses.replace(MODEL, stack=dataclasses.replace(MODEL.stack, scan=False))
+        own = {**own, "stack": unstack_periods(own["stack"])}
+    codes = jnp.asarray([[0.5, 2.0], [-1.0, 1.5], [3.0, 0.25]])
+    first = "periods" if scan else "period_0"
+    parts = [(first, "block_0"), (first, "block_1"), ("rest", "block_0")]
+    _, merged = fuse(model, own, code=codes)
+    for code, (period, block) in zip(codes, parts, strict=True):
+        found = own["stack"][period][block]["mlp"]["down"]
+        v, u = (
+            np.asarray(found["adapter"][name], np.float64).reshape(-1, *shape)
+            for name, shape in (("v", (12, 2)), ("u", (2, 8)))
+        )
+        update = PLAIN.scale(2) * np.einsum("lkr,r,lrn->lkn", v, np.asarray(code), u)
+        moved = merged["stack"][period][block]["mlp"]["down"]["kernel"] - found["kernel"]
+        np.testing.assert_allclose(moved.reshape(update.shape), update, atol=1e-5)
+    save_peft(tmp_path / "a", model, own, code=codes)
+    plain = attach(
+        dataclasses.replace(BASE, stack=dataclasses.replace(BASE.stack, scan=scan)), AdapterConfig(rank=2)
+    )
+    loaded = join_params(split_params(own)[0], load_peft(tmp_path / "a", plain))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), fuse(plain, loaded)[1], merged)
+    static, distilled = distill(model, own, {"stack": codes})
+    assert static == plain
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), fuse(static, distilled)[1], merged)
+
+
+def test_mean_codes_are_those_of_each_block(whole_model):
+    apply = lambda c, params: c.build().apply({"params": params}, TEXT, mutable=["metrics"])[1]  # noqa: E731
+    side = jax.jit(partial(apply, MODEL))(whole_model)
+    found = mean_codes(side)["stack"]
+    metrics = side["metrics"]["stack"]
+    places = [("periods", "block_0"), ("periods", "block_1"), ("rest", "block_0")]
+    for code, (period, block) in zip(found, places, strict=True):
+        np.testing.assert_array_equal(
+            code, metrics[period][block]["router"]["mean_code"][0].value.reshape(-1)
+        )
+    assert len({tuple(code) for code in np.asarray(found)}) == 3
+    values = [Sown(jnp.full(2, float(i)), 1) for i in range(5)]
+    blocks = [{"router": {"mean_code": (value,)}} for value in values]
+    sown = {"rest": {"block_0": blocks[4]}} | {
+        f"period_{i}": {f"block_{j}": blocks[2 * i + j] for j in range(2)} for i in range(2)
+    }
+    np.testing.assert_array_equal(mean_codes({"metrics": {"stack": sown}})["stack"][:, 0], range(5))
+    scanned = {"rest": sown["rest"]} | {
+        "periods": {
+            f"block_{j}": {
+                "router": {"mean_code": (Sown(jnp.stack([values[j].value, values[2 + j].value]), 1),)}
+            }
+            for j in range(2)
+        }
+    }
+    np.testing.assert_array_equal(mean_codes({"metrics": {"stack": scanned}})["stack"][:, 1], range(5))
+
+
+def test_layers_whose_parameters_lie_at_a_path():
+    unrolled = dataclasses.replace(BASE.stack, num_layers=5, scan=False)
+    assert [layers_at(unrolled, (f"period_{i}", "block_1")) for i in range(2)] == [[1], [3]]
+    assert layers_at(dataclasses.replace(unrolled, scan=True), ("periods", "block_1")) == [1, 3]
+    assert layers_at(unrolled, ("rest", "block_0")) == [4]
+
+
 def test_what_is_stored_and_said():
     ids = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     shapes = lambda c: nn.meta.unbox(jax.eval_shape(c.build().init, jax.random.key(0), ids))["params"]  # noqa: E731
@@ -181,13 +285,15 @@ def called(stack, held, **options):
 
 
 def watched():
-    def call(x):
+    def call(x, params):
         with guarded(jnp.zeros((), bool), 0.0, []):
-            return Stack(STACK).init(jax.random.key(0), x, side=x[..., :2])
+            return Stack(STACK).apply({"params": params}, x, side=x[..., :2])
 
-    return jax.eval_shape(call, X)
+    shapes = jax.eval_shape(lambda: Stack(STACK).init(jax.random.key(0), X, side=SIDE)["params"])
+    return jax.eval_shape(call, X, nn.meta.unbox(shapes))
 
 
+ALONE = {"stack": {"periods": {"adapter": {}}}}
 SHORTER = dataclasses.replace(BARE, adapter=dataclasses.replace(PLAIN, code=()))
 WITHIN = dataclasses.replace(BARE, adapter=PLAIN)
 
@@ -204,10 +310,13 @@ WITHIN = dataclasses.replace(BARE, adapter=PLAIN)
             r"RouterConfig\.reads = 'block' makes choices in each block: set reads='stack'",
         ),
         (
-            lambda: distill(MODEL, {"stack": {}}, jnp.ones(2)),
-            "has RouterConfig.reads = 'block', a mean code in each",
+            lambda: distill(MODEL, ALONE, jnp.ones((2, 2))),
+            r"code must have shape \(2,\) or \(3, 2\), one number a block, got \(2, 2\)",
         ),
-        (watched, "guarded watches the router of a stack, and RouterConfig.reads = 'block'"),
+        (
+            watched,
+            r"guarded sows the figures of routers in blocks .* and metrics are not mutable: call apply",
+        ),
         (
             lambda: called(WITHIN, dataclasses.replace(BARE, adapter=OF_STACK)),
             "holds a router with arrays of .* for the stack, and the adapter has no router there: make it by",

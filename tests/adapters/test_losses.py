@@ -34,6 +34,36 @@ def test_balance_by_hand():
     np.testing.assert_allclose(imbalance(alone, ONE), 2, rtol=1e-6)
 
 
+def test_a_bank_is_used_more_evenly_with_its_loss():
+    """Of rows of four kinds a router that starts with one expert for three of them; the code has no other use."""
+    rng = np.random.default_rng(4)
+    kinds = jnp.asarray(np.repeat(rng.standard_normal((4, 1, 6)), 16, 1).astype(np.float32))
+    used = []
+    for weight in (0.0, 1.0):
+        bank = AdapterConfig(
+            rank=4,
+            blocks=4,
+            router=RouterConfig(level="token", chunk=4, prefix=None, hidden=8),
+            losses=AdapterLosses(balance=weight, entropy=-weight / 4),
+        )
+        module = bank.build()
+        params = drawn(module, kinds, seed=1)["params"]
+
+        def lost(params, module=module):
+            side = module.apply({"params": params}, kinds, mutable=["losses", "intermediates"])[1]
+            shares = side["intermediates"]["shares"][0]
+            return sown_losses(side), imbalance(shares, jnp.ones(kinds.shape[:2]))
+
+        def step(params, _, lost=lost):
+            gradient, found = jax.grad(lost, has_aux=True)(params)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), found
+
+        used.append(jax.jit(lambda p, step=step: jax.lax.scan(step, p, None, length=200)[1])(params))
+    (without, _), (first, last) = ((each[0], each[-1]) for each in used)
+    assert first == without == used[0][-1]
+    assert last < 1.1 < 1.3 < first
+
+
 def test_flips_by_hand():
     """One change of a one-hot code in two places where it may change, and one that is of another document."""
     code = jnp.asarray([[[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]])

@@ -8,13 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, RouterConfig
+from jaxblt.adapters import AdapterConfig, Governor, RouterConfig
 from jaxblt.adapters.fallback import count_replaced
 from jaxblt.adapters.given import given
-from jaxblt.adapters.serving import Guard, Limits, Telemetry, code_figures, guarded
+from jaxblt.adapters.serving import (
+    Guard,
+    Limits,
+    Telemetry,
+    code_figures,
+    guarded,
+    mean_violations,
+)
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
 from jaxblt.models import StackConfig
 from jaxblt.models.stack import Stack, init_stack_state
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 ADAPTER = AdapterConfig(
@@ -189,6 +197,44 @@ def test_an_alarm_for_each_planted_fault(code, seconds, alarm):
     assert telemetry.report()["calls"] == 4
 
 
+@pytest.mark.parametrize(
+    ("hits", "violations", "alarm"),
+    [
+        (0.75, 0.05, []),
+        (0.25, 0.05, ["hits is 0.25, below 0.5"]),
+        (0.75, 0.5, ["violations is 0.5, above 0.1"]),
+        (None, None, []),
+    ],
+)
+def test_alarms_of_what_is_counted_elsewhere(hits, violations, alarm):
+    telemetry = Telemetry(limits=Limits(least_hits=0.5, most_violations=0.1))
+    telemetry.record(0.1, [figures(EVEN)])
+    telemetry.record(0.1, [], hits=hits, violations=violations)
+    assert telemetry.alarms() == alarm
+    report = telemetry.report()
+    assert (report.get("hits"), report.get("violations")) == (hits, violations)
+    assert report["entropy"] == pytest.approx(np.log(4), rel=1e-5)
+
+
+def test_violations_are_those_of_governed_sites():
+    """Of two sites in each of two layers, by one governor that bounds all and one that bounds none."""
+    rates = []
+    for tau in (0.1, 5.0):
+        adapter = AdapterConfig(sites=("mlp/*",), rank=2, governor=Governor(start=tau, most=tau, least=tau))
+        stack = dataclasses.replace(STACK, num_layers=2, adapter=adapter)
+        own = drawn(Stack(stack), X, seed=0)["params"]
+        own = jax.tree_util.tree_map_with_path(
+            lambda path, x, tau=tau: (
+                jnp.full_like(x, tau if tau < 1 else 1e6) if path[-1].key == "tau" else x
+            ),
+            own,
+        )
+        apply = jax.jit(lambda p, s=stack: Stack(s).apply({"params": p}, X, mutable=["metrics"])[1])
+        rates.append(mean_violations(apply(own)))
+    assert rates == [1, 0]
+    assert mean_violations({}) is None
+
+
 def test_what_is_watched_costs_under_a_twentieth_of_the_work():
     """By the operations of both programs as they are lowered: time would depend on the machine."""
     wide = dataclasses.replace(
@@ -209,6 +255,11 @@ def test_what_is_watched_costs_under_a_twentieth_of_the_work():
     costs = [jax.jit(f).lower(params, x).cost_analysis() for f in (plain, watched)]
     for name in ("flops", "bytes accessed"):
         assert costs[0][name] < costs[1][name] < 1.05 * costs[0][name]
+
+
+def test_what_is_no_share_is_refused():
+    with pytest.raises(ValueError, match=r"hits must lie in 0..1, got 3: it is a share of tokens"):
+        Telemetry().record(0.1, [], hits=3)
 
 
 def test_no_window_is_refused():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxblt.data.schedule import LEAST_SHARE, EasyFirst, OnePass, Shuffled
+from jaxblt.data.schedule import LEAST_SHARE, EasyFirst, OnePass, Shuffled, spread
 
 row_counts = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 
@@ -80,3 +80,14 @@ def test_a_curriculum_begins_with_the_easiest_rows_and_ends_with_all():
     assert max(hardest[40:]) > 80
     behind = [schedule.row(schedule.place(50 + i), slot) for i in range(25) for slot in range(8)]
     assert sorted(behind[:100]) == sorted(behind[100:]) == list(range(100))
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_a_share_of_a_pass_is_spread_over_it(batches, most):
+    steps = spread(batches, most)
+    assert spread(batches, None) == list(range(batches))
+    assert len(steps) == min(most, batches)
+    assert steps[0] == 0
+    gaps = {later - earlier for earlier, later in zip(steps, [*steps[1:], batches], strict=True)}
+    assert max(gaps) - min(gaps) <= 1
+    assert min(gaps) >= 1

@@ -57,6 +57,10 @@ def test_an_example_becomes_a_row():
     assert batch.positions[1].tolist() == [0, 1, 2, 3, 4, 5, *pads]
 
 
+def test_a_dataset_is_shown_without_its_examples():
+    assert repr(make_dataset(CONFIG, mode="eval")) == "<TaskDataset: eval, rows of (10,), 5 in all>"
+
+
 def test_one_pass_holds_every_example_once_and_ends_in_empty_rows():
     data = make_dataset(CONFIG, mode="eval")
     rows = [row for step in range(data.num_batches) for row in zip(*_answers(data.batch(step)), strict=True)]

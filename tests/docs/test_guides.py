@@ -2,12 +2,24 @@
 
 import inspect
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
 import jaxblt
+import jaxblt.adapters
 import jaxblt.inference
+from configs import RECIPES
 from jaxblt.inference.requests import lay_out
 from jaxblt.models.stack import DEFAULTS
+from jaxblt.training.base import trained_part
+from jaxblt.training.report import _adapters
+from jaxblt.training.setup import Setup, make_task
+from jaxblt.training.state import start
 from tests.docs.documents import ROOT, blocks
 
 GUIDES = ROOT / "docs" / "guides"
@@ -57,3 +69,29 @@ def test_parts_md_uses_parts_by_themselves(capsys):
     shown = set(re.findall(r"`(\w+)`", " ".join(first_cells)))
     ops = {path.parent.name for path in (ROOT / "pallas_kernels").glob("*/README.md")}
     assert {*DEFAULTS, *ops} == shown
+
+
+def test_adapters_md_says_what_a_run_prints_first():
+    """The run of its first example over `books_512`, of which shapes are made, and no parameters."""
+    base = RECIPES["books_512"]()
+    python = blocks(GUIDES / "adapters.md", "python")[0]
+    names = {"jaxblt": SimpleNamespace(load=lambda folder: SimpleNamespace(recipe=base)), "fit": print}
+    names |= {
+        name: getattr(jaxblt.adapters, name) for name in ("AdapterConfig", "Ema", "RouterConfig", "attach")
+    }
+    names |= {"find_sites": jaxblt.adapters.find_sites, "replace": replace}
+    exec(python[python.index("base = ") : python.index("fit(")], names)
+    recipe = names["recipe"]
+    task = make_task(recipe)
+    whole = jax.eval_shape(task.model.init, jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"]
+    setup = Setup(
+        recipe,
+        Mesh(jax.devices()[:1], "data"),
+        task,
+        optax.identity(),
+        float,
+        whole,
+        trained_part(recipe, whole),
+        start({}, optax.identity()),
+    )
+    assert "\n".join(_adapters(setup)) + "\n" in blocks(GUIDES / "adapters.md", "")

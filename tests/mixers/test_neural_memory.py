@@ -228,7 +228,8 @@ def retrieve_attend_write(w: dict[str, Any], x: np.ndarray) -> np.ndarray:
             scores = np.exp(np.concatenate(seen) @ q[t, head] / np.sqrt(q.shape[-1]))
             o[t, head] = scores / scores.sum() @ np.concatenate(told)
             asked = unit(o[t, head] @ turn["gate_query"]) @ memory
-            y[t, head] = o[t, head] * sigmoid(np.sqrt(q.shape[-1]) * asked)
+            gated = o[t, head] * sigmoid(np.sqrt(q.shape[-1]) * asked)
+            y[t, head] = gated + w["retrieved_scale"][head] * found[-1]
     return read_out(w, y, x)
 
 

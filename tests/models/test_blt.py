@@ -7,13 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxblt.mixers import AttentionConfig, NeuralMemoryConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init_blt_state
 from jaxblt.models.bridge import visible_patches
 from jaxblt.patching import PatcherConfig
 from jaxblt.patching.patches import from_closed
+from pallas_kernels.runtime import compiling_for, record_choices
 from tests.mixer_table import table
+from tests.pallas_kernels.linear_state import HOPPER
 from tests.parameters import drawn
 from tests.tolerances import tol
 
@@ -312,3 +315,14 @@ def test_errors():
         module.init(jax.random.key(0), ids)
     with pytest.raises(ValueError, match="a ByteLM has no patches"):
         ByteLMConfig().build(patcher=PATCHER)
+
+
+def test_as_it_comes_packed_patches_are_convolved_by_the_kernel(monkeypatch):
+    """On a Hopper GPU, though its mixers are not promised one document a row."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
+    module = BLTConfig().build(dtype=jnp.bfloat16, patcher=PatcherConfig(mode="static", patch_size=4))
+    ids = jax.ShapeDtypeStruct((2, 8192), jnp.int32)
+    with compiling_for(HOPPER), record_choices() as lines:
+        jax.eval_shape(lambda ids: module.init(jax.random.key(0), ids, segment_ids=ids), ids)
+    chosen = [line.split(" on ")[0] for line in lines if line.startswith("modal_conv")]
+    assert chosen == ["modal_conv: mosaic_gpu"], lines

@@ -88,16 +88,19 @@ def test_split_equals_whole_forward_and_backward(name: str, layout: str, mesh: i
     assert not [c for c in gathered if c.dtype != "s32" or not name.startswith("implicit")], gathered
 
 
-@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize(
+    "devices",
+    [pytest.param(count, marks=pytest.mark.gpu(count=count)) for count in (2, 4)],
+)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("layout", ["whole", "crossing"])
-def test_implicit_filters_over_two_gpus_are_as_exact_as_on_one(layout: str, causal: bool) -> None:
+def test_implicit_filters_over_gpus_are_as_exact_as_on_one(layout: str, causal: bool, devices: int) -> None:
     """In bf16 and at a length that the kernels take: at most 1.3 times the error of one GPU, against fp32."""
     config = HyenaConfig(dim=128, filter=ImplicitFilter(filter_len=4096), causal=causal)
-    check_two_devices(config, layout, 4096)
+    check_devices(config, layout, 4096, devices)
 
 
-def check_two_devices(config: HyenaConfig, layout: str, length: int) -> None:
+def check_devices(config: HyenaConfig, layout: str, length: int, devices: int) -> None:
     """Outputs and every gradient, each by the root mean square of its error."""
     _, (params, x, ids, dy), _ = alone(config, layout, length)
     given = jnp.asarray(x, jnp.bfloat16), ids, jnp.asarray(dy, jnp.bfloat16)
@@ -106,11 +109,11 @@ def check_two_devices(config: HyenaConfig, layout: str, length: int) -> None:
     with jax.default_matmul_precision("highest"):
         expected = jax.jit(functools.partial(passes, config.build()))(params, *wide)
     single = jax.jit(run)(params, *given)
-    found, _ = along(run, params, given, seq=2)
-    for (path, want), one, two in zip(
+    found, _ = along(run, params, given, seq=devices)
+    for (path, want), one, split in zip(
         jax.tree.leaves_with_path(expected), *(jax.tree.leaves(x) for x in (single, found)), strict=True
     ):
-        assert relative_rms(two, want) <= 1.3 * relative_rms(one, want), jax.tree_util.keystr(path)
+        assert relative_rms(split, want) <= 1.3 * relative_rms(one, want), jax.tree_util.keystr(path)
 
 
 @pytest.mark.slow(weeks=2)

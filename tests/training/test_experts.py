@@ -1,5 +1,7 @@
 """A run whose experts start as LoRAs: another run's, and one in PEFT files."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +10,13 @@ import pytest
 import jaxblt
 from jaxblt.adapters import AdapterConfig, RouterConfig, Sticky, attach, fuse, save_peft
 from jaxblt.models import ByteLMConfig, StackConfig
-from jaxblt.training.experts import with_experts
+from jaxblt.models.stack import stack_periods, unstack_periods
+from jaxblt.training.experts import base_hashes, with_experts
 from jaxblt.training.loop import fit
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import Resolved, read_resolved, write_resolved
 from jaxblt.training.setup import init_state, make_setup
-from jaxblt.training.state import BASE, Frozen, whole_params
+from jaxblt.training.state import BASE, Frozen, freeze, whole_params
 from tests.adapters.routing import TURNS
 from tests.training.tiny import Letters, tiny_recipe
 
@@ -52,6 +55,7 @@ def test_experts_are_the_loras_of_runs_and_of_files(tmp_path):
     for code in np.eye(2, dtype=np.float32):
         found = fuse(recipe.model, whole_params(begun, frozen), code=jnp.asarray(code))[1]
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, wanted)
+    _check_over_an_unrolled_base(recipe, frozen, mesh, wanted)
     began = train(tmp_path / "bank", recipe.model, base_run=str(tmp_path / "base"), experts=folders)
     assert read_resolved(tmp_path / "bank").recipe.experts == folders
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), began.state.params, begun)
@@ -62,6 +66,33 @@ def test_experts_are_the_loras_of_runs_and_of_files(tmp_path):
         ValueError, match=r"lora' was trained over another base than base_run=.*use LoRAs of this base"
     ):
         train(tmp_path / "c", recipe.model, base_run=str(tmp_path / "other"), experts=folders)
+
+
+def _check_over_an_unrolled_base(recipe, frozen, mesh, wanted):
+    """An unrolled bank starts from LoRAs over the scanned base: the same parameters under other names."""
+    model = dataclasses.replace(recipe.model, stack=dataclasses.replace(recipe.model.stack, scan=False))
+    own, base = dataclasses.replace(recipe, model=model), dict(frozen[BASE].params)
+    base["stack"] = unstack_periods(base["stack"])
+    frozen = {BASE: freeze(base)}
+    with jax.set_mesh(mesh):
+        drawn = init_state(make_setup(own, mesh, frozen), frozen)
+        begun = with_experts(own, drawn.params, frozen, mesh)
+    found = fuse(model, whole_params(begun, frozen), code=jnp.asarray([1.0, 0.0]))[1]
+    again = {**found, "stack": stack_periods(found["stack"])}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), again, wanted)
+
+
+def test_a_base_is_known_scanned_unrolled_and_with_an_index():
+    block = {"mlp": {"kernel": jnp.arange(12, dtype=jnp.bfloat16).reshape(2, 2, 3)}}
+    scanned = {"stack": {"periods": {"block_0": block}}, "head": jnp.ones(3)}
+    unrolled = {**scanned, "stack": unstack_periods(scanned["stack"])}
+    searched = {**scanned, "stack": {**scanned["stack"], "router": {"index": {"keys": jnp.ones(4)}}}}
+    expected = [freeze(tree).content_hash for tree in (scanned, unrolled)]
+    assert expected[0] != expected[1]
+    for tree in (scanned, unrolled, searched):
+        assert base_hashes(PLAIN, freeze(tree)) == expected
+    other = {**scanned, "head": jnp.zeros(3)}
+    assert not set(base_hashes(PLAIN, freeze(other))) & set(expected)
 
 
 def test_experts_need_a_base():

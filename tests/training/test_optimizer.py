@@ -74,6 +74,7 @@ PARAMS = {
     "heads": {
         "kernel": boxed(("embed", "heads", "head_dim"), (4, 2, 2)),
         "bias": boxed(("heads", "head_dim"), (2, 2)),
+        "own_scale": boxed(("heads", "head_dim"), (2, 2)),
     },
     "table": {"bytes": boxed(("vocab", "embed"), (9, 4))},
     "hash_ngrams": boxed(("hash", "embed"), (16, 4)),
@@ -92,7 +93,7 @@ def test_only_matrices_decay(embeddings):
     assert mask == {
         "dense": {"kernel": True, "bias": False},
         "scanned": {"kernel": True, "scale": False},
-        "heads": {"kernel": True, "bias": False},
+        "heads": {"kernel": True, "bias": False, "own_scale": False},
         "table": {"bytes": embeddings},
         "hash_ngrams": embeddings,
         "head": {"kernel": True},

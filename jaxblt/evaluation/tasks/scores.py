@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxblt.data.batch import Batch
+from jaxblt.data.schedule import spread
 from jaxblt.data.task_data import TaskDataset
 
 SOLVED = 0.95
@@ -100,14 +101,13 @@ def score(
     Args:
       predict: `batch -> Int[B, T]`, the id predicted at each position.
       data: in mode "eval".
-      max_batches: stop after so many; None takes the whole split.
+      max_batches: score so many, evenly spread over the split; None for all.
 
     Raises:
       ValueError: the batches hold no row of a subtask.
     """
-    total = data.num_batches or 0
     counted = []
-    for step in range(total if max_batches is None else min(max_batches, total)):
+    for step in spread(data.num_batches or 0, max_batches):
         batch = data.batch(step)
         counts = count_answers(jnp.asarray(predict(batch)), jax.tree.map(jnp.asarray, batch))
         counted.append((*map(np.asarray, counts), data.groups(step)))

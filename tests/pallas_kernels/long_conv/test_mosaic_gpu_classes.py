@@ -1,5 +1,6 @@
 """Rows that do not fit on chip: classes simulated with races watched, and long rows on a GPU."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from pallas_kernels import _hopper
 from pallas_kernels.long_conv import long_conv, mosaic_gpu, mosaic_gpu_outer
 from pallas_kernels.long_conv.mosaic_gpu_outer import classes_of
+from pallas_kernels.runtime import compiling_for
 from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.linear_state import HOPPER, equations
 from tests.pallas_kernels.long_conv.test_mosaic_gpu import (
     assert_near_rounding,
     case,
@@ -105,6 +108,21 @@ def test_rows_of_any_size_stay_in_range(size: float) -> None:
 @pytest.mark.parametrize(("length", "classes"), [(32_769, 16), (65_536, 16), (160_000, 40), (10**6, 248)])
 def test_classes(length: int, classes: int) -> None:
     assert classes_of(length) == classes
+
+
+def test_few_long_rows_are_cut_over_programs() -> None:
+    """One of eight devices has 32 rows of a million steps and 1,024 channels: in either pass enough for four waves."""
+    x, filter = jax.ShapeDtypeStruct((1, 32, 10**6), bf16), jax.ShapeDtypeStruct((32, 10**6), jnp.float32)
+
+    def loss(x: Any, filter: Any) -> Any:
+        return jnp.sum(long_conv(x, filter).astype(jnp.float32))
+
+    with compiling_for(HOPPER):
+        program = jax.make_jaxpr(jax.value_and_grad(loss, (0, 1)))(x, filter)
+    kernels = [e for e in equations(program.jaxpr) if e.primitive.name == "mpmd_map"]
+    programs = [math.prod(mesh.grid) for kernel in kernels for mesh in kernel.params["meshes"]]
+    assert len(programs) == 2
+    assert min(programs) >= _hopper.PROGRAMS
 
 
 @pytest.mark.gpu
