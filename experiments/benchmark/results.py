@@ -5,13 +5,13 @@ from pathlib import Path
 
 from experiments.benchmark import (
     _adaptation_tables,
+    _length_tables,
     _memory_tables,
     _peer_tables,
     _recall_tables,
     _split_tables,
     _streamed_tables,
     _tables,
-    _task_tables,
 )
 from experiments.benchmark._markdown import (
     Figures,
@@ -36,7 +36,6 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Longer contexts", _tables.context),
     ("Tasks", _recall_tables.tasks),
     ("Recall", _recall_tables.recall),
-    ("Tasks", _task_tables.tasks),
     ("Recall over gaps", _recall_tables.gaps),
     ("Longer rows than in training", _recall_tables.lengths),
     ("Promoters", _tables.promoters),
@@ -46,7 +45,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Operations", _tables.operations),
     ("FlexAttention as a peer", _tables.peers),
     ("Other peers in PyTorch", _peer_tables.peers),
-    ("Blocks by length", _task_tables.blocks),
+    ("Blocks by length", _length_tables.blocks),
     ("Partial attention", _tables.attention_parts),
     ("Forward passes", _tables.models),
     ("Prompts", _tables.prompts),

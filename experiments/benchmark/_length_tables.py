@@ -1,60 +1,8 @@
-"""Sections of docs/results.md on runs of tasks side by side, and on blocks by length."""
-
-from pathlib import Path
+"""Section of docs/results.md on blocks by length."""
 
 from experiments.benchmark._markdown import Figures, Folder, count, gigabytes, ms, prose, table
 
 PASSES = ("forward", "forward+backward")
-
-
-def _of(folder: Folder, benchmark: str) -> list[tuple[str, Figures]]:
-    return [(name, found) for name, found in folder.items() if found.get("benchmark") == benchmark]
-
-
-def _cell(figures: Figures, name: str) -> str:
-    return "" if figures.get(name) is None else f"{100 * figures[name]:.1f} %"
-
-
-def _solved(figures: Figures) -> str:
-    subtasks = sum(name.startswith("exact_match_") for name in figures)
-    return f"{figures['solved']} of {subtasks}" if "solved" in figures else ""
-
-
-def _score(found: Figures) -> tuple[str, ...]:
-    return (
-        *(_cell(found, name) for name in ("accuracy", "exact_match", "worst")),
-        _solved(found),
-    )
-
-
-def tasks(folder: Folder) -> str:
-    """Runs of one task side by side, and always the commonest answer."""
-    rows = []
-    for name, found in _of(folder, "tasks"):
-        split = found.get("split", "test")
-        task = found["task"] if split == "test" else f"{found['task']}, {split}"
-        for run in found["runs"]:
-            pattern = run["pattern"] if isinstance(run["pattern"], str) else " ".join(run["pattern"])
-            taken = [run[key] for key in ("parameters", "step", "tokens")]
-            rows.append(
-                (
-                    *(f"`{name}`", task, f"`{Path(run['run']).name}`", f"`{pattern}`"),
-                    *("" if x is None else count(x) for x in taken),
-                    "" if run["minutes"] is None else f"{run['minutes']:.1f}",
-                    *_score(run["scores"]),
-                )
-            )
-        always = (f"`{name}`", task, "always the commonest", *([""] * 5))
-        rows.append((*always, *_score(found["majority"])))
-    if not rows:
-        return ""
-    head = ("file", "task", "run", "pattern", "parameters", "steps", "tokens", "minutes", "right", "mean")
-    said = prose(
-        "Answers on the test split unless another is named, after the training that the row tells. The mean counts "
-        "each subtask alike, as the share of rows without a wrong answer. A subtask is solved above 95 %. The "
-        "commonest answer is that of training, of each subtask apart."
-    )
-    return f"{said}\n\n{table((*head, 'worst', 'solved'), rows)}"
 
 
 def _memory(planned: Figures) -> str:
@@ -79,7 +27,9 @@ def _passed(found: Figures | None) -> str:
 def blocks(folder: Folder) -> str:
     """A block of each mixer by length."""
     text = []
-    for name, found in _of(folder, "scaling"):
+    for name, found in folder.items():
+        if found.get("benchmark") != "scaling":
+            continue
         rows = [
             (
                 *(f"`{mixer}`", count(at["tokens"])),

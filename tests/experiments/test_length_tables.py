@@ -1,0 +1,41 @@
+"""Sections of docs/results.md on blocks by length and on longer contexts."""
+
+from typing import Any
+
+from experiments.benchmark import _length_tables, _tables
+
+
+def test_blocks_by_length_have_times_exponents_and_crossings() -> None:
+    passes = {"forward": {"median": 1e-3, "tokens_per_second": 2e6}}
+    passes["forward+backward"] = {"median": 4e-3, "tokens_per_second": 5e5}
+    planned = {"arguments": 10**9, "temporaries": 5 * 10**8, "results": 0}
+    at: dict[str, Any] = {"tokens": 2048, **passes}
+    at |= {"planned_bytes": planned, "planned_bytes_with_remat": {"arguments": 10**9}}
+    fit, cross = {"value": 1.0, "low": 0.9, "high": 1.1}, {"value": 3000.0, "low": 2000.0, "high": None}
+    found = {
+        "benchmark": "scaling",
+        "dim": 1024,
+        "rows": 1,
+        "parameters": {"D": 12, "A": 10},
+        "blocks": {"D": [at], "A": [at]},
+        "growth": {"D": {"forward": fit, "forward+backward": None}, "A": dict.fromkeys(passes)},
+        "crossover": {"D": {"forward": cross, "forward+backward": dict.fromkeys(("value", "low", "high"))}},
+    }
+    lines = _length_tables.blocks({"scaling": found}).splitlines()
+    assert "| `D` | 2,048 | 1 | 4 | 0.5 | 2 | 1.5 GB | 1.0 GB |" in lines
+    assert "| `D` | 12 | 1.00 (0.90 to 1.10) |  | 3,000 (2,000 to never) | never |" in lines
+    assert "| `A` | 10 |  |  |  |  |" in lines
+    assert _length_tables.blocks({}) == ""
+
+
+def test_contexts_of_every_run_have_their_gain() -> None:
+    one = {"value": 2.0, "low": 1.9, "high": 2.1}
+    gain = {"value": 0.02, "low": 0.01, "high": 0.03}
+    run = {"run": "pulse", "step": 3, "targets": 512}
+    run["contexts"] = [{"context": 8192, "bits_per_byte": one, "gain": gain}]
+    text = _tables.context({"pulse_context": run, "memory_context": {"contexts": []}})
+    assert (
+        "| `pulse_context` | `pulse`, step 3 | 8,192 | 2.000 (1.900 to 2.100) | 0.020 (0.010 to 0.030) |"
+        in text
+    )
+    assert len(text.splitlines()) == 3
