@@ -6,6 +6,7 @@ import jax
 from jaxtyping import Array, Float
 
 from pallas_kernels import _dispatch
+from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels.attention import cudnn, reference, xla
 from pallas_kernels.attention.arguments import check_arguments, without_padding, zero_where_not
@@ -19,6 +20,7 @@ TABLE = (
 """Fastest first."""
 
 
+@checked
 def attention(
     q: Float[Array, "B T H K"],
     k: Float[Array, "B S G K"],
@@ -56,6 +58,7 @@ def attention(
     return zero_where_not(q_valid, entry.run(q, k, v, mask, **options))
 
 
+@checked
 def attention_with_lse(
     q: Float[Array, "B T H K"],
     k: Float[Array, "B S G K"],

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
@@ -29,6 +30,7 @@ TABLE = (
 """Implementations of the operation, fastest first."""
 
 
+@checked
 def blocked_conv(
     x: Float[Array, "B D T"],
     filter: Float[Array, "D F"],

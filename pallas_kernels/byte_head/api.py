@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import _dispatch
+from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels.byte_head import reference, xla
 
@@ -18,6 +19,7 @@ ENTROPY_TABLE = (Implementation("xla", xla.entropy), Implementation("reference",
 """Fastest first."""
 
 
+@checked
 def cross_entropy(
     x: Float[Array, "*S T D"],
     head: Float[Array, "D V"],
@@ -50,6 +52,7 @@ def cross_entropy(
     return entry.run(*arrays)
 
 
+@checked
 def entropy(
     x: Float[Array, "*S T D"],
     head: Float[Array, "D V"],

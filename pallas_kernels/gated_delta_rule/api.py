@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels._linear_state import step
@@ -32,6 +33,7 @@ TABLE = (
 """Implementations of the operation, fastest first."""
 
 
+@checked
 def gated_delta_rule(
     q: Float[Array, "B T J K"],
     k: Float[Array, "B T J K"],

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels.hash_embedding.reference import hash_embedding as by_matmul
@@ -14,6 +15,7 @@ TABLE = (Implementation("xla", by_gather), Implementation("reference", by_matmul
 """Implementations of the operation, fastest first."""
 
 
+@checked
 def hash_embedding(
     table: Float[Array, "N D"],
     rows: Int[Array, "*S G"],

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels.linear_scan import hopper
@@ -39,6 +40,7 @@ TABLE = (
 """Implementations of the operation, fastest first."""
 
 
+@checked
 def linear_scan(
     a: Float[Array, "*#S T D"],
     b: Float[Array, "*S T D"],

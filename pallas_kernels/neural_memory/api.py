@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import accumulator, check_alignment
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
@@ -33,6 +34,7 @@ TABLE = (
 )
 
 
+@checked
 def neural_memory(
     q: Float[Array, "B T H K"],
     k: Float[Array, "B T H K"],

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import _dispatch
+from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels.patch_attention import lookup_xla, pool_xla, reference
 from pallas_kernels.patch_attention.triton_why import why_not
@@ -37,6 +38,7 @@ LOOKUP_TABLE = (
 """Fastest first."""
 
 
+@checked
 def pool(
     q: Float[Array, "B N P H K"],
     k: Float[Array, "B N S H K"],
@@ -71,6 +73,7 @@ def pool(
     return entry.run(q, k, v, patch_ids)
 
 
+@checked
 def lookup(
     q: Float[Array, "B N S H K"],
     k: Float[Array, "B N M H K"],

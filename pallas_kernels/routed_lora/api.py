@@ -5,6 +5,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels.routed_lora import hopper
@@ -30,6 +31,7 @@ TABLE = (
 Matrix = Float[Array, "_ _"]
 
 
+@checked
 def routed_lora(
     x: Float[Array, "B T K"],
     w: Matrix | Matrices | None,

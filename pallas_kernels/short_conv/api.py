@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import check_shape, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device
 from pallas_kernels._dispatch import explain as explain_table
@@ -36,6 +37,7 @@ TABLE = (
 """Implementations of the operation, fastest first."""
 
 
+@checked
 def short_conv(
     x: Float[Array, "B D T"],
     taps: Float[Array, "D K"],
