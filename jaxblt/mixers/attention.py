@@ -14,7 +14,7 @@ from jaxblt.mixers.base import blank, content_of
 from jaxblt.mixers.cached_attention import Heads, Op, attend_cached
 from jaxblt.mixers.kv_cache import AttentionState, check_ring, init_attention_state
 from jaxblt.mixers.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
-from jaxblt.mixers.sequence import check_call, read
+from jaxblt.mixers.sequence import check_call, check_kind, read
 from jaxblt.parallel.attention.context import ContextParallel, Implementation, context_attention
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.islands import over_batch
@@ -138,6 +138,7 @@ class Attention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], AttentionState | None]:
         """Output and the state after the tokens (None in training)."""
         config = self.config
+        check_kind(AttentionState, state)
         clock = None if state is None else state.clock
         check_call(x, segment_ids, positions, clock, width=config.dim)
         sizes = {"q": config.num_heads, "k": config.groups, "v": config.groups}

@@ -14,6 +14,7 @@ from jaxblt.mixers.attention import AttentionConfig
 from jaxblt.mixers.base import blank, content_of
 from jaxblt.mixers.kv_cache import AttentionState
 from jaxblt.mixers.neural_memory import NeuralMemoryConfig, NeuralMemoryState, check_divides
+from jaxblt.mixers.sequence import check_kind
 from jaxblt.mixers.steps import check_causal
 from jaxblt.validation import check_bounds, check_fields
 
@@ -107,6 +108,7 @@ class MAG(nn.Module):
     ) -> tuple[Float[Array, "B T D"], MAGState | None]:
         """Output and the state after the tokens (None in training)."""
         config = self.config
+        check_kind(MAGState, state)
         x = blank(x, content_of(segment_ids))
         given: Any = {"segment_ids": segment_ids, "positions": positions}
         memory = config.memory.build(dtype=self.dtype, name="memory")

@@ -27,7 +27,7 @@ from jaxblt.mixers.neural_memory import (
 )
 from jaxblt.mixers.open_chunk import by_document, lay_out, left_open, no_tokens, take_back
 from jaxblt.mixers.recording import keep_core
-from jaxblt.mixers.sequence import read
+from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.mixers.steps import per_block
 from jaxblt.validation import check_bounds
 from pallas_kernels.neural_memory import (
@@ -116,6 +116,7 @@ class MAC(nn.Module):
         Raises:
           ValueError: documents may start inside of segments, or the state is of another config.
         """
+        check_kind(NeuralMemoryState, state)
         config, clock, short, carry = self.config, None, None, None
         if state is not None:
             check_memory(config, state.carry)

@@ -16,7 +16,7 @@ from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.matrix_state import HeadShape, Readout, Streams
 from jaxblt.mixers.open_chunk import OpenChunk, append, lay_out, left_open, no_tokens, take_back
 from jaxblt.mixers.recording import keep_core
-from jaxblt.mixers.sequence import Rows, read
+from jaxblt.mixers.sequence import Rows, check_kind, read
 from jaxblt.mixers.steps import check_causal, per_block
 from jaxblt.side_outputs import sow_metric
 from jaxblt.validation import check_bounds, check_fields
@@ -178,6 +178,7 @@ class NeuralMemory(nn.Module):
         state: NeuralMemoryState | None = None,
     ) -> tuple[Float[Array, "B T D"], NeuralMemoryState | None]:
         """Output and the state after the tokens (None in training). Positions play no part."""
+        check_kind(NeuralMemoryState, state)
         config, clock, short, carry = self.config, None, None, None
         if state is not None:
             check_memory(config, state.carry)

@@ -18,7 +18,7 @@ from jaxblt.mixers.matrix_state import HeadShape, Readout, Streams
 from jaxblt.mixers.neural_memory import check_divides
 from jaxblt.mixers.open_chunk import OpenChunk
 from jaxblt.mixers.recording import keep_core
-from jaxblt.mixers.sequence import read
+from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.mixers.slot_bank import SlotBank, empty_bank
 from jaxblt.mixers.slot_compression import count_latents
 from jaxblt.mixers.slot_core import SlotCarry, SlotCore, SlotStreams, SlotTrace
@@ -171,6 +171,7 @@ class SlotMemory(nn.Module):
         Raises:
           ValueError: the state is of another config.
         """
+        check_kind(SlotMemoryState, state)
         config, clock, short, carry = self.config, None, None, None
         if state is not None:
             check_bank(config, state.carry)

@@ -18,7 +18,11 @@ from jaxblt.mixers import (
     GatedDeltaNetConfig,
     GatedLinearAttentionConfig,
     HyenaConfig,
+    MACConfig,
+    MAGConfig,
     Mamba2Config,
+    NeuralMemoryConfig,
+    SlotMemoryConfig,
 )
 from jaxblt.mixers.base import Clock, init_state, start_clock
 from jaxblt.mixers.marks import Marks
@@ -165,16 +169,29 @@ def test_the_matrices_of_another_mixer_are_refused(name: str, other: str) -> Non
         _call(SAME_MATRICES[name], SAME_MATRICES[other])
 
 
+MEMORIES = {
+    "memory": NeuralMemoryConfig(dim=8, num_heads=2, chunk_size=4),
+    "mag": MAGConfig(dim=8, num_heads=2, window=8, chunk_size=4),
+    "mac": MACConfig(dim=8, num_heads=2, chunk_size=4),
+    "slots": SlotMemoryConfig(dim=8, num_heads=2),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "other"),
-    [("gru", "lstm"), ("lstm", "gru"), ("ntm", "gru"), ("dual_decay", "ntm"), ("state_engine", "dual_decay")],
+    [
+        *[("gru", "lstm"), ("lstm", "gru"), ("ntm", "gru"), ("dual_decay", "ntm")],
+        *[("state_engine", "dual_decay"), ("attention", "state_engine"), ("memory", "gru")],
+        *[("mag", "attention"), ("mac", "mag"), ("slots", "memory")],
+    ],
 )
 def test_the_state_of_another_mixer_is_refused(name: str, other: str) -> None:
     """An LSTM's has all that a GRU looks for."""
+    known = ALL | MEMORIES
     with pytest.raises(
         ValueError, match=r"the state is a \w+State, expected a \w+State: make it by init_state"
     ):
-        _call(ALL[name], ALL[other])
+        _call(known[name], known[other])
 
 
 def _call(config: Any, other: Any) -> None:
