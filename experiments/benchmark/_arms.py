@@ -12,10 +12,12 @@ OVER_ORACLE = ("mixed", "reinforced", "ppo")
 """Arms of routers alone: their experts are those of the arm "oracle", and frozen."""
 BY_BLOCK = ("chunk_block", "bank_block")
 """Arms with a router in each block."""
-BANKS = ("bank", "bank_block", "straight", "imitated", "oracle", *OVER_ORACLE)
+TRACES = ("token_traces", "imitated_traces")
+"""Arms of a code for each token, whose router has traces."""
+BANKS = ("bank", "bank_block", "straight", "imitated", "imitated_traces", "oracle", *OVER_ORACLE)
 CHUNKS = ("chunk", "chunk_alone", "chunk_block", "chunk_kl", "chunk_index")
 """Arms of a free code for each chunk."""
-ARMS = ("static", "static_one", "prefix", *CHUNKS, "token", *BANKS, "full")
+ARMS = ("static", "static_one", "prefix", *CHUNKS, "token", "token_traces", *BANKS, "full")
 """Names of `make_arm`."""
 WITHIN = 0.05
 """Arms of one size may differ in trained parameters by this share of the static one's."""
@@ -37,7 +39,7 @@ class Settings:
       rate: peak of the learning rate, cosine to 0 by time or by steps, after a twentieth of it.
       full_rate: that of full fine-tuning.
       router_factor: of the routers' rate.
-      imitation: weight of the cross-entropy between a bank's code and the labels, in nats.
+      imitation: weight of the cross-entropy between an imitated bank's code and the labels, in nats.
       divergence: weight of KL(base || model) a byte in "chunk_kl", in nats.
       policy: how "reinforced" and "ppo" learn, whatever its method.
       index: chunks that the router of "chunk_index" searches.
@@ -149,10 +151,12 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     chunk_kl      chunk, kept close to the base by the divergence of their predictions
     chunk_index   chunk, whose router also reads features of the nearest chunks of an index; it is not trained on
                   the texts' ends, of which the index is made
+    token_traces  token whose router has traces, a memory that knows the order of bytes, and no prefix
     bank          a softmax over a domain's number of experts for each chunk
     bank_block    bank with a router in each block
     straight      the same experts, of which the one with the largest share acts: top-1, gradients straight through
     imitated      a bank whose code is drawn towards the labels in training
+    imitated_traces    imitated with the router of token_traces
     oracle        the same experts, picked by labels, in the test too
     mixed         the oracle's experts, frozen, in a softmax that a router learns by the language model's loss
     reinforced    the oracle's experts, frozen, of which a policy draws one for each chunk: REINFORCE
@@ -184,7 +188,7 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
         () if name == "chunk_alone" else settings.also_train,
         settings.rate,
         labelled=name == "oracle",
-        imitation=settings.imitation if name == "imitated" else 0.0,
+        imitation=settings.imitation if name in ("imitated", "imitated_traces") else 0.0,
         divergence=settings.divergence if name == "chunk_kl" else 0.0,
         over_oracle=name in OVER_ORACLE,
         policy=reinforced and replace(settings.policy, method=reinforced),
@@ -200,11 +204,12 @@ def _code(name: str) -> tuple[Any, ...]:
 
 
 def _router(name: str, settings: Settings) -> RouterConfig:
-    level: Any = name if name in ("prefix", "token") else "chunk"
+    level: Any = "token" if name in ("token", *TRACES) else "prefix" if name == "prefix" else "chunk"
     return RouterConfig(
         level=level,
         chunk=settings.chunk,
-        prefix=settings.prefix,
+        prefix=None if name in TRACES else settings.prefix,
+        memory="traces" if name in TRACES else None,
         hidden=max(1, settings.hidden // 4) if name in BY_BLOCK else settings.hidden,
         reads="block" if name in BY_BLOCK else "stack",
         retrieval=RetrievalConfig(capacity=settings.index) if name == "chunk_index" else None,

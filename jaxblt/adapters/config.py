@@ -33,7 +33,8 @@ class RouterConfig:
       prefix: steps P that attention pools; None for no pooling of the prefix.
       hidden: width of the hidden layer.
       fallback: numbers of the code before the first one: 1 for the static adapter, 0 for the base.
-      memory: "gru" for a memory of all chunks before, which takes a step a chunk; None for the last chunk alone.
+      memory: "gru" for a memory of all chunks before, which takes a step a chunk; "traces" for decayed sums of what a
+        short convolution makes of the tokens, so that their order counts; None for the last chunk alone.
       side: side features a token that chunk and token codes read, passed as `side`; known before their token.
       retrieval: an index whose chunks near the one before give six more features; None for none.
       packed, segment_alignment: what the data's packing promises of rows, as for mixers; see `RowLayout`.
@@ -47,7 +48,7 @@ class RouterConfig:
     prefix: int | None = 128
     hidden: int = 64
     fallback: float = 1.0
-    memory: Literal["gru"] | None = None
+    memory: Literal["gru", "traces"] | None = None
     side: int = 0
     retrieval: RetrievalConfig | None = None
     packed: bool = True
@@ -58,6 +59,11 @@ class RouterConfig:
         check_fields(self)
         check_bounds(self, "chunk", "lag", "prefix", "hidden", "segment_alignment", least=1)
         check_bounds(self, "side", least=0)
+        if self.memory == "traces" and self.lag > 1:
+            raise ValueError(
+                f"RouterConfig.memory = 'traces' reads up to a chunk's first token, and lag = {self.lag} asks for a "
+                "code that is known earlier: set lag=1 or memory='gru'"
+            )
         if self.reads == "block" and self.retrieval:
             raise ValueError(
                 f"RouterConfig.reads = 'block' and retrieval = {self.retrieval}: an index holds vectors of the stack's "

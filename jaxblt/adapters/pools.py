@@ -148,7 +148,10 @@ def _running(
 
 @flax.struct.dataclass
 class Smooth:
-    """Core of e_t = a_t e_{t-1} + b_t, zero where a document begins. Streams are a [B, T, 1] and b [B, T, E], fp32."""
+    """Core of e_t = a_t e_{t-1} + b_t, zero where a document begins.
+
+    Streams are a, [B, T, 1] or [B, T, E], and b, [B, T, E], in fp32.
+    """
 
     def zero(self, streams: Any) -> Float[Array, "B E"]:
         """e before the first token."""
@@ -156,7 +159,7 @@ class Smooth:
 
     def run(
         self, streams: Any, marks: Marks, carry: Float[Array, "B E"] | None
-    ) -> tuple[Float[Array, "B T E"], tuple[Float[Array, "B 1"], Float[Array, "B E"]]]:
+    ) -> tuple[Float[Array, "B T E"], tuple[Float[Array, "B #E"], Float[Array, "B E"]]]:
         """e at each token, and what the stretch does to a carry: a factor, and what is added."""
         keep, added = streams
         if marks.new is not None and marks.segment_ids is not None:

@@ -27,6 +27,7 @@ from jaxblt.adapters.memory import memory_shape, remember
 from jaxblt.adapters.pools import Pools, Smooth, Sums
 from jaxblt.adapters.retrieval.features import FEATURES
 from jaxblt.adapters.retrieval.neighbours import retrieve
+from jaxblt.adapters.traces import init_traces, trace
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.base import Clock, blank, start_clock
 from jaxblt.mixers.sequence import Rows, check_kind, read
@@ -46,9 +47,9 @@ MOST_SCORE = 10.0
 class RouterState:
     """Where each row stands, the sums of its document so far, and the states of the transforms.
 
-    `replaced` counts the tokens so far whose code was not finite. `memory` is the GRU's, `side` the side features that
-    the open chunk began with, `neighbours` those of an index; None for a router without. `chunk` and `prefix` are the
-    config's, over which `sums` ran.
+    `replaced` counts the tokens so far whose code was not finite. `memory` is the GRU's, [B, H, K], or the traces', a
+    `TraceState`; `side` the side features that the open chunk began with, `neighbours` those of an index; None for a
+    router without. `chunk` and `prefix` are the config's, over which `sums` ran.
     """
 
     clock: Clock
@@ -57,7 +58,7 @@ class RouterState:
     replaced: Int[Array, "B"]
     chunk: int = flax.struct.field(pytree_node=False)
     prefix: int | None = flax.struct.field(pytree_node=False)
-    memory: Float[Array, "B H K"] | None = None
+    memory: Any = None
     side: Float[Array, "B S"] | None = None
     neighbours: Float[Array, "B F"] | None = None
 
@@ -65,7 +66,11 @@ class RouterState:
 def init_router_state(config: Any, batch_size: int, dim: int) -> RouterState:
     """The state before the first token of rows of width `dim`, for the router of an `AdapterConfig`."""
     nothing, router = jnp.zeros((batch_size, 1, dim), jnp.float32), config.router
-    memory = (batch_size, *memory_shape(router))
+    memory = None
+    if router.memory == "traces":
+        memory = init_traces(router.hidden, batch_size)
+    elif router.memory:
+        memory = jnp.zeros((batch_size, *memory_shape(router)), jnp.float32)
     return RouterState(
         clock=start_clock(batch_size),
         sums=_pools(router).zero((nothing,)),
@@ -73,7 +78,7 @@ def init_router_state(config: Any, batch_size: int, dim: int) -> RouterState:
         replaced=jnp.zeros((batch_size,), jnp.int32),
         chunk=router.chunk,
         prefix=router.prefix,
-        memory=jnp.zeros(memory, jnp.float32) if router.memory else None,
+        memory=memory,
         side=jnp.zeros((batch_size, router.side), jnp.float32) if router.side else None,
         neighbours=jnp.zeros((batch_size, len(FEATURES)), jnp.float32) if router.retrieval else None,
     )
@@ -100,13 +105,14 @@ class Moment:
 class Heard:
     """What there is to read at each token: h, m, s and side features, the last two None for a router without.
 
-    `chunk_side` are those of the first token of the chunk, `neighbours` those of an index. `prefix` is p. They are None
-    for a router without.
+    `chunk_memory` and `chunk_side` are those that the token's chunk reads, `neighbours` those of an index. `prefix` is
+    p. They are None for a router without.
     """
 
     h: Float[Array, "B T D"]
     mean: Float[Array, "B T D"]
     memory: Float[Array, "B T F"] | None
+    chunk_memory: Float[Array, "B T F"] | None
     side: Float[Array, "B T S"] | None
     chunk_side: Float[Array, "B T S"] | None
     neighbours: Float[Array, "B T F"] | None
@@ -139,12 +145,12 @@ class Router(nn.Module):
         chunk    f([m_{k - lag}; s; e; r; p]), constant in the chunk, from chunk `lag` on
         token    f([h_t; m_{k - lag}; s; e; r; p])
 
-    An m or p that is not complete is zero. With a memory s is a GRU over the means up to m_{k - lag}. With side
-    features e are those of the token, or of the chunk's first token, and zero if that is a hole. With an index r are
-    features of the neighbours of m_{k - lag}, taken without the norm's scale; see `jaxblt.adapters.retrieval`. Before
-    the first code stands the fallback. f is computed once a chunk or a prefix where `places_of` knows where it is in
-    whole rows, else at each token. Numbers are 1 + f, or softmax(f) over the blocks of a bank. `Mixed` levels have
-    a network each.
+    An m or p that is not complete is zero. With a memory s is a GRU over the means up to m_{k - lag}, or traces up to
+    the token, or up to the chunk's first token; see `jaxblt.adapters.traces`. With side features e are those of the
+    token, or of the chunk's first token, and zero if that is a hole. With an index r are features of the neighbours of
+    m_{k - lag}, taken without the norm's scale; see `jaxblt.adapters.retrieval`. Before the first code stands the
+    fallback. f is computed once a chunk or a prefix where `places_of` knows where it is in whole rows, else at each
+    token. Numbers are 1 + f, or softmax(f) over the blocks of a bank. `Mixed` levels have a network each.
 
     Attributes:
       adapter: the `AdapterConfig`.
@@ -293,11 +299,13 @@ class Router(nn.Module):
         (chunk, prefix), sums = rows.run(_pools(config), given, None if state is None else state.sums)
         base = chunk[..., :-1] / jnp.maximum(chunk[..., -1:], 1.0)
         mean = base * scale
-        memory = memorised = chunk_side = held = near = kept = None
-        if config.memory:
-            memory, memorised = remember(
-                self, config, rows, mean, time, None if state is None else state.memory
-            )
+        memory = chunk_memory = memorised = chunk_side = held = near = kept = None
+        before = None if state is None else state.memory
+        if config.memory == "traces":
+            memory, chunk_memory, memorised = trace(self, config, rows, h, time, content, before)
+        elif config.memory:
+            memory, memorised = remember(self, config, rows, mean, time, before)
+            chunk_memory = memory
         if side is not None:
             side = blank(side.astype(jnp.float32), content)
             starts = (time % config.chunk == 0)[..., None]
@@ -310,7 +318,7 @@ class Router(nn.Module):
         if config.prefix is not None:
             weight = jnp.maximum(prefix[..., -1:], jnp.exp(jnp.float32(-2 * MOST_SCORE)))
             p = prefix[..., :-1] / weight * scale
-        heard = Heard(h, mean, memory, side, chunk_side, near, p)
+        heard = Heard(h, mean, memory, chunk_memory, side, chunk_side, near, p)
         if state is None:
             return heard, None
         kept_of = {"memory": memorised, "side": held, "neighbours": kept}
@@ -321,7 +329,7 @@ class Router(nn.Module):
         config = self.adapter.router
         parts = {
             "prefix": [],
-            "chunk": [heard.mean, heard.memory, heard.chunk_side, heard.neighbours],
+            "chunk": [heard.mean, heard.chunk_memory, heard.chunk_side, heard.neighbours],
             "token": [heard.h, heard.mean, heard.memory, heard.side, heard.neighbours],
         }[level]
         if heard.prefix is not None:

@@ -46,6 +46,9 @@ ADAPTERS = {
         losses=AdapterLosses(entropy=0.1, balance=0.1, flip=0.1, decorrelation=0.1, orthogonality=0.1),
         governor=Governor(start=1.0),
     ),
+    "traces": AdapterConfig(
+        rank=4, blocks=2, router=dataclasses.replace(ROUTER, level="token", memory="traces", prefix=None)
+    ),
     "levels": AdapterConfig(rank=2, router=ROUTER, levels=(("mlp/*", "token"),), code=(Ema(0.5),)),
     "blocks": AdapterConfig(
         rank=2, router=dataclasses.replace(ROUTER, reads="block"), code=(Ema(0.5), Clamp(1.5))
@@ -82,6 +85,7 @@ CASES = [
     ("sticky", {}),
     ("mixed", {}),
     ("retrieval", {}),
+    ("traces", {}),
     ("levels", {"pattern": "A"}),
     ("blocks", {"pattern": "A", "num_layers": 2, "remat": "full"}),
     ("static", {"pattern": "HA", "num_layers": 2}),

@@ -273,6 +273,16 @@ def test_an_imitated_bank_has_few_parameters_more() -> None:
     assert counts["static"] < counts["imitated"] < 1.05 * counts["static"]
 
 
+def test_routers_with_traces_give_a_code_a_byte_without_a_prefix() -> None:
+    for name, imitation, blocks in (("token_traces", 0.0, None), ("imitated_traces", TINY.imitation, 3)):
+        arm = make_arm(name, TINY, 3)
+        assert arm.adapter is not None
+        assert arm.adapter.router is not None
+        router = arm.adapter.router
+        assert (router.level, router.memory, router.prefix) == ("token", "traces", None)
+        assert (arm.imitation, arm.adapter.blocks) == (imitation, blocks)
+
+
 def test_arms_over_the_oracle_train_a_router_alone_and_come_last() -> None:
     params = drawn(MODEL.build(), jnp.zeros((1, 16), jnp.int32))["params"]
     mix, names = conflict_mix(TEXT, 3), ("ppo", "oracle")
