@@ -61,7 +61,7 @@ def routed_lora(
       domains: permutations of the conflict mix, the first of them none.
       arms: names of `experiments.benchmark._arms.make_arm`; what is compared needs static and oracle, and so do mixed,
         reinforced and ppo. Others are static_one, chunk_alone, chunk_block, bank_block, chunk_kl, chunk_index,
-        token_traces, imitated_traces and full.
+        token_traces, token_imitated, imitated_traces and full.
       seeds: 0, 1, ... of so many for each arm.
       settings: of all of them.
     """
