@@ -113,7 +113,8 @@ class Program:
         if self.arm.divergence:
             loss = loss + self.arm.divergence * self._divergence(logits, base, rows)
         if self.arm.imitation:
-            right = jnp.take_along_axis(code, rows.domain[..., None], 2)
+            shares = code if self.blocks else group_shares(code, mix.domains)
+            right = jnp.take_along_axis(shares, rows.domain[..., None], 2)
             loss = loss - self.arm.imitation * jnp.mean(jnp.log(jnp.maximum(right, LEAST)))
         return loss, language
 
@@ -207,6 +208,11 @@ class Program:
         """Share of the training."""
         settings = self.settings
         return seconds / settings.seconds if settings.steps is None else steps / settings.steps
+
+
+def group_shares(code: Any, groups: int) -> Any:
+    """Shares of groups of neighbouring ranks: a softmax of the means of their numbers, [B, T, groups]."""
+    return jax.nn.softmax(jnp.mean(code.reshape(*code.shape[:2], groups, -1), -1), -1)
 
 
 def scheduled(share: float) -> float:

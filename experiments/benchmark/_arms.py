@@ -12,12 +12,14 @@ OVER_ORACLE = ("mixed", "reinforced", "ppo")
 """Arms of routers alone: their experts are those of the arm "oracle", and frozen."""
 BY_BLOCK = ("chunk_block", "bank_block")
 """Arms with a router in each block."""
-TRACES = ("token_traces", "imitated_traces")
+TRACES = ("token_traces", "token_imitated", "imitated_traces")
 """Arms of a code for each token, whose router has traces."""
+IMITATED = ("token_imitated", "imitated", "imitated_traces")
+"""Arms whose router is told the labels in training."""
 BANKS = ("bank", "bank_block", "straight", "imitated", "imitated_traces", "oracle", *OVER_ORACLE)
 CHUNKS = ("chunk", "chunk_alone", "chunk_block", "chunk_kl", "chunk_index")
 """Arms of a free code for each chunk."""
-ARMS = ("static", "static_one", "prefix", *CHUNKS, "token", "token_traces", *BANKS, "full")
+ARMS = ("static", "static_one", "prefix", *CHUNKS, "token", "token_traces", "token_imitated", *BANKS, "full")
 """Names of `make_arm`."""
 WITHIN = 0.05
 """Arms of one size may differ in trained parameters by this share of the static one's."""
@@ -39,7 +41,7 @@ class Settings:
       rate: peak of the learning rate, cosine to 0 by time or by steps, after a twentieth of it.
       full_rate: that of full fine-tuning.
       router_factor: of the routers' rate.
-      imitation: weight of the cross-entropy between an imitated bank's code and the labels, in nats.
+      imitation: weight of the cross-entropy between the code of an arm of `IMITATED` and the labels, in nats.
       divergence: weight of KL(base || model) a byte in "chunk_kl", in nats.
       policy: how "reinforced" and "ppo" learn, whatever its method.
       index: chunks that the router of "chunk_index" searches.
@@ -152,6 +154,8 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     chunk_index   chunk, whose router also reads features of the nearest chunks of an index; it is not trained on
                   the texts' ends, of which the index is made
     token_traces  token whose router has traces, a memory that knows the order of bytes, and no prefix
+    token_imitated    token_traces whose code is drawn towards the labels in training: the mean of a domain's ranks is
+                  its logit
     bank          a softmax over a domain's number of experts for each chunk
     bank_block    bank with a router in each block
     straight      the same experts, of which the one with the largest share acts: top-1, gradients straight through
@@ -188,7 +192,7 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
         () if name == "chunk_alone" else settings.also_train,
         settings.rate,
         labelled=name == "oracle",
-        imitation=settings.imitation if name in ("imitated", "imitated_traces") else 0.0,
+        imitation=settings.imitation if name in IMITATED else 0.0,
         divergence=settings.divergence if name == "chunk_kl" else 0.0,
         over_oracle=name in OVER_ORACLE,
         policy=reinforced and replace(settings.policy, method=reinforced),

@@ -59,9 +59,8 @@ def routed_lora(
       mix: books under permutations of the letters, which contradict each other; five kinds of text; or reviews with
         their labels, which need no more than reviews/*.tsv.
       domains: permutations of the conflict mix, the first of them none.
-      arms: names of `experiments.benchmark._arms.make_arm`; what is compared needs static and oracle, and so do mixed,
-        reinforced and ppo. Others are static_one, chunk_alone, chunk_block, bank_block, chunk_kl, chunk_index,
-        token_traces, imitated_traces and full.
+      arms: names of `experiments.benchmark._arms.make_arm`, which tells them all; what is compared needs static and
+        oracle, and so do mixed, reinforced and ppo.
       seeds: 0, 1, ... of so many for each arm.
       settings: of all of them.
     """

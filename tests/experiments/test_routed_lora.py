@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.benchmark._adaptation import Program
+from experiments.benchmark._adaptation import Program, group_shares
 from experiments.benchmark._arms import Settings, check_sizes, make_arm
 from experiments.benchmark._mix import check_texts, ciphers, conflict_mix, draw_rows, natural_mix
 from experiments.benchmark._mix_files import read_natural
@@ -274,13 +274,31 @@ def test_an_imitated_bank_has_few_parameters_more() -> None:
 
 
 def test_routers_with_traces_give_a_code_a_byte_without_a_prefix() -> None:
-    for name, imitation, blocks in (("token_traces", 0.0, None), ("imitated_traces", TINY.imitation, 3)):
+    for name, imitation, blocks in (
+        ("token_traces", 0.0, None),
+        ("token_imitated", TINY.imitation, None),
+        ("imitated_traces", TINY.imitation, 3),
+    ):
         arm = make_arm(name, TINY, 3)
         assert arm.adapter is not None
         assert arm.adapter.router is not None
         router = arm.adapter.router
         assert (router.level, router.memory, router.prefix) == ("token", "traces", None)
         assert (arm.imitation, arm.adapter.blocks) == (imitation, blocks)
+
+
+def test_shares_of_a_free_code_are_of_the_means_of_its_groups() -> None:
+    code = jnp.log(jnp.asarray([[[1.0, 1.0, 9.0, 1.0], [4.0, 4.0, 16.0, 1.0]]]))
+    np.testing.assert_allclose(group_shares(code, 2), [[[0.25, 0.75], [0.5, 0.5]]], rtol=1e-6)
+
+
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+def test_labels_reach_the_router_of_a_free_code(tmp_path: Path) -> None:
+    """A weight that outweighs the text's changes what is trained, as the code is the only way."""
+    arms, settings = ("token_traces", "token_imitated"), replace(TINY, steps=20, rate=0.02, imitation=100.0)
+    found = measured(tmp_path, arms, 1, settings)["arms"]
+    assert len({arm["parameters"] for arm in found.values()}) == 1
+    assert found["token_traces"]["bits_per_byte"] < found["token_imitated"]["bits_per_byte"]
 
 
 def test_arms_over_the_oracle_train_a_router_alone_and_come_last() -> None:

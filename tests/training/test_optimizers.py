@@ -75,7 +75,7 @@ def test_muon_takes_the_axes_that_a_product_sums_over() -> None:
     assert muon_axes(params) == {
         "dense": {"kernel": numbers((0,), (1,)), "bias": None},
         "scanned": {"kernel": numbers((1,), (2,)), "scale": None},
-        "heads": {"kernel": numbers((0,), (1, 2)), "bias": None},
+        "heads": {"kernel": numbers((0,), (1, 2)), "bias": None, "own_scale": None},
         "table": {"bytes": None},
         "hash_ngrams": None,
         "head": {"kernel": None},
