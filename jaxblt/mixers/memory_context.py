@@ -54,10 +54,10 @@ class MACConfig(NeuralMemoryConfig):
 
     A segment is read in four steps, all with the memory M as it was before it:
 
-        h_i = f_M(q_i)                                      retrieve
+        h_i = f_M(q_i)                                          retrieve
         o_i = attention of q_i over [P persistent tokens, h_<=i, x_<=i]
-        y_i = o_i * sigmoid(sqrt(K) f_M(o_i W_q)) + s * h_i gate
-        M'  = M updated by the keys and values of o         write
+        y_i = o_i * sigmoid(sqrt(K) f_M(o_i W_q)) + s * h_i     gate
+        M'  = M updated by the keys and values of o             write
 
     A gate that read behind the write would show token i the rest of its segment. All is by head: a head attends to what
     its own memory gives back. The last term is not the paper's: a trained scale s of each channel, 1 at the start, lets
