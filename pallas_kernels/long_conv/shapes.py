@@ -28,6 +28,9 @@ SHAPES = (
     # No power of two, and no multiple of anything.
     LongConvShape("hyena_d768_8191", 64, 768, 8191, 8191),
     LongConvShape("hyena_d768_12289", 64, 768, 12_289, 12_289),
+    # What a device holds of a wide layer whose channels are split over many.
+    LongConvShape("few_d32_8k", 1, 32, 8192, 8192),
+    LongConvShape("few_d32_32k", 1, 32, 32_768, 32_768),
     LongConvShape("hyena_d768_64k", 8, 768, 65_536, 65_536),
     LongConvShape("hyena_d768_128k", 8, 768, 131_072, 131_072),
     # HyenaDNA: 160K bases, and 1M.
