@@ -1,6 +1,7 @@
 """Which blocks of ranks have a number other than 0 in a tile of tokens."""
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Shaped
 
 from pallas_kernels.routed_lora.hopper import TILE
@@ -30,7 +31,10 @@ def active_blocks(code: Float[Array, "B C E"], length: int, *, chunk: int = 1) -
 def masked(
     code: Float[Array, "B C E"], active: Bool[Array, "tiles E"], chunk: int, length: int
 ) -> Float[Array, "B T E"]:
-    """The numbers of every token, 0 where the block is not active in its tile: such a number has no gradient."""
+    """The numbers of every token, 0 where the block is not active in its tile; each has the gradient of its product.
+
+    A 0 that the code has itself keeps its gradient: that of a choice that goes straight through is not lost.
+    """
     tokens = code_of_tokens(code, chunk, length)
     kept = jnp.repeat(active, TILE, axis=0)[: tokens.shape[0] * length].reshape(tokens.shape)
-    return jnp.where(kept, tokens, jnp.zeros((), code.dtype))
+    return tokens - lax.stop_gradient(jnp.where(kept, jnp.zeros((), code.dtype), tokens))

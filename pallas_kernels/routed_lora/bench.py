@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
 from pallas_kernels._measure import Case
-from pallas_kernels.routed_lora.active import active_blocks, masked
+from pallas_kernels.routed_lora.active import active_blocks
 from pallas_kernels.routed_lora.api import TABLE, routed_lora
 from pallas_kernels.routed_lora.reference import code_of_ranks
 from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
@@ -26,9 +26,9 @@ def plan(shape: RoutedLoraShape, dtype: Any = jnp.bfloat16) -> Plan:
     options: dict[str, Any] = {"chunk": shape.chunk, "scale": 2.0}
     hidden = tuple(_as_integers(site) for site in w)
     args = (x, hidden, v, u, code)
-    op, plain, asked = routed_lora, _plain, dict(options)
+    op, asked = routed_lora, dict(options)
     if shape.active is not None:
-        op, plain = _skipping, _masking(_plain)
+        op = _skipping
         asked["active"] = active_blocks(code, shape.length, chunk=shape.chunk)
     names: list[Any] = ["reference", *kernels_for(TABLE, x, w, v, u, code, **asked), "xla"]
 
@@ -37,10 +37,10 @@ def plan(shape: RoutedLoraShape, dtype: Any = jnp.bfloat16) -> Plan:
 
     truth, *versions = (case(name, op, implementation=name) for name in names)
     if shape.active is not None:
-        versions.append(case("dense", _masking(routed_lora)))
+        versions.append(case("dense", routed_lora))
     return Plan(
         truth=truth,
-        plain=case("plain", plain),
+        plain=case("plain", _plain),
         versions=versions,
         work=work(shape, x, code),
         bare=[
@@ -112,16 +112,6 @@ def _skipping(x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, **option
     """The op, with what it may skip."""
     active = active_blocks(code, x.shape[1], chunk=chunk)
     return routed_lora(x, w, v, u, code, chunk=chunk, active=active, **options)
-
-
-def _masking(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` for codes with the gradients that they have with `active`, of which it is not told."""
-
-    def with_code(x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, scale: float) -> Any:
-        active = active_blocks(code, x.shape[1], chunk=chunk)
-        return run(x, w, v, u, masked(code, active, chunk, x.shape[1]), chunk=1, scale=scale)
-
-    return with_code
 
 
 if __name__ == "__main__":
