@@ -10,12 +10,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxblt.adapters.by_level import Routers, level_name
+from jaxblt.adapters.draw import Draw
 from jaxblt.adapters.governor import Governor
 from jaxblt.adapters.levels import Level, Mixed, levels_of
 from jaxblt.adapters.losses import AdapterLosses
 from jaxblt.adapters.retrieval.config import RetrievalConfig
 from jaxblt.adapters.router import Router, RouterState, init_router_state
 from jaxblt.adapters.site import adapted
+from jaxblt.adapters.sticky import Sticky
+from jaxblt.adapters.transforms import Clamp, Sparse, TopK
 from jaxblt.validation import check_bounds, check_fields
 
 Rank = int | tuple[int, ...]
@@ -214,6 +217,15 @@ class AdapterConfig:
         return self.rank if self.blocks is None else self.blocks
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether transforms set numbers of a code to 0, and none behind them fills these again."""
+        deciding = [transform for transform in self.code if not isinstance(transform, Clamp)]
+        last = deciding[-1] if deciding else None
+        if isinstance(last, TopK):
+            return last.k < self.numbers
+        return isinstance(last, Sparse | Sticky | Draw)
+
+    @property
     def level_names(self) -> tuple[str, ...]:
         """Of the routers, in the order of their codes; one for an adapter without levels of sites or without router."""
         return tuple(sorted({self._level, *(level for _, level in self.levels)}))
@@ -270,10 +282,13 @@ class AdapterConfig:
         return {ranks if isinstance(ranks, int) else ranks[layer] for ranks in found}
 
     def inside(
-        self, path: tuple[str, ...], layer: int, code: Float[Array, "B T W"] | None
+        self, path: tuple[str, ...], layer: int, code: Float[Array, "B T W"] | None, *, chosen: bool = False
     ) -> AbstractContextManager[Any]:
-        """A context in which every site below the block of this path, a layer's, adds its update."""
-        return adapted(self, path, layer, code)
+        """A context in which every site below the block of this path, a layer's, adds its update.
+
+        `chosen` says that rows have codes of `jaxblt.adapters.chosen`, such as that of one expert.
+        """
+        return adapted(self, path, layer, code, sparse=chosen or self.is_sparse)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> Router | Routers | None:
         """The router's module, which computes in fp32 whatever the `dtype`; None without a router."""

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxblt.layers import Linear, Weights, multiply, read_equation
 from jaxblt.models.remat import PRODUCT
 from jaxblt.parallel.islands import BATCH_AXES, open_axes, over_batch
-from pallas_kernels.routed_lora import routed_lora
+from pallas_kernels.routed_lora import active_blocks, can_skip, routed_lora
 
 TOKENS = 2
 """Leading axes of what a site reads: rows and time."""
@@ -30,12 +30,14 @@ class Adapted(Weights):
       u: [r, N] with the kernel's new axes for N.
       code: of each token, or one for all; None for 1.
       scale: of the update.
+      sparse: whether numbers of the code are set to 0, so that blocks may be skipped.
     """
 
     v: Float[Array, "... r"]
     u: Float[Array, "r ..."]
     code: Float[Array, "#B #T E"] | None
     scale: float
+    sparse: bool = False
 
 
 Multiply = Callable[[Any, Sequence[Linear], Sequence[Weights]], Sequence[Array]]
@@ -104,7 +106,10 @@ def _update(x: Float[Array, "B T ..."], layer: Linear, site: Adapted) -> Float[A
 def _by_rows(
     x: Float[Array, "B T ..."], dtype: Any, sites: Sequence[Adapted], kernels: Sequence[Array] | None
 ) -> tuple[Float[Array, "B T ..."], ...]:
-    """The op for sites of one scale and code: x W and the updates, or without kernels the updates alone."""
+    """The op for sites of one scale and code: x W and the updates, or without kernels the updates alone.
+
+    Of a sparse code the op is told which blocks are 0, where it can skip them.
+    """
     tokens, code = x.shape[:TOKENS], sites[0].code
     rows = x.reshape(*tokens, -1).astype(dtype)
     if code is not None:  # a governor makes one for all tokens where there is none
@@ -115,7 +120,10 @@ def _by_rows(
 
     def run(batched: Any, shared: Any) -> Any:
         (rows, code), (w, v, u) = batched, shared
-        return routed_lora(rows, w, v, u, code, scale=sites[0].scale)
+        # Look at the device's own rows: tiles are counted from their first token
+        skips = sites[0].sparse and can_skip(rows, w, v, u, code)
+        active = active_blocks(code, rows.shape[1]) if skips else None
+        return routed_lora(rows, w, v, u, code, active=active, scale=sites[0].scale)
 
     # without the weight products are XLA's, which splits them itself
     ys = run((rows, code), (w, v, u)) if w is None else over_batch(run, (rows, code), (w, v, u))

@@ -60,12 +60,14 @@ class LowRank(nn.Module):
       rank: r.
       summed: how many of the kernel's axes are summed over.
       names: logical names of the kernel's axes.
+      sparse: whether numbers of the code are set to 0, so that blocks may be skipped.
     """
 
     config: Ranks
     rank: int
     summed: int
     names: tuple[str | None, ...]
+    sparse: bool = False
 
     @nn.compact
     def __call__(self, weights: Weights, code: Float[Array, "B T E"] | None) -> Adapted:
@@ -83,7 +85,7 @@ class LowRank(nn.Module):
         self._sow_orthogonality(*flat)
         if self.config.governor is not None:
             code = govern(self, self.config.governor, *flat, scale, code)
-        return Adapted(weights.kernel, weights.bias, v, u, code, scale)
+        return Adapted(weights.kernel, weights.bias, v, u, code, scale, self.sparse)
 
     def _sow_orthogonality(self, v: Float[Array, "K r"], u: Float[Array, "r N"]) -> None:
         """The loss of directions that are not orthogonal."""
@@ -101,12 +103,17 @@ def is_site(linear: Linear, x: Any) -> bool:
 
 
 def adapted(
-    config: Ranks, path: tuple[str, ...], layer: int, code: Float[Array, "B T W"] | None
+    config: Ranks,
+    path: tuple[str, ...],
+    layer: int,
+    code: Float[Array, "B T W"] | None,
+    *,
+    sparse: bool = False,
 ) -> AbstractContextManager[Any]:
     """A context in which the sites of `config` below the block of this path, a layer's, add their updates.
 
     Flax calls the interceptor around every method. It makes V and U in a child of the `Linear` that it is called for,
-    so parameters of the base keep their names.
+    so parameters of the base keep their names. `sparse` is as for `LowRank`.
     """
     codes = config.split(code)  # once: sites that share an array are one call of the op
 
@@ -124,7 +131,7 @@ def adapted(
         if not ranks or not is_site(linear, *args):
             return found
         summed = len(read_equation(linear.equation).summed)
-        site = LowRank(config, max(ranks), summed, linear.names, name=ADAPTER)
+        site = LowRank(config, max(ranks), summed, linear.names, sparse, name=ADAPTER)
         return site(found, codes[config.place(name)])
 
     return nn.intercept_methods(intercept)

@@ -25,9 +25,12 @@ class StackAdapter(Protocol):
         ...
 
     def inside(
-        self, path: tuple[str, ...], layer: int, code: Float[Array, "B T E"] | None
+        self, path: tuple[str, ...], layer: int, code: Float[Array, "B T E"] | None, *, chosen: bool
     ) -> AbstractContextManager[Any]:
-        """A context in which every site below the block of this path adds its update, scaled by the code."""
+        """A context in which every site below the block of this path adds its update, scaled by the code.
+
+        `chosen` says that the collection "chosen" holds codes of rows.
+        """
         ...
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> nn.Module | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import flax.linen as nn
@@ -263,13 +262,14 @@ class Block(nn.Module):
     """One pre-norm block: a mixer along the sequence, then an MLP at each position.
 
     `layer` is its place in the stack; of a scanned block, that of the first. A router of its own reads x before the
-    norm: a router has a norm.
+    norm: a router has a norm. `chosen` says that the stack's router was given codes of rows.
     """
 
     config: StackConfig
     kind: str
     dtype: Any
     layer: int = 0
+    chosen: bool = False
 
     @nn.compact
     def __call__(
@@ -300,7 +300,10 @@ class Block(nn.Module):
     def _adapted(self, x: Any, segment_ids: Any, positions: Any, state: Any, code: Any) -> tuple[Any, Any]:
         """The block, whose sites are scaled by the code."""
         adapter = self.config.adapter
-        with nullcontext() if adapter is None else adapter.inside(self.path, self.layer, code):
+        if adapter is None:
+            return self._mix(x, segment_ids, positions, state)
+        chosen = self.chosen or self.has_variable(CHOSEN, "router")
+        with adapter.inside(self.path, self.layer, code, chosen=chosen):
             return self._mix(x, segment_ids, positions, state)
 
     def _mix(self, x: Any, segment_ids: Any, positions: Any, state: Any) -> tuple[Any, Any]:
@@ -324,12 +327,16 @@ class Block(nn.Module):
 
 
 class Period(nn.Module):
-    """The blocks of one period of the pattern, the first of which is number `first` of the stack."""
+    """The blocks of one period of the pattern, the first of which is number `first` of the stack.
+
+    `chosen` is as for a `Block`.
+    """
 
     config: StackConfig
     kinds: str | tuple[str, ...]
     dtype: Any
     first: int = 0
+    chosen: bool = False
 
     @nn.compact
     def __call__(
@@ -339,7 +346,7 @@ class Period(nn.Module):
         after = []
         for i, kind in enumerate(self.kinds):
             state = states[i] if states else None
-            x, state = block(self.config, kind, self.dtype, self.first + i, name=f"block_{i}")(
+            x, state = block(self.config, kind, self.dtype, self.first + i, self.chosen, name=f"block_{i}")(
                 x, segment_ids, positions, state, code, side
             )
             after.append(state)
@@ -399,7 +406,7 @@ class Stack(nn.Module):
         carried = (state.periods, state.rest) if state else ((), ())
         x, periods = self._periods(x, segment_ids, positions, carried[0], code, side)
         scanned = config.repeats * len(config.pattern)
-        x, rest = Period(config, config.remainder, self.dtype, scanned, name="rest")(
+        x, rest = Period(config, config.remainder, self.dtype, scanned, self._chosen(), name="rest")(
             x, segment_ids, positions, carried[1], code, side
         )
         return x, StackState(periods=periods, rest=rest) if state else None
@@ -420,17 +427,22 @@ class Stack(nn.Module):
                 length=config.repeats,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
-            return scanned(config, config.pattern, self.dtype, name="periods")(
+            return scanned(config, config.pattern, self.dtype, chosen=self._chosen(), name="periods")(
                 x, segment_ids, positions, states, code, side
             )
         after = []
         for i in range(config.repeats):
             here = jax.tree.map(lambda leaf, i=i: leaf[i], states)
-            x, here = Period(config, config.pattern, self.dtype, i * len(config.pattern), name=f"period_{i}")(
+            first, name = i * len(config.pattern), f"period_{i}"
+            x, here = Period(config, config.pattern, self.dtype, first, self._chosen(), name=name)(
                 x, segment_ids, positions, here, code, side
             )
             after.append(here)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *after) if states else ()
+
+    def _chosen(self) -> bool:
+        """Whether the stack's router was given codes of rows."""
+        return self.has_variable(CHOSEN, "router")
 
 
 def block_names(config: StackConfig) -> dict[str, list[str]]:

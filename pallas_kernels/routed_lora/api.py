@@ -2,14 +2,15 @@
 
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from pallas_kernels._arguments import checked
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device, has_reference_ops
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels.routed_lora import hopper
-from pallas_kernels.routed_lora.hopper import TILE
+from pallas_kernels.routed_lora.hopper import STEP, TILE
 from pallas_kernels.routed_lora.reference import Matrices, routed_lora_reference
 from pallas_kernels.routed_lora.xla import routed_lora_xla
 
@@ -55,9 +56,9 @@ def routed_lora(
       chunk: tokens that share a code; C is the number of chunks of T tokens, the last one perhaps not full.
       active: [tiles, E], which blocks may have a number other than 0 in a tile, so that a kernel can skip the others.
         A tile is 256 tokens in the order of rows, the last one perhaps not full: tile i has the tokens 256 i to
-        256 i + 255 of x.reshape(B T, K). The code counts as 0 where its block is not active, and has a gradient of 0
-        there. `active_blocks` makes it of a code: then y and the other gradients are as without it. Without it a code
-        of 0 has the gradient scale g p of any other number. None for all blocks.
+        256 i + 255 of x.reshape(B T, K). The code counts as 0 where its block is not active, and has the gradient
+        scale g p of any other number. `active_blocks` makes it of a code: then y and all gradients are as without it.
+        None for all blocks.
       scale: of the update, alpha over the rank.
       implementation: a name of the table; None takes the first that runs here.
 
@@ -84,6 +85,19 @@ def explain(
 ) -> str:
     """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
     return explain_table("routed_lora", TABLE, device or current_device(), x, w, v, u, code, **options)
+
+
+def can_skip(x: Any, w: Any, v: Any, u: Any, code: Any) -> bool:
+    """Whether `active` can save anything in such a call: the kernel runs here, and a site has several steps of ranks.
+
+    Args:
+      x, w, v, u, code: as in `routed_lora`, or ShapeDtypeStructs; w, v and u are tuples.
+    """
+    if code is None or has_reference_ops() or max(site.shape[1] for site in v) <= STEP:
+        return False
+    tiles = -(-x.shape[0] * x.shape[1] // TILE)
+    active = jax.ShapeDtypeStruct((tiles, code.shape[2]), jnp.bool_)
+    return TABLE[0].passed_over(current_device(), x, w, v, u, code, active=active) is None
 
 
 def _check(x: Any, sites: tuple[Any, Any, Any], code: Any, chunk: int) -> None:

@@ -17,6 +17,7 @@ from jaxblt.adapters import (
     Sparse,
     Sticky,
     TopK,
+    products,
 )
 from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, GatedRecurrenceConfig
 from jaxblt.models import StackConfig
@@ -109,3 +110,22 @@ def test_every_property(name, changes, part):
     names = [p.name for p in ADAPTER_PROPERTIES if p.applies(AdaptedStack(stack))][part::PARTS]
     assert len(names) > 5
     assert check_adapter(stack, only=names, seed=SEEDS.get((name, stack.pattern), 0)) == names
+
+
+@pytest.mark.parametrize("name", ["token", "sticky"])
+@TURNS
+def test_blocks_that_are_skipped(name, monkeypatch):
+    """As if every implementation skipped the blocks whose code is 0."""
+    told, op = [], products.routed_lora
+
+    def recorded(*arrays, **options):
+        told.append(options["active"] is not None)
+        return op(*arrays, **options)
+
+    monkeypatch.setattr(products, "routed_lora", recorded)
+    monkeypatch.setattr(products, "can_skip", lambda *arrays: True)
+    # Differ from other tests' configs, whose compiled programs may be found again
+    stack = stack_of(name, dropout=0.5)
+    names = ("start", "learns", "packed", "chunked", "finite_gradients")
+    assert check_adapter(stack, only=names, length=16) == list(names)
+    assert set(told) == {True}

@@ -5,6 +5,7 @@ Remat and several devices cannot be simulated; `make gpu-compile` compiles both.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels._dispatch import Device
+from pallas_kernels._dispatch import Device, compiling_for, reference_ops
 from pallas_kernels.routed_lora import (
     active_blocks,
+    can_skip,
     explain,
     mosaic_gpu_down,
     mosaic_gpu_product,
@@ -259,6 +261,35 @@ def test_goes_first_where_it_was_timed(change: dict[str, Any], reason: str | Non
     device, *arrays = _call(**call)
     line = "mosaic_gpu on NVIDIA H200" if reason is None else f"xla on NVIDIA H200 (not mosaic_gpu: {reason})"
     assert explain(*arrays, device=device, active=active) == f"routed_lora: {line}"
+
+
+@pytest.mark.parametrize(
+    ("change", "skips"),
+    [
+        ({}, True),
+        ({"rank": 64}, False),  # a step has all blocks
+        ({"rank": 136}, False),  # blocks of 68 ranks
+        ({"length": 8191}, False),
+        ({"outputs": 960}, False),
+        ({"weighed": False}, False),
+        ({"device": Device("gpu", (10, 0), "NVIDIA B200")}, False),
+    ],
+)
+def test_says_where_it_skips(change: dict[str, Any], skips: bool) -> None:
+    call = {"device": HOPPER, "dtype": jnp.bfloat16, "length": 8192, "inputs": 1024, "outputs": 1024}
+    device, *arrays = _call(**call | {"rank": 128} | change)
+    with compiling_for(as_jax(device)):
+        assert can_skip(*arrays) is skips
+        assert not can_skip(*arrays[:-1], None)
+        with reference_ops():
+            assert not can_skip(*arrays)
+    assert not can_skip(*arrays)
+
+
+def as_jax(device: Device) -> Any:
+    """A device as JAX has it, for `compiling_for`."""
+    capability = ".".join(map(str, device.capability or ()))
+    return SimpleNamespace(platform="gpu", compute_capability=capability, device_kind=device.kind)
 
 
 def _call(
