@@ -31,11 +31,13 @@ def conflict(folder: Folder) -> str:
 
 
 def _conflict(found: Figures) -> str:
-    less = found["compared"]["less_than_static"]
+    less, closed = (found["compared"].get(key, {}) for key in ("less_than_static", "gap_closed"))
+    closed = closed if less["oracle"]["low"] > 0 else {}  # else there is no gap
     rows = [
         (
             *(name, count(arm["parameters"]), f"{_bits(arm):.3f}"),
             "" if name == "static" else _interval(less[name]),
+            _interval(closed[name]) if name in closed else "",
         )
         for name, arm in found["arms"].items()
     ]
@@ -49,9 +51,9 @@ def _conflict(found: Figures) -> str:
         f"({found['base']['bits_per_byte']:.3f} bits by itself) trained for {length} beside other runs, "
         f"one seed. `oracle` is told the permutation and has rank {settings['rank']} for each, `static` the same "
         "parameters in one adapter. Bits less than `static` are paired over documents, with 95 % intervals; below 0 an "
-        "arm is worse."
+        "arm is worse. Routers of arms that imitate learn from the permutations' numbers."
     )
-    head = ("arm", "trained parameters", "bits per byte", "less than `static`")
+    head = ("arm", "trained parameters", "bits per byte", "less than `static`", "share of the oracle's gain")
     return f"{said}\n\n{table(head, rows)}"
 
 

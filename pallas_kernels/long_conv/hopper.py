@@ -26,11 +26,20 @@ MOST_STEPS = 2**30
 """Points of a channel's rows that do not fit on chip: twice as many numbers in fp16, one array, would be 2^31."""
 
 TIMED = 1024
-"""Steps of the shortest row that was timed on an H200."""
+"""Steps of the shortest row that was timed."""
 
-HALF = range(2, CLASSES + 1)
-"""Classes of rows that are faster in fp16 between stages, timed at both ends. Others were not timed, or their GPU tests
-were cut."""
+HALF = CLASSES * TILE
+"""Steps of the longest row that goes first in fp16 between stages: GPU tests of longer ones were cut."""
+
+PACKED = LONGEST_ON_CHIP
+"""Steps of the longest packed row whose GPU tests have run."""
+
+FEW = 32
+"""Rows of all channels together that leave most multiprocessors idle: `monarch` was faster with as many, timed at both
+ends of `ON_CHIP`."""
+
+ON_CHIP = range(PAIR * TILE, LONGEST_ON_CHIP + 1)
+"""Steps of rows for which `FEW` was timed."""
 
 TOGETHER = (8, 4, 2)
 """Short rows that may share a tile."""
@@ -105,16 +114,20 @@ def why_not(
 
 def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
     """Why a slower form goes first, or None where the kernel was timed and is faster."""
-    if segment_ids is not None:
-        return "packed rows have not been timed in it"
-    return f"it has not been timed below {TIMED:,} steps" if x.shape[2] < TIMED else None
+    rows, length = x.shape[0] * x.shape[1], x.shape[2]
+    if length < TIMED:
+        return f"it has not been timed below {TIMED:,} steps"
+    if segment_ids is not None and length > PACKED:
+        return f"packed rows above {PACKED:,} steps have not run in it"
+    if rows <= FEW and length in ON_CHIP:
+        return f"{rows} rows of all channels leave most multiprocessors idle"
+    return None
 
 
-def rather_not_half(device: Device, x: Any, filter: Any, **options: Any) -> str | None:
+def rather_not_half(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
     """The same of the kernel with fp16 between its stages."""
-    if refused := rather_not(device, x, filter, **options):
+    if refused := rather_not(device, x, filter, segment_ids=segment_ids):
         return refused
-    first, last = ((classes * TILE) for classes in (HALF[0] - 1, HALF[-1]))
-    if first < x.shape[2] <= last:
-        return None
-    return f"it has been timed on rows of more than {first:,} and at most {last:,} steps"
+    if segment_ids is not None:
+        return "its GPU tests are of one document a row"
+    return None if x.shape[2] <= HALF else f"GPU tests of its rows above {HALF:,} steps were cut"

@@ -71,7 +71,7 @@ def rather_not_monarch(device: Any, x: Any, filter: Any, *, segment_ids: Any = N
     if (reason := why_not_streams(device, x)) is not None:
         return f"it was timed with bf16 streams on an H200 alone, and {reason}"
     if segment_ids is not None:
-        return "packed rows have not been timed in it"
+        return "packed rows have been timed in it at 8,192 steps alone, where the kernels are faster"
     if not TIMED[0] <= (length := x.shape[2]) <= TIMED[1]:
         return f"it was timed at {TIMED[0]} to {TIMED[1]} steps, not at {length}"
     return None

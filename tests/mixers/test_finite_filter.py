@@ -157,5 +157,5 @@ def test_kernels_pass_what_the_mixers_suite_asks_in_bfloat16_on_a_gpu(monkeypatc
     monkeypatch.setattr(hopper, "TIMED", 1)  # rows of the suite are short, and fp32 goes elsewhere
     config = HyenaConfig(dim=8, order=3, filter=ImplicitFilter(600, width=8), causal=causal)
     streams = jax.ShapeDtypeStruct((2, 8, 40), jnp.bfloat16)
-    assert "long_conv: mosaic_gpu_vjp on " in explain(streams, jax.ShapeDtypeStruct((8, 40), jnp.float32))
+    assert "long_conv: mosaic_gpu_half on " in explain(streams, jax.ShapeDtypeStruct((8, 40), jnp.float32))
     check_mixer(config, only=("bfloat16",))

@@ -226,7 +226,7 @@ def test_backward_keeps_inputs_and_no_spectra() -> None:
         ({"length": 8191}, "it was timed at 8192 to 1048576 steps, not at 8191"),
         ({"length": 1_048_577}, "it was timed at 8192 to 1048576 steps, not at 1048577"),
         ({"dtype": jnp.float32}, "it takes bf16 streams, these are float32"),
-        ({"packed": True}, "packed rows have not been timed in it"),
+        ({"packed": True}, "packed rows have been timed in it at 8,192 steps alone"),
         ({"device": Device("gpu", (8, 0), "NVIDIA A100")}, "this is NVIDIA A100"),
     ],
     ids=str,

@@ -189,8 +189,16 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-def test_packed_rows_take_their_kernels_by_name_alone() -> None:
-    x, filter = jax.ShapeDtypeStruct((1, 3, 8192), bf16), jax.ShapeDtypeStruct((3, 8192), jnp.float32)
-    said = explain(x, filter, device=HOPPER, segment_ids=jax.ShapeDtypeStruct((1, 8192), jnp.int32))
-    assert said.startswith("long_conv: xla on ")
-    assert "mosaic_gpu: packed rows have not been timed in it" in said
+@pytest.mark.parametrize(
+    ("length", "first", "said"),
+    [
+        (8192, "mosaic_gpu_vjp", "mosaic_gpu_half: its GPU tests are of one document a row"),
+        (1000, "xla", "mosaic_gpu_vjp: it has not been timed below 1,024 steps"),
+        (40_000, "xla", "mosaic_gpu_vjp: packed rows above 32,768 steps have not run in it"),
+    ],
+)
+def test_packed_rows_take_their_kernels_where_they_were_timed(length: int, first: str, said: str) -> None:
+    x, filter = jax.ShapeDtypeStruct((1, 64, length), bf16), jax.ShapeDtypeStruct((64, length), jnp.float32)
+    ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    told = explain(x, filter, device=HOPPER, segment_ids=ids)
+    assert told.startswith(f"long_conv: {first} on ") and said in told
