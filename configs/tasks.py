@@ -137,7 +137,9 @@ def parity() -> Recipe:
 def listops() -> Recipe:
     """ListOps at Long Range Arena's lengths and set sizes, read both ways; `jaxblt data fetch listops` draws the files.
 
-    A model 256 wide was on training rows in 600 steps where one 128 wide was after 2,400. In three pieces: --train.time-limit-s 540, then 1080, then 1620.
+    A model 256 wide was after 600 steps where one 128 wide was after 2,400.
+
+    In three pieces: --train.time-limit-s 540, then 1080, then 1620.
     A Transformer of equal size: --model.stack.pattern A --run-dir runs/listops_transformer
     Causal, as a language model reads: --model.stack.causal --objective.causal
     """
@@ -149,9 +151,7 @@ def listops() -> Recipe:
         max_tokens=65_536,
         labels="symbol",
     )
-    recipe = _classifier(
-        "listops", _stack("H", 256, 6), data, classes=10, steps=24_000, rate=2e-3, pieces=3
-    )
+    recipe = _classifier("listops", _stack("H", 256, 6), data, classes=10, steps=24_000, rate=2e-3, pieces=3)
     return replace(recipe, model=replace(recipe.model, pooling="last"))
 
 

@@ -201,4 +201,5 @@ def test_packed_rows_take_their_kernels_where_they_were_timed(length: int, first
     x, filter = jax.ShapeDtypeStruct((1, 64, length), bf16), jax.ShapeDtypeStruct((64, length), jnp.float32)
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
     told = explain(x, filter, device=HOPPER, segment_ids=ids)
-    assert told.startswith(f"long_conv: {first} on ") and said in told
+    assert told.startswith(f"long_conv: {first} on ")
+    assert said in told
