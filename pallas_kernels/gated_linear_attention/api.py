@@ -9,7 +9,6 @@ from pallas_kernels._dispatch import Device, Implementation, choose, current_dev
 from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels._linear_state import step
 from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
-from pallas_kernels._linear_state.jla import rather_not
 from pallas_kernels.gated_linear_attention import hopper, jla
 from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
@@ -32,7 +31,7 @@ def _mosaic_gpu_step(*args: Any, **options: Any) -> Any:
 
 
 TABLE = (
-    Implementation("jla", jla.gated_linear_attention_jla, jla.why_not, rather_not),
+    Implementation("jla", jla.gated_linear_attention_jla, jla.why_not, jla.rather_not),
     Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not, hopper.rather_not),
     Implementation("mosaic_gpu_step", _mosaic_gpu_step, step.why_not),
     Implementation("xla", gated_linear_attention_xla),

@@ -6,13 +6,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._dispatch import Device
+from pallas_kernels._linear_state import jla
 from pallas_kernels._linear_state.jla import CHUNK, MOST_CHUNKS, call_jla, why_not_rows
+from pallas_kernels.gated_linear_attention.pieces import Pieces
 
-WIDTHS = (64, 128)
-"""Widths K and V of a head that the package has kernels for."""
-
-GROUP = 128
-"""Under gates by key channel, the package's kernels take so many channels of all heads at a time."""
+CUT = False
+"""Whether heads that are cut, filled up or repeated take its kernels unasked: not before they were timed on a GPU."""
 
 
 def why_not(
@@ -30,21 +29,28 @@ def why_not(
         return reason
     if log_value_gate is not None:
         return "it has no gates by value channel"
-    if k.shape[3] not in WIDTHS or v.shape[3] not in WIDTHS:
-        return f"it takes heads of K and V in {WIDTHS}, not {k.shape[3]} and {v.shape[3]}"
-    return None if log_key_gate is None else _why_not_key_gates(k, v)
-
-
-def _why_not_key_gates(k: Any, v: Any) -> str | None:
-    length, key_heads, keys = k.shape[1:]
-    if key_heads != v.shape[2]:
-        return f"under gates by key channel it takes as many heads of k as of v, not {key_heads} and {v.shape[2]}"
-    if key_heads * keys % GROUP:
-        return f"under gates by key channel it takes multiples of {GROUP} channels, not {key_heads} heads of {keys}"
-    if -(-length // CHUNK) * (keys // 64) > MOST_CHUNKS:
-        longest = MOST_CHUNKS // (keys // 64) * CHUNK
+    if log_key_gate is None:
+        return None
+    length, width = v.shape[1], Pieces.of(k, v, by_key=True).key_width
+    if -(-length // CHUNK) * (width // 64) > MOST_CHUNKS:
+        longest = MOST_CHUNKS // (width // 64) * CHUNK
         return f"under gates by key channel it takes at most {longest} steps a row, not {length}"
     return None
+
+
+def rather_not(
+    device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, **options: Any
+) -> str | None:
+    """Why a call is left to others, or None."""
+    if (refused := jla.rather_not(device, q, k, v, log_key_gate, **options)) is not None:
+        return refused
+    if CUT or Pieces.of(k, v, by_key=log_key_gate is not None).is_whole:
+        return None
+    (key_heads, keys), (heads, values) = k.shape[2:], v.shape[2:]
+    return (
+        f"{heads} heads of K {keys} and V {values} with {key_heads} of keys would be cut, filled up or repeated, which "
+        "was not timed"
+    )
 
 
 def gated_linear_attention_jla(
@@ -61,14 +67,23 @@ def gated_linear_attention_jla(
     scale: float = 1.0,
     chunk_size: int = 64,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """See `gated_linear_attention`; its chunks are of 64 steps."""
-    gate = log_key_gate if log_gate is None else log_gate
-    return call_jla(
-        "simple_gla" if log_key_gate is None else "gla",
-        *(q, k, v),
-        log_gate=jnp.zeros(v.shape[:3], jnp.float32) if gate is None else gate,
+    """See `gated_linear_attention`; its chunks are of 64 steps, its heads of 64 or 128 channels."""
+    pieces = Pieces.of(k, v, by_key=log_key_gate is not None)
+    if log_key_gate is not None:
+        kind, gate = "gla", pieces.of_keys(log_key_gate)
+    else:
+        kind = "simple_gla"
+        gate = pieces.of_heads(jnp.zeros(v.shape[:3], jnp.float32) if log_gate is None else log_gate)
+    found: Any = call_jla(
+        kind,
+        *(pieces.of_keys(q), pieces.of_keys(k), pieces.of_values(v)),
+        log_gate=gate,
         segment_ids=segment_ids,
-        initial_state=initial_state,
+        initial_state=None if initial_state is None else pieces.of_states(initial_state),
         output_final_state=output_final_state,
         scale=scale,
     )
+    if not output_final_state:
+        return pieces.outputs(found, v.shape[3])
+    o, final = found
+    return pieces.outputs(o, v.shape[3]), pieces.states(final, k.shape[3], v.shape[3])

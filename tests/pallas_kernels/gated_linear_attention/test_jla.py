@@ -117,12 +117,16 @@ HEADS = {"heads": 4, "key_heads": 4, "keys": 128, "values": 128, "length": 4096}
     ("gate", "change", "reason"),
     [
         ("log_value_gate", {}, "it has no gates by value channel"),
-        ("log_gate", {"keys": 256}, "it takes heads of K and V in (64, 128), not 256 and 128"),
-        ("log_gate", {"values": 32}, "not 128 and 32"),
+        ("log_gate", {"keys": 256}, "4 heads of K 256 and V 128 with 4 of keys would be cut"),
+        ("log_gate", {"values": 32}, "4 heads of K 128 and V 32 with 4 of keys would be cut, filled up"),
         ("log_gate", {"length": 5_000_000}, "it takes at most 4186048 steps a row"),
         ("log_gate", {"length": 1}, "rows of 1 steps would be filled up to 64"),
-        ("log_key_gate", {"key_heads": 2}, "as many heads of k as of v, not 2 and 4"),
-        ("log_key_gate", {"heads": 1, "key_heads": 1, "keys": 64}, "multiples of 128 channels"),
+        (
+            "log_key_gate",
+            {"key_heads": 2},
+            "4 heads of K 128 and V 128 with 2 of keys would be cut, filled up or repeated",
+        ),
+        ("log_key_gate", {"heads": 1, "key_heads": 1, "keys": 64}, "1 heads of K 64 and V 128"),
         ("log_key_gate", {"length": 2_100_000}, "at most 2092992 steps a row, not 2100000"),
         ("log_gate", {"key_heads": 1}, None),
         ("log_key_gate", {}, None),
@@ -144,6 +148,38 @@ def test_what_it_takes(
     else:
         assert not text.startswith("gated_linear_attention: jla")
         assert reason in text.split("not jla: ")[1]
+
+
+CUT = [
+    # gate, heads, heads of keys, K, V: of them what the package is given
+    ("log_key_gate", 4, 4, 64, 512, (16, 16, 64, 128)),  # slots that are read
+    ("log_key_gate", 2, 2, 256, 96, (4, 4, 128, 128)),  # wide keys
+    ("log_key_gate", 4, 2, 16, 64, (4, 4, 64, 64)),  # few slots, whose keys are shared
+    ("log_key_gate", 1, 1, 16, 64, (1, 1, 128, 64)),
+    ("log_gate", 4, 2, 200, 130, (16, 4, 128, 128)),
+    ("log_gate", 2, 1, 64, 32, (2, 1, 64, 64)),
+]
+"""Heads of other widths than the package's."""
+
+
+@pytest.mark.parametrize(
+    ("gate", "heads", "key_heads", "keys", "values", "given"),
+    [pytest.param(*cut, marks=pytest.mark.slow(weeks=2) if i % 2 else ()) for i, cut in enumerate(CUT)],
+)
+def test_heads_are_cut_filled_up_and_repeated(
+    gate: str,
+    heads: int,
+    key_heads: int,
+    keys: int,
+    values: int,
+    given: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = stand_in(monkeypatch)
+    arrays = jax.tree.map(lambda x: x.astype(jnp.float32), rows(9, heads, key_heads, keys, values))
+    op_suite.CHECKS["reference"](case(gate, partial(adapter), arrays))
+    q, v = calls.given[0]["q"], calls.given[0]["v"]
+    assert (v.shape[2], q.shape[2], q.shape[3], v.shape[3]) == given
 
 
 GPU_CHECKS = op_suite.CHECKS | {"reference": check_errors}
@@ -172,6 +208,17 @@ def test_its_kernels(
 ) -> None:
     with as_others_write():
         GPU_CHECKS[check](case(gate, on_gpu, rows(length, heads, key_heads, keys, values)))
+
+
+@needs_jla
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("check", ["reference", "poison", "remat"])
+@pytest.mark.parametrize("cut", CUT, ids=str)
+def test_its_kernels_on_cut_heads(check: str, cut: tuple[Any, ...]) -> None:
+    gate, *widths, _ = cut
+    with as_others_write():
+        GPU_CHECKS[check](case(gate, on_gpu, rows(333, *widths)))
 
 
 @needs_jla
