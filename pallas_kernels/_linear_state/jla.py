@@ -7,7 +7,8 @@ nothing, and a log gate of zero keeps the state. So a row is exact whatever its 
 of zero, wherever the ids that the package is given change.
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from importlib import import_module, metadata
 from typing import Any
 
@@ -128,4 +129,17 @@ def call_jla(
 
 def _package_op(kind: str, options: dict[str, Any], floats: dict[str, Array], documents: Array | None) -> Any:
     op = import_module("jla.ops").linear_attention
-    return op(kind, **floats, **options, impl="mosaic_gpu", segment_ids=documents)
+    return _shared(op, kind, tuple(options.items()))(floats, documents)
+
+
+@lru_cache(maxsize=256)
+def _shared(op: Callable[..., Any], kind: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    """One function for equal calls: jit traces it once, so layers of a program share its kernels, which compile once.
+
+    Else each layer has kernels of its own, as JAX numbers them (`_mosaic_gpu.py`).
+    """
+
+    def run(floats: dict[str, Array], documents: Array | None) -> Any:
+        return op(kind, **floats, **dict(options), impl="mosaic_gpu", segment_ids=documents)
+
+    return jax.jit(run)

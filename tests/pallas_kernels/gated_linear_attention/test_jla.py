@@ -95,7 +95,8 @@ def test_strong_decay(gate: str, strong: float, monkeypatch: pytest.MonkeyPatch)
     given = CASES[gate]
     strong_gates = np.random.default_rng(9).uniform(size=given.arrays[gate].shape) < 0.4
     arrays = {**given.arrays, gate: jnp.where(strong_gates, strong, given.arrays[gate])}
-    adapter(arrays)
+    with jax.disable_jit():  # to look at numbers
+        adapter(arrays)
     assert float(calls.given[0]["g"].min()) >= -88
     actual, expected = (value_and_grads(run, arrays, optimised=True) for run in (given.run, reference))
     for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
@@ -148,6 +149,17 @@ def test_what_it_takes(
     else:
         assert not text.startswith("gated_linear_attention: jla")
         assert reason in text.split("not jla: ")[1]
+
+
+def test_layers_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, arrays = stand_in(monkeypatch), CASES["log_gate"].arrays
+
+    def layers(arrays: dict[str, Any]) -> Any:
+        o, _ = adapter(arrays)
+        return adapter(arrays | {"v": o})
+
+    jax.jit(layers).trace(arrays)
+    assert calls.kinds == ["simple_gla"]
 
 
 CUT = [
