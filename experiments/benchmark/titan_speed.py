@@ -23,7 +23,7 @@ class Shape:
       window: steps that attention sees.
       chunk_size: bytes from one update of a memory to the next.
       length: bytes of a row of training.
-      rows: of a step.
+      rows: of a step; four of these would need 144 GB.
     """
 
     form: Form = "mag"
@@ -33,7 +33,7 @@ class Shape:
     window: int = 2048
     chunk_size: int = 2048
     length: int = 32_768
-    rows: int = 4
+    rows: int = 2
 
     def __post_init__(self) -> None:
         check_fields(self)
