@@ -85,7 +85,7 @@ def test_the_benchmarks_time_it_against_xla(monkeypatch: pytest.MonkeyPatch) -> 
         delta_rule_bench: (DeltaRuleShape("small", 1, 64, 2, 1, 64, 64), {"values": 32}, ["xla", "jla"]),
         linear_attention_bench: (
             LinearAttentionShape("small", 1, 64, 2, 2, 64, 64, "key"),
-            {"keys": 256},
+            {"gate": "value", "keys": 640},
             ["xla", "jla", "mosaic_gpu"],
         ),
     }
