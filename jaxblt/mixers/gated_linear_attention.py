@@ -11,7 +11,15 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import Linear, dense
 from jaxblt.mixers.marks import Marks
-from jaxblt.mixers.matrix_state import HeadShape, MatrixState, Readout, Streams, check_heads, head_shape
+from jaxblt.mixers.matrix_state import (
+    HeadShape,
+    MatrixState,
+    Readout,
+    Streams,
+    check_heads,
+    head_shape,
+    start_at_own,
+)
 from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.validation import check_bounds
 from pallas_kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_summary
@@ -32,6 +40,7 @@ class GatedLinearAttentionConfig:
       value_head_dim: width V of a value; None for K.
       gate_rank: width between the two matrices that make the gates.
       short_taps: taps of the short convolutions of q, k and v. The paper has none, and recall by keys needs them.
+        They start near 1 at the token itself and near 0 before it.
       causal: True; the rule has no bidirectional form.
       chunk_size: steps that the op computes at once, a power of two; the result does not depend on it.
     """
@@ -84,7 +93,7 @@ class GatedLinearAttention(nn.Module):
         check_kind(MatrixState, state, mixer="GatedLinearAttention")
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
-        (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(
+        (q, k, v), short = Streams(config.shape, self.dtype, start_at_own, name="streams")(
             rows, None if state is None else state.short
         )
         streams, core = (q, k, v, self._log_gate(rows.x)), LinearState("key", config.chunk_size)

@@ -19,6 +19,8 @@ from pallas_kernels.short_conv import short_conv
 
 STEP_SIZES = (1e-3, 1e-1)
 """Between these step sizes dt starts, on average over inputs (Dao and Gu, 2405.21060)."""
+NEAR = 0.1
+"""Share of the even start in taps that start at the token itself."""
 RATES = (1.0, 16.0)
 """Between these rates A starts."""
 
@@ -112,11 +114,22 @@ def head_shape(config: Any) -> HeadShape:
     )
 
 
+def start_even(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Float[Array, "H K N"]:
+    """Taps of short convolutions that start alike for a token and those before it: N(0, 1 / N)."""
+    return nn.initializers.normal(shape[-1] ** -0.5)(key, shape, dtype)
+
+
+def start_at_own(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Float[Array, "H K N"]:
+    """Taps that start near 1 at the token itself and near 0 before it, so that keys are not blurred over tokens."""
+    return (NEAR * start_even(key, shape, dtype)).at[..., 0].add(1)
+
+
 class Streams(nn.Module):
     """q, k, v = silu(short_conv(x W)), each with a matrix and taps of its own (2405.21060, fig. 6)."""
 
     shape: HeadShape
     dtype: Any
+    start: nn.initializers.Initializer = start_even
 
     @nn.compact
     def __call__(
@@ -135,7 +148,7 @@ class Streams(nn.Module):
         axis, count = "heads" if name == "v" else "kv_heads", self.shape.taps
         sizes, names = {"h": heads, "k": width}, ("embed", axis, "head_dim")
         z = Linear("btd,dhk->bhkt", sizes, names, self.dtype, name=name)(rows.x)
-        init = named(nn.initializers.normal(count**-0.5), axis, "head_dim", "taps")
+        init = named(self.start, axis, "head_dim", "taps")
         taps = self.param(f"{name}_taps", init, (heads, width, count), jnp.float32)
         core = ShortHistory(short_conv, taps.reshape(-1, count), None, size=count - 1, count=heads)
         z = z.reshape(z.shape[0], -1, z.shape[-1])

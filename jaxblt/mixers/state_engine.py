@@ -32,6 +32,8 @@ SLOWER = 4.0
 """A level's slots forget this many times slower than those of the level below."""
 CHOICE = "routes"
 """Name of the choice of slots, see `jaxblt.mixers.choices`."""
+ROUTE_SPREAD = 4.0
+"""Standard deviation of the routes' logits at the start, for inputs of 1: nearly even routes keep all slots alike."""
 SMALL_SHARE = -2.0
 """Where the gates of edges start before the sigmoid: an edge changes slots by an eighth at first."""
 
@@ -41,8 +43,9 @@ class StateEngineConfig:
     """slot_s <- (1 - w_ts) slot_s + w_ts [k_t, v_t], w_ts = 1 - exp(route_ts g_t); read by softmax over slots.
 
     g_t <= 0 is a gate of each head, -1 on average at first. Routes are a softmax over the S slots of a head, so a token
-    writes as much as one slot takes, whatever S is. Slots are convex mixtures of zero and of what was routed to them:
-    they do not grow with the number of tokens. Reading is gated slot attention (Zhang et al., 2409.07146, sec. 3).
+    writes as much as one slot takes, whatever S is. They start uneven, or all slots would hold the same. Slots are
+    convex mixtures of zero and of what was routed to them: they do not grow with the number of tokens. Reading is gated
+    slot attention (Zhang et al., 2409.07146, sec. 3).
 
     With a `cell`, `state_attention` or `state_routes` slots move at edges, every `interval` tokens of a document.
     Chunks are run one after another then, and a mesh that splits the sequence scatters heads.
@@ -256,11 +259,11 @@ class StateEngine(nn.Module):
         config, heads, (q, k, v) = self.config, self.config.num_heads, qkv
         shared: Any = {"dtype": self.dtype, "accumulate": jnp.float32}
         bias, sizes = nn.initializers.zeros, {"h": heads, "s": config.slots}
-        logits = Linear("btd,dhs->bths", sizes, ("embed", "heads", None), bias=bias, name="route", **shared)(
-            x
-        )
-        start = nn.initializers.constant(math.log(math.e - 1))  # softplus of it is 1
-        gate = Linear("btd,dh->bth", {"h": heads}, ("embed", "heads"), bias=start, name="gate", **shared)(x)
+        spread = nn.initializers.variance_scaling(ROUTE_SPREAD**2, "fan_in", "truncated_normal")
+        start: Any = {"bias": bias, "kernel_init": spread}
+        logits = Linear("btd,dhs->bths", sizes, ("embed", "heads", None), name="route", **start, **shared)(x)
+        one = nn.initializers.constant(math.log(math.e - 1))  # softplus of it is 1
+        gate = Linear("btd,dh->bth", {"h": heads}, ("embed", "heads"), bias=one, name="gate", **shared)(x)
         log_gate, logits = -jax.nn.softplus(gate.astype(jnp.float32)), logits.astype(jnp.float32)
         if config.state_routes:
             sizes, names = {"h": heads, "k": config.shape.keys}, ("embed", "heads", "head_dim")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -162,3 +163,13 @@ def test_letters_of_the_stack_build() -> None:
         config = StackConfig(dim=64, num_layers=len(pattern), pattern=pattern)
         assert config.mixer(pattern[0]).dim == 64
         config.mixer(pattern[0]).build()
+
+
+def test_taps_of_gated_linear_attention_start_at_the_token_itself() -> None:
+    """A key that starts as an even mixture with those of the three tokens before hides which token it belongs to."""
+    config = GatedLinearAttentionConfig(dim=8, num_heads=2)
+    params = nn.meta.unbox(config.build().init(jax.random.key(0), jnp.zeros((1, 4, 8))))["params"]
+    for name in "qkv":
+        taps = np.asarray(params["streams"][f"{name}_taps"])
+        assert np.all(np.abs(taps[..., 0] - 1) < 0.25), name
+        assert np.all(np.abs(taps[..., 1:]) < 0.25), name

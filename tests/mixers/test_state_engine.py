@@ -309,3 +309,12 @@ def test_heads_that_do_not_divide_the_devices_are_refused_only_with_edges() -> N
 def test_bad_options_are_refused(options: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         StateEngineConfig(dim=DIM, **options)
+
+
+def test_slots_differ_from_the_start() -> None:
+    """Routes that start nearly even write the same to all slots: the likeliest of 32 has .15 of a token then."""
+    config = StateEngineConfig(dim=64, num_heads=1, num_slots=32)
+    x = jax.random.normal(jax.random.key(0), (1, 64, 64))
+    params = config.build().init(jax.random.key(1), x)["params"]
+    routes = jax.nn.softmax(x[0] @ nn.meta.unbox(params)["route"]["kernel"][:, 0], -1)
+    assert float(jnp.median(jnp.max(routes, -1))) > 0.5
