@@ -6,6 +6,9 @@ from pallas_kernels._dispatch import Device
 from pallas_kernels._hopper import CHUNK, ROWS, why_not_streams
 from pallas_kernels.long_conv.monarch import LONGEST
 
+BOX = 8 * CHUNK
+"""Steps of the smallest box that the copy engine moves of a row that is a matrix of its own."""
+
 TILE = CHUNK * ROWS
 """Points of a class: the DFT of 64 x 64."""
 
@@ -43,6 +46,10 @@ ON_CHIP = range(PAIR * TILE, LONGEST_ON_CHIP + 1)
 
 TOGETHER = (8, 4, 2)
 """Short rows that may share a tile."""
+
+FLAT = False
+"""Whether rows that fit on chip are read where they lie if their length is no multiple of 512 steps, in place of copies
+that are padded: not before its tests have passed on a GPU and it was timed."""
 
 
 class Ring(NamedTuple):
@@ -88,6 +95,12 @@ class Ring(NamedTuple):
     def stages(self) -> tuple[int, ...]:
         """Radices whose spectra have the kernel's order: class, then k_1, then k_2."""
         return (self.height, CHUNK) if self.classes == 1 else (self.classes, self.height, CHUNK)
+
+
+def is_read_flat(rows: int, length: int) -> bool:
+    """Whether so many rows in all, no longer than fits on chip, are read where they lie."""
+    # The kernels want a chunk in each row that is its own, and an array no smaller than a tile.
+    return FLAT and length % BOX != 0 and length >= BOX and rows * length >= TILE
 
 
 def why_not(

@@ -11,9 +11,10 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import enter, leave, only_tokens
 from pallas_kernels._hopper import as_chunks, as_rows
 from pallas_kernels.long_conv.blocks import BLOCK
-from pallas_kernels.long_conv.hopper import CLASSES, LONGEST_ON_CHIP, PAIR, TILE, Ring
+from pallas_kernels.long_conv.hopper import CLASSES, LONGEST_ON_CHIP, PAIR, TILE, Ring, is_read_flat
 from pallas_kernels.long_conv.monarch_vjp import Form, gated
 from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, X, differentiate
+from pallas_kernels.long_conv.mosaic_gpu_flat import Flat
 from pallas_kernels.long_conv.mosaic_gpu_long import convolve_long
 from pallas_kernels.long_conv.mosaic_gpu_long_backward import differentiate_long
 from pallas_kernels.long_conv.mosaic_gpu_outer import (
@@ -119,9 +120,18 @@ def _conv(
         arrays = (filter, bias, x, pre_gate, post_gate)
         return convolve_by_classes(form, classes_of(x.shape[2]), arrays, **call.options)
     ring, run = call.ring(x.shape[2], x.shape[0])
+    if run is convolve and (flat := _flat(ring, x.shape)) is not None:
+        streams = (x, pre_gate, post_gate)
+        return run(ring, *spectrum(form, ring, filter, bias), *streams, **call.options, flat=flat)
     gates = (None if z is None else _chunks(ring, z) for z in (pre_gate, post_gate))
     y = run(ring, *spectrum(form, ring, filter, bias), _chunks(ring, x), *gates, **call.options)
     return as_rows(y, x.shape)
+
+
+def _flat(ring: Ring, shape: tuple[int, ...]) -> Flat | None:
+    """Rows that are read where they lie, or None."""
+    batch, channels, length = shape
+    return Flat(ring, length, batch * channels) if is_read_flat(batch * channels, length) else None
 
 
 def _chunks(ring: Ring, z: Float[Array, "B D T"]) -> Float[Array, "R N 64"]:
@@ -151,18 +161,18 @@ def _gradients(form: Form, call: Call, arrays: tuple[Any, ...], g: Array) -> tup
     ring = Ring.of(g.shape[2], g.shape[0])
     run, ring = (differentiate, ring) if ring.classes <= PAIR else (differentiate_long, ring.even)
     streams = {X: x, DY: g, PRE: pre_gate, POST: post_gate}
-    chunks = {place: _chunks(ring, z) for place, z in streams.items() if z is not None}
-    found = run(ring, *spectrum(form, ring, filter, bias), chunks, **call.options)
+    given = {place: z for place, z in streams.items() if z is not None}
+    flat = _flat(ring, g.shape) if run is differentiate else None
+    options: dict[str, Any] = call.options if flat is None else call.options | {"flat": flat}
+    if flat is None:
+        given = {place: _chunks(ring, z) for place, z in given.items()}
+    found = run(ring, *spectrum(form, ring, filter, bias), given, **options)
+    gradients = found.streams
+    if flat is None:
+        gradients = {place: as_rows(z, x.shape) for place, z in gradients.items()}
     dfilter = taps_gradient(form, ring, found.spectrum, filter)
     dbias = None if bias is None else found.bias.sum(1).astype(bias.dtype)
-    return (
-        dfilter,
-        dbias,
-        *(
-            as_rows(found.streams[place], x.shape) if place in found.streams else None
-            for place in (X, PRE, POST)
-        ),
-    )
+    return dfilter, dbias, *(gradients.get(place) for place in (X, PRE, POST))
 
 
 _conv.defvjp(_forward, _backward)

@@ -11,6 +11,9 @@ share a channel write sums of their own, so the result is the same from run to r
 Each class of frequencies has a warpgroup of its own. A row of two tiles is therefore shared by two, a team: each makes
 the share of its class in both tiles of y and du, and hands that of the other tile over in fp16. v is transformed first,
 as the next row's dy and post_gate come before its x and pre_gate, from whose places dx and dpre_gate leave last.
+
+Rows whose length is no multiple of 512 may stay where they are (`mosaic_gpu_flat`). u and v then begin at the same
+point of their rings, so what the taps' gradient is made of does not change.
 """
 
 from collections.abc import Sequence
@@ -24,9 +27,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.tiles import read, tile_ref, zeros
+from pallas_kernels._conv.tiles import chunks_ref, read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program, varying_like
 from pallas_kernels.long_conv.hopper import PAIR, Ring
+from pallas_kernels.long_conv.mosaic_gpu_flat import Flat, FlatTile
 from pallas_kernels.long_conv.mosaic_gpu_launch import launch
 from pallas_kernels.long_conv.mosaic_gpu_products import (
     Complex,
@@ -46,7 +50,8 @@ from pallas_kernels.long_conv.mosaic_gpu_tables import tables
 X, DY, PRE, POST = range(4)
 """Streams; the gradient of x, or of a gate, leaves from where that came."""
 
-Streams = dict[int, Any]
+Streams = dict[int, Sequence[Any]]
+"""One array each, or as many as `Flat.arrays`."""
 
 
 class Call(NamedTuple):
@@ -56,6 +61,7 @@ class Call(NamedTuple):
       rows: of a program.
       places: the streams that there are.
       dtype: of products element by element, but for those that are summed over rows.
+      flat: rows that lie one behind another, None for a matrix each.
     """
 
     ring: Ring
@@ -64,11 +70,19 @@ class Call(NamedTuple):
     teams: int
     places: tuple[int, ...]
     dtype: Any
+    flat: Flat | None = None
 
     @property
     def tiles(self) -> int:
         """What teams take in turn: a row of C tiles, or a tile of several rows."""
         return self.rows // self.ring.together
+
+    @property
+    def boxes(self) -> int:
+        """Copies of one stream a turn."""
+        if self.flat is not None:
+            return sum(self.flat.copies(m) for m in range(self.ring.classes))
+        return self.ring.classes * self.ring.together
 
     @property
     def inner(self) -> list[int]:
@@ -113,7 +127,7 @@ class Shared(NamedTuple):
 class Gradients(NamedTuple):
     """By stream; conj(U) V [D, N, 2 C, 64, 64] and sums of u v [D, N], in N parts."""
 
-    streams: dict[int, Float[Array, "R N 64"]]
+    streams: dict[int, Float[Array, "R N 64"] | Float[Array, "B D T"]]
     spectrum: Float[Array, "D N P 64 64"]
     bias: Float[Array, "D N"]
 
@@ -122,33 +136,40 @@ def differentiate(
     ring: Ring,
     spectrum: Float[Array, "D P 64 64"],
     inverse: Float[Array, "D 64"],
-    streams: dict[int, Float[Array, "R N 64"]],
+    streams: dict[int, Float[Array, "R N 64"] | Float[Array, "B D T"]],
     *,
     interpret: bool,
     dtype: Any = jnp.float32,
+    flat: Flat | None = None,
 ) -> Gradients:
-    """Gradients of streams in chunks; see `mosaic_gpu_tables.spectrum` for the two before them."""
+    """Gradients of streams in chunks; see `mosaic_gpu_tables.spectrum` for the two before them.
+
+    `flat` rows are not in chunks, and neither are their gradients.
+    """
     channels, x = spectrum.shape[0], streams[X]
-    batch = x.shape[0] // channels
+    batch = (x.shape[0] if flat is None else flat.rows) // channels
     rows = rows_per_program(batch // ring.together, channels) * ring.together
     teams = min(PAIR // ring.classes, rows // ring.together)
-    call = Call(ring, channels, rows, teams, tuple(sorted(streams)), dtype)
+    call = Call(ring, channels, rows, teams, tuple(sorted(streams)), dtype, flat)
     constants = [jnp.asarray(table) for table in tables(ring) if table is not None]
     parts, wanted = batch // rows * teams, [place for place in call.places if place != DY]
+    given = [[streams[place]] if flat is None else flat.enter(streams[place]) for place in call.places]
     *found, sums, bias = launch(
         partial(_program, call=call),
-        (*(streams[place] for place in call.places), *constants, spectrum, inverse),
+        (*(z for stream in given for z in stream), *constants, spectrum, inverse),
         (
-            *(jax.typeof(x) for _ in wanted),
+            *(jax.typeof(z) for _ in wanted for z in given[0]),
             varying_like(x, (channels * parts, 2 * ring.classes, ROWS, CHUNK), jnp.float32),
             varying_like(x, (channels * parts, ring.classes, ROWS), jnp.float32),
         ),
         _scratch(call, constants),
         grid=(channels, batch // rows),
         workers=call.workers,
-        name=f"{ring.points}_vjp",
+        name=f"{ring.points}_vjp" if flat is None else f"{ring.points}_flat_vjp",
         interpret=interpret,
     )
+    if flat is not None:
+        found = [flat.leave(arrays, x.shape) for arrays in _groups(found, flat.arrays)]
     return Gradients(
         dict(zip(wanted, found, strict=True)),
         sums.reshape(channels, parts, *sums.shape[1:]),
@@ -156,12 +177,18 @@ def differentiate(
     )
 
 
+def _groups(arrays: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    """As many arrays at a time."""
+    return [arrays[i : i + size] for i in range(0, len(arrays), size)]
+
+
 def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
     matrices, twiddles, turns = (z.shape for z in constants)
     count, classes, half = len(call.places), call.ring.classes, jnp.float16
-    operands, boxes = (call.workers, 2, ROWS, CHUNK), classes * call.ring.together
+    operands, boxes = (call.workers, 2, ROWS, CHUNK), call.boxes
+    stream_ref = tile_ref if call.flat is None else chunks_ref
     return Shared(
-        streams=tile_ref(call.teams, count, classes, ROWS, CHUNK, dtype=jnp.bfloat16),
+        streams=stream_ref(call.teams, count, classes, ROWS, CHUNK, dtype=jnp.bfloat16),
         sent=tile_ref(*operands, dtype=half),
         got=tile_ref(*operands, dtype=half),
         sizes=plgpu.SMEM((call.workers, ROWS), jnp.float32),
@@ -179,7 +206,8 @@ def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
 
 def _program(*refs: Any, call: Call) -> None:
     """One channel of `rows` rows."""
-    count = len(call.places)
+    each = 1 if call.flat is None else call.flat.arrays
+    count = len(call.places) * each
     streams, (matrices, twiddles, turns, spectrum, inverse) = refs[:count], refs[count : count + 5]
     *found, sums_out, bias_out, shared = refs[count + 5 :]
     channel, worker = lax.axis_index("channel"), lax.axis_index("warpgroup")
@@ -200,8 +228,8 @@ def _program(*refs: Any, call: Call) -> None:
     wanted = [place for place in call.places if place != DY]
     row = _Row(
         call,
-        dict(zip(call.places, streams, strict=True)),
-        dict(zip(wanted, found, strict=True)),
+        dict(zip(call.places, _groups(streams, each), strict=True)),
+        dict(zip(wanted, _groups(found, each), strict=True)),
         shared,
         worker // call.ring.classes,
         worker % call.ring.classes,
@@ -237,8 +265,18 @@ class _Row(NamedTuple):
         """The own tile of these streams."""
         for place in places:
             came = self.shared.got_came if place in self.call.outer else self.shared.came
-            for box, part in self._boxes(self.streams[place], self._place(place, self.own), step):
+            if self.call.flat is not None:
+                self._load_flat(place, came.at[self.team], step)
+                continue
+            for box, part in self._boxes(self.streams[place][0], self._place(place, self.own), step):
                 plgpu.copy_gmem_to_smem(box, part, came.at[self.team])
+
+    def _load_flat(self, place: int, came: Any, step: Array) -> None:
+        """The own tile of a stream, whose pieces its number says."""
+        load = self._flat(step).load
+        for m in range(self.call.ring.classes):
+            source, tile = self.streams[place], self._place(place, m)
+            pl.when(self.own == m)(partial(load, source, tile, m, came))
 
     def differentiate(self, step: Array, steps: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
         """The sums with one turn more, and the loads of the next."""
@@ -246,20 +284,20 @@ class _Row(NamedTuple):
         sent, got = ([ref.at[self.worker, i] for i in range(2)] for ref in (shared.sent, shared.got))
         plgpu.barrier_wait(shared.got_came.at[self.team])
         scale, inverse_got = self._scales(DY, POST)
-        store(got, self._turned(DY, POST, scale))
+        store(got, self._turned(DY, POST, scale, step))
         store(got, self._transformed(got))
         plgpu.barrier_wait(shared.came.at[self.team])
         bias = sums[2] + jnp.sum(self._input(X, PRE, self.own) * self._input(DY, POST, self.own), axis=1)
         scale, inverse = self._scales(X, PRE)
-        store(sent, self._turned(X, PRE, scale))
+        store(sent, self._turned(X, PRE, scale, step))
         u = self._transformed(sent)
         shares, both = product(_read(got), u, conjugated=True), spread(inverse * inverse_got)
         sums = tuple(total + z * both for total, z in zip(sums, shares, strict=False))
         if POST in self.call.places:
             store(sent, times(u, self._spectrum(), dtype=dtype))
-            self._restore(sent)
+            self._restore(sent, step)
         store(got, times(_read(got), self._spectrum(), conjugated=True, dtype=dtype))
-        self._restore(got)
+        self._restore(got, step)
         self._meet()
         more, scale_back = step + 1 < steps, by_row(shared.inverse)
         # Keep this before the loads that let the other warpgroup overwrite its shares.
@@ -283,9 +321,7 @@ class _Row(NamedTuple):
 
     def _boxes(self, array: Any, tile: Any, step: Array) -> list[tuple[Any, Any]]:
         """Where the chunks of the own tile lie in device memory, and their places in `tile`."""
-        ring, found = self.call.ring, []
-        first = lax.axis_index("rows") * self.call.rows
-        first += (self.team + step * self.call.teams) * ring.together
+        ring, found, first = self.call.ring, [], self._first(step)
         for i in range(ring.together):
             row = (first + i) * self.call.channels + lax.axis_index("channel")
             # Keep the start unknown to Pallas, which refuses a box that reaches past the row's end.
@@ -293,6 +329,15 @@ class _Row(NamedTuple):
             part = tile if ring.together == 1 else tile.at[pl.ds(i * ring.height, ring.height)]
             found.append((array.at[row, chunks], part))
         return found
+
+    def _first(self, step: Array) -> Array:
+        """Of the channel's rows, the first that a turn takes."""
+        first = lax.axis_index("rows") * self.call.rows
+        return first + (self.team + step * self.call.teams) * self.call.ring.together
+
+    def _flat(self, step: Array) -> FlatTile:
+        assert self.call.flat is not None
+        return FlatTile(self.call.flat, self.call.channels, self._first(step))
 
     def _place(self, place: int, m: Any) -> Any:
         return self.shared.streams.at[self.team, self.call.places.index(place), m]
@@ -311,11 +356,14 @@ class _Row(NamedTuple):
         tiles = (self._input(place, gate, m) for m in range(ring.classes))
         return row_scales(tiles, self.shared.sizes.at[self.worker], ring)
 
-    def _turned(self, place: int, gate: int, scale: Array) -> Complex:
+    def _turned(self, place: int, gate: int, scale: Array, step: Array) -> Complex:
         """The own class of a row."""
         total: list[Any] = [0.0, 0.0]
         for m in range(self.call.ring.classes):
             z = self._input(place, gate, m)
+            if self.call.flat is not None and m == 0:
+                total = [*self._flat(step).turned(z, [turn * scale for turn in self._turn(m)])]
+                continue
             total = [sum_ + z * spread(t * scale) for sum_, t in zip(total, self._turn(m), strict=True)]
         return total[0], total[1]
 
@@ -336,7 +384,7 @@ class _Row(NamedTuple):
         store(tile, times(from_left(first, tile), twiddles, dtype=self.call.dtype))
         return from_right(tile, last)
 
-    def _restore(self, tile: Sequence[Any]) -> None:
+    def _restore(self, tile: Sequence[Any], step: Array) -> None:
         """The own class's shares of the own tile and of the other, in place of its spectrum: fewer registers."""
         first, last = (dft.conjugate() for dft in self._dfts())
         back = from_right(tile, last)
@@ -345,7 +393,8 @@ class _Row(NamedTuple):
         back = from_left(first, tile)
         for ref, m in zip(tile, (self.own, 1 - self.own)[: self.call.ring.classes], strict=False):
             real, imaginary = (spread(turn) for turn in self._turn(m))
-            ref[...] = (back[0] * real + back[1] * imaginary).astype(jnp.float16)
+            share = back if self.call.flat is None else self._flat(step).turned_back(back, m)
+            ref[...] = (share[0] * real + share[1] * imaginary).astype(jnp.float16)
 
     def _meet(self) -> None:
         """The warpgroups of a team have come here, and see what the other has written."""
@@ -369,8 +418,16 @@ class _Row(NamedTuple):
     def _send(self, places: Sequence[int], step: Array) -> None:
         """Gradients to device memory."""
         for place in places:
-            for box, part in self._boxes(self.found[place], self._place(place, self.own), step):
+            if self.call.flat is not None:
+                self._send_flat(place, step)
+                continue
+            for box, part in self._boxes(self.found[place][0], self._place(place, self.own), step):
                 plgpu.copy_smem_to_gmem(part, box)
+
+    def _send_flat(self, place: int, step: Array) -> None:
+        store = self._flat(step).store
+        for m in range(self.call.ring.classes):
+            pl.when(self.own == m)(partial(store, self.found[place], self._place(place, m), m))
 
 
 def _read(tile: Sequence[Any]) -> Complex:

@@ -10,6 +10,8 @@ Each of the four products is 64 x 64 x 64, eight times for real and imaginary pa
 memory, left ones too; sums are fp32 and stay in registers for what is done to their elements.
 
 The norm of a row changes in no stage. A row is scaled by the power of two that keeps it below 2^14.
+
+Rows whose length is no multiple of 512 may stay where they are (`mosaic_gpu_flat`).
 """
 
 from collections.abc import Sequence
@@ -23,9 +25,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.tiles import read, tile_ref, zeros
+from pallas_kernels._conv.tiles import chunks_ref, read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program
 from pallas_kernels.long_conv.hopper import Ring
+from pallas_kernels.long_conv.mosaic_gpu_flat import Flat, FlatTile
 from pallas_kernels.long_conv.mosaic_gpu_launch import launch
 from pallas_kernels.long_conv.mosaic_gpu_products import (
     Complex,
@@ -54,6 +57,7 @@ class Call(NamedTuple):
       rows: of a program.
       inputs: how many streams are multiplied, x and pre_gate.
       dtype: of products element by element.
+      flat: rows that lie one behind another, None for a matrix each.
     """
 
     ring: Ring
@@ -63,6 +67,7 @@ class Call(NamedTuple):
     gated: bool
     workers: int
     dtype: Any
+    flat: Flat | None = None
 
     @property
     def tiles(self) -> int:
@@ -72,6 +77,8 @@ class Call(NamedTuple):
     @property
     def boxes(self) -> int:
         """Copies of one stream a turn."""
+        if self.flat is not None:
+            return sum(self.flat.copies(m) for m in range(self.ring.classes))
         return self.ring.classes * self.ring.together
 
 
@@ -99,39 +106,46 @@ def convolve(
     ring: Ring,
     spectrum: Float[Array, "D P 64 64"],
     inverse: Float[Array, "D 64"],
-    x: Float[Array, "R N 64"],
-    pre_gate: Float[Array, "R N 64"] | None,
-    post_gate: Float[Array, "R N 64"] | None,
+    x: Float[Array, "R N 64"] | Float[Array, "B D T"],
+    pre_gate: Float[Array, "R N 64"] | Float[Array, "B D T"] | None,
+    post_gate: Float[Array, "R N 64"] | Float[Array, "B D T"] | None,
     *,
     interpret: bool,
     dtype: Any = jnp.float32,
-) -> Float[Array, "R N 64"]:
-    """post_gate Re(A^H (H A (pre_gate x))) of rows in chunks; see `mosaic_gpu_tables.spectrum` for the first two."""
-    channels, streams = spectrum.shape[0], [z for z in (x, pre_gate, post_gate) if z is not None]
-    batch = x.shape[0] // channels
+    flat: Flat | None = None,
+) -> Float[Array, "R N 64"] | Float[Array, "B D T"]:
+    """post_gate Re(A^H (H A (pre_gate x))) of rows in chunks; see `mosaic_gpu_tables.spectrum` for the first two.
+
+    `flat` rows are not in chunks, and neither is the result.
+    """
+    channels, given = spectrum.shape[0], [z for z in (x, pre_gate, post_gate) if z is not None]
+    batch = (x.shape[0] if flat is None else flat.rows) // channels
     rows = rows_per_program(batch // ring.together, channels) * ring.together
     workers = min(WORKERS[ring.classes], rows // ring.together)
     inputs = 1 if pre_gate is None else 2
-    call = Call(ring, channels, rows, inputs, post_gate is not None, workers, dtype)
+    call = Call(ring, channels, rows, inputs, post_gate is not None, workers, dtype, flat)
     constants = [jnp.asarray(table) for table in tables(ring) if table is not None]
-    return launch(
+    streams = given if flat is None else [z for stream in given for z in flat.enter(stream)]
+    found = launch(
         partial(_program, call=call),
         (*streams, *constants, spectrum, inverse),
-        jax.typeof(x),
+        jax.typeof(x) if flat is None else tuple(jax.typeof(z) for z in streams[: flat.arrays]),
         _scratch(call, constants),
         grid=(channels, batch // rows),
         workers=workers,
-        name=str(ring.points),
+        name=str(ring.points) if flat is None else f"{ring.points}_flat",
         interpret=interpret,
     )
+    return found if flat is None else flat.leave(found, x.shape)
 
 
 def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
     matrices, twiddles, turns, *shifts = (z.shape for z in constants)
     workers, classes, half = call.workers, call.ring.classes, jnp.float16
     copies = matrices[0] + twiddles[0] + 2 * classes + 2 + len(shifts)
+    stream_ref = tile_ref if call.flat is None else chunks_ref
     return Shared(
-        streams=tile_ref(workers, call.inputs + 1, classes, ROWS, CHUNK, dtype=jnp.bfloat16),
+        streams=stream_ref(workers, call.inputs + 1, classes, ROWS, CHUNK, dtype=jnp.bfloat16),
         operands=tile_ref(workers, 2, ROWS, CHUNK, dtype=half),
         sizes=plgpu.SMEM((workers, ROWS), jnp.float32),
         matrices=tile_ref(*matrices, dtype=half),
@@ -148,8 +162,11 @@ def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
 
 def _program(*refs: Any, call: Call) -> None:
     """One channel of `rows` rows."""
-    count = call.inputs + call.gated
-    streams, (matrices, twiddles, turns, *shifts, spectrum, inverse, y, shared) = refs[:count], refs[count:]
+    count, shared = call.inputs + call.gated, refs[-1]
+    each = 1 if call.flat is None else call.flat.arrays
+    groups = [refs[i * each : (i + 1) * each] for i in range(count)]
+    y, rest = refs[-1 - each : -1], refs[count * each : -1 - each]
+    matrices, twiddles, turns, *shifts, spectrum, inverse = rest
     channel, worker = lax.axis_index("channel"), lax.axis_index("warpgroup")
 
     @pl.when(worker == 0)
@@ -170,7 +187,7 @@ def _program(*refs: Any, call: Call) -> None:
             plgpu.copy_gmem_to_smem(source, place, shared.ready)
 
     turns_left = (call.tiles - worker + call.workers - 1) // call.workers
-    row = _Row(call, streams, y, shared, worker, turns_left)
+    row = _Row(call, groups, y, shared, worker, turns_left)
     row.load_inputs(worker * 0)
     plgpu.barrier_wait(shared.ready)
     lax.fori_loop(0, turns_left, lambda step, _: row.convolve(step), None)
@@ -178,11 +195,14 @@ def _program(*refs: Any, call: Call) -> None:
 
 
 class _Row(NamedTuple):
-    """The rows that one warpgroup takes."""
+    """The rows that one warpgroup takes.
+
+    A stream, and y, is one array, or as many as `Flat.arrays`.
+    """
 
     call: Call
-    arrays: Sequence[Any]
-    y: Any
+    streams: Sequence[Sequence[Any]]
+    y: Sequence[Any]
     shared: Shared
     worker: Array
     steps: Array
@@ -190,8 +210,16 @@ class _Row(NamedTuple):
     def load_inputs(self, step: Array) -> None:
         """x and pre_gate of a turn."""
         for i in range(self.call.inputs):
-            for box, place in self._boxes(self.arrays[i], i, step):
-                plgpu.copy_gmem_to_smem(box, place, self.shared.came.at[self.worker])
+            self._load(i, step, self.shared.came)
+
+    def _load(self, stream: int, step: Array, barrier: Any) -> None:
+        arrays, came = self.streams[stream], barrier.at[self.worker]
+        if self.call.flat is not None:
+            for m in range(self.call.ring.classes):
+                self._flat(step).load(arrays, self.shared.streams.at[self.worker, stream, m], m, came)
+            return
+        for box, place in self._boxes(arrays[0], stream, step):
+            plgpu.copy_gmem_to_smem(box, place, came)
 
     def convolve(self, step: Array) -> None:
         """One turn, and the loads of the next."""
@@ -209,14 +237,16 @@ class _Row(NamedTuple):
             out = out * read(place).astype(jnp.float32) if call.gated else out
             place[...] = out.astype(jnp.bfloat16)
         plgpu.commit_smem()
-        for box, place in self._boxes(self.y, call.inputs, step):
+        if call.flat is not None:
+            for m in range(call.ring.classes):
+                self._flat(step).store(self.y, shared.streams.at[self.worker, call.inputs, m], m)
+            return
+        for box, place in self._boxes(self.y[0], call.inputs, step):
             plgpu.copy_smem_to_gmem(place, box)
 
     def _boxes(self, array: Any, stream: int, step: Array) -> list[tuple[Any, Any]]:
         """Where a turn's chunks lie in device memory and in shared memory."""
-        ring, found = self.call.ring, []
-        first = lax.axis_index("rows") * self.call.rows
-        first += (self.worker + step * self.call.workers) * ring.together
+        ring, found, first = self.call.ring, [], self._first(step)
         for i in range(ring.together):
             row = (first + i) * self.call.channels + lax.axis_index("channel")
             for m in range(ring.classes):
@@ -226,6 +256,15 @@ class _Row(NamedTuple):
                 place = place if ring.together == 1 else place.at[pl.ds(i * ring.height, ring.height)]
                 found.append((array.at[row, chunks], place))
         return found
+
+    def _first(self, step: Array) -> Array:
+        """Of the channel's rows, the first that a turn takes."""
+        first = lax.axis_index("rows") * self.call.rows
+        return first + (self.worker + step * self.call.workers) * self.call.ring.together
+
+    def _flat(self, step: Array) -> FlatTile:
+        assert self.call.flat is not None
+        return FlatTile(self.call.flat, self.call.channels, self._first(step))
 
     def _input(self, m: int) -> Array:
         """u = pre_gate x of a tile, in fp32."""
@@ -245,7 +284,7 @@ class _Row(NamedTuple):
         call, shared = self.call, self.shared
         operands = [shared.operands.at[self.worker, i] for i in range(2)]
         first, last = (Dft(shared.matrices.at[i]) for i in (0, shared.matrices.shape[0] - 1))
-        store(operands, self._turned(j, scale))
+        store(operands, self._turned(j, scale, step))
         pl.when(j == 0)(lambda: self._free_output(step))
         pl.when((j == call.ring.classes - 1) & (step + 1 < self.steps))(lambda: self.load_inputs(step + 1))
         store(operands, self._twiddled(from_left(first, operands), j))
@@ -253,18 +292,22 @@ class _Row(NamedTuple):
         store(operands, times(found, parts_of(shared.spectrum, j), dtype=call.dtype))
         back = from_right(operands, last.conjugate())
         store(operands, self._twiddled(back, j, conjugated=True))
-        real, imaginary = from_left(first.conjugate(), operands)
+        back = from_left(first.conjugate(), operands)
         added = []
         for m, total in enumerate(sums):
             turn = self._turn(j, m)
+            real, imaginary = back if call.flat is None else self._flat(step).turned_back(back, m)
             added.append(total + real * spread(turn[0]) + imaginary * spread(turn[1]))
         return tuple(added)
 
-    def _turned(self, j: Array, scale: Array) -> tuple[Array, Array]:
+    def _turned(self, j: Array, scale: Array, step: Array) -> tuple[Array, Array]:
         """U of class j."""
         total: list[Any] = [None, None]
         for m in range(self.call.ring.classes):
             u = self._input(m)
+            if self.call.flat is not None and m == 0:
+                total = [*self._flat(step).turned(u, [turn * scale for turn in self._turn(j, m)])]
+                continue
             for part, turn in enumerate(self._turn(j, m)):
                 more = u * spread(turn * scale)
                 total[part] = more if m == 0 else total[part] + more
@@ -287,5 +330,4 @@ class _Row(NamedTuple):
         """Waits until the last turn's y has left its place, for which post_gate may come."""
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if self.call.gated:
-            for box, place in self._boxes(self.arrays[-1], self.call.inputs, step):
-                plgpu.copy_gmem_to_smem(box, place, self.shared.post_came.at[self.worker])
+            self._load(self.call.inputs, step, self.shared.post_came)
