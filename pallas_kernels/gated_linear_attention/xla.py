@@ -44,15 +44,26 @@ def gated_linear_attention_xla(
     numbers = None if segment_ids is None else count_documents(segment_ids)
     rows = [only_tokens(x, segment_ids) for x in (q, k, v.reshape(*grouped, values), gate)]
     arrays = vary_alike(*rows, state, numbers)
-    o, final = _chunked(*arrays, log_key_gate is not None, fit_chunk(length, chunk_size))
+    chunk = fit_chunk(length, chunk_size)
+    # Leave out a product with zeros: it costs as much as another, and is wrong on some CPUs (docs/notes/xla.md)
+    reads = initial_state is not None or length > chunk
+    o, final = _chunked(*arrays, log_key_gate is not None, chunk, reads)
     o = (scale * o).reshape(v.shape).astype(v.dtype)
     final = jnp.moveaxis(final, 3, 2).reshape(batch, heads, keys, values)
     return (o, final) if output_final_state else o
 
 
-@partial(jax.checkpoint, static_argnums=(6, 7))
+@partial(jax.checkpoint, static_argnums=(6, 7, 8))
 def _chunked(
-    q: Array, k: Array, v: Array, gate: Array, state: Array, numbers: Array | None, by_key: bool, chunk: int
+    q: Array,
+    k: Array,
+    v: Array,
+    gate: Array,
+    state: Array,
+    numbers: Array | None,
+    by_key: bool,
+    chunk: int,
+    reads: bool,
 ) -> tuple[Array, Array]:
     """Rematerialised: backward keeps the inputs and no state.
 
@@ -60,6 +71,7 @@ def _chunked(
       v: [B, T, J, G, V].
       gate: [B, T, J, K] if `by_key`, else [B, T, J, G, 1 or V].
       state: [B, J, K, G, V].
+      reads: whether a chunk has a state to read, which is not zero.
     """
     length, dtype = v.shape[1], v.dtype
     q, k, v, gate = (into_chunks(x.astype(state.dtype), chunk) for x in (q, k, v, gate))
@@ -74,9 +86,10 @@ def _chunked(
     )
     added = product("nbhck,nbhcgv->nbhkgv", documents.writing(written), left, dtype)
     entering, final = carry_states(decay, added, state, dtype)
-    o = product("nbhck,nbhkgv->nbhcgv", documents.reading(read), entering, dtype)
-    o = o if by_key else o * reading
-    o = o + _within_chunks(q, k, v, sums, documents, dtype)
+    o = _within_chunks(q, k, v, sums, documents, dtype)
+    if reads:
+        before = product("nbhck,nbhkgv->nbhcgv", documents.reading(read), entering, dtype)
+        o = (before if by_key else before * reading) + o
     return out_of_chunks(o, length), final
 
 

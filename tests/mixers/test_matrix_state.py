@@ -18,6 +18,7 @@ from jaxblt.mixers import (
 )
 from jaxblt.mixers.matrix_state import Decay
 from jaxblt.models import StackConfig
+from jaxblt.models.stack import Stack
 from jaxblt.testing import Subject
 from tests.tolerances import assert_close
 
@@ -173,3 +174,16 @@ def test_taps_of_gated_linear_attention_start_at_the_token_itself() -> None:
         taps = np.asarray(params["streams"][f"{name}_taps"])
         assert np.all(np.abs(taps[..., 0] - 1) < 0.25), name
         assert np.all(np.abs(taps[..., 1:]) < 0.25), name
+
+
+def test_rows_of_one_chunk_are_those_of_several() -> None:
+    """Of so many rows, scanned, XLA made something else where a chunk had no state to read."""
+
+    def outputs(chunk: int) -> Any:
+        mixers = {"2": Mamba2Config(dim=64, state_dim=64, chunk_size=chunk)}
+        stack = Stack(StackConfig(dim=64, num_layers=2, pattern="2", mixers=mixers, mlp_dim=0))
+        x = jax.random.normal(jax.random.key(1), (64, 32, 64))
+        params = jax.jit(stack.init)(jax.random.key(0), x[:1])
+        return jax.jit(lambda params, x: stack.apply(params, x)[0])(params, x)
+
+    assert_close(outputs(32), outputs(16), n=32 * 64)
