@@ -137,7 +137,7 @@ def parity() -> Recipe:
 def listops() -> Recipe:
     """ListOps at Long Range Arena's lengths and set sizes, read both ways; `jaxblt data fetch listops` draws the files.
 
-    A model 256 wide was after 600 steps where one 128 wide was after 2,400.
+    On training rows one 256 wide was after 600 steps about where one 128 wide was after 2,400 (docs/known-limits.md).
 
     In three pieces: --train.time-limit-s 540, then 1080, then 1620.
     A Transformer of equal size: --model.stack.pattern A --run-dir runs/listops_transformer
