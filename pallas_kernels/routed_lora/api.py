@@ -90,8 +90,7 @@ def explain(
 def can_skip(x: Any, w: Any, v: Any, u: Any, code: Any) -> bool:
     """Whether `active` can save anything in such a call: the kernel runs here, and a site has several steps of ranks.
 
-    Args:
-      x, w, v, u, code: as in `routed_lora`, or ShapeDtypeStructs; w, v and u are tuples.
+    Arguments are as in `routed_lora`, or ShapeDtypeStructs; w, v and u are tuples.
     """
     if code is None or has_reference_ops() or max(site.shape[1] for site in v) <= STEP:
         return False
