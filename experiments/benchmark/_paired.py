@@ -30,16 +30,20 @@ def by_distance(nats: np.ndarray, since: np.ndarray, length: int) -> dict[str, f
 def difference(arm: np.ndarray, other: np.ndarray) -> dict[str, float]:
     """Bits per byte that an arm needs less than another, with its 95 % BCa interval, and Wilcoxon's p.
 
+    Where every document gains as much as the others the interval is that number alone, and p is 1 if it is 0.
+
     Args:
       arm, other: bits per byte of each document.
     """
     from scipy import stats
 
     less = other - arm
-    found = stats.bootstrap((less,), np.mean, n_resamples=RESAMPLES, method="BCa", rng=0, batch=1000)
-    interval = found.confidence_interval
-    p = float(stats.wilcoxon(less).pvalue)  # pyright: ignore[reportAttributeAccessIssue]
-    return {"value": float(less.mean()), "low": float(interval.low), "high": float(interval.high), "p": p}
+    low = high = less[0]
+    if np.ptp(less):  # the bootstrap's correction divides by the spread
+        found = stats.bootstrap((less,), np.mean, n_resamples=RESAMPLES, method="BCa", rng=0, batch=1000)
+        low, high = found.confidence_interval
+    p = stats.wilcoxon(less).pvalue if less.any() else 1.0  # pyright: ignore[reportAttributeAccessIssue]
+    return {"value": float(less.mean()), "low": float(low), "high": float(high), "p": float(p)}
 
 
 def gap_closed(arm: np.ndarray, static: np.ndarray, oracle: np.ndarray) -> dict[str, float]:
@@ -97,9 +101,7 @@ def compared(documents: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def fewer_errors(errors: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """Errors that an arm makes less than the static one, with interval and p; of arms that gain here and not there.
-
-    Where every document gains as much as the others, no interval can be drawn.
+    """Errors that an arm makes less than the static one, with interval and p.
 
     Args:
       errors: by arm, of each document, means over seeds.
@@ -107,5 +109,4 @@ def fewer_errors(errors: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]
     static = errors.get("static")
     if static is None:
         return {}
-    others = {name: found for name, found in errors.items() if np.ptp(static - found) > 0}
-    return {name: difference(found, static) for name, found in others.items()}
+    return {name: difference(found, static) for name, found in errors.items() if name != "static"}

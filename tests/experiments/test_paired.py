@@ -49,3 +49,12 @@ def test_a_difference_is_found() -> None:
     better = found["less_than_static"]["better"]
     assert 0 < better["low"] < 0.1 < better["high"] < better["low"] + 0.04
     assert better["q"] < 1e-6
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.25])
+def test_documents_that_gain_alike_have_no_spread(gain: float) -> None:
+    static = 1 + np.arange(16) / 16
+    found = _paired.compared({"static": static, "same": static - gain})
+    less = found["less_than_static"]["same"]
+    assert [less["low"], less["high"]] == pytest.approx([gain, gain])
+    assert less["q"] == 1 if gain == 0 else less["q"] < 0.05

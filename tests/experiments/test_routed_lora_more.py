@@ -100,10 +100,10 @@ def test_what_does_not_fit_together_is_refused() -> None:
         open_reviews([("neg", b"bad")], ["neg"], 1.0)
 
 
-def test_fewer_errors_are_of_arms_that_differ() -> None:
+def test_fewer_errors_are_of_other_arms() -> None:
     static = np.array([1.0, 1.0, 0.0, 1.0] * 10)
     found = fewer_errors({"static": static, "prefix": static * 0.5, "same": static})
-    assert set(found) == {"prefix"}
+    assert set(found) == {"prefix", "same"}
     assert found["prefix"]["value"] == pytest.approx(0.375)
     assert fewer_errors({"prefix": static}) == {}
 
