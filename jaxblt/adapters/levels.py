@@ -97,18 +97,42 @@ class Places(NamedTuple):
         return x if self.step == 1 else jnp.repeat(x, self.step, 1)[:, :length]
 
 
-def places_of(config: Any, level: Level, length: int, segment_ids: Int[Array, "B T"] | None) -> Places:
-    """Where f of a level is computed in whole rows: once a chunk or a document where these lie at known places."""
-    single = segment_ids is None or not config.packed
-    if level == "prefix" and single:
-        return Places(min(config.prefix, length - 1), length)
-    if level == "chunk" and (single or config.segment_alignment % config.chunk == 0):
-        return Places(0, config.chunk)
-    return EVERY
-
-
 EVERY = Places(0, 1)
 """Each token."""
+
+
+def places_of(
+    config: Any, level: Level, length: int, segment_ids: Int[Array, "B T"] | None, *, whole: bool
+) -> Places | None:
+    """Where f of a level is computed: once a chunk or a document; None where only a token's time tells.
+
+    Args:
+      config: the `RouterConfig`.
+      level: of f.
+      length: of the rows.
+      segment_ids: of their documents.
+      whole: whether rows begin where documents do; else they begin anywhere in a chunk.
+    """
+    if level == "token":
+        return EVERY
+    single = segment_ids is None or not config.packed
+    if level == "prefix" and whole and single:
+        return Places(min(config.prefix, length - 1), length)
+    if level == "chunk" and whole and (single or config.segment_alignment % config.chunk == 0):
+        return Places(0, config.chunk)
+    return None
+
+
+def is_edge(config: Any, level: Level, time: Int[Array, "B T"]) -> Bool[Array, "B T"]:
+    """Where a level has a new code: at the first token of a chunk with one, or the first behind the prefix."""
+    if level == "prefix":
+        return time == config.prefix
+    return (time % config.chunk == 0) & is_known(config, level, time)
+
+
+def edge_spacing(config: Any, level: Level) -> int:
+    """Tokens from one edge of a level to the next at least, of whichever documents: all lie so far into theirs."""
+    return config.prefix + 1 if level == "prefix" else config.chunk
 
 
 def can_change(

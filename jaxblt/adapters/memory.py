@@ -6,8 +6,9 @@ from typing import Any
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from jaxblt.adapters.held import step_places
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.cells import GRUCore
 from jaxblt.mixers.marks import Marks
@@ -57,22 +58,6 @@ class ChunkSteps:
         h, after = GRUCore(self.recurrent, self.bias).run(inputs, told, start)
         held = jnp.concatenate([start[:, None].astype(h.dtype), h], 1)
         return jnp.take_along_axis(held, count[:, :, None, None], 1), after
-
-
-def step_places(steps: Bool[Array, "B T"], count: Int[Array, "B T"], size: int) -> Int[Array, "B N"]:
-    """The token of each step, in order; T where there are fewer than T // size + 1.
-
-    Args:
-      steps: where one is taken, at least `size` tokens apart.
-      count: of steps up to each token.
-      size: see `steps`.
-    """
-    rows, length = steps.shape
-    most = length // size + 1
-    row = jnp.arange(rows, dtype=jnp.int32)[:, None]
-    token = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], steps.shape)
-    nothing = jnp.full((rows, most), length, jnp.int32)
-    return nothing.at[row, jnp.where(steps, count - 1, most)].set(token, mode="drop")
 
 
 def remember(

@@ -10,12 +10,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.adapters.held import Held
 from jaxblt.adapters.levels import (
     EVERY,
     Level,
     Mixed,
     Places,
     can_change,
+    edge_spacing,
+    is_edge,
     is_known,
     level_weights,
     levels_of,
@@ -49,13 +52,16 @@ class RouterState:
 
     `replaced` counts the tokens so far whose code was not finite. `memory` is the GRU's, [B, H, K], or the traces', a
     `TraceState`; `side` the side features that the open chunk began with, `neighbours` those of an index; None for a
-    router without. `chunk` and `prefix` are the config's, over which `sums` ran.
+    router without. `held` is what `run_network` made last for each level but "token". `level`, `chunk` and `prefix` are
+    the config's, over which `sums` ran.
     """
 
     clock: Clock
     sums: Sums
     code: tuple[Any, ...]
     replaced: Int[Array, "B"]
+    held: dict[str, Float[Array, "B F"]]
+    level: Level | Mixed = flax.struct.field(pytree_node=False)
     chunk: int = flax.struct.field(pytree_node=False)
     prefix: int | None = flax.struct.field(pytree_node=False)
     memory: Any = None
@@ -76,6 +82,12 @@ def init_router_state(config: Any, batch_size: int, dim: int) -> RouterState:
         sums=_pools(router).zero((nothing,)),
         code=tuple(transform.init_state(batch_size, config.numbers) for transform in config.code),
         replaced=jnp.zeros((batch_size,), jnp.int32),
+        held={
+            level: jnp.zeros((batch_size, router.hidden + config.numbers), jnp.float32)
+            for level in levels_of(router)
+            if level != "token"
+        },
+        level=router.level,
         chunk=router.chunk,
         prefix=router.prefix,
         memory=memory,
@@ -149,8 +161,9 @@ class Router(nn.Module):
     the token, or up to the chunk's first token; see `jaxblt.adapters.traces`. With side features e are those of the
     token, or of the chunk's first token, and zero if that is a hole. With an index r are features of the neighbours of
     m_{k - lag}, taken without the norm's scale; see `jaxblt.adapters.retrieval`. Before the first code stands the
-    fallback. f is computed once a chunk or a prefix where `places_of` knows where it is in whole rows, else at each
-    token. Numbers are 1 + f, or softmax(f) over the blocks of a bank. `Mixed` levels have a network each.
+    fallback. f is computed once a prefix or chunk: at a place that `places_of` knows, or at the token where `is_edge`
+    finds it. Calls of few tokens compute none where no row has such a token. Numbers are 1 + f, or softmax(f) over the
+    blocks of a bank. `Mixed` levels have a network each; a gate between them is computed at each token in such calls.
 
     Attributes:
       adapter: the `AdapterConfig`.
@@ -179,7 +192,7 @@ class Router(nn.Module):
         """
         config = self.adapter.router
         check_side(config, side)
-        check_kind(RouterState, state, chunk=config.chunk, prefix=config.prefix)
+        check_kind(RouterState, state, level=config.level, chunk=config.chunk, prefix=config.prefix)
         rows = read(x.astype(jnp.float32), segment_ids, None, None if state is None else state.clock)
         if state is None:
             time = document_positions(jnp.zeros(x.shape[:2], jnp.int32), segment_ids)
@@ -187,12 +200,12 @@ class Router(nn.Module):
             time = rows.arranged.time
             side = None if side is None else jnp.take_along_axis(side, rows.arranged.order[..., None], 1)
         heard, after = self._hear(rows, time, side, documents, state)
-        whole = state is None and not rows.split  # elsewhere rows begin anywhere in a chunk
-        places: dict[Level, Places] = {
-            level: places_of(config, level, x.shape[1], segment_ids) if whole else EVERY
+        whole = state is None and not rows.split
+        places: dict[Level, Places | None] = {
+            level: places_of(config, level, x.shape[1], segment_ids, whole=whole)
             for level in levels_of(config)
         }
-        code, moment = self._code(heard, time, rows.content, places)
+        code, moment, held = self._code(heard, time, rows, places, None if state is None else state.held)
         states, first = [], code
         for i, transform in enumerate(self.adapter.code):
             before = None if state is None else state.code[i]
@@ -211,7 +224,7 @@ class Router(nn.Module):
         code = rows.restore(code)
         if rows.clock is None or after is None:
             return code, None
-        return code, after.replace(clock=rows.clock, code=tuple(states))  # pyright: ignore[reportAttributeAccessIssue]
+        return code, after.replace(clock=rows.clock, code=tuple(states), held=held)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _sow(
         self,
@@ -236,30 +249,26 @@ class Router(nn.Module):
         self,
         heard: Heard,
         time: Int[Array, "B T"],
-        content: Bool[Array, "B T"] | None,
-        places: Mapping[Level, Places],
-    ) -> tuple[Float[Array, "B T E"], Moment]:
-        """The code before its transforms."""
-        config, levels, length = self.adapter.router, list(places), time.shape[1]
+        rows: Rows,
+        places: Mapping[Level, Places | None],
+        held: Mapping[str, Float[Array, "B F"]] | None,
+    ) -> tuple[Float[Array, "B T E"], Moment, dict[str, Float[Array, "B F"]]]:
+        """The code before its transforms, and what levels hold behind the call."""
+        config, levels = self.adapter.router, list(places)
         fallback = config.fallback * self.adapter.start
-        read = [
-            self._features(level, *jax.tree.map(place.taken, (heard, time)))
+        read = {
+            level: self._features(level, *jax.tree.map((place or EVERY).taken, (heard, time)))
             for level, place in places.items()
-        ]
-        tails = [f"_{level}" if len(levels) > 1 else "" for level in levels]
-        hidden = [
-            jax.nn.silu(self._dense(f"hidden{tail}", x, config.hidden, ("embed", "features")))
-            for tail, x in zip(tails, read, strict=True)
-        ]
-        scores = [
-            self._dense(f"code{tail}", x, self.adapter.numbers, ("features", "rank"), still=True)
-            for tail, x in zip(tails, hidden, strict=True)
-        ]
+        }
+        hidden, scores, after = [], [], {}
+        for level, place in places.items():
+            carry = None if held is None else held.get(level)
+            both, left = self._network(level, place, read[level], time, rows, carry)
+            hidden.append(both[..., : config.hidden])
+            scores.append(both[..., config.hidden :])
+            if left is not None:
+                after[level] = left
         known = [is_known(config, level, time) for level in levels]
-        hidden, scores = (
-            [place.spread(x, length) for place, x in zip(places.values(), found, strict=True)]
-            for found in (hidden, scores)
-        )
         numbers = (1.0 + f if self.adapter.blocks is None else jax.nn.softmax(f, -1) for f in scores)
         codes = [jnp.where(k[..., None], c, fallback) for k, c in zip(known, numbers, strict=True)]
         # Hide what no level has yet: spread over a row, a prefix's layer would tell its own tokens of later ones.
@@ -268,13 +277,15 @@ class Router(nn.Module):
         if isinstance(config.level, Mixed):
             gate = None
             if config.level.by == "gate":
-                few = self._dense("gate", read[-1], len(levels), ("embed", None), still=True)
-                gate = places[levels[-1]].spread(few, length)
+                last = levels[-1]
+                few = self._layer("gate", len(levels), ("embed", None), still=True)(read[last])
+                gate = (places[last] or EVERY).spread(few, time.shape[1])
             weights = level_weights(config, scores, gate, time)
-            sow_shares(self, config, weights, content)
+            sow_shares(self, config, weights, rows.content)
             code, shown = (jnp.einsum("btl,lbte->bte", weights, jnp.stack(x)) for x in (codes, hidden))
             some = jnp.any(jnp.stack(known, -1) & (weights > 0), -1)
-        return code, Moment(some, can_change(config, time, content), shown, fallback)
+        moment = Moment(some, can_change(config, time, rows.content), shown, fallback)
+        return code, moment, after
 
     def _hear(
         self,
@@ -338,18 +349,44 @@ class Router(nn.Module):
             parts = [*parts, jnp.where(complete[..., None], heard.prefix, 0.0)]
         return jnp.concatenate([part for part in parts if part is not None], -1)
 
-    def _dense(
+    def _network(
         self,
-        name: str,
-        x: Float[Array, "B T F"],
-        features: int,
-        axes: tuple[str, str | None],
-        *,
-        still: bool = False,
-    ) -> Float[Array, "B T E"]:
+        level: Level,
+        place: Places | None,
+        x: Float[Array, "B N F"],
+        time: Int[Array, "B T"],
+        rows: Rows,
+        carry: Float[Array, "B W"] | None,
+    ) -> tuple[Float[Array, "B T W"], Float[Array, "B W"] | None]:
+        """What `run_network` makes of x, at each token, and behind the call."""
+        hidden, numbers = self.adapter.router.hidden, self.adapter.numbers
+        tail = "" if self.adapter.router.level == level else f"_{level}"
+        layers = (
+            self._layer(f"hidden{tail}", hidden, ("embed", "features")).weights(x),
+            self._layer(f"code{tail}", numbers, ("features", "rank"), still=True).weights(
+                jnp.zeros((1, 1, hidden), jnp.float32)
+            ),
+        )
+        weights = [(layer.kernel, layer.bias) for layer in layers]
+        if place is not None:
+            return place.spread(run_network(weights, x), time.shape[1]), None
+        size = edge_spacing(self.adapter.router, level)
+        core = Held(weights, run_network, hidden + numbers, size)
+        return rows.run(core, (x, is_edge(self.adapter.router, level, time)), carry)
+
+    def _layer(
+        self, name: str, features: int, axes: tuple[str, str | None], *, still: bool = False
+    ) -> Linear:
         zeros = nn.initializers.zeros
         init = zeros if still else nn.initializers.lecun_normal()
-        return Linear("btd,de->bte", {"e": features}, axes, bias=zeros, kernel_init=init, name=name)(x)
+        return Linear("btd,de->bte", {"e": features}, axes, bias=zeros, kernel_init=init, name=name)
+
+
+def run_network(weights: Any, x: Float[Array, "B N F"]) -> Float[Array, "B N W"]:
+    """The hidden layer, and f behind it, of (kernel, bias) of both layers."""
+    (kernel, bias), (last, shift) = weights
+    hidden = jax.nn.silu(jnp.einsum("btd,de->bte", x, kernel) + bias[None, None])
+    return jnp.concatenate([hidden, jnp.einsum("btd,de->bte", hidden, last) + shift[None, None]], -1)
 
 
 def finite_codes(

@@ -5,20 +5,19 @@ in it. A chunk of holes has no neighbours. There is one query a chunk. A row cos
 where a chunk of some row begins.
 """
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from jaxblt.adapters.memory import step_places
+from jaxblt.adapters.held import Held
 from jaxblt.adapters.retrieval.features import FEATURES
 from jaxblt.adapters.retrieval.index import OWNER_BYTES, features_of, owner_keys, unit
 from jaxblt.adapters.retrieval.search import nearest
 from jaxblt.layers import named
-from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import Rows
 
 INDEX = "index"
@@ -52,82 +51,24 @@ class IndexArrays(nn.Module):
         }
 
 
-@flax.struct.dataclass
-class Neighbours:
-    """Core of features that are looked up at steps and held between them.
+def search_index(
+    index: dict[str, Array], read: tuple[Float[Array, "B N D"], Int[Array, "B N"] | None], *, count: int
+) -> Float[Array, "B N F"]:
+    """Normed features of the neighbours of base vectors, which documents of these keys do not give.
 
-    Streams are base vectors [B, T, D], where a step is taken [B, T], and the key of each token's document [B, T] or
-    None. Steps are at least `size` tokens apart.
-
-    Attributes:
+    Args:
       index: the arrays of `IndexArrays`.
-      size: tokens of a chunk.
+      read: base vectors, and the key of each one's document or None.
       count: neighbours k.
     """
-
-    index: dict[str, Array]
-    size: int = flax.struct.field(pytree_node=False)
-    count: int = flax.struct.field(pytree_node=False)
-
-    def zero(self, streams: Any) -> Float[Array, "B F"]:
-        """No feature is known."""
-        return _zeros(streams[0][:, 0])
-
-    def run(
-        self, streams: Any, marks: Marks, carry: Float[Array, "B F"] | None
-    ) -> tuple[Float[Array, "B T F"], tuple[Bool[Array, "B 1"], Float[Array, "B F"]]]:
-        """The features of the latest step at each token, and what the stretch leaves: whether, and which."""
-        steps, count = _counted(streams[1], marks)
-        place = step_places(steps, count, self.size)
-        found = self._features(streams, place)
-        start = self.zero(streams) if carry is None else carry
-        held = jnp.concatenate([start[:, None], found], 1)
-        last = count[:, -1:]
-        after = jnp.take_along_axis(held, last[..., None], 1)[:, 0]
-        return jnp.take_along_axis(held, count[..., None], 1), (last > 0, after)
-
-    def summarise(self, streams: Any, marks: Marks) -> tuple[Bool[Array, "B 1"], Float[Array, "B F"]]:
-        """What the stretch leaves: one search instead of one a chunk."""
-        steps, count = _counted(streams[1], marks)
-        index = jnp.arange(steps.shape[1], dtype=jnp.int32)[None]
-        last = jnp.max(jnp.where(steps, index, 0), 1, keepdims=True)
-        return count[:, -1:] > 0, self._features(streams, last)[:, 0]
-
-    def join(self, carry: Float[Array, "B F"], summary: tuple[Any, Any]) -> Float[Array, "B F"]:
-        """The features behind the stretch."""
-        some, features = summary
-        return jnp.where(some, features, carry)
-
-    def _features(self, streams: Any, place: Int[Array, "B N"]) -> Float[Array, "B N F"]:
-        """Normed features of the queries at these places; nothing is searched where no row takes a step."""
-        base, steps, documents = streams
-        last = steps.shape[1] - 1
-        taken = jnp.minimum(place, last)
-        query = jnp.take_along_axis(base, taken[..., None], 1).reshape(-1, base.shape[-1])
-        own = None if documents is None else jnp.take_along_axis(documents, taken, 1).reshape(-1)
-
-        def search(query: Array, own: Array | None, index: dict[str, Array]) -> Array:
-            keys = None if own is None else owner_keys(index["owners"])
-            found = nearest(unit(query, index["center"]), index["vectors"], self.count, owners=keys, own=own)
-            found = found._replace(present=found.present & jnp.any(query != 0, -1, keepdims=True))
-            mean, spread = index["norms"][0][None], index["norms"][1][None]
-            return jnp.clip((features_of(found, index["vectors"]) - mean) / spread, -MOST, MOST)
-
-        some = jnp.any(jnp.take_along_axis(steps, taken, 1) & (place <= last))
-        found = jax.lax.cond(some, search, lambda query, own, index: _zeros(query), query, own, self.index)
-        return found.reshape(*place.shape, -1)
-
-
-def _zeros(like: Float[Array, "B D"]) -> Float[Array, "B F"]:
-    """Zeros that lie on devices as `like` does."""
-    return jnp.zeros_like(jnp.broadcast_to(like[:, :1], (len(like), len(FEATURES))))
-
-
-def _counted(steps: Bool[Array, "B T"], marks: Marks) -> tuple[Bool[Array, "B T"], Int[Array, "B T"]]:
-    """Steps at what is a token or a hole, and how many there were up to each."""
-    if marks.segment_ids is not None:
-        steps = steps & (marks.segment_ids != 0)
-    return steps, jnp.cumsum(steps, axis=1, dtype=jnp.int32)
+    base, documents = read
+    query = base.reshape(-1, base.shape[-1])
+    keys, own = (None, None) if documents is None else (owner_keys(index["owners"]), documents.reshape(-1))
+    found = nearest(unit(query, index["center"]), index["vectors"], count, owners=keys, own=own)
+    found = found._replace(present=found.present & jnp.any(query != 0, -1, keepdims=True))
+    mean, spread = index["norms"][0][None], index["norms"][1][None]
+    features = jnp.clip((features_of(found, index["vectors"]) - mean) / spread, -MOST, MOST)
+    return features.reshape(*base.shape[:2], -1)
 
 
 def retrieve(
@@ -154,6 +95,7 @@ def retrieve(
     index = IndexArrays(told.capacity, base.shape[-1], name=INDEX)()
     known = time // config.chunk >= config.lag
     steps = known & (time % config.chunk == 0)
-    core = Neighbours(jax.lax.stop_gradient(index), config.chunk, told.neighbours)
-    found, after = rows.run(core, (jax.lax.stop_gradient(base), steps, documents), carry)
+    search = partial(search_index, count=told.neighbours)
+    core = Held(jax.lax.stop_gradient(index), search, len(FEATURES), config.chunk)
+    found, after = rows.run(core, ((jax.lax.stop_gradient(base), documents), steps), carry)
     return jnp.where(known[..., None], found, 0.0), after
