@@ -22,12 +22,17 @@ PATTERNS: dict[str, str | tuple[str, ...]] = {
     "window": "W",
     "hyena": "H",
     "delta": "D",
+    "engine": "T",
+    "levels": "U",
     "attention": ("S", "A"),
 }
 """Stacks: four with a memory, the last of which is a bank of slots; attention over a window, modal Hyena, Gated
-DeltaNet, full attention. Full attention has a short convolution before it, as the streams of the others have: without
-one it has to learn first which symbol stands in front of another, and had not after 1,600 steps."""
+DeltaNet, state engines of one level and of three, full attention. Full attention has a short convolution before it, as
+the streams of the others have: without one it has to learn first which symbol stands in front of another, and had not
+after 1,600 steps."""
 
+LEVELS = (32, 16, 8)
+"""Slots of each level; as many in one for the engine without levels."""
 READS: dict[str, tuple[str, ...]] = {
     "mac": ("context_key", "context_value", "gate_query", "retrieved_scale"),
     "mag": ("memory", "readout", "out"),
@@ -48,6 +53,7 @@ def model_of(name: str, settings: "Settings", vocab_size: int, mlp_dim: int) -> 
         MAGConfig,
         NeuralMemoryConfig,
         SlotMemoryConfig,
+        StateEngineConfig,
     )
     from jaxblt.models import ByteLMConfig, StackConfig
 
@@ -60,6 +66,8 @@ def model_of(name: str, settings: "Settings", vocab_size: int, mlp_dim: int) -> 
         "B": SlotMemoryConfig(dim, heads, interval=min(8, settings.window), packed=False),
         "W": AttentionConfig(dim, heads, window=settings.window, packed=False),
         "D": GatedDeltaNetConfig(dim, heads),
+        "T": StateEngineConfig(dim, heads, num_slots=sum(LEVELS)),
+        "U": StateEngineConfig(dim, heads, levels=LEVELS),
         # Without positions: rotary phases of gaps beyond training are new to it
         "A": AttentionConfig(dim, heads, position="none", packed=False),
     }

@@ -1,6 +1,6 @@
 """Section of docs/results.md on blocks by length."""
 
-from experiments.benchmark._markdown import Figures, Folder, count, gigabytes, ms, prose, table
+from experiments.benchmark._markdown import Figures, Folder, count, gigabytes, ms, percent, prose, table
 
 PASSES = ("forward", "forward+backward")
 
@@ -35,6 +35,7 @@ def blocks(folder: Folder) -> str:
                 *(f"`{mixer}`", count(at["tokens"])),
                 *(ms(at[p]["median"]) for p in PASSES),
                 *(f"{1e6 / at[p]['tokens_per_second']:.2g}" for p in PASSES),
+                *("" if at[p]["mfu"] is None else percent(at[p]["mfu"]) for p in PASSES),
                 *(_memory(at[kind]) for kind in ("planned_bytes", "planned_bytes_with_remat")),
             )
             for mixer, timed in found["blocks"].items()
@@ -47,6 +48,8 @@ def blocks(folder: Folder) -> str:
             "with gradients, ms",
             "µs a token",
             "with gradients, µs a token",
+            "MFU",
+            "with gradients, MFU",
         )
         lengths = table((*head, "planned memory", "with remat"), rows)
         grown = [

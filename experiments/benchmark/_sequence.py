@@ -51,9 +51,9 @@ def layer(kind: Kind, tokens: int, dim: int, devices: int, trials: int) -> dict[
     stack = StackConfig(dim=dim, num_layers=1, pattern=(kind,), mixers=mixers, scan=False)
     module = Stack(stack, jnp.bfloat16)
     run = partial(_layer_on, module, tokens=tokens, dim=dim, trials=trials)
-    one, many = (_if_it_fits(partial(run, mesh)) for mesh in meshes(devices))
+    one, many = (fitting(partial(run, mesh)) for mesh in meshes(devices))
     shape = {"filter": kind, "tokens": tokens, "dim": dim, "devices": devices}
-    return shape | {"one": one, "all": many, "speed_up": _speed_up(one, many)}
+    return shape | {"one": one, "all": many, "speed_up": ratio(one, many)}
 
 
 def mixer(kind: Kind, tokens: int, dim: int) -> MixerConfig:
@@ -89,7 +89,7 @@ def _layer_on(module: nn.Module, mesh: Mesh, tokens: int, dim: int, trials: int)
         params = nn.meta.unbox(jax.jit(module.init, out_shardings=replicated(mesh))(jax.random.key(0), like))
         x, dy = jax.jit(inputs, out_shardings=split)(jax.random.key(1))
         compiled = jax.jit(passes).lower(params, x, dy).compile()
-        return _timed(compiled, lambda: compiled(params, x, dy), trials)
+        return timed_on(compiled, lambda: compiled(params, x, dy), trials)
 
 
 def step(
@@ -100,7 +100,7 @@ def step(
     Patches are static, four bytes each, so that all runs cut the same; parameters are drawn from one key.
     """
     run = partial(_step_on, config, _patcher(length // devices**2), meshes(devices)[1])
-    return _found(length, devices, _if_it_fits(partial(run, length, dtype, trials)))
+    return _found(length, devices, fitting(partial(run, length, dtype, trials)))
 
 
 def forward(
@@ -108,7 +108,7 @@ def forward(
 ) -> dict[str, Any]:
     """The loss of one sequence of `length` bytes over all devices, as `step` has it, without gradients."""
     run = partial(_forward_on, config, _patcher(length // devices**2), meshes(devices)[1])
-    return _found(length, devices, _if_it_fits(partial(run, length, dtype, trials)))
+    return _found(length, devices, fitting(partial(run, length, dtype, trials)))
 
 
 def _found(length: int, devices: int, many: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def compared(
     return many | {
         "check": {"bytes": share, "first_loss": check["first_loss"], "relative": difference},
         "one_on_its_share": one,
-        "efficiency": _speed_up(one, many["all"]),
+        "efficiency": ratio(one, many["all"]),
     }
 
 
@@ -160,7 +160,7 @@ def _step_on(
             return metrics
 
         first = {"first_loss": float(run()["loss"])}
-        return first if trials is None else first | _timed(compiled, run, trials)
+        return first if trials is None else first | timed_on(compiled, run, trials)
 
 
 def _forward_on(
@@ -177,7 +177,7 @@ def _forward_on(
             return compiled(state, batch, 0)
 
         loss = float(run()["nll"]) / length
-        return {"loss": loss} | _timed(compiled, run, trials)
+        return {"loss": loss} | timed_on(compiled, run, trials)
 
 
 def _begin(
@@ -204,7 +204,7 @@ def _text(length: int) -> Batch:
     return Batch(*(jnp.asarray(a) for a in (ids[:, :-1], ids[:, 1:], ones, positions, ones)))
 
 
-def _timed(compiled: Any, call: Callable[[], Any], trials: int) -> dict[str, Any]:
+def timed_on(compiled: Any, call: Callable[[], Any], trials: int) -> dict[str, Any]:
     """Bytes that the compiler planned for a device, seconds a call, and the allocator's peak, where it tells one.
 
     The peak is of the process so far: this program's only where it is the largest that has run.
@@ -215,7 +215,7 @@ def _timed(compiled: Any, call: Callable[[], Any], trials: int) -> dict[str, Any
     return {"planned_bytes": int(planned - plan.alias_size_in_bytes), **peak_memory(), "seconds": taken}
 
 
-def _if_it_fits(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def fitting(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `call` returns, or what the allocator said."""
     try:
         return call()
@@ -225,7 +225,7 @@ def _if_it_fits(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"out_of_memory": str(error).splitlines()[0]}
 
 
-def _speed_up(one: dict[str, Any], many: dict[str, Any]) -> float | None:
+def ratio(one: dict[str, Any], many: dict[str, Any]) -> float | None:
     if "seconds" not in one or "seconds" not in many:
         return None
     return one["seconds"]["median"] / many["seconds"]["median"]

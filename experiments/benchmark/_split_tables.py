@@ -17,6 +17,11 @@ from experiments.benchmark._markdown import (
     table,
 )
 
+OPS = {
+    "head": "`gated_linear_attention`",
+    "key": "`gated_linear_attention`, gates per key channel",
+    "delta": "`gated_delta_rule`",
+}
 MODES = {"ring": "ring, zig-zag order", "ring_swapped": "ring, tokens in order", "all_to_all": "all-to-all"}
 
 
@@ -155,6 +160,26 @@ def layers(folder: Folder) -> str:
     ]
     head = ("file", "filter or mixer", "D", "tokens", "GPUs", "ms (95 %)", "one GPU, ms (95 %)", "speed-up")
     return table(head, rows)
+
+
+def ops(folder: Folder) -> str:
+    """A bare op of linear states, forward and backward."""
+    rows = [
+        (
+            *(f"`{name}`", OPS[at["op"]], count(at["tokens"]), str(at["heads"]), str(at["devices"])),
+            *(_time(at["all"]), _time(at["one"])),
+            "" if at["share_of_ideal"] is None else percent(at["share_of_ideal"]),
+        )
+        for name, found in _named(folder, "sequence_parallel")
+        for at in found.get("ops", ())
+    ]
+    if not rows:
+        return ""
+    head = ("file", "op", "tokens", "heads", "GPUs", "ms (95 %)", "one GPU, ms (95 %)", "share of the ideal")
+    said = prose(
+        "Forward and backward of one document, heads of 128, bf16. The ideal is 1 / n of one GPU's time."
+    )
+    return f"{said}\n\n{table(head, rows)}"
 
 
 def steps(folder: Folder) -> str:

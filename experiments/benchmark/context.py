@@ -85,8 +85,8 @@ def curve(
     loaded: "Run",
     contexts: Sequence[int],
     *,
+    targets: int,
     split: Split = "test",
-    targets: int = 1024,
     stride: int | None = None,
     max_rows: int | None = None,
     source: DocumentSource | None = None,
@@ -133,9 +133,9 @@ def spread(count: int, most: int | None) -> list[int]:
 def context(
     run_dir: Annotated[str, tyro.conf.Positional],
     out: str,
-    contexts: tuple[int, ...] = (2048, 8192, 32768),
+    contexts: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 32768),
     split: Split = "test",
-    targets: int = 1024,
+    targets: int = 256,
     stride: int | None = None,
     max_rows: int | None = None,
 ) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 STEPS_A_CALL = 50
 """Steps between two looks at the accuracy."""
-MODELS = ("mac", "mag", "mal", "slots", "window", "hyena", "delta", "attention")
+MODELS = ("mac", "mag", "mal", "slots", "window", "hyena", "delta", "engine", "levels", "attention")
 MEMORIES = ("mac", "mag", "mal", "slots")
 
 
@@ -130,8 +130,8 @@ def gap_recall(
 
     Args:
       out: file for the figures as JSON, written anew after each model.
-      models: columns, of mac, mag, mal (Titans), slots, window, hyena, delta, attention; each is as large as the
-        largest of all of these.
+      models: columns, of mac, mag, mal (Titans), slots, window, hyena, delta, engine and levels (a state engine of 56
+        slots, and of levels of 32, 16 and 8), attention; each is as large as the largest of all of these.
       off: train models with a memory a second time, with its reads held at zero.
       chunks: chunk lengths of the memories, one model each; none for that of the settings.
       seeds: models of each kind, with seeds 0, 1, ...

@@ -1,5 +1,7 @@
 """How many pairs a mixer recalls: python -m experiments.benchmark recall --pairs 64 --mixers D A --out FILE."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,9 @@ SOLVED = 0.999
 """A model that answers so many of a chunk's questions, on rows it has not seen, is trained no further."""
 TEST_ROWS = 1024
 SLOTS = 128
-"""Of each head of a state engine; `T_top_k` writes to an eighth of them."""
+"""Of each head of the state engine `T`; `T_top_k` writes to an eighth of them, and `T64` has 64."""
+LEVELS = (32, 16, 8)
+"""Slots of `T_levels`, of which those of upper levels forget more slowly; `T56` has as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +69,10 @@ class Settings(Budget):
             "H": HyenaConfig(dim=self.dim, packed=False),
             "T": slots,
             "T_top_k": replace(slots, top_k_states=SLOTS // 8),
+            "T_levels": replace(slots, num_slots=None, levels=LEVELS),
         }
+        if counted := re.fullmatch(r"T(\d+)", mixer):
+            mixers[mixer] = replace(slots, num_slots=int(counted[1]))
         used = {name: config for name, config in mixers.items() if name == mixer}
         pattern = ("S", mixer)
         stack = StackConfig(dim=self.dim, num_layers=self.layers, pattern=pattern, mixers=used, mlp_dim=0)
@@ -85,8 +92,9 @@ def recall(
       out: file for the figures as JSON, written anew after each model.
       pairs: of key and value in a row, one task each.
       mixers: names of the stack's table, such as D for Gated DeltaNet and A for attention; T_top_k is T (slots) whose
-        tokens write to their likeliest eighth.
-      seeds: models of each kind, with seeds 0, 1, ...
+        tokens write to their likeliest eighth, T64 has 64 slots in place of 128 (T32, T256, ...), and T_levels has
+        levels of 32, 16 and 8.
+      seeds: models of each kind, with seeds 0, 1, ...; of several the mean is told with its 95 % interval.
       settings: of all of them.
     """
     from experiments.benchmark._schema import save
@@ -99,13 +107,28 @@ def recall(
     tasks = {count: settings.task(count) for count in pairs}
     models = {(mixer, count): settings.model(mixer, tasks[count]) for count in pairs for mixer in mixers}
     majority = {str(count): majority_baseline(task, most=200).accuracy[0] for count, task in tasks.items()}
-    figures: dict[str, Any] = {"settings": asdict(settings), "majority": majority, "runs": []}
+    figures: dict[str, Any] = {"settings": asdict(settings), "majority": majority, "runs": [], "mean": []}
     for (mixer, count), model in models.items():
         for seed in range(seeds):
             found = train(model, tasks[count], settings, seed)
             figures["runs"].append({"mixer": mixer, "pairs": count, "seed": seed, **found})
             save("recall", out, figures)
+        each = [run["accuracy"] for run in figures["runs"][-seeds:]]
+        figures["mean"].append({"mixer": mixer, "pairs": count, **over_seeds(each)})
+        save("recall", out, figures)
     return figures
+
+
+def over_seeds(accuracies: Sequence[float]) -> dict[str, float | None]:
+    """The mean over seeds with Student's 95 % interval, cut at 0 and 1; no interval of one seed."""
+    import numpy as np
+    from scipy import stats
+
+    mean, count = float(np.mean(accuracies)), len(accuracies)
+    if count < 2:
+        return {"accuracy": mean, "low": None, "high": None}
+    reach = float(stats.t.ppf(0.975, count - 1) * np.std(accuracies, ddof=1) / count**0.5)
+    return {"accuracy": mean, "low": max(mean - reach, 0.0), "high": min(mean + reach, 1.0)}
 
 
 def train(model: "ByteLMConfig", task: "MQAR", settings: Settings, seed: int) -> dict[str, Any]:

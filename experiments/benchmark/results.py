@@ -55,6 +55,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Packed rows over several GPUs", _split_tables.packed),
     ("One sequence over several GPUs", _split_tables.steps),
     ("A layer over several GPUs", _split_tables.layers),
+    ("Operations over several GPUs", _split_tables.ops),
     ("Planned memory of a step", _split_tables.plans),
     ("Memory against context", _memory_tables.against_context),
     ("Exchanges between GPUs", _split_tables.exchanges),

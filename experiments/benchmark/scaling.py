@@ -130,7 +130,10 @@ def parameters(name: str, dim: int) -> int:
 
 
 def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict[str, dict[str, Any]]:
-    """Seconds of both passes and planned bytes of each block on a row of this length."""
+    """Seconds of both passes and planned bytes of each block on a row of this length.
+
+    MFU counts the matrix products of the forward pass in plain XLA, and three times as many with gradients.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -138,6 +141,7 @@ def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict
     from experiments.benchmark._schema import timed
     from jaxblt.models.stack import Stack
     from jaxblt.profiling import Case, forward_backward, measure_all
+    from jaxblt.training.flops import as_shapes, countable_device, matmul_flops, mfu, peak_flops
     from jaxblt.training.state import widen
 
     def case(name: str, remat: str = "none") -> Case:
@@ -154,14 +158,18 @@ def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict
     forward = [case(name) for name in mixers]
     both = [forward_backward(one, key) for one in forward]
     again = [forward_backward(case(name, "full"), key) for name in mixers]
-    found: dict[str, dict[str, Any]] = {name: {} for name in mixers}
-    for label, cases in zip(PASSES, (forward, both), strict=True):
+    with jax.default_device(countable_device()):
+        flops = {one.name: matmul_flops(one.fn, *as_shapes(one.args)) for one in forward}
+    peak = peak_flops(jax.devices()[0].device_kind)
+    found: dict[str, dict[str, Any]] = {name: {"forward_flops": flops[name]} for name in mixers}
+    for label, cases, times in zip(PASSES, (forward, both), (1, 3), strict=True):
         measured = measure_all([replace(c, fn=jax.jit(c.fn)) for c in cases], trials=trials)
         for name, taken in zip(mixers, measured, strict=True):
             seconds = taken.summary.median
             found[name][label] = timed(taken) | {
                 "tokens_per_second": length / seconds,
                 "microseconds_per_token": 1e6 * seconds / length,
+                "mfu": None if peak is None else mfu(times * flops[name] / length, length / seconds, peak),
             }
     for name, kept, made_again in zip(mixers, both, again, strict=True):
         found[name]["planned_bytes"] = planned_bytes(kept.fn, *kept.args)

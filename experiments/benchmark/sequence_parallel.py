@@ -14,6 +14,8 @@ Kind = Literal[
     "modal", "explicit", "implicit", "gated_delta_net", "gated_linear_attention", "mamba2", "state_engine"
 ]
 """A filter of Hyena, or another mixer."""
+Op = Literal["head", "key", "delta"]
+"""`gated_linear_attention` with gates per head or per key channel, or `gated_delta_rule`."""
 
 LAYERS: tuple[tuple[Kind, int, int], ...] = (
     ("modal", 65_536, 1024),
@@ -30,6 +32,7 @@ def sequence_parallel(
     out: str,
     devices: int | None = None,
     layers: tuple[tuple[Kind, int, int], ...] = LAYERS,
+    ops: tuple[tuple[Op, int, int], ...] = (),
     step_bytes: tuple[int, ...] = (1_048_576,),
     forward_bytes: tuple[int, ...] = (4_194_304,),
     pattern: str = "HHAH",
@@ -38,14 +41,15 @@ def sequence_parallel(
 ) -> dict[str, Any]:
     """Speed-up and memory of layers with their MLP, and the `books` model on one sequence, trained and read.
 
-    Layers run on one device and, split along the sequence, on all; what does not fit says so. The step runs on all,
-    and at the first length on one device with its share of the bytes as well. With one device nothing is compared.
+    Layers and ops run on one device and, split along the sequence, on all; what does not fit says so. The step runs on
+    all, and at the first length on one device with its share of the bytes as well. With one device nothing is compared.
 
     Args:
       out: JSON file to write.
       devices: how many; all by default.
       layers: filter of Hyena or name of another mixer, tokens and width of each layer that is timed, forward and
         backward. Heads have 128 channels, those of Mamba-2 64.
+      ops: kind of gates or "delta", tokens and heads of each bare op of linear states that is timed likewise.
       step_bytes: lengths of the train step's sequence; none for no step.
       forward_bytes: lengths of sequences whose loss alone is computed.
       pattern: of the latent stack.
@@ -53,11 +57,12 @@ def sequence_parallel(
       trials: of each timing, at least 20.
 
     Raises:
-      ValueError: there are fewer devices than asked for, or one for layers, or a length does not divide among them.
+      ValueError: there are fewer devices than asked for, or one for layers or ops, or a length does not divide among
+        them.
     """
     import jax
 
-    from experiments.benchmark import _sequence
+    from experiments.benchmark import _sequence, _split_ops
 
     devices = jax.device_count() if devices is None else devices
     if not 1 <= devices <= jax.device_count():
@@ -68,13 +73,20 @@ def sequence_parallel(
         raise ValueError(
             "layers are split over 2 devices or more, got devices=1: pass --layers with nothing behind it"
         )
+    if ops and (devices == 1 or any(tokens < 1 or tokens % devices for _, tokens, _ in ops)):
+        raise ValueError(
+            f"ops are split over 2 devices or more, whose number divides their tokens, got {ops} on {devices}"
+        )
     for length in (*step_bytes, *forward_bytes):
         if length < 1 or length % devices**2:
             raise ValueError(
                 f"{length} bytes on {devices} devices: a device's share is cut into as many once more, so lengths "
                 f"must be positive multiples of {devices**2}"
             )
-    found: dict[str, Any] = {"layers": [_sequence.layer(*shape, devices, trials) for shape in layers]}
+    found: dict[str, Any] = {
+        "layers": [_sequence.layer(*shape, devices, trials) for shape in layers],
+        "ops": [_split_ops.op(*shape, devices, trials) for shape in ops],
+    }
     config = split_model(pattern, remat)
     found |= {"steps": [], "forward": []}
     save("sequence_parallel", out, found)

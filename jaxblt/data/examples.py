@@ -73,6 +73,9 @@ class TaskSource(Protocol):
     """The frozen config of a task: where its examples come from.
 
     Every answer follows from what the row shows up to its position, so that causal models can give it.
+
+    A task whose rows have one answer may say as `num_answers` how many different ones there are: then labels, of which
+    `TaskDataConfig.labels` tells, are 0..num_answers - 1.
     """
 
     @property

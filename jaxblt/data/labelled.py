@@ -164,6 +164,11 @@ class LabelledDataConfig:
         return Columns(self.sequence, labels, self.id, part, self.difficulty, optional=bool(self.tasks))
 
     @property
+    def num_classes(self) -> int | None:
+        """Classes of the one task; None of several, of numbers, and while classes are to be collected."""
+        return len(self.classes) or None
+
+    @property
     def is_open(self) -> bool:
         """Whether classes are still to be collected from the files."""
         if self.tasks:

@@ -73,6 +73,17 @@ class TaskDataConfig:
         """Ids that its rows may hold."""
         return self.task.vocab_size
 
+    @property
+    def num_classes(self) -> int | None:
+        """Classes that its labels may be of: the task's `num_answers`, or all digits or symbols if it has none.
+
+        None without labels.
+        """
+        if self.labels is None:
+            return None
+        most = 10 if self.labels == "digit" else self.vocab_size - OFFSET
+        return getattr(self.task, "num_answers", most)
+
 
 RowsConfig = DataConfig | TaskDataConfig | LabelledDataConfig
 """What a run reads: documents of bytes, a task, or labelled records."""
@@ -115,7 +126,7 @@ class TaskDataset(Dataset):
         made = super().batch(step, slots=slots)
         if self.config.labels is None:
             return made
-        return replace(made, labels=_labels(made, self.config.labels))
+        return replace(made, labels=_labels(made, self.config))
 
     def groups(self, step: int) -> np.ndarray:
         """Int64[slots], the subtask of each of this process's rows; 0 without subtasks, -1 for an empty row."""
@@ -130,7 +141,7 @@ class TaskDataset(Dataset):
         return int(self.indexes[bucket].documents[number]) if self.indexes else number
 
 
-def _labels(batch: Batch, kind: str) -> np.ndarray:
+def _labels(batch: Batch, config: TaskDataConfig) -> np.ndarray:
     """Int32[rows], what the id that each row answers with stands for; 0 for an empty row.
 
     Raises:
@@ -142,12 +153,13 @@ def _labels(batch: Batch, kind: str) -> np.ndarray:
             f"TaskDataConfig.labels needs rows of one answer, got {scored.sum(1).max()} in a row: set labels=None, and "
             "objective=NextByte(accuracy=True)"
         )
+    kind, most = config.labels, config.num_classes
     first = OFFSET + (ord("0") if kind == "digit" else 0)
     labels, held = np.where(scored, batch.targets, 0).sum(1) - first, scored.any(1)
-    if np.any(wrong := held & ((labels < 0) | ((labels > 9) & (kind == "digit")))):
+    if np.any(wrong := held & ((labels < 0) | (labels >= most))):
         raise ValueError(
-            f"TaskDataConfig.labels = {kind!r}, and a row answers with id {first + labels[wrong][0]}: set "
-            f"labels={'symbol' if kind == 'digit' else 'digit'!r}"
+            f"TaskDataConfig.labels = {kind!r} of {most} classes, and a row answers with id "
+            f"{first + labels[wrong][0]}: set labels={'symbol' if kind == 'digit' else 'digit'!r}"
         )
     return np.where(held, labels, 0).astype(np.int32)
 

@@ -44,8 +44,9 @@ class StateEngineConfig:
 
     g_t <= 0 is a gate of each head, -1 on average at first. Routes are a softmax over the S slots of a head, so a token
     writes as much as one slot takes, whatever S is. They start uneven, or all slots would hold the same. Slots are
-    convex mixtures of zero and of what was routed to them: they do not grow with the number of tokens. Reading is gated
-    slot attention (Zhang et al., 2409.07146, sec. 3).
+    convex mixtures of zero and of what was routed to them: they do not grow with the number of tokens. They begin at
+    zero, and the first 2 S tokens or so of a document fill them; norms are flat from there, of outputs from the start.
+    Reading is gated slot attention (Zhang et al., 2409.07146, sec. 3).
 
     With a `cell`, `state_attention` or `state_routes` slots move at edges, every `interval` tokens of a document.
     Chunks are run one after another then, and a mesh that splits the sequence scatters heads.
@@ -56,7 +57,8 @@ class StateEngineConfig:
       num_slots: S of each head; None for 16, or for the sum of `levels`.
       levels: slots of each level, such as (32, 16, 8); each forgets 4 times slower than the one before. () for one.
       head_dim: width of a query, key and value; None for D / H.
-      top_k_states: slots that a token writes to, the likeliest; None for all.
+      top_k_states: slots that a token writes to, the likeliest; None for all. Routes stay dense, so that fewer save no
+        time; nor could they on tensor cores, which take products in blocks, below about 256 slots.
       cell: how slots move at an edge, from what they were at the edge before; None for not at all.
       interval: tokens from edge to edge.
       state_attention: at an edge the slots of a head attend to each other.

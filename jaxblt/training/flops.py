@@ -42,6 +42,17 @@ def matmul_flops(fn: Callable[..., Any], *args: Any) -> float:
     return _count(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
+def countable_device() -> Any:
+    """The CPU, for which every op has a form made of products; as the default device it lets `matmul_flops` see them.
+
+    None where jax has no CPU: fused kernels go uncounted then.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
+
+
 def _count(jaxpr: core.Jaxpr) -> float:
     return sum(_count_equation(equation) for equation in jaxpr.eqns)
 

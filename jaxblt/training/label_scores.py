@@ -54,7 +54,7 @@ class LabelScores:
         return jnp.sum(filled(batch))
 
     def losses(self, logits: Float[Array, "B C"], batch: Batch) -> Float[Array, "B"]:
-        """-log p[label] of each row."""
+        """-log p[label] of each row; NaN for a label that is no class, which recipes refuse."""
         return cross_entropy(logits, _labels(batch))
 
     def sums(self, logits: Float[Array, "B C"], batch: Batch) -> Sums:

@@ -19,7 +19,7 @@ from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.training.best import check_followed
 from jaxblt.training.hybrid import HybridConfig
-from jaxblt.training.objectives import ClassifyChain, MultiTask, NextByte, Objective
+from jaxblt.training.objectives import Classify, ClassifyChain, MultiTask, NextByte, Objective
 from jaxblt.training.optimizers import AdamWConfig, Optimizer
 from jaxblt.training.packing import align, take_back_promises
 from jaxblt.training.reference import ReferenceConfig
@@ -196,6 +196,7 @@ class Recipe:
         _check_chain(self)
         _check_tasks(self)
         _check_heads(self)
+        _check_classes(self)
         check_followed(self)
         _check_reference(self)
         _check_hybrid(self)
@@ -359,6 +360,23 @@ def _check_heads(recipe: Recipe) -> None:
             )
 
 
+def _check_classes(recipe: Recipe) -> None:
+    """A classifier has an output for each class that a label may be of: without one a loss would be NaN."""
+    if not isinstance(recipe.objective, Classify) or (classes := _num_classes(recipe)) is None:
+        return
+    of_head = getattr(getattr(recipe.model, "head", None), "outputs", None)
+    outputs = getattr(recipe.model, "num_classes", of_head)
+    if outputs is not None and outputs < classes:
+        name = "num_classes" if of_head is None else "head.outputs"
+        raise ValueError(
+            f"labels of data may be of {classes} classes, and model.{name} is {outputs}: set it to {classes}"
+        )
+
+
+def _num_classes(recipe: Recipe) -> int | None:
+    return getattr(recipe.data, "num_classes", None)
+
+
 def _check_reference(recipe: Recipe) -> None:
     """Predictions are compared id by id, with a model that there is."""
     if recipe.reference is None:
@@ -388,12 +406,12 @@ def _check_hybrid(recipe: Recipe) -> None:
         raise ValueError(
             "hybrid trains routers of banks, and no stack of the model has one: attach an AdapterConfig with blocks"
         )
-    classes = getattr(recipe.data, "classes", ())
+    classes = _num_classes(recipe)
     fewest = min((adapter.blocks for adapter in adapters if adapter.blocks), default=0)
-    if hybrid.has("labels") and len(classes) > fewest:
+    if hybrid.has("labels") and classes is not None and classes > fewest:
         raise ValueError(
-            f"hybrid.labels are {len(classes)} classes, {classes}, and a bank has {fewest} experts: set "
-            f"AdapterConfig.blocks = {len(classes)}"
+            f"hybrid.labels may be of {classes} classes, and a bank has {fewest} experts: set AdapterConfig.blocks = "
+            f"{classes}"
         )
     if hybrid.draws and not any(isinstance(t, Draw) for adapter in adapters for t in adapter.code):
         raise ValueError(

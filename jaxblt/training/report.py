@@ -16,7 +16,7 @@ from jaxblt.parallel.distributed import process_table
 from jaxblt.parallel.folded import short_table
 from jaxblt.parallel.mesh import off_mesh
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.flops import count_params, matmul_flops, peak_flops
+from jaxblt.training.flops import count_params, countable_device, matmul_flops, peak_flops
 from jaxblt.training.meter import Cost
 from jaxblt.training.setup import Setup, make_task
 from jaxblt.training.step import Task
@@ -75,16 +75,8 @@ def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> f
         return cut.model.apply({"params": params}, ids, entropies=entropies)[0]
 
     # outside the mesh one row is enough
-    with off_mesh(), jax.default_device(_countable()):
+    with off_mesh(), jax.default_device(countable_device()):
         return matmul_flops(forward, params, jax.ShapeDtypeStruct((1, length), jnp.int32))
-
-
-def _countable() -> Any:
-    """The CPU, for which every op has a form made of products; without it fused kernels go uncounted."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return None
 
 
 def op_choices(step: Callable[..., Any], *args: Any) -> list[str]:

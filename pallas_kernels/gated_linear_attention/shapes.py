@@ -31,10 +31,16 @@ SHAPES = (
     LinearAttentionShape("engine_read_8k", 8, 8192, 8, 8, 16, 64, "key"),
     LinearAttentionShape("pulse_write_8k", 8, 8192, 8, 8, 64, 128, "value"),
     LinearAttentionShape("pulse_read_8k", 8, 8192, 8, 8, 128, 64, "key"),
+    # The same calls with one gate a head: what gates of each slot cost.
+    LinearAttentionShape("gsa_1b_write_head_8k", 8, 8192, 4, 4, 512, 64),
+    LinearAttentionShape("gsa_1b_read_head_8k", 8, 8192, 4, 4, 64, 512),
+    LinearAttentionShape("pulse_write_head_8k", 8, 8192, 8, 8, 64, 128),
+    LinearAttentionShape("pulse_read_head_8k", 8, 8192, 8, 8, 128, 64),
     # Shapes that kernels for Hopper are timed at.
     LinearAttentionShape("h32_d128_8k", 8, 8192, 32, 32, 128, 128),
     LinearAttentionShape("h32_d128_64k", 1, 65536, 32, 32, 128, 128),
     LinearAttentionShape("h32_d128_gla_8k", 8, 8192, 32, 32, 128, 128, "key"),
+    LinearAttentionShape("h32_d128_value_8k", 8, 8192, 32, 32, 128, 128, "value"),
     # Decoding.
     LinearAttentionShape("decode_64", 64, 1, 32, 32, 128, 128),
     LinearAttentionShape("decode_64_key", 64, 1, 32, 32, 128, 128, "key"),

@@ -6,8 +6,8 @@ from experiments.benchmark import _length_tables, _tables
 
 
 def test_blocks_by_length_have_times_exponents_and_crossings() -> None:
-    passes = {"forward": {"median": 1e-3, "tokens_per_second": 2e6}}
-    passes["forward+backward"] = {"median": 4e-3, "tokens_per_second": 5e5}
+    passes = {"forward": {"median": 1e-3, "tokens_per_second": 2e6, "mfu": 0.4}}
+    passes["forward+backward"] = {"median": 4e-3, "tokens_per_second": 5e5, "mfu": 0.3}
     planned = {"arguments": 10**9, "temporaries": 5 * 10**8, "results": 0}
     at: dict[str, Any] = {"tokens": 2048, **passes}
     at |= {"planned_bytes": planned, "planned_bytes_with_remat": {"arguments": 10**9}}
@@ -22,7 +22,7 @@ def test_blocks_by_length_have_times_exponents_and_crossings() -> None:
         "crossover": {"D": {"forward": cross, "forward+backward": dict.fromkeys(("value", "low", "high"))}},
     }
     lines = _length_tables.blocks({"scaling": found}).splitlines()
-    assert "| `D` | 2,048 | 1 | 4 | 0.5 | 2 | 1.5 GB | 1.0 GB |" in lines
+    assert "| `D` | 2,048 | 1 | 4 | 0.5 | 2 | 40 % | 30 % | 1.5 GB | 1.0 GB |" in lines
     assert "| `D` | 12 | 1.00 (0.90 to 1.10) |  | 3,000 (2,000 to never) | never |" in lines
     assert "| `A` | 10 |  |  |  |  |" in lines
     assert _length_tables.blocks({}) == ""

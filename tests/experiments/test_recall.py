@@ -9,9 +9,10 @@ import pytest
 
 from experiments.benchmark._budget import CHUNK
 from experiments.benchmark._recall_rows import draw_rows
-from experiments.benchmark.recall import Settings, recall
+from experiments.benchmark.recall import Settings, over_seeds, recall
 from jaxblt.data.vocab import OFFSET
 from jaxblt.evaluation.tasks import MQAR
+from jaxblt.mixers import StateEngineConfig
 
 TASK = MQAR(symbols=40, pairs=5, positions=32)
 
@@ -42,6 +43,30 @@ def test_gaps_are_drawn_as_the_task_draws_them() -> None:
     assert means[0] == pytest.approx(means[1], abs=0.6)
 
 
+def test_states_may_be_of_any_number_or_in_levels() -> None:
+    settings = Settings()
+    task = settings.task(16)
+    engines = {name: settings.model(name, task).stack.mixer(name) for name in ("T", "T64", "T_levels", "T56")}
+    assert all(isinstance(engine, StateEngineConfig) for engine in engines.values())
+    counts = {name: (engine.slots, engine.level_sizes) for name, engine in engines.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    assert counts == {
+        "T": (128, (128,)),
+        "T64": (64, (64,)),
+        "T_levels": (56, (32, 16, 8)),
+        "T56": (56, (56,)),
+    }
+
+
+def test_the_interval_is_of_seeds() -> None:
+    """That of 0.2, 0.3 and 0.4: t is 4.3027 at two degrees of freedom, the deviation is 0.1."""
+    found = over_seeds([0.2, 0.3, 0.4])
+    assert found["accuracy"] == pytest.approx(0.3)
+    assert found["low"] == pytest.approx(0.3 - 4.3027 * 0.1 / 3**0.5, abs=1e-4)
+    assert found["high"] == pytest.approx(0.3 + 4.3027 * 0.1 / 3**0.5, abs=1e-4)
+    assert over_seeds([0.9, 1.0])["high"] == 1.0
+    assert over_seeds([0.5]) == {"accuracy": 0.5, "low": None, "high": None}
+
+
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_recall_figures(tmp_path: Path) -> None:
     settings = Settings(symbols=16, dim=8, layers=2, heads=1, tokens=128, steps=CHUNK, dtype="float32")
@@ -55,3 +80,6 @@ def test_recall_figures(tmp_path: Path) -> None:
     assert len(run["accuracy_by_chunk"]) == 1
     assert run["parameters"] > settings.dim * settings.symbols
     assert 0 < found["majority"]["2"] < 0.5
+    assert found["mean"] == [
+        {"mixer": "R", "pairs": 2, "accuracy": run["accuracy"], "low": None, "high": None}
+    ]

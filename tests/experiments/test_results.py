@@ -72,6 +72,11 @@ def test_figures_of_now_and_what_does_not_run_are_shown() -> None:
     }
     assert "| train step | 4,096 | 2 | out of memory |" in split_tables.steps(folder)
     assert "| 64 | 2 | out of memory | out of memory |  |" in split_tables.layers(folder)
+    assert split_tables.ops(folder) == ""
+    of = {"seconds": {"median": 0.004, "low": 0.004, "high": 0.004}}
+    op = {"op": "delta", "tokens": 64, "heads": 2, "devices": 2, "one": of, "all": of, "share_of_ideal": 0.5}
+    folder["sequence_parallel_ops"] = {"ops": [op]}
+    assert "| `gated_delta_rule` | 64 | 2 | 2 | 4 (4 to 4) | 4 (4 to 4) | 50 % |" in split_tables.ops(folder)
     folder["exchange_new"] = {
         "devices_in_ring": 2,
         "exchanges": [{"setting": "peer", "mib": 1, "failed": "no"}],

@@ -10,6 +10,7 @@ from experiments.benchmark import scaling
 from experiments.benchmark._exponents import crossover, exponent
 from jaxblt.models import StackConfig
 from jaxblt.models.stack import DEFAULTS
+from jaxblt.training.flops import PEAK_FLOPS
 
 LENGTHS = (1024, 2048, 4096, 8192)
 
@@ -53,6 +54,7 @@ def test_attention_that_was_not_timed_is_crossed_nowhere() -> None:
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name))
+    monkeypatch.setitem(PEAK_FLOPS, "cpu", 1e12)
     out = tmp_path / "scaling.json"
     scaling.scaling(str(out), mixers=("R", "A"), lengths=(16, 32), dim=32, attention_up_to=16)
     found = json.loads(out.read_text())
@@ -63,6 +65,10 @@ def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert at["forward"]["microseconds_per_token"] == pytest.approx(
             1e6 * at["forward"]["median"] / at["tokens"]
         )
+        assert 0 < at["forward_flops"] < 2 * found["parameters"]["R"] * at["tokens"]
+        for name, times in (("forward", 1), ("forward+backward", 3)):
+            of = at[name]
+            assert of["mfu"] * of["median"] == pytest.approx(times * at["forward_flops"] / 1e12)
         assert at["planned_bytes"]["temporaries"] > 0
         assert at["planned_bytes_with_remat"]["arguments"] == at["planned_bytes"]["arguments"]
     assert found["growth"]["R"]["forward"] is None  # no row is long

@@ -1,6 +1,7 @@
 """The benchmark of a split sequence leaves figures, tiny, on virtual devices."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import get_args
 
@@ -8,13 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark import _sequence, draw, sequence_parallel, sequence_plan
+from experiments.benchmark import _sequence, _split_ops, draw, sequence_parallel, sequence_plan
 from jaxblt.mixers import HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.profiling import targets
 from jaxblt.training import ahead
 from jaxblt.training.setup import make_task
 from tests.mixer_table import table
+from tests.pallas_kernels.linear_state import relative_rms
+from tests.parallel.along import along
 
 
 def tiny(pattern: str) -> StackConfig:
@@ -39,6 +42,38 @@ def test_a_layer_on_one_device_and_on_two(tmp_path, shape):
     written = json.loads(out.read_text())
     assert written["layers"] == found["layers"]
     assert written["versions"]["jax"]
+
+
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.parametrize("kind", get_args(sequence_parallel.Op))
+def test_a_bare_op_on_one_device_and_on_two(tmp_path, kind):
+    nothing = {"layers": (), "step_bytes": (), "forward_bytes": ()}
+    out = tmp_path / "found.json"
+    found = sequence_parallel.sequence_parallel(str(out), devices=2, ops=((kind, 256, 1),), **nothing)
+    (entry,) = found["ops"]
+    assert (entry["op"], entry["tokens"], entry["heads"], entry["devices"]) == (kind, 256, 1, 2)
+    times = [entry[side]["seconds"]["median"] for side in ("one", "all")]
+    assert entry["share_of_ideal"] == pytest.approx(times[0] / times[1] / 2)
+    name = "gated_delta_rule" if kind == "delta" else "gated_linear_attention"
+    assert any(line.startswith(f"{name}: xla") for line in entry["all"]["choices"])
+    assert json.loads(out.read_text())["ops"] == found["ops"]
+
+
+@pytest.mark.slow(weeks=13)
+@pytest.mark.parametrize("kind", get_args(sequence_parallel.Op))
+def test_a_split_op_gives_what_it_gives_alone(kind):
+    given = _split_ops.streams(kind, 256, 1, jax.random.key(0))
+    run = partial(_split_ops.passes, kind)
+    expected = jax.jit(run)(given, given[2])
+    found, _ = along(lambda _, *sequenced: run(*sequenced), (), (given, given[2]), seq=2)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert relative_rms(got, want) <= 0.01
+
+
+@pytest.mark.parametrize("ops", [(("head", 255, 1),), (("delta", 0, 1),)])
+def test_ops_that_do_not_divide_are_an_error_before_anything_runs(ops):
+    with pytest.raises(ValueError, match="ops are split over 2 devices or more, whose number divides"):
+        sequence_parallel.sequence_parallel("nowhere.json", devices=2, layers=(), ops=ops)
 
 
 @pytest.mark.parametrize("kind", get_args(sequence_parallel.Kind))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.runtime import compiling_for
+from tests.pallas_kernels.op_suite import random_cotangents, value_and_grads
 
 HOPPER = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H100")
 BATCH, KEY_HEADS, HEADS, KEYS, VALUES = 2, 1, 2, 3, 2
@@ -92,3 +93,27 @@ def kept_bytes(op: Callable[..., Any], arrays: dict[str, Any]) -> int:
 def relative_rms(actual: Any, expected: Any) -> float:
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     return float(np.sqrt(np.mean((actual - expected) ** 2) / np.mean(expected**2)))
+
+
+def check_long(run: Callable[..., Any], wide: Callable[..., Any], arrays: dict[str, Any]) -> Any:
+    """Values and gradients of bf16 streams within 0.005 of those of `wide` in fp32, by root mean squares; the values.
+
+    `wide` takes chunks: a loop over so many steps would keep the state of each.
+    """
+    # Unoptimised, XLA for a CPU copies what a loop returns at each turn.
+    actual = value_and_grads(run, arrays, optimised=True)
+    cotangents = jax.tree.map(lambda x: x.astype(jnp.float32), random_cotangents(actual[0]))
+    in_fp32 = {n: x.astype(jnp.float32) for n, x in arrays.items()}
+    with jax.default_matmul_precision("highest"):
+        expected = value_and_grads(wide, in_fp32, cotangents, optimised=True)
+    errors = jax.tree.map(relative_rms, actual, expected)
+    assert max(jax.tree.leaves(errors)) <= 0.005, errors
+    return actual[0]
+
+
+def check_finite(run: Callable[..., Any], arrays: dict[str, Any]) -> None:
+    """Values and gradients are numbers, and the latter are not zero in either half of the rows."""
+    found = value_and_grads(run, arrays, optimised=True)
+    assert all(np.all(np.isfinite(np.asarray(x, np.float32))) for x in jax.tree.leaves(found))
+    half = arrays["v"].shape[1] // 2
+    assert all(np.any(x[:, :half]) and np.any(x[:, half:]) for x in found[1].values())

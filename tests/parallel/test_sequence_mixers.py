@@ -18,6 +18,7 @@ from jaxblt.mixers import (
     Mamba2Config,
     MixerConfig,
     ModalFilter,
+    StateEngineConfig,
 )
 from jaxblt.parallel import make_mesh
 from jaxblt.testing.collectives import collectives, spanning
@@ -41,7 +42,18 @@ CONFIGS: dict[str, MixerConfig] = {
     "delta": GatedDeltaNetConfig(dim=8, num_heads=2, head_dim=8, value_head_dim=4, chunk_size=4),
     "gated": GatedLinearAttentionConfig(dim=8, num_heads=2, gate_rank=3, chunk_size=4),
     "mamba2": Mamba2Config(dim=8, head_dim=8, state_dim=6, chunk_size=4),
+    "engine": StateEngineConfig(dim=8, num_heads=2, num_slots=6, chunk_size=4),
 }
+FAR = ImplicitFilter(filter_len=4096)
+OF_KERNELS: dict[str, MixerConfig] = {
+    "implicit": HyenaConfig(dim=128, filter=FAR),
+    "implicit_both": HyenaConfig(dim=128, filter=FAR, causal=False),
+    "delta": GatedDeltaNetConfig(dim=128, num_heads=2),
+    "gated": GatedLinearAttentionConfig(dim=128, num_heads=2),
+    "mamba2": Mamba2Config(dim=128),
+    "engine": StateEngineConfig(dim=128, num_heads=2, num_slots=64),
+}
+"""Of sizes that GPU kernels take."""
 LAYOUTS = ("whole", "crossing", "inside", "padded", "holes")
 MESHES = ({"seq": 2}, {"seq": 4}, {"seq": 8}, {"seq": 4, "data": 2})
 CASES = [
@@ -92,15 +104,14 @@ def test_split_equals_whole_forward_and_backward(name: str, layout: str, mesh: i
     "devices",
     [pytest.param(count, marks=pytest.mark.gpu(count=count)) for count in (2, 4)],
 )
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", OF_KERNELS)
 @pytest.mark.parametrize("layout", ["whole", "crossing"])
-def test_implicit_filters_over_gpus_are_as_exact_as_on_one(layout: str, causal: bool, devices: int) -> None:
+def test_gpus_are_as_exact_as_one(layout: str, name: str, devices: int) -> None:
     """In bf16 and at a length that the kernels take: at most 1.3 times the error of one GPU, against fp32."""
-    config = HyenaConfig(dim=128, filter=ImplicitFilter(filter_len=4096), causal=causal)
-    check_devices(config, layout, 4096, devices)
+    check_devices(OF_KERNELS[name], layout, 4096, devices)
 
 
-def check_devices(config: HyenaConfig, layout: str, length: int, devices: int) -> None:
+def check_devices(config: MixerConfig, layout: str, length: int, devices: int) -> None:
     """Outputs and every gradient, each by the root mean square of its error."""
     _, (params, x, ids, dy), _ = alone(config, layout, length)
     given = jnp.asarray(x, jnp.bfloat16), ids, jnp.asarray(dy, jnp.bfloat16)

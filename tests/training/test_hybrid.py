@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 from jaxblt.adapters import AdapterConfig, Draw, RouterConfig, attach, split_params
 from jaxblt.adapters.params import without_routers
 from jaxblt.cli.recipe_options import parse_recipe
-from jaxblt.data import make_dataset
+from jaxblt.data import TaskDataConfig, make_dataset
 from jaxblt.data.labelled import LabelledDataConfig
+from jaxblt.evaluation.tasks import ListOpsFiles
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.acting import Acting, acting_params, keep_routers
 from jaxblt.training.hybrid import Hybrid, HybridConfig, combined, label_nats, make_weight
@@ -251,7 +252,14 @@ def test_a_hybrid_over_a_frozen_base_is_counted():
                 tiny_recipe(model=MODEL, hybrid=HybridConfig(labels=((0, 1.0),))),
                 data=LabelledDataConfig(paths=("a.tsv",), classes=("a", "b", "c")),
             ),
-            r"hybrid.labels are 3 classes, .*, and a bank has 2 experts: set AdapterConfig.blocks = 3",
+            r"hybrid.labels may be of 3 classes, and a bank has 2 experts: set AdapterConfig.blocks = 3",
+        ),
+        (
+            lambda: replace(
+                tiny_recipe(model=MODEL, hybrid=HybridConfig(labels=((0, 1.0),))),
+                data=TaskDataConfig(task=ListOpsFiles(path="a"), seq_len=2002, labels="symbol"),
+            ),
+            r"hybrid.labels may be of 10 classes, and a bank has 2 experts: set AdapterConfig.blocks = 10",
         ),
         (
             lambda: tiny_recipe(model=TinyConfig(causal=False), objective=Masked(), hybrid=HybridConfig()),

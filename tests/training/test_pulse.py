@@ -95,7 +95,7 @@ def test_labels_are_the_answers() -> None:
         sums = Classify().sums(jnp.zeros((8, 2)), jax.tree.map(jnp.asarray, replace(batch, labels=labels)))
         np.testing.assert_allclose(sums["loss"], 4 * np.log(2), rtol=1e-6)
     with pytest.raises(
-        ValueError, match="labels = 'digit', and a row answers with id 4: set labels='symbol'"
+        ValueError, match="labels = 'digit' of 2 classes, and a row answers with id 4: set labels='symbol'"
     ):
         make_dataset(replace(data, labels="digit"), split="test", mode="eval").batch(0)
     several = TaskDataConfig(task=MQAR(symbols=32, pairs=4, positions=32), seq_len=32, labels="symbol")

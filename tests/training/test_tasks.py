@@ -6,10 +6,23 @@ import pytest
 
 import configs
 import jaxblt
-from jaxblt.data import TaskDataConfig
-from jaxblt.evaluation.tasks import MQAR, Copy
+from jaxblt.data import LabelledDataConfig, TaskDataConfig
+from jaxblt.evaluation.tasks import (
+    MQAR,
+    Babi,
+    Babilong,
+    Copy,
+    ListOps,
+    ListOpsFiles,
+    Parity,
+    PatternMatching,
+    TextLabels,
+    TextPairs,
+)
 from jaxblt.evaluation.tasks.evaluate import score_run
+from jaxblt.models import ByteClassifierConfig, ByteLMConfig, LabelHeadConfig, LabellerConfig
 from jaxblt.training.loop import fit
+from jaxblt.training.objectives import Classify
 from jaxblt.training.recipe import Recipe
 from tests.training.tiny import TinyConfig, tiny_recipe
 
@@ -42,6 +55,43 @@ def test_a_model_needs_an_id_for_everything_the_task_shows():
     ):
         replace(tiny_recipe(), data=data)
     assert replace(tiny_recipe(model=TinyConfig(vocab_size=1004)), data=data).data.vocab_size == 1004
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "classes"),
+    [
+        (ListOps(), "symbol", 10),
+        (ListOpsFiles(path="data"), "symbol", 10),
+        (Parity(), "symbol", 2),
+        (PatternMatching(), "symbol", 2),
+        (TextLabels(path="data", labels=("a", "b", "c")), "digit", 3),
+        (TextPairs(path="data"), "digit", 2),
+        (Babilong(path="data", books="books"), "digit", 10),
+        (Babi(path="data"), "symbol", 256),
+    ],
+)
+def test_a_classifier_needs_an_output_for_each_answer(task, labels, classes):
+    """Else the loss of an answer without one is NaN."""
+    data = TaskDataConfig(task=task, seq_len=task.length, labels=labels)
+    assert data.num_classes == classes
+
+    def recipe(model):
+        return replace(tiny_recipe(), data=data, model=model, objective=Classify())
+
+    assert recipe(ByteClassifierConfig(num_classes=classes)).data == data
+    assert recipe(LabellerConfig(ByteLMConfig(), LabelHeadConfig(outputs=classes))).data == data
+    if classes > 2:
+        said = f"labels of data may be of {classes} classes, and model.num_classes is 2: set it to {classes}"
+        with pytest.raises(ValueError, match=said):
+            recipe(ByteClassifierConfig())
+        with pytest.raises(ValueError, match=f"of {classes} classes, and model.head.outputs is 2: set it"):
+            recipe(LabellerConfig(ByteLMConfig(), LabelHeadConfig()))
+
+
+def test_a_classifier_of_labelled_records_needs_an_output_for_each_class():
+    data = LabelledDataConfig(paths=("r.csv",), classes=("a", "b", "c"))
+    with pytest.raises(ValueError, match=r"may be of 3 classes, and model\.num_classes is 2: set it to 3"):
+        replace(tiny_recipe(), data=data, model=ByteClassifierConfig(), objective=Classify())
 
 
 @pytest.mark.parametrize(

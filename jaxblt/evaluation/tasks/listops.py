@@ -100,6 +100,8 @@ class ListOps(GeneratedTask):
     min_symbols: int = 501
     max_symbols: int = 1999
 
+    num_answers = 10
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, "max_depth", least=2)

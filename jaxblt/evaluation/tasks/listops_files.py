@@ -35,6 +35,8 @@ class ListOpsFiles:
     path: str
     max_symbols: int = 2000
 
+    num_answers = 10
+
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "max_symbols", least=1)

@@ -26,6 +26,8 @@ class PatternMatching(GeneratedTask):
     text: int = 64
     pattern: int = 4
 
+    num_answers = 2
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, "symbols", least=2)

@@ -34,6 +34,8 @@ class TextPairs:
     path: str
     max_bytes: int = 4000
 
+    num_answers = 2
+
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "max_bytes", least=1)

@@ -24,6 +24,8 @@ class Parity(GeneratedTask):
     max_bits: int = 32
     prefixes: bool = False
 
+    num_answers = 2
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, "min_bits", least=1, most="max_bits")

@@ -48,6 +48,11 @@ class TextLabels:
         return VOCAB_SIZE
 
     @property
+    def num_answers(self) -> int:
+        """One for each label."""
+        return len(self.labels)
+
+    @property
     def length(self) -> int:
         return self.max_bytes + 2
 

@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,6 +64,11 @@ def test_rows_of_texts(reviews):
     assert np.asarray(batch.loss_mask).sum(1).tolist() == [1, 1, 1, 1]
     segments = np.asarray(batch.segment_ids)
     assert np.array_equal(segments, np.arange(22) < segments.sum(1)[:, None])
+    assert set(make_dataset(replace(config, labels="digit")).batch(0).labels) <= {0, 1}
+    with pytest.raises(
+        ValueError, match=r"labels = 'symbol' of 2 classes, and a row answers with id 5[23]: set"
+    ):
+        make_dataset(replace(config, labels="symbol")).batch(0)
 
 
 def test_an_unknown_label_is_named(tmp_path):

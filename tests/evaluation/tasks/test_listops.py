@@ -1,5 +1,8 @@
 """ListOps: the evaluator on expressions worked out by hand, and the arena's files."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,8 @@ from jaxblt.evaluation.tasks import ListOps, ListOpsFiles
 from jaxblt.evaluation.tasks.listops import evaluate, parse, show
 from jaxblt.evaluation.tasks.listops_files import check_answers, read_tsv, write_files
 
+RELEASED = os.environ.get("JAXBLT_LISTOPS_D20S", "")
+"""`test_d20s.tsv` of Nangia and Bowman, with 10,000 expressions; also `.xz`."""
 GOLDEN = (
     ("7", 7),
     ("( ( ( [MAX 2 ) 9 ) ] )", 9),
@@ -26,6 +31,14 @@ GOLDEN = (
 def test_expressions_worked_out_by_hand(text, value):
     assert evaluate(parse(text)) == value
     assert parse(show(parse(text))) == parse(text)
+
+
+@pytest.mark.skipif(not RELEASED, reason="the file has no licence to be shipped under")
+def test_every_released_expression_comes_to_its_answer():
+    file = Path(RELEASED)
+    questions, answers = read_tsv(file)
+    assert len(questions) == 10_000
+    check_answers(file, questions, answers, most=len(questions))
 
 
 @pytest.mark.parametrize("text", ["", "3 4", "[MAX 3", "[MAX ]", "3 ]", "[SM 1 ] ]", "[SM 1 ] 2"])

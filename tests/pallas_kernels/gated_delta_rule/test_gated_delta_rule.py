@@ -13,10 +13,13 @@ from pallas_kernels.gated_delta_rule import bench, explain, gated_delta_rule, ga
 from pallas_kernels.gated_delta_rule.inverse import unit_lower_inverse
 from pallas_kernels.gated_delta_rule.shapes import SHAPES, DeltaRuleShape
 from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.jla import as_others_write, needs_jla
 from tests.pallas_kernels.linear_state import (
     BATCH,
     HEADS,
     KEYS,
+    check_finite,
+    check_long,
     dots,
     heads,
     kept_bytes,
@@ -190,39 +193,54 @@ def test_memory_and_products_of_a_training_step() -> None:
     assert given <= kept_bytes(op, arrays) <= given + 16 * width * width
 
 
+def long_arrays(
+    length: int, heads: int = 1, width: int = 8, *, decay: tuple[int, int] = (-9, 0), most: float = 1.0
+) -> dict[str, Any]:
+    """A row of bf16 streams with keys of length 1, beta up to `most`, and gates of -e^u with u of `decay`."""
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal((1, length, heads, width)) for n in ("q", "k", "v")}
+    arrays["k"] /= np.linalg.norm(arrays["k"], axis=-1, keepdims=True)
+    streams = {n: jnp.asarray(x, jnp.bfloat16) for n, x in arrays.items()}
+    beta = jnp.asarray(rng.uniform(0, most, (1, length, heads)), jnp.float32)
+    gates = jnp.asarray(rng.uniform(*decay, (1, length, heads)), jnp.float32)
+    return streams | {"beta": beta, "log_gate": -jnp.exp(gates)}
+
+
 @pytest.mark.slow(weeks=4, group="long rows of states")
 def test_over_65_539_steps_in_bf16() -> None:
     """Values and gradients against other chunks in fp32, and the last steps against one step after another."""
-    length = 65_539
-    rng = np.random.default_rng(0)
-    arrays = {n: rng.standard_normal((1, length, 1, 8)) for n in ("q", "k", "v")}
-    arrays["k"] /= np.linalg.norm(arrays["k"], axis=-1, keepdims=True)
-    arrays = {n: jnp.asarray(x, jnp.bfloat16) for n, x in arrays.items()}
-    arrays["beta"] = jnp.asarray(rng.uniform(0, 1, (1, length, 1)), jnp.float32)
-    arrays["log_gate"] = -jnp.exp(jnp.asarray(rng.uniform(-9, 0, (1, length, 1)), jnp.float32))
-    wide = {n: x.astype(jnp.float32) for n, x in arrays.items()}
-    # Unoptimised, XLA for a CPU copies what a loop returns at each turn.
-    actual = value_and_grads(partial(call, "xla", 64), arrays, optimised=True)
-    expected = value_and_grads(partial(call, "xla", 32), wide, optimised=True)
-    for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert relative_rms(got, want) <= 0.005
+    arrays = long_arrays(65_539)
+    o, _ = check_long(partial(call, "xla", 64), partial(call, "xla", 32), arrays)
     # Whatever lies 2,000 steps back has decayed to nothing.
-    last = gated_delta_rule(**{n: x[:, -2000:] for n, x in wide.items()}, implementation="reference")
-    assert relative_rms(actual[0][0][:, -100:], last[:, -100:]) <= 0.005
+    last = {n: x[:, -2000:].astype(jnp.float32) for n, x in arrays.items()}
+    expected = gated_delta_rule(**last, implementation="reference")
+    assert relative_rms(o[:, -100:], expected[:, -100:]) <= 0.005
 
 
 @pytest.mark.slow
 def test_values_and_gradients_are_finite_over_a_million_steps() -> None:
     """From hardly any decay to one that leaves e^-20, with beta up to 2 and keys of length 1."""
-    length, rng = 1 << 20, np.random.default_rng(0)
-    arrays = {n: rng.standard_normal((1, length, 1, 2)) for n in ("q", "k", "v")}
-    arrays["k"] /= np.linalg.norm(arrays["k"], axis=-1, keepdims=True)
-    arrays = {n: jnp.asarray(x, jnp.bfloat16) for n, x in arrays.items()}
-    arrays["beta"] = jnp.asarray(rng.uniform(0, 2, (1, length, 1)), jnp.float32)
-    arrays["log_gate"] = -jnp.exp(jnp.asarray(rng.uniform(-14, 3, (1, length, 1)), jnp.float32))
-    found = value_and_grads(partial(call, "xla", 64), arrays, optimised=True)
-    assert all(np.all(np.isfinite(np.asarray(x, np.float32))) for x in jax.tree.leaves(found))
-    assert all(np.any(x[:, : length // 2]) and np.any(x[:, length // 2 :]) for x in found[1].values())
+    check_finite(partial(call, "xla", 64), long_arrays(1 << 20, width=2, decay=(-14, 3), most=2.0))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("length", [65_536, 131_075])
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("jla", marks=needs_jla)])
+def test_long_rows_on_a_gpu(implementation: str, length: int) -> None:
+    with as_others_write():
+        run = partial(call, implementation, 64)
+        check_long(run, partial(call, "xla", 32), long_arrays(length, 2, 128))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("jla", marks=needs_jla)])
+def test_a_million_steps_on_a_gpu(implementation: str) -> None:
+    with as_others_write():
+        check_finite(
+            partial(call, implementation, 64), long_arrays(1 << 20, 1, 128, decay=(-14, 3), most=2.0)
+        )
 
 
 def test_f64_stays_f64() -> None:

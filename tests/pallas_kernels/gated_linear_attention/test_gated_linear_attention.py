@@ -23,6 +23,8 @@ from tests.pallas_kernels.linear_state import (
     KEY_HEADS,
     KEYS,
     VALUES,
+    check_finite,
+    check_long,
     dots,
     heads,
     kept_bytes,
@@ -172,37 +174,33 @@ def test_memory_and_products_of_a_training_step(gate: str) -> None:
     assert given <= kept_bytes(op, arrays) <= given + 16 * width * width
 
 
+def long_arrays(
+    gate: str, length: int, heads: int = 1, width: int = 2, decay: tuple[int, int] = (-9, 0)
+) -> dict[str, Any]:
+    """A row of bf16 streams, and gates of -e^u with u between the ends of `decay`."""
+    rng, shape = np.random.default_rng(0), (1, length, heads, width)
+    arrays = {n: jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for n in ("q", "k", "v")}
+    gates = rng.uniform(*decay, shape[:3] if gate == "log_gate" else shape)
+    return arrays | {gate: -jnp.exp(jnp.asarray(gates, jnp.float32))}
+
+
 @pytest.mark.slow(weeks=4, group="long rows of states")
 @pytest.mark.parametrize("gate", GATES)
 def test_over_131_075_steps_in_bf16(gate: str) -> None:
     """Values and gradients against other chunks in fp32, and the last steps against one step after another."""
-    length = 131_075
-    rng = np.random.default_rng(0)
-    arrays = {n: jnp.asarray(rng.standard_normal((1, length, 1, 2)), jnp.bfloat16) for n in ("q", "k", "v")}
-    shape = (1, length, 1) if gate == "log_gate" else (1, length, 1, 2)
-    arrays[gate] = -jnp.exp(jnp.asarray(rng.uniform(-9, 0, shape), jnp.float32))
-    wide = {n: x.astype(jnp.float32) for n, x in arrays.items()}
-    # Unoptimised, XLA for a CPU copies what a loop returns at each turn.
-    actual = value_and_grads(partial(call, "xla", 64), arrays, optimised=True)
-    expected = value_and_grads(partial(call, "xla", 32), wide, optimised=True)
-    for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert relative_rms(got, want) <= 0.005
+    arrays = long_arrays(gate, 131_075)
+    o, _ = check_long(partial(call, "xla", 64), partial(call, "xla", 32), arrays)
     # Whatever lies 2,000 steps back has decayed to nothing.
-    last = gated_linear_attention(**{n: x[:, -2000:] for n, x in wide.items()}, implementation="reference")
-    assert relative_rms(actual[0][0][:, -100:], last[:, -100:]) <= 0.005
+    last = {n: x[:, -2000:].astype(jnp.float32) for n, x in arrays.items()}
+    expected = gated_linear_attention(**last, implementation="reference")
+    assert relative_rms(o[:, -100:], expected[:, -100:]) <= 0.005
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gate", GATES)
 def test_values_and_gradients_are_finite_over_a_million_steps(gate: str) -> None:
     """From hardly any decay to one that leaves e^-20, in chunks of 64."""
-    length, rng = 1 << 20, np.random.default_rng(0)
-    arrays = {n: jnp.asarray(rng.standard_normal((1, length, 1, 2)), jnp.bfloat16) for n in ("q", "k", "v")}
-    shape = (1, length, 1) if gate == "log_gate" else (1, length, 1, 2)
-    arrays[gate] = -jnp.exp(jnp.asarray(rng.uniform(-14, 3, shape), jnp.float32))
-    found = value_and_grads(partial(call, "xla", 64), arrays, optimised=True)
-    assert all(np.all(np.isfinite(np.asarray(x, np.float32))) for x in jax.tree.leaves(found))
-    assert all(np.any(x[:, : length // 2]) and np.any(x[:, length // 2 :]) for x in found[1].values())
+    check_finite(partial(call, "xla", 64), long_arrays(gate, 1 << 20, decay=(-14, 3)))
 
 
 @pytest.mark.parametrize("gate", ["log_key_gate"])

@@ -12,6 +12,7 @@ import pytest
 from pallas_kernels.gated_linear_attention import explain, gated_linear_attention
 from pallas_kernels.gated_linear_attention.jla import gated_linear_attention_jla
 from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.gated_linear_attention.test_gated_linear_attention import call, long_arrays
 from tests.pallas_kernels.jla import (
     GPUS,
     HOPPER,
@@ -24,7 +25,7 @@ from tests.pallas_kernels.jla import (
     stand_in,
     without_kernels,
 )
-from tests.pallas_kernels.linear_state import heads, log_gates, not_tokens, packed
+from tests.pallas_kernels.linear_state import check_finite, check_long, heads, log_gates, not_tokens, packed
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.tolerances import assert_close
 
@@ -257,3 +258,22 @@ def test_strong_decay_in_its_kernels(gate: str, strong: float) -> None:
     arrays = {**given.arrays, gate: jnp.where(strong_gates, strong, given.arrays[gate])}
     with as_others_write():
         check_errors(dataclasses.replace(given, arrays=arrays))
+
+
+@needs_jla
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("length", [65_536, 131_075])
+@pytest.mark.parametrize("gate", KINDS)
+def test_long_rows_in_its_kernels(gate: str, length: int) -> None:
+    with as_others_write():
+        check_long(partial(call, "jla", 64), partial(call, "xla", 32), long_arrays(gate, length, 2, 128))
+
+
+@needs_jla
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("gate", KINDS)
+def test_a_million_steps_in_its_kernels(gate: str) -> None:
+    with as_others_write():
+        check_finite(partial(call, "jla", 64), long_arrays(gate, 1 << 20, 1, 128, (-14, 3)))
