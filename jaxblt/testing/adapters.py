@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.adapters.chosen import choose_codes
 from jaxblt.adapters.config import RouterConfig
 from jaxblt.adapters.draw import Draw
+from jaxblt.adapters.drift import describe_drift, merge_drift
 from jaxblt.adapters.merge import merge_stack
 from jaxblt.adapters.params import join_params, routers, split_params, without_routers
 from jaxblt.adapters.retrieval.neighbours import INDEX
@@ -230,19 +231,19 @@ def check_dense(subject: Any) -> None:
 
 
 def check_merged(subject: Any) -> None:
-    """At any one code, with numbers that differ, the output is that of the merged weights, in fp32."""
+    """At any one code, with numbers that differ, the output is that of the merged weights, in fp32.
+
+    Prints how far off the updates are where the merged weights are rounded to bfloat16.
+    """
     adapter, stack, x = subject.stack.adapter, subject.stack, jnp.asarray(subject.x)
     scores = jnp.asarray(subject.noise(12, (len(adapter.level_names), adapter.numbers)))
     code = (1 + scores if adapter.blocks is None else jax.nn.softmax(scores)).reshape(-1)
     chosen = choose_codes(stack, jnp.tile(code[None], (len(x), 1)), jnp.ones(len(x), bool))
     apply = jax.jit(lambda variables, x: Stack(stack).apply(variables, x, side=_side(stack, x))[0])
     y = apply({"params": subject.own, CHOSEN: chosen}, x)
-    expect_close(
-        "a merged adapter differs",
-        y,
-        subject.base(merge_stack(subject.own, subject.stack, code), x),
-        subject.limit,
-    )
+    merged = merge_stack(subject.own, subject.stack, code)
+    expect_close("a merged adapter differs", y, subject.base(merged, x), subject.limit)
+    print(describe_drift(merge_drift(subject.own, merged)))
 
 
 def check_all_experts(subject: Any) -> None:
