@@ -32,7 +32,6 @@ def conflict(folder: Folder) -> str:
 
 def _conflict(found: Figures) -> str:
     less, closed = (found["compared"].get(key, {}) for key in ("less_than_static", "gap_closed"))
-    closed = closed if less["oracle"]["low"] > 0 else {}  # else there is no gap
     rows = [
         (
             *(name, count(arm["parameters"]), f"{_bits(arm):.3f}"),
