@@ -62,7 +62,7 @@ def speed(folder: Folder) -> str:
     setting, ratios = found["setting"], found["compared"]
     shapes = [f"{rows} x {count(length)}" for rows, length in setting["shapes"]]
     decoded = [f"decoding, {rows} row{'s' * (rows > 1)}" for rows in setting["rows"]]
-    rows = [
+    times = [
         (
             name,
             count(arm["parameters"]),
@@ -71,11 +71,32 @@ def speed(folder: Folder) -> str:
         )
         for name, arm in found["arms"].items()
     ]
+    memory = [
+        (
+            name,
+            _megabytes(arm["forward"][0]["argument_bytes"]),
+            *(_megabytes(timed["temporary_bytes"]) for timed in arm["forward"]),
+            *(_megabytes(timed["write"]["temporary_bytes"]) for timed in arm["decoding"]),
+        )
+        for name, arm in found["arms"].items()
+    ]
     said = prose(
         f"A byte Transformer of width {setting['dim']} with {setting['layers']} layers, ranks of {setting['rank']}: "
         "times of forward passes over those without an adapter, and bytes a second of decoding as a share."
     )
-    return f"{said}\n\n{table(('adapter', 'trained parameters', *shapes, *decoded), rows)}"
+    held = (
+        "Memory as the compiler plans it, in MB: parameters, and what a program needs besides its arguments."
+    )
+    columns = (*shapes, *decoded)
+    parts = (
+        *(said, table(("adapter", "trained parameters", *columns), times)),
+        *(held, table(("adapter", "parameters", *columns), memory)),
+    )
+    return "\n\n".join(parts)
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.1f}"
 
 
 def _bits(arm: Figures) -> float:
