@@ -1,6 +1,6 @@
 """Sections of docs/results.md on what models are adapted to: protein families, and text whose domain changes."""
 
-from experiments.benchmark._markdown import Figures, Folder, count, percent, prose, table
+from experiments.benchmark._markdown import Figures, Folder, count, percent, prose, spread, table
 
 
 def families(folder: Folder) -> str:
@@ -93,6 +93,23 @@ def speed(folder: Folder) -> str:
         *(held, table(("adapter", "parameters", *columns), memory)),
     )
     return "\n\n".join(parts)
+
+
+def searches(folder: Folder) -> str:
+    """What a router's exact search takes on a CPU."""
+    found = folder["index_search"]
+    rows = [
+        (
+            *(count(at["chunks"]), spread(at)),
+            *(_megabytes(at[f"{kind}_bytes"]) for kind in ("argument", "temporary")),
+        )
+        for at in found["searches"]
+    ]
+    said = prose(
+        f"The {found['neighbours']} nearest of an index's chunks for {found['queries']} queries of width {found['dim']}, "
+        "exactly, in fp32: a row has a query a chunk. The CPU was shared with other work."
+    )
+    return f"{said}\n\n{table(('chunks', 'ms', 'index, MB', 'besides, MB'), rows)}"
 
 
 def _megabytes(size: float) -> str:

@@ -42,6 +42,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Protein families", _adaptation_tables.families),
     ("Routed adapters", _adaptation_tables.conflict),
     ("What adapters cost", _adaptation_tables.speed),
+    ("Searches of an adapter's index", _adaptation_tables.searches),
     ("Operations", _tables.operations),
     ("FlexAttention as a peer", _tables.peers),
     ("Other peers in PyTorch", _peer_tables.peers),
