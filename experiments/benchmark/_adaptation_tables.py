@@ -106,8 +106,8 @@ def searches(folder: Folder) -> str:
         for at in found["searches"]
     ]
     said = prose(
-        f"The {found['neighbours']} nearest of an index's chunks for {found['queries']} queries of width {found['dim']}, "
-        "exactly, in fp32: a row has a query a chunk. The CPU was shared with other work."
+        f"The {found['neighbours']} nearest of an index's chunks for {found['queries']} queries of width "
+        f"{found['dim']}, exactly, in fp32: a row has a query a chunk. The CPU was shared with other work."
     )
     return f"{said}\n\n{table(('chunks', 'ms', 'index, MB', 'besides, MB'), rows)}"
 

@@ -120,7 +120,8 @@ def measure_arm(name: str, setting: Setting) -> dict[str, Any]:
     forward = jax.jit(lambda params, ids: module.apply({"params": params}, ids)[0])
     found: dict[str, Any] = {"parameters": count_params(trained)[0]}
     found["forward"] = [
-        {"rows": rows, "length": length} | time_program(forward, (params, _ids(rows, length)), setting.trials)[0]
+        {"rows": rows, "length": length}
+        | time_program(forward, (params, _ids(rows, length)), setting.trials)[0]
         for rows, length in setting.shapes
     ]
     if name != "none":

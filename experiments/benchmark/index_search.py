@@ -3,6 +3,9 @@
 from functools import partial
 from typing import Any
 
+TRIALS = 20
+"""Of each size."""
+
 
 def index_search(
     out: str,
@@ -10,7 +13,6 @@ def index_search(
     dim: int = 512,
     queries: int = 64,
     neighbours: int = 8,
-    trials: int = 20,
 ) -> dict[str, Any]:
     """Seconds of an exact search, and the bytes that it needs as the compiler plans them, by the size of the index.
 
@@ -20,7 +22,6 @@ def index_search(
       dim: width of their vectors.
       queries: of a search; a row has one a chunk, so 64 for 4,096 bytes in chunks of 64.
       neighbours: that are looked for.
-      trials: of each size.
     """
     import jax
 
@@ -32,7 +33,7 @@ def index_search(
     asked, searches = jax.random.normal(jax.random.key(0), (queries, dim)), []
     for count in chunks:
         vectors = jax.random.normal(jax.random.key(1), (count, dim))
-        searches.append({"chunks": count} | time_program(search, (asked, vectors), trials)[0])
+        searches.append({"chunks": count} | time_program(search, (asked, vectors), TRIALS)[0])
     found = {"dim": dim, "queries": queries, "neighbours": neighbours, "searches": searches}
     save("index_search", out, found)
     return found
