@@ -6,6 +6,7 @@ documents, holes, any split of a sequence into calls, rows split over devices.
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ from jaxblt.testing.adapter_learning import (
 from jaxblt.testing.check import PROPERTIES, Property
 from jaxblt.testing.numerics import expect_derivative
 from jaxblt.testing.subject import Subject, expect_close, expect_moved
+
+logger = logging.getLogger(__name__)
 
 OF_MIXERS = (
     "output",
@@ -233,7 +236,7 @@ def check_dense(subject: Any) -> None:
 def check_merged(subject: Any) -> None:
     """At any one code, with numbers that differ, the output is that of the merged weights, in fp32.
 
-    Prints how far off the updates are where the merged weights are rounded to bfloat16.
+    Logs how far off the updates are where the merged weights are rounded to bfloat16.
     """
     adapter, stack, x = subject.stack.adapter, subject.stack, jnp.asarray(subject.x)
     scores = jnp.asarray(subject.noise(12, (len(adapter.level_names), adapter.numbers)))
@@ -243,7 +246,7 @@ def check_merged(subject: Any) -> None:
     y = apply({"params": subject.own, CHOSEN: chosen}, x)
     merged = merge_stack(subject.own, subject.stack, code)
     expect_close("a merged adapter differs", y, subject.base(merged, x), subject.limit)
-    print(describe_drift(merge_drift(subject.own, merged)))
+    logger.info("%s", describe_drift(merge_drift(subject.own, merged)))
 
 
 def check_all_experts(subject: Any) -> None:
