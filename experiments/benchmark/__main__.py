@@ -24,6 +24,7 @@ BENCHMARKS = {
     "gap_recall": "gap_recall",
     "generation": "benchmark",
     "hyena_layer": "hyena_layer",
+    "index_search": "index_search",
     "kernels": "kernels",
     "length_generalisation": "length_generalisation",
     "memory_books": "memory_books",

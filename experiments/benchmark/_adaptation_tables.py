@@ -1,6 +1,6 @@
 """Sections of docs/results.md on what models are adapted to: protein families, and text whose domain changes."""
 
-from experiments.benchmark._markdown import Figures, Folder, count, percent, prose, table
+from experiments.benchmark._markdown import Figures, Folder, count, percent, prose, spread, table
 
 
 def families(folder: Folder) -> str:
@@ -32,7 +32,6 @@ def conflict(folder: Folder) -> str:
 
 def _conflict(found: Figures) -> str:
     less, closed = (found["compared"].get(key, {}) for key in ("less_than_static", "gap_closed"))
-    closed = closed if less["oracle"]["low"] > 0 else {}  # else there is no gap
     rows = [
         (
             *(name, count(arm["parameters"]), f"{_bits(arm):.3f}"),
@@ -63,7 +62,7 @@ def speed(folder: Folder) -> str:
     setting, ratios = found["setting"], found["compared"]
     shapes = [f"{rows} x {count(length)}" for rows, length in setting["shapes"]]
     decoded = [f"decoding, {rows} row{'s' * (rows > 1)}" for rows in setting["rows"]]
-    rows = [
+    times = [
         (
             name,
             count(arm["parameters"]),
@@ -72,11 +71,49 @@ def speed(folder: Folder) -> str:
         )
         for name, arm in found["arms"].items()
     ]
+    memory = [
+        (
+            name,
+            _megabytes(arm["forward"][0]["argument_bytes"]),
+            *(_megabytes(timed["temporary_bytes"]) for timed in arm["forward"]),
+            *(_megabytes(timed["write"]["temporary_bytes"]) for timed in arm["decoding"]),
+        )
+        for name, arm in found["arms"].items()
+    ]
     said = prose(
         f"A byte Transformer of width {setting['dim']} with {setting['layers']} layers, ranks of {setting['rank']}: "
         "times of forward passes over those without an adapter, and bytes a second of decoding as a share."
     )
-    return f"{said}\n\n{table(('adapter', 'trained parameters', *shapes, *decoded), rows)}"
+    held = (
+        "Memory as the compiler plans it, in MB: parameters, and what a program needs besides its arguments."
+    )
+    columns = (*shapes, *decoded)
+    parts = (
+        *(said, table(("adapter", "trained parameters", *columns), times)),
+        *(held, table(("adapter", "parameters", *columns), memory)),
+    )
+    return "\n\n".join(parts)
+
+
+def searches(folder: Folder) -> str:
+    """What a router's exact search takes on a CPU."""
+    found = folder["index_search"]
+    rows = [
+        (
+            *(count(at["chunks"]), spread(at)),
+            *(_megabytes(at[f"{kind}_bytes"]) for kind in ("argument", "temporary")),
+        )
+        for at in found["searches"]
+    ]
+    said = prose(
+        f"The {found['neighbours']} nearest of an index's chunks for {found['queries']} queries of width "
+        f"{found['dim']}, exactly, in fp32: a row has a query a chunk. The CPU was shared with other work."
+    )
+    return f"{said}\n\n{table(('chunks', 'ms', 'index, MB', 'besides, MB'), rows)}"
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.1f}"
 
 
 def _bits(arm: Figures) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jaxblt.adapters import AdapterConfig, Clamp, Draw, RetrievalConfig, RouterConfig, Sticky
+from jaxblt.adapters import AdapterConfig, Clamp, Draw, Mixed, RetrievalConfig, RouterConfig, Sticky
 from jaxblt.training.policy import PolicyConfig
 from jaxblt.validation import check_bounds, check_fields
 
@@ -16,10 +16,14 @@ TRACES = ("token_traces", "token_imitated", "imitated_traces")
 """Arms of a code for each token, whose router has traces."""
 IMITATED = ("token_imitated", "imitated", "imitated_traces")
 """Arms whose router is told the labels in training."""
-BANKS = ("bank", "bank_block", "straight", "imitated", "imitated_traces", "oracle", *OVER_ORACLE)
+BANKS = ("bank", "bank_block", "straight", "sticky", "imitated", "imitated_traces", "oracle", *OVER_ORACLE)
 CHUNKS = ("chunk", "chunk_alone", "chunk_block", "chunk_kl", "chunk_index")
 """Arms of a free code for each chunk."""
-ARMS = ("static", "static_one", "prefix", *CHUNKS, "token", "token_traces", "token_imitated", *BANKS, "full")
+LEVELS = ("levels", "levels_fixed")
+"""Arms of a free code that mixes those of all levels."""
+TOKENS = ("token", "token_traces", "token_imitated")
+"""Arms of a free code for each token."""
+ARMS = ("static", "static_one", "prefix", *CHUNKS, *TOKENS, *LEVELS, *BANKS, "full")
 """Names of `make_arm`."""
 WITHIN = 0.05
 """Arms of one size may differ in trained parameters by this share of the static one's."""
@@ -156,9 +160,13 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     token_traces  token whose router has traces, a memory that knows the order of bytes, and no prefix
     token_imitated    token_traces whose code is drawn towards the labels in training: the mean of a domain's ranks is
                   its logit
+    levels        a free code that mixes those of prefix, chunk and token; a gate learns the weights
+    levels_fixed  levels without a gate: the code of prefix acts in the first third of a row, then that of chunk, then
+                  that of token
     bank          a softmax over a domain's number of experts for each chunk
     bank_block    bank with a router in each block
     straight      the same experts, of which the one with the largest share acts: top-1, gradients straight through
+    sticky        straight, except that an expert stays until another one's share is larger by 0.1
     imitated      a bank whose code is drawn towards the labels in training
     imitated_traces    imitated with the router of token_traces
     oracle        the same experts, picked by labels, in the test too
@@ -204,20 +212,31 @@ def _code(name: str) -> tuple[Any, ...]:
     """Transforms of a router's code."""
     if name not in BANKS:
         return (Clamp(3.0),)
-    return {"straight": (Sticky(0.0),), "reinforced": (Draw(),), "ppo": (Draw(),)}.get(name, ())
+    chosen = {"straight": Sticky(0.0), "sticky": Sticky(0.1), "reinforced": Draw(), "ppo": Draw()}
+    return (chosen[name],) if name in chosen else ()
 
 
 def _router(name: str, settings: Settings) -> RouterConfig:
-    level: Any = "token" if name in ("token", *TRACES) else "prefix" if name == "prefix" else "chunk"
+    divisor = 4 if name in BY_BLOCK else 2 if name in LEVELS else 1
     return RouterConfig(
-        level=level,
+        level=_level(name, settings),
         chunk=settings.chunk,
         prefix=None if name in TRACES else settings.prefix,
         memory="traces" if name in TRACES else None,
-        hidden=max(1, settings.hidden // 4) if name in BY_BLOCK else settings.hidden,
+        hidden=max(1, settings.hidden // divisor),
         reads="block" if name in BY_BLOCK else "stack",
         retrieval=RetrievalConfig(capacity=settings.index) if name == "chunk_index" else None,
     )
+
+
+def _level(name: str, settings: Settings) -> Any:
+    """How often a router gives a code."""
+    if name == "levels":
+        return Mixed()
+    if name == "levels_fixed":
+        third = settings.length // 3
+        return Mixed(by="length", at=(third, 2 * third))
+    return "token" if name in (*TOKENS, *TRACES) else "prefix" if name == "prefix" else "chunk"
 
 
 def check_sizes(counts: dict[str, int], matched: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from jaxblt.data.vocab import OFFSET
 from jaxblt.models import BLTConfig, ByteLMConfig
 from jaxblt.models.row_layout import RowLayout
 from jaxblt.training.flops import count_params
+from jaxblt.training.state import content_hash
 from jaxblt.training.step import Task
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ class Base(NamedTuple):
     task: Task | None = None
 
     def says(self, run: "Run") -> dict[str, Any]:
-        """Which run it is, and how bytes are cut, for the figures."""
+        """Which run it is, by its parameters' content hash, and how bytes are cut, for the figures."""
         found = {"run": run.recipe.name, "step": run.step, "parameters": count_params(run.params)[0]}
+        found |= {"content_hash": content_hash(run.params)}
         if self.task is None or self.task.patcher is None:
             return found
         patcher = self.task.patcher

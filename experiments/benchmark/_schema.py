@@ -17,6 +17,7 @@ RECORD = Path(__file__).resolve().parents[1] / "results"
 ON_CPU = (
     "baselines",
     "cpu_table",
+    "index_search",
     "length_generalisation",
     "memory_context",
     "sequence_plan",

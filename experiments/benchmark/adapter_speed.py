@@ -120,13 +120,14 @@ def measure_arm(name: str, setting: Setting) -> dict[str, Any]:
     forward = jax.jit(lambda params, ids: module.apply({"params": params}, ids)[0])
     found: dict[str, Any] = {"parameters": count_params(trained)[0]}
     found["forward"] = [
-        {"rows": rows, "length": length} | _timed(forward, (params, _ids(rows, length)), setting.trials)[0]
+        {"rows": rows, "length": length}
+        | time_program(forward, (params, _ids(rows, length)), setting.trials)[0]
         for rows, length in setting.shapes
     ]
     if name != "none":
         step, state = make_step(module)
         carried = trained, state(trained)
-        found["step"] = _timed(step, (narrowed(base), *carried, _ids(*setting.step)), setting.trials)[0]
+        found["step"] = time_program(step, (narrowed(base), *carried, _ids(*setting.step)), setting.trials)[0]
     found["decoding"] = [_decoding(config, params, rows, setting) for rows in setting.rows]
     return found
 
@@ -189,8 +190,8 @@ def _decoding(config: Any, params: Any, rows: int, setting: Setting) -> dict[str
 
         return jax.lax.scan(body, state, rest.T)[1][-1]
 
-    reading, (_, state) = _timed(read, (params, prompt), setting.trials)
-    writing, _ = _timed(write, (params, state, rest), setting.trials)
+    reading, (_, state) = time_program(read, (params, prompt), setting.trials)
+    writing, _ = time_program(write, (params, state, rest), setting.trials)
     return {
         "rows": rows,
         "read": reading,
@@ -209,7 +210,7 @@ def _ids(rows: int, length: int) -> Any:
     return jnp.asarray(text.reshape(rows, length))
 
 
-def _timed(call: Any, args: tuple[Any, ...], trials: int) -> tuple[dict[str, Any], Any]:
+def time_program(call: Any, args: tuple[Any, ...], trials: int) -> tuple[dict[str, Any], Any]:
     """Seconds with their interval, and what the compiler planned in bytes; and what the call returns."""
     import jax
 

@@ -42,6 +42,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Protein families", _adaptation_tables.families),
     ("Routed adapters", _adaptation_tables.conflict),
     ("What adapters cost", _adaptation_tables.speed),
+    ("Searches of an adapter's index", _adaptation_tables.searches),
     ("Operations", _tables.operations),
     ("FlexAttention as a peer", _tables.peers),
     ("Other peers in PyTorch", _peer_tables.peers),
@@ -145,6 +146,10 @@ def summary(folder: Folder) -> str:
     )
     seeds = {run["seed"] for run in folder["gap_recall_mal"]["runs"]}
     ours, ffts = _million_steps(folder["long_conv_1m"])
+    adapted = folder["routed_lora_conflict_traces"]
+    routed, static, told = (
+        f"{adapted['arms'][arm]['bits_per_byte']:.3f}" for arm in ("imitated_traces", "static", "oracle")
+    )
     rows = (
         (
             "held-out English books",
@@ -182,6 +187,11 @@ def summary(folder: Folder) -> str:
             f"recall over {memory['multiple']} times what windows reach",
             f"neural memory and windows in turns, {len(seeds)} seeds",
             f"{100 * memory['accuracy']:.1f} % right (windows alone {100 * alone['accuracy']:.1f} %)",
+        ),
+        (
+            f"books under {len(adapted['domains'])} ciphers that change unmarked",
+            f"routed adapter of a frozen `books_512`, taught by labels, {adapted['settings']['steps']} steps",
+            f"{routed} bits per byte (static adapter {static}, adapter that is told the cipher {told})",
         ),
     )
     return table(("what", "setting", "figure"), rows)

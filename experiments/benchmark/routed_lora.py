@@ -41,8 +41,8 @@ def routed_lora(
     that most often picks the same expert.
 
     Arms over the oracle train a router alone, over the experts that the oracle left with the same seed. They take its
-    seconds and as many again. A call with the file of an earlier one goes on with it: arms that the file has are not
-    measured again, except an oracle whose experts others need. Four arms of three seeds fit into ten minutes.
+    seconds and as many again. A call with the file of an earlier one goes on with it, over a base of the same content
+    hash: only an oracle whose experts others need is measured again. Four arms of three seeds fit into ten minutes.
 
     A base with patches takes the arms without experts. Its patcher is calibrated on the mix, and `overflow` is the
     share of boundaries that found no slot: BLT_RUN --mix natural --arms static chunk --seeds 1 --settings.hidden 32

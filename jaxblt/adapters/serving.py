@@ -184,7 +184,7 @@ class Limits:
       least_entropy: of codes in nats: below it the router has settled on one block.
       most_rms: of codes.
       most_flips: share of tokens.
-      most_p99: seconds of a call.
+      most_p95, most_p99: seconds of a call.
       least_hits: share of tokens whose caches a call could take from an earlier one.
       most_violations: share of tokens over a governor's bound.
     """
@@ -192,6 +192,7 @@ class Limits:
     least_entropy: float | None = None
     most_rms: float | None = None
     most_flips: float | None = None
+    most_p95: float | None = None
     most_p99: float | None = None
     least_hits: float | None = None
     most_violations: float | None = None
@@ -264,6 +265,7 @@ class Telemetry:
             "rms": limits.most_rms,
             "flips": limits.most_flips,
             "violations": limits.most_violations,
+            "p95": limits.most_p95,
             "p99": limits.most_p99,
         }
         least = {"entropy": limits.least_entropy, "hits": limits.least_hits}

@@ -6,6 +6,7 @@ documents, holes, any split of a sequence into calls, rows split over devices.
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.adapters.chosen import choose_codes
 from jaxblt.adapters.config import RouterConfig
 from jaxblt.adapters.draw import Draw
+from jaxblt.adapters.drift import describe_drift, merge_drift
 from jaxblt.adapters.merge import merge_stack
 from jaxblt.adapters.params import join_params, routers, split_params, without_routers
 from jaxblt.adapters.retrieval.neighbours import INDEX
@@ -40,6 +42,8 @@ from jaxblt.testing.adapter_learning import (
 from jaxblt.testing.check import PROPERTIES, Property
 from jaxblt.testing.numerics import expect_derivative
 from jaxblt.testing.subject import Subject, expect_close, expect_moved
+
+logger = logging.getLogger(__name__)
 
 OF_MIXERS = (
     "output",
@@ -230,19 +234,19 @@ def check_dense(subject: Any) -> None:
 
 
 def check_merged(subject: Any) -> None:
-    """At any one code, with numbers that differ, the output is that of the merged weights, in fp32."""
+    """At any one code, with numbers that differ, the output is that of the merged weights, in fp32.
+
+    Logs how far off the updates are where the merged weights are rounded to bfloat16.
+    """
     adapter, stack, x = subject.stack.adapter, subject.stack, jnp.asarray(subject.x)
     scores = jnp.asarray(subject.noise(12, (len(adapter.level_names), adapter.numbers)))
     code = (1 + scores if adapter.blocks is None else jax.nn.softmax(scores)).reshape(-1)
     chosen = choose_codes(stack, jnp.tile(code[None], (len(x), 1)), jnp.ones(len(x), bool))
     apply = jax.jit(lambda variables, x: Stack(stack).apply(variables, x, side=_side(stack, x))[0])
     y = apply({"params": subject.own, CHOSEN: chosen}, x)
-    expect_close(
-        "a merged adapter differs",
-        y,
-        subject.base(merge_stack(subject.own, subject.stack, code), x),
-        subject.limit,
-    )
+    merged = merge_stack(subject.own, subject.stack, code)
+    expect_close("a merged adapter differs", y, subject.base(merged, x), subject.limit)
+    logger.info("%s", describe_drift(merge_drift(subject.own, merged)))
 
 
 def check_all_experts(subject: Any) -> None:

@@ -10,7 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Governor, RouterConfig, attach, detach, distill, fuse, mean_codes
+from jaxblt.adapters import (
+    AdapterConfig,
+    Governor,
+    RouterConfig,
+    attach,
+    detach,
+    distill,
+    fuse,
+    mean_codes,
+    split_params,
+)
 from jaxblt.adapters.router import Router
 from jaxblt.models import ByteLMConfig, StackConfig
 from tests.adapters.routing import TURNS
@@ -59,6 +69,7 @@ def test_the_static_adapter_is_the_update_at_the_mean_code(routed):
 
 @TURNS
 def test_mean_codes_are_over_tokens_alone(routed):
+    """At them the static adapter's predictions are near the routed one's, and the base's are not."""
     config, params = routed
     ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (2, 12)), jnp.int32)
     segments = jnp.asarray([[1] * 12, [1] * 3 + [2] * 5 + [0] * 4], jnp.int32)
@@ -68,8 +79,15 @@ def test_mean_codes_are_over_tokens_alone(routed):
     codes = np.asarray(side["intermediates"]["stack"]["router"]["__call__"][0][0])
     found = mean_codes(side)
     np.testing.assert_allclose(found["stack"], codes[np.asarray(segments) > 0].mean(0), rtol=1e-5)
-    plain, _ = distill(config, params, found)
+    plain, static = distill(config, params, found)
     assert plain.stack.adapter.rank == 4
+    wanted, distilled, base = (
+        jax.nn.log_softmax(made.build().apply({"params": tree}, ids, segment_ids=segments)[0])
+        for made, tree in ((config, params), (plain, static), (detach(config), split_params(params)[0]))
+    )
+    kl = [np.asarray(jnp.sum(jnp.exp(wanted) * (wanted - other), -1)) for other in (distilled, base)]
+    far, from_base = (each[np.asarray(segments) > 0].mean() for each in kl)
+    assert 0 < far < 0.1 * from_base
 
 
 def test_what_cannot_be_distilled(routed):

@@ -70,6 +70,24 @@ def test_codes_are_the_same_in_any_split(name):
     assert np.abs(other[:, 30:] - code[:, 30:]).max() > 1e-2
 
 
+def test_equal_tokens_have_equal_codes():
+    """A document of one vector has one code as soon as its first chunk and its prefix are whole."""
+    config, x, time = over(level="token"), inputs(), times()
+    for row, ids in enumerate(DOCUMENTS):
+        for s in np.unique(ids[ids > 0]):
+            x[row, ids == s] = x[row, ids == s][0]
+    code = whole(config, params_of(config), x, DOCUMENTS)
+    found = [
+        code[row, (ids == s) & (time[row] >= CHUNK)]
+        for row, ids in enumerate(DOCUMENTS)
+        for s in set(ids) - {0}
+    ]
+    for codes in found:
+        np.testing.assert_allclose(codes, codes[:1].repeat(len(codes), 0), rtol=1e-5, atol=1e-6)
+    assert np.ptp([codes[0] for codes in found], 0).min() > 1e-2
+    assert np.abs(code[0, 0] - code[0, CHUNK]).max() > 1e-2
+
+
 def test_a_memory_whose_first_step_ends_a_call_is_kept():
     """The loop of a call of 6 tokens has room for a second step, which stands for nothing."""
     config = over(memory="gru", prefix=None)

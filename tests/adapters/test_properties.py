@@ -67,11 +67,13 @@ def stack_of(name, **changes):
     return dataclasses.replace(STACK, adapter=ADAPTERS[name], **changes)
 
 
-QUICK = ("start", "learns", "packed", "holes_streamed")
+QUICK = ("start", "merged", "learns", "packed", "holes_streamed")
 
 
-def test_a_routed_adapter():
+def test_a_routed_adapter(caplog):
+    caplog.set_level("INFO", "jaxblt.testing")
     assert check_adapter(stack_of("chunk"), only=QUICK, length=16) == list(QUICK)
+    assert "merged and rounded to bfloat16" in caplog.text
 
 
 PARTS = 3

@@ -197,6 +197,14 @@ def test_an_alarm_for_each_planted_fault(code, seconds, alarm):
     assert telemetry.report()["calls"] == 4
 
 
+def test_a_slow_call_in_ten_is_above_a_limit_of_p95_and_one_in_fifty_is_not():
+    for slow, alarm in ((5, ["p95 is 3, above 1"]), (1, [])):
+        telemetry = Telemetry(limits=Limits(most_p95=1.0))
+        for i in range(50):
+            telemetry.record(3.0 if i < slow else 0.1, [])
+        assert telemetry.alarms() == alarm
+
+
 @pytest.mark.parametrize(
     ("hits", "violations", "alarm"),
     [

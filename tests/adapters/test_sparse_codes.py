@@ -176,6 +176,25 @@ def test_values_and_gradients_are_those_of_all_blocks(changes: Any, calls: int, 
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("theta", [0.1, 0.5])
+def test_what_sparse_leaves_out_is_bounded_by_its_threshold(theta: float) -> None:
+    """Each number that is cut was below theta: |y - y_sparse| <= theta (alpha/r) |x V| |U|, and 0 where none is cut."""
+    adapter = with_code(blocks=None)
+    module, x = Sites(adapter), numbers(ROWS, LENGTH, DIM)
+    code = numbers(ROWS, LENGTH, adapter.numbers)
+    code = code.at[0].set(jnp.where(jnp.abs(code[0]) < theta, 1.0, code[0]))
+    cut = Sparse(theta).apply(module, "", code, None, None, None)[0]
+    params = drawn(module, x, code)
+    whole, sparse = (module.apply(params, x, given) for given in (code, cut))
+    for name, y, near in zip("qkv", whole, sparse, strict=True):
+        v, u = (params["params"][name]["adapter"][key] for key in "vu")
+        most = theta * adapter.alpha / adapter.rank * jnp.abs(x @ v) @ jnp.abs(u)
+        error = np.abs(y - near)
+        assert (error <= most + 1e-5).all()
+        np.testing.assert_array_equal(error[0], 0)
+        assert error[1:].max() > 0.01
+
+
 def test_devices_count_tiles_from_their_own_rows(told: Any) -> None:
     module, x, code = Sites(with_code(TopK(1))), numbers(ROWS, LENGTH, DIM), row_codes()
     given, found = (drawn(module, x, code), x, code), []

@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -71,19 +72,11 @@ def test_parts_md_uses_parts_by_themselves(capsys):
     assert {*DEFAULTS, *ops} == shown
 
 
-def test_adapters_md_says_what_a_run_prints_first():
-    """The run of its first example over `books_512`, of which shapes are made, and no parameters."""
-    base = RECIPES["books_512"]()
-    python = blocks(GUIDES / "adapters.md", "python")[0]
-    names = {"jaxblt": SimpleNamespace(load=lambda folder: SimpleNamespace(recipe=base)), "fit": print}
-    names |= {
-        name: getattr(jaxblt.adapters, name) for name in ("AdapterConfig", "Ema", "RouterConfig", "attach")
-    }
-    names |= {"find_sites": jaxblt.adapters.find_sites, "replace": replace}
-    exec(python[python.index("base = ") : python.index("fit(")], names)
-    recipe = names["recipe"]
-    task = make_task(recipe)
-    whole = jax.eval_shape(task.model.init, jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"]
+def said_first(recipe) -> str:
+    """What a run over a base prints first; shapes are made for it, and no parameters."""
+    task, ids = make_task(recipe), jnp.zeros((1, 512), jnp.int32)
+    options = {} if recipe.patcher is None else {"entropies": jnp.zeros(ids.shape)}
+    whole = jax.eval_shape(partial(task.model.init, **options), jax.random.key(0), ids)["params"]
     setup = Setup(
         recipe,
         Mesh(jax.devices()[:1], "data"),
@@ -94,4 +87,27 @@ def test_adapters_md_says_what_a_run_prints_first():
         trained_part(recipe, whole),
         start({}, optax.identity()),
     )
-    assert "\n".join(_adapters(setup)) + "\n" in blocks(GUIDES / "adapters.md", "")
+    return "\n".join(_adapters(setup)) + "\n"
+
+
+def test_readme_says_what_its_adapted_run_prints_first(monkeypatch, capsys):
+    base = RECIPES["demo"]()
+    calibrated = replace(base, patcher=replace(base.patcher, threshold=2.0))
+    monkeypatch.setattr(jaxblt, "load", lambda folder: SimpleNamespace(recipe=calibrated))
+    monkeypatch.setattr("jaxblt.training.loop.fit", lambda recipe, folder: print(said_first(recipe), end=""))
+    python, said = blocks(ROOT / "README.md", "python")[1], blocks(ROOT / "README.md", "")
+    exec(compile(python, "README.md", "exec"), {})
+    assert capsys.readouterr().out in said
+
+
+def test_adapters_md_says_what_a_run_prints_first():
+    """The run of its first example over `books_512`."""
+    base = RECIPES["books_512"]()
+    python = blocks(GUIDES / "adapters.md", "python")[0]
+    names = {"jaxblt": SimpleNamespace(load=lambda folder: SimpleNamespace(recipe=base)), "fit": print}
+    names |= {
+        name: getattr(jaxblt.adapters, name) for name in ("AdapterConfig", "Ema", "RouterConfig", "attach")
+    }
+    names |= {"find_sites": jaxblt.adapters.find_sites, "replace": replace}
+    exec(python[python.index("base = ") : python.index("fit(")], names)
+    assert said_first(names["recipe"]) in blocks(GUIDES / "adapters.md", "")

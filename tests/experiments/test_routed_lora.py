@@ -4,12 +4,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from configs import RECIPES
 from experiments.benchmark._adaptation import Program, group_shares
 from experiments.benchmark._arms import Settings, check_sizes, make_arm
 from experiments.benchmark._mix import check_texts, ciphers, conflict_mix, draw_rows, natural_mix
@@ -17,18 +19,19 @@ from experiments.benchmark._mix_files import read_natural
 from experiments.benchmark._paired import by_distance, compared
 from experiments.benchmark._scored import count_picks
 from experiments.benchmark.routed_lora import in_order, routed_lora
-from jaxblt.adapters import join_params
+from jaxblt.adapters import Sticky, join_params
 from jaxblt.data import DataConfig
 from jaxblt.data.vocab import OFFSET
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.checkpoint import Checkpointer
+from jaxblt.training.flops import count_params
 from jaxblt.training.recipe import Recipe, TrainConfig
 from jaxblt.training.resolved import Resolved, checkpoint_dir, write_resolved
 from jaxblt.training.state import start, without_frozen
 from tests.parameters import drawn
 
-SPANS, LENGTH = (5, 12), 64
+SPANS, LENGTH, KEY = (5, 12), 64, jax.random.key(0)
 
 
 def draw(mix, rows=6):
@@ -287,6 +290,20 @@ def test_routers_with_traces_give_a_code_a_byte_without_a_prefix() -> None:
         assert (arm.imitation, arm.adapter.blocks) == (imitation, blocks)
 
 
+def test_arms_with_hysteresis_and_of_all_levels_have_the_static_arms_size() -> None:
+    """Over the recipe that the benchmark is made for, with the settings that it has by itself."""
+    model = RECIPES["books_512"]().model
+    whole = jax.eval_shape(model.build().init, KEY, jnp.zeros((1, 2), jnp.int32))["params"]
+    base, names = nn.meta.unbox(whole), ("static", "straight", "sticky", "levels", "levels_fixed")
+    programs = {name: Program(make_arm(name, Settings(), 8), model, Settings()) for name in names}
+    starts = {name: jax.eval_shape(program._start, base, KEY)[0] for name, program in programs.items()}
+    check_sizes({name: count_params(tree)[0] for name, tree in starts.items()}, names)
+    straight, sticky, learned, fixed = (programs[name].arm.adapter for name in names[1:])
+    assert replace(straight, code=(Sticky(0.1),)) == sticky
+    assert (learned.router.level.by, fixed.router.level.by) == ("gate", "length")
+    assert fixed.router.level.at == (1365, 2730)
+
+
 def test_shares_of_a_free_code_are_of_the_means_of_its_groups() -> None:
     code = jnp.log(jnp.asarray([[[1.0, 1.0, 9.0, 1.0], [4.0, 4.0, 16.0, 1.0]]]))
     np.testing.assert_allclose(group_shares(code, 2), [[[0.25, 0.75], [0.5, 0.5]]], rtol=1e-6)
@@ -325,8 +342,16 @@ def test_a_router_in_each_block_has_few_parameters_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
+def test_figures_of_codes_of_all_levels(tmp_path: Path) -> None:
+    found = measured(tmp_path, ("levels", "levels_fixed"), 1, replace(TINY, steps=4))
+    learned, fixed = found["arms"].values()
+    assert fixed["parameters"] < learned["parameters"]
+    assert max(learned["bits_per_byte"], fixed["bits_per_byte"]) < found["base"]["bits_per_byte"]
+
+
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_figures_of_routed_adapters(tmp_path: Path) -> None:
-    banks = ("imitated", "straight", "reinforced", "ppo", "mixed")
+    banks = ("imitated", "straight", "sticky", "reinforced", "ppo", "mixed")
     found = measured(tmp_path, ("static", *banks, "oracle"), 1)
     counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
     assert counts["static"] == counts["oracle"] < counts["imitated"]

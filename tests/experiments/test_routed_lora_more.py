@@ -15,6 +15,7 @@ from experiments.benchmark._arms import Settings, make_arm
 from experiments.benchmark._bases import check_base, given_to, open_base
 from experiments.benchmark._mix import natural_mix
 from experiments.benchmark._paired import fewer_errors
+from experiments.benchmark._pieces import read_back
 from experiments.benchmark._reviews import Reviews, ends, open_reviews
 from experiments.benchmark._scored import Scored, figures_of
 from experiments.benchmark.routed_lora import routed_lora
@@ -98,6 +99,17 @@ def test_what_does_not_fit_together_is_refused() -> None:
         open_reviews([("pos", b"fine")], ["neg", "so"], 1.0)
     with pytest.raises(ValueError, match=r"labels \['neg'\], expected 2 to 10"):
         open_reviews([("neg", b"bad")], ["neg"], 1.0)
+
+
+def test_a_file_of_another_base_is_refused(tmp_path: Path) -> None:
+    """The same recipe at the same step, with other parameters."""
+    run, file = make_run(BYTES), tmp_path / "figures.json"
+    base = open_base(run, natural_mix({"a": TEXT, "b": TEXT}), TINY)
+    file.write_text(json.dumps({"base_run": base.says(run)}))
+    assert read_back(str(file), {"base_run": base.says(run)})
+    moved = replace(run, params=jax.tree.map(lambda x: x + 1, run.params))
+    with pytest.raises(ValueError, match=r"has base_run = .*content_hash.* choose another --out"):
+        read_back(str(file), {"base_run": base.says(moved)})
 
 
 def test_fewer_errors_are_of_other_arms() -> None:

@@ -144,7 +144,7 @@ def contexts(key):
 
 
 def make_bandit(method):
-    """(sign of the reward) -> the mean pay of a router's likeliest experts after some steps."""
+    """(sign of the reward) -> the mean pay of a router's likeliest experts after some steps, and each step's KL."""
     config, module = PolicyConfig(method), Router(BANK)
     optimizer = keep_routers(optax.adam(3e-2), config.refresh)
     ids = jnp.ones((ROWS, 2 * CHUNK), jnp.int32)
@@ -164,21 +164,23 @@ def make_bandit(method):
 
         def loss(params):
             side = run(params, x, drawn[POLICY], mutable=("intermediates",))
-            return surrogate(config, choices(side), choices(drawn), gain, ids)[0] / ROWS
+            loss, sums = surrogate(config, choices(side), choices(drawn), gain, ids)
+            return loss / ROWS, sums.get("policy_kl", 0.0) / sums["choices"]
 
+        gradient, kl = jax.grad(loss, has_aux=True)(params)
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = optimizer.update(jax.grad(loss)(params), state, params)
-        return (optax.apply_updates(params, updates), state), None
+            updates, state = optimizer.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), kl
 
     def learned(sign):
         made = nn.meta.unbox(module.init(jax.random.key(0), contexts(jax.random.key(1))[0]))["params"]
         params = {"router": made}
         keys = jax.random.split(jax.random.key(2), STEPS)
         carried = params, optimizer.init(params)
-        (params, _), _ = jax.lax.scan(lambda c, k: step(c, k, sign), carried, keys)
+        (params, _), kl = jax.lax.scan(lambda c, k: step(c, k, sign), carried, keys)
         x, context = contexts(jax.random.key(5))
         (likeliest,) = choices(run(params, x, mutable=("intermediates",)))
-        return jnp.mean(jnp.asarray(PAYS)[context, likeliest.expert[:, -1]])
+        return jnp.mean(jnp.asarray(PAYS)[context, likeliest.expert[:, -1]]), kl
 
     return jax.jit(learned)
 
@@ -186,8 +188,14 @@ def make_bandit(method):
 @pytest.mark.slow(weeks=2)
 @pytest.mark.parametrize("method", ["reinforce", "ppo"])
 def test_a_contextual_bandit_reaches_its_optimum(method):
-    """The best expert of every context pays 1. Without a reward, or with its sign turned, nothing of it is learned."""
+    """The best expert of every context pays 1. Without a reward, or with its sign turned, nothing of it is learned.
+
+    A router that learns is never further than 0.1 nats a choice from the one that draws.
+    """
     learned = make_bandit(method)
-    assert learned(1.0) >= 0.95
-    assert learned(0.0) < 0.6
-    assert learned(-1.0) < 0.2
+    pay, kl = learned(1.0)
+    assert pay >= 0.95
+    assert kl.max() < 0.1
+    assert (kl.max() > 0) == (method == "ppo")
+    assert learned(0.0)[0] < 0.6
+    assert learned(-1.0)[0] < 0.2

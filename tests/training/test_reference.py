@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import optax
 import pytest
 
 import jaxblt
-from jaxblt.adapters import AdapterConfig, attach
+from jaxblt.adapters import AdapterConfig, attach, split_params
 from jaxblt.data import Batch
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.loop import fit
@@ -126,6 +127,28 @@ def test_the_base_is_a_reference_without_its_adapters():
     assert task.reference.tree == BASE
     assert task.reference.model.config.stack.adapter is None
     assert make_task(tiny_recipe(model=MODEL)).reference is None
+
+
+@pytest.mark.slow(weeks=26, group="whole runs")
+def test_the_divergence_from_the_base_is_0_at_first_alone():
+    """The adapter begins as the base, and moves away with its first step."""
+    plain = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8))
+    recipe = tiny_recipe(
+        model=attach(plain, AdapterConfig(rank=2)), base_run="runs/base", reference=ReferenceConfig()
+    )
+    batch, task = rows_of(), make_task(recipe)
+    base = drawn(plain.build(), batch.inputs)["params"]
+    trained = split_params(nn.meta.unbox(task.model.init(jax.random.key(0), batch.inputs))["params"])[1]
+    optimizer = optax.sgd(0.1)
+    state = start(trained, optimizer, {BASE: freeze(base)})
+    step, found = make_train_step(task, optimizer), []
+    for _ in range(3):
+        state, metrics = step(state, batch)
+        found.append((float(metrics["reference_kl"]), float(metrics["loss"])))
+    (first, loss), *rest = found
+    assert abs(first) < 1e-6
+    assert all(kl > 1e-5 for kl, _ in rest)
+    assert rest[-1][1] < loss
 
 
 def test_what_is_refused():

@@ -14,7 +14,8 @@ class RetrievalConfig:
 
     Attributes:
       index: folder of the index, read once, when a run over its `base_run` starts.
-      capacity: the most chunks of an index; places without a chunk are empty and cost as much as others.
+      capacity: the most chunks of an index; places without a chunk are empty and cost as much as others. Above 1,024
+        each search copies the index, unless this is a multiple of 1,024.
       neighbours: k, chunks that are looked at; there may be fewer.
     """
 

@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from pallas_kernels.runtime import vary_alike
 
 TILE = 1024
 """Vectors that are compared at once: scores in memory are queries x tile, whatever the size of the index."""
@@ -55,15 +57,9 @@ def nearest(
         raise ValueError(
             f"owners and own leave documents out together, and {missing} is None: give both or none"
         )
-    size = max(min(tile, len(vectors)), k)
-    short = -len(vectors) % size
-    tiles = [
-        None
-        if x is None
-        else jnp.pad(x, ((0, short), *((0, 0),) * (x.ndim - 1))).reshape(-1, size, *x.shape[1:])
-        for x in (vectors, owners)
-    ]
-    places = jnp.arange(len(vectors) + short, dtype=jnp.int32).reshape(-1, size)
+    size = min(tile, len(vectors))
+    owned = None if owners is None else _in_tiles(owners, size)
+    places = _in_tiles(jnp.arange(len(vectors), dtype=jnp.int32), size)
 
     def compare(part: tuple[Array, Array | None, Array]) -> tuple[Array, Array]:
         there, owned, place = part
@@ -80,11 +76,17 @@ def nearest(
         both = [jnp.concatenate(pair, -1) for pair in zip(best, compare(part), strict=True)]
         return _largest(both[0], both[1], k), None
 
-    parts = (tiles[0], tiles[1], places)
-    first, others = (jax.tree.map(lambda x, cut=cut: x[cut], parts) for cut in (0, slice(1, None)))
-    best = _largest(*compare(first), k)
-    best = best if len(places) == 1 else jax.lax.scan(keep, best, others)[0]
+    shape = (len(queries), k)
+    nothing = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.int32)
+    start = vary_alike(*nothing, queries, vectors, owners, own)[:2]
+    best, _ = jax.lax.scan(keep, start, (_in_tiles(vectors, size), owned, places))
     return Found(*best, jnp.isfinite(best[0]))
+
+
+def _in_tiles(x: Shaped[Array, "N ..."], size: int) -> Shaped[Array, "M N2 ..."]:
+    """Of so many rows each; zeros fill the last one up."""
+    whole = jnp.pad(x, ((0, -len(x) % size), *((0, 0),) * (x.ndim - 1)))
+    return whole.reshape(-1, size, *x.shape[1:])
 
 
 def _largest(score: Float[Array, "Q N"], place: Int[Array, "Q N"], k: int) -> tuple[Array, Array]:

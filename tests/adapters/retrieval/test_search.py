@@ -1,10 +1,12 @@
 """Exact search against brute force, with ties, own documents, empty places and fewer vectors than neighbours."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxblt.adapters.retrieval import nearest
+from jaxblt.adapters.retrieval.search import TILE
 
 QUERIES, VECTORS, WIDTH = 5, 50, 3
 
@@ -53,6 +55,12 @@ def test_fewer_vectors_than_neighbours():
     np.testing.assert_array_equal(found.present, [[True, True, False, False]])
     mine = nearest(jnp.eye(3)[:1], vectors, 4, owners=jnp.asarray([7, 7]), own=jnp.asarray([7]))
     assert not mine.present.any()
+
+
+def test_an_index_of_whole_tiles_is_not_copied():
+    queries, vectors = (jax.ShapeDtypeStruct((n, 32), jnp.float32) for n in (4, 8 * TILE))
+    planned = jax.jit(lambda q, v: nearest(q, v, 2)).lower(queries, vectors).compile().memory_analysis()
+    assert planned.temp_size_in_bytes < planned.argument_size_in_bytes / 4
 
 
 def test_what_is_refused():
