@@ -227,6 +227,17 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
+BY_XLA = pytest.param(partial(long_conv, implementation="xla"), id="xla", marks=pytest.mark.slow(weeks=8))
+"""On virtual devices of a CPU."""
+
+IN_SHARD_MAP = [BY_XLA, pytest.param(named, id="vjp", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("run", IN_SHARD_MAP)
+def test_inside_shard_map(run: Any) -> None:
+    op_suite.check_shard_map(cases(run)[0])
+
+
 @pytest.mark.parametrize(
     ("length", "batch", "ring", "points"),
     [
