@@ -10,7 +10,7 @@ SHAPES = {
         *("blt_1b_latent", "blt_1b_decoder_8k", "blt_1b_decoder_8k_packed"),
         *("llama3_8b_8k", "llama3_8b_8k_packed"),
     ),
-    "blocked_conv": ("evo2_7b_mr_128k", "d768_8k", "d768_64k", "d768_8k_packed"),
+    "blocked_conv": ("evo2_7b_mr_128k", "d768_8k", "d768_64k", "d768_8191", "d768_8k_packed"),
     "byte_head": ("d512_8k", "d1024_1m"),
     "gated_delta_rule": (
         "qwen3_next_32k",
@@ -37,11 +37,12 @@ SHAPES = {
     "long_conv": (
         *("hyena_d768_1k", "hyena_d768_2k", "hyena_d768_4k", "hyena_d768_8k", "hyena_d768_16k"),
         *("hyena_d768_32k", "hyena_d768_8191", "hyena_d768_64k", "hyena_d768_8k_packed"),
-        *("d768_both_ways_8k", "hyenadna_160k", "hyenadna_1m", "hyena_d768_1m"),
+        *("d768_both_ways_8k", "hyenadna_160k", "hyenadna_1m", "hyena_d768_1m", "hyena_d768_12289"),
+        *("hyena_d768_128k", "hyena_d768_131071", "few_d32_8k", "few_d32_32k", "few_d32_1m"),
     ),
     "modal_conv": (
         *("d768_8k", "d768_64k", "d768_1m", "d256_4m"),
-        *("d768_8191", "d768_8k_packed", "books"),
+        *("d768_128k", "d768_131071", "d768_8191", "d768_8k_packed", "books", "books_2047"),
     ),
     "neural_memory": (
         "d1024_16k_c512",
@@ -59,7 +60,10 @@ SHAPES = {
         *("llama_7b_out_r64", "d1024_qkv_64k", "books_512_bank"),
         *("llama_7b_rows", "llama_7b_bank_10", "llama_7b_bank_50", "llama_7b_bank_90"),
     ),
-    "short_conv": ("evo2_7b_128k", "evo2_7b_se_128k", "hyena_d768_8k", "hyena_d768_8k_packed"),
+    "short_conv": (
+        *("evo2_7b_128k", "evo2_7b_se_128k"),
+        *("hyena_d768_8k", "hyena_d768_8k_packed", "hyena_d768_8191"),
+    ),
 }
 """The shapes of each op that say most."""
 

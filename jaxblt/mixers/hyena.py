@@ -55,7 +55,10 @@ class HyenaConfig:
     packed: bool = True
     segment_alignment: int = 1
     implementation: (
-        Literal["reference", "xla", "mosaic_gpu", "mosaic_gpu_vjp", "mosaic_gpu_half", "monarch"] | None
+        Literal[
+            "reference", "xla", "mosaic_gpu", "mosaic_gpu_vjp", "mosaic_gpu_half", "monarch", "xla_or_monarch"
+        ]
+        | None
     ) = None
 
     def __post_init__(self) -> None:

@@ -23,6 +23,8 @@ SHAPES = (
     # The same filter at the width of the first Hyena models.
     BlockedConvShape("d768_8k", 64, 768, 8192, 128),
     BlockedConvShape("d768_64k", 8, 768, 65536, 128),
+    # Rows that fill no chunk.
+    BlockedConvShape("d768_8191", 64, 768, 8191, 128),
     # Packed rows.
     BlockedConvShape("d768_8k_packed", 64, 768, 8192, 128, documents=8),
     # An encoder that looks both ways.

@@ -13,6 +13,7 @@ from pallas_kernels.long_conv.hopper import rather_not, rather_not_half, why_not
 from pallas_kernels.long_conv.monarch import long_conv_monarch, rather_not_monarch, why_not_monarch
 from pallas_kernels.long_conv.reference import long_conv_reference
 from pallas_kernels.long_conv.xla import long_conv_xla
+from pallas_kernels.long_conv.xla_or_monarch import long_conv_xla_or_monarch, rather_not_xla_or_monarch
 
 
 def _mosaic_gpu(*args: Any, **options: Any) -> Array:
@@ -26,6 +27,7 @@ TABLE = (
     Implementation("mosaic_gpu_half", partial(_mosaic_gpu, dtype="float16"), why_not, rather_not_half),
     Implementation("mosaic_gpu_vjp", _mosaic_gpu, why_not, rather_not),
     Implementation("mosaic_gpu", partial(_mosaic_gpu, gradients=False), why_not, rather_not),
+    Implementation("xla_or_monarch", long_conv_xla_or_monarch, why_not_monarch, rather_not_xla_or_monarch),
     Implementation("monarch", long_conv_monarch, why_not_monarch, rather_not_monarch),
     Implementation("xla", long_conv_xla),
     Implementation("reference", long_conv_reference),
@@ -44,7 +46,9 @@ def long_conv(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
-    implementation: Literal["mosaic_gpu_half", "mosaic_gpu_vjp", "mosaic_gpu", "monarch", "xla", "reference"]
+    implementation: Literal[
+        "mosaic_gpu_half", "mosaic_gpu_vjp", "mosaic_gpu", "xla_or_monarch", "monarch", "xla", "reference"
+    ]
     | None = None,
 ) -> Float[Array, "B D T"]:
     """Depthwise convolution with a filter of any length, its gates fused.

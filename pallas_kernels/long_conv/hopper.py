@@ -38,8 +38,8 @@ PACKED = LONGEST_ON_CHIP
 """Steps of the longest packed row whose GPU tests have run."""
 
 FEW = 32
-"""Rows of all channels together that leave most multiprocessors idle: with as many `monarch` was no slower forward and
-faster with gradients, timed at both ends of `ON_CHIP`."""
+"""Rows of all channels together that leave most multiprocessors idle: with as many `xla` was faster forward and
+`monarch` with gradients, timed at both ends of `ON_CHIP`."""
 
 ON_CHIP = range(PAIR * TILE, LONGEST_ON_CHIP + 1)
 """Steps of rows for which `FEW` was timed."""

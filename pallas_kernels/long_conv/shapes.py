@@ -31,8 +31,11 @@ SHAPES = (
     # What a device holds of a wide layer whose channels are split over many.
     LongConvShape("few_d32_8k", 1, 32, 8192, 8192),
     LongConvShape("few_d32_32k", 1, 32, 32_768, 32_768),
+    LongConvShape("few_d32_1m", 1, 32, 1_000_000, 1_000_000),
+    # Rows above what fits on chip, and a step less than a power of two.
     LongConvShape("hyena_d768_64k", 8, 768, 65_536, 65_536),
     LongConvShape("hyena_d768_128k", 8, 768, 131_072, 131_072),
+    LongConvShape("hyena_d768_131071", 8, 768, 131_071, 131_071),
     # HyenaDNA: 160K bases, and 1M.
     LongConvShape("hyenadna_160k", 1, 256, 160_000, 160_000),
     LongConvShape("hyenadna_1m", 1, 256, 1_000_000, 1_000_000),

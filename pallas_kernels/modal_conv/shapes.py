@@ -35,6 +35,7 @@ SHAPES = (
     ModalConvShape("books", 8, 1024, 2048),
     ModalConvShape("books_b32", 32, 1024, 2048),
     ModalConvShape("books_1k", 8, 1024, 1024),
+    ModalConvShape("books_2047", 8, 1024, 2047),
     # Decoding.
     ModalConvShape("evo2_7b_li_decode", 32, 4096, 1),
 )

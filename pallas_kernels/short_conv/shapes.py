@@ -23,6 +23,8 @@ SHAPES = (
     # Hyena, order 2: three streams of width 768 through 3 taps.
     ShortConvShape("hyena_d768_8k", 64, 3 * 768, 8192, 3),
     ShortConvShape("hyena_d768_8k_packed", 64, 3 * 768, 8192, 3, documents=8),
+    # Rows whose steps are in no pairs.
+    ShortConvShape("hyena_d768_8191", 64, 3 * 768, 8191, 3),
     # HyenaDNA, 1M bases.
     ShortConvShape("hyenadna_1m", 1, 3 * 256, 1_000_000, 3),
     # StripedHyena 2 (Evo 2, 7B): the short filters before the gates, and the explicit filter of Hyena-SE.

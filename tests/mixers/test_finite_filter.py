@@ -14,6 +14,8 @@ from jaxblt.mixers.finite_filter import LongHistory
 from jaxblt.mixers.implicit_taps import ImplicitTaps
 from jaxblt.mixers.marks import mark
 from jaxblt.testing import check_mixer
+from jaxblt.testing.subject import Subject
+from jaxblt.testing.tolerances import bound, typical
 from pallas_kernels.long_conv import TABLE, explain, hopper
 from pallas_kernels.runtime import compiling_for
 from tests.pallas_kernels.linear_state import HOPPER, equations
@@ -159,3 +161,55 @@ def test_kernels_pass_what_the_mixers_suite_asks_in_bfloat16_on_a_gpu(monkeypatc
     streams = jax.ShapeDtypeStruct((2, 8, 40), jnp.bfloat16)
     assert "long_conv: mosaic_gpu_half on " in explain(streams, jax.ShapeDtypeStruct((8, 40), jnp.float32))
     check_mixer(config, only=("bfloat16",))
+
+
+BY_NAME = [
+    pytest.param("monarch", marks=pytest.mark.slow(weeks=8)),
+    *(pytest.param(name, marks=pytest.mark.gpu) for name in KERNELS),
+]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_rows_in_bfloat16_are_as_exact_as_those_of_xla(name: Any, causal: bool) -> None:
+    """Documents, holes and padding that holds NaN: values and every gradient, beside fp32."""
+
+    def subject(implementation: Any) -> Subject:
+        filter = ImplicitFilter(600, width=8)
+        config = HyenaConfig(dim=8, filter=filter, causal=causal, implementation=implementation)
+        return Subject(config, length=1100)
+
+    exact = subject("xla")
+    ids = jnp.asarray(exact.with_holes(exact.documents()))
+    x = np.where((ids > 0)[..., None], exact.x, np.nan).astype(jnp.bfloat16)
+    dy = exact.noise(3, x.shape).astype(jnp.bfloat16)
+
+    def passes(implementation: Any, dtype: Any) -> Any:
+        module = subject(implementation).config.build(dtype=dtype)
+
+        @jax.jit
+        def both(params: Any, x: Any, dy: Any) -> Any:
+            y, vjp = jax.vjp(lambda params, x: module.apply(params, x, segment_ids=ids)[0], params, x)
+            return y, vjp(dy)
+
+        return jax.tree.leaves(both(exact.params, x.astype(dtype), dy.astype(dtype)))
+
+    with jax.default_matmul_precision("highest"):  # else projections in fp32 are products in TF32 on a GPU
+        truth = passes("xla", jnp.float32)
+    limit = bound(jnp.bfloat16, ids.size)
+    for want, found, plain in zip(
+        truth, passes(name, jnp.bfloat16), passes("xla", jnp.bfloat16), strict=True
+    ):
+        assert typical(found, want) <= max(1.5 * typical(plain, want), limit)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_future_changes_nothing_in_bfloat16(name: Any) -> None:
+    """Beyond what rounding does: a row's steps share one scale."""
+    filter = ImplicitFilter(1100, width=8)
+    given = Subject(HyenaConfig(dim=8, filter=filter, implementation=name, packed=False), length=1100)
+    module = given.config.build(dtype=jnp.bfloat16)
+    other = np.concatenate([given.x[:, :500], given.noise(4, given.x.shape)[:, 500:]], axis=1)
+    run = jax.jit(lambda x: module.apply(given.params, x)[0][:, :500])
+    past, same_past = (run(x.astype(jnp.bfloat16)) for x in (given.x, other))
+    assert typical(past, same_past) <= bound(jnp.bfloat16, 1100 * 8)

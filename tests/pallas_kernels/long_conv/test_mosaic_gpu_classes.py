@@ -16,6 +16,7 @@ from pallas_kernels.runtime import compiling_for
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.linear_state import HOPPER, equations
 from tests.pallas_kernels.long_conv.test_mosaic_gpu import (
+    IN_SHARD_MAP,
     assert_near_rounding,
     case,
     drawn,
@@ -171,3 +172,9 @@ def test_simulated_values_and_gradients(case: OpCase) -> None:
 )
 def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
+
+
+@pytest.mark.usefixtures("by_classes")
+@pytest.mark.parametrize("run", IN_SHARD_MAP)
+def test_inside_shard_map(run: Any) -> None:
+    op_suite.check_shard_map(cases(run)[0])

@@ -18,6 +18,7 @@ from pallas_kernels.long_conv.blocks import BLOCK
 from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
 from pallas_kernels.long_conv.mosaic_gpu_packed import convolve_within_blocks
 from tests.pallas_kernels import op_suite
+from tests.pallas_kernels.long_conv.test_mosaic_gpu import IN_SHARD_MAP
 from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
     CHANNELS,
@@ -187,6 +188,11 @@ def test_documents_are_computed_as_if_apart_on_a_gpu(length: int) -> None:
 )
 def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
+
+
+@pytest.mark.parametrize("run", IN_SHARD_MAP)
+def test_inside_shard_map(run: Any) -> None:
+    op_suite.check_shard_map(cases(run)[0])
 
 
 @pytest.mark.parametrize(
