@@ -243,7 +243,7 @@ def test_mac_retrieves_attends_gates_and_writes_in_this_order() -> None:
 def test_mac_refuses_documents_that_start_inside_a_segment() -> None:
     module = dataclasses.replace(MAC, segment_alignment=4).build()
     x, ids = jnp.zeros((1, 8, 8)), jnp.ones((1, 8), jnp.int32)
-    with pytest.raises(ValueError, match=r"got segment_alignment = 4: pack with data\.alignment=8"):
+    with pytest.raises(ValueError, match=r"got segment_alignment = 4: make data\.alignment 2 times as large"):
         jax.eval_shape(lambda x: module.init(jax.random.key(0), x, segment_ids=ids), x)
 
 
