@@ -23,6 +23,7 @@ from jaxblt.data.rows import Span, empty_rows, stream_ids, write_span
 from jaxblt.data.sources import DocumentSource, whole
 from jaxblt.data.vocab import PAD
 from jaxblt.data.windows import WindowIndex
+from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.training.setup import HISTORY_MULTIPLE
 from jaxblt.training.step import Task
 from jaxblt.validation import whole as check_whole
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 SHORTEST = 128
 """Positions in the rows of the first bucket; each further one is twice as long, up to the window."""
 
+ALONE = RowLayout(packed=False)
+"""A row holds one record, from its start."""
+
 IN_FLIGHT = 2
 """Batches handed to the device before the oldest result is fetched."""
 
@@ -42,7 +46,7 @@ class Reader:
     """A model and how it reads records.
 
     Attributes:
-      task: model and entropy model that take any segment ids.
+      task: model and entropy model that take rows of one document.
       params: of the model.
       frozen: trees that were not trained, the entropy model's among them.
       window: most positions of a row.
@@ -79,7 +83,13 @@ def make_reader(run: "Run", *, window: int | None, batch_size: int) -> Reader:
     length: int = run.recipe.data.seq_len if window is None else window
     check_whole("window", length, least=2)
     check_whole("batch_size", batch_size, least=1)
-    task = Task(run.model, entropy_model=run.entropy_model)
+    recipe = run.recipe
+    model, entropy_model = (promise(config, ALONE) for config in (recipe.model, recipe.entropy_model))
+    dtype = recipe.train.compute_dtype
+    task = Task(
+        model.build(dtype=dtype, patcher=run.patcher),
+        entropy_model=None if entropy_model is None else entropy_model.build(dtype=dtype),
+    )
     grid = 1 if run.patcher is None else run.patcher.block_size
     # Keep the blocks of a window where the record's own blocks are
     stride = max(length // 2 // grid * grid, 1) if length >= 2 * grid else length // 2

@@ -66,7 +66,8 @@ class MACConfig(NeuralMemoryConfig):
 
     Attributes:
       persistent: P, learned keys and values that every token sees.
-      chunk_size: tokens C of a segment. Rows with several documents need them at multiples of it in training.
+      chunk_size: tokens C of a segment. Rows with several documents need them at multiples of it in training; in a
+        latent stack a calibrated `patcher.capacity` sees to it.
     """
 
     persistent: int = 4
@@ -74,6 +75,11 @@ class MACConfig(NeuralMemoryConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, "persistent", least=1)
+
+    @property
+    def training_grid(self) -> int:
+        """Documents of packed rows must start at multiples of it in training."""
+        return self.chunk_size
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> Any:
         """The module; parameters are fp32, products in `dtype`, gates, softmax and memories in fp32."""
@@ -122,10 +128,11 @@ class MAC(nn.Module):
             check_memory(config, state.carry)
             clock, short, carry = state.clock, state.short, state.carry
         elif segment_ids is not None and not config.aligned:
+            times = config.chunk_size // math.gcd(config.chunk_size, config.segment_alignment)
             raise ValueError(
                 f"MAC trains on documents that start at multiples of chunk_size = {config.chunk_size}, got "
-                f"segment_alignment = {config.segment_alignment}: pack with data.alignment={config.chunk_size}, or put "
-                "one document in a row"
+                f"segment_alignment = {config.segment_alignment}: make data.alignment {times} times as large "
+                "(or in a latent stack patcher.capacity a multiple of the chunk), or put one document in a row"
             )
         options: Any = {"width": config.dim, "alignment": config.segment_alignment}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)

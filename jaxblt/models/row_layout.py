@@ -1,6 +1,7 @@
 """What mixers may take for granted about the documents in the rows that they read."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -50,6 +51,23 @@ def promises(config: Any, where: str) -> Iterator[tuple[str, Any]]:
         for name, value in _members(config):
             path = f"{where}.{name}"
             yield from [(path, value)] if name in PROMISES else promises(value, path)
+
+
+def off_grid(config: Any) -> int:
+    """Times that `segment_alignment` has to grow until documents start where every mixer inside `config` needs them.
+
+    A mixer that needs them at multiples of a number in training says so by `training_grid`.
+    """
+    members: Any = ()
+    if isinstance(config, tuple):
+        members = config
+    elif isinstance(config, Mapping):
+        members = config.values()
+    elif dataclasses.is_dataclass(config) and not isinstance(config, type):
+        members = [value for _, value in _members(config)]
+    grid = getattr(config, "training_grid", 1)
+    own = grid // math.gcd(grid, getattr(config, "segment_alignment", 1))
+    return math.lcm(own, *map(off_grid, members))
 
 
 def _members(config: Any) -> list[tuple[str, Any]]:

@@ -21,6 +21,7 @@ from jaxblt.parallel.rules import batch_sharding
 from jaxblt.profiling.plan import StepMemory, step_memory
 from jaxblt.training.base import base_shapes
 from jaxblt.training.frozen import param_shapes
+from jaxblt.training.packing import capacity_multiple
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.setup import Setup, boxed_params, entropy_history, make_setup, make_task, recipe_step
 from jaxblt.training.state import ENTROPY, Frozen
@@ -28,7 +29,6 @@ from pallas_kernels.runtime import compiling_for
 
 HEADROOM = 1.25
 """Slots of a block for each patch that a mean block has; the demo's run calibrated 160 for 128."""
-SLOTS_MULTIPLE = 8
 PLATFORM = {"gpu": "cuda"}
 """What lowering calls a device's platform, where the names differ."""
 
@@ -46,7 +46,8 @@ def settle(recipe: Recipe) -> tuple[Recipe, list[str]]:
         patcher = replace(patcher, threshold=0.0)
     if patcher.capacity is None and recipe.bytes_per_patch is not None:
         mean = patcher.block_size / recipe.bytes_per_patch
-        slots = math.ceil(HEADROOM * mean / SLOTS_MULTIPLE) * SLOTS_MULTIPLE
+        multiple = capacity_multiple(recipe.model, recipe.data, patcher)
+        slots = math.ceil(HEADROOM * mean / multiple) * multiple
         patcher = replace(patcher, capacity=min(slots, patcher.block_size))
         said.append(
             f"capacity {patcher.capacity} slots a block of {patcher.block_size} bytes: {HEADROOM} times the mean of "

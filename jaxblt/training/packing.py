@@ -2,7 +2,8 @@
 
 Rows of "windows" and "buckets" hold one document each. Mixers are promised as much, which lets their fastest kernels
 run. Rows of "first_fit" and "sequential" hold several documents, which start at multiples of `data.alignment`. A
-patcher raises that to a multiple of its block, so that no block holds two documents.
+patcher raises that to a multiple of its block, so that no block holds two documents; a mixer of bytes with a
+`training_grid`, to a multiple of the grid. Where a mixer of patches has one, the calibrated capacity keeps to it.
 """
 
 import math
@@ -11,8 +12,11 @@ from typing import Any
 
 from jaxblt.data.config import DataConfig
 from jaxblt.data.task_data import RowsConfig
-from jaxblt.models.row_layout import PROMISES, RowLayout, promise, promises
+from jaxblt.models.row_layout import PROMISES, RowLayout, off_grid, promise, promises
 from jaxblt.patching.config import PatcherConfig
+
+SLOTS_MULTIPLE = 8
+"""Of which a calibrated capacity is a multiple, for the kernels' sake."""
 
 
 def has_several_documents(data: RowsConfig) -> bool:
@@ -25,10 +29,12 @@ def has_full_rows(data: RowsConfig) -> bool:
     return isinstance(data, DataConfig) and data.packing == "windows" and data.partial == "drop"
 
 
-def align(data: RowsConfig, patcher: PatcherConfig | None) -> RowsConfig:
-    """`data` whose packed documents start where a block of the patcher does."""
-    if patcher is None or not has_several_documents(data):
+def align(model: Any, data: RowsConfig, patcher: PatcherConfig | None) -> RowsConfig:
+    """`data` whose packed documents start where a block of the patcher does, or where mixers of bytes need them."""
+    if not has_several_documents(data):
         return data
+    if patcher is None:
+        return replace(data, alignment=data.alignment * off_grid(promise_rows(model, data, None)))
     return replace(data, alignment=math.lcm(data.alignment, patcher.block_size))
 
 
@@ -55,11 +61,13 @@ def promise_rows(model: Any, data: RowsConfig, patcher: PatcherConfig | None) ->
     A model config may have `in_rows(of_bytes, of_slots)`, two `RowLayout`s: mixers over patches count slots, not
     bytes. Mixers of other models are told how many documents a row has, and nothing of where they start.
     """
-    several = has_several_documents(data)
-    if not several or not hasattr(model, "in_rows"):
-        return promise(model, RowLayout(packed=several))
     slots = 1 if patcher is None else data.alignment // patcher.block_size * patcher.slots
-    return model.in_rows(RowLayout(segment_alignment=data.alignment), RowLayout(segment_alignment=slots))
+    return _promise(model, data, slots)
+
+
+def capacity_multiple(model: Any, data: RowsConfig, patcher: PatcherConfig) -> int:
+    """Of which a calibrated capacity is a multiple: packed documents then start where mixers over patches need them."""
+    return math.lcm(SLOTS_MULTIPLE, off_grid(_promise(model, data, data.alignment // patcher.block_size)))
 
 
 def take_back_promises(model: Any, where: str, data: RowsConfig, patcher: PatcherConfig | None) -> Any:
@@ -88,6 +96,14 @@ def forget_promises(stored: Any) -> Any:
     if not isinstance(stored, dict):
         return stored
     return {name: forget_promises(item) for name, item in stored.items() if name not in PROMISES}
+
+
+def _promise(model: Any, data: RowsConfig, slots: int) -> Any:
+    """`model` for documents that start at multiples of `slots` in rows of patches."""
+    several = has_several_documents(data)
+    if not several or not hasattr(model, "in_rows"):
+        return promise(model, RowLayout(packed=several))
+    return model.in_rows(RowLayout(segment_alignment=data.alignment), RowLayout(segment_alignment=slots))
 
 
 def _check_promise(path: str, value: Any, kept: Any, data: RowsConfig) -> None:

@@ -127,7 +127,7 @@ class Recipe:
 
     The data says how documents lie in rows, and models are built accordingly. What the config of a mixer promises
     (`packed`, `segment_alignment`) is checked against the data and then taken back, so that the recipe can be given
-    other data. `data.alignment` of packed documents becomes a multiple of the patcher's block.
+    other data. `data.alignment` of packed documents becomes a multiple of the patcher's block, or of MAC's chunk.
 
     Attributes:
       name: the run's name, and that of its folder in `runs`.
@@ -265,8 +265,8 @@ def _check_patcher(recipe: Recipe) -> None:
 
 
 def _settle_rows(recipe: Recipe) -> None:
-    """Aligns packed documents for the patcher, and leaves to the data what mixers may take for granted of rows."""
-    data, patcher = align(recipe.data, recipe.patcher), recipe.patcher
+    """Aligns packed documents, and leaves to the data what mixers may take for granted of rows."""
+    data, patcher = align(recipe.model, recipe.data, recipe.patcher), recipe.patcher
     object.__setattr__(recipe, "data", data)
     for name in ("model", "entropy_model"):
         model = take_back_promises(getattr(recipe, name), name, data, patcher)

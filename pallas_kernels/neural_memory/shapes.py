@@ -16,7 +16,7 @@ class NeuralMemoryShape:
     chunk: int
 
 
-CHUNKS = (64, 256, 1024, 2048, 4096)
+CHUNKS = (16, 64, 256, 1024, 2048, 4096)
 """Tokens of a chunk at which the layer is measured, besides 512."""
 
 SHAPES = (

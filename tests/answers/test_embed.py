@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from jaxblt.answers.embed import _row_states
-from jaxblt.answers.reading import make_reader
 from jaxblt.data.batch import Batch
 from jaxblt.data.rows import Span, empty_rows, stream_ids, write_span
 from jaxblt.data.sources import BytesSource
 from jaxblt.data.vocab import EOS
 from jaxblt.models import StackConfig, unstack_periods
 from jaxblt.models.hidden import find_layer, hidden_states
+from jaxblt.training.step import Task
 from tests.answers.runs import (
     BLOCK,
     BYTES,
@@ -48,16 +48,17 @@ def test_alone_batched_and_shuffled_are_equal(runs, kind, pool):
 
 
 def test_packed_with_others_is_equal(runs):
-    reader, source = make_reader(runs["bytes"], window=None, batch_size=ROWS), BytesSource(SHORT)
+    """By the model that takes any segment ids."""
+    run, source = runs["bytes"], BytesSource(SHORT)
     arrays = empty_rows(ROWS, SEQ_LEN)
     row = {name: array[0] for name, array in arrays.items()}
     for segment, (i, offset) in enumerate(((0, 0), (1, 2 * BLOCK)), start=1):
         span = Span(i, 0, len(SHORT[i]) + 1, offset, 0)
         write_span(row, stream_ids(source, i, 0, span.stop), span, segment)
     batch = Batch(**{name: jnp.asarray(array) for name, array in arrays.items()})
-    layer = find_layer(reader.task.model, "final")
-    states, _, _ = _row_states(reader.task, layer, "per_byte", reader.params, reader.frozen, batch)
-    apart = embed(runs["bytes"], SHORT, pool="per_byte").arrays
+    layer = find_layer(run.model, "final")
+    states, _, _ = _row_states(Task(run.model), layer, "per_byte", run.params, run.frozen, batch)
+    apart = embed(run, SHORT, pool="per_byte").arrays
     for i, offset in ((0, 0), (1, 2 * BLOCK)):
         found = np.asarray(states)[0, offset + 1 : offset + 1 + len(SHORT[i])]
         np.testing.assert_allclose(found, apart[i], atol=1e-5)

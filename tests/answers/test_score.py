@@ -17,15 +17,20 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.rows import Span, empty_rows, stream_ids, write_span
 from jaxblt.data.sources import BytesSource, Regions, reverse_complement, whole
 from jaxblt.data.vocab import BOS, EOS
+from jaxblt.mixers import MACConfig
+from jaxblt.models import ByteLMConfig
 from jaxblt.training.objectives import Masked
 from jaxblt.training.setup import entropy_history
+from jaxblt.training.step import Task
 from tests.answers.runs import (
     BLOCK,
     LONG,
+    NEAR,
     ROWS,
     SEQ_LEN,
     SHORT,
     ids_of,
+    make_run,
     markov_run,
     random_probabilities,
 )
@@ -46,7 +51,7 @@ def test_alone_batched_and_shuffled_are_equal(run):
 
 
 def test_packed_with_others_is_equal(run):
-    """Two or three records a row, in the program that reads one."""
+    """Two or three records a row, by the model that takes any segment ids."""
     reader, source = scoring_reader(run, window=None, batch_size=ROWS), BytesSource(SHORT)
     arrays, places = empty_rows(ROWS, SEQ_LEN), []
     for row, documents in enumerate(((0, 1), (2, 3), (4, 0, 2))):
@@ -59,11 +64,20 @@ def test_packed_with_others_is_equal(run):
             places.append((row, span))
             offset += -(-span.stop // BLOCK) * BLOCK
     batch = Batch(**{name: jnp.asarray(array) for name, array in arrays.items()})
-    packed, _ = _target_nats(reader.task, reader.params, reader.frozen, batch)
+    task = Task(run.model, entropy_model=run.entropy_model)
+    packed, _ = _target_nats(task, reader.params, reader.frozen, batch)
     apart = score(run, SHORT, per_byte=True).per_byte
     for row, span in places:
         found = np.asarray(packed)[row, span.offset : span.offset + span.stop]
         np.testing.assert_allclose(found, apart[span.document], rtol=1e-5)
+
+
+def test_a_model_that_needs_records_on_a_grid_scores_them():
+    """MAC refuses documents that may start anywhere; a record read by itself starts a row, whatever is behind it."""
+    mac = MACConfig(dim=16, num_heads=2, chunk_size=4, depth=1)
+    run = make_run(ByteLMConfig(stack=dataclasses.replace(NEAR, pattern="C", mixers={"C": mac})))
+    found = score(run, [b"abcdefgh", b"abcdefgh, and more"], per_byte=True).per_byte
+    np.testing.assert_allclose(found[0][:-1], found[1][: len(found[0]) - 1], rtol=1e-5)
 
 
 def test_sums_and_bits_are_those_of_the_bytes(run):

@@ -27,6 +27,7 @@ from jaxblt.evaluation.tasks import GapRecall
 from jaxblt.training.flops import count_params
 from tests.parameters import drawn
 
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 TASK = GapRecall(symbols=10, fillers=4, pairs=3)
 TINY = Settings(
     symbols=4,
@@ -98,11 +99,28 @@ def test_off_is_blind_beyond_the_windows(name: str) -> None:
     assert moves(held(name, params, off=False)) > 1e-4
 
 
+def test_memories_that_are_off_and_windows_are_at_chance_in_every_published_file() -> None:
+    """Chance lies within the 95 % interval over all seeds at each gap; and below it for what sees beyond windows."""
+    seen = {False: 0, True: 0}
+    for file in sorted(RESULTS.glob("gap_recall*.json")):
+        found = json.loads(file.read_text())
+        for model in found["mean"]:
+            off = model["model"].endswith(("_off", "window"))
+            for gap in model["gaps"]:
+                below, above = found["chance"] < gap["low"], found["chance"] > gap["high"]
+                assert (below, above) == (not off, False), (
+                    f"{file.name}: {model['model']} at {gap['multiple']} x"
+                )
+                seen[off] += 1
+    assert min(seen.values()) > 9
+
+
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_figures(tmp_path: Path) -> None:
     out = tmp_path / "gap_recall.json"
-    gap_recall(str(out), models=("mag",), seeds=1, settings=TINY)
+    gap_recall(str(out), models=("mag",), seeds=1, settings=replace(TINY, test_rows=128))
     found = json.loads(out.read_text())
+    assert all(gap["low"] <= 0.25 <= gap["high"] for gap in found["runs"][1]["gaps"])
     assert [run["model"] for run in found["runs"]] == ["mag", "mag_off"]
     assert [run["parameters"] for run in found["mean"]] == [found["runs"][0]["parameters"]] * 2
     assert found["chance"] == 0.25

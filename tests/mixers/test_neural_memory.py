@@ -34,17 +34,23 @@ CONFIGS: dict[str, MixerConfig] = {
     "mac": MAC,
     "mac_2_layers": dataclasses.replace(MAC, depth=2, packed=False),
     "mag_2_layers": dataclasses.replace(MAG, depth=2),
+    "memory_by_token_1_layer": dataclasses.replace(MEMORY, chunk_size=1),
+    "memory_by_8": dataclasses.replace(MEMORY, chunk_size=8),
+    "mag_by_token": dataclasses.replace(MAG, depth=2, chunk_size=1),
+    "mag_by_8": dataclasses.replace(MAG, chunk_size=8, window=8),
+    "mac_by_token": dataclasses.replace(MAC, depth=2, chunk_size=1, segment_alignment=1),
+    "mac_by_4": dataclasses.replace(MAC, chunk_size=4, segment_alignment=4),
 }
 """Every one has several chunks a row."""
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
 TURNS = pytest.mark.slow(weeks=26, group="properties of neural memories")
-CURVED = (
-    pytest.mark.xfail(
-        strict=True, reason="too curved for differences in fp32, which converge with smaller steps"
-    ),
+BY_TOKEN = ("memory_by_token", "mag_by_token", "mac_by_token")
+CURVED = (pytest.mark.xfail(strict=True, reason="too curved for differences in fp32 at these steps"),)
+BEYOND = {(name, "long"): CURVED for name in (*BY_TOKEN, "memory_aligned", "mac_2_layers", "mac_by_4")}
+BEYOND["memory_by_8", "bfloat16"] = (
+    pytest.mark.xfail(strict=True, reason="off by 3.6 %, 3.1 % are allowed"),
 )
-BEYOND = {(name, "long"): CURVED for name in ("memory_by_token", "memory_aligned", "mac_2_layers")}
 """Cases that fail, see docs/known-limits.md."""
 
 
@@ -58,7 +64,9 @@ def cases() -> list[Any]:
     for name, config in CONFIGS.items():
         for prop in PROPERTIES:
             always = name == "memory" and prop.name in EVERY_WEEK
-            if prop.applies(config):
+            # A row has 24 tokens over four devices, and a halo of a window reaches one of them
+            too_short = prop.name == "sequence" and isinstance(config, MAGConfig) and config.window > 6
+            if prop.applies(config) and not too_short:
                 marks = () if always else (TURNS, *BEYOND.get((name, prop.name), ()))
                 found.append(pytest.param(name, prop, id=f"{name}-{prop.name}", marks=marks))
     return found
@@ -112,9 +120,11 @@ def test_chunks_of_holes_are_no_writes(config: Any) -> None:
 
 
 @pytest.mark.slow(weeks=5, group="memories at length")
-def test_four_layers_stay_finite_over_a_hundred_times_the_length() -> None:
+@pytest.mark.parametrize("form", ["mag", "mal", "mac"])
+def test_four_layers_stay_finite_over_a_hundred_times_the_length(form: Any) -> None:
     """Of equal tokens, so that all keys are equal, and of drawn ones; theta, eta and 1 - alpha are 1."""
-    config = titan("mag", dim=16, num_layers=4, window=4, chunk_size=4, num_heads=2, mlp_dim=0)
+    layers = 8 if form == "mal" else 4  # every other one of MAL is a memory
+    config = titan(form, dim=16, num_layers=layers, window=4, chunk_size=4, num_heads=2, mlp_dim=0)
     module, ids = config.build(), jnp.asarray(np.random.default_rng(0).integers(0, 260, (2, 1600)), jnp.int32)
     params = drawn(module, ids[:, :16])["params"]
 
@@ -164,6 +174,12 @@ def test_the_state_of_another_config_is_refused() -> None:
         given = jax.ShapeDtypeStruct((3, 2, 8), jnp.float32)
         with pytest.raises(ValueError, match="make it by init_state of the same config"):
             jax.eval_shape(lambda x, m=module: m.init_with_output(jax.random.key(0), x, state=state), given)
+
+
+@pytest.mark.parametrize("kind", [NeuralMemoryConfig, MAGConfig, MACConfig])
+def test_heads_that_do_not_divide_the_width_are_refused(kind: Any) -> None:
+    with pytest.raises(ValueError, match="dim 8 does not divide among num_heads = 3: set head_dim"):
+        kind(dim=8, num_heads=3)
 
 
 def test_a_window_shorter_than_a_chunk_is_refused() -> None:
@@ -243,12 +259,12 @@ def test_mac_retrieves_attends_gates_and_writes_in_this_order() -> None:
 def test_mac_refuses_documents_that_start_inside_a_segment() -> None:
     module = dataclasses.replace(MAC, segment_alignment=4).build()
     x, ids = jnp.zeros((1, 8, 8)), jnp.ones((1, 8), jnp.int32)
-    with pytest.raises(ValueError, match=r"got segment_alignment = 4: pack with data\.alignment=8"):
+    with pytest.raises(ValueError, match=r"got segment_alignment = 4: make data\.alignment 2 times as large"):
         jax.eval_shape(lambda x: module.init(jax.random.key(0), x, segment_ids=ids), x)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["mal", "mag"])
+@pytest.mark.parametrize("form", ["mal", "mag", "mac"])
 def test_2000_training_steps_stay_finite_and_learn(form: Any) -> None:
     """At chunks of 16, eight a row, and a rate that is high for the size; a row says four pairs again and again."""
     model = titan(form, dim=16, num_layers=2, window=16, chunk_size=16, num_heads=2, mlp_dim=32).build()

@@ -23,6 +23,7 @@ from jaxblt.models import titan
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import PROPERTIES, Property, Subject
 from tests.mixers.test_matrix_state import read_out, sigmoid, stream
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 SLOTS = SlotMemoryConfig(dim=8, num_heads=4, head_dim=4, slots=4, interval=4, novelty=0.3, top_k=2, rate=0.5)
@@ -268,6 +269,21 @@ def test_the_state_of_another_config_is_refused(change: dict[str, Any]) -> None:
 def test_bad_configs_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SLOTS, **change)
+
+
+def test_the_error_of_compression_falls_with_the_ratio() -> None:
+    """Of layers that share their weights: one has the first of another's latents."""
+    found, x = [], jnp.asarray(np.random.default_rng(0).standard_normal((2, 32, 8)), jnp.float32)
+    whole = dataclasses.replace(SLOTS, interval=8, ratio=0.5, packed=False, num_heads=1, head_dim=8)
+    params = drawn(whole.build(), x)["params"]
+    for ratio in (0.125, 0.25, 0.5):
+        config = dataclasses.replace(whole, ratio=ratio)
+        some = {name: params[name][:, : config.latents] for name in ("latents", "places")}
+        _, side = config.build().apply({"params": params | some}, x, mutable=SIDE_OUTPUTS)
+        metrics = side["metrics"]
+        assert float(metrics["slot_latents"][0].value) == config.latents
+        found.append(float(metrics["slot_error"][0].value))
+    assert 1 > found[0] > found[1] + 0.05 > found[2] + 0.1 > 0.1
 
 
 @pytest.mark.slow(weeks=5, group="memories at length")

@@ -9,11 +9,13 @@ import pytest
 
 import configs
 from jaxblt.data import BytesSource, TaskDataConfig
-from jaxblt.models import ByteLMConfig
+from jaxblt.mixers import MACConfig
+from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.models.row_layout import promises
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.run import Run
+from jaxblt.training.frozen import resolve
 from jaxblt.training.recipe import Recipe, differences
 from jaxblt.training.resolved import Resolved, adopt, read_resolved, write_resolved
 from jaxblt.training.setup import make_task, open_data
@@ -94,6 +96,57 @@ def blt(segment_alignment):
 
 
 ALONE_IN_A_ROW = stack("HA")
+
+
+MAC = StackConfig(
+    dim=8, num_layers=1, pattern="C", mlp_dim=0, mixers={"C": MACConfig(dim=8, num_heads=2, chunk_size=8)}
+)
+
+
+def test_packed_documents_start_where_segments_of_bytes_do():
+    data = {"packing": "first_fit", "alignment": 12}
+    recipe = tiny_recipe(model=ByteLMConfig(stack=MAC), data=data)
+    assert recipe.data.alignment == 24
+    assert replace(recipe, name="again").data == recipe.data
+    assert tiny_recipe(model=ByteLMConfig(stack=MAC), data=data | {"packing": "buckets"}).data.alignment == 12
+
+
+@pytest.mark.parametrize(("alignment", "capacity"), [(48, 24), (144, 16)])
+def test_calibrated_slots_let_packed_documents_start_where_segments_do(alignment, capacity):
+    """Blocks of 48 bytes have up to 12 patches, segments 24 slots, of which three blocks of 16 hold two."""
+    recipe = latent_mac(24, PatcherConfig(mode="space", block_size=48), alignment=alignment)
+    source = BytesSource([b"a long word " * 4] * 8)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        recipe, _ = resolve(recipe, open_data(recipe, mesh, source=source), mesh)
+    assert (recipe.patcher.capacity, recipe.data.alignment) == (capacity, alignment)
+    shapes_of(recipe)
+
+
+def test_what_is_said_of_slots_off_the_grid_helps():
+    patcher = PatcherConfig(mode="static", patch_size=2, block_size=48, capacity=20)
+    recipe = latent_mac(8, patcher)
+    with pytest.raises(
+        ValueError, match=r"make data\.alignment 2 times as large .*capacity a multiple of the chunk"
+    ):
+        shapes_of(recipe)
+    shapes_of(replace(recipe, data=replace(recipe.data, alignment=2 * recipe.data.alignment)))
+    shapes_of(replace(recipe, patcher=replace(patcher, capacity=24)))
+
+
+def latent_mac(chunk, patcher, **data):
+    """Packed rows of a model whose latent stack has segments of `chunk` slots."""
+    model, mac = MODELS["patches"].model, replace(MAC.mixers["C"], chunk_size=chunk)
+    model = replace(model, latent=replace(MAC, mixers={"C": mac}))
+    recipe = tiny_recipe(model=model, patcher=patcher, data={"packing": "first_fit"})
+    return replace(recipe, data=replace(recipe.data, seq_len=288, **data))
+
+
+def shapes_of(recipe):
+    """Of a pass over packed rows."""
+    ids = jax.ShapeDtypeStruct((1, recipe.data.seq_len), "int32")
+    model = make_task(recipe).model
+    return jax.eval_shape(lambda ids: model.init(jax.random.key(0), ids, segment_ids=ids), ids)
 
 
 @pytest.mark.parametrize(
