@@ -1,4 +1,4 @@
-"""Section of docs/results.md on blocks by length."""
+"""Sections of docs/results.md on blocks and Hyena layers by length."""
 
 from experiments.benchmark._markdown import Figures, Folder, count, gigabytes, ms, percent, prose, table
 
@@ -22,6 +22,37 @@ def _passed(found: Figures | None) -> str:
         "never" if found[end] is None else count(found[end]) for end in ("value", "low", "high")
     )
     return value if value == "never" and low == high == "never" else f"{value} ({low} to {high})"
+
+
+def hyena_layers(folder: Folder) -> str:
+    """A Hyena layer and its parts, by length and kind of filter."""
+    names = ("layer", "mixer", "convolution", "taps", "mlp")
+    text = []
+    for name, found in folder.items():
+        if found.get("benchmark") != "hyena_layer":
+            continue
+        rows = [
+            (
+                *(count(of["length"]), count(of["rows"]), of["filter"]),
+                *(_both_passes(of["parts"].get(part)) for part in names),
+            )
+            for of in found["layers"]
+        ]
+        head = ("tokens", "rows", "filter", "layer", "mixer", "of it the convolution", "of it taps", "MLP")
+        said = prose(
+            f"`{name}`: a layer of width {count(found['dim'])} with its MLP on one {found['devices']['kind']}, bf16, "
+            "one document a row, ms forward / with gradients (share of the layer). Each part is a program of its own. "
+            "Files of different GPUs do not compare."
+        )
+        text.append(f"{said}\n\n{table(head, rows)}")
+    return "\n\n".join(text)
+
+
+def _both_passes(part: Figures | None) -> str:
+    if part is None:
+        return ""
+    times = " / ".join(ms(part[p]["median"]) for p in PASSES)
+    return f"{times} ({' / '.join(percent(part[p]['share']) for p in PASSES)})"
 
 
 def blocks(folder: Folder) -> str:

@@ -47,6 +47,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("FlexAttention as a peer", _tables.peers),
     ("Other peers in PyTorch", _peer_tables.peers),
     ("Blocks by length", _length_tables.blocks),
+    ("A Hyena layer", _length_tables.hyena_layers),
     ("Partial attention", _tables.attention_parts),
     ("Forward passes", _tables.models),
     ("Prompts", _tables.prompts),

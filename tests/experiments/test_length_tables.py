@@ -28,6 +28,17 @@ def test_blocks_by_length_have_times_exponents_and_crossings() -> None:
     assert _length_tables.blocks({}) == ""
 
 
+def test_a_hyena_layer_has_times_and_shares_of_its_parts() -> None:
+    part = {"forward": {"median": 1e-3, "share": 0.5}, "forward+backward": {"median": 4e-3, "share": 0.25}}
+    parts = dict.fromkeys(("layer", "mixer", "convolution", "mlp"), part)
+    layer = {"filter": "modal", "rows": 64, "length": 8192, "parts": parts}
+    found = {"benchmark": "hyena_layer", "dim": 768, "devices": {"kind": "one GPU"}, "layers": [layer]}
+    text, cell = _length_tables.hyena_layers({"hyena_layer": found}), "1 / 4 (50 % / 25 %)"
+    assert f"| 8,192 | 64 | modal | {cell} | {cell} | {cell} |  | {cell} |" in text
+    assert "one GPU" in text
+    assert _length_tables.hyena_layers({}) == ""
+
+
 def test_contexts_of_every_run_have_their_gain() -> None:
     one = {"value": 2.0, "low": 1.9, "high": 2.1}
     gain = {"value": 0.02, "low": 0.01, "high": 0.03}
