@@ -109,6 +109,7 @@ def measure_arm(name: str, setting: Setting) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
+    from experiments.benchmark._program import time_program
     from jaxblt.adapters import split_params
     from jaxblt.training.flops import count_params
 
@@ -172,6 +173,7 @@ def _decoding(config: Any, params: Any, rows: int, setting: Setting) -> dict[str
     import jax
     import jax.numpy as jnp
 
+    from experiments.benchmark._program import time_program
     from jaxblt.inference import Decoder, decode_step, prefill
 
     decoder, total = Decoder(config, dtype=jnp.bfloat16), setting.prompt + setting.new_bytes
@@ -208,23 +210,6 @@ def _ids(rows: int, length: int) -> Any:
 
     text = np.resize(vocab.encode(load_sample("book")), rows * length).astype(np.int32)
     return jnp.asarray(text.reshape(rows, length))
-
-
-def time_program(call: Any, args: tuple[Any, ...], trials: int) -> tuple[dict[str, Any], Any]:
-    """Seconds with their interval, and what the compiler planned in bytes; and what the call returns."""
-    import jax
-
-    from experiments.benchmark._schema import timed
-    from jaxblt.profiling import measure
-
-    compiled = call.lower(*args).compile()
-    planned: Any = compiled.memory_analysis()
-    found = timed(measure(lambda: jax.block_until_ready(compiled(*args)), trials=trials, method="host"))
-    planned_bytes = {
-        "temporary_bytes": planned.temp_size_in_bytes,
-        "argument_bytes": planned.argument_size_in_bytes,
-    }
-    return found | planned_bytes, compiled(*args)
 
 
 def compared(arms: dict[str, Any]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ def index_search(
     """
     import jax
 
+    from experiments.benchmark._program import time_program
     from experiments.benchmark._schema import save
-    from experiments.benchmark.adapter_speed import time_program
     from jaxblt.adapters.retrieval import nearest
 
     search = jax.jit(partial(nearest, k=neighbours))

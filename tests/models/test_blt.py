@@ -273,7 +273,7 @@ def test_a_memory_may_be_a_letter_of_the_latent_stack(letter):
     for row, t in enumerate(changed, 1):
         np.testing.assert_allclose(whole[row, :t], whole[0, :t], **tol(jnp.float32, 256))
         assert moved[row, t] > 1e-2
-    assert moved[1, -1] > 3e-5  # MAG: half of a memory; rounding is 1e-6
+    assert moved[1, -1] > (5e-5 if letter == "J" else 1e-4)  # half of MAG is a window
     got, _ = stream(config, module, params, others, kept(cut), np.ones_like(others))
     np.testing.assert_allclose(got, whole, **tol(jnp.float32, 2048))
     segments = np.zeros_like(others)

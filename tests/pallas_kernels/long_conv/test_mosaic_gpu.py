@@ -230,7 +230,7 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
 BY_XLA = pytest.param(partial(long_conv, implementation="xla"), id="xla", marks=pytest.mark.slow(weeks=8))
 """On virtual devices of a CPU."""
 
-IN_SHARD_MAP = [BY_XLA, pytest.param(named, id="vjp", marks=pytest.mark.gpu)]
+IN_SHARD_MAP = [BY_XLA, pytest.param(named, id="vjp", marks=pytest.mark.gpu(count=2))]
 
 
 @pytest.mark.parametrize("run", IN_SHARD_MAP)

@@ -293,16 +293,22 @@ def test_norms_tell_one_wrong_element_or_step(at: Any) -> None:
 @pytest.mark.parametrize(("batch", "length"), [(1024, 2048), (2112, 1024), (1090, 1536)])
 def test_many_shared_tiles_on_a_gpu(batch: int, length: int) -> None:
     """Programs that take one tile after another, with every gradient."""
+    op_suite.check_reference(case("", length, MODES, modal_conv_mosaic_gpu, batch=batch))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("batch", "length"), [(1024, 2048), (2112, 1024), (1090, 1536)])
+def test_norms_of_many_shared_tiles_on_a_gpu(batch: int, length: int) -> None:
     check_norms(case("", length, MODES, modal_conv_mosaic_gpu, batch=batch))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
-def test_long_rows_of_odd_length_on_a_gpu(streams: tuple[str, ...]) -> None:
+def test_norms_of_long_rows_of_odd_length_on_a_gpu(streams: tuple[str, ...]) -> None:
     check_norms(case("", 131_071, MODES, modal_conv_mosaic_gpu, batch=32, streams=streams))
 
 
-LENGTHS = [1025, 1088, 1600, 4095, 4097, 4160, 8191, 12289]
+LENGTHS = [1025, 1088, 1600, 4095, 4097, 4160, 8191, 12289, 131071]
 
 
 @pytest.mark.gpu
