@@ -24,36 +24,61 @@ def families(folder: Folder) -> str:
     return f"{said}\n\n{table(('seed', 'model', 'accuracy', 'MCC', 'F1', 'seconds with compilation'), rows)}"
 
 
-def conflict(folder: Folder) -> str:
-    """Adapters of a frozen model on books under permutations of their letters."""
-    files = [found for name, found in folder.items() if name.startswith("routed_lora_conflict")]
-    return "\n\n".join(_conflict(found) for found in files)
+def mixes(folder: Folder) -> str:
+    """Adapters of a frozen model on text whose domain changes."""
+    of_mixes = {name: found for name, found in folder.items() if found.get("benchmark") == "routed_lora"}
+    return "\n\n".join(_mix(name, found) for name, found in of_mixes.items())
 
 
-def _conflict(found: Figures) -> str:
+def _mix(name: str, found: Figures) -> str:
     less, closed = (found["compared"].get(key, {}) for key in ("less_than_static", "gap_closed"))
     rows = [
         (
             *(name, count(arm["parameters"]), f"{_bits(arm):.3f}"),
+            percent(arm["accuracy"]) if "accuracy" in arm else "",
             "" if name == "static" else _interval(less[name]),
             _interval(closed[name]) if name in closed else "",
         )
         for name, arm in found["arms"].items()
     ]
-    settings = found["settings"]
+    if not any(row[3] for row in rows):
+        rows = [(*row[:3], *row[4:]) for row in rows]
+    settings, seeds = found["settings"], len(found["arms"]["static"]["seeds"])
     steps = settings.get("steps")
     length = f"{steps} steps" if steps else f"{settings['seconds']:.0f} s"
-    letters = settings.get("letters") or 26
-    said = prose(
-        f"Books under {len(found['domains'])} permutations of {letters} letters, which change unmarked inside rows of "
-        f"{count(settings['length'])} bytes. Each adapter of the frozen `books_512` "
-        f"({found['base']['bits_per_byte']:.3f} bits by itself) trained for {length} beside other runs, "
-        f"one seed. `oracle` is told the permutation and has rank {settings['rank']} for each, `static` the same "
-        "parameters in one adapter. Bits less than `static` are paired over documents, with 95 % intervals; below 0 an "
-        "arm is worse. Routers of arms that imitate learn from the permutations' numbers."
+    told = (
+        f"`oracle` is told the domain and has rank {settings['rank']} for each, `static` as many parameters in one "
+        "adapter. Routers of arms that imitate learn from the domains' numbers. "
     )
-    head = ("arm", "trained parameters", "bits per byte", "less than `static`", "share of the oracle's gain")
+    said = prose(
+        f"`{name}`, {seeds} seed{'s' * (seeds > 1)}: {_domains(found)} Each adapter of the frozen `books_512` "
+        f"({found['base']['bits_per_byte']:.3f} bits by itself) trained for {length} beside other runs. "
+        f"{told if 'oracle' in found['arms'] else ''}Bits less than `static` are paired over documents, with 95 % "
+        "intervals; below 0 an arm is worse."
+    )
+    shown = ("right",) if any("accuracy" in arm for arm in found["arms"].values()) else ()
+    head = (
+        "arm",
+        "trained parameters",
+        "bits per byte",
+        *shown,
+        "less than `static`",
+        "share of the oracle's gain",
+    )
     return f"{said}\n\n{table(head, rows)}"
+
+
+def _domains(found: Figures) -> str:
+    settings, domains = found["settings"], found["domains"]
+    if found["mix"] == "conflict":
+        letters = settings.get("letters") or 26
+        text = f"books under {len(domains)} permutations of {letters} letters, which change unmarked"
+    elif found["mix"] == "natural":
+        spans = " to ".join(map(count, settings["spans"]))
+        text = f"{', '.join(domains)}, in spans of {spans} bytes, which change unmarked"
+    else:
+        return f"film reviews that end in their label, in rows of {count(settings['length'])} bytes."
+    return f"{text} inside rows of {count(settings['length'])} bytes."
 
 
 def speed(folder: Folder) -> str:

@@ -15,7 +15,7 @@ def peers(folder: Folder) -> str:
 def _ffts(folder: Folder) -> str:
     rows = [
         (shape, name.replace("+", " + "), "out of memory" if isinstance(taken, str) else rounded(taken))
-        for found in (folder["torch_fft_conv"], folder["torch_fft_conv_1m"])
+        for found in (folder[f"torch_fft_conv{at}"] for at in ("_short", "", "_1m"))
         for shape, call in found["calls"].items()
         for name, taken in call["torch_ms"].items()
     ]

@@ -34,6 +34,7 @@ OPS = (
         "gated_delta_rule",
         "gated_delta_rule_decode",
         "gated_linear_attention",
+        "gated_linear_attention_cut",
         "gated_linear_attention_decode",
         "gated_linear_attention_key",
         "gated_linear_attention_pulse",
@@ -44,8 +45,11 @@ OPS = (
         "long_conv_1m",
         "long_conv_1m_groups",
         "long_conv_classes",
+        "long_conv_flat",
         "long_conv_half",
         "long_conv_long",
+        "long_conv_padded",
+        "long_conv_quiet",
         "modal_conv",
         "modal_conv_8191",
         "modal_conv_books",
@@ -55,7 +59,14 @@ OPS = (
         "neural_memory",
         "neural_memory_kernels",
     ),
-    *("patch_attention_lookup", "patch_attention_pool", "routed_lora", "routed_lora_rows", "short_conv"),
+    *(
+        "patch_attention_lookup",
+        "patch_attention_pool",
+        "routed_lora",
+        "routed_lora_banks",
+        "routed_lora_rows",
+        "short_conv",
+    ),
 )
 
 

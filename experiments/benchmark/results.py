@@ -40,7 +40,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Longer rows than in training", _recall_tables.lengths),
     ("Promoters", _tables.promoters),
     ("Protein families", _adaptation_tables.families),
-    ("Routed adapters", _adaptation_tables.conflict),
+    ("Routed adapters", _adaptation_tables.mixes),
     ("What adapters cost", _adaptation_tables.speed),
     ("Searches of an adapter's index", _adaptation_tables.searches),
     ("Operations", _tables.operations),
@@ -147,7 +147,7 @@ def summary(folder: Folder) -> str:
     )
     seeds = {run["seed"] for run in folder["gap_recall_mal"]["runs"]}
     ours, ffts = _million_steps(folder["long_conv_1m"])
-    adapted = folder["routed_lora_conflict_traces"]
+    adapted = folder["routed_lora_conflict_seeds"]
     routed, static, told = (
         f"{adapted['arms'][arm]['bits_per_byte']:.3f}" for arm in ("imitated_traces", "static", "oracle")
     )
@@ -191,7 +191,8 @@ def summary(folder: Folder) -> str:
         ),
         (
             f"books under {len(adapted['domains'])} ciphers that change unmarked",
-            f"routed adapter of a frozen `books_512`, taught by labels, {adapted['settings']['steps']} steps",
+            f"routed adapter of a frozen `books_512`, taught by labels, {adapted['settings']['steps']} steps, "
+            f"{adapted['seed_count']} seeds",
             f"{routed} bits per byte (static adapter {static}, adapter that is told the cipher {told})",
         ),
     )

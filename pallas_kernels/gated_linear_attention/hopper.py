@@ -12,8 +12,8 @@ WIDEST = 512
 """The most key channels of a head; above 128 they are cut into pieces of 128."""
 
 MOST_FILLED = 4
-"""Times the value channels asked for that heads filled up with zeros may have, under gates per value channel: such ones
-were timed, and are faster than `xla`."""
+"""Times the channels asked for that heads filled up with zeros may have, of values under gates per value channel, of
+keys under gates per key channel: such ones were timed, and are faster than `xla`."""
 
 PIECE = 64
 """Steps of a chunk, and channels of a tile: 128 bytes of bf16."""
@@ -41,17 +41,20 @@ def why_not(device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None,
     return None
 
 
-def rather_not(device: Device, q: Any, k: Any, v: Any, *, log_value_gate: Any = None, **_: Any) -> str | None:
+def rather_not(
+    device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, log_value_gate: Any = None, **_: Any
+) -> str | None:
     """Why a call is left to others, or None: rows of a few steps, as in decoding, and widths that were not timed."""
     del device, q
     (_, length, _, values), keys = v.shape, k.shape[3]
     if length < PIECE:
         return f"rows of {length} steps would be filled up to {PIECE}"
     widest, most = (WIDTHS[-1], 1) if log_value_gate is None else (WIDEST, MOST_FILLED)
+    most_keys = 1 if log_key_gate is None else MOST_FILLED
     if keys > widest:
         return f"keys of more than {widest} channels were timed under gates per value channel only"
     filled = (filled_keys(keys), filled_values(values))
-    if filled[0] != keys or filled[1] > most * values:
+    if filled[0] > most_keys * keys or filled[1] > most * values:
         return (
             f"heads of {keys} and {values} channels, filled up to {filled[0]} and {filled[1]}, were not timed"
         )

@@ -10,9 +10,6 @@ from pallas_kernels._linear_state import jla
 from pallas_kernels._linear_state.jla import CHUNK, MOST_CHUNKS, call_jla, why_not_rows
 from pallas_kernels.gated_linear_attention.pieces import Pieces
 
-CUT = False
-"""Whether heads that are cut, filled up or repeated take its kernels unasked: not before they were timed on a GPU."""
-
 
 def why_not(
     device: Device,
@@ -44,9 +41,11 @@ def rather_not(
     """Why a call is left to others, or None."""
     if (refused := jla.rather_not(device, q, k, v, log_key_gate, **options)) is not None:
         return refused
-    if CUT or Pieces.of(k, v, by_key=log_key_gate is not None).is_whole:
-        return None
     (key_heads, keys), (heads, values) = k.shape[2:], v.shape[2:]
+    # Under gates by key channel heads that are cut and filled up were timed (`gated_linear_attention_cut.json`).
+    by_key = log_key_gate is not None
+    if (by_key and key_heads == heads) or Pieces.of(k, v, by_key=by_key).is_whole:
+        return None
     return (
         f"{heads} heads of K {keys} and V {values} with {key_heads} of keys would be cut, filled up or repeated, which "
         "was not timed"

@@ -31,9 +31,6 @@ MOST_STEPS = 2**30
 TIMED = 1024
 """Steps of the shortest row that was timed."""
 
-HALF = CLASSES * TILE
-"""Steps of the longest row that goes first in fp16 between stages: GPU tests of longer ones were cut."""
-
 PACKED = LONGEST_ON_CHIP
 """Steps of the longest packed row whose GPU tests have run."""
 
@@ -46,10 +43,6 @@ ON_CHIP = range(PAIR * TILE, LONGEST_ON_CHIP + 1)
 
 TOGETHER = (8, 4, 2)
 """Short rows that may share a tile."""
-
-FLAT = False
-"""Whether rows that fit on chip are read where they lie if their length is no multiple of 512 steps, in place of copies
-that are padded: not before its tests have passed on a GPU and it was timed."""
 
 
 class Ring(NamedTuple):
@@ -100,7 +93,7 @@ class Ring(NamedTuple):
 def is_read_flat(rows: int, length: int) -> bool:
     """Whether so many rows in all, no longer than fits on chip, are read where they lie."""
     # The kernels want a chunk in each row that is its own, and an array no smaller than a tile.
-    return FLAT and length % BOX != 0 and length >= BOX and rows * length >= TILE
+    return length % BOX != 0 and length >= BOX and rows * length >= TILE
 
 
 def why_not(
@@ -141,6 +134,4 @@ def rather_not_half(device: Device, x: Any, filter: Any, *, segment_ids: Any = N
     """The same of the kernel with fp16 between its stages."""
     if refused := rather_not(device, x, filter, segment_ids=segment_ids):
         return refused
-    if segment_ids is not None:
-        return "its GPU tests are of one document a row"
-    return None if x.shape[2] <= HALF else f"GPU tests of its rows above {HALF:,} steps were cut"
+    return None if segment_ids is None else "its GPU tests are of one document a row"

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attent
 from pallas_kernels.gated_linear_attention.mosaic_gpu_step import gated_linear_attention_step
 from pallas_kernels.linear_scan import shapes as scan_shapes
 from pallas_kernels.linear_scan.mosaic_gpu import linear_scan_mosaic_gpu
-from pallas_kernels.long_conv import hopper as long_hopper
 from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
 from pallas_kernels.modal_conv import hopper as modal_hopper
 from pallas_kernels.modal_conv import shapes as modal_shapes
@@ -203,8 +201,7 @@ def _long_conv() -> Iterator[Program]:
         if length == 32_768:
             yield Program("long_conv/packed_32768_gradients", _gradients(_packed_long_conv), (x, gated))
     yield from _long_conv_by_classes()
-    for program in _long_conv_of_odd_lengths():
-        yield _read_flat(program)
+    yield from _long_conv_of_odd_lengths()
 
 
 def _long_conv_by_classes() -> Iterator[Program]:
@@ -244,16 +241,6 @@ def _long_conv_of_odd_lengths() -> Iterator[Program]:
             yield Program(f"long_conv/{length}", lambda arrays: run(**arrays), (arrays,))
         else:
             yield Program(f"long_conv/{length}", _forward_and_gradients(run), (x, arrays))
-
-
-def _read_flat(program: Program) -> Program:
-    """The same of rows that are read where they lie."""
-
-    def run(*arrays: Any) -> Any:
-        with patch.object(long_hopper, "FLAT", True):
-            return program.run(*arrays)
-
-    return replace(program, name=program.name.replace("long_conv/", "long_conv/flat_"), run=run)
 
 
 def _packed_long_conv(x: Any, **arrays: Any) -> Any:

@@ -1,6 +1,7 @@
 """Long finite filters: implementations by name, and taps made by groups of channels."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import flax.linen as nn
@@ -174,18 +175,18 @@ BY_NAME = [
 def test_packed_rows_in_bfloat16_are_as_exact_as_those_of_xla(name: Any, causal: bool) -> None:
     """Documents, holes and padding that holds NaN: values and every gradient, beside fp32."""
 
-    def subject(implementation: Any) -> Subject:
-        filter = ImplicitFilter(600, width=8)
-        config = HyenaConfig(dim=8, filter=filter, causal=causal, implementation=implementation)
-        return Subject(config, length=1100)
+    def config(implementation: Any) -> HyenaConfig:
+        return HyenaConfig(
+            dim=8, filter=ImplicitFilter(600, width=8), causal=causal, implementation=implementation
+        )
 
-    exact = subject("xla")
+    exact = Subject(config("xla"), length=1100)
     ids = jnp.asarray(exact.with_holes(exact.documents()))
     x = np.where((ids > 0)[..., None], exact.x, np.nan).astype(jnp.bfloat16)
     dy = exact.noise(3, x.shape).astype(jnp.bfloat16)
 
     def passes(implementation: Any, dtype: Any) -> Any:
-        module = subject(implementation).config.build(dtype=dtype)
+        module = config(implementation).build(dtype=dtype)
 
         @jax.jit
         def both(params: Any, x: Any, dy: Any) -> Any:
@@ -206,9 +207,9 @@ def test_packed_rows_in_bfloat16_are_as_exact_as_those_of_xla(name: Any, causal:
 @pytest.mark.parametrize("name", BY_NAME)
 def test_the_future_changes_nothing_in_bfloat16(name: Any) -> None:
     """Beyond what rounding does: a row's steps share one scale."""
-    filter = ImplicitFilter(1100, width=8)
-    given = Subject(HyenaConfig(dim=8, filter=filter, implementation=name, packed=False), length=1100)
-    module = given.config.build(dtype=jnp.bfloat16)
+    config = HyenaConfig(dim=8, filter=ImplicitFilter(1100, width=8), packed=False)
+    given = Subject(config, length=1100)
+    module = replace(config, implementation=name).build(dtype=jnp.bfloat16)
     other = np.concatenate([given.x[:, :500], given.noise(4, given.x.shape)[:, 500:]], axis=1)
     run = jax.jit(lambda x: module.apply(given.params, x)[0][:, :500])
     past, same_past = (run(x.astype(jnp.bfloat16)) for x in (given.x, other))

@@ -196,7 +196,8 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
         (64, 15, "log_value_gate", "heads of 64 and 15 channels, filled up to 64 and 64, were not timed"),
         (48, 64, "log_value_gate", "heads of 48 and 64 channels, filled up to 64 and 64, were not timed"),
         (48, 64, None, "heads of 48 and 64 channels, filled up to 64 and 64, were not timed"),
-        (16, 64, "log_key_gate", "heads of 16 and 64 channels, filled up to 64 and 64, were not timed"),
+        (16, 64, "log_key_gate", None),
+        (15, 64, "log_key_gate", "heads of 15 and 64 channels, filled up to 64 and 64, were not timed"),
     ],
 )
 def test_widths_that_were_timed_go_first(keys: int, values: int, gate: str | None, said: str | None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import _hopper
-from pallas_kernels.long_conv import hopper
+from pallas_kernels.long_conv import mosaic_gpu
 from pallas_kernels.long_conv.hopper import LONGEST_ON_CHIP, Ring
 from pallas_kernels.long_conv.mosaic_gpu_flat import Flat
 from pallas_kernels.runtime import compiling_for
@@ -30,11 +30,6 @@ from tests.pallas_kernels.op_suite import OpCase
 
 bf16 = jnp.bfloat16
 BOTH = ("pre_gate", "post_gate")
-
-
-@pytest.fixture
-def flat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "FLAT", True)
 
 
 @pytest.mark.parametrize(
@@ -108,19 +103,19 @@ def test_no_stream_is_copied(length: int, monkeypatch: pytest.MonkeyPatch) -> No
     """Of padded rows x and both gates are, twice, dy once, and four results are cut."""
     copies, run = kernels(length)
     assert len(run) == 2
-    assert sorted(copies) == ["pad"] * 7 + ["slice"] * 4
-    monkeypatch.setattr(hopper, "FLAT", True)
+    assert not copies
+    monkeypatch.setattr(mosaic_gpu, "is_read_flat", lambda *_: False)
     copies, run = kernels(length)
     assert len(run) == 2
-    assert not copies
+    assert sorted(copies) == ["pad"] * 7 + ["slice"] * 4
 
 
 @pytest.mark.parametrize("length", [8192, LONGEST_ON_CHIP - 1])
-def test_other_rows_are_as_they_were(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_rows_are_as_padded_ones(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Multiples of 512, and rows that two warpgroups share."""
-    before = kernels(length)
-    monkeypatch.setattr(hopper, "FLAT", True)
-    assert [str(e) for e in kernels(length)[1]] == [str(e) for e in before[1]]
+    found = kernels(length)
+    monkeypatch.setattr(mosaic_gpu, "is_read_flat", lambda *_: False)
+    assert [str(e) for e in kernels(length)[1]] == [str(e) for e in found[1]]
 
 
 CASES = [
@@ -136,7 +131,7 @@ CASES = [
 ]
 
 
-@pytest.mark.usefixtures("no_races", "flat")
+@pytest.mark.usefixtures("no_races")
 @pytest.mark.slow(weeks=26, group="simulated convolutions", every="two classes")
 @pytest.mark.parametrize(("shape", "taps", "causal", "gates", "size"), CASES)
 def test_simulated(
@@ -145,7 +140,7 @@ def test_simulated(
     assert_near_rounding(simulated, drawn(shape, taps, causal=causal, gates=gates, size=size), causal)
 
 
-@pytest.mark.usefixtures("no_races", "flat")
+@pytest.mark.usefixtures("no_races")
 @pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize(
     ("shape", "dtype"),
@@ -179,7 +174,7 @@ def assert_rows_keep_to_themselves(run: Any, shape: tuple[int, int, int]) -> Non
         assert np.array_equal(clean[name][::2], found[name][::2]), name
 
 
-@pytest.mark.usefixtures("no_races", "flat")
+@pytest.mark.usefixtures("no_races")
 @pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize("length", [1023, 4095, 8191])
 def test_simulated_rows_keep_to_themselves(length: int) -> None:
@@ -190,7 +185,6 @@ LENGTHS = (513, 1000, 1023, 2047, 4095, 4160, 8128, 8191, 10_000, 12_289, 16_383
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("flat")
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(("causal", "size", "share"), FORMS)
 @pytest.mark.parametrize("batch", [4, 7])
@@ -201,7 +195,6 @@ def test_errors_on_a_gpu(length: int, causal: bool, size: float, share: float, b
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("flat")
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("gates", [(), ("pre_gate",), ("post_gate",), BOTH])
 def test_rows_of_one_program_on_a_gpu(
@@ -213,7 +206,6 @@ def test_rows_of_one_program_on_a_gpu(
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("flat")
 @pytest.mark.parametrize("length", LENGTHS)
 def test_rows_keep_to_themselves_on_a_gpu(length: int) -> None:
     assert_rows_keep_to_themselves(named, (8, 97, length))
@@ -230,7 +222,6 @@ def cases(run: Any) -> list[OpCase]:
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("flat")
 @pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
 @pytest.mark.parametrize(
     "case",
