@@ -288,7 +288,7 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), bf16)
     filter = jax.ShapeDtypeStruct((shape.channels, shape.taps), jnp.float32)
     assert why_not(HOPPER, x, filter, pre_gate=x, post_gate=x) is None
-    first = "mosaic_gpu_half" if shape.length <= 16_384 else "mosaic_gpu_vjp"
+    first = "mosaic_gpu_half" if shape.length <= LONGEST_ON_CHIP else "mosaic_gpu_vjp"
     first = "xla_or_monarch" if shape.name in ("few_d32_8k", "few_d32_32k") else first
     assert explain(x, filter, device=HOPPER).startswith(f"long_conv: {first} on ")
 
