@@ -235,12 +235,12 @@ def _long_conv_of_odd_lengths() -> Iterator[Program]:
         arrays |= {"pre_gate": x, "post_gate": x}
         if length == 8191:
             half = partial(run, dtype="float16")
-            yield Program(f"long_conv/half_{length}", _forward_and_gradients(half), (x, arrays))
-            yield from _transformed("long_conv", run, arrays)
+            yield Program(f"long_conv/odd_half_{length}", _forward_and_gradients(half), (x, arrays))
+            yield from _transformed("long_conv/odd", run, arrays)
         elif length == 16_383:
-            yield Program(f"long_conv/{length}", lambda arrays: run(**arrays), (arrays,))
+            yield Program(f"long_conv/odd_{length}", lambda arrays: run(**arrays), (arrays,))
         else:
-            yield Program(f"long_conv/{length}", _forward_and_gradients(run), (x, arrays))
+            yield Program(f"long_conv/odd_{length}", _forward_and_gradients(run), (x, arrays))
 
 
 def _packed_long_conv(x: Any, **arrays: Any) -> Any:
