@@ -32,17 +32,15 @@ def mixes(folder: Folder) -> str:
 
 def _mix(name: str, found: Figures) -> str:
     less, closed = (found["compared"].get(key, {}) for key in ("less_than_static", "gap_closed"))
+    answers = ("accuracy",) if "accuracy" in found["arms"]["static"] else ()
     rows = [
         (
-            *(name, count(arm["parameters"]), f"{_bits(arm):.3f}"),
-            percent(arm["accuracy"]) if "accuracy" in arm else "",
-            "" if name == "static" else _interval(less[name]),
-            _interval(closed[name]) if name in closed else "",
+            *(arm, count(of["parameters"]), f"{_bits(of):.3f}", *(percent(of[key]) for key in answers)),
+            "" if arm == "static" else _interval(less[arm]),
+            _interval(closed[arm]) if arm in closed else "",
         )
-        for name, arm in found["arms"].items()
+        for arm, of in found["arms"].items()
     ]
-    if not any(row[3] for row in rows):
-        rows = [(*row[:3], *row[4:]) for row in rows]
     settings, seeds = found["settings"], len(found["arms"]["static"]["seeds"])
     steps = settings.get("steps")
     length = f"{steps} steps" if steps else f"{settings['seconds']:.0f} s"
@@ -56,15 +54,8 @@ def _mix(name: str, found: Figures) -> str:
         f"{told if 'oracle' in found['arms'] else ''}Bits less than `static` are paired over documents, with 95 % "
         "intervals; below 0 an arm is worse."
     )
-    shown = ("right",) if any("accuracy" in arm for arm in found["arms"].values()) else ()
-    head = (
-        "arm",
-        "trained parameters",
-        "bits per byte",
-        *shown,
-        "less than `static`",
-        "share of the oracle's gain",
-    )
+    compared = ("less than `static`", "share of the oracle's gain")
+    head = ("arm", "trained parameters", "bits per byte", *answers, *compared)
     return f"{said}\n\n{table(head, rows)}"
 
 
