@@ -1,4 +1,4 @@
-"""The section of docs/results.md on memory against context, from files of the record."""
+"""Sections of docs/results.md on models with a memory, from files of the record."""
 
 from experiments.benchmark._markdown import Figures, Folder, count, gigabytes, prose, rounded, table
 
@@ -23,6 +23,35 @@ def against_context(folder: Folder) -> str:
         "exponent is the slope of log bytes over log length with its 95 % interval."
     )
     return f"{said}\n\n{_states(found)}\n\n{_training(found)}"
+
+
+def books(folder: Folder) -> str:
+    """Bits of the same bytes of books after longer contexts, with a memory and without."""
+    files = [found for found in folder.values() if found.get("benchmark") == "memory_books"]
+    if not files:
+        return ""
+    settings = files[0]["settings"]
+    contexts = [at["context"] for at in files[0]["models"][0]["contexts"]]
+    said = prose(
+        f"{settings['num_layers']} layers of width {count(settings['dim'])}, windows and chunks of "
+        f"{count(settings['window'])}, one seed. The last {count(files[0]['targets'])} bytes of each stretch of the "
+        "test books are scored. In brackets is the 95 % interval over books of what the longer context saves."
+    )
+    head = ("model", "parameters", "steps", *(f"{count(context)} bytes" for context in contexts))
+    rows = [
+        (
+            *(WORDS[run["model"]], count(run["parameters"]), count(run["step"])),
+            *(_saved(at) for at in run["contexts"]),
+        )
+        for found in files
+        for run in found["models"]
+    ]
+    return f"{said}\n\n{table(head, rows)}"
+
+
+def _saved(at: Figures) -> str:
+    bits, gain = at["bits_per_byte"], at["gain"]
+    return f"{bits['value']:.3f} ({gain['low']:.4f} to {gain['high']:.4f})"
 
 
 def _states(found: Figures) -> str:

@@ -4,12 +4,13 @@ from experiments.benchmark._markdown import Figures, Folder, ms, percent, prose,
 
 
 def peers(folder: Folder) -> str:
-    """PyTorch's FFT, LoRA as PEFT writes it, and flash-linear-attention."""
+    """PyTorch's FFT, LoRA as PEFT writes it, flash-linear-attention, and titans-pytorch."""
     said = prose(
         "Not in alternating rounds with ours, which are under Operations. `chain` is a LoRA layer as PEFT writes it, "
         "under a CUDA graph; `products` are the base's products alone, `joined` the same as one product."
     )
-    return "\n\n".join((said, _ffts(folder), _lora(folder), _slots(folder["fla_slots"])))
+    tables = (_ffts(folder), _lora(folder), _slots(folder["fla_slots"]), _memories(folder["titans_pytorch"]))
+    return "\n\n".join((said, *tables))
 
 
 def _ffts(folder: Folder) -> str:
@@ -40,3 +41,12 @@ def _lora(folder: Folder) -> str:
 def _slots(found: Figures) -> str:
     row = (f"{found['shape']} and its read", rounded(found["fla_ms"]), ms(found["ours"]["median"]))
     return table(("gated slot attention, forward", "flash-linear-attention, ms", "ours, ms"), [row])
+
+
+def _memories(found: Figures) -> str:
+    rows = [
+        (shape, name.replace("+", " + "), rounded(taken))
+        for shape, call in found["calls"].items()
+        for name, taken in call.items()
+    ]
+    return table(("neural memory", "pass", "titans-pytorch, ms"), rows)

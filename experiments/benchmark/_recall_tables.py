@@ -81,7 +81,22 @@ def gaps(folder: Folder) -> str:
         "Values by their keys, after gaps of so many times what a stack of windows reaches. The shortest gap is that "
         "of training. `_off` has a memory whose reads are held at zero."
     )
-    return f"{said}\n\n{table(head, rows)}"
+    over = "Answers of all seeds of a file together, with their 95 % interval:"
+    means = [
+        (f"`{name}`", f"`{of['model']}`", *(_interval(of, multiple) for multiple in multiples))
+        for name, found in folder.items()
+        if name.startswith("gap_recall")
+        for of in found["mean"]
+    ]
+    together = table(("file", "model", *(f"{n} x" for n in multiples)), means)
+    return f"{said}\n\n{table(head, rows)}\n\n{over}\n\n{together}"
+
+
+def _interval(of: Figures, multiple: int) -> str:
+    found = [gap for gap in of["gaps"] if gap["multiple"] == multiple]
+    return " ".join(
+        f"{percent(gap['accuracy'])} ({percent(gap['low'])} to {percent(gap['high'])})" for gap in found
+    )
 
 
 def _shortest(found: Figures) -> str:

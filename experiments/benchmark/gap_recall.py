@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,14 @@ STEPS_A_CALL = 50
 """Steps between two looks at the accuracy."""
 MODELS = ("mac", "mag", "mal", "slots", "window", "hyena", "delta", "engine", "levels", "attention")
 MEMORIES = ("mac", "mag", "mal", "slots")
+
+
+class Stage(NamedTuple):
+    """A stage of training: its longest gap in multiples of the reach, its shortest in fillers, tokens of a chunk."""
+
+    multiple: int
+    least_gap: int
+    chunk: int
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,9 @@ class Settings:
         answer short gaps by attention learn that, and leave their memory alone. A memory holds nothing of a chunk that
         has not ended, so chunks of different lengths compare at gaps beyond the longest of them.
       trained: longest gap of each stage of training; all stages have as many steps.
+      warm: that of stages before these, which have chunks of `warm_chunk` tokens and every gap that windows do not
+        reach over. Of rows with gaps beyond long chunks a batch holds few.
+      warm_chunk: see there.
       tested: gaps that are tested.
       tokens: of a batch.
       steps: of training.
@@ -56,6 +67,8 @@ class Settings:
     chunk: int = 16
     shortest: int | None = None
     trained: tuple[int, ...] = (4, 16)
+    warm: tuple[int, ...] = ()
+    warm_chunk: int = 16
     tested: tuple[int, ...] = (4, 16, 64)
     tokens: int = 16_384
     steps: int = 1600
@@ -67,22 +80,25 @@ class Settings:
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "symbols", "fillers", "window", least=2)
-        check_bounds(self, "pairs", "dim", "layers", "heads", "chunk", "tokens", "test_rows", least=1)
+        sizes = ("pairs", "dim", "layers", "heads", "chunk", "warm_chunk", "tokens", "test_rows")
+        check_bounds(self, *sizes, least=1)
         check_bounds(self, "shortest", least=1)
         check_bounds(self, "learning_rate", "attention_learning_rate", above=0)
-        if not self.trained or not self.tested or min(self.trained + self.tested) < 1:
+        if not self.trained or not self.tested or min(self.trained + self.warm + self.tested) < 1:
             raise ValueError(
-                f"trained and tested must be multiples of the reach from 1, got {self.trained} and {self.tested}"
+                "trained, warm and tested must be multiples of the reach from 1, got "
+                f"{self.trained}, {self.warm} and {self.tested}"
             )
         if self.least_gap > min(self.trained) * self.reach:
             raise ValueError(
                 f"shortest must be at most {min(self.trained)} x {self.reach}, the longest gap of a stage, got "
                 f"{self.least_gap}"
             )
-        calls, rest = divmod(self.steps, STEPS_A_CALL * len(self.trained))
+        count = len(self.stages)
+        calls, rest = divmod(self.steps, STEPS_A_CALL * count)
         if rest or not calls:
             raise ValueError(
-                f"steps must be a multiple of {STEPS_A_CALL} for each of {len(self.trained)} stages, got {self.steps}"
+                f"steps must be a multiple of {STEPS_A_CALL} for each of {count} stages, got {self.steps}"
             )
 
     @property
@@ -100,16 +116,23 @@ class Settings:
         return self.reach + 1 if self.shortest is None else self.shortest
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Of training, in order."""
+        warm = (Stage(multiple, self.reach + 1, self.warm_chunk) for multiple in self.warm)
+        return *warm, *(Stage(multiple, self.least_gap, self.chunk) for multiple in self.trained)
+
+    @property
     def task(self) -> "GapRecall":
         """The symbols and the pairs, at the longest gap of training."""
         from jaxblt.evaluation.tasks import GapRecall
 
-        gap = max(self.trained) * self.reach
+        gap = max(self.trained + self.warm) * self.reach
         return GapRecall(symbols=self.symbols, fillers=self.fillers, pairs=self.pairs, gap=gap)
 
-    def length(self, multiple: int) -> int:
-        """Positions of a row with room for that gap, in whole chunks."""
-        return -(-(3 * self.pairs + multiple * self.reach) // self.chunk) * self.chunk
+    def length(self, multiple: int, chunk: int | None = None) -> int:
+        """Positions of a row with room for that gap, in whole chunks (None for those of `chunk`)."""
+        whole = chunk or self.chunk
+        return -(-(3 * self.pairs + multiple * self.reach) // whole) * whole
 
 
 def gap_recall(
@@ -126,7 +149,8 @@ def gap_recall(
     All seeds of a model, with and without reads, are one program and are trained side by side.
 
     Memories by length of their chunks, at gaps that are longer than all of them:
-    --models mal --chunks 16 64 512 2048 --settings.shortest 2100 --settings.trained 80 --settings.tested 80 512
+    --models mal --chunks 16 64 512 2048 --settings.shortest 2100 --settings.warm 4 16 --settings.trained 80
+    --settings.steps 2400 --settings.tested 80 512
 
     Args:
       out: file for the figures as JSON, written anew after each model.
@@ -163,12 +187,15 @@ def gap_recall(
     figures: dict[str, Any] = {**told, "chance": 1 / settings.symbols, "runs": [], "mean": []}
     for chunk in chunks:
         changed = replace(settings, chunk=chunk)
-        sized = equal_models(MODELS, changed, changed.task.vocab_size)
+        sized, warm = (
+            equal_models(MODELS, replace(settings, chunk=c), settings.task.vocab_size)
+            for c in (chunk, settings.warm_chunk)
+        )
         for name in models:
             withouts = (False, True) if off and name in MEMORIES else (False,)
             kinds = [(without, seed) for without in withouts for seed in range(seeds)]
             own = replace(changed, learning_rate=changed.rate_of(name))
-            programs = compile_model(sized[name], own, len(kinds))
+            programs = compile_model(sized[name], own, len(kinds), warm[name])
             found = train(name, programs, own, kinds, time_limit_s)
             for place, without in enumerate(withouts):
                 model = {"model": name + "_off" * without, "chunk": chunk}
@@ -203,8 +230,13 @@ class Programs:
     seconds: float
 
 
-def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Programs:
-    """Compiles the stages of training of `count` models, and their test on rows with room for the longest gap."""
+def compile_model(
+    model: "ByteLMConfig", settings: Settings, count: int, warm: "ByteLMConfig | None" = None
+) -> Programs:
+    """Compiles the stages of training of `count` models, and their test on rows with room for the longest gap.
+
+    `warm` is the model with chunks of `warm_chunk`, for settings that ask for such stages.
+    """
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
@@ -214,7 +246,8 @@ def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Prog
     from jaxblt.training.optimizer import AdamWConfig, make_optimizer
 
     begun, task = time.perf_counter(), settings.task
-    module = model.build(dtype=jnp.dtype(settings.dtype))
+    build = lambda model: model.build(dtype=jnp.dtype(settings.dtype))  # noqa: E731
+    module = build(model)
     init = lambda key: {"params": module.init(key, jnp.zeros((1, 2 * settings.chunk), jnp.int32))["params"]}  # noqa: E731
     boxed = jax.eval_shape(init, jax.random.key(0))
     adamw = AdamWConfig(learning_rate=settings.learning_rate, warmup_steps=settings.steps // 10)
@@ -224,7 +257,7 @@ def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Prog
         params = jax.tree.map(jnp.multiply, nn.meta.unbox(init(key)), held)
         return params, optimizer.init(params)
 
-    def loss(params: Any, batch: Any) -> tuple[Any, Any]:
+    def loss(params: Any, batch: Any, module: Any = module) -> tuple[Any, Any]:
         logits, _ = module.apply(params, batch.inputs)  # pyright: ignore[reportGeneralTypeIssues]
         chosen = jnp.take_along_axis(logits, batch.targets[..., None], 2)[..., 0]
         losses = jax.nn.logsumexp(logits, axis=-1) - chosen
@@ -232,20 +265,16 @@ def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Prog
         asked = batch.inputs.shape[0] * task.pairs
         return jnp.sum(jnp.where(batch.scored, losses, 0)) / asked, jnp.sum(right)
 
-    def stage(multiple: int) -> Any:
-        length = settings.length(multiple)
+    def stage(at: Stage, module: Any) -> Any:
+        length = settings.length(at.multiple, at.chunk)
         batch_rows = max(settings.tokens // length, 1)
 
         def step(held: Any, key: Any, carried: Any, number: Any) -> tuple[Any, Any]:
             params, state = carried
             drawn, gaps = jax.random.split(jax.random.fold_in(key, number))
-            batch = draw_rows(
-                task,
-                drawn,
-                draw_gaps(gaps, batch_rows, settings.least_gap, multiple * settings.reach),
-                length,
-            )
-            (_, right), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch)
+            gaps = draw_gaps(gaps, batch_rows, at.least_gap, at.multiple * settings.reach)
+            batch = draw_rows(task, drawn, gaps, length)
+            (_, right), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch, module)
             gradients = jax.tree.map(jnp.multiply, gradients, held)
             updates, state = optimizer.update(gradients, state, params)
             with jax.numpy_dtype_promotion("standard"):
@@ -271,7 +300,9 @@ def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Prog
     rows = min(max(2 * settings.tokens // longest, 1), settings.test_rows)
     gaps = jax.ShapeDtypeStruct((rows,), jnp.int32)
     scored = jax.jit(jax.vmap(score, in_axes=(0, None, 0))).lower(stacked, gaps, keys).compile()
-    stages = tuple(stage(multiple) for multiple in settings.trained)
+    modules = [build(warm)] * len(settings.warm) if warm is not None else []
+    modules += [module] * len(settings.trained)
+    stages = tuple(stage(*one) for one in zip(settings.stages, modules, strict=True))
     counted = count_params(params)[0]
     return Programs(params, begin, stages, scored, rows, counted, time.perf_counter() - begun)
 
@@ -297,8 +328,8 @@ def train(
     masks = [held(name, programs.shapes, off=off) for off, _ in kinds]
     mask = jax.tree.map(lambda *leaves: jnp.stack(leaves), *masks)
     carried, curve = programs.start(init, mask), []
-    each, seconds = settings.steps // len(settings.trained), [0.0] * len(settings.trained)
-    done = [0] * len(settings.trained)
+    count = len(settings.stages)
+    each, seconds, done = settings.steps // count, [0.0] * count, [0] * count
     for first in range(0, settings.steps, STEPS_A_CALL):
         if time_limit_s is not None and sum(seconds) > time_limit_s:
             break
@@ -308,7 +339,7 @@ def train(
         curve.append(np.mean(np.asarray(accuracies), axis=1))
         seconds[place] += time.perf_counter() - begun
         done[place] += STEPS_A_CALL
-    lengths = [settings.length(multiple) for multiple in settings.trained]
+    lengths = [settings.length(stage.multiple, stage.chunk) for stage in settings.stages]
     tokens = [n * max(settings.tokens // length, 1) * length for n, length in zip(done, lengths, strict=True)]
     gaps = [test_gap(programs, settings, carried[0], multiple, test) for multiple in settings.tested]
     shared = {

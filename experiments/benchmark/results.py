@@ -37,6 +37,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Tasks", _recall_tables.tasks),
     ("Recall", _recall_tables.recall),
     ("Recall over gaps", _recall_tables.gaps),
+    ("Books with a memory", _memory_tables.books),
     ("Longer rows than in training", _recall_tables.lengths),
     ("Promoters", _tables.promoters),
     ("Protein families", _adaptation_tables.families),

@@ -134,6 +134,18 @@ def test_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
+def test_a_warm_stage_has_its_own_chunks_and_gaps(tmp_path: Path) -> None:
+    settings = replace(TINY, warm=(2,), warm_chunk=2, steps=2 * STEPS_A_CALL)
+    assert [tuple(stage) for stage in settings.stages] == [(2, 4, 2), (1, 1, 4)]
+    assert [settings.length(stage.multiple, stage.chunk) for stage in settings.stages] == [12, 12]
+    out = tmp_path / "gap_recall.json"
+    settings = replace(settings, layers=2)
+    (run,) = gap_recall(str(out), models=("mal",), off=False, seeds=1, settings=settings)["runs"]
+    assert run["steps"] == 2 * STEPS_A_CALL
+    assert len(run["tokens_per_second"]) == 2
+
+
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_full_attention_is_a_ceiling() -> None:
     """At gaps of training and at four times them; with rotary phases and without a convolution: 49 and 25 %."""
     sizes: Any = {"symbols": 8, "fillers": 4, "pairs": 4, "dim": 32, "window": 8, "chunk": 8, "test_rows": 64}
