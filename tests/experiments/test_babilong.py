@@ -5,6 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +17,7 @@ from experiments.benchmark.__main__ import main
 from jaxblt.data import make_dataset
 from jaxblt.evaluation.tasks import Babilong
 from jaxblt.models import titan
+from jaxblt.training.flops import count_params
 from jaxblt.training.loop import fit
 from jaxblt.training.recipe import Recipe
 from tests.evaluation.tasks.stories import write_stories
@@ -47,6 +51,17 @@ def test_rows_have_the_length_that_is_asked_for(recipe: Recipe) -> None:
     assert script.at_length(SimpleNamespace(recipe=recipe), 2**20, 5).batch_size == 1
     with pytest.raises(ValueError, match="'mqar' learned another task"):
         script.at_length(SimpleNamespace(recipe=get("mqar")), 512, 5)
+
+
+def test_windows_alone_are_as_large() -> None:
+    """As the recipe's docstring asks for them."""
+    model = get("babilong").model
+    windows = replace(model, stack=replace(model.stack, pattern="W", mlp_dim=1408))
+    sizes = []
+    for one in (model, windows):
+        shapes = jax.eval_shape(one.build().init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+        sizes.append(count_params(nn.meta.unbox(shapes["params"]))[0])
+    assert max(sizes) < 1.02 * min(sizes)
 
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
