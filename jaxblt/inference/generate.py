@@ -18,6 +18,7 @@ from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
 from jaxblt.inference.requests import Requests, bucket, each_of, lay_out
 from jaxblt.inference.sampling import SamplingConfig, sample
+from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.patching import warn_overflow
@@ -115,9 +116,10 @@ def _pieces(
     num_bytes = table.shape[1] + bucket(most)
     prepared = prepare_decoding(decoder, params, rows=len(table), num_bytes=num_bytes)
     place = _begin(decoder, num_bytes, prepared, table, requests.lengths)
+    apart, prepared = unrolled(decoder), unroll_params(prepared)
     refused = replaced = None
     for start in range(0, most, steps):
-        place, piece = _advancing(place)(decoder, steps, prepared, requests, place, np.int32(start))
+        place, piece = _advancing(place)(apart, steps, prepared, requests, place, np.int32(start))
         (drawn, kept, finite, refused, replaced), done = jax.device_get((piece, place.done))
         _check_finite(finite, lengths, start, params)
         yield [decode(row[here]) for row, here in zip(drawn, kept, strict=True)]
@@ -175,7 +177,7 @@ def _begin(
 ) -> Place:
     segments = (jnp.arange(prompts.shape[1], dtype=jnp.int32)[None] < lengths[:, None]).astype(jnp.int32)
     logits, state = prefill(decoder, params, prompts, segments, num_bytes=num_bytes)
-    return Place(state, logits, jnp.zeros(lengths.shape, bool))
+    return Place(unroll_state(state), logits, jnp.zeros(lengths.shape, bool))
 
 
 def _advancing(place: Place) -> Callable[..., tuple[Place, Piece]]:

@@ -19,6 +19,7 @@ from jaxblt.models.stack import (
     init_stack_state,
     stack_periods,
     unstack_periods,
+    unstack_state,
 )
 from jaxblt.models.task_heads import TaskAnswers, TaskHead, TaskHeads, TaskHeadsConfig
 from jaxblt.models.titan import titan
@@ -59,4 +60,5 @@ __all__ = [
     "stack_periods",
     "titan",
     "unstack_periods",
+    "unstack_state",
 ]

@@ -54,8 +54,11 @@ def check_routers(adapter: StackAdapter | None, state: Any, batch_size: int, dim
     of_blocks = adapter is not None and adapter.of_blocks
     of_stack, of_block = (None, made) if of_blocks else (made, None)
     _check("the stack", state.router, of_stack)
-    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.periods)
-    for i, block in enumerate((*first, *state.rest)):
+    if state.scanned:
+        blocks = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.periods)
+    else:
+        blocks = [block for period in state.periods for block in period]
+    for i, block in enumerate((*blocks, *state.rest)):
         _check(f"block {i}", block.router if isinstance(block, BlockState) else None, of_block)
 
 

@@ -214,8 +214,10 @@ def _layout(mixer: Any) -> SequenceLayout:
 
 @flax.struct.dataclass
 class StackState:
-    """Streaming state: `periods` stacked [repeats, B, ...], one entry a block; `rest` for the partial period.
+    """Streaming state: `periods` of whole periods of the pattern, `rest` of the partial one, one entry a block.
 
+    If it is `scanned`, `periods` has an entry for each block of the pattern, stacked [repeats, B, ...]. That of an
+    unrolled stack has such a tuple for each period, so that a call can leave in place what it does not change.
     `router` is the state of the adapter's router, if there is one for the stack. With one in each block entries are
     `BlockState`s.
     """
@@ -223,6 +225,7 @@ class StackState:
     periods: tuple[Any, ...]
     rest: tuple[Any, ...]
     router: Any = None
+    scanned: bool = flax.struct.field(pytree_node=False, default=True)
 
 
 def init_stack_state(
@@ -238,8 +241,9 @@ def init_stack_state(
         made = [init_state(config.mixer(c), batch_size, capacity=capacity, dtype=dtype) for c in names]
         return tuple(made) if own is None else tuple(BlockState(state, own) for state in made)
 
-    if not config.repeats:
-        return StackState(periods=(), rest=states(config.remainder), router=router)
+    if not config.scan or not config.repeats:
+        periods = tuple(states(config.pattern) for _ in range(config.repeats))
+        return StackState(periods, states(config.remainder), router, scanned=config.scan)
     periods = jax.tree.map(
         lambda x: jnp.tile(x[None], (config.repeats,) + (1,) * x.ndim), states(config.pattern)
     )
@@ -248,8 +252,17 @@ def init_stack_state(
 
 def _check_depth(config: StackConfig, state: StackState) -> None:
     """Raises ValueError for the state of a stack of another depth: blocks without one would begin anew each call."""
-    repeats = {len(leaf) for leaf in jax.tree.leaves(state.periods)}
-    given = (max(repeats, default=0), len(state.periods), len(state.rest))
+    if state.scanned != config.scan:
+        raise ValueError(
+            f"the state is of a stack with scan={state.scanned}, and this one has scan={config.scan}: make it by "
+            "init_stack_state of the same config, or by unstack_state"
+        )
+    if state.scanned:
+        repeats = max((len(leaf) for leaf in jax.tree.leaves(state.periods)), default=0)
+        given = (repeats, len(state.periods), len(state.rest))
+    else:
+        blocks = max((len(period) for period in state.periods), default=0)
+        given = (len(state.periods), blocks, len(state.rest))
     own = (config.repeats, len(config.pattern) if config.repeats else 0, len(config.remainder))
     if given != own:
         told = ["{} x {} + {} blocks".format(*counts) for counts in (given, own)]
@@ -409,7 +422,7 @@ class Stack(nn.Module):
         x, rest = Period(config, config.remainder, self.dtype, scanned, self._chosen(), name="rest")(
             x, segment_ids, positions, carried[1], code, side
         )
-        return x, StackState(periods=periods, rest=rest) if state else None
+        return x, StackState(periods, rest, scanned=config.scan) if state else None
 
     def _periods(
         self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any, side: Any
@@ -432,13 +445,12 @@ class Stack(nn.Module):
             )
         after = []
         for i in range(config.repeats):
-            here = jax.tree.map(lambda leaf, i=i: leaf[i], states)
             first, name = i * len(config.pattern), f"period_{i}"
             x, here = Period(config, config.pattern, self.dtype, first, self._chosen(), name=name)(
-                x, segment_ids, positions, here, code, side
+                x, segment_ids, positions, states[i] if states else (), code, side
             )
             after.append(here)
-        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *after) if states else ()
+        return x, tuple(after) if states else ()
 
     def _chosen(self) -> bool:
         """Whether the stack's router was given codes of rows."""
@@ -480,3 +492,12 @@ def unstack_periods(params: dict[str, Any]) -> dict[str, Any]:
         f"period_{i}": jax.tree.map(lambda leaf, i=i: leaf[i], params["periods"]) for i in range(repeats)
     }
     return rest | unrolled
+
+
+def unstack_state(state: StackState) -> StackState:
+    """The state of a stack as that of the same stack unrolled."""
+    if not state.scanned:
+        return state
+    repeats = max((len(leaf) for leaf in jax.tree.leaves(state.periods)), default=0)
+    periods = tuple(jax.tree.map(lambda leaf, i=i: leaf[i], state.periods) for i in range(repeats))
+    return dataclasses.replace(state, periods=periods, scanned=False)

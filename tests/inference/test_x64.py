@@ -11,6 +11,7 @@ import pytest
 
 from jaxblt.inference import Decoder, SamplingConfig, generate, init_decoder
 from jaxblt.inference.generate import _advance, _begin
+from jaxblt.inference.unroll import unroll_params, unrolled
 from jaxblt.inference.requests import lay_out
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
@@ -75,7 +76,13 @@ def test_nothing_becomes_wider_than_32_bits(name):
             "sums": jax.eval_shape(make_eval_step(task), state, batch, index),
             "caches": jax.eval_shape(partial(init_decoder, decoder, 2, num_bytes=40)),
             "place": place,
-            "drawn": jax.eval_shape(partial(_advance, decoder, 2), weights, asked, place, np.int32(0)),
+            "drawn": jax.eval_shape(
+                partial(_advance, unrolled(decoder), 2),
+                jax.eval_shape(unroll_params, weights),
+                asked,
+                place,
+                np.int32(0),
+            ),
         }
     assert not wide(found)
 

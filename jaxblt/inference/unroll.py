@@ -1,0 +1,41 @@
+"""Layers one by one for decoding: a loop over layers copies all of their states at each byte."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from jaxblt.inference.decode import Decoder, DecoderState
+from jaxblt.models import StackConfig, StackState, unstack_periods, unstack_state
+
+PERIODS = "periods"
+"""What scanned blocks are named in parameters."""
+
+
+def unrolled(decoder: Decoder) -> Decoder:
+    """The decoder whose stacks are unrolled; it takes what `unroll_params` and `unroll_state` make."""
+    entropy = None if decoder.entropy is None else _unrolled(decoder.entropy)
+    return dataclasses.replace(decoder, model=_unrolled(decoder.model), entropy=entropy)
+
+
+def _unrolled(config: Any) -> Any:
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    stacks = {name: value for name, value in fields.items() if isinstance(value, StackConfig)}
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(stack, scan=False) for name, stack in stacks.items()}
+    )
+
+
+@jax.jit
+def unroll_params(params: Any) -> Any:
+    """Parameters, and arrays of `prepare_decoding`, with those of scanned blocks apart."""
+    if not isinstance(params, dict):
+        return params
+    apart = unstack_periods(params) if isinstance(params.get(PERIODS), dict) else params
+    return {name: below if name not in params else unroll_params(below) for name, below in apart.items()}
+
+
+def unroll_state(state: DecoderState) -> DecoderState:
+    """The state of a decoder as that of `unrolled`."""
+    is_stack = lambda x: isinstance(x, StackState)  # noqa: E731
+    return jax.tree.map(lambda x: unstack_state(x) if is_stack(x) else x, state, is_leaf=is_stack)
