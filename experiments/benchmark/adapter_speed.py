@@ -174,7 +174,7 @@ def _decoding(config: Any, params: Any, rows: int, setting: Setting) -> dict[str
     import jax.numpy as jnp
 
     from experiments.benchmark._program import time_program
-    from jaxblt.inference import Decoder, decode_step, prefill
+    from jaxblt.inference import Decoder, decode_step, prefill, unroll
 
     decoder, total = Decoder(config, dtype=jnp.bfloat16), setting.prompt + setting.new_bytes
     params, ids = {"model": params}, _ids(rows, total)
@@ -193,6 +193,7 @@ def _decoding(config: Any, params: Any, rows: int, setting: Setting) -> dict[str
         return jax.lax.scan(body, state, rest.T)[1][-1]
 
     reading, (_, state) = time_program(read, (params, prompt), setting.trials)
+    decoder, params, state = unroll(decoder, params, state, rows=rows)
     writing, _ = time_program(write, (params, state, rest), setting.trials)
     return {
         "rows": rows,

@@ -5,6 +5,7 @@ from jaxblt.inference.generate import generate
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
 from jaxblt.inference.sampling import SamplingConfig, sample
+from jaxblt.inference.unroll import unroll
 
 __all__ = [
     "Decoder",
@@ -17,4 +18,5 @@ __all__ = [
     "prepare_decoding",
     "sample",
     "teacher_force",
+    "unroll",
 ]

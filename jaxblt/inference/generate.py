@@ -14,6 +14,7 @@ from jaxblt.adapters.chosen import Adapter, choose_adapters
 from jaxblt.adapters.fallback import count_replaced, warn_replaced
 from jaxblt.data.vocab import EOS, decode
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step
+from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
 from jaxblt.inference.requests import Requests, bucket, each_of, lay_out
@@ -116,7 +117,8 @@ def _pieces(
     num_bytes = table.shape[1] + bucket(most)
     prepared = prepare_decoding(decoder, params, rows=len(table), num_bytes=num_bytes)
     place = _begin(decoder, num_bytes, prepared, table, requests.lengths)
-    apart, prepared = unrolled(decoder), unroll_params(prepared)
+    apart = unrolled(decoder)
+    prepared = narrow_params(apart, len(table), unroll_params(prepared), place.state)
     refused = replaced = None
     for start in range(0, most, steps):
         place, piece = _advancing(place)(apart, steps, prepared, requests, place, np.int32(start))

@@ -6,10 +6,28 @@ from typing import Any
 import jax
 
 from jaxblt.inference.decode import Decoder, DecoderState
+from jaxblt.inference.narrow import narrow_params
 from jaxblt.models import StackConfig, StackState, unstack_periods, unstack_state
 
 PERIODS = "periods"
 """What scanned blocks are named in parameters."""
+
+
+def unroll(
+    decoder: Decoder, params: dict[str, Any], state: DecoderState, *, rows: int
+) -> tuple[Decoder, dict[str, Any], DecoderState]:
+    """What many calls of `decode_step` are faster with: layers one by one, and weights in the decoder's dtype.
+
+    Logits are the same. Donate the state, and its caches stay where they are. `generate` decodes so.
+
+    Args:
+      decoder: models and patcher.
+      params: {"model": ..., "entropy": ...}, as they are or of `prepare_decoding`.
+      state: before the first of these calls, of `prefill` or `init_decoder`.
+      rows: of the state.
+    """
+    apart, state = unrolled(decoder), jax.jit(unroll_state)(state)
+    return apart, narrow_params(apart, rows, unroll_params(params), state), state
 
 
 def unrolled(decoder: Decoder) -> Decoder:

@@ -11,8 +11,8 @@ import pytest
 
 from jaxblt.inference import Decoder, SamplingConfig, generate, init_decoder
 from jaxblt.inference.generate import _advance, _begin
-from jaxblt.inference.unroll import unroll_params, unrolled
 from jaxblt.inference.requests import lay_out
+from jaxblt.inference.unroll import unroll_params, unrolled
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig

@@ -1,0 +1,77 @@
+"""Decoding with layers one by one and weights in its dtype: the bytes of the scanned stack in fp32."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.inference import Decoder, decode_step, init_decoder
+from jaxblt.inference.narrow import narrow_params
+from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
+from jaxblt.models import ByteLMConfig, StackConfig
+from tests.parameters import drawn
+
+CONFIG = ByteLMConfig(stack=StackConfig(dim=16, num_layers=5, pattern="AH", mlp_dim=24))
+
+
+def test_layers_apart_and_narrow_weights_change_no_logit() -> None:
+    decoder = Decoder(CONFIG, dtype=jnp.bfloat16)
+    ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (3, 6)), jnp.int32)
+    params = {"model": drawn(CONFIG.build(), ids)["params"]}
+    state, other = (init_decoder(d, 3, num_bytes=8) for d in (decoder, unrolled(decoder)))
+    assert jax.tree.structure(unroll_state(state)) == jax.tree.structure(other)
+    apart = narrow_params(unrolled(decoder), 3, unroll_params(params), other)
+    kinds = {str(leaf.dtype) for leaf in jax.tree.leaves(apart)}
+    assert kinds == {"bfloat16", "float32"}
+    steps = [jax.jit(partial(decode_step, d)) for d in (decoder, unrolled(decoder))]
+    for column in ids.T:
+        wanted, _, state = steps[0](params, column, state, jnp.ones_like(column))
+        found, _, other = steps[1](apart, column, other, jnp.ones_like(column))
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_kernels_alone_become_narrow() -> None:
+    decoder = unrolled(Decoder(CONFIG, dtype=jnp.bfloat16))
+    params = nn.meta.unbox(
+        jax.eval_shape(decoder.build().init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+    )
+    state = jax.eval_shape(partial(init_decoder, decoder, 1, num_bytes=8))
+    narrow = jax.eval_shape(partial(narrow_params, decoder, 1), {"model": params["params"]}, state)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(narrow):
+        assert (leaf.dtype == jnp.bfloat16) == (path[-1].key == "kernel"), jax.tree_util.keystr(path)
+
+
+def test_the_state_of_a_scanned_stack_is_refused_by_an_unrolled_one() -> None:
+    decoder = unrolled(Decoder(CONFIG))
+    state = init_decoder(Decoder(CONFIG), 1, num_bytes=8)
+    ids = jnp.zeros((1,), jnp.int32)
+    params = drawn(decoder.model.build(), jnp.zeros((1, 8), jnp.int32))["params"]
+    with pytest.raises(ValueError, match="scan=True, and this one has scan=False"):
+        decode_step(decoder, {"model": params}, ids, state, ids + 1)
+
+
+def test_steps_copy_no_cache() -> None:
+    """A loop over layers needs as much again as all caches; one after another, layers need less than half of it."""
+    config = dataclasses.replace(CONFIG, stack=dataclasses.replace(CONFIG.stack, pattern="A", num_layers=4))
+    sizes = []
+    for decoder in (Decoder(config), unrolled(Decoder(config))):
+        ids = jnp.zeros((1, 8), jnp.int32)
+        params = nn.meta.unbox(jax.eval_shape(decoder.build().init, jax.random.key(0), ids))["params"]
+        state = jax.eval_shape(partial(init_decoder, decoder, 1, num_bytes=8192))
+
+        def steps(params: Any, ids: Any, state: Any, decoder: Decoder = decoder) -> Any:
+            def body(state: Any, column: Any) -> Any:
+                logits, _, state = decode_step(decoder, params, column, state, jnp.ones_like(column))
+                return state, logits
+
+            return jax.lax.scan(body, state, ids.T)
+
+        compiled = jax.jit(steps, donate_argnums=2).lower({"model": params}, ids, state).compile()
+        held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        sizes.append(compiled.memory_analysis().temp_size_in_bytes / held)
+    assert sizes[1] < 0.5 < 1 < sizes[0], sizes
