@@ -6,6 +6,7 @@ low-rank adapters have one place to go. This room holds nothing that mixes along
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -197,4 +198,10 @@ class MLP(nn.Module):
         ]
         gate, up = linears(x, into)
         down = dense(x.shape[-1], axes=("mlp", "embed"), dtype=self.dtype, name="down", scale=self.out_scale)
-        return down(jax.nn.silu(gate) * up)
+        return down(_gated(gate, up))
+
+
+@partial(jax.checkpoint, prevent_cse=False)
+def _gated(gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
+    """silu(gate) up. Kept for the backward pass are its inputs, not also the sigmoid and what else silu is made of."""
+    return jax.nn.silu(gate) * up
