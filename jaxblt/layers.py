@@ -173,9 +173,22 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         scale = self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
-        wide = x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.epsilon)
-        return (wide * inverse * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(self.dtype)
+        inverse = jax.lax.rsqrt(_mean_square(x) + self.epsilon)
+        return _times(x, inverse, scale.reshape((1,) * (x.ndim - 1) + (-1,)), self.dtype)
+
+
+@partial(jax.checkpoint, prevent_cse=False)
+def _mean_square(x: Float[Array, "... D"]) -> Float[Array, "... 1"]:
+    """In fp32. Kept for the backward pass is x in its own dtype, and likewise by `_times`."""
+    wide = x.astype(jnp.float32)
+    return jnp.mean(wide * wide, -1, keepdims=True)
+
+
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
+def _times(
+    x: Float[Array, "... D"], inverse: Float[Array, "... 1"], scale: Float[Array, "... D"], dtype: Any
+) -> Float[Array, "... D"]:
+    return (x.astype(jnp.float32) * inverse * scale).astype(dtype)
 
 
 class MLP(nn.Module):
