@@ -7,7 +7,7 @@ operand of the sum.
 Where W is small, a copy of it costs less than passes over the tokens do. In 16 bits such a call has:
 
 - few tokens: x [W | V] of all sites is one product, and the updates are another;
-- more: y = [x | z] [W; U], so that no pass adds the update, unless y is narrower than x.
+- more: y = [x | z] [W; U], so that no pass adds the update, unless y is narrower than x. Likewise dx of one site.
 
 Backward, [dx | g] = dy [W^T | U^T] of several sites is one product. Without a code the update's share of dx is in W:
 dx = dy (W + scale V U)^T. These sum in another order than a product with W alone may, so fp32 goes without: there a
@@ -154,12 +154,20 @@ def _backward(chunk: int, scale: float, kept: Kept, dy: tuple[Array, ...]) -> tu
         weight = (weight.astype(update.dtype) + update * jnp.asarray(scale, update.dtype)).astype(x.dtype)
     if len(w) > 1:
         return _gradients_together(chunk, scale, kept, dy, weight)
-    static = code is None
-    return gradients(chunk, scale, kept, dy, partial(_by_one, weight) if static else _input_gradient)
+    if code is None:
+        return gradients(chunk, scale, kept, dy, partial(_merged_gradient, weight))
+    narrow = _ends(w)[-1] <= x.shape[2]
+    return gradients(chunk, scale, kept, dy, _narrow_gradient if narrow else _input_gradient)
 
 
-def _by_one(weight: Array, dy: tuple[Array, ...], *_: Any) -> Array:
+def _merged_gradient(weight: Array, dy: tuple[Array, ...], *_: Any) -> Array:
+    """dx of one site, whose update is in `weight`."""
     return product("btn,kn->btk", dy[0], weight)
+
+
+def _narrow_gradient(dy: tuple[Array, ...], w: Any, v: Matrices, s: Array) -> Array:
+    """dx = [dy | s] [W | V]^T of one site."""
+    return _behind(dy[0], [s], (w[0].T,), (v[0].T,))[0]
 
 
 def _gradients_together(

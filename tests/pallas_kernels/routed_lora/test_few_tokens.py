@@ -81,22 +81,29 @@ def test_all_ways_are_the_reference(
 
 
 @pytest.mark.parametrize("most", [xla.COPIED, 0], ids=["small", "large"])
-def test_one_site_without_a_code_is_the_reference(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backward its update is in W."""
+@pytest.mark.parametrize(("site", "count"), [(1, 1), (1, 0), (2, 1)], ids=["narrow", "static", "wide"])
+def test_one_site_is_the_reference(most: int, site: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backward, its update is added by the product if y is narrower than x, or is in W without a code."""
     monkeypatch.setattr(xla, "COPIED", most)
-    given = {name: a for name, a in arrays(dtype=jnp.bfloat16).items() if name in ("x", "w1", "v1", "u1")}
+    drawn = arrays(dtype=jnp.bfloat16) | {
+        "w2": jnp.ones((K, 9), jnp.bfloat16),
+        "v2": jnp.ones((K, 4), jnp.bfloat16),
+        "u2": jnp.ones((4, 9), jnp.bfloat16),
+    }
+    names = {"x", *(["code"] if count else []), *(f"{name}{site}" for name in "wvu")}
+    given = {name: drawn[name] for name in names}
     case = op_suite.OpCase(
         name="one site",
-        run=partial(_one, routed_lora),
-        reference=partial(_one, routed_lora_reference),
+        run=partial(_one, routed_lora, site),
+        reference=partial(_one, routed_lora_reference, site),
         arrays=given,
-        shared=frozenset(given) - {"x"},
+        shared=frozenset(given) - {"x", "code"},
         terms=K + 8,
         grad_terms=56,
     )
     op_suite.check_reference(case)
 
 
-def _one(call: Any, given: dict[str, Any]) -> Any:
-    w, v, u = ((given[name],) for name in ("w1", "v1", "u1"))
-    return call(given["x"], w, v, u, None, chunk=1, scale=0.5)
+def _one(call: Any, site: int, given: dict[str, Any]) -> Any:
+    w, v, u = ((given[f"{name}{site}"],) for name in "wvu")
+    return call(given["x"], w, v, u, given.get("code"), chunk=1, scale=0.5)
