@@ -6,6 +6,7 @@ low-rank adapters have one place to go. This room holds nothing that mixes along
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -172,9 +173,22 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         scale = self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
-        wide = x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.epsilon)
-        return (wide * inverse * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(self.dtype)
+        inverse = jax.lax.rsqrt(_mean_square(x) + self.epsilon)
+        return _times(x, inverse, scale.reshape((1,) * (x.ndim - 1) + (-1,)), self.dtype)
+
+
+@partial(jax.checkpoint, prevent_cse=False)
+def _mean_square(x: Float[Array, "... D"]) -> Float[Array, "... 1"]:
+    """In fp32. Kept for the backward pass is x in its own dtype, and likewise by `_times`."""
+    wide = x.astype(jnp.float32)
+    return jnp.mean(wide * wide, -1, keepdims=True)
+
+
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
+def _times(
+    x: Float[Array, "... D"], inverse: Float[Array, "... 1"], scale: Float[Array, "... D"], dtype: Any
+) -> Float[Array, "... D"]:
+    return (x.astype(jnp.float32) * inverse * scale).astype(dtype)
 
 
 class MLP(nn.Module):
@@ -197,4 +211,10 @@ class MLP(nn.Module):
         ]
         gate, up = linears(x, into)
         down = dense(x.shape[-1], axes=("mlp", "embed"), dtype=self.dtype, name="down", scale=self.out_scale)
-        return down(jax.nn.silu(gate) * up)
+        return down(_gated(gate, up))
+
+
+@partial(jax.checkpoint, prevent_cse=False)
+def _gated(gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
+    """silu(gate) up. Kept for the backward pass are its inputs, not also the sigmoid and what else silu is made of."""
+    return jax.nn.silu(gate) * up

@@ -4,12 +4,17 @@ A product as large as x or y asks for the dtype of x. If it asked for fp32, XLA 
 pass. In a sum of such products each GEMM adds what the one before it wrote. XLA looks for that GEMM in the first
 operand of the sum.
 
-A call of few tokens in 16 bits costs what its kernels cost to start. There x [W | V] of all sites is one product, and
-the updates are another. It sums x W in another order than a product with W alone may, so fp32 goes without: there a
+Where W is small, a copy of it costs less than passes over the tokens do. In 16 bits such a call has:
+
+- few tokens: x [W | V] of all sites is one product, and the updates are another;
+- more: y = [x | z] [W; U], so that no pass adds the update, unless y is narrower than x. Likewise dx of one site.
+
+Backward, [dx | g] = dy [W^T | U^T] of several sites is one product. Without a code the update's share of dx is in W:
+dx = dy (W + scale V U)^T. These sum in another order than a product with W alone may, so fp32 goes without: there a
 call whose U or code is 0 equals the base bit for bit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -27,7 +32,10 @@ from pallas_kernels.routed_lora.reference import Matrices, code_of_ranks
 Kept = tuple[Any, Matrices | None, Matrices, Matrices, Any, Any]
 
 COPIED = 8 * 2**20
-"""Bytes of W at most that a call of few tokens copies beside V: 3.5 microseconds at an H200's 4.8 TB/s."""
+"""Bytes of W at most that a call copies beside V or U: 3.5 microseconds at an H200's 4.8 TB/s."""
+
+ALIGNED = 8
+"""Numbers of 16 bits in the 16 bytes that a GEMM loads at a time: what lies beside W is filled up to a multiple."""
 
 MERGED = 32 * 2**20
 """Bytes of x, W and y at most of such a call: XLA itself merges products up to `xla_gpu_dot_merger_threshold_mb`."""
@@ -71,18 +79,24 @@ def _forward(
         return y, (x, w, v, u, code, p)
     p = product("btk,kr->btr", x, joined(v), wide=True)
     z = scaled(p, v, code, chunk, scale)
+    if w is not None and is_copied(x, w) and x.shape[2] <= _ends(w)[-1]:
+        return _behind(x, z, w, u), (x, w, v, u, code, p)
     y = [product("btr,rn->btn", part.astype(x.dtype), up) for part, up in zip(z, u, strict=True)]
     if w is not None:
         y = [product("btk,kn->btn", x, weight) + update for update, weight in zip(y, w, strict=True)]
     return tuple(y), (x, w, v, u, code, p)
 
 
+def is_copied(x: Any, w: Matrices) -> bool:
+    """Whether W may be copied beside V or U: in 16 bits, where it is small."""
+    return x.dtype.itemsize == 2 and 2 * x.shape[2] * sum(site.shape[1] for site in w) <= COPIED
+
+
 def is_small(x: Any, w: Matrices) -> bool:
-    """Whether x [W | V] of all sites is one product: in 16 bits, where kernels cost more than a copy of W."""
+    """Whether x [W | V] of all sites is one product: where kernels cost more than a copy of W."""
     tokens, width = prod(x.shape[:2]), sum(site.shape[1] for site in w)
-    weights = x.shape[2] * width
-    whole = weights + tokens * (x.shape[2] + width)
-    return x.dtype.itemsize == 2 and 2 * weights <= COPIED and 2 * whole <= MERGED
+    whole = x.shape[2] * width + tokens * (x.shape[2] + width)
+    return is_copied(x, w) and 2 * whole <= MERGED
 
 
 def _together(
@@ -99,22 +113,89 @@ def _together(
         numbers = [code_of_ranks(code.astype(wide), chunk, x.shape[1], site.shape[1]) for site in v]
         z = (p.astype(wide) * jnp.concatenate(numbers, -1)).astype(x.dtype)
     up = [(site.astype(wide) * jnp.asarray(scale, wide)).astype(x.dtype) for site in u]
-    updates = jnp.split(product("btr,rn->btn", z, _diagonal(up)), _ends(u)[:-1], -1)
+    updates = jnp.split(product("btr,rn->btn", z, _diagonal(up, x.dtype)), _ends(u)[:-1], -1)
     return tuple(y + update for y, update in zip(base, updates, strict=True)), p
 
 
-def _diagonal(matrices: list[Array]) -> Float[Array, "R N"]:
+def _behind(x: Array, z: list[Array], w: Matrices, u: Matrices) -> tuple[Array, ...]:
+    """y = [x | z] [W; U] of each site, with rows of zeros for the ranks of others."""
+    rows = _filled(_diagonal(u, x.dtype))
+    free = jnp.zeros((*x.shape[:2], len(rows) - sum(a.shape[0] for a in u)), x.dtype)
+    both = jnp.concatenate([x, *(part.astype(x.dtype) for part in z), free], -1)
+    pairs = zip(w, _split(rows, u), strict=True)
+    return tuple(product("btk,kn->btn", both, jnp.concatenate([a.astype(x.dtype), b])) for a, b in pairs)
+
+
+def _diagonal(matrices: Sequence[Array], dtype: Any) -> Float[Array, "R N"]:
     """Matrices one below the other and one beside the other, with zeros elsewhere."""
     return jnp.block(
         [
-            [a if i == j else jnp.zeros((a.shape[0], b.shape[1]), a.dtype) for j, b in enumerate(matrices)]
+            [
+                a.astype(dtype) if i == j else jnp.zeros((a.shape[0], b.shape[1]), dtype)
+                for j, b in enumerate(matrices)
+            ]
             for i, a in enumerate(matrices)
         ]
     )
 
 
+def _filled(rows: Float[Array, "R N"]) -> Float[Array, "_ N"]:
+    """With rows of zeros up to a multiple of `ALIGNED`."""
+    return jnp.pad(rows, ((0, -len(rows) % ALIGNED), (0, 0)))
+
+
 def _backward(chunk: int, scale: float, kept: Kept, dy: tuple[Array, ...]) -> tuple[Any, ...]:
-    return gradients(chunk, scale, kept, dy, _input_gradient)
+    x, w, v, u, code, _ = kept
+    if w is None or not is_copied(x, w):
+        return gradients(chunk, scale, kept, dy, _input_gradient)
+    weight = jnp.concatenate([a.astype(x.dtype) for a in w], 1)
+    if code is None:  # s V^T = dy (scale V U)^T
+        update = product("kr,rn->kn", joined(v).astype(x.dtype), _diagonal(u, x.dtype), wide=True)
+        weight = (weight.astype(update.dtype) + update * jnp.asarray(scale, update.dtype)).astype(x.dtype)
+    if len(w) > 1:
+        return _gradients_together(chunk, scale, kept, dy, weight)
+    if code is None:
+        return gradients(chunk, scale, kept, dy, partial(_merged_gradient, weight))
+    narrow = _ends(w)[-1] <= x.shape[2]
+    return gradients(chunk, scale, kept, dy, _narrow_gradient if narrow else _input_gradient)
+
+
+def _merged_gradient(weight: Array, dy: tuple[Array, ...], *_: Any) -> Array:
+    """dx of one site, whose update is in `weight`."""
+    return product("btn,kn->btk", dy[0], weight)
+
+
+def _narrow_gradient(dy: tuple[Array, ...], w: Any, v: Matrices, s: Array) -> Array:
+    """dx = [dy | s] [W | V]^T of one site."""
+    return _behind(dy[0], [s], (w[0].T,), (v[0].T,))[0]
+
+
+def _gradients_together(
+    chunk: int, scale: float, kept: Kept, dy: tuple[Array, ...], weight: Float[Array, "K N"]
+) -> tuple[Any, ...]:
+    """Those of x, w, v, u and code, where `weight` is W, or W + scale V U, of the sites side by side.
+
+    The cotangents lie side by side too. Behind the barrier XLA writes them so where it makes them. Without it XLA takes
+    them apart in the product for dU, and so copies them for the other.
+    """
+    x, _, v, u, code, p = kept
+    whole = lax.optimization_barrier(jnp.concatenate(dy, -1))
+    both = product("btn,kn->btk", whole, jnp.concatenate([weight, _filled(_diagonal(u, x.dtype))]))
+    dx, g = jnp.split(both[..., : x.shape[2] + p.shape[2]], [x.shape[2]], -1)
+    g = g.astype(_wide(g.dtype))
+    s = jnp.concatenate(scaled(g, v, code, chunk, scale), -1).astype(x.dtype)
+    if code is not None:
+        dx = dx + product("btr,kr->btk", s, joined(v))
+    z = jnp.concatenate(_up(chunk, scale, kept), -1)
+    du = _blocks(product("btr,btn->rn", z, whole, wide=True), u)
+    dw, dv, dcode = _others(chunk, scale, kept, dy, g, s)
+    return dx, dw, dv, _cast(du, u), dcode
+
+
+def _blocks(matrix: Float[Array, "R N"], like: Matrices) -> list[Array]:
+    """Those on the diagonal of a matrix, of the shapes of `like`."""
+    rows = jnp.split(matrix, list(accumulate(a.shape[0] for a in like))[:-1])
+    return [jnp.split(row, _ends(like)[:-1], 1)[i] for i, row in enumerate(rows)]
 
 
 def _input_gradient(dy: tuple[Array, ...], w: Matrices | None, v: Matrices, s: Array) -> Array:
@@ -132,17 +213,30 @@ def gradients(
     input_gradient: Callable[[tuple[Array, ...], Matrices | None, Matrices, Array], Array],
 ) -> tuple[Any, ...]:
     """Those of x, w, v, u and code; `input_gradient` makes the first of dy, w, v and s [B, T, R], as in `_routed`."""
-    x, w, v, u, code, p = kept
-    p = p.astype(_wide(p.dtype))
+    x, w, v, u, code, _ = kept
     g = jnp.concatenate([product("btn,rn->btr", d, up, wide=True) for d, up in zip(dy, u, strict=True)], -1)
     s = jnp.concatenate(scaled(g, v, code, chunk, scale), -1).astype(x.dtype)
     dx = input_gradient(dy, w, v, s)
-    dv = _split(product("btk,btr->kr", x, s, wide=True), v)
-    z = scaled(p, v, code, chunk, scale)
-    du = [product("btr,btn->rn", a.astype(x.dtype), d, wide=True) for a, d in zip(z, dy, strict=True)]
+    z = _up(chunk, scale, kept)
+    du = [product("btr,btn->rn", part, d, wide=True) for part, d in zip(z, dy, strict=True)]
+    dw, dv, dcode = _others(chunk, scale, kept, dy, g, s)
+    return dx, dw, dv, _cast(du, u), dcode
+
+
+def _up(chunk: int, scale: float, kept: Kept) -> list[Float[Array, "B T _"]]:
+    """z of each site."""
+    x, _, v, _, code, p = kept
+    return [part.astype(x.dtype) for part in scaled(p.astype(_wide(p.dtype)), v, code, chunk, scale)]
+
+
+def _others(
+    chunk: int, scale: float, kept: Kept, dy: tuple[Array, ...], g: Array, s: Array
+) -> tuple[Any, Any, Any]:
+    """Gradients of w, v and code."""
+    x, w, v, _, code, p = kept
     dw = None if w is None else _weight_gradients(x, w, dy)
-    dcode = None if code is None else _code_gradient(p * g, v, code, chunk, scale)
-    return dx, dw, _cast(dv, v), _cast(du, u), dcode
+    dv = _cast(_split(product("btk,btr->kr", x, s, wide=True), v), v)
+    return dw, dv, None if code is None else _code_gradient(p.astype(g.dtype) * g, v, code, chunk, scale)
 
 
 _routed.defvjp(_forward, _backward)

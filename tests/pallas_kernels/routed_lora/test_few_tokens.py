@@ -1,5 +1,6 @@
-"""Calls of few tokens: two products for all sites of a group, and what calls of many tokens give."""
+"""Calls with a small W: two products for few tokens, no pass that adds an update for many, and what others give."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 from pallas_kernels.routed_lora import routed_lora, xla
+from pallas_kernels.routed_lora.reference import routed_lora_reference
 from tests.pallas_kernels import op_suite
-from tests.pallas_kernels.routed_lora.test_routed_lora import _case, arrays, matrices
+from tests.pallas_kernels.routed_lora.test_routed_lora import K, _case, arrays, matrices
 
 
 def products(tokens: int, width: int, sites: int = 3) -> int:
@@ -29,10 +31,10 @@ def products(tokens: int, width: int, sites: int = 3) -> int:
 
 @pytest.mark.parametrize(
     ("tokens", "width", "count"),
-    [(1, 512, 2), (4096, 512, 2), (32_768, 512, 7), (1, 8192, 7)],
-    ids=["one token", "few tokens", "many tokens", "a large weight"],
+    [(1, 512, 2), (4096, 512, 2), (32_768, 512, 4), (32_768, 2048, 7), (1, 8192, 7)],
+    ids=["one token", "few tokens", "many tokens", "narrow outputs", "a large weight"],
 )
-def test_few_tokens_are_two_products(tokens: int, width: int, count: int) -> None:
+def test_small_weights_are_copied_to_save_products(tokens: int, width: int, count: int) -> None:
     assert products(tokens, width) == count
 
 
@@ -63,9 +65,45 @@ def without(name: str, given: dict[str, Any]) -> tuple[Any, Any]:
     return _call(still), matrices(given)[0]
 
 
-@pytest.mark.parametrize("most", [xla.COPIED, 0], ids=["few tokens", "many tokens"])
+@pytest.mark.parametrize(
+    "most",
+    [{}, {"MERGED": 0}, {"COPIED": 0}],
+    ids=["few tokens", "many tokens", "a large weight"],
+)
 @pytest.mark.parametrize("count", [1, 0], ids=["code", "static"])
-def test_both_ways_are_the_reference(most: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "COPIED", most)
+def test_all_ways_are_the_reference(
+    most: dict[str, int], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in most.items():
+        monkeypatch.setattr(xla, name, size)
     given = {name: a for name, a in arrays(dtype=jnp.bfloat16).items() if count or name != "code"}
     op_suite.check_reference(_case("bfloat16", given))
+
+
+@pytest.mark.parametrize("most", [xla.COPIED, 0], ids=["small", "large"])
+@pytest.mark.parametrize(("site", "count"), [(1, 1), (1, 0), (2, 1)], ids=["narrow", "static", "wide"])
+def test_one_site_is_the_reference(most: int, site: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backward, its update is added by the product if y is narrower than x, or is in W without a code."""
+    monkeypatch.setattr(xla, "COPIED", most)
+    drawn = arrays(dtype=jnp.bfloat16) | {
+        "w2": jnp.ones((K, 9), jnp.bfloat16),
+        "v2": jnp.ones((K, 4), jnp.bfloat16),
+        "u2": jnp.ones((4, 9), jnp.bfloat16),
+    }
+    names = {"x", *(["code"] if count else []), *(f"{name}{site}" for name in "wvu")}
+    given = {name: drawn[name] for name in names}
+    case = op_suite.OpCase(
+        name="one site",
+        run=partial(_one, routed_lora, site),
+        reference=partial(_one, routed_lora_reference, site),
+        arrays=given,
+        shared=frozenset(given) - {"x", "code"},
+        terms=K + 8,
+        grad_terms=56,
+    )
+    op_suite.check_reference(case)
+
+
+def _one(call: Any, site: int, given: dict[str, Any]) -> Any:
+    w, v, u = ((given[f"{name}{site}"],) for name in "wvu")
+    return call(given["x"], w, v, u, given.get("code"), chunk=1, scale=0.5)
