@@ -19,6 +19,7 @@ class Setting:
 
     Attributes:
       dim, layers: of the model.
+      scan: compile one layer and loop over it, as that recipe does.
       rank, chunk, prefix, hidden: of adapters and routers; sites are "mixer/*" and "mlp/*".
       shapes: (rows, bytes) of forward passes.
       step: (rows, bytes) of a train step.
@@ -29,6 +30,7 @@ class Setting:
 
     dim: int = 512
     layers: int = 8
+    scan: bool = True
     rank: int = 16
     chunk: int = 64
     prefix: int = 128
@@ -89,7 +91,9 @@ def model_of(name: str, setting: Setting) -> "ByteLMConfig":
     from jaxblt.models.row_layout import RowLayout
 
     heads = AttentionConfig(dim=setting.dim, num_heads=max(setting.dim // 64, 1))
-    stack = StackConfig(dim=setting.dim, num_layers=setting.layers, pattern="A", mixers={"A": heads})
+    stack = StackConfig(
+        dim=setting.dim, num_layers=setting.layers, pattern="A", mixers={"A": heads}, scan=setting.scan
+    )
     model = ByteLMConfig(stack=stack)
     if name not in ("none", "full"):
         adapter = AdapterConfig(sites=("mixer/*", "mlp/*"), rank=setting.rank, alpha=2.0 * setting.rank)
