@@ -169,16 +169,16 @@ def update_memory(
     """
     kept = bound(memory)
     gradients, lost = _gradients(scale(kept, memory.state.weights), step, dtype, products)
-    of_weights, pushed = kept * (1 - step.alpha), kept * step.eta
-    of_momentum = pushed
+    of_weights, of_momentum = kept * (1 - step.alpha), kept * step.eta
+    live: Any = 1
     if step.some is not None:
         some = step.some[:, None]
         of_weights, of_momentum = (jnp.where(some, x, 1) for x in (of_weights, of_momentum))
-        pushed = jnp.where(some, pushed, 0)
-    of_weights, of_momentum, pushed = (x[..., None, None] for x in (of_weights, of_momentum, pushed))
-    (weights, momentum), both = memory.state, zip(*memory.state, gradients, strict=True)
-    weights = tuple(of_weights * m + (pushed * s - g) for m, s, g in both)
+        live = some[..., None, None].astype(kept.dtype)
+    of_weights, of_momentum = (x[..., None, None] for x in (of_weights, of_momentum))
+    (weights, momentum) = memory.state
     momentum = tuple(of_momentum * s - g for s, g in zip(momentum, gradients, strict=True))
+    weights = tuple(of_weights * m + live * s for m, s in zip(weights, momentum, strict=True))
     # Take the squares beside the pass that writes M: the next chunk would read M once more for them.
     square = square_of(weights) if has_reference_ops() else jax.lax.stop_gradient(square_of(weights))
     if step.some is not None:
