@@ -113,11 +113,14 @@ def multiply(
     return product(equation, a, b, dtype)
 
 
-def read_memory(weights: Weights, q: Float[Array, "B H C K"], dtype: Any) -> Float[Array, "B H C K"]:
-    """f_M(q), wide; products take operands of `dtype`."""
+def read_memory(
+    weights: Weights, q: Float[Array, "B H C K"], dtype: Any, scale: Float[Array, "B H"] | None = None
+) -> Float[Array, "B H C K"]:
+    """f_M(q), wide, or that of the weights times `scale`; products take operands of `dtype`."""
     if len(weights) == 2:
-        return two_layers.apply(weights, q, dtype)
-    return multiply("bhck,bhkv->bhcv", q, weights[0], dtype)
+        return two_layers.apply(weights, q, dtype, scale)
+    found = multiply("bhck,bhkv->bhcv", q, weights[0], dtype)
+    return found if scale is None else scale[..., None, None] * found
 
 
 class Products(NamedTuple):
@@ -168,7 +171,7 @@ def update_memory(
     written once, and no array of their size is selected from two.
     """
     kept = bound(memory)
-    gradients, lost = _gradients(scale(kept, memory.state.weights), step, dtype, products)
+    gradients, lost = _gradients(memory.state.weights, kept, step, dtype, products)
     of_weights, of_momentum = kept * (1 - step.alpha), kept * step.eta
     live: Any = 1
     if step.some is not None:
@@ -194,7 +197,7 @@ def at_rest(state: MemoryState) -> Unsettled:
 def settle(memory: Unsettled) -> MemoryState:
     """M and S scaled by the same number, so that M is no longer than `longest`; as they are if nothing was written."""
     kept = bound(memory)
-    return MemoryState(*(scale(kept, x) for x in memory.state))
+    return MemoryState(*(scaled(x, kept) for x in memory.state))
 
 
 def bound(memory: Unsettled) -> Float[Array, "B H"]:
@@ -205,9 +208,9 @@ def bound(memory: Unsettled) -> Float[Array, "B H"]:
     return limit(square, weights[0].shape[-1])
 
 
-def scale(by: Float[Array, "B H"], weights: Weights) -> Weights:
+def scaled(weights: Weights, scale: Float[Array, "B H"] | None) -> Weights:
     """Each row and head by a number of its own."""
-    return tuple(by[..., None, None] * x for x in weights)
+    return weights if scale is None else tuple(scale[..., None, None] * x for x in weights)
 
 
 def trace_of(state: MemoryState, surprise: Float[Array, "B H"]) -> Trace:
@@ -240,20 +243,20 @@ def _known_square_fwd(square: Array, weights: Weights) -> tuple[Array, Any]:
 
 
 def _known_square_bwd(weights: Weights, g: Array) -> tuple[Array, Weights]:
-    return jnp.zeros_like(g), scale(2 * g, weights)
+    return jnp.zeros_like(g), scaled(weights, 2 * g)
 
 
 _known_square.defvjp(_known_square_fwd, _known_square_bwd)
 
 
 def _gradients(
-    weights: Weights, step: Step, dtype: Any, products: Products
+    weights: Weights, kept: Float[Array, "B H"], step: Step, dtype: Any, products: Products
 ) -> tuple[Weights, Float[Array, "B H C"]]:
-    """Of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by M, and 2 l."""
+    """Of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by `kept` M, and 2 l."""
     k, v, theta = step.k, step.v, step.theta
     if len(weights) == 2:
-        return products.gradients(weights, k, v, theta, dtype)
-    error = read_memory(weights, k, dtype) - v.astype(theta.dtype)
+        return products.gradients(weights, k, v, theta, dtype, kept)
+    error = read_memory(weights, k, dtype, kept) - v.astype(theta.dtype)
     curvature = _power(k.astype(theta.dtype))
     share = theta / jnp.maximum(jnp.sum(theta * curvature, -1, keepdims=True), 1)
     return (multiply("bhck,bhcv->bhkv", k, share[..., None] * error, dtype),), _power(error)

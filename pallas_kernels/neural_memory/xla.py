@@ -16,15 +16,16 @@ from pallas_kernels.neural_memory.chunks import (
     MemoryState,
     Products,
     Step,
+    Trace,
     Unsettled,
-    Weights,
     at_rest,
+    bound,
     gather,
     settle,
     trace_of,
     update_memory,
 )
-from pallas_kernels.neural_memory.two_layers import KEPT, rounded
+from pallas_kernels.neural_memory.two_layers import KEPT
 from pallas_kernels.neural_memory.windows import (
     Windows,
     choose,
@@ -75,14 +76,17 @@ def neural_memory_xla(
     fresh, state = (at_rest(x) for x in (fresh, state))
     # Keep the memory between two windows and what is small: what has a column a hidden unit costs more to keep.
     few = jax.checkpoint_policies.save_only_these_names(KEPT)
-    write = partial(_write, products, fresh, v.dtype, output_trace)
+    write = partial(update_memory, dtype=v.dtype, products=products)
     write = jax.checkpoint(write, prevent_cse=False, policy=few)
+    read = partial(_read, partial(products.read, dtype=v.dtype), fresh)
 
-    def step(memory: Unsettled, window: Any) -> tuple[Unsettled, Any]:
+    def step(before: Unsettled, window: Any) -> tuple[Unsettled, Any]:
         q, asked, cut = window
-        memory, (seen, trace) = write(memory, (asked, cut))
-        y = _read(partial(products.read, dtype=v.dtype), fresh.state.weights, q, Windows(*cut), seen)
-        return memory, (y.astype(v.dtype), trace)
+        cut = Windows(*cut)
+        before = choose(cut.begins, fresh, before)
+        after, surprise = write(before, asked)
+        trace = _trace(after, surprise, asked, cut) if output_trace else None
+        return choose(cut.leaves, fresh, after), (read(before, after, q, cut).astype(v.dtype), trace)
 
     final, (y, trace) = scan_windows(step, state, windows, unrolled=True)
     found: list[Any] = [leave_windows(y, length)]
@@ -103,40 +107,32 @@ def _only_chunks(asked: Step, ends: Bool[Array, "N B"]) -> Step:
     return asked._replace(some=some, theta=jnp.where(some[..., None, None], asked.theta, 0))
 
 
-def _write(
-    products: Products, fresh: Unsettled, dtype: Any, traced: bool, before: Unsettled, window: Any
-) -> tuple[Unsettled, Any]:
-    """The memory behind a window; the weights that its tokens read, and the trace of the chunk that ended in it."""
-    asked, cut = window
-    cut = Windows(*cut)
-    before = choose(cut.begins, fresh, before)
-    after, surprise = update_memory(before, asked, dtype, products)
-    read = (before,) if cut.at is None else (before, after)
-    seen = [tuple(rounded(m, dtype) for m in settle(memory).weights) for memory in read]
-    trace = None
-    if traced:
-        width = asked.theta.shape[2]
-        last = width if cut.at is None else cut.at[:, None]
-        ended = jnp.arange(width, dtype=jnp.int32)[None] == last - 1
-        if asked.some is not None:
-            ended &= asked.some[:, None]
-        trace = trace_of(settle(after), surprise)
-        trace = jax.tree.map(lambda x: jnp.where(ended[:, None], x[..., None], 0), trace)
-    return choose(cut.leaves, fresh, after), (seen, trace)
-
-
 def _read(
-    read: Any, fresh: Weights, q: Float[Array, "B H C K"], cut: Windows, seen: list[Weights]
+    read: Any, fresh: Unsettled, before: Unsettled, after: Unsettled, q: Float[Array, "B H C K"], cut: Windows
 ) -> Float[Array, "B H C K"]:
     """From the memory before a window, that behind the chunk that ends in it, or that of a new document."""
-    y = read(seen[0], q)
+
+    def found(memory: Unsettled) -> Array:
+        return read(memory.state.weights, q, scale=bound(memory))
+
+    y = found(before)
     if cut.at is not None:
         places = jnp.arange(q.shape[2], dtype=jnp.int32)[None]
         behind = cut.ends[:, None] & (places >= cut.at[:, None])
-        y = jnp.where(_of_tokens(behind), read(seen[1], q), y)
-        start = tuple(m.astype(seen[0][0].dtype) for m in fresh)
-        y = jnp.where(_of_tokens(cut.first), y, read(start, q))
+        y = jnp.where(_of_tokens(behind), found(after), y)
+        y = jnp.where(_of_tokens(cut.first), y, found(fresh))
     return y
+
+
+def _trace(after: Unsettled, surprise: Float[Array, "B H"], asked: Step, cut: Windows) -> Trace:
+    """Of a window, zero but at the last token of the chunk that ended in it."""
+    width = asked.theta.shape[2]
+    last = width if cut.at is None else cut.at[:, None]
+    ended = jnp.arange(width, dtype=jnp.int32)[None] == last - 1
+    if asked.some is not None:
+        ended &= asked.some[:, None]
+    trace = trace_of(settle(after), surprise)
+    return jax.tree.map(lambda x: jnp.where(ended[:, None], x[..., None], 0), trace)
 
 
 def _of_tokens(mask: Bool[Array, "B C"]) -> Bool[Array, "B 1 C 1"]:
