@@ -206,14 +206,13 @@ def gradients_bwd(dtype: Any, dtypes: Any, kept: tuple[Pass, Array], g: Any) -> 
     by_errors = share * by_errors + 2 * by_lost[..., None] * error
     by_errors += _scaled(_product("bhce,bhek->bhck", by_back, at.second), scale)
     narrow, scaled = by_errors.astype(dtype), _scaled(by_errors, scale).astype(dtype)
-    by_silu = _side_by_side((_times(at.share, at.error), scaled), (by_second, at.second))
+    by_silu = _by_silu((_times(at.share, at.error), scaled), (by_second, at.second))
     by_silu = by_silu + 2 * by_curvature[..., None] * bent.silu
     by_hidden = by_silu * bent.slope + by_sloped * back * bent.curve
     by_hidden = by_hidden.astype(dtype)
     by_k = by_errors + share * by_keys + (2 * part * at.pushed)[..., None] * k
     by_k += _scaled(_product("bhce,bhke->bhck", by_hidden, at.first), scale)
-    by_second = multiply("bhce,bhck->bhek", by_back, at.error)
-    by_second += multiply("bhce,bhck->bhek", at.bent, narrow)
+    by_second = _by_second((by_back, at.bent), (at.error, narrow))
     by_first = multiply("bhck,bhce->bhke", at.k, by_hidden)
     by_scale = _dot(by_hidden, at.hidden, wide) + _dot(by_back, at.back, wide)
     of_k, of_v, of_weights = dtypes
@@ -242,9 +241,22 @@ def _through_shares(at: Pass, theta: Array, g: Array) -> tuple[Array, Array]:
     return g / divisor + by_total * at.curvature, by_total * theta
 
 
-def _side_by_side(left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
-    """Sum of the products of both pairs, as one product."""
-    return _product("bhck,bhek->bhce", jnp.concatenate(left, -1), jnp.concatenate(right, -1))
+def _by_silu(left: tuple[Array, Array], right: tuple[Array, Array]) -> Float[Array, "B H C E"]:
+    """Sum of the products of both pairs, [B, H, C, K] and [B, H, E, K]; one product unless its operands cost more."""
+    tokens, width = left[0].shape[2:]
+    if tokens > 2 * width:
+        return _product("bhck,bhek->bhce", jnp.concatenate(left, -1), jnp.concatenate(right, -1))
+    first, second = (_product("bhck,bhek->bhce", *pair) for pair in zip(left, right, strict=True))
+    return first + second
+
+
+def _by_second(left: tuple[Array, Array], right: tuple[Array, Array]) -> Float[Array, "B H E K"]:
+    """As `_by_silu` of [B, H, C, E] and [B, H, C, K], wide."""
+    tokens, width = right[0].shape[2:]
+    if tokens < width:
+        return multiply("bhce,bhck->bhek", jnp.concatenate(left, 2), jnp.concatenate(right, 2))
+    first, second = (multiply("bhce,bhck->bhek", *pair) for pair in zip(left, right, strict=True))
+    return first + second
 
 
 def _product(equation: str, a: Array, b: Array) -> Array:
