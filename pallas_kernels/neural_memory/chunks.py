@@ -167,7 +167,7 @@ def update_memory(
 ) -> tuple[Unsettled, Float[Array, "B H"]]:
     """What `write_memory` makes, not scaled yet, and the mean loss.
 
-    Scales and masks stand in the three factors of M and S: M' = a M + (b S - G), S' = c S - G. So M and S are read and
+    Scales and masks stand in numbers for each row and head: S' = c S - G, M' = a M + b S'. So M and S are read and
     written once, and no array of their size is selected from two.
     """
     kept = bound(memory)
@@ -179,7 +179,7 @@ def update_memory(
         of_weights, of_momentum = (jnp.where(some, x, 1) for x in (of_weights, of_momentum))
         live = some[..., None, None].astype(kept.dtype)
     of_weights, of_momentum = (x[..., None, None] for x in (of_weights, of_momentum))
-    (weights, momentum) = memory.state
+    weights, momentum = memory.state
     momentum = tuple(of_momentum * s - g for s, g in zip(momentum, gradients, strict=True))
     weights = tuple(of_weights * m + live * s for m, s in zip(weights, momentum, strict=True))
     # Take the squares beside the pass that writes M: the next chunk would read M once more for them.

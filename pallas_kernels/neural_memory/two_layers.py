@@ -30,10 +30,10 @@ def apply(
     weights: Matrices, x: Float[Array, "B H C K"], dtype: Any, scale: Float[Array, "B H"] | None = None
 ) -> Float[Array, "B H C K"]:
     """f(x), wide; products take operands of `dtype`. Without a `scale` c is 1."""
-    x, scale, first, second = vary_alike(x, _one(x, dtype) if scale is None else scale, *weights)
+    x, c, first, second = vary_alike(x, _one(x, dtype) if scale is None else scale, *weights)
     if has_reference_ops():
-        return _apply_fwd(x, first, second, scale, accumulator(dtype), x.dtype, first.dtype)[0]
-    return _apply(x, first, second, scale, dtype, x.dtype, first.dtype)
+        return _apply_fwd(x, first, second, c, accumulator(dtype), x.dtype, first.dtype)[0]
+    return _apply(x, first, second, c, dtype, x.dtype, first.dtype)
 
 
 def gradients(
@@ -45,10 +45,11 @@ def gradients(
     scale: Float[Array, "B H"] | None = None,
 ) -> tuple[Matrices, Float[Array, "B H C"]]:
     """Of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by c M1 and c M2, and 2 l; see `write_memory`."""
-    given = vary_alike(k, v, theta, *weights, _one(k, dtype) if scale is None else scale)
+    c = _one(k, dtype) if scale is None else scale
+    k, v, theta, first, second, c = vary_alike(k, v, theta, *weights, c)
     if has_reference_ops():
-        return _gradients_fwd(*given, accumulator(dtype), ())[0]
-    return _gradients(*given, dtype, (k.dtype, v.dtype, weights[0].dtype))
+        return _gradients_fwd(k, v, theta, first, second, c, accumulator(dtype), ())[0]
+    return _gradients(k, v, theta, first, second, c, dtype, (k.dtype, v.dtype, first.dtype))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
@@ -199,7 +200,8 @@ def gradients_bwd(dtype: Any, dtypes: Any, kept: tuple[Pass, Array], g: Any) -> 
     part = by_curvature / (at.lost + EPSILON)
     by_lost = by_lost - part * at.keys * at.pushed / (at.lost + EPSILON)
     # Make silu's derivative from hidden units again: XLA would write it, wide, where `look_back` takes powers.
-    bent, share = _bend(jax.lax.optimization_barrier(at.hidden), scale), at.share[..., None]
+    hidden = jax.lax.optimization_barrier(at.hidden)
+    bent, share = _bend(hidden, scale), at.share[..., None]
     pushed = _product("bhck,bhke->bhce", at.k, by_first)
     by_sloped = share * pushed + (2 * part * at.keys)[..., None] * back * bent.slope
     by_back = (by_sloped * bent.slope).astype(dtype)
@@ -214,7 +216,7 @@ def gradients_bwd(dtype: Any, dtypes: Any, kept: tuple[Pass, Array], g: Any) -> 
     by_k += _scaled(_product("bhce,bhke->bhck", by_hidden, at.first), scale)
     by_second = _by_second((by_back, at.bent), (at.error, narrow))
     by_first = multiply("bhck,bhce->bhke", at.k, by_hidden)
-    by_scale = _dot(by_hidden, at.hidden, wide) + _dot(by_back, at.back, wide)
+    by_scale = _dot(by_hidden, hidden, wide) + _dot(by_back, at.back, wide)
     of_k, of_v, of_weights = dtypes
     found = by_k.astype(of_k), (-by_errors).astype(of_v), by_theta
     weights = (_scaled(x, scale).astype(of_weights) for x in (by_first, by_second))

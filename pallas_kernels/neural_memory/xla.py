@@ -135,5 +135,5 @@ def _trace(after: Unsettled, surprise: Float[Array, "B H"], asked: Step, cut: Wi
     return jax.tree.map(lambda x: jnp.where(ended[:, None], x[..., None], 0), trace)
 
 
-def _of_tokens(mask: Bool[Array, "B C"]) -> Bool[Array, "B 1 C 1"]:
+def _of_tokens(mask: Any) -> Bool[Array, "B 1 C 1"]:
     return mask[:, None, :, None]
