@@ -13,7 +13,7 @@ from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._measure import Case
 from pallas_kernels.neural_memory.api import TABLE, neural_memory
-from pallas_kernels.neural_memory.chunks import limit
+from pallas_kernels.neural_memory.chunks import limit, square_of
 from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
 from pallas_kernels.neural_memory.two_layers import EPSILON
 
@@ -88,7 +88,7 @@ def _loop(chunk: int, *args: Any) -> Any:
         eta, alpha = (jnp.mean(x, 1)[..., None, None] for x in (eta, alpha))
         momentum = jax.tree.map(lambda s, g: eta * s - g, momentum, gradient)
         after = jax.tree.map(lambda m, s: (1 - alpha) * m + s, memory, momentum)
-        kept = limit(after)[..., None, None]
+        kept = limit(square_of(after), after[0].shape[-1])[..., None, None]
         after, momentum = jax.tree.map(lambda x: kept * x, (after, momentum))
         return (after, momentum), _read(memory, q).astype(v.dtype)
 

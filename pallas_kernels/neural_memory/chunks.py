@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._dispatch import has_reference_ops
 from pallas_kernels._linear_state.products import product
@@ -44,11 +45,11 @@ class Unsettled(NamedTuple):
 
     Attributes:
       state: M and S.
-      written: rows that changed since they were bounded.
+      square: of the length of M, where M changed since it was bounded, else zero. It has no derivative of its own.
     """
 
     state: MemoryState
-    written: Bool[Array, "B"]
+    square: Float[Array, "B H"]
 
 
 class Chunk(NamedTuple):
@@ -77,7 +78,7 @@ class Step(NamedTuple):
       theta: step size of each token, zero at holes.
       eta, alpha: momentum and forgetting of the chunk.
       content: one for tokens, zero for holes; None if there is no hole.
-      some: there is a token.
+      some: the memory is to change; None if all of them are. Where it is not, theta is zero.
     """
 
     k: Float[Array, "*N B H C K"]
@@ -86,7 +87,7 @@ class Step(NamedTuple):
     eta: Float[Array, "*N B H"]
     alpha: Float[Array, "*N B H"]
     content: Float[Array, "*N B 1 C"] | None
-    some: Bool[Array, "*N B"]
+    some: Bool[Array, "*N B"] | None
 
 
 class Trace(NamedTuple):
@@ -112,11 +113,14 @@ def multiply(
     return product(equation, a, b, dtype)
 
 
-def read_memory(weights: Weights, q: Float[Array, "B H C K"], dtype: Any) -> Float[Array, "B H C K"]:
-    """f_M(q), wide; products take operands of `dtype`."""
+def read_memory(
+    weights: Weights, q: Float[Array, "B H C K"], dtype: Any, scale: Float[Array, "B H"] | None = None
+) -> Float[Array, "B H C K"]:
+    """f_M(q), wide, or that of the weights times `scale`; products take operands of `dtype`."""
     if len(weights) == 2:
-        return two_layers.apply(weights, q, dtype)
-    return multiply("bhck,bhkv->bhcv", q, weights[0], dtype)
+        return two_layers.apply(weights, q, dtype, scale)
+    found = multiply("bhck,bhkv->bhcv", q, weights[0], dtype)
+    return found if scale is None else scale[..., None, None] * found
 
 
 class Products(NamedTuple):
@@ -143,16 +147,15 @@ def write_memory(state: MemoryState, chunk: Chunk, dtype: Any) -> tuple[MemorySt
     max(1, sum_t theta_t L_t), where l_t = |f_M(k_t) - v_t|^2 / 2 and L_t = |grad l_t|^2 / (2 l_t). Both are then scaled
     by the same number, so that M' is no longer than `longest`.
     """
-    written, surprise = update_memory(state, gather(chunk), dtype)
+    written, surprise = update_memory(at_rest(state), gather(chunk), dtype)
     after = settle(written)
     return after, trace_of(after, surprise)
 
 
 def gather(chunk: Chunk) -> Step:
     """What an update needs of a chunk, or of many of them whose arrays have more axes in front."""
-    wide, content = accumulator(chunk.v.dtype), None
+    wide, content, some = accumulator(chunk.v.dtype), None, None
     theta, eta, alpha = (x.astype(wide) for x in (chunk.theta, chunk.eta, chunk.alpha))
-    some = jnp.ones_like(theta[..., 0, 0], bool)
     if chunk.content is not None:
         content, some = chunk.content[..., None, :].astype(wide), jnp.any(chunk.content, -1)
         theta = theta * content
@@ -160,35 +163,59 @@ def gather(chunk: Chunk) -> Step:
 
 
 def update_memory(
-    state: MemoryState, step: Step, dtype: Any, products: Products = PLAIN
+    memory: Unsettled, step: Step, dtype: Any, products: Products = PLAIN
 ) -> tuple[Unsettled, Float[Array, "B H"]]:
-    """What `write_memory` makes, not scaled yet, and the mean loss."""
-    eta, alpha = (x[..., None, None] for x in (step.eta, step.alpha))
-    gradients, lost = _gradients(state.weights, step, dtype, products)
-    momentum = tuple(eta * s - g for s, g in zip(state.momentum, gradients, strict=True))
-    weights = tuple((1 - alpha) * m + s for m, s in zip(state.weights, momentum, strict=True))
-    some = step.some.reshape(-1, 1, 1, 1)
-    weights, momentum = (
-        tuple(jnp.where(some, x, old) for x, old in zip(new, before, strict=True))
-        for new, before in ((weights, state.weights), (momentum, state.momentum))
-    )
-    return Unsettled(MemoryState(weights, momentum), step.some), _mean(lost / 2, step.content)
+    """What `write_memory` makes, not scaled yet, and the mean loss.
+
+    Scales and masks stand in numbers for each row and head: S' = c S - G, M' = a M + b S'. So M and S are read and
+    written once, and no array of their size is selected from two.
+    """
+    kept = bound(memory)
+    gradients, lost = _gradients(memory.state.weights, kept, step, dtype, products)
+    of_weights, of_momentum = kept * (1 - step.alpha), kept * step.eta
+    live: Any = 1
+    if step.some is not None:
+        some = step.some[:, None]
+        of_weights, of_momentum = (jnp.where(some, x, 1) for x in (of_weights, of_momentum))
+        live = some[..., None, None].astype(kept.dtype)
+    of_weights, of_momentum = (x[..., None, None] for x in (of_weights, of_momentum))
+    weights, momentum = memory.state
+    momentum = tuple(of_momentum * s - g for s, g in zip(momentum, gradients, strict=True))
+    weights = tuple(of_weights * m + live * s for m, s in zip(weights, momentum, strict=True))
+    # Take the squares beside the pass that writes M: the next chunk would read M once more for them.
+    square = square_of(weights) if has_reference_ops() else jax.lax.stop_gradient(square_of(weights))
+    if step.some is not None:
+        square = jnp.where(step.some[:, None], square, memory.square)
+    return Unsettled(MemoryState(weights, momentum), square), _mean(lost / 2, step.content)
 
 
 def at_rest(state: MemoryState) -> Unsettled:
     """A memory that `settle` leaves as it is."""
-    return Unsettled(state, jnp.zeros_like(state.weights[0][:, 0, 0, 0], bool))
+    return Unsettled(state, jnp.zeros_like(state.weights[0][:, :, 0, 0]))
 
 
 def settle(memory: Unsettled) -> MemoryState:
     """M and S scaled by the same number, so that M is no longer than `longest`; as they are if nothing was written."""
-    kept = jnp.where(memory.written[:, None], limit(memory.state.weights), 1)[..., None, None]
-    return jax.tree.map(lambda x: kept * x, memory.state)
+    kept = bound(memory)
+    return MemoryState(*(scaled(x, kept) for x in memory.state))
+
+
+def bound(memory: Unsettled) -> Float[Array, "B H"]:
+    """What `settle` scales by."""
+    square, *weights = vary_alike(memory.square, *memory.state.weights)
+    if not has_reference_ops():
+        square = _known_square(square, tuple(weights))
+    return limit(square, weights[0].shape[-1])
+
+
+def scaled(weights: Weights, scale: Float[Array, "B H"] | None) -> Weights:
+    """Each row and head by a number of its own."""
+    return weights if scale is None else tuple(scale[..., None, None] * x for x in weights)
 
 
 def trace_of(state: MemoryState, surprise: Float[Array, "B H"]) -> Trace:
     """Of a write that left `state`."""
-    lengths = (jnp.sqrt(_square(x)) for x in state)
+    lengths = (jnp.sqrt(square_of(x)) for x in state)
     return jax.tree.map(jax.lax.stop_gradient, Trace(surprise, *lengths))
 
 
@@ -197,21 +224,39 @@ def longest(hidden: int) -> float:
     return REACH * math.sqrt(hidden)
 
 
-def limit(weights: Weights) -> Float[Array, "B H"]:
-    """What a memory is scaled by, so that it is no longer than `longest`."""
-    most = longest(weights[0].shape[-1])
+def limit(square: Float[Array, "B H"], hidden: int) -> Float[Array, "B H"]:
+    """What a memory of a length with that square is scaled by, so that it is no longer than `longest`."""
+    most = longest(hidden)
     # Keep the root away from zero: its derivative there is infinite.
-    return most * jax.lax.rsqrt(jnp.maximum(_square(weights), most**2))
+    return jnp.where(square > most**2, most * jax.lax.rsqrt(jnp.maximum(square, most**2)), 1)
+
+
+@jax.custom_vjp
+def _known_square(square: Float[Array, "B H"], weights: Weights) -> Float[Array, "B H"]:
+    """Of the length of all of M, which is known; the derivative is by M."""
+    del weights
+    return square
+
+
+def _known_square_fwd(square: Array, weights: Weights) -> tuple[Array, Any]:
+    return square, weights
+
+
+def _known_square_bwd(weights: Weights, g: Array) -> tuple[Array, Weights]:
+    return jnp.zeros_like(g), scaled(weights, 2 * g)
+
+
+_known_square.defvjp(_known_square_fwd, _known_square_bwd)
 
 
 def _gradients(
-    weights: Weights, step: Step, dtype: Any, products: Products
+    weights: Weights, kept: Float[Array, "B H"], step: Step, dtype: Any, products: Products
 ) -> tuple[Weights, Float[Array, "B H C"]]:
-    """Of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by M, and 2 l."""
+    """Of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by `kept` M, and 2 l."""
     k, v, theta = step.k, step.v, step.theta
     if len(weights) == 2:
-        return products.gradients(weights, k, v, theta, dtype)
-    error = read_memory(weights, k, dtype) - v.astype(theta.dtype)
+        return products.gradients(weights, k, v, theta, dtype, kept)
+    error = read_memory(weights, k, dtype, kept) - v.astype(theta.dtype)
     curvature = _power(k.astype(theta.dtype))
     share = theta / jnp.maximum(jnp.sum(theta * curvature, -1, keepdims=True), 1)
     return (multiply("bhck,bhcv->bhkv", k, share[..., None] * error, dtype),), _power(error)
@@ -228,6 +273,6 @@ def _mean(x: Float[Array, "*N B H C"], content: Float[Array, "*N B 1 C"] | None)
     return jnp.sum(x * content, -1) / jnp.maximum(jnp.sum(content, -1), 1)
 
 
-def _square(weights: Weights) -> Float[Array, "B H"]:
+def square_of(weights: Weights) -> Float[Array, "B H"]:
     """Of the length of all of M."""
     return jnp.sum(jnp.stack([jnp.sum(m * m, (-2, -1)) for m in weights]), 0)

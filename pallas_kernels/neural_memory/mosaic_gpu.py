@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._linear_state.products import multiply
 from pallas_kernels.neural_memory import mosaic_gpu_read, two_layers
-from pallas_kernels.neural_memory.chunks import Products
+from pallas_kernels.neural_memory.chunks import Products, scaled
 from pallas_kernels.neural_memory.mosaic_gpu_gradients import weight_gradients
 from pallas_kernels.neural_memory.two_layers import EPSILON, KEPT, Matrices
 from pallas_kernels.neural_memory.xla import neural_memory_xla
@@ -29,9 +29,15 @@ def neural_memory_mosaic_gpu(*arrays: Any, interpret: Any = None, **options: Any
     return neural_memory_xla(*arrays, products=products, **options)
 
 
-def read(interpret: Any, weights: Matrices, q: Float[Array, "B H C K"], dtype: Any) -> Array:
+def read(
+    interpret: Any,
+    weights: Matrices,
+    q: Float[Array, "B H C K"],
+    dtype: Any,
+    scale: Float[Array, "B H"] | None = None,
+) -> Array:
     """f(q) in `dtype`."""
-    q, first, second = (x.astype(dtype) for x in vary_alike(q, *weights))
+    q, first, second = (x.astype(dtype) for x in vary_alike(q, *scaled(weights, scale)))
     return _read(interpret, q, first, second)
 
 
@@ -42,9 +48,10 @@ def gradients(
     v: Float[Array, "B H C K"],
     theta: Float[Array, "B H C"],
     dtype: Any,
+    scale: Float[Array, "B H"] | None = None,
 ) -> tuple[Matrices, Float[Array, "B H C"]]:
     """As `two_layers.gradients`."""
-    k, v, theta, first, second = vary_alike(k, v, theta, *weights)
+    k, v, theta, first, second = vary_alike(k, v, theta, *scaled(weights, scale))
     return _gradients(interpret, (k.dtype, v.dtype, first.dtype), dtype, k, v, theta, first, second)
 
 
@@ -100,8 +107,9 @@ def _gradients_bwd(interpret: Any, dtypes: Any, dtype: Any, kept: Any, g: Any) -
     del interpret
     k, error, lost, theta, first, second = kept
     hidden = multiply("bhck,bhke->bhce", k, first, dtype)
-    at = two_layers.look_back(k, hidden, error, lost, theta, (first, second))
-    return two_layers.gradients_bwd(dtype, dtypes, (at, theta), g)
+    one = jnp.ones(k.shape[:2], theta.dtype)
+    at = two_layers.look_back(k, hidden, error, lost, theta, (first, second), one)
+    return two_layers.gradients_bwd(dtype, dtypes, (at, theta), g)[:5]
 
 
 _gradients.defvjp(_gradients_fwd, _gradients_bwd)

@@ -7,6 +7,7 @@ inside the window, which read the memory that every document starts from.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +15,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int, Shaped
 
+from pallas_kernels._dispatch import current_device
 from pallas_kernels._linear_state.chunks import into_chunks, out_of_chunks
 from pallas_kernels._linear_state.tokens import count_documents
 
 FEW = 8
 """Windows of which the backward pass keeps every state."""
+UNROLLED = 8
+"""Steps of a loop that are written out one after another."""
 
 
 class Windows(NamedTuple):
@@ -110,7 +114,8 @@ def scan_windows(
     step: Callable[[Any, Any], tuple[Any, Any]],
     state: Any,
     windows: Any,
-    finish: Callable[[Any, Any], Any] = lambda windows, found: found,
+    *,
+    unrolled: bool = False,
 ) -> tuple[Any, Any]:
     """`lax.scan` whose backward pass keeps every k-th state, k about the root of their number, and makes the others.
 
@@ -118,18 +123,16 @@ def scan_windows(
       step: (state, window) -> (state, found). A window of zeros must leave the state as it is.
       state: before the first window.
       windows: pytree of arrays [N, ...].
-      finish: (windows, found) -> y, for k of both at once.
+      unrolled: write out up to `UNROLLED` steps of a group where a GPU runs them. A loop copies what it carries and
+        keeps; without one a step's result stays where it was written.
     """
     count = jax.tree.leaves(windows)[0].shape[0]
     size = group_size(count)
-
-    def group(state: Any, windows: Any) -> tuple[Any, Any]:
-        state, found = lax.scan(step, state, windows)
-        return state, finish(windows, found)
-
+    unroll = min(size, UNROLLED) if unrolled and current_device().platform != "cpu" else 1
+    group = partial(lax.scan, step, unroll=unroll)
     if size == count:
         return group(state, windows)
-    missing = -count % size
+    missing = missing_windows(count)
 
     def grouped(x: Array) -> Array:
         x = jnp.pad(x, ((0, missing),) + ((0, 0),) * (x.ndim - 1))
@@ -144,4 +147,10 @@ def group_size(count: int) -> int:
     if count <= FEW:
         return count
     root = math.isqrt(count)
-    return min(range(max(2, root // 2), 2 * root + 1), key=lambda size: (-count % size, abs(size - root)))
+    sizes = range(max(2, root // 2), 2 * root + 1)
+    return min(sizes, key=lambda size: (-count % size, size > UNROLLED, abs(size - root)))
+
+
+def missing_windows(count: int) -> int:
+    """Windows of zeros that fill the last group."""
+    return -count % group_size(count)

@@ -1,14 +1,11 @@
-"""Writes of windows one after another, and reads of all windows of a group at once.
-
-No write waits for a read, so reads are products over many windows: long enough to fill a GPU at any chunk.
-"""
+"""Windows one after another, each read from the memory before it and then written."""
 
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
@@ -18,19 +15,23 @@ from pallas_kernels.neural_memory.chunks import (
     Chunk,
     MemoryState,
     Products,
+    Step,
+    Trace,
     Unsettled,
     at_rest,
+    bound,
     gather,
     settle,
     trace_of,
     update_memory,
 )
-from pallas_kernels.neural_memory.two_layers import KEPT, rounded
+from pallas_kernels.neural_memory.two_layers import KEPT
 from pallas_kernels.neural_memory.windows import (
     Windows,
     choose,
     cut_rows,
     leave_windows,
+    missing_windows,
     scan_windows,
     take_windows,
 )
@@ -66,16 +67,28 @@ def neural_memory_xla(
         cut = cut._replace(ends=jnp.zeros_like(cut.ends))
     content = None if segment_ids is None else _content(segment_ids > 0, width, source)
     chunk = Chunk(*(take_windows(x, width, source) for x in streams[1:]), content=content)
-    windows = (take_windows(streams[0], width), gather(chunk), cut)
+    asked = gather(chunk)
+    if segment_ids is not None or length % chunk_size or missing_windows(len(cut.ends)):
+        asked = _only_chunks(asked, cut.ends)
+    windows = (take_windows(streams[0], width), asked, cut)
     flat, tree = jax.tree.flatten((fresh, state, windows))
     fresh, state, windows = jax.tree.unflatten(tree, vary_alike(*flat))
     fresh, state = (at_rest(x) for x in (fresh, state))
     # Keep the memory between two windows and what is small: what has a column a hidden unit costs more to keep.
     few = jax.checkpoint_policies.save_only_these_names(KEPT)
-    write = partial(_write, products, fresh, v.dtype, output_trace)
+    write = partial(update_memory, dtype=v.dtype, products=products)
     write = jax.checkpoint(write, prevent_cse=False, policy=few)
-    finish = partial(_read, partial(_read_windows, products, v.dtype), fresh.state.weights, v.dtype)
-    final, (y, trace) = scan_windows(write, state, windows, finish)
+    read = partial(_read, partial(products.read, dtype=v.dtype), fresh)
+
+    def step(before: Unsettled, window: Any) -> tuple[Unsettled, Any]:
+        q, asked, cut = window
+        cut = Windows(*cut)
+        before = choose(cut.begins, fresh, before)
+        after, surprise = write(before, asked)
+        trace = _trace(after, surprise, asked, cut) if output_trace else None
+        return choose(cut.leaves, fresh, after), (read(before, after, q, cut).astype(v.dtype), trace)
+
+    final, (y, trace) = scan_windows(step, state, windows, unrolled=True)
     found: list[Any] = [leave_windows(y, length)]
     if output_final_state:
         found.append(settle(final))
@@ -88,48 +101,39 @@ def _content(content: Array, width: int, source: Any) -> Array:
     return take_windows(content[:, :, None], width, source)[:, :, 0]
 
 
-def _write(
-    products: Products, fresh: Unsettled, dtype: Any, traced: bool, before: Unsettled, window: Any
-) -> tuple[Unsettled, Any]:
-    """The memory behind a window; the weights that its tokens read, and the trace of the chunk that ended in it."""
-    q, asked, cut = window
-    cut = Windows(*cut)
-    before = choose(cut.begins, fresh, before)
-    state = settle(before)
-    written, surprise = update_memory(state, asked, dtype, products)
-    after = choose(cut.ends, written, before)
-    seen = (state.weights,) if cut.at is None else (state.weights, settle(after).weights)
-    seen = jax.tree.map(lambda m: rounded(m, dtype), seen)
-    trace = None
-    if traced:
-        places = jnp.arange(q.shape[2], dtype=jnp.int32)
-        last = q.shape[2] if cut.at is None else cut.at[:, None]
-        ended = (cut.ends & asked.some)[:, None] & (places[None] == last - 1)
-        trace = trace_of(settle(written), surprise)
-        trace = jax.tree.map(lambda x: jnp.where(ended[:, None], x[..., None], 0), trace)
-    return choose(cut.leaves, fresh, after), (seen, trace)
+def _only_chunks(asked: Step, ends: Bool[Array, "N B"]) -> Step:
+    """Nothing is asked for in windows in which no chunk ends."""
+    some = ends if asked.some is None else ends & asked.some
+    return asked._replace(some=some, theta=jnp.where(some[..., None, None], asked.theta, 0))
 
 
-def _read(read: Any, fresh: Any, dtype: Any, windows: Any, found: Any) -> Any:
-    """What the tokens of several windows read, all at once, and the trace as it is."""
-    (q, _, cut), (seen, trace) = windows, found
-    cut = Windows(*cut)
-    y = read(seen[0], q)
+def _read(
+    read: Any, fresh: Unsettled, before: Unsettled, after: Unsettled, q: Float[Array, "B H C K"], cut: Windows
+) -> Float[Array, "B H C K"]:
+    """From the memory before a window, that behind the chunk that ends in it, or that of a new document."""
+
+    def found(memory: Unsettled) -> Array:
+        return read(memory.state.weights, q, scale=bound(memory))
+
+    y = found(before)
     if cut.at is not None:
-        places = jnp.arange(q.shape[3], dtype=jnp.int32)[None, None]
-        behind = cut.ends[..., None] & (places >= cut.at[..., None])
-        y = jnp.where(_of_tokens(behind), read(seen[1], q), y)
-        start = jax.tree.map(lambda m: jnp.broadcast_to(m.astype(dtype), (len(q), *m.shape)), fresh)
-        y = jnp.where(_of_tokens(cut.first), y, read(start, q))
-    return y.astype(dtype), trace
+        places = jnp.arange(q.shape[2], dtype=jnp.int32)[None]
+        behind = cut.ends[:, None] & (places >= cut.at[:, None])
+        y = jnp.where(_of_tokens(behind), found(after), y)
+        y = jnp.where(_of_tokens(cut.first), y, found(fresh))
+    return y
 
 
-def _read_windows(
-    products: Products, dtype: Any, weights: Any, q: Float[Array, "N B H C K"]
-) -> Float[Array, "N B H C K"]:
-    weights, rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (weights, q))
-    return products.read(weights, rows, dtype).reshape(q.shape)
+def _trace(after: Unsettled, surprise: Float[Array, "B H"], asked: Step, cut: Windows) -> Trace:
+    """Of a window, zero but at the last token of the chunk that ended in it."""
+    width = asked.theta.shape[2]
+    last = width if cut.at is None else cut.at[:, None]
+    ended = jnp.arange(width, dtype=jnp.int32)[None] == last - 1
+    if asked.some is not None:
+        ended &= asked.some[:, None]
+    trace = trace_of(settle(after), surprise)
+    return jax.tree.map(lambda x: jnp.where(ended[:, None], x[..., None], 0), trace)
 
 
-def _of_tokens(mask: Any) -> Array:
-    return mask[:, :, None, :, None]
+def _of_tokens(mask: Any) -> Bool[Array, "B 1 C 1"]:
+    return mask[:, None, :, None]

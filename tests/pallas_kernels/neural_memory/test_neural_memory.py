@@ -160,9 +160,12 @@ def test_the_written_out_gradient_is_that_of_the_loss(depth: int) -> None:
         assert np.all(step <= 2 * jnp.sum(theta / divisor * lost, -1) * (1 + 1e-9))
 
 
-def test_outer_gradients_are_differences_in_f64() -> None:
+@pytest.mark.parametrize("longer", [1, 30])
+def test_outer_gradients_are_differences_in_f64(longer: float) -> None:
+    """Of memories that enter shorter than the limit of their length, and of longer ones."""
     with jax.enable_x64(True):
         given = in_f64(ANYWHERE.arrays)
+        given |= {name: longer * given[name] for name in ("state1", "state2", *SHARED)}
         floats = {n: x for n, x in given.items() if n != "segment_ids"}
         rng = np.random.default_rng(3)
         along = {n: rng.standard_normal(x.shape) for n, x in floats.items()}
