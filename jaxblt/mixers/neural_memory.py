@@ -300,11 +300,13 @@ class MemoryCore:
         """The carry with M in rows whose first token this is; segment ids let the driver see to it."""
         if marks.segment_ids is not None:
             return carry
-        fresh = start_state(self.weights, carry.opened.count)
-        # Copy no memory where every row has begun.
-        memory = jax.lax.cond(
-            jnp.all(carry.begun), lambda: carry.memory, lambda: select_heads(carry.begun, carry.memory, fresh)
-        )
+
+        def begin() -> MemoryState:
+            fresh = start_state(self.weights, carry.opened.count)
+            return select_heads(carry.begun, carry.memory, fresh)
+
+        # Copy and make no memory where every row has begun.
+        memory = jax.lax.cond(jnp.all(carry.begun), lambda: carry.memory, begin)
         return MemoryCarry(memory, carry.opened, jnp.ones_like(carry.begun))
 
     def _one(self, streams: MemoryStreams, marks: Marks, carry: MemoryCarry) -> Any:

@@ -120,15 +120,17 @@ def append(opened: OpenChunk, streams: Any, marks: Marks) -> tuple[OpenChunk, Bo
     ids = marks.segment_ids
     live = jnp.ones_like(opened.count[:, 0], bool) if ids is None else ids[:, 0] != 0
     content = live if ids is None else ids[:, 0] > 0
-    here = (jnp.arange(chunk)[None] == opened.count[:, :1]) & live[:, None]
+    # A place behind the chunk is dropped.
+    place, row = jnp.where(live, opened.count[:, 0], chunk), jnp.arange(len(live), dtype=jnp.int32)
 
     def put(old: Array, x: Array) -> Array:
-        mask = here.reshape(here.shape[0], 1, chunk, *(1,) * (old.ndim - 3))
-        return jnp.where(mask, jnp.moveaxis(x, 1, 2).astype(old.dtype), old)
+        """Write one place of each row: a select would read and write the whole chunk at each token."""
+        return old.at[row, :, place].set(x.astype(old.dtype), mode="drop", unique_indices=True)
 
+    streams = jax.tree.map(lambda old, x: put(old, x[:, 0]), opened.streams, streams)
+    known = put(opened.content, _per_head(content, heads))
     count = opened.count + live[:, None].astype(jnp.int32)
-    known = jnp.where(_per_head(here, heads), _per_head(content, heads)[..., None], opened.content)
-    return OpenChunk(jax.tree.map(put, opened.streams, streams), known, count), count[:, 0] == chunk
+    return OpenChunk(streams, known, count), count[:, 0] == chunk
 
 
 def by_document(

@@ -141,20 +141,35 @@ def test_four_layers_stay_finite_over_a_hundred_times_the_length(form: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("config", "shapes", "most"),
+    ("config", "shapes", "opened", "most"),
     [
-        pytest.param(NeuralMemoryConfig(dim=32, num_heads=2), ("2,16,64", "2,64,16"), 0, id="memory"),
+        pytest.param(
+            NeuralMemoryConfig(dim=32, num_heads=2, chunk_size=48),
+            ("2,16,64", "2,64,16"),
+            "2,48,16",
+            0,
+            id="memory",
+        ),
         # The one is in the branch that writes: its loop over candidates begins with it
-        pytest.param(SlotMemoryConfig(dim=32, num_heads=2, slots=24), ("2,24,16",), 1, id="slots"),
+        pytest.param(SlotMemoryConfig(dim=32, num_heads=2, slots=24), ("2,24,16",), "2,8,16", 1, id="slots"),
     ],
 )
-def test_a_decoded_token_copies_no_memory(config: Any, shapes: tuple[str, ...], most: int) -> None:
-    """The state is given away, and most tokens write nothing."""
+def test_a_decoded_token_copies_no_memory(
+    config: Any, shapes: tuple[str, ...], opened: str, most: int
+) -> None:
+    """The state is given away, and most tokens write nothing.
+
+    Outside the branches no array as large as the memory or the open chunk is made: a token is put into the chunk.
+    """
     module, x = config.build(), jnp.ones((3, 1, 32))
     params = jax.eval_shape(module.init, jax.random.key(0), x)
     step = jax.jit(lambda p, x, state: module.apply(p, x, state=state), donate_argnums=2)
     text = step.lower(params, x, init_state(config, 3, capacity=8)).compile().as_text()
     assert len(re.findall(rf"= f32\[3,(?:{'|'.join(shapes)})\]\S* copy\(", text)) <= most
+    large, entry = "|".join((*shapes, opened)), text[text.index("\nENTRY") :]
+    made = re.findall(rf"%(\S+) = f32\[3,(?:{large})\]\S* (?:fusion|copy|broadcast|select)\(", entry)
+    assert made
+    assert all("scatter" in name for name in made), made
 
 
 def test_heads_that_do_not_divide_the_devices_are_refused() -> None:
