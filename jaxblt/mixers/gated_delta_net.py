@@ -1,6 +1,7 @@
 """Gated DeltaNet: a matrix per head that replaces what it holds at a key, and forgets by a gate."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -116,8 +117,9 @@ class GatedDeltaNet(nn.Module):
         return y, dataclasses.replace(state, clock=rows.clock, short=short, memory=memory)
 
 
+@partial(jax.checkpoint, prevent_cse=False)
 def unit(x: Float[Array, "B T J K"]) -> Float[Array, "B T J K"]:
-    """x at length 1, computed in fp32; zero stays zero."""
+    """x at length 1, computed in fp32; zero stays zero. Kept for the backward pass is x in its own dtype."""
     wide = x.astype(jnp.float32)
     return (wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + EPSILON)).astype(x.dtype)
 
