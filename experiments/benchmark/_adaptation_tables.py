@@ -84,6 +84,7 @@ def speed(folder: Folder) -> str:
             count(arm["parameters"]),
             *(f"{ratio:.2f}" for ratio in ratios[name]["forward_over_none"]),
             *(percent(share) for share in ratios[name]["decoding_over_none"]),
+            f"{step:.2f}" if (step := ratios[name].get("step_over_full")) else "",
         )
         for name, arm in found["arms"].items()
     ]
@@ -98,14 +99,15 @@ def speed(folder: Folder) -> str:
     ]
     said = prose(
         f"A byte Transformer of width {setting['dim']} with {setting['layers']} layers, ranks of {setting['rank']}: "
-        "times of forward passes over those without an adapter, and bytes a second of decoding as a share."
+        "times of forward passes over those without an adapter, bytes a second of decoding as a share, and times of a "
+        "train step over that of full fine-tuning."
     )
     held = (
         "Memory as the compiler plans it, in MB: parameters, and what a program needs besides its arguments."
     )
     columns = (*shapes, *decoded)
     parts = (
-        *(said, table(("adapter", "trained parameters", *columns), times)),
+        *(said, table(("adapter", "trained parameters", *columns, "train step"), times)),
         *(held, table(("adapter", "parameters", *columns), memory)),
     )
     return "\n\n".join(parts)

@@ -57,7 +57,6 @@ OPS = (
         "modal_conv_packed",
         "modal_conv_tiles",
         "neural_memory",
-        "neural_memory_kernels",
     ),
     *(
         "patch_attention_lookup",

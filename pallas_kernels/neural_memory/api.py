@@ -28,7 +28,7 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Any:
 
 TABLE = (
     Implementation("xla", neural_memory_xla),
-    # Keep it below XLA's, which runs everywhere: its steps with gradients are no faster (neural_memory_kernels.json).
+    # Keep it below XLA's, which runs everywhere: its steps with gradients are slower (neural_memory.json).
     Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not),
     Implementation("reference", neural_memory_reference),
 )
