@@ -5,7 +5,8 @@
 Both make one step of gradient descent at the end of every chunk: f(x) = x + silu(x M1) M2, momentum, forgetting, gates
 averaged over the chunk. The peer's projections, norms and output gate are taken out, so that its streams are given as
 the operation's are. It has no divisor and no limit, and the last token of a chunk reads what its own chunk wrote. So
-values and gradients are compared in fp32 with small steps, and without those tokens, before anything is timed.
+values and gradients are compared in fp32 with small steps, and without those tokens, before anything is timed. Where
+TorchScript's fuser does not compile, set PYTORCH_JIT=0.
 """
 
 from functools import partial

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxblt.inference.decode import Decoder, DecoderState
-from jaxblt.layers import Linear
+from jaxblt.models.products import products_in
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -29,31 +28,18 @@ def narrow_params(decoder: Decoder, rows: int, params: dict[str, Any], state: De
         given = {"segment_ids": ones, "entropies": known, "method": "step"}
         return decoder.build().apply(decoder.variables(params, "model"), ids, state.model, **given)
 
-    found = {"model": _cast(params["model"], decoder.dtype, _products(decoder.dtype, model))}
+    reads = {"model": model}
     if decoder.needs_entropies:
-        entropy = partial(decoder.next_entropies, params, ids[:, None], state.entropy, ones[:, None])
-        found["entropy"] = _cast(params["entropy"], decoder.dtype, _products(decoder.dtype, entropy))
-    return {**params, **found}
+        reads["entropy"] = partial(decoder.next_entropies, params, ids[:, None], state.entropy, ones[:, None])
+    return {**params, **{name: _narrowed(params[name], decoder.dtype, read) for name, read in reads.items()}}
 
 
-def _products(dtype: Any, trace: Callable[[], Any]) -> set[tuple[str, ...]]:
-    """Paths of the `Linear`s that a trace computes in `dtype`."""
-    found = set()
+def _narrowed(params: Any, dtype: Any, read: Callable[[], Any]) -> Any:
+    """The parameters, with kernels in `dtype` where `read` multiplies in it."""
+    products, _ = products_in(dtype, partial(jax.eval_shape, read))
 
-    def record(call: Any, args: Any, options: Any, context: Any) -> Any:
-        module = context.module
-        if isinstance(module, Linear) and jnp.dtype(module.dtype) == jnp.dtype(dtype):
-            found.add(module.path)
-        return call(*args, **options)
-
-    with nn.intercept_methods(record):
-        jax.eval_shape(trace)
-    return found
-
-
-def _cast(params: Any, dtype: Any, products: set[tuple[str, ...]]) -> Any:
     def cast(path: tuple[Any, ...], leaf: Any) -> Any:
         *above, own = (entry.key for entry in path)
-        return leaf.astype(dtype) if own == "kernel" and tuple(above) in products else leaf
+        return leaf.astype(dtype) if own == "kernel" and "/".join(above) in products else leaf
 
     return jax.tree_util.tree_map_with_path(cast, params)

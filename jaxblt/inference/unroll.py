@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 
+from jaxblt.adapters.attach import stacks_of
 from jaxblt.inference.decode import Decoder, DecoderState
 from jaxblt.inference.narrow import narrow_params
-from jaxblt.models import StackConfig, StackState, unstack_periods, unstack_state
+from jaxblt.models import ModelConfig, StackState, unstack_periods, unstack_state
 
 PERIODS = "periods"
 """What scanned blocks are named in parameters."""
@@ -36,12 +37,9 @@ def unrolled(decoder: Decoder) -> Decoder:
     return dataclasses.replace(decoder, model=_unrolled(decoder.model), entropy=entropy)
 
 
-def _unrolled(config: Any) -> Any:
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    stacks = {name: value for name, value in fields.items() if isinstance(value, StackConfig)}
-    return dataclasses.replace(
-        config, **{name: dataclasses.replace(stack, scan=False) for name, stack in stacks.items()}
-    )
+def _unrolled(config: ModelConfig) -> Any:
+    stacks: Any = {name: dataclasses.replace(stack, scan=False) for name, stack in stacks_of(config).items()}
+    return dataclasses.replace(config, **stacks)  # pyright: ignore[reportArgumentType]
 
 
 @jax.jit

@@ -11,14 +11,13 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxblt.adapters import detach, join_params, load_index, retrievals, split_params, without_index
 from jaxblt.adapters.attach import stacks_of
 from jaxblt.adapters.retrieval.neighbours import INDEX
 from jaxblt.adapters.router import ROUTER
-from jaxblt.layers import Linear
+from jaxblt.models.products import products_in
 from jaxblt.models.stack import stack_periods, unstack_periods
 from jaxblt.parallel.rules import replicated, state_shardings
 from jaxblt.training.checkpoint import restore
@@ -162,21 +161,6 @@ def _check_model(recipe: Recipe) -> list[str]:
             f"{', '.join(changed)}; attach adapters to the config of that run"
         )
     return scanned
-
-
-def products_in[T](dtype: Any, trace: Callable[[], T]) -> tuple[set[str], T]:
-    """Paths of the `Linear`s that a trace computes in `dtype`, to which they cast their kernels; and its result."""
-    found = set()
-
-    def record(call: Any, args: Any, options: Any, context: Any) -> Any:
-        module = context.module
-        if isinstance(module, Linear) and jnp.dtype(module.dtype) == jnp.dtype(dtype):
-            found.add("/".join(module.path))
-        return call(*args, **options)
-
-    with nn.intercept_methods(record):
-        result = trace()
-    return found, result
 
 
 def rounded(params: Any, boxed: Any, dtype: Any, products: Collection[str]) -> Any:

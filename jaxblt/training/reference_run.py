@@ -7,7 +7,8 @@ import jax
 from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 
-from jaxblt.training.base import products_in, rounded
+from jaxblt.models.products import products_in
+from jaxblt.training.base import rounded
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.resolved import has_rule_of, read_resolved
 from jaxblt.training.setup import boxed_params, make_task

@@ -16,8 +16,9 @@ from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse, load
 from jaxblt.answers import build_index
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig, unstack_periods
+from jaxblt.models.products import products_in
 from jaxblt.parallel import make_mesh
-from jaxblt.training.base import base_shapes, load_base, products_in, rounded
+from jaxblt.training.base import base_shapes, load_base, rounded
 from jaxblt.training.checkpoint import Checkpointer
 from jaxblt.training.frozen_store import frozen_dir
 from jaxblt.training.integrity import StateMismatch

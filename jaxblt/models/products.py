@@ -1,0 +1,24 @@
+"""Which products of a model compute in a dtype, and so round their kernels to it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from jaxblt.layers import Linear
+
+
+def products_in[T](dtype: Any, trace: Callable[[], T]) -> tuple[set[str], T]:
+    """Paths of the `Linear`s that a trace computes in `dtype`, to which they cast their kernels; and its result."""
+    found = set()
+
+    def record(call: Any, args: Any, options: Any, context: Any) -> Any:
+        module = context.module
+        if isinstance(module, Linear) and jnp.dtype(module.dtype) == jnp.dtype(dtype):
+            found.add("/".join(module.path))
+        return call(*args, **options)
+
+    with nn.intercept_methods(record):
+        result = trace()
+    return found, result
