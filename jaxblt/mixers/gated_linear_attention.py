@@ -144,10 +144,9 @@ class LinearState:
     ) -> tuple[Float[Array, "B T H V"], tuple[None, Float[Array, "B H K V"]] | None]:
         """Outputs; with a carry also S behind the stretch."""
         q, k, v, gate = streams
-        options: dict[str, Any] = self._options(gate, marks) | {"scale": self.scale}
-        found: Any = gated_linear_attention(
-            q, k, v, **options, initial_state=carry, output_final_state=carry is not None
-        )
+        options = {"segment_ids": marks.segment_ids, "scale": self.scale, "chunk_size": self.chunk_size}
+        stored: Any = {"initial_state": carry, "output_final_state": carry is not None}
+        found: Any = gated_linear_attention(q, k, v, **self._gate(gate), **options, **stored)
         return (found, None) if carry is None else (found[0], (None, found[1]))
 
     def summarise(
@@ -155,7 +154,7 @@ class LinearState:
     ) -> tuple[Float[Array, "B H #K 1"], Float[Array, "B H K V"]]:
         """What the stretch multiplies S by, elementwise, and what it leaves of its own."""
         _, k, v, gate = streams
-        return gated_linear_attention_summary(k, v, **self._options(gate, marks))
+        return gated_linear_attention_summary(k, v, **self._gate(gate), segment_ids=marks.segment_ids)
 
     def join(
         self, carry: Float[Array, "B H K V"], summary: tuple[Float[Array, "B H #K 1"] | None, Array]
@@ -164,6 +163,5 @@ class LinearState:
         decay, left = summary
         return left if decay is None else decay * carry + left
 
-    def _options(self, gate: Array, marks: Marks) -> dict[str, Any]:
-        name = "log_key_gate" if self.gate == "key" else "log_gate"
-        return {name: gate, "segment_ids": marks.segment_ids, "chunk_size": self.chunk_size}
+    def _gate(self, gate: Array) -> dict[str, Array]:
+        return {"log_key_gate" if self.gate == "key" else "log_gate": gate}

@@ -144,9 +144,9 @@ class SlotCore:
         """What the stretch multiplies the slots by, elementwise, and what it leaves of its own."""
         k, v, gate = streams.k, streams.v, streams.log_gate
         written = _written(gate, v.dtype)
-        options: dict[str, Any] = {"segment_ids": marks.segment_ids, "chunk_size": self.chunk_size}
-        kept_keys, keys = gated_linear_attention_summary(k, written, log_value_gate=gate, **options)
-        kept_values, values = gated_linear_attention_summary(written, v, log_key_gate=gate, **options)
+        ids = marks.segment_ids
+        kept_keys, keys = gated_linear_attention_summary(k, written, log_value_gate=gate, segment_ids=ids)
+        kept_values, values = gated_linear_attention_summary(written, v, log_key_gate=gate, segment_ids=ids)
         return Slots(kept_keys, kept_values), Slots(keys, values)
 
     def join(self, carry: Slots, summary: tuple[Slots | None, Slots]) -> Slots:

@@ -36,7 +36,7 @@ LOWEST_LOG_GATE = -88.0
 """exp(-88) is less than the least normal number of fp32, so it forgets all. The kernels subtract sums of log gates from
 a chunk's start: -inf would give NaN, and sums of larger gates lose the digits of small ones beside them."""
 
-ON_MESHES = False
+ON_MESHES = True
 """Whether calls inside `shard_map` take its kernels unasked: not before the tests of them have passed on a GPU."""
 
 

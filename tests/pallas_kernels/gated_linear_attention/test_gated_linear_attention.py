@@ -136,7 +136,7 @@ def test_pieces_are_one_stream_and_their_summaries_join(gate: str) -> None:
     arrays = {n: x for n, x in CASES[gate].arrays.items() if n != "segment_ids"}
     state = arrays.pop("initial_state")
     run = jax.jit(partial(gated_linear_attention, output_final_state=True, chunk_size=4))
-    summarise = jax.jit(partial(gated_linear_attention_summary, chunk_size=4))
+    summarise = jax.jit(gated_linear_attention_summary)
     whole, final = CASES[gate].run({**arrays, "initial_state": state})
     found, joined = [], state
     for start in (0, 7, 14):
@@ -150,10 +150,29 @@ def test_pieces_are_one_stream_and_their_summaries_join(gate: str) -> None:
     assert_close(state, final, n=LENGTH)
 
 
+@pytest.mark.parametrize("gate", GATES)
+def test_a_summary_is_what_the_loop_leaves_forward_and_backward(gate: str) -> None:
+    """Behind documents and holes, with one gate that forgets everything."""
+    arrays = {n: x for n, x in CASES[gate].arrays.items() if n not in ("q", "initial_state")}
+    ids = arrays.pop("segment_ids")
+    arrays[gate] = arrays[gate].at[0, LENGTH - 6, 0].set(-jnp.inf)
+
+    def summed(rows: Any) -> Any:
+        return gated_linear_attention_summary(**rows, segment_ids=ids)[1]
+
+    def looped(rows: Any) -> Any:
+        options: dict[str, Any] = {"segment_ids": ids, "implementation": "reference"}
+        return gated_linear_attention(rows["k"], **rows, **options, output_final_state=True)[1]
+
+    found, expected = value_and_grads(summed, arrays), value_and_grads(looped, arrays)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_close(got, want, n=CASES[gate].grad_terms)
+
+
 def test_no_state_passes_a_stretch_in_which_a_document_begins() -> None:
     arrays = {n: CASES["log_gate"].arrays[n] for n in ("k", "v", "log_gate")}
     ids = jnp.ones((BATCH, LENGTH), jnp.int32).at[1, 9:].set(2)
-    decay, left = gated_linear_attention_summary(**arrays, segment_ids=ids, implementation="reference")
+    decay, left = gated_linear_attention_summary(**arrays, segment_ids=ids)
     assert np.all(decay[0] > 0)
     assert not np.any(decay[1])
     assert left.shape == (BATCH, HEADS, KEYS, VALUES)
