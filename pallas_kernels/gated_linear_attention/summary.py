@@ -61,8 +61,6 @@ def _sums(k: Array, v: Array, gate: Array, by_key: bool) -> tuple[Array, Array]:
 
     sums = lax.cumsum(gate.astype(wide), 1, reverse=True)
     decay = jnp.exp(sums[:, 0])
-    if by_key:
-        decay = jnp.repeat(decay, heads // key_heads, 1)[..., None]
-    else:
-        decay = decay.reshape(batch, heads, 1, -1)
+    channels = (batch, heads, -1, 1) if by_key else (batch, heads, 1, -1)
+    decay = (jnp.repeat(decay, heads // key_heads, 1) if by_key else decay).reshape(channels)
     return decay, left(k, v, jnp.pad(sums[:, 1:], ((0, 0), (0, 1), *((0, 0),) * (gate.ndim - 2))))
