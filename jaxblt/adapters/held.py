@@ -95,7 +95,9 @@ def step_places(steps: Bool[Array, "B T"], count: Int[Array, "B T"], size: int) 
     """
     rows, length = steps.shape
     most = length // size + 1
-    row = jnp.arange(rows, dtype=jnp.int32)[:, None]
     token = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], steps.shape)
+    if most == 1:
+        return jnp.min(jnp.where(steps, token, length), 1, keepdims=True)
+    row = jnp.arange(rows, dtype=jnp.int32)[:, None]
     nothing = jnp.full((rows, most), length, jnp.int32)
     return nothing.at[row, jnp.where(steps, count - 1, most)].set(token, mode="drop")

@@ -13,9 +13,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jaxblt.layers import Linear, Weights, multiply, read_equation
+from jaxblt.mixers.prepared import COLLECTION as PREPARED
 from jaxblt.models.remat import PRODUCT
 from jaxblt.parallel.islands import BATCH_AXES, open_axes, over_batch
-from pallas_kernels.routed_lora import active_blocks, can_skip, routed_lora
+from pallas_kernels.routed_lora import Joined, active_blocks, can_skip, multiply_joined, routed_lora
 
 TOKENS = 2
 """Leading axes of what a site reads: rows and time."""
@@ -50,13 +51,15 @@ def multiply_sites(
     """x W and its update, if it is adapted, of each `Linear`.
 
     The op makes both of row-major sites, in one call where they share dtype, scale and code. To a site that it does not
-    fuse, the update is added behind what `base` makes.
+    fuse, the update is added behind what `base` makes. What `jaxblt.adapters.joined` laid out is read in the place of
+    the group's matrices.
     """
     found: dict[int, Array] = {}
-    for sites in _groups(x, layers, weights):
+    for sites in groups_of(x, layers, weights):
         given: Any = [weights[i] for i in sites]
-        kernels = [w.kernel for w in given]
-        ys = _by_rows(x, layers[sites[0]].dtype, given, kernels)
+        first, name = layers[sites[0]], joined_name(layers[i] for i in sites)
+        joined = first.get_variable(PREPARED, name) if first.has_variable(PREPARED, name) else None
+        ys = _by_rows(x, first.dtype, given, joined=joined)
         found |= zip(sites, checkpoint_name(ys, PRODUCT), strict=True)
     for i, (layer, w) in enumerate(zip(layers, weights, strict=True)):
         if i not in found:
@@ -65,7 +68,12 @@ def multiply_sites(
     return [found[i] for i in range(len(layers))]
 
 
-def _groups(x: Any, layers: Sequence[Linear], weights: Sequence[Weights]) -> Iterable[list[int]]:
+def joined_name(layers: Iterable[Linear]) -> str:
+    """What the first of a group's sites calls their joined matrices in the collection "prepared"."""
+    return " ".join(layer.path[-1] for layer in layers)
+
+
+def groups_of(x: Any, layers: Sequence[Linear], weights: Sequence[Weights]) -> Iterable[list[int]]:
     """Places of sites that are one call of the op."""
     groups: dict[Any, list[int]] = defaultdict(list)
     for i, (layer, w) in enumerate(zip(layers, weights, strict=True)):
@@ -98,15 +106,20 @@ def is_row_major(equation: str) -> bool:
 def _update(x: Float[Array, "B T ..."], layer: Linear, site: Adapted) -> Float[Array, "..."]:
     """The update alone. Products with an axis of channels before that of time transpose at no cost as einsums."""
     if is_row_major(layer.equation):
-        (y,) = _by_rows(x, layer.dtype, [site], None)
+        (y,) = _by_rows(x, layer.dtype, [site], alone=True)
         return y
     return _by_channels(x, layer, site)
 
 
 def _by_rows(
-    x: Float[Array, "B T ..."], dtype: Any, sites: Sequence[Adapted], kernels: Sequence[Array] | None
+    x: Float[Array, "B T ..."],
+    dtype: Any,
+    sites: Sequence[Adapted],
+    *,
+    alone: bool = False,
+    joined: Joined | None = None,
 ) -> tuple[Float[Array, "B T ..."], ...]:
-    """The op for sites of one scale and code: x W and the updates, or without kernels the updates alone.
+    """The op for sites of one scale and code: x W and the updates, or the updates `alone`.
 
     Of a sparse code the op is told which blocks are 0, where it can skip them.
     """
@@ -114,20 +127,31 @@ def _by_rows(
     rows = x.reshape(*tokens, -1).astype(dtype)
     if code is not None:  # a governor makes one for all tokens where there is none
         code = jnp.broadcast_to(code, (*tokens, code.shape[-1]))
-    v = tuple(site.v.reshape(rows.shape[-1], -1) for site in sites)
-    u = tuple(site.u.reshape(site.u.shape[0], -1) for site in sites)
-    w = None if kernels is None else tuple(kernel.reshape(rows.shape[-1], -1) for kernel in kernels)
+    w, v, u = matrices_of(sites)
 
     def run(batched: Any, shared: Any) -> Any:
-        (rows, code), (w, v, u) = batched, shared
+        rows, code = batched
+        if isinstance(shared, Joined):
+            return multiply_joined(rows, shared, code)
+        w, v, u = shared
         # Look at the device's own rows: tiles are counted from their first token
         skips = sites[0].sparse and can_skip(rows, w, v, u, code)
         active = active_blocks(code, rows.shape[1]) if skips else None
         return routed_lora(rows, w, v, u, code, active=active, scale=sites[0].scale)
 
     # without the weight products are XLA's, which splits them itself
-    ys = run((rows, code), (w, v, u)) if w is None else over_batch(run, (rows, code), (w, v, u))
+    ys = run((rows, code), (None, v, u)) if alone else over_batch(run, (rows, code), joined or (w, v, u))
     return tuple(y.reshape(*tokens, *site.u.shape[1:]) for y, site in zip(ys, sites, strict=True))
+
+
+def matrices_of(sites: Iterable[Any]) -> tuple[tuple[Array, ...], ...]:
+    """W [K, N], V [K, r] and U [r, N] of all sites, each of which has `kernel`, `v` and `u`."""
+    flat = [
+        (a.kernel.reshape(-1, a.u[0].size), a.v.reshape(-1, len(a.u)), a.u.reshape(len(a.u), -1))
+        for a in sites
+    ]
+    w, v, u = zip(*flat, strict=True)
+    return w, v, u
 
 
 def _by_channels(x: Float[Array, "B ..."], layer: Linear, site: Adapted) -> Float[Array, "B ..."]:

@@ -1,22 +1,26 @@
-"""Weights in the dtype of decoding: a byte reads all of them, and products would cast theirs at each."""
+"""Weights as decoding reads them: in its dtype, and matrices of adapters beside them. A byte reads all of them."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxblt.inference.decode import Decoder, DecoderState
+from jaxblt.adapters.joined import groups_in, joined_in
+from jaxblt.inference.decode import PREPARED, Decoder, DecoderState
 from jaxblt.models.products import products_in
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def narrow_params(decoder: Decoder, rows: int, params: dict[str, Any], state: DecoderState) -> dict[str, Any]:
-    """The parameters with kernels in `decoder.dtype` where a step multiplies by them in it; logits are the same.
+    """The parameters with kernels in `decoder.dtype` where a step multiplies by them in it.
+
+    Logits are the same. Matrices of adapters come joined (`jaxblt.adapters.joined`), if those are in 16 bits: logits
+    are the same within rounding then.
 
     Args:
-      decoder: models and patcher.
+      decoder: models and patcher, of `unrolled` if there are adapters.
       rows: of the state.
       params: {"model": ..., "entropy": ...}, as they are or of `prepare_decoding`.
       state: whose step is traced.
@@ -31,12 +35,19 @@ def narrow_params(decoder: Decoder, rows: int, params: dict[str, Any], state: De
     reads = {"model": model}
     if decoder.needs_entropies:
         reads["entropy"] = partial(decoder.next_entropies, params, ids[:, None], state.entropy, ones[:, None])
-    return {**params, **{name: _narrowed(params[name], decoder.dtype, read) for name, read in reads.items()}}
+    given, prepared = dict(params), dict(params.get(PREPARED, {}))
+    for name, read in reads.items():
+        products, (groups, _) = products_in(decoder.dtype, partial(groups_in, partial(jax.eval_shape, read)))
+        joined = {"/".join(path) for group in groups for path in group.paths}
+        given[name] = _narrowed(params[name], decoder.dtype, products - joined)
+        if groups:
+            made = flatten_dict(prepared.get(name, {})) | joined_in(params[name], groups)
+            prepared[name] = unflatten_dict(made)
+    return {**given, PREPARED: prepared} if prepared else given
 
 
-def _narrowed(params: Any, dtype: Any, read: Callable[[], Any]) -> Any:
-    """The parameters, with kernels in `dtype` where `read` multiplies in it."""
-    products, _ = products_in(dtype, partial(jax.eval_shape, read))
+def _narrowed(params: Any, dtype: Any, products: set[str]) -> Any:
+    """The parameters, with kernels of these products in `dtype`."""
 
     def cast(path: tuple[Any, ...], leaf: Any) -> Any:
         *above, own = (entry.key for entry in path)

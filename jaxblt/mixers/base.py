@@ -128,6 +128,7 @@ def arrange(
     Without segment ids every index is a token that continues the row's document. In a call that a mesh has `split`
     along the sequence nothing moves: non-tokens must stand behind the tokens of their row, or all of it becomes NaN.
     """
+    moved = not split and x.shape[1] > 1
     index = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None], x.shape[:2])
     if segment_ids is None:
         order, segments = index, jnp.broadcast_to(jnp.maximum(clock.last_segment, 1)[:, None], x.shape[:2])
@@ -136,6 +137,8 @@ def arrange(
         behind = jnp.all((segments[:, 1:] == 0) | (segments[:, :-1] != 0), 1)
         wrong = jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0
         x = jnp.where(rows(behind, x), x, jnp.asarray(wrong, x.dtype))
+    elif not moved:
+        order, segments = index, segment_ids
     else:
         order = jnp.argsort(segment_ids == 0, axis=1, stable=True).astype(jnp.int32)
         segments = jnp.take_along_axis(segment_ids, order, 1)
@@ -153,7 +156,7 @@ def arrange(
     if positions is None:
         ordered = jnp.where(continues, clock.position[:, None] + index, since_start)
     else:
-        ordered = positions if split else jnp.take_along_axis(positions, order, 1)
+        ordered = jnp.take_along_axis(positions, order, 1) if moved else positions
     if split and segment_ids is not None:
         run, time, ordered = (whole_rows(counted) for counted in (run, time, ordered))
     tokens = Tokens(
@@ -165,7 +168,7 @@ def arrange(
         time=time,
         positions=ordered,
         whole=segment_ids is None,
-        moved=not split,
+        moved=moved,
     )
     return tokens, _advance(clock, tokens, document)
 

@@ -35,7 +35,7 @@ def call_routed(
     """The results of `through(x, segment_ids, positions, code)` at the router's codes, and the router's state."""
     code, after = router(x, segment_ids=segment_ids, state=state, side=side)
     order = None
-    if state is not None and segment_ids is not None and not splits_call(x.shape[1]):
+    if state is not None and segment_ids is not None and x.shape[1] > 1 and not splits_call(x.shape[1]):
         # Put tokens in front as mixers do in such calls: a code has to meet its token in every product
         order = jnp.argsort(segment_ids == 0, axis=1, stable=True).astype(jnp.int32)
         x, segment_ids, positions, code = (_take(order, a) for a in (x, segment_ids, positions, code))

@@ -12,7 +12,7 @@ from pallas_kernels._dispatch import explain as explain_table
 from pallas_kernels.routed_lora import hopper
 from pallas_kernels.routed_lora.hopper import STEP, TILE
 from pallas_kernels.routed_lora.reference import Matrices, routed_lora_reference
-from pallas_kernels.routed_lora.xla import routed_lora_xla
+from pallas_kernels.routed_lora.xla import is_small, routed_lora_xla
 
 
 def _mosaic_gpu(*args: Any, **options: Any) -> Any:
@@ -97,6 +97,14 @@ def can_skip(x: Any, w: Any, v: Any, u: Any, code: Any) -> bool:
     tiles = -(-x.shape[0] * x.shape[1] // TILE)
     active = jax.ShapeDtypeStruct((tiles, code.shape[2]), jnp.bool_)
     return TABLE[0].passed_over(current_device(), x, w, v, u, code, active=active) is None
+
+
+def can_join(x: Any, w: Any) -> bool:
+    """Whether such a call copies W, which `join` and `multiply_joined` copy once for many calls.
+
+    Arguments are as in `routed_lora`, or ShapeDtypeStructs; w is a tuple.
+    """
+    return not has_reference_ops() and is_small(x, w)
 
 
 def _check(x: Any, sites: tuple[Any, Any, Any], code: Any, chunk: int) -> None:

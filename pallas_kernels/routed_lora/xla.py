@@ -87,12 +87,12 @@ def _forward(
     return tuple(y), (x, w, v, u, code, p)
 
 
-def is_copied(x: Any, w: Matrices) -> bool:
+def is_copied(x: Any, w: Any) -> bool:
     """Whether W may be copied beside V or U: in 16 bits, where it is small."""
     return x.dtype.itemsize == 2 and 2 * x.shape[2] * sum(site.shape[1] for site in w) <= COPIED
 
 
-def is_small(x: Any, w: Matrices) -> bool:
+def is_small(x: Any, w: Any) -> bool:
     """Whether x [W | V] of all sites is one product: where kernels cost more than a copy of W."""
     tokens, width = prod(x.shape[:2]), sum(site.shape[1] for site in w)
     whole = x.shape[2] * width + tokens * (x.shape[2] + width)
@@ -108,7 +108,7 @@ def _together(
     """
     both = product("btk,kn->btn", x, jnp.concatenate([a.astype(x.dtype) for a in (*w, *v)], 1))
     *base, p = jnp.split(both, _ends(w), -1)
-    wide, z = _wide(x.dtype), p
+    wide, z = wide_of(x.dtype), p
     if code is not None:
         numbers = [code_of_ranks(code.astype(wide), chunk, x.shape[1], site.shape[1]) for site in v]
         z = (p.astype(wide) * jnp.concatenate(numbers, -1)).astype(x.dtype)
@@ -182,7 +182,7 @@ def _gradients_together(
     whole = lax.optimization_barrier(jnp.concatenate(dy, -1))
     both = product("btn,kn->btk", whole, jnp.concatenate([weight, _filled(_diagonal(u, x.dtype))]))
     dx, g = jnp.split(both[..., : x.shape[2] + p.shape[2]], [x.shape[2]], -1)
-    g = g.astype(_wide(g.dtype))
+    g = g.astype(wide_of(g.dtype))
     s = jnp.concatenate(scaled(g, v, code, chunk, scale), -1).astype(x.dtype)
     if code is not None:
         dx = dx + product("btr,kr->btk", s, joined(v))
@@ -226,7 +226,7 @@ def gradients(
 def _up(chunk: int, scale: float, kept: Kept) -> list[Float[Array, "B T _"]]:
     """z of each site."""
     x, _, v, _, code, p = kept
-    return [part.astype(x.dtype) for part in scaled(p.astype(_wide(p.dtype)), v, code, chunk, scale)]
+    return [part.astype(x.dtype) for part in scaled(p.astype(wide_of(p.dtype)), v, code, chunk, scale)]
 
 
 def _others(
@@ -251,11 +251,11 @@ def product(
     equation: str, a: Float[Array, "..."], b: Float[Array, "..."], *, wide: bool = False
 ) -> Float[Array, "..."]:
     """Summed in fp32 (f64 for f64) and rounded to the dtype of a, unless it is to stay `wide`."""
-    dtype = _wide(a.dtype) if wide else a.dtype
+    dtype = wide_of(a.dtype) if wide else a.dtype
     return jnp.einsum(equation, a, b.astype(a.dtype), preferred_element_type=dtype)
 
 
-def _wide(dtype: Any) -> Any:
+def wide_of(dtype: Any) -> Any:
     """The dtype of sums."""
     return jnp.float32 if dtype.itemsize < 4 else dtype
 

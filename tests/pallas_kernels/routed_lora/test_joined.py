@@ -1,0 +1,69 @@
+"""Matrices of a group joined once: what the op gives without, by one product."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels._dispatch import reference_ops
+from pallas_kernels.routed_lora import can_join, join, multiply_joined, routed_lora
+from tests.pallas_kernels.routed_lora.test_routed_lora import K, arrays, matrices
+from tests.tolerances import assert_close
+
+SCALE = 0.5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("blocks", [4, 1, 0])
+@pytest.mark.parametrize("length", [1, 7])
+def test_joined_matrices_give_what_the_op_gives(dtype: str, blocks: int, length: int) -> None:
+    given = arrays(length=length, blocks=max(blocks, 1), dtype=dtype)
+    code = given["code"] if blocks else None
+
+    @jax.jit
+    def both(given: dict[str, Any], code: Any) -> Any:
+        joined = join(*matrices(given), scale=SCALE, dtype=dtype, coded=code is not None)
+        wide = {name: array.astype(jnp.float32) for name, array in given.items()}
+        expected = routed_lora(wide["x"], *matrices(wide), code, scale=SCALE, implementation="reference")
+        return multiply_joined(given["x"], joined, code), expected
+
+    for ours, theirs in zip(*both(given, code), strict=True):
+        assert ours.dtype == jnp.dtype(dtype)
+        assert_close(ours, theirs.astype(dtype), n=K + 8)
+
+
+@pytest.mark.parametrize("coded", [True, False])
+def test_a_call_has_one_product_and_copies_no_weight(coded: bool) -> None:
+    given = arrays(length=1, dtype=jnp.bfloat16)
+    joined = jax.eval_shape(partial(join, scale=SCALE, dtype=jnp.bfloat16, coded=coded), *matrices(given))
+    jaxpr = str(jax.make_jaxpr(multiply_joined)(given["x"], joined, given["code"] if coded else None))
+    assert jaxpr.count("dot_general[") == 1
+    assert "concatenate" not in jaxpr
+
+
+@pytest.mark.parametrize("coded", [True, False])
+def test_matrices_of_other_calls_are_refused(coded: bool) -> None:
+    given = arrays(dtype=jnp.bfloat16)
+    joined = join(*matrices(given), scale=SCALE, dtype=jnp.bfloat16, coded=coded)
+    with pytest.raises(ValueError, match=f"joined with coded={coded}: join them for such calls"):
+        multiply_joined(given["x"], joined, None if coded else given["code"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "width", "can"),
+    [
+        ("bfloat16", 64, 512, True),
+        ("bfloat16", 32_768, 512, False),
+        ("bfloat16", 1, 8192, False),
+        ("float32", 1, 512, False),
+    ],
+    ids=["few tokens", "many tokens", "a large weight", "fp32"],
+)
+def test_where_joining_saves_a_copy(dtype: str, tokens: int, width: int, can: bool) -> None:
+    x = jax.ShapeDtypeStruct((tokens, 1, width), dtype)
+    w = (jax.ShapeDtypeStruct((width, 1024), dtype),)
+    assert can_join(x, w) is can
+    with reference_ops():
+        assert not can_join(x, w)
