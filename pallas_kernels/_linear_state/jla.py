@@ -36,9 +36,6 @@ LOWEST_LOG_GATE = -88.0
 """exp(-88) is less than the least normal number of fp32, so it forgets all. The kernels subtract sums of log gates from
 a chunk's start: -inf would give NaN, and sums of larger gates lose the digits of small ones beside them."""
 
-ON_MESHES = True
-"""Whether calls inside `shard_map` take its kernels unasked: not before the tests of them have passed on a GPU."""
-
 
 def why_not_package(device: Device) -> str | None:
     """Why none of its kernels runs on `device`, or None: the GPU, what is installed, and this machine."""
@@ -74,17 +71,10 @@ def why_not_rows(device: Device, q: Any, k: Any, v: Any) -> str | None:
 
 
 def rather_not(device: Device, q: Any, k: Any, v: Any, *others: Any, **options: Any) -> str | None:
-    """Why a call is left to others: a row of a few steps, as in decoding, or one inside `shard_map`; or None."""
+    """Why a call is left to others: a row of a few steps, as in decoding; or None."""
     if (length := v.shape[1]) < CHUNK:
         return f"rows of {length} steps would be filled up to {CHUNK}"
-    if not ON_MESHES and (axes := _mesh_axes(q, k, v, *others, *options.values())):
-        return f"inside shard_map over {', '.join(sorted(axes))} it has not run on a GPU"
     return None
-
-
-def _mesh_axes(*arrays: Any) -> frozenset[str]:
-    """Axes over which any of them varies inside `shard_map`; what is no array varies over none."""
-    return frozenset[str]().union(*(varying_axes(x) for x in arrays if isinstance(x, jax.Array)))
 
 
 def call_jla(
@@ -119,7 +109,7 @@ def call_jla(
         floats["initial_state"] = initial_state.astype(jnp.float32)
     documents = None if segment_ids is None else count_documents(segment_ids)
     call = partial(_package_op, kind, {"output_final_state": output_final_state, "scale": scale})
-    if _mesh_axes(*floats.values(), documents):
+    if any(varying_axes(x) for x in (*floats.values(), documents) if x is not None):
         from pallas_kernels._linear_state.one_device import on_one_device
 
         call = partial(on_one_device, call)

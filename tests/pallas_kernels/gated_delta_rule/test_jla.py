@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels._linear_state import jla
 from pallas_kernels.gated_delta_rule import explain, gated_delta_rule
-from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla, why_not
+from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.jla import (
     GPUS,
@@ -138,26 +137,19 @@ def test_what_it_does_not_take(change: dict[str, Any], reason: str, monkeypatch:
     assert reason in text
 
 
-@pytest.mark.parametrize("passed", [False, True])
-def test_inside_shard_map_it_waits_for_its_gpu_tests(passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There it is taken by name only."""
+def test_it_goes_first_inside_shard_map(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
-    monkeypatch.setattr(jla, "ON_MESHES", passed)
     told = []
 
     def local(x: Any, beta: Any) -> Any:
         told.append(explain(x, x, x, beta, device=HOPPER))
-        assert why_not(HOPPER, x, x, x, beta) is None
         return x
 
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     spec = jax.sharding.PartitionSpec("data")
     x, beta = jnp.zeros((2, 64, 1, 64), jnp.bfloat16), jnp.zeros((2, 64, 1))
     jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec), x, beta)
-    chosen = "jla" if passed else "xla"
-    assert told[0].startswith(f"gated_delta_rule: {chosen} on NVIDIA H200")
-    refused = "not jla: inside shard_map over data it has not run on a GPU" in told[0]
-    assert refused is not passed
+    assert told[0].startswith("gated_delta_rule: jla on NVIDIA H200")
 
 
 GPU_CHECKS = op_suite.CHECKS | {"reference": check_errors}
