@@ -39,13 +39,14 @@ def gated_linear_attention_summary(
     gate = log_key_gate if by_key else log_gate if log_value_gate is None else log_value_gate
     if gate is None:
         gate = jnp.zeros(v.shape[:3], accumulator(v.dtype))
-    decay, left = _sums(*(only_tokens(x, segment_ids) for x in (k, v, gate)), by_key)
+    k, v, gate = (only_tokens(x, segment_ids) for x in (k, v, gate))
+    decay, left = _sums(k, v, gate, by_key=by_key)
     if stays is not None:
         decay = jnp.where(stays[:, None, None, None], decay, jnp.zeros((), decay.dtype))
     return decay, left
 
 
-def _sums(k: Array, v: Array, gate: Array, by_key: bool) -> tuple[Array, Array]:
+def _sums(k: Array, v: Array, gate: Array, *, by_key: bool) -> tuple[Array, Array]:
     """Of one document, all of whose steps count. Backward makes the weighted array again."""
     (batch, length, key_heads, keys), heads, wide = k.shape, v.shape[2], accumulator(v.dtype)
 
