@@ -138,7 +138,7 @@ def measure_arm(name: str, setting: Setting) -> dict[str, Any]:
 
 
 def narrowed(base: Any) -> Any:
-    """A frozen base as runs hold it: kernels in bf16."""
+    """Parameters with kernels in bf16, as runs hold a frozen base."""
     import jax
     import jax.numpy as jnp
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from jaxblt.profiling import Ceilings
     from jaxblt.training.recipe import Recipe
 
+TOKENS = 32
+"""Decoded by a call, one after the other, as `generate` does: a call of one is a launch in the main."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -64,7 +67,7 @@ def titan_speed(
     decode_rows: int = 64,
     trials: int = 20,
 ) -> dict[str, Any]:
-    """Times train steps with the sequence over devices, and a decoded token of one memory at several positions.
+    """Times train steps with the sequence over devices, and decoded tokens of one memory at several positions.
 
     A token that ends no chunk reads M once: floor = bytes of M / (bytes/s of a large copy of the same run). One that
     ends a chunk writes M too, and is timed apart.
@@ -73,7 +76,7 @@ def titan_speed(
       out: file for the figures as JSON, written anew after each.
       shape: of the model and its rows.
       devices: over how many the sequence is split, one run each; none for no train step.
-      positions: of the decoded token, from the start of its document; none for no decoding.
+      positions: of the decoded tokens, from the start of their document; none for no decoding.
       decode_rows: that are decoded at once.
       trials: of each timing, at least 20.
 
@@ -158,54 +161,57 @@ def decoded(
     *,
     ends: bool,
 ) -> list[dict[str, Any]]:
-    """Seconds of a token at each position, in bf16; `ends` says whether it ends a chunk."""
+    """Seconds of tokens at each position, kernels in bf16 as `generate` has them; `ends`: whether each ends a chunk."""
+    import flax.linen as nn
     import jax
     import jax.numpy as jnp
 
     from experiments.benchmark._schema import timed
+    from experiments.benchmark.adapter_speed import narrowed
     from jaxblt.profiling import measure
 
-    module, x = memory.build(dtype=jnp.bfloat16), jnp.ones((rows, 1, memory.dim), jnp.bfloat16)
-    params = {"params": jax.jit(module.init)(jax.random.key(0), x)["params"]}
+    module = memory.build(dtype=jnp.bfloat16)
+    xs = jax.random.normal(jax.random.key(1), (TOKENS, rows, 1, memory.dim), jnp.bfloat16)
+    drawn = nn.meta.unbox(jax.jit(module.init)(jax.random.key(0), xs[0]))
+    params = {"params": narrowed(drawn["params"])}
     state = jax.jit(lambda p, x, s: module.apply(p, x, state=s)[1])(
-        params, x, memory.init_state(rows, capacity=1, dtype=jnp.bfloat16)
+        params, xs[0], memory.init_state(rows, capacity=1, dtype=jnp.bfloat16)
     )
     read_bytes = sum(m.nbytes for m in state.carry.memory.weights)
     floor = ceilings.floor(flops=0, bytes_moved=read_bytes)
     opened = memory.chunk_size - 1 if ends else 0
-    token, found = one_token(module, opened), []
+    call, found = tokens(module), []
     for position in positions:
         held = [standing(state, position, opened)]
 
         def run(position: int = position, held: list[Any] = held) -> Any:
-            y, held[0] = token(params, x, held[0], position)
+            y, held[0] = call(params, xs, held[0], position, opened)
             return y
 
         seconds = timed(measure(run, trials=trials, method="calls"))
-        state = held[0]
-        told = {
-            "position": position,
-            "ends_chunk": ends,
-            "rows": rows,
-            "seconds": seconds,
-            "read_bytes": read_bytes,
-        }
-        found.append(told | {"floor_seconds": floor, "share_of_bandwidth": floor / seconds["median"]})
+        state, each = held[0], seconds["median"] / TOKENS
+        told = {"position": position, "ends_chunk": ends, "rows": rows, "tokens": TOKENS, "seconds": seconds}
+        told |= {"seconds_a_token": each, "read_bytes": read_bytes, "floor_seconds": floor}
+        found.append(told | {"share_of_bandwidth": floor / each})
     return found
 
 
-def one_token(module: Any, opened: int) -> Any:
-    """(params, x, state, position) -> the output of a token, and a state that stands where the one before it stood.
+def tokens(module: Any) -> Any:
+    """(params, xs, state, position, opened) -> (last output, state): each token stands where the one before it stood.
 
     The state is donated: else every call would copy M and S, four times what a read moves.
     """
     import jax
 
-    def token(params: Any, x: Any, state: Any, position: Any) -> Any:
-        y, after = module.apply(params, x, state=state)
-        return y, standing(after, position, opened)
+    def call(params: Any, xs: Any, state: Any, position: Any, opened: Any) -> Any:
+        def token(state: Any, x: Any) -> Any:
+            y, after = module.apply(params, x, state=state)
+            return standing(after, position, opened), y
 
-    return jax.jit(token, donate_argnums=2)
+        state, ys = jax.lax.scan(token, state, xs)
+        return ys[-1], state
+
+    return jax.jit(call, donate_argnums=2)
 
 
 def standing(state: Any, position: Any, opened: int) -> Any:

@@ -23,11 +23,13 @@ def test_a_state_stands_where_it_is_said_to() -> None:
     assert np.asarray(state.carry.opened.content).sum() == 3 * 2 * 7
 
 
-def test_a_timed_token_writes_its_state_in_place() -> None:
+def test_timed_tokens_write_their_state_in_place() -> None:
     memory = script.memory_of(TINY)
-    state, x = init_state(memory, 2, capacity=1), jax.ShapeDtypeStruct((2, 1, 16), np.float32)
-    params = jax.eval_shape(memory.build().init, jax.random.key(0), x)
-    program = script.one_token(memory.build(), 7).lower({"params": params["params"]}, x, state, 100)
+    state, xs = init_state(memory, 2, capacity=1), jax.ShapeDtypeStruct((3, 2, 1, 16), np.float32)
+    params = jax.eval_shape(
+        memory.build().init, jax.random.key(0), jax.ShapeDtypeStruct((2, 1, 16), np.float32)
+    )
+    program = script.tokens(memory.build()).lower({"params": params["params"]}, xs, state, 100, 7)
     assert all(leaf.donated for leaf in jax.tree.leaves(program.args_info[0][2]))
     assert jax.tree.map(np.shape, program.out_info[1]) == jax.tree.map(np.shape, state)
 
@@ -57,7 +59,8 @@ def test_speed_figures(tmp_path: Path) -> None:
     assert [at["ends_chunk"] for at in found["decoding"]] == [False, True]
     for at in found["decoding"]:
         assert at["read_bytes"] == 2 * 2 * 2 * 8 * 32 * 4
-        assert at["share_of_bandwidth"] == pytest.approx(at["floor_seconds"] / at["seconds"]["median"])
+        assert at["share_of_bandwidth"] == pytest.approx(at["floor_seconds"] / at["seconds_a_token"])
+        assert at["seconds_a_token"] == pytest.approx(at["seconds"]["median"] / at["tokens"])
 
 
 def test_nothing_to_time_is_refused(tmp_path: Path) -> None:
