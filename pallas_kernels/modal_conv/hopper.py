@@ -17,7 +17,6 @@ MODES = 16
 BOX = 8 * CHUNK
 """Steps of the smallest box that the copy engine moves of a row cut off from its neighbours."""
 
-
 APART = False
 """Whether each document of a chunk is multiplied apart, so that a NaN stays in its own: not before its tests have
 passed on a GPU and it was timed."""

@@ -14,7 +14,6 @@ from jaxtyping import Array
 from pallas_kernels._conv.flat_rows import FlatRows
 from pallas_kernels._conv.tiles import read
 from pallas_kernels._hopper import CHUNK, ROWS
-from pallas_kernels.modal_conv import hopper
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,9 @@ class Edges:
     arrived: Any
 
     def load(self, line: Array, slot: Array, barrier: Any) -> None:
-        """Copies of what lies next to a row, one for each output."""
+        """Copies of what lies next to a row, one for each output, to where `join` reads them."""
+        if self.arrived is None:
+            return
         for i in range(len(self.given)):
             plgpu.copy_gmem_to_smem(self._neighbour(i, line), self.arrived.at[slot, i], barrier)
 
@@ -60,10 +61,10 @@ def _for_all_chunks(ref: Any, like: Array) -> Array:
 
 
 def clear_or_mask(
-    refs: Sequence[Any], flat: FlatRows, line: Array, tile: Array
+    refs: Sequence[Any], flat: FlatRows, line: Array, tile: Array, masked: bool
 ) -> Callable[..., tuple[Array, ...]] | None:
     """What puts zeros into tiles where steps are not the row's; None if they are in shared memory already."""
-    if hopper.MASKED:
+    if masked:
         return partial(_masked, flat, line, tile)
     _clear(refs, flat, line, tile)
     return None

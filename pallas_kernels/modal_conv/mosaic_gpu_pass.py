@@ -157,7 +157,8 @@ def _kernel(
             flat=flat,
             shared=shared,
             marked=len(marks_of(marks, reverse)),
-            arriving=arriving,
+            apart=hopper.APART,
+            masked=flat is not None and hopper.MASKED,
             reverse=reverse,
             interpret=interpret,
         ),
@@ -251,12 +252,13 @@ def _program(
     flat: FlatRows | None,
     shared: TileRows | None,
     marked: int,
-    arriving: int,
+    apart: bool,
+    masked: bool,
     reverse: bool,
     interpret: bool,
 ) -> None:
     """One channel of `rows` rows, or groups of rows that share a tile, tile after tile, row after row."""
-    refs, others = (refs[:-1], refs[-1]) if arriving else (refs, None)
+    refs, others = (refs[:-1], refs[-1]) if masked and flat is not None and flat.ragged else (refs, None)
     loaded, stored, matrices, decay, sums, arrived, ready = refs[-7:]
     results, count = refs[-7 - outputs : -7], loaded.shape[1]
     streams, (weights, decays, *rest) = refs[:count], refs[count : -7 - outputs]
@@ -264,7 +266,6 @@ def _program(
     edges, states = None, rest
     if flat is not None and flat.ragged:
         edges, states = Edges(flat, rest[:outputs], others), rest[outputs:]
-    is_masked = flat is not None and hopper.MASKED
     tiles = -(-streams[0].shape[1] // ROWS) if flat is None else flat.tiles
     channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
 
@@ -290,7 +291,7 @@ def _program(
         for i, stream in enumerate(streams):
             for part, source in pairs(loaded.at[slot, i], stream, step):
                 plgpu.copy_gmem_to_smem(source, part, arrived.at[slot])
-        if edges is not None and arriving:
+        if edges is not None:
             edges.load(line_of(step), slot, arrived.at[slot])
 
     def load_next(step: Array, *, early: bool) -> None:
@@ -309,10 +310,10 @@ def _program(
         return (edges.join(i, y, *place) for i, y in enumerate(found))
 
     def store(step: Array, out: Array, gates: Sequence[Any], documents: TileDocuments | None = None) -> None:
-        for i, y in enumerate(results_of(step, out, gates, joined=arriving > 0)):
+        for i, y in enumerate(results_of(step, out, gates, joined=others is not None)):
             y = y if documents is None else documents.tokens(y)
             (stored if flat is None else stored[0])[i] = y.astype(loaded.dtype)
-        load_next(step, early=shared is not None or (documents is not None and hopper.APART) or is_masked)
+        load_next(step, early=shared is not None or (documents is not None and apart) or masked)
         for i, result in enumerate(results):
             for part, target in pairs((stored if flat is None else stored[0]).at[i], result, step):
                 plgpu.copy_smem_to_gmem(part, target)
@@ -322,7 +323,7 @@ def _program(
         assert flat is not None
         for i, y in enumerate(results_of(step, out, gates, joined=edges is not None)):
             stored[1][i] = y.astype(loaded.dtype)
-        load_next(step, early=is_masked)
+        load_next(step, early=masked)
         (start, chunks), done = flat.chunks(line_of(step)), tile_of(step) * ROWS
         store_chunks(stored[1], results, start + done, jnp.minimum(chunks - done, ROWS))
 
@@ -333,20 +334,21 @@ def _program(
             documents = TileDocuments.load(marks, first + step // tiles, tile_of(step), reverse=reverse)
         plgpu.barrier_wait(arrived.at[step % STAGES])
         state = states[0].at[line_of(step)] if states else None
-        mask = None if flat is None else clear_or_mask(stage[:inputs], flat, line_of(step), tile_of(step))
-        entry = None if flat is None or not reverse else flat.entry(line_of(step), tile_of(step))
+        place = (line_of(step), tile_of(step))
+        mask = None if flat is None else clear_or_mask(stage[:inputs], flat, *place, masked)
+        entry = None if flat is None or not reverse else flat.entry(*place)
 
         if shared is None:
             pl.when(step % tiles == 0)(lambda: start_sums(sums, state, reverse, entry))
         if documents is not None:
-            out = _packed_tile(stage[:inputs], matrices, decay, sums, documents, interpret)
+            out = _packed_tile(stage[:inputs], matrices, decay, sums, documents, apart, interpret)
         else:
             out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret, entry, state, shared, mask)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if flat is None:
             store(step, out, stage[inputs:], documents)
         else:
-            end = (flat.is_cut if is_masked else flat.is_end)(line_of(step), tile_of(step))
+            end = (flat.is_cut if masked else flat.is_end)(*place)
             pl.when(end)(lambda: store_end(step, out, stage[inputs:]))
             pl.when(~end)(lambda: store(step, out, stage[inputs:]))
 
@@ -413,9 +415,18 @@ def _tile(
 
 
 def _packed_tile(
-    stage: list[Any], matrices: Any, decay: Any, sums: Any, documents: TileDocuments, interpret: bool
+    stage: list[Any],
+    matrices: Any,
+    decay: Any,
+    sums: Any,
+    documents: TileDocuments,
+    apart: bool,
+    interpret: bool,
 ) -> Array:
-    """`_tile` of packed rows. T takes what lies behind each document of a chunk again, as often as the tile needs."""
+    """`_tile` of packed rows. T takes what lies behind each document of a chunk again, as often as the tile needs.
+
+    If `apart` it takes each document alone.
+    """
     u = read(stage[0])
     for gate in stage[1:]:
         u = u * read(gate)
@@ -425,7 +436,7 @@ def _packed_tile(
     sent = products([(sent, half) for half in written], interpret)
     states = _states(sent, sums, decay, documents.reverse, cuts=documents)
     quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
-    if hopper.APART:
+    if apart:
         out = products([(documents.first(u), within), (quarters, reading)], interpret)
         return documents.cut_apart(out, lambda own: products([(own(u), within)], interpret))
     out = products([(u, within), (quarters, reading)], interpret)

@@ -21,9 +21,11 @@ from pallas_kernels.modal_conv.hopper import MODES, SHORTEST, TILE, rows_per_til
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.mosaic_gpu_pass import convolve
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
+from pallas_kernels.runtime import compiling_for
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.jla import MOST_ERROR
-from tests.pallas_kernels.linear_state import relative_rms
+from tests.pallas_kernels.linear_state import HOPPER as GPU
+from tests.pallas_kernels.linear_state import equations, relative_rms
 from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
     assert_documents_keep_to_themselves,
@@ -283,6 +285,39 @@ def test_an_impulse_arrives_after_many_tiles_with_its_weight() -> None:
     assert_close(y[late], exact, jnp.bfloat16)
     assert_close(np.mean(y[late]), np.mean(exact), np.float32, length)
     assert not y[:impulse].any()
+
+
+@pytest.mark.parametrize(
+    ("constant", "length", "changed"),
+    [
+        pytest.param("APART", 8192, {"modal_conv_packed", "modal_conv_reverse_packed"}, id="APART"),
+        pytest.param(
+            "MASKED", 8191, {"modal_conv_flat", "modal_conv_reverse_flat", "modal_conv_vjp_flat"}, id="MASKED"
+        ),
+    ],
+)
+def test_kernels_follow_a_constant_set_between_calls(
+    constant: str, length: int, changed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are traced once: one traced before is not taken where the constant is another, so GPU tests run both."""
+    ids = documents(length) if constant == "APART" else None
+    arrays = dict(case("", length, 2, None, batch=2, ids=ids).arrays)
+    ids = arrays.pop("segment_ids", None)
+
+    def traced(passed: bool) -> dict[str, str]:
+        monkeypatch.setattr(hopper, constant, passed)
+
+        def gradients(arrays: Any, dy: Any) -> Any:
+            return jax.vjp(lambda arrays: modal_conv_mosaic_gpu(**arrays, segment_ids=ids), arrays)[1](dy)
+
+        with compiling_for(GPU):
+            program = jax.make_jaxpr(gradients)(arrays, arrays["x"])
+        kernels = [e for e in equations(program.jaxpr) if e.primitive.name == "mpmd_map"]
+        return {e.params["name"]: str(e) for e in kernels}
+
+    before, after = traced(False), traced(True)
+    assert {name for name in before.keys() | after.keys() if before[name] != after[name]} == changed
+    assert traced(False) == before
 
 
 @pytest.mark.gpu
