@@ -24,7 +24,8 @@ def mosaic_kernel(program: Callable[..., None], *, interpret: Any, **options: An
     were lowered in another order.
 
     Args:
-      program: the kernel's body, or a `partial` of it with hashable arguments.
+      program: the kernel's body, or a `partial` of it with hashable arguments. What it reads besides, as constants of a
+        module, is that of the first call.
       interpret: parameters of Pallas' simulation, or None for a GPU.
       options: of `plgpu.kernel`; their leaves are hashable.
     """

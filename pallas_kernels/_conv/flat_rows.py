@@ -58,6 +58,15 @@ class FlatRows:
             return s - start, count * CHUNK - start
         return jnp.zeros_like(start), self.length - (CHUNK - s) % CHUNK - start
 
+    def is_shared(self, row: Any, tile: Any) -> Any:
+        """Whether a tile holds steps that are not the row's."""
+        first, stop = self.own(row, tile)
+        return (first > 0) | (stop < CHUNK * ROWS)
+
+    def is_cut(self, row: Any, tile: Any) -> Any:
+        """Whether a row's chunks end before a tile does."""
+        return self.entry(row, tile) < ROWS
+
     def is_end(self, row: Any, tile: Any) -> Any:
         """Whether a tile holds steps that are not the row's, or may do so."""
         end = (tile + 1) * ROWS >= self.chunks(row)[1]

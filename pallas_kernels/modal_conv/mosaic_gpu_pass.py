@@ -19,7 +19,7 @@ steps of its neighbours. Those are zeros to the products, and of such a tile onl
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -41,6 +41,7 @@ from pallas_kernels.modal_conv import hopper
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
+from pallas_kernels.modal_conv.mosaic_gpu_flat import Edges, clear_or_mask, store_chunks
 from pallas_kernels.modal_conv.mosaic_gpu_rows import TileRows
 from pallas_kernels.modal_conv.mosaic_gpu_weights import decays as decays_of
 from pallas_kernels.modal_conv.mosaic_gpu_weights import rates, reading, writing
@@ -145,6 +146,7 @@ def _kernel(
         stored = plgpu.RefUnion(
             chunks_ref(outputs, ROWS, CHUNK, dtype=x.dtype), plgpu.SMEM((outputs, ROWS, CHUNK), x.dtype)
         )
+    arriving = len(edges) if hopper.MASKED else 0
     return mosaic_kernel(
         partial(
             _program,
@@ -155,6 +157,8 @@ def _kernel(
             flat=flat,
             shared=shared,
             marked=len(marks_of(marks, reverse)),
+            apart=hopper.APART,
+            masked=flat is not None and hopper.MASKED,
             reverse=reverse,
             interpret=interpret,
         ),
@@ -167,8 +171,9 @@ def _kernel(
             tile_ref(weights.shape[1] if shared is None else 3 * CHUNK, CHUNK, dtype=x.dtype),
             plgpu.SMEM(decays.shape[1:], jnp.float32),
             plgpu.SMEM(((EDGE if shared is None else shared.edge) + ROWS, pitch), jnp.float32),
-            plgpu.Barrier(num_arrivals=len(streams) * rows_in_tile(shared), num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=len(streams) * rows_in_tile(shared) + arriving, num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=2),
+            *([plgpu.SMEM((STAGES, arriving, CHUNK), x.dtype)] if arriving else []),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
@@ -247,15 +252,20 @@ def _program(
     flat: FlatRows | None,
     shared: TileRows | None,
     marked: int,
+    apart: bool,
+    masked: bool,
     reverse: bool,
     interpret: bool,
 ) -> None:
     """One channel of `rows` rows, or groups of rows that share a tile, tile after tile, row after row."""
+    refs, others = (refs[:-1], refs[-1]) if masked and flat is not None and flat.ragged else (refs, None)
     loaded, stored, matrices, decay, sums, arrived, ready = refs[-7:]
     results, count = refs[-7 - outputs : -7], loaded.shape[1]
     streams, (weights, decays, *rest) = refs[:count], refs[count : -7 - outputs]
     marks, rest = rest[:marked], rest[marked:]
-    edges, states = (rest[:outputs], rest[outputs:]) if flat is not None and flat.ragged else ([], rest)
+    edges, states = None, rest
+    if flat is not None and flat.ragged:
+        edges, states = Edges(flat, rest[:outputs], others), rest[outputs:]
     tiles = -(-streams[0].shape[1] // ROWS) if flat is None else flat.tiles
     channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
 
@@ -281,18 +291,29 @@ def _program(
         for i, stream in enumerate(streams):
             for part, source in pairs(loaded.at[slot, i], stream, step):
                 plgpu.copy_gmem_to_smem(source, part, arrived.at[slot])
+        if edges is not None:
+            edges.load(line_of(step), slot, arrived.at[slot])
 
-    def store(step: Array, out: Array, gates: Sequence[Any], documents: TileDocuments | None = None) -> None:
-        for i, y in enumerate(_gated(out, gates)):
-            y = y if documents is None else documents.tokens(y)
-            (stored if flat is None else stored[0])[i] = y.astype(loaded.dtype)
-        # The simulation takes the other order, which was timed, for a race.
-        early = shared is not None or (documents is not None and hopper.APART)
+    def load_next(step: Array, *, early: bool) -> None:
+        """And commit what was stored, `early` or not: the simulation takes the latter, which was timed, for a race."""
         if early:
             plgpu.commit_smem()
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
         if not early:
             plgpu.commit_smem()
+
+    def results_of(step: Array, out: Array, gates: Sequence[Any], *, joined: bool) -> Iterable[Array]:
+        found = _gated(out, gates)
+        if edges is None or not joined:
+            return found
+        place = (line_of(step), tile_of(step), step % STAGES)
+        return (edges.join(i, y, *place) for i, y in enumerate(found))
+
+    def store(step: Array, out: Array, gates: Sequence[Any], documents: TileDocuments | None = None) -> None:
+        for i, y in enumerate(results_of(step, out, gates, joined=others is not None)):
+            y = y if documents is None else documents.tokens(y)
+            (stored if flat is None else stored[0])[i] = y.astype(loaded.dtype)
+        load_next(step, early=shared is not None or (documents is not None and apart) or masked)
         for i, result in enumerate(results):
             for part, target in pairs((stored if flat is None else stored[0]).at[i], result, step):
                 plgpu.copy_smem_to_gmem(part, target)
@@ -300,17 +321,11 @@ def _program(
     def store_end(step: Array, out: Array, gates: Sequence[Any]) -> None:
         """The row's chunks of a tile at its end, with what `edges` has for its neighbour there."""
         assert flat is not None
-        line, tile = line_of(step), tile_of(step)
-        own = own_steps(flat, line, tile)
-        for i, y in enumerate(_gated(out, gates)):
-            if edges:
-                other = edges[i].at[flat.neighbour(line, edges[i].shape[0])]
-                y = jnp.where(own, y, row(other, CHUNK).astype(y.dtype))
+        for i, y in enumerate(results_of(step, out, gates, joined=edges is not None)):
             stored[1][i] = y.astype(loaded.dtype)
-        pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
-        plgpu.commit_smem()
-        start, chunks = flat.chunks(line)
-        _store_chunks(stored[1], results, start + tile * ROWS, jnp.minimum(chunks - tile * ROWS, ROWS))
+        load_next(step, early=masked)
+        (start, chunks), done = flat.chunks(line_of(step)), tile_of(step) * ROWS
+        store_chunks(stored[1], results, start + done, jnp.minimum(chunks - done, ROWS))
 
     def advance(step: Array, _: None) -> None:
         stage = [loaded.at[step % STAGES, i] for i in range(count)]
@@ -319,21 +334,21 @@ def _program(
             documents = TileDocuments.load(marks, first + step // tiles, tile_of(step), reverse=reverse)
         plgpu.barrier_wait(arrived.at[step % STAGES])
         state = states[0].at[line_of(step)] if states else None
-        if flat is not None:
-            clear_neighbours(stage[:inputs], flat, line_of(step), tile_of(step))
-        entry = None if flat is None or not reverse else flat.entry(line_of(step), tile_of(step))
+        place = (line_of(step), tile_of(step))
+        mask = None if flat is None else clear_or_mask(stage[:inputs], flat, *place, masked)
+        entry = None if flat is None or not reverse else flat.entry(*place)
 
         if shared is None:
             pl.when(step % tiles == 0)(lambda: start_sums(sums, state, reverse, entry))
         if documents is not None:
-            out = _packed_tile(stage[:inputs], matrices, decay, sums, documents, interpret)
+            out = _packed_tile(stage[:inputs], matrices, decay, sums, documents, apart, interpret)
         else:
-            out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret, entry, state, shared)
+            out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret, entry, state, shared, mask)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if flat is None:
             store(step, out, stage[inputs:], documents)
         else:
-            end = flat.is_end(line_of(step), tile_of(step))
+            end = (flat.is_cut if masked else flat.is_end)(*place)
             pl.when(end)(lambda: store_end(step, out, stage[inputs:]))
             pl.when(~end)(lambda: store(step, out, stage[inputs:]))
 
@@ -352,41 +367,6 @@ def _program(
 
 def _gated(out: Array, gates: Sequence[Any]) -> list[Array]:
     return [out * read(gate).astype(out.dtype) for gate in gates] or [out]
-
-
-def own_steps(flat: FlatRows, line: Array, tile: Array) -> Array:
-    """Which steps of a tile are the row's."""
-    chunk, step = (
-        plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), axis, layout=plgpu.Layout.WGMMA) for axis in (0, 1)
-    )
-    at, (first, stop) = CHUNK * chunk + step, flat.own(line, tile)
-    return (at >= first) & (at < stop)
-
-
-def clear_neighbours(refs: Sequence[Any], flat: FlatRows, line: Array, tile: Array) -> None:
-    """Zeros in shared memory where steps of a tile are not the row's."""
-
-    @pl.when(flat.is_end(line, tile))
-    def _() -> None:
-        own = own_steps(flat, line, tile)
-        for ref in refs:
-            z = read(ref)
-            ref[...] = jnp.where(own, z, jnp.zeros_like(z))
-        plgpu.commit_smem()  # A later load overwrites them by another way.
-
-
-def _store_chunks(tiles: Any, results: Sequence[Any], start: Array, count: Array) -> None:
-    """The first chunks of plain tiles, at most 64: the sizes of copies are fixed, so one for each bit of `count`."""
-    size = ROWS
-    while size:
-        done = count // (2 * size) * (2 * size)
-
-        @pl.when(count // size % 2 == 1)
-        def _(size: int = size, done: Array = done) -> None:
-            for i, result in enumerate(results):
-                plgpu.copy_smem_to_gmem(tiles.at[i, pl.ds(done, size)], result.at[pl.ds(start + done, size)])
-
-        size //= 2
 
 
 def start_sums(sums: Any, state: Any = None, reverse: bool = False, entry: Array | None = None) -> None:
@@ -417,11 +397,16 @@ def _tile(
     entry: Array | None = None,
     state: Any = None,
     shared: TileRows | None = None,
+    mask: Callable[[Array], tuple[Array, ...]] | None = None,
 ) -> Array:
-    """One tile's Y in fp32; `stage` holds the input and, if there is one, its gate. `_states` has the last three."""
+    """One tile's Y in fp32; `stage` holds the input and, if there is one, its gate.
+
+    `_states` has `entry`, `state` and `shared`. `mask`: see `clear_or_mask`.
+    """
     u = read(stage[0])
     for gate in stage[1:]:
         u = u * read(gate)
+    (u,) = (u,) if mask is None else mask(u)
     within, reading, *written = _matrices(matrices)
     sent = products([(u, half) for half in written], interpret)
     states = _states(sent, sums, decay, reverse, entry, state, cuts=shared)
@@ -430,9 +415,18 @@ def _tile(
 
 
 def _packed_tile(
-    stage: list[Any], matrices: Any, decay: Any, sums: Any, documents: TileDocuments, interpret: bool
+    stage: list[Any],
+    matrices: Any,
+    decay: Any,
+    sums: Any,
+    documents: TileDocuments,
+    apart: bool,
+    interpret: bool,
 ) -> Array:
-    """`_tile` of packed rows. T takes what lies behind each document of a chunk again, as often as the tile needs."""
+    """`_tile` of packed rows. T takes what lies behind each document of a chunk again, as often as the tile needs.
+
+    If `apart` it takes each document alone.
+    """
     u = read(stage[0])
     for gate in stage[1:]:
         u = u * read(gate)
@@ -442,7 +436,7 @@ def _packed_tile(
     sent = products([(sent, half) for half in written], interpret)
     states = _states(sent, sums, decay, documents.reverse, cuts=documents)
     quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
-    if hopper.APART:
+    if apart:
         out = products([(documents.first(u), within), (quarters, reading)], interpret)
         return documents.cut_apart(out, lambda own: products([(own(u), within)], interpret))
     out = products([(u, within), (quarters, reading)], interpret)

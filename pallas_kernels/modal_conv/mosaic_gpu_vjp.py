@@ -30,14 +30,15 @@ from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, as_chunks, varying_like
 from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels.modal_conv import hopper
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
+from pallas_kernels.modal_conv.mosaic_gpu_flat import clear_or_mask
 from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     EDGE,
     FAN,
     by_mode,
-    clear_neighbours,
     divide,
     fill_up,
     for_all_chunks,
@@ -158,6 +159,7 @@ def _kernel(
             flat=flat,
             shared=shared,
             marked=len(marks_of(marks, True)),
+            masked=flat is not None and hopper.MASKED,
             interpret=interpret,
         ),
         out_type=[
@@ -203,6 +205,7 @@ def _program(
     flat: FlatRows | None,
     shared: TileRows | None,
     marked: int,
+    masked: bool,
     interpret: bool,
 ) -> None:
     """One channel of `rows` rows, or groups that share a tile, each from its last tile to its first, row after row."""
@@ -233,9 +236,10 @@ def _program(
     def advance(step: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
         stage, spare = loaded.at[step % STAGES], kept.at[step % STAGES]
         plgpu.barrier_wait(arrived.at[step % STAGES])
+        mask = None
         if flat is not None:
             tile = tiles - 1 - step % tiles
-            clear_neighbours([stage.at[place] for place in places], flat, line_of(step), tile)
+            mask = clear_or_mask([stage.at[place] for place in places], flat, line_of(step), tile, masked)
 
         def start() -> None:
             for i in range(2):
@@ -247,7 +251,7 @@ def _program(
         if marked:
             place = (group * rows + step // tiles, tiles - 1 - step % tiles)
             cuts = TileDocuments.load(marks, *place, reverse=True)
-        totals = _tile(stage, spare, places, matrices, decay, sums, totals, cuts, interpret)
+        totals = _tile(stage, spare, places, matrices, decay, sums, totals, cuts, interpret, mask)
 
         for first in before:
 
@@ -282,11 +286,13 @@ def _tile(
     totals: tuple[Array, ...],
     cuts: TileDocuments | TileRows | None,
     interpret: bool,
+    mask: Callable[[Array, Array], tuple[Array, ...]] | None = None,
 ) -> tuple[Array, ...]:
     """The totals with one tile more. G, U, and [Q, P] replace dy, x and post_gate in shared memory, as `spare`."""
     g, u = read(stage.at[DY]), read(stage.at[X])
     g = g * read(stage.at[POST]) if POST in places else g
     u = u * read(stage.at[PRE]) if PRE in places else u
+    g, u = (g, u) if mask is None else mask(g, u)
     seen = g
     documents = cuts if isinstance(cuts, TileDocuments) else None
     if documents is not None:
