@@ -22,7 +22,11 @@ from jaxblt.mixers.matrix_state import (
     head_shape,
 )
 from jaxblt.mixers.sequence import check_kind, read
-from pallas_kernels.gated_delta_rule import gated_delta_rule, gated_delta_rule_summary
+from pallas_kernels.gated_delta_rule import (
+    gated_delta_rule,
+    gated_delta_rule_adjoint,
+    gated_delta_rule_summary,
+)
 
 EPSILON = 1e-6
 """Added to the square of a length: of a key of zero, which holes have, the gradient stays finite."""
@@ -162,6 +166,14 @@ class DeltaRule:
         _, k, v, beta, log_gate = streams
         options = {"log_gate": log_gate, "segment_ids": marks.segment_ids, "chunk_size": self.chunk_size}
         return gated_delta_rule_summary(k, v, beta, **options)
+
+    def adjoint(
+        self, streams: Any, marks: Marks, do: Float[Array, "B T H V"]
+    ) -> tuple[Float[Array, "B H K K"], Float[Array, "B H K V"]]:
+        """What the stretch does to the gradient by S behind it, joined as summaries are."""
+        q, k, _, beta, log_gate = streams
+        options = {"log_gate": log_gate, "segment_ids": marks.segment_ids, "chunk_size": self.chunk_size}
+        return gated_delta_rule_adjoint(q, k, beta, do, **options, scale=1.0)
 
     def join(
         self, carry: Float[Array, "B H K V"], summary: tuple[Float[Array, "B H K K"] | None, Array]

@@ -22,7 +22,11 @@ from jaxblt.mixers.matrix_state import (
 )
 from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.validation import check_bounds
-from pallas_kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_summary
+from pallas_kernels.gated_linear_attention import (
+    gated_linear_attention,
+    gated_linear_attention_adjoint,
+    gated_linear_attention_summary,
+)
 
 SLOWED = 16.0
 """Divides the logarithm of a gate (tau of the paper, sec. 4.4), so that gates start near 1."""
@@ -155,6 +159,14 @@ class LinearState:
         """What the stretch multiplies S by, elementwise, and what it leaves of its own."""
         _, k, v, gate = streams
         return gated_linear_attention_summary(k, v, **self._gate(gate), segment_ids=marks.segment_ids)
+
+    def adjoint(
+        self, streams: Any, marks: Marks, do: Float[Array, "B T H V"]
+    ) -> tuple[Float[Array, "B H #K 1"], Float[Array, "B H K V"]]:
+        """What the stretch does to the gradient by S behind it, joined as summaries are."""
+        q, _, _, gate = streams
+        options: dict[str, Any] = {"segment_ids": marks.segment_ids, "scale": self.scale}
+        return gated_linear_attention_adjoint(q, do, **self._gate(gate), **options)
 
     def join(
         self, carry: Float[Array, "B H K V"], summary: tuple[Float[Array, "B H #K 1"] | None, Array]

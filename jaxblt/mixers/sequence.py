@@ -7,8 +7,10 @@ A mixer's core is a pytree of its weights with three pure functions, and nothing
     join(carry, summary) -> carry                   behind a stretch, from the carry before it
 
 `Rows` marks where documents begin, folds carries across the devices of a mesh axis `seq`, keeps the state of rows that
-take no token, and zeroes outputs at holes. Three methods are optional. `summarise(streams, marks) -> summary` where
+take no token, and zeroes outputs at holes. Four methods are optional. `summarise(streams, marks) -> summary` where
 that is cheaper than a run; `run`'s own summary then need only hold for the carry that `run` was given.
+`adjoint(streams, marks, dy) -> summary` beside it, where that is cheaper than the gradient of `summarise`: `join` of
+the gradient by the carry behind a stretch with it is the gradient by the carry before it.
 `head_counts(streams)` says how many heads streams `[B, T, H, ...]` and carries `[B, H, ...]` have: a mesh splits them
 over `tensor`. A core without `join` returns the carry behind the stretch in place of a summary, and takes whole rows:
 along `seq` its heads are scattered. `jaxblt.mixers.steps` loops over the tokens of such a core.
@@ -17,6 +19,7 @@ along `seq` its heads are scattered. `jaxblt.mixers.steps` loops over the tokens
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -60,6 +63,13 @@ class Summarised(Joined, Protocol):
     """A core with a shorter way to what a stretch does to a carry than running it."""
 
     def summarise(self, streams: Any, marks: Marks, /) -> Summary: ...
+
+
+@runtime_checkable
+class Adjoined(Summarised, Protocol):
+    """A core without weights that says what a stretch does to the gradient by the carry behind it."""
+
+    def adjoint(self, streams: Any, marks: Marks, dy: Any, /) -> Summary: ...
 
 
 @runtime_checkable
@@ -327,22 +337,66 @@ def _stretch(
     length = jax.tree.leaves(streams)[0].shape[how.time_axis]
     marks = _own_marks(how, segment_ids, length)
     streams = how.turn(streams, how.time_axis)
+    if carry is None and isinstance(core, Adjoined):
+        return how.turn(_linked(how, core)(streams, marks), how.time_axis), None
+    entering, step = _entering(how, core, streams, marks, core.zero(streams) if carry is None else carry)
+    y, _ = core.run(streams, marks, _begun(core, streams, marks.begins, entering))
+    y = how.turn(y, how.time_axis)
+    return y, None if carry is None else at_end(step(entering), marks.takes, carry)
+
+
+def _entering(
+    how: _Stretch, core: Joined, streams: Any, marks: Marks, start: Carry
+) -> tuple[Carry, Callable[[Carry], Carry]]:
+    """The carry before this device's stretch, if `start` is that before the first; and what its stretch makes of it."""
     summary = (
         core.summarise(streams, marks) if isinstance(core, Summarised) else core.run(streams, marks, None)[1]
     )
     effect = (summary, marks.begins, marks.takes)
 
-    def step(carry: Carry, effect: Any) -> Carry:
+    def step(carry: Carry, effect: Any = effect) -> Carry:
         summary, begins, takes = effect
         return _kept(takes, core.join(_begun(core, streams, begins, carry), summary), carry)
 
-    start = core.zero(streams) if carry is None else carry
     reach = getattr(core, "reach", None)
-    hops = None if reach is None else -(-reach // length)
-    entering = exclusive_scan(step, start, effect, reverse=how.reverse, hops=hops)
-    y, _ = core.run(streams, marks, _begun(core, streams, marks.begins, entering))
-    y = how.turn(y, how.time_axis)
-    return y, None if carry is None else at_end(step(entering, effect), marks.takes, carry)
+    hops = None if reach is None else -(-reach // jax.tree.leaves(streams)[0].shape[how.time_axis])
+    return exclusive_scan(step, start, effect, reverse=how.reverse, hops=hops), step
+
+
+def _linked(how: _Stretch, core: Adjoined) -> Callable[[Any, Marks], Any]:
+    """(streams, marks) -> y of this device's stretch, behind those before it and from no carry.
+
+    Backward, gradients by carries go back over the devices as carries came forward: no gradient of a summary is taken.
+    """
+
+    def entered(streams: Any, marks: Marks) -> Carry:
+        entering, _ = _entering(how, core, streams, marks, core.zero(streams))
+        return _begun(core, streams, marks.begins, entering)
+
+    def forward(streams: Any, marks: Marks) -> tuple[Any, Any]:
+        enters = entered(streams, marks)
+
+        def run(streams: Any) -> tuple[Any, Carry]:
+            y, summary = core.run(streams, marks, enters)
+            return y, core.join(enters, summary)
+
+        (y, _), back = jax.vjp(run, streams)
+        return y, (back, streams, marks)
+
+    def backward(kept: Any, dy: Any) -> tuple[Any, None]:
+        back, streams, marks = kept
+
+        def step(gradient: Carry, effect: Any) -> Carry:
+            adjoint, begins, takes = effect
+            return _kept(takes, _begun(core, streams, begins, core.join(gradient, adjoint)), gradient)
+
+        effect = (core.adjoint(streams, marks, dy), marks.begins, marks.takes)
+        leaving = exclusive_scan(step, core.zero(streams), effect, reverse=not how.reverse)
+        return (*back((dy, leaving)), None)
+
+    linked = jax.custom_vjp(lambda streams, marks: core.run(streams, marks, entered(streams, marks))[0])
+    linked.defvjp(forward, backward)
+    return linked
 
 
 def _own_marks(how: _Stretch, segment_ids: Int[Array, "B T"] | None, length: int) -> Marks:

@@ -25,12 +25,14 @@ from jaxblt.mixers import (
     SlotMemoryConfig,
 )
 from jaxblt.mixers.base import Clock, init_state, start_clock
+from jaxblt.mixers.gated_linear_attention import LinearState
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import Joined, read
 from jaxblt.models.stack import DEFAULTS
 from jaxblt.parallel import make_mesh
 from jaxblt.testing import Subject, check_mixer
 from tests.mixers.configs import ALL, MODAL, SHORT_IMPLICIT
+from tests.tolerances import assert_close
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "write-a-mixer.md"
 HEADS = 4
@@ -215,3 +217,32 @@ def test_empty_calls_and_states_of_other_rows_are_refused() -> None:
     # One row would be broadcast, and several would end in an error of their own in every mixer.
     with pytest.raises(ValueError, match="x has 3 rows and the state 1: make it by init_state"):
         read(jnp.zeros((3, 2, 8)), None, None, start_clock(1))
+
+
+@flax.struct.dataclass
+class NoSummaryGradient(LinearState):
+    """A gradient of its summary is an error."""
+
+    def summarise(self, streams: Any, marks: Marks) -> Any:
+        summarise = jax.custom_vjp(LinearState.summarise, nondiff_argnums=(0,))
+
+        def refuse(*_: Any) -> Any:
+            raise AssertionError("a gradient of the summary was taken")
+
+        summarise.defvjp(refuse, refuse)
+        return summarise(self, streams, marks)
+
+
+def test_gradients_go_back_over_devices_without_one_of_the_summary() -> None:
+    streams = (*(jnp.ones((1, 16, 1, 2)) for _ in range(3)), -jnp.ones((1, 16, 1)))
+    core = NoSummaryGradient("head", 4)
+
+    def loss(streams: Any) -> Any:
+        rows = read(streams[2][:, :, 0], None, None, None)
+        return jnp.sum(rows.run(core, streams)[0] ** 2)
+
+    with jax.set_mesh(make_mesh(data=1, seq=4, devices=jax.devices()[:4])):
+        found = jax.jit(jax.grad(loss))(streams)
+    expected = jax.jit(jax.grad(loss))(streams)
+    for got, want in zip(found, expected, strict=True):
+        assert_close(got, want, n=32)

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from pallas_kernels._bench import check
-from pallas_kernels.gated_delta_rule import bench, explain, gated_delta_rule, gated_delta_rule_summary
+from pallas_kernels.gated_delta_rule import (
+    bench,
+    explain,
+    gated_delta_rule,
+    gated_delta_rule_adjoint,
+    gated_delta_rule_summary,
+)
 from pallas_kernels.gated_delta_rule.inverse import unit_lower_inverse
 from pallas_kernels.gated_delta_rule.shapes import SHAPES, DeltaRuleShape
 from tests.pallas_kernels import op_suite
@@ -30,7 +36,7 @@ from tests.pallas_kernels.linear_state import (
     relative_rms,
     training_step,
 )
-from tests.pallas_kernels.op_suite import OpCase, value_and_grads
+from tests.pallas_kernels.op_suite import OpCase, random_cotangents, value_and_grads
 from tests.tolerances import assert_close
 
 LENGTH = 21
@@ -152,6 +158,19 @@ def test_pieces_are_one_stream_and_their_summaries_join() -> None:
     assert_close(state, final, n=LENGTH)
     silent = {**arrays, "v": jnp.zeros_like(arrays["v"]), "initial_state": GATED.arrays["initial_state"]}
     assert_close(product @ GATED.arrays["initial_state"], call("reference", 4, silent)[1], n=LENGTH)
+
+
+def test_the_adjoint_is_the_gradient_by_the_state_before_a_stretch() -> None:
+    arrays = dict(GATED.arrays)
+    state = arrays.pop("initial_state")
+    for ids in (None, arrays["segment_ids"], jnp.ones((BATCH, LENGTH), jnp.int32).at[1, 9:].set(2)):
+        given = arrays | {"segment_ids": ids}
+        o, final = call("reference", 4, {**given, "initial_state": state})
+        do, dfinal = (random_cotangents(x) for x in (o, final))
+        _, pull = jax.vjp(lambda s, given=given: call("reference", 4, {**given, "initial_state": s}), state)
+        streams = {n: x for n, x in given.items() if n != "v"}
+        back, read = jax.jit(partial(gated_delta_rule_adjoint, do=do, chunk_size=4))(**streams)
+        assert_close(back @ dfinal + read, pull((do, dfinal))[0], n=GATED.grad_terms)
 
 
 def test_no_state_passes_a_stretch_in_which_a_document_begins() -> None:

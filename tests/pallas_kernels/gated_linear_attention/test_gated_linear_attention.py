@@ -13,6 +13,7 @@ from pallas_kernels.gated_linear_attention import (
     bench,
     explain,
     gated_linear_attention,
+    gated_linear_attention_adjoint,
     gated_linear_attention_summary,
 )
 from pallas_kernels.gated_linear_attention.shapes import SHAPES, LinearAttentionShape
@@ -35,7 +36,7 @@ from tests.pallas_kernels.linear_state import (
     relative_rms,
     training_step,
 )
-from tests.pallas_kernels.op_suite import OpCase, value_and_grads
+from tests.pallas_kernels.op_suite import OpCase, random_cotangents, value_and_grads
 from tests.tolerances import assert_close
 
 LENGTH = 21
@@ -167,6 +168,23 @@ def test_a_summary_is_what_the_loop_leaves_forward_and_backward(gate: str) -> No
     found, expected = value_and_grads(summed, arrays), value_and_grads(looped, arrays)
     for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert_close(got, want, n=CASES[gate].grad_terms)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_the_adjoint_is_the_gradient_by_the_state_before_a_stretch(gate: str) -> None:
+    arrays = dict(CASES[gate].arrays)
+    state = arrays.pop("initial_state")
+    for ids in (None, arrays["segment_ids"], jnp.ones((BATCH, LENGTH), jnp.int32).at[1, 9:].set(2)):
+        given = arrays | {"segment_ids": ids}
+
+        def run(state: Any, given: Any = given) -> Any:
+            return call("reference", 4, {**given, "initial_state": state})
+
+        (o, final), pull = jax.vjp(run, state)
+        do, dfinal = (random_cotangents(x) for x in (o, final))
+        streams = {n: x for n, x in given.items() if n not in ("k", "v")}
+        decay, read = jax.jit(partial(gated_linear_attention_adjoint, do=do))(**streams)
+        assert_close(decay * dfinal + read, pull((do, dfinal))[0], n=CASES[gate].grad_terms)
 
 
 def test_no_state_passes_a_stretch_in_which_a_document_begins() -> None:
