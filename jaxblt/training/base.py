@@ -46,9 +46,8 @@ def trained_part(recipe: Recipe, params: Any) -> Any:
     return trained
 
 
-def at_start(recipe: Recipe, params: Any, frozen: Mapping[str, Frozen]) -> Any:
-    """The trained part before step 0: what it shares with the base begins as the base has it."""
-    trained = trained_part(recipe, params)
+def at_start(recipe: Recipe, trained: Any, frozen: Mapping[str, Frozen]) -> Any:
+    """The trained part before step 0, as it was drawn, except that what it shares with the base begins as there."""
     if recipe.base_run is None or BASE not in frozen:
         return trained
     return _shared(trained, widen(frozen[BASE].params))

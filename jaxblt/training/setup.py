@@ -23,6 +23,7 @@ from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
 from jaxblt.training.acting import keep_routers
 from jaxblt.training.base import at_start, trained_part
+from jaxblt.training.draw import draw
 from jaxblt.training.hybrid import Hybrid
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.optimizer import make_optimizer
@@ -201,13 +202,18 @@ def blank_inputs(task: Task, data: RowsConfig) -> dict[str, Array]:
 
 def init_state(setup: Setup, frozen: Mapping[str, Frozen] | None = None) -> TrainState:
     """The state before step 0, made where it is to live."""
+    recipe = setup.recipe
 
-    def init(frozen: Mapping[str, Frozen] | None) -> TrainState:
-        params = nn.meta.unbox(init_params(setup.task, setup.recipe.data, setup.recipe.train.seed))
-        ema = setup.recipe.train.ema is not None
-        return start(at_start(setup.recipe, params, frozen or {}), setup.optimizer, frozen, ema=ema)
+    def params() -> Any:
+        whole = nn.meta.unbox(init_params(setup.task, recipe.data, recipe.train.seed))
+        return trained_part(recipe, whole)
 
-    return jax.jit(init, out_shardings=setup.shardings)(frozen)
+    def begin(params: Any, frozen: Mapping[str, Frozen] | None) -> TrainState:
+        ema = recipe.train.ema is not None
+        return start(at_start(recipe, params, frozen or {}), setup.optimizer, frozen, ema=ema)
+
+    drawn = draw(params, setup.shardings.params)
+    return jax.jit(begin, out_shardings=setup.shardings, donate_argnums=0)(drawn, frozen)
 
 
 def open_data(

@@ -93,9 +93,9 @@ def _weighted(k: Array, v: Array, sums: Array, by_key: bool) -> Array:
     (batch, length, key_heads, keys), (_, _, heads, values) = k.shape, v.shape
     weight = jnp.exp(sums)
     if by_key:
-        k = (weight * k).astype(k.dtype)
+        k = (weight * k.astype(weight.dtype)).astype(k.dtype)
     else:
-        v = (weight.reshape(*v.shape[:3], -1) * v).astype(v.dtype)
+        v = (weight.reshape(*v.shape[:3], -1) * v.astype(weight.dtype)).astype(v.dtype)
     grouped = v.reshape(batch, length, key_heads, heads // key_heads, values)
     return product("btjk,btjgv->bjgkv", k, grouped, v.dtype).reshape(batch, heads, keys, values)
 

@@ -21,6 +21,10 @@ WIDTHS = (128, 256)
 """Sizes of a head: sums of 256 columns take 128 registers of each thread."""
 LARGEST = 2**31
 """The kernels count elements in 32 bits."""
+UNASKED = False
+"""Whether calls without derivatives take the kernels unasked: not before their tests have passed on a GPU."""
+TIMED_WIDTH, TIMED_CHUNK = 256, 512
+"""Size of a head, and the shortest chunk, at which they were timed, and faster forward (neural_memory.json)."""
 
 
 def why_not(
@@ -59,5 +63,32 @@ def why_not(
         return (
             f"it counts elements in 32 bits, v is {v.shape} and there are {windows} chunks of {chunk} tokens "
             f"and {hidden} units"
+        )
+    return None
+
+
+def rather_not(
+    device: Device,
+    q: Any,
+    k: Any,
+    v: Any,
+    theta: Any,
+    eta: Any,
+    alpha: Any,
+    weights: Any,
+    *,
+    chunk_size: int = 512,
+    **_: Any,
+) -> str | None:
+    """Why a call that they can run is left to XLA even where no derivative is taken, or None."""
+    del device, q, k, theta, eta, alpha, weights
+    if not UNASKED:
+        return "its tests have not passed on a GPU since scaling and momentum became factors"
+    length, width = v.shape[1], v.shape[3]
+    chunk = min(chunk_size, length)
+    if width != TIMED_WIDTH or chunk < TIMED_CHUNK:
+        return (
+            f"it was timed with heads of {TIMED_WIDTH} and chunks of {TIMED_CHUNK} tokens or more, these have "
+            f"{width} and {chunk}"
         )
     return None

@@ -63,6 +63,9 @@ def _apply_fwd(
     x: Array, first: Array, second: Array, scale: Array, dtype: Any, x_dtype: Any, dtype_of_weights: Any
 ) -> tuple[Array, Any]:
     narrow, first, second = (a.astype(dtype) for a in (x, first, second))
+    if x.shape[2] >= x.shape[3]:
+        # XLA would join queries and keys to multiply both with M at once: it copies more than M has then.
+        first, second = jax.lax.optimization_barrier((first, second))
     hidden = multiply("bhck,bhke->bhce", narrow, first, dtype)
     found = multiply("bhce,bhek->bhck", _bend(hidden, scale).silu.astype(dtype), second)
     return x.astype(found.dtype) + _scaled(found, scale), (narrow, first, second, scale, hidden)

@@ -146,7 +146,7 @@ def test_writes_on_a_gpu(size: tuple[int, int, int], check: str) -> None:
 def test_on_a_gpu(shape: NeuralMemoryShape) -> None:
     """Values and gradients: no further from XLA in fp32 than twice what XLA in bf16 is."""
     errors = check(bench.plan(shape), jax.random.key(0))
-    assert set(errors) == {"xla", "mosaic_gpu"}
+    assert set(errors) == {"xla", "mosaic_gpu", "mosaic_gpu_or_xla"}
 
 
 @pytest.mark.gpu
@@ -194,7 +194,7 @@ def _why_not(device: Device, dtype: Any, length: int, width: int, hidden: int, c
 def test_is_taken_by_name_alone(shape: NeuralMemoryShape) -> None:
     given = jax.eval_shape(partial(bench.arrays, shape))
     line = explain(*given[:6], given[6:], device=HOPPER, chunk_size=shape.chunk)
-    assert line == "neural_memory: xla on NVIDIA H200"
+    assert line.startswith("neural_memory: xla on NVIDIA H200")
     reason = why_not(HOPPER, *given[:6], given[6:], chunk_size=shape.chunk)
     assert (reason is None) == (shape.hidden > 0 and shape.chunk >= 256)
     # Without a chunk of its own a call has the op's.

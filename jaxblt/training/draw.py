@@ -1,0 +1,103 @@
+"""Parameters drawn by small programs, which arrays that are made alike share.
+
+One program for all arrays of a model grows with its depth, and XLA merges equal draws into kernels that take the longer
+to compile.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+
+def draw(init: Callable[[], Any], shardings: Any) -> Any:
+    """`jax.jit(init, out_shardings=shardings)()`, which compiles less where arrays are made alike from their keys.
+
+    Keys come first. Then arrays of one kind share a program that makes one of them, and what has no like is made by one
+    more. So layers that are not scanned take as many programs as one of them.
+
+    Args:
+      init: takes nothing. What its results do not depend on is not computed.
+      shardings: of its results.
+    """
+    traced, shapes = jax.make_jaxpr(init, return_shape=True)()
+    places, tree = jax.tree.leaves(shardings), jax.tree.structure(shapes)
+    jaxpr, _ = partial_eval.dce_jaxpr(traced.jaxpr, [True] * tree.num_leaves)
+    makers = {var: equation for equation in jaxpr.eqns for var in equation.outvars}
+    known = dict(zip(jaxpr.constvars, traced.consts, strict=True))
+    keys = [var for var in makers if _is_key(var)]
+    folded = _cut(jaxpr, makers, keys, known)
+    # Outside of jit an operation on keys is compiled once, and runs for each of them.
+    known |= dict(zip(keys, _run(folded, *(known[var] for var in folded.invars)), strict=True))
+    pieces = [_cut(jaxpr, makers, [var], known) for var in jaxpr.outvars]
+    alike = defaultdict(list)
+    for number, piece in enumerate(pieces):
+        alike[_kind(piece), places[number]].append(number)
+    alone = [numbers[0] for numbers in alike.values() if len(numbers) == 1]
+    whole = _cut(jaxpr, makers, [jaxpr.outvars[i] for i in alone], known)
+    made = jax.jit(partial(_run, whole), out_shardings=[places[i] for i in alone])
+    drawn = dict(zip(alone, made(*(known[var] for var in whole.invars)), strict=True))
+    for first, *others in (numbers for numbers in alike.values() if len(numbers) > 1):
+        made = jax.jit(partial(_run, pieces[first]), out_shardings=[places[first]])
+        for i in (first, *others):
+            (drawn[i],) = made(*(known[var] for var in pieces[i].invars))
+    return jax.tree.unflatten(tree, [drawn[i] for i in range(len(pieces))])
+
+
+def _cut(
+    jaxpr: core.Jaxpr,
+    makers: dict[core.Var, core.JaxprEqn],
+    wanted: Sequence[Any],
+    known: Collection[core.Var],
+) -> core.Jaxpr:
+    """The part of a program that makes what is wanted, from what is known of it."""
+    inputs, needed, left = {}, set(), list(wanted)
+    while left:
+        if isinstance(var := left.pop(), core.Literal):
+            continue
+        if var in known:
+            inputs[var] = None
+        elif id(makers[var]) not in needed:
+            needed.add(id(makers[var]))
+            left += makers[var].invars
+    equations = [equation for equation in jaxpr.eqns if id(equation) in needed]
+    return jaxpr.replace(
+        constvars=[], invars=list(inputs), outvars=list(wanted), eqns=equations, effects=core.no_effects
+    )
+
+
+def _kind(jaxpr: core.Jaxpr) -> Any:
+    """Equal for programs that differ in the names of their variables alone."""
+    names = {var: number for number, var in enumerate(jaxpr.invars)}
+
+    def name(atom: Any) -> Any:
+        if isinstance(atom, core.Literal):
+            return str(atom.aval), np.asarray(atom.val).tobytes()
+        return names[atom]
+
+    told: list[Any] = [tuple(str(var.aval) for var in jaxpr.invars)]
+    for equation in jaxpr.eqns:
+        params = tuple(sorted(equation.params.items(), key=lambda item: item[0]))
+        told.append((equation.primitive, tuple(map(name, equation.invars)), params))
+        names |= {var: len(names) + i for i, var in enumerate(equation.outvars)}
+    told.append(tuple(map(name, jaxpr.outvars)))
+    try:
+        hash(tuple(told))
+    except TypeError:  # it may equal no other then
+        return object()
+    return tuple(told)
+
+
+def _run(jaxpr: core.Jaxpr, *given: Any) -> list[Any]:
+    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*given)
+
+
+def _is_key(var: core.Var) -> bool:
+    aval: Any = var.aval
+    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
