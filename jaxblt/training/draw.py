@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
-from jax.interpreters import partial_eval
 
 
 def draw(init: Callable[[], Any], shardings: Any) -> Any:
@@ -28,7 +27,7 @@ def draw(init: Callable[[], Any], shardings: Any) -> Any:
     """
     traced, shapes = jax.make_jaxpr(init, return_shape=True)()
     places, tree = jax.tree.leaves(shardings), jax.tree.structure(shapes)
-    jaxpr, _ = partial_eval.dce_jaxpr(traced.jaxpr, [True] * tree.num_leaves)
+    jaxpr = traced.jaxpr
     makers = {var: equation for equation in jaxpr.eqns for var in equation.outvars}
     known = dict(zip(jaxpr.constvars, traced.consts, strict=True))
     keys = [var for var in makers if _is_key(var)]
