@@ -124,11 +124,12 @@ def stacks_of(config: Any) -> dict[str, StackConfig]:
 
 
 def check_sites(config: Any) -> dict[str, list[Adapted]]:
-    """The sites of every stack that has an adapter, layer by layer, each with its rank.
+    """The sites of every stack that has an adapter, layer by layer, each with its rank; those with gates not.
 
     Raises:
       ValueError: a pattern matches no product of any stack that has its adapter, patterns give a site two ranks or
-        levels, a rank is larger than the product's inputs or outputs, or no site is left at the router's level.
+        levels or a rank and a gate, a rank is larger than the product's inputs or outputs, numbers of the code do not
+        divide a gate's heads, or no site is left at the router's level.
     """
     adapted = {name: stack for name, stack in stacks_of(config).items() if stack.adapter is not None}
     known = {name: find_sites(stack) for name, stack in adapted.items()}
@@ -137,6 +138,8 @@ def check_sites(config: Any) -> dict[str, list[Adapted]]:
     for adapter in set(own.values()):
         names = {s.name for n in own if own[n] == adapter for s in known[n]}
         _check_patterns(adapter, sorted(names))
+    for name, stack in adapted.items():
+        _check_gates(name, stack.adapter, known[name])
     return {name: list(_of_layers(name, stack, known[name])) for name, stack in adapted.items()}
 
 
@@ -150,11 +153,27 @@ def _of_layers(name: str, stack: StackConfig, sites: Sequence[Site]) -> Iterator
 
 
 def _check_patterns(adapter: AdapterConfig, names: Sequence[str]) -> None:
-    for pattern, _ in adapter.patterns:
+    for pattern in (*(pattern for pattern, _ in adapter.patterns), *adapter.gates):
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, SHOWN, 0.0)
             raise ValueError(f"site pattern {pattern!r} matches no product; the nearest names are {near}")
-    _check_levels(adapter, [name for name in names if adapter.ranks(name, 0)])
+    _check_levels(adapter, [name for name in names if adapter.ranks(name, 0) or adapter.has_gate(name)])
+
+
+def _check_gates(stack: str, adapter: AdapterConfig, sites: Sequence[Site]) -> None:
+    for site in sites:
+        if not adapter.has_gate(site.name):
+            continue
+        if adapter.ranks(site.name, 0):
+            raise ValueError(
+                f"site {site.name!r} of stack {stack!r} is given a rank by the patterns {adapter.patterns} and a gate "
+                f"by {adapter.gates}: leave one of them out"
+            )
+        if adapter.router is not None and site.out[0] % adapter.numbers:
+            raise ValueError(
+                f"the gate of site {site.name!r} of stack {stack!r} has {site.out[0]} heads, and the code "
+                f"{adapter.numbers} numbers, which do not divide them: set blocks, or rank without blocks, to a divisor"
+            )
 
 
 def _check_levels(adapter: AdapterConfig, sites: Sequence[str]) -> None:
@@ -222,9 +241,15 @@ def _of_block(stack: StackConfig, kind: str) -> tuple[Site, ...]:
     return tuple(found.values())
 
 
-def _levels(stack: str, adapter: AdapterConfig, sites: Sequence[Adapted]) -> Iterator[str]:
+def _gated(config: StackConfig) -> list[Site]:
+    """The sites with gates."""
+    return [site for site in find_sites(config) if config.adapter.has_gate(site.name)]
+
+
+def _levels(stack: str, config: StackConfig, sites: Sequence[Adapted]) -> Iterator[str]:
     """The sites of each level, where there are several."""
-    names = dict.fromkeys(each.site.name for each in sites)
+    adapter = config.adapter
+    names = dict.fromkeys([*(each.site.name for each in sites), *(site.name for site in _gated(config))])
     for place, level in enumerate(adapter.level_names if adapter.levels else ()):
         own = [name for name in names if adapter.place(name) == place]
         yield f"levels          {stack}, {level}: {', '.join(own)}"
@@ -257,10 +282,13 @@ def describe_sites(config: Any, trained: int, router: int, base: int, total: int
     """
     lines = []
     for name, sites in check_sites(config).items():
+        stack = stacks_of(config)[name]
         for rank in sorted({each.rank for each in sites}):
             lines.append(f"adapters        {name}, rank {rank}: {', '.join(_named(sites, rank))}")
-        lines += _levels(name, stacks_of(config)[name].adapter, sites)
-        lines += _routers(name, stacks_of(config)[name])
+        if gated := _gated(stack):
+            lines.append(f"gates           {name}: {', '.join(f'{site.kind}:{site.name}' for site in gated)}")
+        lines += _levels(name, stack, sites)
+        lines += _routers(name, stack)
     share = f", of which routers {router:,} ({router / max(base, 1):.2%} of the base)" if router else ""
     lines.append(f"trained         {trained:,} of {total or base + trained:,} parameters{share}")
     if router > ROUTER_SHARE * base:

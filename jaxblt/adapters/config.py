@@ -1,4 +1,4 @@
-"""What an adapter is: which products it goes to, its rank, and what makes the code that scales its ranks."""
+"""What an adapter is: which products it goes to, its rank, and what makes the code that scales its updates."""
 
 import dataclasses
 from contextlib import AbstractContextManager
@@ -95,11 +95,16 @@ class AdapterConfig:
     makes c of what came before; see `RouterConfig`. Blocks of r/E ranks are the experts of a bank: they share a number
     of the code, these numbers are a softmax, and the scale is alpha E/r, that of each expert.
 
+    A gate scales the outputs of a product: y_n = (1 + c_g s_n) (x W)_n, with s learned from 0 (Liu et al., 2205.05638),
+    and c = 1 without a router. Number g of the code is of the g-th group of heads, the first of the product's new axes.
+    So here, too, c = 0 is the base, and `TopK(k)` changes k groups.
+
     Attributes:
       sites: patterns of names of `Linear`s below a block, such as "mixer/q" or "mlp/*"; (pattern, rank) for a rank of
         their own, and (pattern, (2, 4, 8)) for one in each layer of the stack. `jaxblt.adapters.find_sites` lists the
-        names.
-      rank: r of the others.
+        names. It may be empty where there are gates.
+      gates: patterns of names of products that have a gate instead.
+      rank: r of the others, and the numbers of a free code.
       alpha: of the scale.
       blocks: experts E of a bank; None for a free number a rank, 1 + f.
       router: what makes the code; None for c = 1.
@@ -111,6 +116,7 @@ class AdapterConfig:
     """
 
     sites: tuple[str | tuple[str, Rank], ...] = ("mixer/*", "mlp/down")
+    gates: tuple[str, ...] = ()
     rank: int = 8
     alpha: float = 16.0
     blocks: int | None = None
@@ -124,8 +130,13 @@ class AdapterConfig:
         check_fields(self)
         check_bounds(self, "rank", "blocks", least=1)
         check_bounds(self, "alpha", above=0)
-        if not self.sites:
+        if not self.sites and not self.gates:
             raise ValueError("AdapterConfig.sites is empty: name at least one pattern, such as 'mixer/*'")
+        if self.gates and self.governor is not None:
+            raise ValueError(
+                f"AdapterConfig.gates = {self.gates} and governor = {self.governor}, which bounds updates of low rank "
+                "only: leave one of them out"
+            )
         self._check_ranks()
         self._check_code()
         self._check_levels()
@@ -280,6 +291,10 @@ class AdapterConfig:
         """The ranks that patterns ask for at the site of a name in a layer: none where there is no adapter."""
         found = [ranks for pattern, ranks in self.patterns if fnmatchcase(name, pattern)]
         return {ranks if isinstance(ranks, int) else ranks[layer] for ranks in found}
+
+    def has_gate(self, name: str) -> bool:
+        """Whether the site of a name has a gate."""
+        return any(fnmatchcase(name, pattern) for pattern in self.gates)
 
     def inside(
         self, path: tuple[str, ...], layer: int, code: Float[Array, "B T W"] | None, *, chosen: bool = False

@@ -11,10 +11,10 @@ from jaxtyping import Array, Float
 from jaxblt.adapters.attach import check_sites, stacks_of
 from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.losses import AdapterLosses
-from jaxblt.adapters.merge import code_at, given_code, has_adapter, limited_code, map_sites
+from jaxblt.adapters.merge import code_at, given_code, has_adapter, limited_code, map_sites, scale_update
 from jaxblt.adapters.params import without_routers
 from jaxblt.adapters.router import ROUTER
-from jaxblt.adapters.site import ADAPTER
+from jaxblt.adapters.site import ADAPTER, SCALE
 from jaxblt.models.stack import StackConfig
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -69,7 +69,7 @@ def distill[C](
 
     dW is linear in the code, so that its mean is dW at the mean code; a governor bounds it as it bounds that code.
     V diag(c) U is factored by QR and the SVD of an r x r matrix. A smaller rank keeps the largest singular values: the
-    best approximation in the Frobenius norm.
+    best approximation in the Frobenius norm. A gate's scale becomes c s.
 
     Args:
       config: of the model.
@@ -96,7 +96,7 @@ def distill[C](
             raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
         code = given_code(routed[name], codes.get(name) if isinstance(codes, Mapping) else codes)
         assert code is not None
-        least = min(each.rank for each in sites)
+        least = min((each.rank for each in sites), default=adapter.rank)
         if rank is not None and not 1 <= rank <= least:
             raise ValueError(
                 f"rank must lie in 1..{least}, the smallest rank of the sites of {name!r}, got {rank}"
@@ -119,6 +119,8 @@ def _distilled(params: Any, stack: StackConfig, static: AdapterConfig, code: Any
     def distilled(path: tuple[str, ...], tree: Mapping[str, Any]) -> Any:
         own = code_at(stack, code, path)
         assert own is not None
+        if SCALE in tree[ADAPTER]:
+            return {**tree, ADAPTER: {SCALE: scale_update(tree, stack, own, path)}}
         return {**tree, ADAPTER: _factored(tree, stack.adapter, static, own, rank)}
 
     return map_sites(distilled, without_routers(params))

@@ -12,12 +12,15 @@ from jaxblt.adapters.attach import detach, stacks_of
 from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.governor import bounded, grams
 from jaxblt.adapters.params import split_params, without_routers
-from jaxblt.adapters.site import ADAPTER
+from jaxblt.adapters.products import coded_scale
+from jaxblt.adapters.site import ADAPTER, SCALE
 from jaxblt.models.stack import StackConfig
 
 
 def fuse[C](config: C, params: Any, *, code: Float[Array, "*L W"] | None = None) -> tuple[C, Any]:
     """The config and parameters of a model without adapters that computes the same: W + (alpha/r) V diag(c) U.
+
+    Where there is a gate, W + W diag(c s).
 
     Sums are in fp32, whatever the dtype of the parameters: rounding a sum to bfloat16 changes outputs.
     `jaxblt.adapters.merge_drift` says by how much.
@@ -46,7 +49,11 @@ def merge_stack(params: Any, stack: StackConfig, code: Float[Array, "*L W"] | No
 
     def merged(path: tuple[str, ...], tree: Mapping[str, Any]) -> Any:
         kernel = tree["kernel"].astype(jnp.float32)
-        kernel = kernel + weight_update(tree, stack.adapter, code_at(stack, code, path))
+        numbers = code_at(stack, code, path)
+        if SCALE in tree[ADAPTER]:
+            kernel = kernel * (1 + _aligned(scale_update(tree, stack, numbers, path), kernel.ndim, path))
+        else:
+            kernel = kernel + weight_update(tree, stack.adapter, numbers)
         return {name: below for name, below in tree.items() if name != ADAPTER} | {"kernel": kernel}
 
     return map_sites(merged, without_routers(params))
@@ -132,6 +139,26 @@ def weight_update(
     v = v * jnp.repeat(governed, rank // numbers.shape[-1], axis=-1).reshape(*lead, 1, rank)
     delta = jnp.matmul(v, u, precision=jax.lax.Precision.HIGHEST)
     return (delta * jnp.float32(adapter.scale(rank))).reshape(kernel.shape)
+
+
+def scale_update(
+    tree: Mapping[str, Any], stack: StackConfig, code: Float[Array, "*L E"] | None, path: tuple[str, ...]
+) -> Float[Array, "..."]:
+    """c s of a site with a gate, of all layers at its path."""
+    scale, layers = tree[ADAPTER][SCALE].astype(jnp.float32), len(layers_at(stack, path))
+    codes = None if code is None else jnp.broadcast_to(code, (layers, code.shape[-1]))
+    return coded_scale(scale.reshape(layers, -1), codes).reshape(scale.shape)
+
+
+def _aligned(scale: Float[Array, "..."], axes: int, path: tuple[str, ...]) -> Float[Array, "..."]:
+    """Scales of outputs, with axes for those that a kernel of so many axes sums over."""
+    lead = _is_scanned(path)
+    return scale.reshape(*scale.shape[:lead], *(1,) * (axes - scale.ndim), *scale.shape[lead:])
+
+
+def _is_scanned(path: tuple[str, ...]) -> bool:
+    """Whether parameters at a path below a stack have an axis of layers in front."""
+    return path[0] == "periods"
 
 
 def limited_code(

@@ -8,14 +8,14 @@ from typing import Any
 
 from jaxblt.adapters.retrieval.neighbours import INDEX
 from jaxblt.adapters.router import ROUTER
-from jaxblt.adapters.site import ADAPTER
+from jaxblt.adapters.site import ADAPTER, SCALE
 
 STACK_PARTS = ("periods", "rest", "period_0")
 """Children of a stack, by which a router of its own is told from a module of another's that has the same name."""
 BLOCK = re.compile(r"(?:.*/)?(?:periods|rest|period_\d+)/block_\d+")
 """Path of a block, by which its router is told."""
-PARTS, OTHERS = {"u", "v"}, {"tau"}
-"""What an adapter holds: its matrices, and what it may hold besides."""
+PARTS, OTHERS = ({"u", "v"}, {SCALE}), {"tau"}
+"""What an adapter holds: its matrices or a gate's scale, and what it may hold besides."""
 Chosen = Callable[[tuple[str, ...], Any, Mapping[str, Any]], bool]
 """Whether parameters are meant, by their path, what is below it, and what they lie in."""
 
@@ -58,7 +58,7 @@ def without_routers(params: Any) -> Any:
 def _is_added(path: tuple[str, ...], tree: Any, above: Mapping[str, Any]) -> bool:
     """Whether a child is an adapter, beside a kernel, or a router."""
     if path[-1] == ADAPTER:
-        return "kernel" in above and isinstance(tree, Mapping) and set(tree) - OTHERS == PARTS
+        return "kernel" in above and isinstance(tree, Mapping) and set(tree) - OTHERS in PARTS
     return _is_router(path, tree, above)
 
 

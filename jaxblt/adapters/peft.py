@@ -95,7 +95,7 @@ def save_peft(
 
     Raises:
       FileExistsError: the folder holds an adapter already.
-      ValueError: there is a router and no code, or the stacks' adapters have other alphas.
+      ValueError: there is a router and no code, the stacks' adapters have other alphas, or one has gates.
     """
     file = Path(folder) / WEIGHTS
     if file.exists() or (Path(folder) / CONFIG).exists():
@@ -132,6 +132,11 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
 def _described(config: Any) -> dict[str, Any]:
     """The contents of `adapter_config.json`; PEFT scales by alpha over the rank of a site."""
     found = [(place, stacks_of(config)[place.path[0]].adapter) for place in places(config)]
+    adapters = [stack.adapter for stack in stacks_of(config).values() if stack.adapter is not None]
+    if gates := [adapter.gates for adapter in adapters if adapter.gates]:
+        raise ValueError(
+            f"such files hold LoRA only, and the config's adapter has gates {gates[0]}: leave them out"
+        )
     if not found:
         raise ValueError("the config has no adapter: attach one (jaxblt.adapters.attach)")
     alphas = {adapter.alpha * (adapter.blocks or 1) for _, adapter in found}

@@ -41,6 +41,19 @@ class Adapted(Weights):
     sparse: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Gated(Weights):
+    """The parameters of a site with a gate: y = (1 + c s) (x W).
+
+    Attributes:
+      scale: s, of the kernel's new axes.
+      code: of each token, or one for all; None for 1. Each number is of a group of outputs.
+    """
+
+    scale: Float[Array, "..."]
+    code: Float[Array, "#B #T E"] | None
+
+
 Multiply = Callable[[Any, Sequence[Linear], Sequence[Weights]], Sequence[Array]]
 """x, `Linear`s and their parameters -> x W of each."""
 
@@ -48,7 +61,7 @@ Multiply = Callable[[Any, Sequence[Linear], Sequence[Weights]], Sequence[Array]]
 def multiply_sites(
     base: Multiply, x: Float[Array, "..."], layers: Sequence[Linear], weights: Sequence[Weights]
 ) -> list[Float[Array, "..."]]:
-    """x W and its update, if it is adapted, of each `Linear`.
+    """x W and its update, if it is adapted, of each `Linear`; x W scaled, if it has a gate.
 
     The op makes both of row-major sites, in one call where they share dtype, scale and code. To a site that it does not
     fuse, the update is added behind what `base` makes. What `jaxblt.adapters.joined` laid out is read in the place of
@@ -64,7 +77,11 @@ def multiply_sites(
     for i, (layer, w) in enumerate(zip(layers, weights, strict=True)):
         if i not in found:
             (y,) = base(x, [layer], [w])
-            found[i] = y + _update(x, layer, w).astype(y.dtype) if isinstance(w, Adapted) else y
+            if isinstance(w, Adapted):
+                y = y + _update(x, layer, w).astype(y.dtype)
+            elif isinstance(w, Gated):
+                y = (y.astype(jnp.float32) * _factor(layer, w)).astype(y.dtype)
+            found[i] = y
     return [found[i] for i in range(len(layers))]
 
 
@@ -169,3 +186,16 @@ def _by_channels(x: Float[Array, "B ..."], layer: Linear, site: Adapted) -> Floa
     if site.code is not None:
         z = z * jnp.repeat(site.code, z.shape[-1] // site.code.shape[-1], axis=-1)
     return jnp.einsum(f"{lead}{letter},{letter}{new}->{result}", z.astype(dtype), site.u.astype(dtype))
+
+
+def _factor(layer: Linear, gate: Gated) -> Float[Array, "..."]:
+    """1 + c s, with axes in the order of what the layer makes."""
+    given, summed, new, result = (letters.replace("...", "BT") for letters in read_equation(layer.equation))
+    factor = 1 + coded_scale(gate.scale.reshape(1, 1, -1), gate.code)
+    lead = "".join(c for c in given if c not in summed)
+    return jnp.einsum(f"{lead}{new}->{result}", factor.reshape(*factor.shape[:TOKENS], *gate.scale.shape))
+
+
+def coded_scale(scale: Float[Array, "*#L N"], code: Float[Array, "*#L E"] | None) -> Float[Array, "*L N"]:
+    """c s, where each number of a code is of a group of outputs."""
+    return scale if code is None else scale * jnp.repeat(code, scale.shape[-1] // code.shape[-1], axis=-1)

@@ -1,4 +1,4 @@
-"""A site: a product with a weight, y = x W, to which an adapter adds (alpha/r) ((x V) * c) U."""
+"""A site: a product with a weight, y = x W, to which an adapter adds (alpha/r) ((x V) * c) U, or that it scales."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,12 +11,16 @@ from jaxtyping import Array, Float
 
 from jaxblt.adapters.governor import Governor, govern
 from jaxblt.adapters.losses import mean_square_beside
-from jaxblt.adapters.products import TOKENS, Adapted, multiply_sites
+from jaxblt.adapters.products import TOKENS, Adapted, Gated, multiply_sites
 from jaxblt.layers import Linear, Weights, named, read_equation
 from jaxblt.side_outputs import sow_loss
 
 ADAPTER = "adapter"
-"""The child of a `Linear` that holds V and U."""
+"""The child of a `Linear` that holds V and U, or the scale of a gate."""
+SCALE = "scale"
+"""The parameter of a gate."""
+ZERO = ("u", SCALE)
+"""Parameters of sites that start at 0."""
 
 
 @runtime_checkable
@@ -35,6 +39,10 @@ class Ranks(Protocol):
 
     def ranks(self, name: str, layer: int) -> set[int]:
         """The ranks that are asked for at a site of a layer."""
+        ...
+
+    def has_gate(self, name: str) -> bool:
+        """Whether a site has a gate."""
         ...
 
     def split(self, codes: Float[Array, "... W"] | None) -> list[Any]:
@@ -95,6 +103,23 @@ class LowRank(nn.Module):
             sow_loss(self, "orthogonality", jnp.float32(weight) * beside)
 
 
+class Gate(nn.Module):
+    """The parameter of a site with a gate: a scale s [N] that starts at 0.
+
+    Attributes:
+      names: logical names of the kernel's new axes, which N stands for.
+    """
+
+    names: tuple[str | None, ...]
+
+    @nn.compact
+    def __call__(self, weights: Weights, code: Float[Array, "B T E"] | None) -> Gated:
+        """What a gate makes of a `Linear`'s parameters."""
+        shape = weights.kernel.shape[-len(self.names) :]
+        scale = self.param(SCALE, named(nn.initializers.zeros, *self.names), shape, jnp.float32)
+        return Gated(weights.kernel, weights.bias, scale, code)
+
+
 def is_site(linear: Linear, x: Any) -> bool:
     """Whether a `Linear` reads tokens, [B, T, ...]: not, for example, a filter that reads taps."""
     given, summed, new, _ = read_equation(linear.equation)
@@ -112,8 +137,8 @@ def adapted(
 ) -> AbstractContextManager[Any]:
     """A context in which the sites of `config` below the block of this path, a layer's, add their updates.
 
-    Flax calls the interceptor around every method. It makes V and U in a child of the `Linear` that it is called for,
-    so parameters of the base keep their names. `sparse` is as for `LowRank`.
+    Flax calls the interceptor around every method. It makes what a site has of its own in a child of the `Linear` that
+    it is called for, so parameters of the base keep their names. `sparse` is as for `LowRank`.
     """
     codes = config.split(code)  # once: sites that share an array are one call of the op
 
@@ -127,11 +152,14 @@ def adapted(
         if not isinstance(linear, Linear) or method != "weights":
             return found
         name = "/".join(linear.path[len(path) :])
-        ranks = config.ranks(name, layer)
-        if not ranks or not is_site(linear, *args):
+        ranks, gate = config.ranks(name, layer), config.has_gate(name)
+        if not (ranks or gate) or not is_site(linear, *args):
             return found
-        summed = len(read_equation(linear.equation).summed)
-        site = LowRank(config, max(ranks), summed, linear.names, sparse, name=ADAPTER)
+        summed, names = len(read_equation(linear.equation).summed), linear.names
+        if gate:
+            site = Gate(names[summed:], name=ADAPTER)
+        else:
+            site = LowRank(config, max(ranks), summed, names, sparse, name=ADAPTER)
         return site(found, codes[config.place(name)])
 
     return nn.intercept_methods(intercept)

@@ -28,8 +28,8 @@ def warm_start(config: Any, params: Any, loras: Sequence[tuple[Any, Any]]) -> An
       loras: (config, params) of the same model with static adapters, one for each expert; whole or the trained part.
 
     Raises:
-      ValueError: the adapter is no bank, or governed; there are not as many LoRAs as experts; one has a router, is
-        missing at a site, or adapts more than the bank.
+      ValueError: the adapter is no bank, or governed; there are not as many LoRAs as experts; one has a router or
+        gates, is missing at a site, or adapts more than the bank.
     """
     banks = {name: stack.adapter for name, stack in stacks_of(config).items() if stack.adapter is not None}
     for name, bank in banks.items():
@@ -72,10 +72,11 @@ def _check_bank(name: str, bank: AdapterConfig, loras: int) -> None:
 def _check_lora(number: int, config: Any, banks: Mapping[str, AdapterConfig]) -> None:
     for name in banks:
         adapter = stacks_of(config)[name].adapter if name in stacks_of(config) else None
-        if adapter is None or adapter.router is not None:
-            has = "no adapter" if adapter is None else "an adapter with a router"
+        if adapter is None or adapter.router is not None or adapter.gates:
+            kind = "a router" if adapter is not None and adapter.router is not None else "gates"
+            has = "no adapter" if adapter is None else f"an adapter with {kind}"
             raise ValueError(
-                f"loras[{number}] has {has} on stack {name!r}, expected a static one: train or distil it"
+                f"loras[{number}] has {has} on stack {name!r}, expected static LoRA: train or distil it"
             )
 
 

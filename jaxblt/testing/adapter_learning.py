@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.levels import is_known, levels_of
 from jaxblt.adapters.params import join_params, split_params
+from jaxblt.adapters.site import ZERO
 
 STEPS = 200
 """Of the training of one batch, and between the two measurements of memory."""
@@ -38,12 +39,12 @@ class Learned(NamedTuple):
 
 
 def fresh(own: Any) -> tuple[Any, Any]:
-    """(base, trained) of a stack's parameters, the trained part with U and the router's last kernels at 0."""
+    """(base, trained) of a stack's parameters, the trained part with U, scales and the router's last kernels at 0."""
     base, trained = split_params(own)
 
     def reset(path: tuple[Any, ...], x: Array) -> Array:
         names = [getattr(entry, "key", "") for entry in path]
-        return jnp.zeros_like(x) if names[-1] == "u" or names[-2].startswith("code") else x
+        return jnp.zeros_like(x) if names[-1] in ZERO or names[-2].startswith("code") else x
 
     return base, jax.tree_util.tree_map_with_path(reset, trained)
 

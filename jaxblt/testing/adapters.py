@@ -24,7 +24,7 @@ from jaxblt.adapters.merge import merge_stack
 from jaxblt.adapters.params import join_params, routers, split_params, without_routers
 from jaxblt.adapters.retrieval.neighbours import INDEX
 from jaxblt.adapters.router import ROUTER
-from jaxblt.adapters.site import ADAPTER
+from jaxblt.adapters.site import ADAPTER, ZERO
 from jaxblt.adapters.sticky import Sticky
 from jaxblt.adapters.transforms import TopK
 from jaxblt.models.adapter import CHOSEN
@@ -204,10 +204,10 @@ def _constant_params(subject: AdaptedSubject, fallback: float) -> tuple[StackCon
 
 
 def check_start(subject: Any) -> None:
-    """With U = 0, as a new adapter has it, the output is the base's."""
+    """With U = 0, or a gate's scale of 0, as a new adapter has it, the output is the base's."""
     base, trained = split_params(subject.own)
     still = jax.tree_util.tree_map_with_path(
-        lambda path, x: jnp.zeros_like(x) if path[-1].key == "u" else x, trained
+        lambda path, x: jnp.zeros_like(x) if path[-1].key in ZERO else x, trained
     )
     x = jnp.asarray(subject.x)
     y = subject.parallel({"params": {"stack": join_params(base, still)}}, x, None)

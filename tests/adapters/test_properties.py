@@ -54,6 +54,9 @@ ADAPTERS = {
     "blocks": AdapterConfig(
         rank=2, router=dataclasses.replace(ROUTER, reads="block"), code=(Ema(0.5), Clamp(1.5))
     ),
+    "gates": AdapterConfig(
+        sites=("mlp/down",), gates=("mixer/v", "mixer/out"), rank=2, router=ROUTER, code=(TopK(1),)
+    ),
     "retrieval": AdapterConfig(
         rank=2, router=dataclasses.replace(ROUTER, retrieval=RetrievalConfig(capacity=12, neighbours=3))
     ),
@@ -90,6 +93,7 @@ CASES = [
     ("retrieval", {}),
     ("traces", {}),
     ("levels", {"pattern": "A"}),
+    ("gates", {"pattern": "A"}),
     ("blocks", {"pattern": "A", "num_layers": 2, "remat": "full"}),
     ("static", {"pattern": "HA", "num_layers": 2}),
     ("chunk", {"pattern": "A", "num_layers": 2, "remat": "full"}),
