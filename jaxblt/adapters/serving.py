@@ -4,6 +4,7 @@
 decided as an argument, and puts the fallback in place of codes.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from jaxtyping import Array, Bool, Float
 from jaxblt.adapters.given import is_router
 from jaxblt.side_outputs import Sown, sow_metric
 from jaxblt.validation import check_bounds, check_fields
+
+logger = logging.getLogger(__name__)
 
 Breaker = Literal["closed", "open", "half-open"]
 FIGURES = "code_figures"
@@ -129,10 +132,11 @@ def _sown(side: Mapping[str, Any], name: str) -> list[Sown]:
 
 @dataclass
 class Guard:
-    """A circuit breaker: calls that are too slow open it, and while it is open the adapter is off.
+    """A circuit breaker: calls that fail or are too slow open it, and while it is open the adapter is off.
 
-    Closed, `patience` calls in a row above `factor` times the baseline open it. Open, it waits `cool_down` seconds.
-    Half-open, one call tries the adapter: it closes the breaker if it is fast enough, else it opens it again.
+    Closed, `patience` calls in a row above `factor` times the baseline open it, or one that fails. Open, it waits
+    `cool_down` seconds. Half-open, one call tries the adapter: it closes the breaker if it is fast enough, else it
+    opens it again.
 
     Attributes:
       baseline: seconds of a call without adapter, such as the median of a warm-up.
@@ -142,6 +146,7 @@ class Guard:
       clock: seconds, from any zero.
       state: where the breaker is.
       opened: how often it opened.
+      failed: calls that raised, and did not with the fallback.
     """
 
     baseline: float
@@ -151,12 +156,34 @@ class Guard:
     clock: Callable[[], float] = time.monotonic
     state: Breaker = field(default="closed", init=False)
     opened: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
     _slow: int = field(default=0, init=False, repr=False)
     _since: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_bounds(self, "baseline", "factor", "cool_down", above=0)
         check_bounds(self, "patience", least=1)
+
+    def serve[T](self, call: Callable[[bool], T]) -> T:
+        """What `call(falls back)` returns, timed and recorded; where it raises, what it returns with the fallback.
+
+        An error that the fallback raises too is no fault of the adapter: it is raised, and changes nothing.
+        """
+        fell_back, began = self.falls_back(), self.clock()
+        try:
+            result = call(fell_back)
+        except Exception as error:
+            if fell_back:
+                raise
+            result = call(True)
+            logger.warning(
+                "a call with the adapter failed, and one with its fallback did not", exc_info=error
+            )
+            self.failed += 1
+            self._open()
+            return result
+        self.record(self.clock() - began)
+        return result
 
     def falls_back(self) -> bool:
         """Whether the next call is to use the fallback; ask once a call, before it."""
@@ -172,8 +199,11 @@ class Guard:
         if self._slow == 0:
             self.state = "closed"
         elif self.state == "half-open" or self._slow >= self.patience:
-            self.state, self._since, self._slow = "open", self.clock(), 0
-            self.opened += 1
+            self._open()
+
+    def _open(self) -> None:
+        self.state, self._since, self._slow = "open", self.clock(), 0
+        self.opened += 1
 
 
 @dataclass(frozen=True)

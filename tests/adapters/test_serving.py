@@ -159,6 +159,45 @@ def test_a_breaker_opens_waits_and_tries_again():
         Guard(0.0)
 
 
+def test_a_call_that_fails_is_made_with_the_fallback_and_counted(params, serve, caplog):
+    clock, broken = Clock(), True
+    guard = Guard(0.1, cool_down=5.0, clock=clock)
+
+    def call(falls_back):
+        if broken and not falls_back:
+            raise RuntimeError("planted")
+        return serve(params, X, falls_back)[0]
+
+    base = serve(params, X, True)[0]
+    np.testing.assert_array_equal(guard.serve(call), base)
+    assert (guard.state, guard.opened, guard.failed) == ("open", 1, 1)
+    assert "planted" in caplog.text
+    np.testing.assert_array_equal(guard.serve(call), base)
+    clock.now += 5
+    broken = False
+    assert not np.allclose(guard.serve(call), base, atol=1e-3)
+    assert (guard.state, guard.failed) == ("closed", 1)
+    assert serve._cache_size() == 1
+
+    def refuse(falls_back):
+        raise ValueError("an empty prompt")
+
+    with pytest.raises(ValueError, match="an empty prompt"):
+        guard.serve(refuse)
+    assert (guard.state, guard.opened, guard.failed) == ("closed", 1, 1)
+
+
+def test_slow_calls_that_are_served_open_the_breaker():
+    clock = Clock()
+    guard = Guard(0.1, patience=1, clock=clock)
+
+    def slow(falls_back):
+        clock.now += 0.3
+        return falls_back
+
+    assert [guard.serve(slow) for _ in range(2)] == [False, True]
+
+
 def figures(code):
     code = jnp.asarray(code, jnp.float32)
     return code_figures(code, jnp.zeros(code.shape[0], bool))
