@@ -38,6 +38,9 @@ HISTORY_MULTIPLE = 128
 """Of which the length of a history is one, so that rows with it divide among devices as those without."""
 
 
+MANY = 64
+"""Parameter arrays from which they are drawn by kind: a smaller model's one program compiles sooner."""
+
 REPLICATED = (ENTROPY,)
 """Frozen trees that lie whole on every device. An entropy model is small, and each device runs it on rows of its own:
 split parameters would have to be gathered in every step."""
@@ -212,7 +215,9 @@ def init_state(setup: Setup, frozen: Mapping[str, Frozen] | None = None) -> Trai
         ema = recipe.train.ema is not None
         return start(at_start(recipe, params, frozen or {}), setup.optimizer, frozen, ema=ema)
 
-    drawn = draw(params, setup.shardings.params)
+    places = setup.shardings.params
+    whole = len(jax.tree.leaves(places)) < MANY
+    drawn = jax.jit(params, out_shardings=places)() if whole else draw(params, places)
     return jax.jit(begin, out_shardings=setup.shardings, donate_argnums=0)(drawn, frozen)
 
 

@@ -10,7 +10,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.parallel import make_mesh
+from jaxblt.training import setup
 from jaxblt.training.draw import draw
+from jaxblt.training.setup import init_state, make_setup
+from tests.training.tiny import tiny_recipe
 
 
 def init_of(layers: int, *, scan: bool = False):
@@ -79,3 +82,13 @@ def test_equal_programs_of_unequal_numbers_are_kept_apart():
     one, two, three = draw(init, placed(init))
     np.testing.assert_array_equal(two, 2 * one)
     np.testing.assert_array_equal(three, two)
+
+
+def test_a_run_starts_with_the_same_parameters_however_they_are_drawn(monkeypatch):
+    mesh = make_mesh(devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        run = make_setup(tiny_recipe(), mesh)
+        whole = init_state(run)
+        monkeypatch.setattr(setup, "MANY", 1)
+        by_kind = init_state(run)
+    jax.tree.map(np.testing.assert_array_equal, by_kind.params, whole.params)
