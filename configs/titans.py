@@ -44,7 +44,7 @@ def babilong() -> Recipe:
     Two facts instead of one: --data.task.task 2 in each stage.
     """
     task = Babilong(path="data/babi", books="data/books", min_bytes=256)
-    steps, model = 6000, titan("mag", dim=256, num_layers=4, window=128, chunk_size=64)
+    steps, model = 6000, titan("mag", dim=256, num_layers=4, window=128, chunk_size=128)
     mixers = {**model.stack.mixers, "W": AttentionConfig(dim=256, num_heads=4, window=128)}
     train = TrainConfig(
         steps=steps,
