@@ -21,8 +21,6 @@ WIDTHS = (128, 256)
 """Sizes of a head: sums of 256 columns take 128 registers of each thread."""
 LARGEST = 2**31
 """The kernels count elements in 32 bits."""
-UNASKED = False
-"""Whether calls without derivatives take the kernels unasked: not before their tests have passed on a GPU."""
 TIMED_WIDTH, TIMED_CHUNK = 256, 512
 """Size of a head, and the shortest chunk, at which they were timed, and faster forward (neural_memory.json)."""
 
@@ -72,8 +70,6 @@ def rather_not(
 ) -> str | None:
     """Why a call that they can run is left to XLA even where no derivative is taken, or None."""
     del device, q, k, others
-    if not UNASKED:
-        return "not all of its tests have run on a GPU"
     length, width = v.shape[1], v.shape[3]
     chunk = min(chunk_size, length)
     if width != TIMED_WIDTH or chunk < TIMED_CHUNK:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels.neural_memory import MemoryState, bench, explain, hopper
+from pallas_kernels.neural_memory import MemoryState, bench, explain
 from pallas_kernels.neural_memory.mosaic_gpu_or_xla import neural_memory_mosaic_gpu_or_xla
 from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
 from pallas_kernels.neural_memory.xla import neural_memory_xla
@@ -71,8 +71,7 @@ def test_kernels_run_where_no_derivative_is_taken(arrays: dict[str, Any], op: An
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_goes_first_where_it_was_timed(shape: NeuralMemoryShape, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "UNASKED", True)
+def test_goes_first_where_it_was_timed(shape: NeuralMemoryShape) -> None:
     given = jax.eval_shape(partial(bench.arrays, shape))
     line = explain(*given[:6], given[6:], device=HOPPER, chunk_size=shape.chunk)
     first = shape.hidden > 0 and shape.chunk >= 512
