@@ -128,6 +128,10 @@ def unit(x: Float[Array, "B T J K"]) -> Float[Array, "B T J K"]:
     return (wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + EPSILON)).astype(x.dtype)
 
 
+Reads = tuple[Float[Array, "B H K K"], Float[Array, "B T H K"]]
+"""The transition of a stretch, and what its outputs read of a state that enters."""
+
+
 @flax.struct.dataclass
 class DeltaRule:
     """Core of the gated delta rule; streams are q, k, v, beta and log_gate, the carry is S, in fp32."""
@@ -159,21 +163,20 @@ class DeltaRule:
         )
         return (found, None) if carry is None else (found[0], (None, found[1]))
 
-    def summarise(
+    def observe(
         self, streams: Any, marks: Marks
-    ) -> tuple[Float[Array, "B H K K"], Float[Array, "B H K V"]]:
-        """What the stretch multiplies S by, and what it leaves of its own."""
-        _, k, v, beta, log_gate = streams
+    ) -> tuple[tuple[Float[Array, "B H K K"], Float[Array, "B H K V"]], Reads]:
+        """What the stretch multiplies S by and what it leaves of its own; what it reads of S, for `adjoint`."""
+        *rows, log_gate = streams
         options = {"log_gate": log_gate, "segment_ids": marks.segment_ids, "chunk_size": self.chunk_size}
-        return gated_delta_rule_summary(k, v, beta, **options)
+        transition, left, reads = gated_delta_rule_summary(*rows, **options, scale=1.0)
+        return (transition, left), (transition, reads)
 
     def adjoint(
-        self, streams: Any, marks: Marks, do: Float[Array, "B T H V"]
+        self, streams: Any, marks: Marks, seen: Reads, do: Float[Array, "B T H V"]
     ) -> tuple[Float[Array, "B H K K"], Float[Array, "B H K V"]]:
         """What the stretch does to the gradient by S behind it, joined as summaries are."""
-        q, k, _, beta, log_gate = streams
-        options = {"log_gate": log_gate, "segment_ids": marks.segment_ids, "chunk_size": self.chunk_size}
-        return gated_delta_rule_adjoint(q, k, beta, do, **options, scale=1.0)
+        return gated_delta_rule_adjoint(*seen, do, segment_ids=marks.segment_ids)
 
     def join(
         self, carry: Float[Array, "B H K V"], summary: tuple[Float[Array, "B H K K"] | None, Array]

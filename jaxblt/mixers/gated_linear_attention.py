@@ -153,15 +153,15 @@ class LinearState:
         found: Any = gated_linear_attention(q, k, v, **self._gate(gate), **options, **stored)
         return (found, None) if carry is None else (found[0], (None, found[1]))
 
-    def summarise(
+    def observe(
         self, streams: Any, marks: Marks
-    ) -> tuple[Float[Array, "B H #K 1"], Float[Array, "B H K V"]]:
-        """What the stretch multiplies S by, elementwise, and what it leaves of its own."""
+    ) -> tuple[tuple[Float[Array, "B H #K 1"], Float[Array, "B H K V"]], None]:
+        """What the stretch multiplies S by, elementwise, and what it leaves of its own; `adjoint` needs no more."""
         _, k, v, gate = streams
-        return gated_linear_attention_summary(k, v, **self._gate(gate), segment_ids=marks.segment_ids)
+        return gated_linear_attention_summary(k, v, **self._gate(gate), segment_ids=marks.segment_ids), None
 
     def adjoint(
-        self, streams: Any, marks: Marks, do: Float[Array, "B T H V"]
+        self, streams: Any, marks: Marks, seen: None, do: Float[Array, "B T H V"]
     ) -> tuple[Float[Array, "B H #K 1"], Float[Array, "B H K V"]]:
         """What the stretch does to the gradient by S behind it, joined as summaries are."""
         q, _, _, gate = streams

@@ -7,10 +7,11 @@ A mixer's core is a pytree of its weights with three pure functions, and nothing
     join(carry, summary) -> carry                   behind a stretch, from the carry before it
 
 `Rows` marks where documents begin, folds carries across the devices of a mesh axis `seq`, keeps the state of rows that
-take no token, and zeroes outputs at holes. Four methods are optional. `summarise(streams, marks) -> summary` where
+take no token, and zeroes outputs at holes. Other methods are optional. `summarise(streams, marks) -> summary` where
 that is cheaper than a run; `run`'s own summary then need only hold for the carry that `run` was given.
-`adjoint(streams, marks, dy) -> summary` beside it, where that is cheaper than the gradient of `summarise`: `join` of
-the gradient by the carry behind a stretch with it is the gradient by the carry before it.
+In its place `observe(streams, marks) -> (summary, seen)` and `adjoint(streams, marks, seen, dy) -> summary`, where that
+is cheaper than the gradient of a summary: `join` of the gradient by the carry behind a stretch with the adjoint is the
+gradient by the carry before it. `seen` is kept from the forward pass; None if `adjoint` needs the streams only.
 `head_counts(streams)` says how many heads streams `[B, T, H, ...]` and carries `[B, H, ...]` have: a mesh splits them
 over `tensor`. A core without `join` returns the carry behind the stretch in place of a summary, and takes whole rows:
 along `seq` its heads are scattered. `jaxblt.mixers.steps` loops over the tokens of such a core.
@@ -66,10 +67,12 @@ class Summarised(Joined, Protocol):
 
 
 @runtime_checkable
-class Adjoined(Summarised, Protocol):
+class Adjoined(Joined, Protocol):
     """A core without weights that says what a stretch does to the gradient by the carry behind it."""
 
-    def adjoint(self, streams: Any, marks: Marks, dy: Any, /) -> Summary: ...
+    def observe(self, streams: Any, marks: Marks, /) -> tuple[Summary, Any]: ...
+
+    def adjoint(self, streams: Any, marks: Marks, seen: Any, dy: Any, /) -> Summary: ...
 
 
 @runtime_checkable
@@ -339,19 +342,26 @@ def _stretch(
     streams = how.turn(streams, how.time_axis)
     if carry is None and isinstance(core, Adjoined):
         return how.turn(_linked(how, core)(streams, marks), how.time_axis), None
-    entering, step = _entering(how, core, streams, marks, core.zero(streams) if carry is None else carry)
+    start = core.zero(streams) if carry is None else carry
+    entering, step = _entering(how, core, streams, marks, _summary(core, streams, marks), start)
     y, _ = core.run(streams, marks, _begun(core, streams, marks.begins, entering))
     y = how.turn(y, how.time_axis)
     return y, None if carry is None else at_end(step(entering), marks.takes, carry)
 
 
+def _summary(core: Joined, streams: Any, marks: Marks) -> Summary:
+    """What a stretch does to a carry, the cheapest way that the core has."""
+    if isinstance(core, Adjoined):
+        return core.observe(streams, marks)[0]
+    if isinstance(core, Summarised):
+        return core.summarise(streams, marks)
+    return core.run(streams, marks, None)[1]
+
+
 def _entering(
-    how: _Stretch, core: Joined, streams: Any, marks: Marks, start: Carry
+    how: _Stretch, core: Joined, streams: Any, marks: Marks, summary: Summary, start: Carry
 ) -> tuple[Carry, Callable[[Carry], Carry]]:
     """The carry before this device's stretch, if `start` is that before the first; and what its stretch makes of it."""
-    summary = (
-        core.summarise(streams, marks) if isinstance(core, Summarised) else core.run(streams, marks, None)[1]
-    )
     effect = (summary, marks.begins, marks.takes)
 
     def step(carry: Carry, effect: Any = effect) -> Carry:
@@ -369,32 +379,33 @@ def _linked(how: _Stretch, core: Adjoined) -> Callable[[Any, Marks], Any]:
     Backward, gradients by carries go back over the devices as carries came forward: no gradient of a summary is taken.
     """
 
-    def entered(streams: Any, marks: Marks) -> Carry:
-        entering, _ = _entering(how, core, streams, marks, core.zero(streams))
-        return _begun(core, streams, marks.begins, entering)
+    def entered(streams: Any, marks: Marks) -> tuple[Carry, Any]:
+        summary, seen = core.observe(streams, marks)
+        entering, _ = _entering(how, core, streams, marks, summary, core.zero(streams))
+        return _begun(core, streams, marks.begins, entering), seen
 
     def forward(streams: Any, marks: Marks) -> tuple[Any, Any]:
-        enters = entered(streams, marks)
+        enters, seen = entered(streams, marks)
 
         def run(streams: Any) -> tuple[Any, Carry]:
             y, summary = core.run(streams, marks, enters)
             return y, core.join(enters, summary)
 
         (y, _), back = jax.vjp(run, streams)
-        return y, (back, streams, marks)
+        return y, (back, seen, streams, marks)
 
     def backward(kept: Any, dy: Any) -> tuple[Any, None]:
-        back, streams, marks = kept
+        back, seen, streams, marks = kept
 
         def step(gradient: Carry, effect: Any) -> Carry:
             adjoint, begins, takes = effect
             return _kept(takes, _begun(core, streams, begins, core.join(gradient, adjoint)), gradient)
 
-        effect = (core.adjoint(streams, marks, dy), marks.begins, marks.takes)
+        effect = (core.adjoint(streams, marks, seen, dy), marks.begins, marks.takes)
         leaving = exclusive_scan(step, core.zero(streams), effect, reverse=not how.reverse)
         return (*back((dy, leaving)), None)
 
-    linked = jax.custom_vjp(lambda streams, marks: core.run(streams, marks, entered(streams, marks))[0])
+    linked = jax.custom_vjp(lambda streams, marks: core.run(streams, marks, entered(streams, marks)[0])[0])
     linked.defvjp(forward, backward)
     return linked
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,17 @@ from jaxblt.mixers import (
     Mamba2Config,
     NeuralMemoryConfig,
     SlotMemoryConfig,
+    gated_delta_net,
 )
 from jaxblt.mixers.base import Clock, init_state, start_clock
+from jaxblt.mixers.gated_delta_net import DeltaRule
 from jaxblt.mixers.gated_linear_attention import LinearState
 from jaxblt.mixers.marks import Marks
-from jaxblt.mixers.sequence import Joined, read
+from jaxblt.mixers.sequence import Adjoined, Joined, read
 from jaxblt.models.stack import DEFAULTS
 from jaxblt.parallel import make_mesh
 from jaxblt.testing import Subject, check_mixer
+from pallas_kernels.gated_delta_rule import gated_delta_rule, summary
 from tests.mixers.configs import ALL, MODAL, SHORT_IMPLICIT
 from tests.tolerances import assert_close
 
@@ -219,30 +223,55 @@ def test_empty_calls_and_states_of_other_rows_are_refused() -> None:
         read(jnp.zeros((3, 2, 8)), None, None, start_clock(1))
 
 
-@flax.struct.dataclass
-class NoSummaryGradient(LinearState):
-    """A gradient of its summary is an error."""
-
-    def summarise(self, streams: Any, marks: Marks) -> Any:
-        summarise = jax.custom_vjp(LinearState.summarise, nondiff_argnums=(0,))
-
-        def refuse(*_: Any) -> Any:
-            raise AssertionError("a gradient of the summary was taken")
-
-        summarise.defvjp(refuse, refuse)
-        return summarise(self, streams, marks)
-
-
-def test_gradients_go_back_over_devices_without_one_of_the_summary() -> None:
-    streams = (*(jnp.ones((1, 16, 1, 2)) for _ in range(3)), -jnp.ones((1, 16, 1)))
-    core = NoSummaryGradient("head", 4)
+def gradients(core: Adjoined, streams: Any) -> Any:
+    """Of a loss on the outputs, by all streams."""
 
     def loss(streams: Any) -> Any:
         rows = read(streams[2][:, :, 0], None, None, None)
         return jnp.sum(rows.run(core, streams)[0] ** 2)
 
+    return jax.jit(jax.grad(loss))(streams)
+
+
+def drawn(*widths: int) -> tuple[jax.Array, ...]:
+    """Streams of one row with one head, and a log gate behind them."""
+    keys = jax.random.split(jax.random.key(0), len(widths))
+    arrays = (jax.random.normal(key, (1, 16, 1, width)) for key, width in zip(keys, widths, strict=True))
+    return *arrays, -jnp.ones((1, 16, 1))
+
+
+QKV = drawn(2, 2, 3)
+DELTA = (*QKV[:3], jnp.full((1, 16, 1), 0.5), QKV[3])
+
+
+@pytest.mark.parametrize(("core", "streams"), [(LinearState("head", 4), QKV), (DeltaRule(4), DELTA)])
+def test_gradients_go_back_over_devices_without_one_of_the_summary(
+    core: Any, streams: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = gradients(core, streams)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a gradient of the summary was taken")
+
+    observe = jax.custom_vjp(type(core).observe, nondiff_argnums=(0,))
+    observe.defvjp(refuse, refuse)
+    monkeypatch.setattr(type(core), "observe", lambda *args: observe(*args))
     with jax.set_mesh(make_mesh(data=1, seq=4, devices=jax.devices()[:4])):
-        found = jax.jit(jax.grad(loss))(streams)
-    expected = jax.jit(jax.grad(loss))(streams)
+        found = gradients(core, streams)
     for got, want in zip(found, expected, strict=True):
         assert_close(got, want, n=32)
+
+
+def test_gradients_go_back_over_devices_without_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the stretch's own run of 3 columns there is one forward with 2 more, for the summary and the adjoint."""
+    widths = set()
+
+    def recorded(q: Any, k: Any, v: Any, *args: Any, **options: Any) -> Any:
+        widths.add(v.shape[-1])
+        return gated_delta_rule(q, k, v, *args, **options)
+
+    for module in (gated_delta_net, summary):
+        monkeypatch.setattr(module, "gated_delta_rule", recorded)
+    with jax.set_mesh(make_mesh(data=1, seq=4, devices=jax.devices()[:4])):
+        jax.eval_shape(partial(gradients, DeltaRule(4)), DELTA)
+    assert widths == {3, 3 + 2}

@@ -149,7 +149,7 @@ def test_pieces_are_one_stream_and_their_summaries_join() -> None:
     found, joined, product = [], state, jnp.eye(KEYS)
     for start in (0, 7, 14):
         piece = {n: x[:, start : start + 7] for n, x in arrays.items()}
-        transition, left = summarise(**{n: x for n, x in piece.items() if n != "q"})
+        transition, left, _ = summarise(**piece)
         joined, product = transition @ joined + left, transition @ jnp.broadcast_to(product, transition.shape)
         o, state = run(**piece, initial_state=state)
         found.append(o)
@@ -160,25 +160,37 @@ def test_pieces_are_one_stream_and_their_summaries_join() -> None:
     assert_close(product @ GATED.arrays["initial_state"], call("reference", 4, silent)[1], n=LENGTH)
 
 
-def test_the_adjoint_is_the_gradient_by_the_state_before_a_stretch() -> None:
+@pytest.mark.parametrize("layout", ["whole", "packed", "two"])
+def test_what_a_state_adds_to_a_stretch_forward_and_backward(layout: str) -> None:
+    """Outputs and the state behind are linear in the state before; the adjoint is the gradient by it."""
     arrays = dict(GATED.arrays)
     state = arrays.pop("initial_state")
-    for ids in (None, arrays["segment_ids"], jnp.ones((BATCH, LENGTH), jnp.int32).at[1, 9:].set(2)):
-        given = arrays | {"segment_ids": ids}
-        o, final = call("reference", 4, {**given, "initial_state": state})
-        do, dfinal = (random_cotangents(x) for x in (o, final))
-        _, pull = jax.vjp(lambda s, given=given: call("reference", 4, {**given, "initial_state": s}), state)
-        streams = {n: x for n, x in given.items() if n != "v"}
-        back, read = jax.jit(partial(gated_delta_rule_adjoint, do=do, chunk_size=4))(**streams)
-        assert_close(back @ dfinal + read, pull((do, dfinal))[0], n=GATED.grad_terms)
+    two = jnp.ones((BATCH, LENGTH), jnp.int32).at[1, 9:].set(2)
+    ids = arrays["segment_ids"] = {"whole": None, "packed": arrays["segment_ids"], "two": two}[layout]
+
+    def entered(state: Any) -> Any:
+        return call("reference", 4, {**arrays, "initial_state": state})
+
+    (o, final), pull = jax.vjp(entered, state)
+    o_zero, left = entered(jnp.zeros_like(state))
+    do, dfinal = (random_cotangents(x) for x in (o, final))
+    if ids is not None:
+        do = jnp.where((ids > 0)[..., None, None], do, jnp.nan)
+    transition, left_found, reads = jax.jit(partial(gated_delta_rule_summary, chunk_size=4))(**arrays)
+    assert_close(left_found, left, n=GATED.terms)
+    assert_close(transition @ state + left, final, n=GATED.terms)
+    assert_close(jnp.einsum("bthk,bhkv->bthv", reads, state) + o_zero, o, n=GATED.terms)
+    back, read = gated_delta_rule_adjoint(transition, reads, do, segment_ids=ids)
+    assert_close(back @ dfinal + read, pull((jnp.nan_to_num(do), dfinal))[0], n=GATED.grad_terms)
 
 
 def test_no_state_passes_a_stretch_in_which_a_document_begins() -> None:
-    arrays = {n: GATED.arrays[n] for n in ("k", "v", "beta", "log_gate")}
+    arrays = {n: GATED.arrays[n] for n in ("q", "k", "v", "beta", "log_gate")}
     ids = jnp.ones((BATCH, LENGTH), jnp.int32).at[1, 9:].set(2)
-    transition, _ = gated_delta_rule_summary(**arrays, segment_ids=ids, implementation="reference")
+    transition, _, reads = gated_delta_rule_summary(**arrays, segment_ids=ids, implementation="reference")
     assert np.any(transition[0])
     assert not np.any(transition[1])
+    assert np.all(np.any(reads, (2, 3)) == (ids == 1))
 
 
 def test_the_inverse_does_not_grow_where_powers_would() -> None:
