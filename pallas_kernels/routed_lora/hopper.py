@@ -15,9 +15,6 @@ TILE = 256
 UNIT = 16
 """Ranks that share a number where blocks are skipped: blocks are multiples of it."""
 
-ALIGNED = 8
-"""The copy engine takes tokens of multiples of 16 bytes."""
-
 LARGEST = 2**31
 """The kernel counts elements in 32 bits."""
 
@@ -69,9 +66,11 @@ def why_not(
 def _why_no_rows(length: int, active: Any) -> str | None:
     """Why it cannot make tiles of tokens of one row each, or None."""
     if length < TILE:
-        return f"with channels first its tiles have {TILE} tokens of one row, a row has {length}"
-    if active is not None and length % TILE:
-        return f"with channels first it skips blocks in whole tiles of {TILE} tokens of a row, a row has {length}"
+        return f"with channels first its tiles have {TILE} tokens of one row, and a row has {length}"
+    whole = STEP if active is None else TILE
+    if length % whole:
+        what = "stores" if active is None else "lists of active blocks"
+        return f"with channels first its {what} are of {whole} tokens of one row, and {length} is no multiple"
     return None
 
 

@@ -7,7 +7,7 @@ again; the gradients of V, U, W and c are XLA's.
 The ranks of all sites lie side by side in z, filled up with zeros to a multiple of 64. A site multiplies the columns of
 its own ranks, from a multiple of 64 to a multiple of 64, with U and rows of zeros for ranks of others.
 
-With channels first the kernel writes y, and reads dy and s, as they lie; XLA pads rows of no multiple of 8 tokens.
+With channels first a tile has tokens of one row. The kernel writes y and reads dy as they lie; XLA transposes s.
 
 With `active` a kernel makes z too. In z, y and dx each tile of tokens takes only those steps of 64 ranks that have an
 active block. What XLA makes backward skips nothing.
@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float
 from pallas_kernels._compat import vary_alike
 from pallas_kernels.routed_lora.active import masked
 from pallas_kernels.routed_lora.grid import Side, Term
-from pallas_kernels.routed_lora.hopper import ALIGNED, STEP, TILE, UNIT
+from pallas_kernels.routed_lora.hopper import STEP, TILE, UNIT
 from pallas_kernels.routed_lora.mosaic_gpu_down import listed_down
 from pallas_kernels.routed_lora.mosaic_gpu_product import sums_of_products
 from pallas_kernels.routed_lora.products import product
@@ -133,7 +133,7 @@ def _input_gradient(
     sites, down = len(w), _filled(joined(v))
     terms = [Term(i, sites + 1 + i, 0, weight.shape[1]) for i, weight in enumerate(w)]
     terms.append(Term(sites, 2 * sites + 1, 0, down.shape[1]))
-    s = _filled(s, axis=1 if channels_first else 2)
+    s = _filled(s, 1 if channels_first else 2)
     own = active
     if active is not None:
         own = listed(active_steps(active, [site.shape[1] for site in v]), terms[-1:])
@@ -153,23 +153,20 @@ def _sums(
     listed: Steps | None = None,
 ) -> tuple[Array, ...]:
     """[B, T, _] or [B, _, T] of each output."""
-    if channels_first is None:
-        left = [_rows(x) for x in left]
-    elif channels_first == "left":
-        left = [jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % ALIGNED))) for x in left]
+    flat = channels_first is None
+    arrays = [*(map(_rows, left) if flat else left), *right]
     options: dict[str, Any] = {"transposed": transposed, "channels_first": channels_first, "listed": listed}
-    arrays = [array.astype(like.dtype) for array in (*left, *right)]
-    found = sums_of_products(arrays, terms, **options, interpret=interpret)
+    found = sums_of_products(
+        [array.astype(like.dtype) for array in arrays], terms, **options, interpret=interpret
+    )
     batch, length, _ = like.shape
-    if channels_first is None:
-        return tuple(y[0, : batch * length].reshape(batch, length, -1) for y in found)
-    return tuple(y[..., :length] if channels_first == "output" else y[:, :length] for y in found)
+    return tuple(y[0, : batch * length].reshape(batch, length, -1) if flat else y for y in found)
 
 
 def _rows(x: Float[Array, "B T K"]) -> Float[Array, "1 M K"]:
-    """All tokens below each other, filled up to what the copy engine wants."""
+    """All tokens below each other, filled up to a multiple of 8, as the copy engine wants it."""
     rows = x.reshape(1, -1, x.shape[-1])
-    return jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % ALIGNED), (0, 0)))
+    return jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % 8), (0, 0)))
 
 
 def _filled(x: Float[Array, "..."], axis: int = -1) -> Float[Array, "..."]:

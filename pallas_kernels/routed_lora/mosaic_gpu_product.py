@@ -27,7 +27,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
 from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.routed_lora.grid import Grid, Place, Side, Term, pick, place_of
-from pallas_kernels.routed_lora.hopper import ALIGNED, STEP
+from pallas_kernels.routed_lora.hopper import STEP
 from pallas_kernels.routed_lora.steps import Steps
 
 WORKERS = 2
@@ -73,17 +73,16 @@ def sums_of_products(
     """Each output's sum of left right, in the arrays' dtype and summed in fp32.
 
     Args:
-      arrays: left ones [B, T, K], right ones [K, N]; K and N are multiples of 64.
-      terms: of each output, which is [B, T, N] with T filled up to a multiple of 8.
+      arrays: left ones [B, T, K], right ones [K, N]; T is a multiple of 8, K and N are of 64.
+      terms: of each output, which is [B, T, N].
       transposed: right arrays are [N, K].
-      channels_first: left arrays are [B, K, T], T a multiple of 8, or outputs are [B, N, T].
+      channels_first: left arrays are [B, K, T], or outputs are [B, N, T]; T is a multiple of 64.
       listed: the steps of each output's last term, for each row of tiles; None for all.
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     arrays = vary_alike(*arrays)
     batch, *sizes = arrays[terms[0][0].left].shape
     length = sizes[1 if channels_first == "left" else 0]
-    length += -length % ALIGNED
     widths = [arrays[own[0].right].shape[0 if transposed else 1] for own in terms]
     columns = tuple(-(-width // WIDTH) for width in widths)
     each = -(-length // (PAIR * HEIGHT))
@@ -238,7 +237,7 @@ def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any, wo
             plgpu.wait_smem_to_gmem(1, wait_read_only=True)
             own = total[:, i * STEP : (i + 1) * STEP]
             if grid.channels_first == "output":
-                piece.T[...] = plgpu.layout_cast(own, plgpu.Layout.WGMMA_TRANSPOSED)
+                piece.T[...] = own
             else:
                 piece[...] = own
             plgpu.commit_smem()
