@@ -17,7 +17,7 @@ BAND = 8
 
 
 Side = Literal["left", "output"] | None
-"""Arrays of tokens."""
+"""Which arrays of tokens have channels before tokens, if any."""
 
 
 class Term(NamedTuple):
@@ -44,7 +44,7 @@ class Grid(NamedTuple):
       columns: of each output, tiles from left to right.
       transposed: right arrays are [N, K].
       each: tiles from top to bottom of each row of tokens; their last one may be shorter than others.
-      channels_first: which arrays have channels before tokens, those on the left or the outputs.
+      channels_first: whether those on the left or the outputs have channels before tokens.
       skips: an output's last term has the steps that `Steps` lists.
     """
 

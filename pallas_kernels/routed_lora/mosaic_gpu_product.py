@@ -7,8 +7,8 @@ ring in shared memory; of right each program copies half, to both. Two warpgroup
 operands of their products in shared memory.
 
 Arrays of tokens are [rows, tokens, channels]. Those on the left, or the outputs, may have channels before tokens. Then
-a tile's left operand lies transposed in shared memory, or its results are transposed in registers before they are
-stored. A tile has tokens of one row.
+a tile's left operand lies transposed in shared memory, or its results are transposed as they are written there. A tile
+has tokens of one row.
 
 A last term may have the steps of a list instead of all, another one for each row of tiles.
 """
