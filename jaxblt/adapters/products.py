@@ -63,16 +63,16 @@ def multiply_sites(
 ) -> list[Float[Array, "..."]]:
     """x W and its update, if it is adapted, of each `Linear`; x W scaled, if it has a gate.
 
-    The op makes both of row-major sites, in one call where they share dtype, scale and code. To a site that it does not
-    fuse, the update is added behind what `base` makes. What `jaxblt.adapters.joined` laid out is read in the place of
-    the group's matrices.
+    The op makes both, in one call of sites that share dtype, scale, code and the order of y's axes. To a site that it
+    does not fuse, the update is added behind what `base` makes. What `jaxblt.adapters.joined` laid out is read in the
+    place of the group's matrices.
     """
     found: dict[int, Array] = {}
     for sites in groups_of(x, layers, weights):
         given: Any = [weights[i] for i in sites]
         first, name = layers[sites[0]], joined_name(layers[i] for i in sites)
         joined = first.get_variable(PREPARED, name) if first.has_variable(PREPARED, name) else None
-        ys = _by_rows(x, first.dtype, given, joined=joined)
+        ys = _fused(x, first.dtype, given, channels_first=is_channel_major(first.equation), joined=joined)
         found |= zip(sites, checkpoint_name(ys, PRODUCT), strict=True)
     for i, (layer, w) in enumerate(zip(layers, weights, strict=True)):
         if i not in found:
@@ -95,14 +95,15 @@ def groups_of(x: Any, layers: Sequence[Linear], weights: Sequence[Weights]) -> I
     groups: dict[Any, list[int]] = defaultdict(list)
     for i, (layer, w) in enumerate(zip(layers, weights, strict=True)):
         if isinstance(w, Adapted) and is_fusable(layer, x.shape[0]):
-            groups[jnp.dtype(layer.dtype), w.scale, id(w.code)].append(i)
+            order = is_channel_major(layer.equation)
+            groups[jnp.dtype(layer.dtype), w.scale, id(w.code), order].append(i)
     return groups.values()
 
 
 def is_fusable(linear: Linear, rows: int) -> bool:
     """Whether the op may make x W of a site too, for so many rows, and not the update alone.
 
-    Not where something else multiplies (`product`) or asks for a precision or a dtype of its own, nor where x or y has
+    Not where something else multiplies (`product`) or asks for a precision or a dtype of its own, nor where x has
     channels before time. On several devices each takes its own rows with whole weights: not where the mesh splits
     tokens or weights (`seq`, `tensor`), nor where rows do not divide.
     """
@@ -110,7 +111,8 @@ def is_fusable(linear: Linear, rows: int) -> bool:
     own = linear.accumulate is None or jnp.dtype(linear.accumulate) == jnp.dtype(linear.dtype)
     axes, sizes = open_axes(), jax.sharding.get_abstract_mesh().shape
     whole = set(axes) <= set(BATCH_AXES) and rows % prod(sizes[axis] for axis in axes) == 0
-    return plain and own and is_row_major(linear.equation) and whole
+    ordered = is_row_major(linear.equation) or is_channel_major(linear.equation)
+    return plain and own and ordered and whole
 
 
 def is_row_major(equation: str) -> bool:
@@ -120,23 +122,31 @@ def is_row_major(equation: str) -> bool:
     return given == lead + summed and result == lead + new
 
 
+def is_channel_major(equation: str) -> bool:
+    """Whether what is summed over comes last in x, and what is new before time in y."""
+    given, summed, new, result = read_equation(equation)
+    lead = "".join(c for c in given if c not in summed)
+    return given == lead + summed and result == lead[:1] + new + lead[1:]
+
+
 def _update(x: Float[Array, "B T ..."], layer: Linear, site: Adapted) -> Float[Array, "..."]:
-    """The update alone. Products with an axis of channels before that of time transpose at no cost as einsums."""
+    """The update alone: two einsums where x or y has channels before time."""
     if is_row_major(layer.equation):
-        (y,) = _by_rows(x, layer.dtype, [site], alone=True)
+        (y,) = _fused(x, layer.dtype, [site], alone=True)
         return y
     return _by_channels(x, layer, site)
 
 
-def _by_rows(
+def _fused(
     x: Float[Array, "B T ..."],
     dtype: Any,
     sites: Sequence[Adapted],
     *,
+    channels_first: bool = False,
     alone: bool = False,
     joined: Joined | None = None,
-) -> tuple[Float[Array, "B T ..."], ...]:
-    """The op for sites of one scale and code: x W and the updates, or the updates `alone`.
+) -> tuple[Float[Array, "B ..."], ...]:
+    """The op for sites of one scale and code: x W and the updates, or the updates `alone`; [B, T, ...] or [B, ..., T].
 
     Of a sparse code the op is told which blocks are 0, where it can skip them.
     """
@@ -149,16 +159,20 @@ def _by_rows(
     def run(batched: Any, shared: Any) -> Any:
         rows, code = batched
         if isinstance(shared, Joined):
-            return multiply_joined(rows, shared, code)
+            ys = multiply_joined(rows, shared, code)
+            return tuple(y.swapaxes(1, 2) for y in ys) if channels_first else ys
         w, v, u = shared
         # Look at the device's own rows: tiles are counted from their first token
-        skips = sites[0].sparse and can_skip(rows, w, v, u, code)
+        skips = sites[0].sparse and can_skip(rows, w, v, u, code, channels_first=channels_first)
         active = active_blocks(code, rows.shape[1]) if skips else None
-        return routed_lora(rows, w, v, u, code, active=active, scale=sites[0].scale)
+        options: dict[str, Any] = {"scale": sites[0].scale, "channels_first": channels_first}
+        return routed_lora(rows, w, v, u, code, active=active, **options)
 
     # without the weight products are XLA's, which splits them itself
     ys = run((rows, code), (None, v, u)) if alone else over_batch(run, (rows, code), joined or (w, v, u))
-    return tuple(y.reshape(*tokens, *site.u.shape[1:]) for y, site in zip(ys, sites, strict=True))
+    new = [site.u.shape[1:] for site in sites]
+    sizes = [(tokens[0], *shape, tokens[1]) if channels_first else (*tokens, *shape) for shape in new]
+    return tuple(y.reshape(shape) for y, shape in zip(ys, sizes, strict=True))
 
 
 def matrices_of(sites: Iterable[Any]) -> tuple[tuple[Array, ...], ...]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxblt.layers import Linear, RMSNorm, named
+from jaxblt.layers import Linear, RMSNorm, linears, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.history import ShortHistory
 from jaxblt.mixers.sequence import Rows
@@ -136,25 +136,35 @@ class Streams(nn.Module):
         self, rows: Rows, carries: tuple[Float[Array, "B _ S"], ...] | None
     ) -> tuple[list[Float[Array, "B T _ _"]], tuple[Float[Array, "B _ S"] | None, ...]]:
         """The three, zero at holes, and the convolutions' last inputs."""
+        names = list(self.shape.streams)
+        projected = linears(rows.x, [self._project(name) for name in names])
         found = [
-            self._stream(rows, name, heads, width, None if carries is None else carries[i])
-            for i, (name, (heads, width)) in enumerate(self.shape.streams.items())
+            self._stream(rows, name, z, None if carries is None else carries[i])
+            for i, (name, z) in enumerate(zip(names, projected, strict=True))
         ]
         return [y for y, _ in found], tuple(after for _, after in found)
 
+    def _project(self, name: str) -> Linear:
+        """Channel-major, as the convolution takes it."""
+        heads, width = self.shape.streams[name]
+        names = ("embed", _heads_axis(name), "head_dim")
+        return Linear("btd,dhk->bhkt", {"h": heads, "k": width}, names, self.dtype, name=name)
+
     def _stream(
-        self, rows: Rows, name: str, heads: int, width: int, carry: Float[Array, "B E S"] | None
+        self, rows: Rows, name: str, z: Float[Array, "B H K T"], carry: Float[Array, "B E S"] | None
     ) -> tuple[Float[Array, "B T H K"], Float[Array, "B E S"] | None]:
-        axis, count = "heads" if name == "v" else "kv_heads", self.shape.taps
-        sizes, names = {"h": heads, "k": width}, ("embed", axis, "head_dim")
-        z = Linear("btd,dhk->bhkt", sizes, names, self.dtype, name=name)(rows.x)
-        init = named(self.start, axis, "head_dim", "taps")
+        (heads, width), count = self.shape.streams[name], self.shape.taps
+        init = named(self.start, _heads_axis(name), "head_dim", "taps")
         taps = self.param(f"{name}_taps", init, (heads, width, count), jnp.float32)
         core = ShortHistory(short_conv, taps.reshape(-1, count), None, size=count - 1, count=heads)
         z = z.reshape(z.shape[0], -1, z.shape[-1])
         y, after = rows.run(core, (z, None, None), carry, time_axis=2)
         y = jax.nn.silu(y).reshape(z.shape[0], heads, width, -1)
         return jnp.moveaxis(y, 3, 1), after
+
+
+def _heads_axis(name: str) -> str:
+    return "heads" if name == "v" else "kv_heads"
 
 
 class Decay(nn.Module):

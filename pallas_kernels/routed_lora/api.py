@@ -43,6 +43,7 @@ def routed_lora(
     chunk: int = 1,
     active: Bool[Array, "_ _"] | None = None,
     scale: float = 1.0,
+    channels_first: bool = False,
     implementation: Literal["mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Any:
     """y = x W + scale ((x V) * c) U for each site of a group that reads one x.
@@ -60,10 +61,11 @@ def routed_lora(
         scale g p of any other number. `active_blocks` makes it of a code: then y and all gradients are as without it.
         None for all blocks.
       scale: of the update, alpha over the rank.
+      channels_first: y is [B, N, T], channel-major, as convolutions take it.
       implementation: a name of the table; None takes the first that runs here.
 
     Returns:
-      y of each site in the dtype of x, [B, T, N]: a tuple if v is one.
+      y of each site in the dtype of x, [B, T, N] or [B, N, T]: a tuple if v is one.
 
     Raises:
       ValueError: shapes or dtypes that do not fit, or an implementation that is unknown or cannot run here.
@@ -74,7 +76,12 @@ def routed_lora(
     sites: Any = (weights, down, up)
     _check(x, sites, code, chunk)
     _check_active(x, code, active)
-    options: dict[str, Any] = {"chunk": chunk, "scale": scale, "active": active}
+    options: dict[str, Any] = {
+        "chunk": chunk,
+        "scale": scale,
+        "active": active,
+        "channels_first": channels_first,
+    }
     entry = choose("routed_lora", TABLE, implementation, current_device(), x, *sites, code, **options)
     found = entry.run(x, *sites, code, **options)
     return found if isinstance(v, tuple) else found[0]
@@ -87,7 +94,7 @@ def explain(
     return explain_table("routed_lora", TABLE, device or current_device(), x, w, v, u, code, **options)
 
 
-def can_skip(x: Any, w: Any, v: Any, u: Any, code: Any) -> bool:
+def can_skip(x: Any, w: Any, v: Any, u: Any, code: Any, *, channels_first: bool = False) -> bool:
     """Whether `active` can save anything in such a call: the kernel runs here, and a site has several steps of ranks.
 
     Arguments are as in `routed_lora`, or ShapeDtypeStructs; w, v and u are tuples.
@@ -96,7 +103,8 @@ def can_skip(x: Any, w: Any, v: Any, u: Any, code: Any) -> bool:
         return False
     tiles = -(-x.shape[0] * x.shape[1] // TILE)
     active = jax.ShapeDtypeStruct((tiles, code.shape[2]), jnp.bool_)
-    return TABLE[0].passed_over(current_device(), x, w, v, u, code, active=active) is None
+    options: dict[str, Any] = {"active": active, "channels_first": channels_first}
+    return TABLE[0].passed_over(current_device(), x, w, v, u, code, **options) is None
 
 
 def can_join(x: Any, w: Any) -> bool:

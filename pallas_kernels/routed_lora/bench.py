@@ -1,8 +1,9 @@
 """What the update costs over the plain product: `python -m pallas_kernels.routed_lora.bench`.
 
 The overhead is over the fastest product without an update: `jnp.matmul` of x and the sites' weights, one by one or
-joined. The floor has the update's FLOPs, of blocks whose number is not 0, and reads x, and in the backward pass the
-cotangents, once more. Where numbers are 0, versions have `active`, except `dense`.
+joined. With channels first it is an einsum, or a GEMM for each row. The floor has the update's FLOPs, of blocks whose
+number is not 0, and reads x, and in the backward pass the cotangents, once more. Where numbers are 0, versions have
+`active`, except `dense`. With channels first `transposed` is the op with time first, and a transposition.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
 from pallas_kernels._measure import Case
 from pallas_kernels.routed_lora.active import active_blocks
 from pallas_kernels.routed_lora.api import TABLE, routed_lora
+from pallas_kernels.routed_lora.products import forward
 from pallas_kernels.routed_lora.reference import code_of_ranks
 from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
 
@@ -23,7 +25,7 @@ from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
 def plan(shape: RoutedLoraShape, dtype: Any = jnp.bfloat16) -> Plan:
     """The op against einsums of the same, and the products without an update."""
     x, w, v, u, code = arrays(shape, dtype)
-    options: dict[str, Any] = {"chunk": shape.chunk, "scale": 2.0}
+    options: dict[str, Any] = {"chunk": shape.chunk, "scale": 2.0, "channels_first": shape.channels_first}
     hidden = tuple(_as_integers(site) for site in w)
     args = (x, hidden, v, u, code)
     op, asked = routed_lora, dict(options)
@@ -38,16 +40,37 @@ def plan(shape: RoutedLoraShape, dtype: Any = jnp.bfloat16) -> Plan:
     truth, *versions = (case(name, op, implementation=name) for name in names)
     if shape.active is not None:
         versions.append(case("dense", routed_lora))
+    if shape.channels_first:
+        versions.append(case("transposed", _transposed))
     return Plan(
         truth=truth,
         plain=case("plain", _plain),
         versions=versions,
         work=work(shape, x, code),
-        bare=[
-            Case("matmul", _frozen(dtype, lambda x, w: tuple(jnp.matmul(x, site) for site in w)), args[:2]),
-            Case("joined", _frozen(dtype, jnp.matmul), (x, _as_integers(jnp.concatenate(w, 1)))),
-        ],
+        bare=_bare(shape, x, w, dtype),
     )
+
+
+def _bare(shape: RoutedLoraShape, x: Any, w: Any, dtype: Any) -> list[Case]:
+    """The products without an update, in the order of axes that the op gives."""
+    if shape.channels_first:
+        ways = {"matmul": _channels_first, "row_by_row": partial(forward, channels_first=True)}
+        hidden = tuple(_as_integers(site) for site in w)
+        return [Case(name, _frozen(dtype, partial(_each, way)), (x, hidden)) for name, way in ways.items()]
+    return [
+        Case(
+            "matmul", _frozen(dtype, partial(_each, jnp.matmul)), (x, tuple(_as_integers(site) for site in w))
+        ),
+        Case("joined", _frozen(dtype, jnp.matmul), (x, _as_integers(jnp.concatenate(w, 1)))),
+    ]
+
+
+def _channels_first(x: Any, w: Any) -> Any:
+    return jnp.einsum("btk,kn->bnt", x, w)
+
+
+def _each(way: Callable[..., Any], x: Any, w: Any) -> Any:
+    return tuple(way(x, site) for site in w)
 
 
 def _as_integers(w: Any) -> Any:
@@ -98,14 +121,22 @@ def work(shape: RoutedLoraShape, x: Any, code: Any) -> dict[str, Work]:
     return {"forward": forward, "forward+backward": both}
 
 
-def _plain(x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, scale: float) -> Any:
+def _plain(
+    x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, scale: float, channels_first: bool
+) -> Any:
     """What one would write."""
-    found = []
+    found, multiply = [], _channels_first if channels_first else jnp.matmul
     for weight, down, up in zip(w, v, u, strict=True):
         numbers = code_of_ranks(code, chunk, x.shape[1], down.shape[1])
         z = jnp.matmul(x, down) * (scale * numbers).astype(x.dtype)
-        found.append(jnp.matmul(x, weight) + jnp.matmul(z, up))
+        found.append(multiply(x, weight) + multiply(z, up))
     return tuple(found)
+
+
+def _transposed(*args: Any, channels_first: bool, **options: Any) -> Any:
+    """The op with time first, and transpositions."""
+    del channels_first
+    return tuple(y.swapaxes(1, 2) for y in routed_lora(*args, **options))
 
 
 def _skipping(x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, **options: Any) -> Any:

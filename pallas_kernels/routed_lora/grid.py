@@ -5,7 +5,7 @@ rows of left as columns of right at a time, and most of both from the L2 cache.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -16,13 +16,17 @@ BAND = 8
 """Tiles of a band, 2,048 rows: beside 8 columns of 256 they are about as many as there are clusters."""
 
 
+Side = Literal["left", "output"] | None
+"""Which arrays of tokens have channels before tokens, if any."""
+
+
 class Term(NamedTuple):
     """A product of two of the arrays.
 
     Attributes:
       left, right: which arrays.
-      start: columns of left that come before the first.
-      size: columns of left from there on, all rows (columns, of a transposed one) of right.
+      start: channels of left that come before the first.
+      size: channels of left from there on, all rows (columns, of a transposed one) of right.
     """
 
     left: int
@@ -39,6 +43,8 @@ class Grid(NamedTuple):
       rows: tiles from top to bottom.
       columns: of each output, tiles from left to right.
       transposed: right arrays are [N, K].
+      each: tiles from top to bottom of each row of tokens; their last one may be shorter than others.
+      channels_first: whether those on the left or the outputs have channels before tokens.
       skips: an output's last term has the steps that `Steps` lists.
     """
 
@@ -46,6 +52,8 @@ class Grid(NamedTuple):
     rows: int
     columns: tuple[int, ...]
     transposed: bool
+    each: int
+    channels_first: Side
     skips: bool = False
 
     def steps(self) -> list[int]:

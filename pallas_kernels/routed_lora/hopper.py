@@ -23,7 +23,16 @@ TIMED_TOKENS, TIMED_WIDTH = 16_384, 1024
 
 
 def why_not(
-    device: Device, x: Any, w: Any, v: Any, u: Any, code: Any = None, *, active: Any = None, **_: Any
+    device: Device,
+    x: Any,
+    w: Any,
+    v: Any,
+    u: Any,
+    code: Any = None,
+    *,
+    active: Any = None,
+    channels_first: bool = False,
+    **_: Any,
 ) -> str | None:
     """Why the kernel cannot run such a call, or None."""
     del u
@@ -44,6 +53,8 @@ def why_not(
         return f"its tiles have {TILE} tokens, x has {tokens}"
     if max(tokens * max(widths), widths[0] * max(widths[1:])) >= LARGEST:
         return f"it counts elements in 32 bits, x is {x.shape} and the largest width {max(widths)}"
+    if channels_first and (reason := _why_no_rows(x.shape[1], active)) is not None:
+        return reason
     if active is None:
         return None
     blocks = {site.shape[1] // code.shape[-1] for site in v}
@@ -52,9 +63,24 @@ def why_not(
     return None
 
 
-def rather_not(device: Device, x: Any, w: Any, *args: Any, **options: Any) -> str | None:
+def _why_no_rows(length: int, active: Any) -> str | None:
+    """Why it cannot make tiles of tokens of one row each, or None."""
+    if length < TILE:
+        return f"with channels first its tiles have {TILE} tokens of one row, and a row has {length}"
+    whole = STEP if active is None else TILE
+    if length % whole:
+        what = "stores" if active is None else "lists of active blocks"
+        return f"with channels first its {what} are of {whole} tokens of one row, and {length} is no multiple"
+    return None
+
+
+def rather_not(
+    device: Device, x: Any, w: Any, *args: Any, channels_first: bool = False, **options: Any
+) -> str | None:
     """Why the kernel, though it can run such a call, is taken by name only, or None."""
     del device, args, options
+    if channels_first:
+        return "it has not been timed with channels first"
     tokens, width = math.prod(x.shape[:-1]), min(_widths(x, w))
     if tokens < TIMED_TOKENS:
         return f"it has not been timed with fewer than {TIMED_TOKENS} tokens, x has {tokens}"

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.routed_lora.products import product, wide_of
 from pallas_kernels.routed_lora.reference import Matrices, code_of_ranks
-from pallas_kernels.routed_lora.xla import product, wide_of
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("down", "up"), meta_fields=("ends",))

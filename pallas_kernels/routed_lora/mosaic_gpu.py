@@ -7,6 +7,8 @@ again; the gradients of V, U, W and c are XLA's.
 The ranks of all sites lie side by side in z, filled up with zeros to a multiple of 64. A site multiplies the columns of
 its own ranks, from a multiple of 64 to a multiple of 64, with U and rows of zeros for ranks of others.
 
+With channels first a tile has tokens of one row. The kernel writes y and reads dy as they lie; XLA transposes s.
+
 With `active` a kernel makes z too. In z, y and dx each tile of tokens takes only those steps of 64 ranks that have an
 active block. What XLA makes backward skips nothing.
 """
@@ -20,13 +22,14 @@ from jaxtyping import Array, Bool, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels.routed_lora.active import masked
-from pallas_kernels.routed_lora.grid import Term
+from pallas_kernels.routed_lora.grid import Side, Term
 from pallas_kernels.routed_lora.hopper import STEP, TILE, UNIT
 from pallas_kernels.routed_lora.mosaic_gpu_down import listed_down
 from pallas_kernels.routed_lora.mosaic_gpu_product import sums_of_products
+from pallas_kernels.routed_lora.products import product
 from pallas_kernels.routed_lora.reference import Matrices
 from pallas_kernels.routed_lora.steps import Steps, active_steps, listed
-from pallas_kernels.routed_lora.xla import gradients, joined, product, scaled
+from pallas_kernels.routed_lora.xla import Options, gradients, joined, scaled
 
 
 def routed_lora_mosaic_gpu(
@@ -39,8 +42,9 @@ def routed_lora_mosaic_gpu(
     chunk: int,
     scale: float,
     active: Bool[Array, "tiles E"] | None = None,
+    channels_first: bool = False,
     interpret: Any = None,
-) -> tuple[Float[Array, "B T _"], ...]:
+) -> tuple[Float[Array, "B _ _"], ...]:
     """See `routed_lora`; what `hopper.why_not` refuses is not looked at again.
 
     Args:
@@ -49,13 +53,13 @@ def routed_lora_mosaic_gpu(
     if code is not None and active is not None:
         code, chunk = masked(code, active, chunk, x.shape[1]), 1
     flat, tree = jax.tree.flatten((x, w, v, u, code, active))
-    return _routed(chunk, float(scale), interpret, *jax.tree.unflatten(tree, vary_alike(*flat)))
+    options = Options(chunk, float(scale), channels_first)
+    return _routed(options, interpret, *jax.tree.unflatten(tree, vary_alike(*flat)))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _routed(
-    chunk: int,
-    scale: float,
+    options: Options,
     interpret: Any,
     x: Any,
     w: Matrices,
@@ -70,24 +74,26 @@ def _routed(
         start, end = before // STEP * STEP, -(-after // STEP) * STEP
         up.append(jnp.pad(matrix, ((before - start, end - after), (0, 0))))
         terms.append([Term(0, 2 + i, 0, weight.shape[0]), Term(1, 2 + len(w) + i, start, end - start)])
+    side: Side = "output" if options.channels_first else None
     if active is None:
-        z = jnp.concatenate(scaled(_down(x, v), v, code, chunk, scale), -1).astype(x.dtype)
-        return _sums([_rows(x), _filled(_rows(z)), *w, *up], terms, x, interpret)
+        z = _filled(jnp.concatenate(scaled(_down(x, v), v, code, options), -1).astype(x.dtype))
+        return _sums([x, z], [*w, *up], terms, x, interpret, channels_first=side)
     steps = active_steps(active, [down.shape[1] for down in v])
-    z = _listed_down(scale, interpret, x, v, code, steps)
+    z = _listed_down(options.scale, interpret, x, v, code, steps)
     own = listed(steps, [term for _, term in terms])
-    return _sums([_rows(x), z, *w, *up], terms, x, interpret, listed=own)
+    return _sums([x, z], [*w, *up], terms, x, interpret, channels_first=side, listed=own)
 
 
-def _forward(chunk: int, scale: float, interpret: Any, *given: Any) -> tuple[tuple[Array, ...], Any]:
-    return _routed(chunk, scale, interpret, *given), given
+def _forward(options: Options, interpret: Any, *given: Any) -> tuple[tuple[Array, ...], Any]:
+    return _routed(options, interpret, *given), given
 
 
-def _backward(chunk: int, scale: float, interpret: Any, kept: Any, dy: tuple[Array, ...]) -> tuple[Any, ...]:
+def _backward(options: Options, interpret: Any, kept: Any, dy: tuple[Array, ...]) -> tuple[Any, ...]:
     *given, active = kept
     x, _, v, *_ = given
-    input_gradient = partial(_input_gradient, active=active, interpret=interpret)
-    return *gradients(chunk, scale, (*given, _down(x, v)), dy, input_gradient), None
+    side: Side = "left" if options.channels_first else None
+    input_gradient = partial(_input_gradient, like=x, active=active, channels_first=side, interpret=interpret)
+    return *gradients(options, (*given, _down(x, v)), dy, input_gradient), None
 
 
 _routed.defvjp(_forward, _backward)
@@ -101,7 +107,7 @@ def _down(x: Float[Array, "B T K"], v: Matrices) -> Float[Array, "B T R"]:
 
 def _listed_down(
     scale: float, interpret: Any, x: Array, v: Matrices, code: Array, steps: Bool[Array, "tiles steps"]
-) -> Float[Array, "M R"]:
+) -> Float[Array, "B T R"]:
     """z where a step has an active block, anything elsewhere; `code` is of tokens."""
     tokens = (code.astype(jnp.float32) * jnp.float32(scale)).reshape(-1, code.shape[-1])
     units = [jnp.repeat(tokens, site.shape[1] // code.shape[-1] // UNIT, axis=1) for site in v]
@@ -109,44 +115,62 @@ def _listed_down(
     missing = -tokens.shape[0] % TILE, down.shape[1] // UNIT - numbers.shape[1]
     numbers = jnp.pad(numbers, [(0, more) for more in missing]).T
     own = listed(steps, [Term(0, 0, 0, down.shape[1])])
-    return listed_down(_rows(x), down.T, numbers, own, interpret=interpret)
+    z = listed_down(_rows(x)[0], down.T, numbers, own, interpret=interpret)
+    return z[: tokens.shape[0]].reshape(*x.shape[:2], -1)
 
 
 def _input_gradient(
-    dy: tuple[Array, ...], w: Any, v: Matrices, s: Array, *, active: Any, interpret: Any
+    dy: tuple[Array, ...],
+    w: Any,
+    v: Matrices,
+    s: Array,
+    *,
+    like: Array,
+    active: Any,
+    channels_first: Side,
+    interpret: Any,
 ) -> Array:
     sites, down = len(w), _filled(joined(v))
     terms = [Term(i, sites + 1 + i, 0, weight.shape[1]) for i, weight in enumerate(w)]
     terms.append(Term(sites, 2 * sites + 1, 0, down.shape[1]))
-    arrays = [*map(_rows, dy), _filled(_rows(s)), *w, down]
+    s = _filled(s, 1 if channels_first else 2)
     own = active
     if active is not None:
         own = listed(active_steps(active, [site.shape[1] for site in v]), terms[-1:])
-    return _sums(arrays, [terms], s, interpret, transposed=True, listed=own)[0]
+    options: dict[str, Any] = {"transposed": True, "channels_first": channels_first, "listed": own}
+    return _sums([*dy, s], [*w, down], [terms], like, interpret, **options)[0]
 
 
 def _sums(
-    arrays: list[Array],
+    left: list[Array],
+    right: list[Array],
     terms: list[list[Term]],
-    like: Array,
+    like: Float[Array, "B T _"],
     interpret: Any,
     *,
     transposed: bool = False,
+    channels_first: Side = None,
     listed: Steps | None = None,
 ) -> tuple[Array, ...]:
-    """[B, T, _] of each output, B and T as in `like`."""
-    cast = [array.astype(like.dtype) for array in arrays]
-    found = sums_of_products(cast, terms, transposed=transposed, listed=listed, interpret=interpret)
+    """[B, T, _] or [B, _, T] of each output."""
+    flat = channels_first is None
+    arrays = [*(map(_rows, left) if flat else left), *right]
+    options: dict[str, Any] = {"transposed": transposed, "channels_first": channels_first, "listed": listed}
+    found = sums_of_products(
+        [array.astype(like.dtype) for array in arrays], terms, **options, interpret=interpret
+    )
     batch, length, _ = like.shape
-    return tuple(y[: batch * length].reshape(batch, length, -1) for y in found)
+    return tuple(y[0, : batch * length].reshape(batch, length, -1) if flat else y for y in found)
 
 
-def _rows(x: Float[Array, "B T K"]) -> Float[Array, "M K"]:
+def _rows(x: Float[Array, "B T K"]) -> Float[Array, "1 M K"]:
     """All tokens below each other, filled up to a multiple of 8, as the copy engine wants it."""
-    rows = x.reshape(-1, x.shape[-1])
-    return jnp.pad(rows, ((0, -rows.shape[0] % 8), (0, 0)))
+    rows = x.reshape(1, -1, x.shape[-1])
+    return jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % 8), (0, 0)))
 
 
-def _filled(x: Float[Array, "_ R"]) -> Float[Array, "_ padded"]:
+def _filled(x: Float[Array, "..."], axis: int = -1) -> Float[Array, "..."]:
     """Ranks filled up to a multiple of 64."""
-    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % STEP)))
+    missing = [(0, 0)] * x.ndim
+    missing[axis] = 0, -x.shape[axis] % STEP
+    return jnp.pad(x, missing)

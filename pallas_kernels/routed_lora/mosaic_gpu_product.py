@@ -6,6 +6,10 @@ after another, 128 rows each. One warpgroup of a program copies 64 columns of le
 ring in shared memory; of right each program copies half, to both. Two warpgroups compute, 64 rows each, with both
 operands of their products in shared memory.
 
+Arrays of tokens are [rows, tokens, channels]. Those on the left, or the outputs, may have channels before tokens. Then
+a tile's left operand lies transposed in shared memory, or its results are transposed as they are written there. A tile
+has tokens of one row.
+
 A last term may have the steps of a list instead of all, another one for each row of tiles.
 """
 
@@ -22,7 +26,7 @@ from jaxtyping import Array, Float
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
 from pallas_kernels._mosaic_gpu import mosaic_kernel
-from pallas_kernels.routed_lora.grid import Grid, Place, Term, pick, place_of
+from pallas_kernels.routed_lora.grid import Grid, Place, Side, Term, pick, place_of
 from pallas_kernels.routed_lora.hopper import STEP
 from pallas_kernels.routed_lora.steps import Steps
 
@@ -47,7 +51,7 @@ class Shared(NamedTuple):
     Attributes:
       left, right: what is copied, with a leading axis of steps under way.
       there, free: when it is, and when both programs may overwrite it.
-      out: two pieces of 64 columns of each warpgroup's results, on their way.
+      out: two pieces of 64 channels of each warpgroup's results, on their way.
     """
 
     left: Any
@@ -62,35 +66,40 @@ def sums_of_products(
     terms: Sequence[Sequence[Term]],
     *,
     transposed: bool = False,
+    channels_first: Side = None,
     listed: Steps | None = None,
     interpret: Any,
-) -> list[Float[Array, "M N"]]:
+) -> list[Float[Array, "B _ _"]]:
     """Each output's sum of left right, in the arrays' dtype and summed in fp32.
 
     Args:
-      arrays: left ones [M, K], right ones [K, N]; M is a multiple of 8, K and N are of 64.
-      terms: of each output.
+      arrays: left ones [B, T, K], right ones [K, N]; T is a multiple of 8, K and N are of 64.
+      terms: of each output, which is [B, T, N].
       transposed: right arrays are [N, K].
+      channels_first: left arrays are [B, K, T], or outputs are [B, N, T]; T is a multiple of 64.
       listed: the steps of each output's last term, for each row of tiles; None for all.
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     arrays = vary_alike(*arrays)
-    height = arrays[terms[0][0].left].shape[0]
+    batch, *sizes = arrays[terms[0][0].left].shape
+    length = sizes[1 if channels_first == "left" else 0]
     widths = [arrays[own[0].right].shape[0 if transposed else 1] for own in terms]
     columns = tuple(-(-width // WIDTH) for width in widths)
-    rows = -(-height // (PAIR * HEIGHT))
-    grid = Grid(tuple(tuple(own) for own in terms), rows, columns, transposed, listed is not None)
+    each = -(-length // (PAIR * HEIGHT))
+    own = tuple(map(tuple, terms))
+    grid = Grid(own, batch * each, columns, transposed, each, channels_first, listed is not None)
+    shapes = [(batch, *((n, length) if channels_first == "output" else (length, n))) for n in widths]
     given = [*arrays, *(listed or ())]
     kernel = mosaic_kernel(
         partial(_program, grid=grid, arrays=len(given)),
-        out_type=[varying_like(arrays[0], (height, width), arrays[0].dtype) for width in widths],
+        out_type=[varying_like(arrays[0], shape, arrays[0].dtype) for shape in shapes],
         grid=(min(CLUSTERS, grid.ends()[-1]),),
         grid_names=("cluster",),
         cluster=(PAIR,),
         cluster_names=("program",),
         num_threads=WORKERS + 1,
         thread_name="warpgroup",
-        scratch_types=[scratch(arrays[0].dtype, transposed)],
+        scratch_types=[scratch(arrays[0].dtype, transposed, left_first=channels_first == "left")],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=interpret,
         kernel_name="routed_lora_dx" if transposed else "routed_lora",
@@ -98,8 +107,8 @@ def sums_of_products(
     return kernel(*given)
 
 
-def scratch(dtype: Any, transposed: bool, *, copies: int = 2) -> Shared:
-    """Shared memory for steps that are copied in so many parts."""
+def scratch(dtype: Any, transposed: bool, *, copies: int = 2, left_first: bool = False) -> Shared:
+    """Shared memory for steps that are copied in so many parts; of left with channels first, or not."""
     tiling: Any = plgpu.TilingTransform((8, STEP))  # pyright: ignore[reportAbstractUsage]
     swizzle: Any = plgpu.SwizzleTransform(2 * STEP)  # pyright: ignore[reportAbstractUsage]
 
@@ -107,7 +116,7 @@ def scratch(dtype: Any, transposed: bool, *, copies: int = 2) -> Shared:
         return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
 
     return Shared(
-        left=tiles(STAGES, HEIGHT, STEP),
+        left=tiles(STAGES, *((STEP, HEIGHT) if left_first else (HEIGHT, STEP))),
         right=tiles(STAGES, *((WIDTH, STEP) if transposed else (STEP, WIDTH))),
         there=plgpu.Barrier(num_arrivals=copies, num_barriers=STAGES),
         free=plgpu.ClusterBarrier(collective_axes=("program",), num_arrivals=WORKERS, num_barriers=STAGES),
@@ -154,9 +163,9 @@ def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any) -> Non
     def copy(place: Place, term: Term, block: Array, step: Array) -> None:
         slot, left, right = step % STAGES, inputs[term.left], inputs[term.right]
         pl.when(step >= STAGES)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
-        columns = pl.ds(term.start + block * STEP, STEP)
-        rows = pl.ds((place.row * PAIR + lax.axis_index("program")) * HEIGHT, HEIGHT)
-        plgpu.copy_gmem_to_smem(left.at[rows, columns], shared.left.at[slot], shared.there.at[slot])
+        row, first = _tokens(grid, place)
+        box = _box(row, pl.ds(first, HEIGHT), pl.ds(term.start + block * STEP, STEP), grid, "left")
+        plgpu.copy_gmem_to_smem(left.at[box], shared.left.at[slot], shared.there.at[slot])
         summed, kept = pl.ds(block * STEP, STEP), pl.ds(place.column * WIDTH, WIDTH)
         box = right.at[kept, summed] if grid.transposed else right.at[summed, kept]
         plgpu.copy_gmem_to_smem(box, shared.right.at[slot], shared.there.at[slot], collective_axes="program")
@@ -193,6 +202,17 @@ def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any) -> Non
     lax.fori_loop(jnp.maximum(steps - STAGES, 0), steps, drain, None)
 
 
+def _tokens(grid: Grid, place: Place) -> tuple[Array | int, Array]:
+    """The row of a tile, and the first of the program's own tokens there."""
+    row, tile = (0, place.row) if grid.each == grid.rows else (place.row // grid.each, place.row % grid.each)
+    return row, (tile * PAIR + lax.axis_index("program")) * HEIGHT
+
+
+def _box(row: Array | int, tokens: Any, channels: Any, grid: Grid, side: Side) -> tuple[Any, ...]:
+    """Indices of tokens and channels of a row."""
+    return (row, channels, tokens) if grid.channels_first == side else (row, tokens, channels)
+
+
 def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any, worker: Array) -> None:
     """A warpgroup's 64 rows of each tile."""
 
@@ -202,23 +222,28 @@ def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any, wo
                 multiply,
                 shared=shared,
                 transposed=grid.transposed,
+                left_first=grid.channels_first == "left",
                 worker=worker,
                 before=before,
                 steps=steps,
             ),
             plgpu.WGMMAAccumulatorRef((ROWS, WIDTH), jnp.float32),
         ).astype(outputs[0].dtype)
-        first = (place.row * PAIR + lax.axis_index("program")) * HEIGHT
-        rows = pl.ds(first + worker * ROWS, ROWS)
+        row, first = _tokens(grid, place)
+        tokens = pl.ds(first + worker * ROWS, ROWS)
         for i in range(WIDTH // STEP):
             piece = shared.out.at[worker, i % 2]
             # A piece that lies past the output's last column is stored too, to nowhere: stores are counted.
             plgpu.wait_smem_to_gmem(1, wait_read_only=True)
-            piece[...] = total[:, i * STEP : (i + 1) * STEP]
+            own = total[:, i * STEP : (i + 1) * STEP]
+            if grid.channels_first == "output":
+                piece.T[...] = own
+            else:
+                piece[...] = own
             plgpu.commit_smem()
-            columns = pl.ds(place.column * WIDTH + i * STEP, STEP)
+            box = _box(row, tokens, pl.ds(place.column * WIDTH + i * STEP, STEP), grid, "output")
             for output, ref in enumerate(outputs):
-                store = partial(plgpu.copy_smem_to_gmem, piece, ref.at[rows, columns])
+                store = partial(plgpu.copy_smem_to_gmem, piece, ref.at[box])
                 pl.when(place.output == output)(store)
 
     _walk(grid, listed, visit)
@@ -226,14 +251,22 @@ def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any, wo
 
 
 def multiply(
-    total: Any, *, shared: Shared, transposed: bool, worker: Array, before: Array, steps: Array
+    total: Any,
+    *,
+    shared: Shared,
+    transposed: bool,
+    left_first: bool = False,
+    worker: Array,
+    before: Array,
+    steps: Array,
 ) -> Float[Array, "64 256"]:
     """All steps of a tile, at least one. A place is free one step later, when the product that reads it has ended."""
 
     def advance(i: Array, _: None) -> None:
         slot = (before + i) % STAGES
         plgpu.barrier_wait(shared.there.at[slot])
-        left, right = shared.left.at[slot, pl.ds(worker * ROWS, ROWS)], shared.right.at[slot]
+        own, right = pl.ds(worker * ROWS, ROWS), shared.right.at[slot]
+        left = shared.left.at[slot, :, own].T if left_first else shared.left.at[slot, own]
         plgpu.wgmma(total, left, right.T if transposed else right)
         plgpu.wgmma_wait(1)
         pl.when(i > 0)(lambda: plgpu.barrier_arrive(shared.free.at[(before + i - 1) % STAGES]))

@@ -24,7 +24,8 @@ def routed_lora_reference(
     chunk: int,
     scale: float,
     active: Bool[Array, "tiles E"] | None = None,
-) -> tuple[Float[Array, "B T _"], ...]:
+    channels_first: bool = False,
+) -> tuple[Float[Array, "B _ _"], ...]:
     """See `routed_lora`; it has derivatives of any order."""
     if code is not None and active is not None:
         code, chunk = masked(code, active, chunk, x.shape[1]), 1
@@ -34,7 +35,8 @@ def routed_lora_reference(
         if code is not None:
             z = z * code_of_ranks(code, chunk, x.shape[1], down.shape[1]).astype(jnp.float32)
         y = _matmul(z, up)
-        found.append((y if w is None else y + _matmul(wide, w[i])).astype(x.dtype))
+        y = (y if w is None else y + _matmul(wide, w[i])).astype(x.dtype)
+        found.append(y.swapaxes(1, 2) if channels_first else y)
     return tuple(found)
 
 

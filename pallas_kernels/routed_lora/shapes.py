@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class RoutedLoraShape:
     """B rows of T tokens, width K, to `sites` of width N each, rank r, codes of `chunk` tokens and `blocks` numbers.
 
-    `active` numbers of each code are not 0; None for all, in calls without `active`.
+    `active` numbers of each code are not 0; None for all, in calls without `active`. `channels_first` is the op's.
     """
 
     name: str
@@ -20,6 +20,7 @@ class RoutedLoraShape:
     chunk: int = 1
     blocks: int = 16
     active: int | None = None
+    channels_first: bool = False
 
 
 SHAPES = (
@@ -30,6 +31,8 @@ SHAPES = (
     RoutedLoraShape("llama_7b_out_r64", 4, 4096, 4096, 4096, 1, 64, 1, 64),
     # Q, K and V of a byte model of width 1,024.
     RoutedLoraShape("d1024_qkv_64k", 8, 8192, 1024, 1024, 3),
+    # What a Hyena of that width convolves, channel-major.
+    RoutedLoraShape("hyena_d1024_64k", 8, 8192, 1024, 3072, channels_first=True),
     # A row has one of 32 adapters of rank 16.
     RoutedLoraShape("llama_7b_rows", 32, 512, 4096, 4096, 3, 512, 512, 32, 1),
     # A bank of ten experts of rank 64, of which a tile of 256 tokens takes one, five or nine.

@@ -12,7 +12,13 @@ import pytest
 from jaxblt.adapters import AdapterConfig, Governor, products
 from jaxblt.adapters.site import adapted
 from jaxblt.layers import Linear, linears
-from jaxblt.mixers import AttentionConfig, DualDecayConfig, GatedRecurrenceConfig
+from jaxblt.mixers import (
+    AttentionConfig,
+    DualDecayConfig,
+    GatedDeltaNetConfig,
+    GatedRecurrenceConfig,
+    HyenaConfig,
+)
 from jaxblt.models.stack import Block, StackConfig
 from jaxblt.parallel import make_mesh
 from pallas_kernels._dispatch import compiling_for, record_choices
@@ -26,7 +32,7 @@ ROWS, LENGTH, DIM = 8, 3, 6
 
 
 class Heads(nn.Module):
-    """q, k and v, together or one by one; k has a bias."""
+    """q, k and v, together or one by one; k has a bias, if channels come last."""
 
     adapter: AdapterConfig
     together: bool = True
@@ -36,11 +42,11 @@ class Heads(nn.Module):
 
     @nn.compact
     def __call__(self, x: Any, code: Any = None) -> Any:
+        ones = nn.initializers.ones if self.equations[1].endswith("k") else None
+        biases = None, ones, None
         layers = [
             Linear(equation, {"h": heads, "k": self.width}, NAMES, self.dtype, bias=bias, name=name)
-            for name, heads, equation, bias in zip(
-                "qkv", (4, 2, 2), self.equations, (None, nn.initializers.ones, None), strict=True
-            )
+            for name, heads, equation, bias in zip("qkv", (4, 2, 2), self.equations, biases, strict=True)
         ]
         with adapted(self.adapter, self.path, 0, code):
             return linears(x, layers) if self.together else [layer(x) for layer in layers]
@@ -73,8 +79,9 @@ CASES = {
     "channels first in v": (
         Heads(ADAPTER, equations=("btd,dhk->bthk", "btd,dhk->bthk", "btd,dhk->bhkt")),
         4,
-        [2],
+        [2, 1],
     ),
+    "channels first": (Heads(ADAPTER, equations=("btd,dhk->bhkt",) * 3), 4, [3]),
 }
 
 
@@ -115,13 +122,23 @@ def test_a_group_over_rows_of_several_devices_is_that_of_one() -> None:
 
 
 BLOCKS = {
-    "attention": (AttentionConfig(dim=8, num_heads=2, num_kv_heads=1), ("q", "k", "v"), [3, 1, 2, 1]),
-    "linear attention": (DualDecayConfig(dim=8, num_heads=2), ("q", "k", "v"), [3, 1, 2, 1]),
-    "gated recurrence": (
-        GatedRecurrenceConfig(dim=8, cell="minlstm"),
-        ("in", "gate", "write"),
+    "attention": (
+        AttentionConfig(dim=8, num_heads=2, num_kv_heads=1),
+        ("q", "k", "v", "out"),
         [3, 1, 2, 1],
     ),
+    "linear attention": (DualDecayConfig(dim=8, num_heads=2), ("q", "k", "v", "out"), [3, 1, 2, 1]),
+    "gated recurrence": (
+        GatedRecurrenceConfig(dim=8, cell="minlstm"),
+        ("in", "gate", "write", "out"),
+        [3, 1, 2, 1],
+    ),
+    "matrix state": (
+        GatedDeltaNetConfig(dim=8, num_heads=2),
+        (*(f"streams/{name}" for name in "qkv"), "beta", "decay/step", "readout/gate", "readout/out"),
+        [3, 1, 1, 1, 1, 2, 1],
+    ),
+    "hyena": (HyenaConfig(dim=8), ("in", "out"), [1, 2, 1]),  # "out" reads channels first
 }
 
 
@@ -135,7 +152,7 @@ def test_a_block_calls_the_op_once_for_each_x(mixer: str, calls: list[int]) -> N
     assert calls == groups
     bare = Block(dataclasses.replace(stack, adapter=None), "X", jnp.float32)
     base = jax.eval_shape(bare.init, jax.random.key(0), x, None, None, None)["params"]
-    below = {f"mixer/{name}" for name in (*names, "out")} | {f"mlp/{n}" for n in ("gate", "up", "down")}
+    below = {f"mixer/{name}" for name in names} | {f"mlp/{n}" for n in ("gate", "up", "down")}
     added = {f"{name}/adapter/{matrix}" for name in below for matrix in "vu"}
     assert paths(params) == paths(base) | added
 

@@ -131,7 +131,8 @@ def test_the_bias_comes_after_the_update() -> None:
         pytest.param(
             {"product": lambda *args, **kinds: multiply(*args, **kinds)}, False, id="another product"
         ),
-        pytest.param({"equation": "btd,dhk->bhkt"}, False, id="channels first in y"),
+        pytest.param({"equation": "btd,dhk->bhkt"}, True, id="channels first in y"),
+        pytest.param({"equation": "btd,dhk->bhtk"}, False, id="time between channels in y"),
         pytest.param({"equation": "bdt,dhk->bthk"}, False, id="channels first in x"),
     ],
 )

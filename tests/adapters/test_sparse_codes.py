@@ -127,7 +127,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return op(*arrays, active=active, **options)
 
     monkeypatch.setattr(products, "routed_lora", recorded)
-    monkeypatch.setattr(products, "can_skip", lambda *arrays: arrays[-1] is not None)
+    monkeypatch.setattr(products, "can_skip", lambda *arrays, **options: arrays[-1] is not None)
     return found
 
 
@@ -249,7 +249,7 @@ def test_rows_with_adapters_of_their_own_have_the_logits_of_all_blocks(
     }
     found = []
     for skips in (True, False):
-        monkeypatch.setattr(products, "can_skip", lambda *arrays, skips=skips: skips)
+        monkeypatch.setattr(products, "can_skip", lambda *arrays, skips=skips, **options: skips)
         run = jax.jit(lambda v: config.build().apply(v, ids)[0])
         found.append(run(variables))
     assert {(3, 2), None} <= set(told)

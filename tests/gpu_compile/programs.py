@@ -306,16 +306,25 @@ def _memory(chunk: int, q: Any, k: Any, v: Any, gates: Any, first: Any, second: 
 
 
 def _routed_lora() -> Iterator[Program]:
-    """Three sites whose ranks share a step, have one each, or skip most of theirs; and one site."""
-    for shape in lora_shapes.SHAPES:
-        if shape.name in ("llama_7b_qkv", "llama_7b_qkv_r64", "llama_7b_rows"):
-            arrays = _lora(shape)
-            y = jax.ShapeDtypeStruct((*arrays["x"].shape[:2], shape.outputs), jnp.bfloat16)
-            cotangents = (y,) * shape.sites
-            run = _routed if shape.active is None else partial(_routed, skips=True)
-            yield Program(f"routed_lora/{shape.name}", _forward_and_gradients(run), (cotangents, arrays))
-    one = next(shape for shape in lora_shapes.SHAPES if shape.name == "llama_7b_out")
-    yield from _transformed("routed_lora", lambda **arrays: _routed(**arrays)[0], _lora(one))
+    """Three sites whose ranks share a step, have one each, or skip most of theirs; one site; and channels first."""
+    named = {shape.name: shape for shape in lora_shapes.SHAPES}
+    rows, hyena = named["llama_7b_rows"], named["hyena_d1024_64k"]
+    for shape in (named["llama_7b_qkv"], named["llama_7b_qkv_r64"], rows):
+        yield _both_ways(f"routed_lora/{shape.name}", shape)
+    yield from _transformed(
+        "routed_lora", lambda **arrays: _routed(**arrays)[0], _lora(named["llama_7b_out"])
+    )
+    yield _both_ways("routed_lora/channels_first_rows", replace(rows, channels_first=True))
+    yield _both_ways("routed_lora/channels_first", hyena)
+    run = partial(_routed, channels_first=True)
+    yield from _transformed("routed_lora/channels_first", lambda **arrays: run(**arrays)[0], _lora(hyena))
+
+
+def _both_ways(name: str, shape: lora_shapes.RoutedLoraShape) -> Program:
+    order, sizes = shape.channels_first, (shape.length, shape.outputs)
+    y = jax.ShapeDtypeStruct((shape.batch, *(sizes[::-1] if order else sizes)), jnp.bfloat16)
+    run = partial(_routed, skips=shape.active is not None, channels_first=order)
+    return Program(name, _forward_and_gradients(run), ((y,) * shape.sites, _lora(shape)))
 
 
 def _lora(shape: lora_shapes.RoutedLoraShape) -> dict[str, Any]:
@@ -333,11 +342,14 @@ def _lora(shape: lora_shapes.RoutedLoraShape) -> dict[str, Any]:
     return {"x": jax.ShapeDtypeStruct(x, jnp.bfloat16), **matrices, "code": code}
 
 
-def _routed(x: Any, w: Any, v: Any, u: Any, code: Any, *, skips: bool = False) -> Any:
+def _routed(
+    x: Any, w: Any, v: Any, u: Any, code: Any, *, skips: bool = False, channels_first: bool = False
+) -> Any:
     matrices = (a if isinstance(a, tuple) else (a,) for a in (w, v, u))
     chunk = x.shape[1] // code.shape[1]
     active = active_blocks(code, x.shape[1], chunk=chunk) if skips else None
-    return routed_lora_mosaic_gpu(x, *matrices, code, chunk=chunk, scale=1.0, active=active)
+    options: dict[str, Any] = {"chunk": chunk, "scale": 1.0, "active": active}
+    return routed_lora_mosaic_gpu(x, *matrices, code, **options, channels_first=channels_first)
 
 
 def _short_conv() -> Iterator[Program]:

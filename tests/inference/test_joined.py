@@ -1,5 +1,6 @@
 """Adapters' matrices joined once before decoding: the same logits, and no copy of a weight at a byte."""
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from jaxblt.adapters import AdapterConfig, Governor, RouterConfig, attach
 from jaxblt.inference import Decoder, decode_step, init_decoder
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.unroll import unroll_params, unrolled
-from jaxblt.mixers import AttentionConfig
+from jaxblt.mixers import AttentionConfig, HyenaConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig, make_patches
 from pallas_kernels.routed_lora import Joined
@@ -43,15 +44,25 @@ def joined_of(params: Any) -> dict[str, Joined]:
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_bytes_have_the_logits_of_matrices_apart(name: str) -> None:
-    config = attach(ByteLMConfig(stack=STACK), ADAPTERS[name])
+    each = GROUPS - {"mixer/q/q k v", "mlp/gate/gate up"} | {f"mixer/{n}/{n}" for n in "qkv"}
+    each |= {f"mlp/{n}/{n}" for n in ("gate", "up")}
+    check_logits(STACK, ADAPTERS[name], each if name == "governor" else GROUPS)
+
+
+@pytest.mark.parametrize("name", ["static", "codes"])
+def test_channels_first_is_joined_too(name: str) -> None:
+    stack = dataclasses.replace(STACK, pattern="H", mixers={"H": HyenaConfig(dim=DIM)})
+    check_logits(stack, ADAPTERS[name], {"mixer/in/in", "mlp/gate/gate up", "mlp/down/down"})
+
+
+def check_logits(stack: StackConfig, adapter: AdapterConfig, groups: set[str]) -> None:
+    config = attach(ByteLMConfig(stack=stack), adapter)
     decoder = unrolled(Decoder(config, dtype=jnp.bfloat16))
     ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (ROWS, 9)), jnp.int32)
     params = unroll_params({"model": drawn(config.build(), ids)["params"]})
     state = other = init_decoder(decoder, ROWS, num_bytes=12)
     given = narrow_params(decoder, ROWS, params, state)
-    each = GROUPS - {"mixer/q/q k v", "mlp/gate/gate up"} | {f"mixer/{n}/{n}" for n in "qkv"}
-    each |= {f"mlp/{n}/{n}" for n in ("gate", "up")}
-    assert set(joined_of(given)) == (each if name == "governor" else GROUPS)
+    assert set(joined_of(given)) == groups
     wide = unrolled(Decoder(config))
     exact = init_decoder(wide, ROWS, num_bytes=12)
     run, whole = (jax.jit(partial(decode_step, d)) for d in (decoder, wide))

@@ -1,5 +1,6 @@
 """Blocks that are not active: which they are, that they count as a code of 0, and which calls are refused."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,8 +29,8 @@ def arrays(seed: int = 0) -> dict[str, Any]:
     return {name: jnp.asarray(array) for name, array in found.items()}
 
 
-def run(call: Any, x: dict[str, Any], *, derived: bool = True) -> Any:
-    options: dict[str, Any] = {"chunk": CHUNK, "scale": 0.5}
+def run(call: Any, x: dict[str, Any], *, derived: bool = True, **more: Any) -> Any:
+    options: dict[str, Any] = {"chunk": CHUNK, "scale": 0.5, **more}
     if derived:
         options["active"] = active_blocks(x["code"], LENGTH, chunk=CHUNK)
     return call(x["x"], (x["w"],), (x["v"],), (x["u"],), x["code"], **options)
@@ -50,6 +51,14 @@ CASE = op_suite.OpCase(
 @pytest.mark.parametrize("check", [name for name in op_suite.CHECKS if name != "poison"])
 def test_properties(check: str) -> None:
     op_suite.CHECKS[check](CASE)
+
+
+def test_channels_first() -> None:
+    runs = {
+        name: partial(run, call, channels_first=True)
+        for name, call in (("run", routed_lora), ("reference", routed_lora_reference))
+    }
+    op_suite.check_reference(replace(CASE, **runs))
 
 
 def test_values_and_gradients_are_as_without_it() -> None:

@@ -71,18 +71,22 @@ def without(name: str, given: dict[str, Any]) -> tuple[Any, Any]:
     ids=["few tokens", "many tokens", "a large weight"],
 )
 @pytest.mark.parametrize("count", [1, 0], ids=["code", "static"])
+@pytest.mark.parametrize("channels_first", [False, True], ids=["rows", "channels first"])
 def test_all_ways_are_the_reference(
-    most: dict[str, int], count: int, monkeypatch: pytest.MonkeyPatch
+    most: dict[str, int], count: int, channels_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, size in most.items():
         monkeypatch.setattr(xla, name, size)
     given = {name: a for name, a in arrays(dtype=jnp.bfloat16).items() if count or name != "code"}
-    op_suite.check_reference(_case("bfloat16", given))
+    op_suite.check_reference(_case("bfloat16", given, channels_first=channels_first))
 
 
 @pytest.mark.parametrize("most", [xla.COPIED, 0], ids=["small", "large"])
 @pytest.mark.parametrize(("site", "count"), [(1, 1), (1, 0), (2, 1)], ids=["narrow", "static", "wide"])
-def test_one_site_is_the_reference(most: int, site: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("channels_first", [False, True], ids=["rows", "channels first"])
+def test_one_site_is_the_reference(
+    most: int, site: int, count: int, channels_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Backward, its update is added by the product if y is narrower than x, or is in W without a code."""
     monkeypatch.setattr(xla, "COPIED", most)
     drawn = arrays(dtype=jnp.bfloat16) | {
@@ -94,8 +98,8 @@ def test_one_site_is_the_reference(most: int, site: int, count: int, monkeypatch
     given = {name: drawn[name] for name in names}
     case = op_suite.OpCase(
         name="one site",
-        run=partial(_one, routed_lora, site),
-        reference=partial(_one, routed_lora_reference, site),
+        run=partial(_one, routed_lora, site, channels_first),
+        reference=partial(_one, routed_lora_reference, site, channels_first),
         arrays=given,
         shared=frozenset(given) - {"x", "code"},
         terms=K + 8,
@@ -104,6 +108,7 @@ def test_one_site_is_the_reference(most: int, site: int, count: int, monkeypatch
     op_suite.check_reference(case)
 
 
-def _one(call: Any, site: int, given: dict[str, Any]) -> Any:
+def _one(call: Any, site: int, channels_first: bool, given: dict[str, Any]) -> Any:
     w, v, u = ((given[f"{name}{site}"],) for name in "wvu")
-    return call(given["x"], w, v, u, given.get("code"), chunk=1, scale=0.5)
+    options: dict[str, Any] = {"chunk": 1, "scale": 0.5, "channels_first": channels_first}
+    return call(given["x"], w, v, u, given.get("code"), **options)

@@ -49,6 +49,7 @@ class Call:
     chunk: int = 1
     blocks: int = 8
     active: int = 0
+    channels_first: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -77,6 +78,7 @@ class Call:
         def run(call: Any, x: Any) -> Any:
             w, v, u = (tuple(x[f"{name}{i}"] for i in range(len(self.sites))) for name in "wvu")
             options: dict[str, Any] = {"chunk": max(1, self.chunk), "scale": 0.5}
+            options["channels_first"] = self.channels_first
             if self.active:
                 options["active"] = active_blocks(x["code"], self.length, chunk=self.chunk)
             return call(x["x"], w, v, u, x.get("code"), **options)
@@ -112,6 +114,18 @@ SMALL = (
         blocks=6,
         active=2,
     ),
+    # Two tiles of tokens a row, the second with a fourth of its tokens; columns that fill no tile.
+    Call(name="channels_first", length=320, sites=((320, 40), (64, 8)), channels_first=True),
+    Call(
+        name="channels_first_active",
+        length=256,
+        inputs=64,
+        chunk=64,
+        sites=((64, 192),),
+        blocks=6,
+        active=2,
+        channels_first=True,
+    ),
 )
 LARGE = (
     Call(name="llama_7b_qkv", batch=2, length=2048, inputs=4096, sites=((4096, 16),) * 3, blocks=16),
@@ -131,6 +145,33 @@ LARGE = (
         active=1,
     ),
     Call(
+        name="channels_first",
+        length=8192,
+        inputs=1024,
+        sites=((3072, 16),),
+        blocks=16,
+        channels_first=True,
+    ),
+    Call(
+        name="channels_first_groups",
+        batch=3,
+        length=960,
+        inputs=512,
+        sites=((1024, 64), (256, 8), (320, 40)),
+        channels_first=True,
+    ),
+    Call(
+        name="channels_first_rows",
+        batch=32,
+        length=512,
+        inputs=1024,
+        sites=((1024, 512),) * 3,
+        chunk=512,
+        blocks=32,
+        active=1,
+        channels_first=True,
+    ),
+    Call(
         name="active_bank",
         batch=3,
         length=1001,
@@ -143,7 +184,7 @@ LARGE = (
 )
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels", every="three_sites")
+@pytest.mark.slow(weeks=13, group="simulated kernels", every=("three_sites", "channels_first"))
 @pytest.mark.parametrize("call", SMALL, ids=str)
 def test_simulated(call: Call, simulation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and gradients; each of two clusters has several tiles."""
@@ -158,8 +199,11 @@ def test_simulated_with_a_cluster_a_tile(simulation: Any) -> None:
 
 
 @pytest.mark.slow(weeks=13, group="simulated kernels")
-def test_simulated_under_vmap(simulation: Any) -> None:
-    op_suite.check_vmap(SMALL[1].case(partial(routed_lora_mosaic_gpu, interpret=simulation)))
+@pytest.mark.parametrize(
+    "call", [call for call in SMALL if call.name in ("by_chunk", "channels_first")], ids=str
+)
+def test_simulated_under_vmap(call: Call, simulation: Any) -> None:
+    op_suite.check_vmap(call.case(partial(routed_lora_mosaic_gpu, interpret=simulation)))
 
 
 ROWS = Call(name="rows", length=260, inputs=64, sites=((64, 192),), chunk=260, blocks=3, active=1)
@@ -201,7 +245,7 @@ def _check_skips(call: Call, op: Any) -> None:
 
 def test_every_tile_has_its_place() -> None:
     """Each tile of each output once; those of a band follow each other downwards."""
-    grid = Grid(((Term(0, 1, 0, 64),),) * 2, 37, (5, 2), False)
+    grid = Grid(((Term(0, 1, 0, 64),),) * 2, 37, (5, 2), False, 37, None)
     count = 37 * (5 + 2)
     place = jax.vmap(partial(place_of, grid))(jnp.arange(count, dtype=jnp.int32))
     found = np.stack([*place], 1).tolist()
@@ -235,13 +279,25 @@ def test_on_a_gpu(call: Call, check: str) -> None:
         ({"inputs": 1 << 16, "outputs": 1 << 16}, "x is (2, 128, 65536) and the largest width 65536"),
         ({"weighed": False}, "without w there is nothing to add it to"),
         ({"rank": 24}, "it skips blocks of multiples of 16 ranks, and one has 12: leave active out"),
+        ({"channels_first": True}, "its tiles have 256 tokens of one row, and a row has 128"),
+        ({"channels_first": True, "length": 320}, "its lists of active blocks are of 256 tokens of one row"),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
     call = {"device": HOPPER, "dtype": jnp.bfloat16, "length": 128, "inputs": 256, "outputs": 256}
     active = jnp.ones((1, 2), bool)
     assert why_not(*_call(**call | {"rank": 32}), active=active) is None
-    assert reason in (why_not(*_call(**call | change), active=active) or "it can run")
+    order = change.get("channels_first", False)
+    given = _call(**call | {name: value for name, value in change.items() if name != "channels_first"})
+    assert reason in (why_not(*given, active=active, channels_first=order) or "it can run")
+
+
+@pytest.mark.parametrize(("length", "reason"), [(320, None), (328, "its stores are of 64 tokens of one row")])
+def test_channels_first_takes_whole_stores(length: int, reason: str | None) -> None:
+    call = _call(HOPPER, jnp.bfloat16, length, 256, 256)
+    assert why_not(*call) is None
+    found = why_not(*call, channels_first=True)
+    assert found is None if reason is None else reason in (found or "")
 
 
 @pytest.mark.parametrize(
@@ -252,15 +308,18 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
         ({"inputs": 512}, "it has not been timed with widths below 1024, one is 512"),
         ({"outputs": 960}, "it has not been timed with widths below 1024, one is 960"),
         ({"active": True}, None),
+        ({"channels_first": True}, "it has not been timed with channels first"),
     ],
 )
 def test_goes_first_where_it_was_timed(change: dict[str, Any], reason: str | None) -> None:
     call = {"device": HOPPER, "dtype": jnp.bfloat16, "length": 8192, "inputs": 1024, "outputs": 1024}
     active = jnp.ones((64, 2), bool) if change.get("active") else None
-    call |= {"rank": 32} | {name: size for name, size in change.items() if name != "active"}
+    order = change.get("channels_first", False)
+    call |= {"rank": 32} | {name: n for name, n in change.items() if name not in ("active", "channels_first")}
     device, *arrays = _call(**call)
     line = "mosaic_gpu on NVIDIA H200" if reason is None else f"xla on NVIDIA H200 (not mosaic_gpu: {reason})"
-    assert explain(*arrays, device=device, active=active) == f"routed_lora: {line}"
+    found = explain(*arrays, device=device, active=active, channels_first=order)
+    assert found == f"routed_lora: {line}"
 
 
 @pytest.mark.parametrize(
@@ -281,6 +340,7 @@ def test_says_where_it_skips(change: dict[str, Any], skips: bool) -> None:
     with compiling_for(as_jax(device)):
         assert can_skip(*arrays) is skips
         assert not can_skip(*arrays[:-1], None)
+        assert not can_skip(*arrays, channels_first=True)
         with reference_ops():
             assert not can_skip(*arrays)
     assert not can_skip(*arrays)
@@ -306,4 +366,4 @@ def test_takes_the_shapes_of_real_models(shape: RoutedLoraShape) -> None:
     x = jax.ShapeDtypeStruct((shape.batch, shape.length, shape.inputs), jnp.bfloat16)
     sizes = (shape.inputs, shape.outputs), (shape.inputs, shape.rank), (shape.rank, shape.outputs)
     matrices = ((jax.ShapeDtypeStruct(size, jnp.bfloat16),) * shape.sites for size in sizes)
-    assert why_not(HOPPER, x, *matrices) is None
+    assert why_not(HOPPER, x, *matrices, channels_first=shape.channels_first) is None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels._bench import check
-from pallas_kernels.routed_lora import bench, explain, routed_lora
+from pallas_kernels.routed_lora import bench, explain, routed_lora, xla
 from pallas_kernels.routed_lora.reference import routed_lora_reference
 from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
 from tests.pallas_kernels import op_suite
@@ -40,8 +40,10 @@ def matrices(given: dict[str, Any]) -> tuple[Any, Any, Any]:
     return w, v, u
 
 
-def _case(name: str, given: dict[str, Any], *, chunk: int = 1) -> op_suite.OpCase:
-    options: dict[str, Any] = {"chunk": chunk, "scale": 0.5}
+def _case(
+    name: str, given: dict[str, Any], *, chunk: int = 1, channels_first: bool = False
+) -> op_suite.OpCase:
+    options: dict[str, Any] = {"chunk": chunk, "scale": 0.5, "channels_first": channels_first}
     shared = frozenset(given) - {"x", "code"}
     rows, length, _ = given["x"].shape
 
@@ -63,6 +65,8 @@ STATIC = {name: array for name, array in arrays().items() if name != "code"}
 CASES = [
     _case("chunks_of_3", arrays(chunk=3), chunk=3),
     _case("tokens_bfloat16", arrays(dtype=jnp.bfloat16)),
+    _case("channels_first", arrays(chunk=3), chunk=3, channels_first=True),
+    _case("channels_first_bfloat16", arrays(dtype=jnp.bfloat16), channels_first=True),
 ]
 
 
@@ -75,6 +79,33 @@ def test_properties(case: op_suite.OpCase, check: str) -> None:
 
 def test_without_a_code() -> None:
     op_suite.check_reference(_case("static", STATIC))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "reference"])
+@pytest.mark.parametrize("weighed", [True, False])
+def test_channels_first_is_the_transposition(weighed: bool, implementation: Any) -> None:
+    """Values, and gradients of transposed cotangents."""
+    x = arrays(chunk=3)
+    w, v, u = matrices(x)
+    call = partial(routed_lora, chunk=3, scale=0.5, implementation=implementation)
+
+    @jax.jit
+    def both(x: Any, v: Any, u: Any, code: Any) -> Any:
+        def run(order: bool, *given: Any) -> Any:
+            first, down, up, numbers = given
+            return call(first, w if weighed else None, down, up, numbers, channels_first=order)
+
+        y, back = jax.vjp(partial(run, False), x, v, u, code)
+        turned, back_turned = jax.vjp(partial(run, True), x, v, u, code)
+        cotangents = jax.tree.map(jnp.sin, y)
+        return (y, back(cotangents)), (
+            jax.tree.map(lambda a: a.swapaxes(1, 2), turned),
+            back_turned(jax.tree.map(lambda a: a.swapaxes(1, 2), cotangents)),
+        )
+
+    expected, found = both(x["x"], v, u, x["code"])
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_close(ours, theirs, n=56)
 
 
 def test_the_update_alone() -> None:
@@ -136,6 +167,25 @@ def test_no_array_as_large_as_tokens_is_wide() -> None:
     assert not [size for size in (K, 5, 3) if f"f32[8,7,{size}]" in text]
 
 
+@pytest.mark.parametrize("most", [{}, {"MERGED": 0}, {"COPIED": 0}], ids=["few", "many", "large"])
+def test_channels_first_transposes_only_ranks(most: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither y nor dy; the two sites have 4 and 8 ranks."""
+    for name, size in most.items():
+        monkeypatch.setattr(xla, name, size)
+    x = arrays(dtype=jnp.bfloat16)
+    w, *rest = matrices(x)
+
+    def step(x: Any, v: Any, u: Any, code: Any) -> Any:
+        op = partial(routed_lora, channels_first=True, implementation="xla")
+        y, back = jax.vjp(lambda x, v, u, code: op(x, w, v, u, code), x, v, u, code)
+        return y, back(y)
+
+    text = str(jax.make_jaxpr(step)(x["x"], *rest, x["code"]))
+    assert "bf16[8,5,7]" in text
+    shapes = [line.split(":", 1)[1].split(" = ")[0] for line in text.splitlines() if "= transpose[" in line]
+    assert set(shapes) <= {"bf16[8,7,12]", "bf16[8,12,7]"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -174,8 +224,10 @@ def test_shapes_of_real_models_are_accepted(shape: RoutedLoraShape) -> None:
     v = (array(shape.inputs, shape.rank),) * shape.sites
     u = (array(shape.rank, shape.outputs),) * shape.sites
     code = array(shape.batch, shape.length // shape.chunk, shape.blocks, dtype=jnp.float32)
-    found = jax.eval_shape(partial(routed_lora, chunk=shape.chunk), x, w, v, u, code)
-    assert [y.shape for y in found] == [(shape.batch, shape.length, shape.outputs)] * shape.sites
+    options: dict[str, Any] = {"chunk": shape.chunk, "channels_first": shape.channels_first}
+    found = jax.eval_shape(partial(routed_lora, **options), x, w, v, u, code)
+    sizes = (shape.outputs, shape.length) if shape.channels_first else (shape.length, shape.outputs)
+    assert [y.shape for y in found] == [(shape.batch, *sizes)] * shape.sites
     assert explain(x, w, v, u, code, chunk=shape.chunk).startswith("routed_lora: xla on ")
 
 
@@ -184,6 +236,13 @@ def test_the_benchmark_passes_its_gate() -> None:
     plan = bench.plan(RoutedLoraShape("tiny", 2, 8, 16, 12, 2, 4, 4, 2))
     assert set(check(plan, jax.random.key(0))) == {"plain", "xla"}
     assert [case.name for case in plan.bare] == ["matmul", "joined"]
+
+
+@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+def test_the_benchmark_with_channels_first_passes_its_gate() -> None:
+    plan = bench.plan(RoutedLoraShape("tiny", 2, 8, 16, 12, 2, 4, 4, 2, channels_first=True))
+    assert set(check(plan, jax.random.key(0))) == {"plain", "xla", "transposed"}
+    assert [case.name for case in plan.bare] == ["matmul", "row_by_row"]
 
 
 ROWS = RoutedLoraShape("tiny", 3, 256, 16, 12, 1, 8, 256, 4, 1)
