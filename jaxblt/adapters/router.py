@@ -132,7 +132,7 @@ class Heard:
 
 
 class Unscaled(nn.Module):
-    """x / sqrt(mean(x^2) + eps) in fp32, and the scale of an `RMSNorm` of the same parameters.
+    """x / r in fp32 with r = sqrt(mean(x^2) + eps), 1 / r, and the scale of an `RMSNorm` of the same parameters.
 
     The scale is one for all tokens, so means may be taken without it, and be of the base alone.
     """
@@ -140,11 +140,14 @@ class Unscaled(nn.Module):
     epsilon: float = 1e-6
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Float[Array, "1 1 D"]]:
+    def __call__(
+        self, x: Float[Array, "B T D"]
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T 1"], Float[Array, "1 1 D"]]:
         scale = self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
         wide = x.astype(jnp.float32)
         square = jnp.mean(wide * wide, -1, keepdims=True)
-        return wide * jax.lax.rsqrt(square + self.epsilon), scale[None, None]
+        root = jax.lax.rsqrt(square + self.epsilon)
+        return wide * root, root, scale[None, None]
 
 
 class Router(nn.Module):
@@ -298,13 +301,15 @@ class Router(nn.Module):
         """What f may read, and the state after it."""
         config, dim = self.adapter.router, rows.x.shape[-1]
         content = jnp.ones(time.shape, bool) if rows.content is None else rows.content
-        bare, scale = Unscaled(name="norm")(rows.x)
+        bare, root, scale = Unscaled(name="norm")(rows.x)
         h = bare * scale
         counts = content[..., None].astype(jnp.float32)
         pooled = (time < (config.prefix or 0))[..., None].astype(jnp.float32) * counts
         if config.prefix is not None:
             query = self.param("query", named(nn.initializers.normal(1.0), "norm"), (dim,), jnp.float32)
-            score = jnp.einsum("btd,d->bt", h, query)[..., None] / jnp.float32(dim**0.5)
+            # Sum over x, not over h: XLA makes this sum and that of x^2 in one kernel
+            weight = scale[0, 0] * query / jnp.float32(dim**0.5)
+            score = jnp.einsum("btd,d->bt", rows.x, weight)[..., None] * root
             pooled = pooled * jnp.exp(MOST_SCORE * jnp.tanh(score / MOST_SCORE))
         given = (bare, counts, pooled, time)
         (chunk, prefix), sums = rows.run(_pools(config), given, None if state is None else state.sums)

@@ -1,7 +1,7 @@
 """The matrices of a group laid out once for many calls of a few tokens each, such as bytes that are decoded."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate
 from typing import Any
 
@@ -11,6 +11,10 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.routed_lora.products import product, wide_of
 from pallas_kernels.routed_lora.reference import Matrices, code_of_ranks
+
+SUMMED = 8
+"""Ranks summed at a time. XLA keeps sums of 16 numbers and more out of kernels that hold another: a gate and what it
+scales would have a kernel each."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("down", "up"), meta_fields=("ends",))
@@ -76,5 +80,7 @@ def _updates(
     wide, found = wide_of(p.dtype), []
     for part, site in zip(jnp.split(p, list(accumulate(len(a) for a in up))[:-1], -1), up, strict=True):
         z = part.astype(wide) * code_of_ranks(code.astype(wide), 1, p.shape[1], len(site))
-        found.append(jnp.sum(z[..., None] * site[None, None].astype(wide), -2).astype(p.dtype))
+        runs = [slice(i, i + SUMMED) for i in range(0, len(site), SUMMED)]
+        sums = [jnp.sum(z[..., run, None] * site[None, None, run].astype(wide), -2) for run in runs]
+        found.append(reduce(jnp.add, sums).astype(p.dtype))
     return found

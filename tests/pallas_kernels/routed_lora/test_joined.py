@@ -5,10 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pallas_kernels._dispatch import reference_ops
 from pallas_kernels.routed_lora import can_join, join, multiply_joined, routed_lora
+from pallas_kernels.routed_lora.joined import SUMMED
 from tests.pallas_kernels.routed_lora.test_routed_lora import K, arrays, matrices
 from tests.tolerances import assert_close
 
@@ -32,6 +34,20 @@ def test_joined_matrices_give_what_the_op_gives(dtype: str, blocks: int, length:
     for ours, theirs in zip(*both(given, code), strict=True):
         assert ours.dtype == jnp.dtype(dtype)
         assert_close(ours, theirs.astype(dtype), n=K + 8)
+
+
+def test_ranks_are_summed_a_few_at_a_time() -> None:
+    rank, rng = 2 * SUMMED + 4, np.random.default_rng(0)
+    shapes = (2, 1, K), (2, 1, 4), (K, 5), (K, rank), (rank, 5)
+    x, code, *sites = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes)
+    w, v, u = ((site,) for site in sites)
+
+    def call(x: Any) -> Any:
+        return multiply_joined(x, join(w, v, u, scale=SCALE, dtype=x.dtype, coded=True), code)
+
+    assert str(jax.make_jaxpr(call)(x)).count("reduce_sum") == 3
+    expected = routed_lora(x, w, v, u, code, scale=SCALE, implementation="reference")
+    assert_close(jax.jit(call)(x)[0], expected[0], n=K + rank)
 
 
 @pytest.mark.parametrize("coded", [True, False])
