@@ -67,11 +67,6 @@ class FlatRows:
         """Whether a row's chunks end before a tile does."""
         return self.entry(row, tile) < ROWS
 
-    def is_end(self, row: Any, tile: Any) -> Any:
-        """Whether a tile holds steps that are not the row's, or may do so."""
-        end = (tile + 1) * ROWS >= self.chunks(row)[1]
-        return end | (tile == 0) if self.reverse and self.ragged else end
-
     def entry(self, row: Any, tile: Any) -> Any:
         """Chunk of the row's last tile behind its last chunk, 64 if it fills the tile; in other tiles at least 64."""
         return self.chunks(row)[1] - tile * ROWS

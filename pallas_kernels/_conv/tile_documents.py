@@ -67,20 +67,6 @@ class TileDocuments:
         """`entering`, for `cut_apart`: left as it is where the tile's chunks hold one document each."""
         return lax.fori_loop(0, jnp.minimum(self.passes - 1, 1), lambda _, z: self.entering(z), z)
 
-    def cut(self, u: Array, out: Array, product: Callable[[Array], Array]) -> Array:
-        """`out`, the chunks' outputs as if a chunk were of one document, at those behind others computed anew.
-
-        A product of steps up to each one (from each one on, against time) is right for the first document of the walk.
-        Those behind it are right if it is left out, of these the first, and so on. See `cut_apart` for NaN.
-        """
-
-        def leave_out(order: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            out, bound = carry
-            behind = self._from(bound)
-            return jnp.where(behind, product(_keep(behind, u)), out), self.read_bound(order)
-
-        return lax.fori_loop(1, self.passes, leave_out, (out, self.read_bound(0)))[0]
-
     def cut_apart(self, out: Array, product: Callable[[Callable[[Array], Array]], Array]) -> Array:
         """`out`, the chunks' outputs of what `first` keeps of the inputs, with those of the documents behind it.
 

@@ -17,15 +17,6 @@ MODES = 16
 BOX = 8 * CHUNK
 """Steps of the smallest box that the copy engine moves of a row cut off from its neighbours."""
 
-APART = False
-"""Whether each document of a chunk is multiplied apart, so that a NaN stays in its own: not before its tests have
-passed on a GPU and it was timed."""
-
-MASKED = False
-"""Whether a tile that a row shares with its neighbours in memory is walked through as any other: their steps are masked
-in registers, and what it writes for them arrives with its streams. Not before its tests have passed on a GPU and it was
-timed."""
-
 
 def is_in_whole_boxes(length: int) -> bool:
     """Whether rows of this length are matrices of chunks as they lie in memory."""

@@ -1,8 +1,7 @@
 """Tiles of the Hopper kernels that a row shares with its neighbours in memory: see `_conv.flat_rows`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
 from pallas_kernels._conv.flat_rows import FlatRows
-from pallas_kernels._conv.tiles import read
 from pallas_kernels._hopper import CHUNK, ROWS
 
 
@@ -23,8 +21,7 @@ class Edges:
     Attributes:
       flat: how rows lie.
       given: [row, step] in device memory, for each output.
-      arrived: the same of a tile's neighbour in shared memory [stage, output, step], as `load` puts it there; None if
-        `join` reads device memory.
+      arrived: the same of a tile's neighbour in shared memory [stage, output, step], as `load` puts it there.
     """
 
     flat: FlatRows
@@ -33,65 +30,23 @@ class Edges:
 
     def load(self, line: Array, slot: Array, barrier: Any) -> None:
         """Copies of what lies next to a row, one for each output, to where `join` reads them."""
-        if self.arrived is None:
-            return
-        for i in range(len(self.given)):
-            plgpu.copy_gmem_to_smem(self._neighbour(i, line), self.arrived.at[slot, i], barrier)
+        for i, given in enumerate(self.given):
+            neighbour = given.at[self.flat.neighbour(line, given.shape[0])]
+            plgpu.copy_gmem_to_smem(neighbour, self.arrived.at[slot, i], barrier)
 
     def join(self, i: int, y: Array, line: Array, tile: Array, slot: Array) -> Array:
         """Output i of a tile with the neighbour's steps where they lie in it."""
-        if self.arrived is None:
-            return jnp.where(
-                _own_steps(self.flat, line, tile), y, _for_all_chunks(self._neighbour(i, line), y)
-            )
 
         def join(_: Any, y: Array) -> Array:
-            other = _for_all_chunks(self.arrived.at[slot, i], y)
+            other = self.arrived.at[slot, i]
+            other = plgpu.load(other, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+            other = lax.broadcast_in_dim(other, (ROWS, CHUNK), (1,)).astype(y.dtype)
             return jnp.where(_steps_up_to_neighbour(self.flat, line, tile), y, other)
 
         return lax.fori_loop(0, self.flat.is_shared(line, tile).astype(jnp.int32), join, y)
 
-    def _neighbour(self, i: int, line: Array) -> Any:
-        return self.given[i].at[self.flat.neighbour(line, self.given[i].shape[0])]
 
-
-def _for_all_chunks(ref: Any, like: Array) -> Array:
-    steps = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
-    return lax.broadcast_in_dim(steps, (ROWS, CHUNK), (1,)).astype(like.dtype)
-
-
-def clear_or_mask(
-    refs: Sequence[Any], flat: FlatRows, line: Array, tile: Array, masked: bool
-) -> Callable[..., tuple[Array, ...]] | None:
-    """What puts zeros into tiles where steps are not the row's; None if they are in shared memory already."""
-    if masked:
-        return partial(_masked, flat, line, tile)
-    _clear(refs, flat, line, tile)
-    return None
-
-
-def _clear(refs: Sequence[Any], flat: FlatRows, line: Array, tile: Array) -> None:
-    """Zeros in shared memory where steps of a tile are not the row's."""
-
-    @pl.when(flat.is_end(line, tile))
-    def _() -> None:
-        own = _own_steps(flat, line, tile)
-        for ref in refs:
-            z = read(ref)
-            ref[...] = jnp.where(own, z, jnp.zeros_like(z))
-        plgpu.commit_smem()  # A later load overwrites them by another way.
-
-
-def _own_steps(flat: FlatRows, line: Array, tile: Array) -> Array:
-    """Which steps of a tile are the row's."""
-    chunk, step = (
-        plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), axis, layout=plgpu.Layout.WGMMA) for axis in (0, 1)
-    )
-    at, (first, stop) = CHUNK * chunk + step, flat.own(line, tile)
-    return (at >= first) & (at < stop)
-
-
-def _masked(flat: FlatRows, line: Array, tile: Array, *given: Array) -> tuple[Array, ...]:
+def keep_own_steps(flat: FlatRows, line: Array, tile: Array, *given: Array) -> tuple[Array, ...]:
     """Tiles with zeros where steps are not the row's."""
 
     def mask(_: Any, given: tuple[Array, ...]) -> tuple[Array, ...]:

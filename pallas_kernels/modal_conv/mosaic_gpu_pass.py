@@ -37,11 +37,10 @@ from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, chunks_ref, read, tile_ref
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
 from pallas_kernels._mosaic_gpu import mosaic_kernel
-from pallas_kernels.modal_conv import hopper
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
-from pallas_kernels.modal_conv.mosaic_gpu_flat import Edges, clear_or_mask, store_chunks
+from pallas_kernels.modal_conv.mosaic_gpu_flat import Edges, keep_own_steps, store_chunks
 from pallas_kernels.modal_conv.mosaic_gpu_rows import TileRows
 from pallas_kernels.modal_conv.mosaic_gpu_weights import decays as decays_of
 from pallas_kernels.modal_conv.mosaic_gpu_weights import rates, reading, writing
@@ -146,7 +145,6 @@ def _kernel(
         stored = plgpu.RefUnion(
             chunks_ref(outputs, ROWS, CHUNK, dtype=x.dtype), plgpu.SMEM((outputs, ROWS, CHUNK), x.dtype)
         )
-    arriving = len(edges) if hopper.MASKED else 0
     return mosaic_kernel(
         partial(
             _program,
@@ -157,8 +155,6 @@ def _kernel(
             flat=flat,
             shared=shared,
             marked=len(marks_of(marks, reverse)),
-            apart=hopper.APART,
-            masked=flat is not None and hopper.MASKED,
             reverse=reverse,
             interpret=interpret,
         ),
@@ -171,9 +167,9 @@ def _kernel(
             tile_ref(weights.shape[1] if shared is None else 3 * CHUNK, CHUNK, dtype=x.dtype),
             plgpu.SMEM(decays.shape[1:], jnp.float32),
             plgpu.SMEM(((EDGE if shared is None else shared.edge) + ROWS, pitch), jnp.float32),
-            plgpu.Barrier(num_arrivals=len(streams) * rows_in_tile(shared) + arriving, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=len(streams) * rows_in_tile(shared) + len(edges), num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=2),
-            *([plgpu.SMEM((STAGES, arriving, CHUNK), x.dtype)] if arriving else []),
+            *([plgpu.SMEM((STAGES, len(edges), CHUNK), x.dtype)] if edges else []),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         interpret=plgpu.InterpretGPUParams() if interpret else None,
@@ -252,20 +248,18 @@ def _program(
     flat: FlatRows | None,
     shared: TileRows | None,
     marked: int,
-    apart: bool,
-    masked: bool,
     reverse: bool,
     interpret: bool,
 ) -> None:
     """One channel of `rows` rows, or groups of rows that share a tile, tile after tile, row after row."""
-    refs, others = (refs[:-1], refs[-1]) if masked and flat is not None and flat.ragged else (refs, None)
+    refs, arriving = (refs[:-1], refs[-1]) if flat is not None and flat.ragged else (refs, None)
     loaded, stored, matrices, decay, sums, arrived, ready = refs[-7:]
     results, count = refs[-7 - outputs : -7], loaded.shape[1]
     streams, (weights, decays, *rest) = refs[:count], refs[count : -7 - outputs]
     marks, rest = rest[:marked], rest[marked:]
     edges, states = None, rest
     if flat is not None and flat.ragged:
-        edges, states = Edges(flat, rest[:outputs], others), rest[outputs:]
+        edges, states = Edges(flat, rest[:outputs], arriving), rest[outputs:]
     tiles = -(-streams[0].shape[1] // ROWS) if flat is None else flat.tiles
     channel, first = lax.axis_index("channel"), lax.axis_index("rows") * rows
 
@@ -294,36 +288,38 @@ def _program(
         if edges is not None:
             edges.load(line_of(step), slot, arrived.at[slot])
 
-    def load_next(step: Array, *, early: bool) -> None:
-        """And commit what was stored, `early` or not: the simulation takes the latter, which was timed, for a race."""
+    def put(kept: Any, step: Array, found: Iterable[Array]) -> None:
+        """Results into shared memory. Plain rows commit them after the next load: the simulation calls it a race."""
+        for i, y in enumerate(found):
+            kept[i] = y.astype(loaded.dtype)
+        early = shared is not None or flat is not None or marked
         if early:
             plgpu.commit_smem()
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
         if not early:
             plgpu.commit_smem()
 
-    def results_of(step: Array, out: Array, gates: Sequence[Any], *, joined: bool) -> Iterable[Array]:
+    def results_of(
+        step: Array, out: Array, gates: Sequence[Any], documents: TileDocuments | None = None
+    ) -> Iterable[Array]:
+        """Outputs of a tile, with what `edges` has for the neighbour there."""
         found = _gated(out, gates)
-        if edges is None or not joined:
-            return found
-        place = (line_of(step), tile_of(step), step % STAGES)
-        return (edges.join(i, y, *place) for i, y in enumerate(found))
+        if edges is not None:
+            place = (line_of(step), tile_of(step), step % STAGES)
+            return (edges.join(i, y, *place) for i, y in enumerate(found))
+        return found if documents is None else map(documents.tokens, found)
 
-    def store(step: Array, out: Array, gates: Sequence[Any], documents: TileDocuments | None = None) -> None:
-        for i, y in enumerate(results_of(step, out, gates, joined=others is not None)):
-            y = y if documents is None else documents.tokens(y)
-            (stored if flat is None else stored[0])[i] = y.astype(loaded.dtype)
-        load_next(step, early=shared is not None or (documents is not None and apart) or masked)
+    def store(step: Array, found: Iterable[Array]) -> None:
+        kept = stored if flat is None else stored[0]
+        put(kept, step, found)
         for i, result in enumerate(results):
-            for part, target in pairs((stored if flat is None else stored[0]).at[i], result, step):
+            for part, target in pairs(kept.at[i], result, step):
                 plgpu.copy_smem_to_gmem(part, target)
 
-    def store_end(step: Array, out: Array, gates: Sequence[Any]) -> None:
-        """The row's chunks of a tile at its end, with what `edges` has for its neighbour there."""
+    def store_end(step: Array, found: Iterable[Array]) -> None:
+        """The row's chunks of a tile that they do not fill."""
         assert flat is not None
-        for i, y in enumerate(results_of(step, out, gates, joined=edges is not None)):
-            stored[1][i] = y.astype(loaded.dtype)
-        load_next(step, early=masked)
+        put(stored[1], step, found)
         (start, chunks), done = flat.chunks(line_of(step)), tile_of(step) * ROWS
         store_chunks(stored[1], results, start + done, jnp.minimum(chunks - done, ROWS))
 
@@ -335,22 +331,22 @@ def _program(
         plgpu.barrier_wait(arrived.at[step % STAGES])
         state = states[0].at[line_of(step)] if states else None
         place = (line_of(step), tile_of(step))
-        mask = None if flat is None else clear_or_mask(stage[:inputs], flat, *place, masked)
+        mask = None if flat is None else partial(keep_own_steps, flat, *place)
         entry = None if flat is None or not reverse else flat.entry(*place)
-
         if shared is None:
             pl.when(step % tiles == 0)(lambda: start_sums(sums, state, reverse, entry))
         if documents is not None:
-            out = _packed_tile(stage[:inputs], matrices, decay, sums, documents, apart, interpret)
+            out = _packed_tile(stage[:inputs], matrices, decay, sums, documents, interpret)
         else:
             out = _tile(stage[:inputs], matrices, decay, sums, reverse, interpret, entry, state, shared, mask)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        found = partial(results_of, step, out, stage[inputs:], documents)
         if flat is None:
-            store(step, out, stage[inputs:], documents)
+            store(step, found())
         else:
-            end = (flat.is_cut if masked else flat.is_end)(*place)
-            pl.when(end)(lambda: store_end(step, out, stage[inputs:]))
-            pl.when(~end)(lambda: store(step, out, stage[inputs:]))
+            cut = flat.is_cut(*place)
+            pl.when(cut)(lambda: store_end(step, found()))
+            pl.when(~cut)(lambda: store(step, found()))
 
     plgpu.copy_gmem_to_smem(weights.at[channel], matrices if shared is None else matrices.at[:CHUNK], ready)
     plgpu.copy_gmem_to_smem(decays.at[channel], decay, ready)
@@ -401,7 +397,7 @@ def _tile(
 ) -> Array:
     """One tile's Y in fp32; `stage` holds the input and, if there is one, its gate.
 
-    `_states` has `entry`, `state` and `shared`. `mask`: see `clear_or_mask`.
+    `_states` has `entry`, `state` and `shared`. `mask`: see `keep_own_steps`.
     """
     u = read(stage[0])
     for gate in stage[1:]:
@@ -420,13 +416,9 @@ def _packed_tile(
     decay: Any,
     sums: Any,
     documents: TileDocuments,
-    apart: bool,
     interpret: bool,
 ) -> Array:
-    """`_tile` of packed rows. T takes what lies behind each document of a chunk again, as often as the tile needs.
-
-    If `apart` it takes each document alone.
-    """
+    """`_tile` of packed rows. T takes the documents of a chunk one by one, as often as the tile needs."""
     u = read(stage[0])
     for gate in stage[1:]:
         u = u * read(gate)
@@ -436,11 +428,8 @@ def _packed_tile(
     sent = products([(sent, half) for half in written], interpret)
     states = _states(sent, sums, decay, documents.reverse, cuts=documents)
     quarters = jnp.concatenate(2 * halves(states, u.dtype), 1)
-    if apart:
-        out = products([(documents.first(u), within), (quarters, reading)], interpret)
-        return documents.cut_apart(out, lambda own: products([(own(u), within)], interpret))
-    out = products([(u, within), (quarters, reading)], interpret)
-    return documents.cut(u, out, lambda u: products([(u, within)], interpret))
+    out = products([(documents.first(u), within), (quarters, reading)], interpret)
+    return documents.cut_apart(out, lambda own: products([(own(u), within)], interpret))
 
 
 def _matrices(matrices: Any) -> list[Any]:

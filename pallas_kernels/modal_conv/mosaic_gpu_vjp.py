@@ -30,11 +30,10 @@ from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
 from pallas_kernels._hopper import CHUNK, as_chunks, varying_like
 from pallas_kernels._mosaic_gpu import mosaic_kernel
-from pallas_kernels.modal_conv import hopper
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
-from pallas_kernels.modal_conv.mosaic_gpu_flat import clear_or_mask
+from pallas_kernels.modal_conv.mosaic_gpu_flat import keep_own_steps
 from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     EDGE,
     FAN,
@@ -159,7 +158,6 @@ def _kernel(
             flat=flat,
             shared=shared,
             marked=len(marks_of(marks, True)),
-            masked=flat is not None and hopper.MASKED,
             interpret=interpret,
         ),
         out_type=[
@@ -205,7 +203,6 @@ def _program(
     flat: FlatRows | None,
     shared: TileRows | None,
     marked: int,
-    masked: bool,
     interpret: bool,
 ) -> None:
     """One channel of `rows` rows, or groups that share a tile, each from its last tile to its first, row after row."""
@@ -239,7 +236,7 @@ def _program(
         mask = None
         if flat is not None:
             tile = tiles - 1 - step % tiles
-            mask = clear_or_mask([stage.at[place] for place in places], flat, line_of(step), tile, masked)
+            mask = partial(keep_own_steps, flat, line_of(step), tile)
 
         def start() -> None:
             for i in range(2):

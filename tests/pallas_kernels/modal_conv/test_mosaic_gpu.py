@@ -16,16 +16,14 @@ from jaxblt.testing.tolerances import bound
 from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
-from pallas_kernels.modal_conv import bench, explain, hopper, modal_conv
-from pallas_kernels.modal_conv.hopper import MODES, SHORTEST, TILE, rows_per_tile, why_not
+from pallas_kernels.modal_conv import bench, explain, modal_conv
+from pallas_kernels.modal_conv.hopper import BOX, MODES, SHORTEST, TILE, rows_per_tile, why_not
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.mosaic_gpu_pass import convolve
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
-from pallas_kernels.runtime import compiling_for
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.jla import MOST_ERROR
-from tests.pallas_kernels.linear_state import HOPPER as GPU
-from tests.pallas_kernels.linear_state import equations, relative_rms
+from tests.pallas_kernels.linear_state import relative_rms
 from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
     assert_documents_keep_to_themselves,
@@ -97,7 +95,6 @@ def test_simulated(case: OpCase) -> None:
 
 
 @pytest.mark.slow(weeks=26, group="simulated convolutions")
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
     "case",
     [
@@ -125,8 +122,7 @@ def test_simulated(case: OpCase) -> None:
     ],
     ids=str,
 )
-def test_simulated_at_any_length(case: OpCase, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "MASKED", masked)
+def test_simulated_at_any_length(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
@@ -144,31 +140,29 @@ def test_simulated_at_any_length(case: OpCase, masked: bool, monkeypatch: pytest
 def test_simulated_rows_masked_in_registers(
     length: int, reverse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One program takes all rows, watched for races; y and dx are those of rows that are read and written as before.
+    """One program takes all rows, watched for races; y and dx are those of rows that are padded to whole boxes.
 
     The pass of modes cannot be watched: its tiles are written under one name and read under another.
     """
     arrays = case("", length, 5, None, batch=3, state=not reverse).arrays
     modes = (arrays["log_poles"], arrays["residues"], arrays["bias"])
-    posts = [arrays["post_gate"], arrays["x"]] if reverse else [arrays["post_gate"]]
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)
 
-    def run() -> list[jax.Array]:
-        state = arrays.get("initial_state")
-        given = (arrays["x"], modes, arrays["pre_gate"], posts)
+    def run(padding: int) -> list[jax.Array]:
+        padded = {name: jnp.pad(arrays[name], ((0, 0), (0, 0), (0, padding))) for name in ALL_STREAMS}
+        posts = [padded["post_gate"], padded["x"]] if reverse else [padded["post_gate"]]
+        given, state = (padded["x"], modes, padded["pre_gate"], posts), arrays.get("initial_state")
         return jax.jit(lambda given: convolve(*given, state=state, reverse=reverse, interpret=True))(given)
 
-    monkeypatch.setattr(hopper, "MASKED", False)
-    wanted = run()
-    monkeypatch.setattr(hopper, "MASKED", True)
+    wanted = run(-length % BOX)
     watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=True)
     monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", watched)
-    for y, want in zip(run(), wanted, strict=True):
-        assert_close(y, np.asarray(want, np.float32), jnp.bfloat16, 1)
+    for y, want in zip(run(0), wanted, strict=True):
+        assert_close(y, np.asarray(want[..., :length], np.float32), jnp.bfloat16, length)
 
 
+@pytest.mark.usefixtures("no_races")
 @pytest.mark.slow(weeks=26, group="simulated convolutions")
-@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("check", ["reference", "poison"])
 @pytest.mark.parametrize(
     ("length", "streams", "state"),
@@ -176,19 +170,11 @@ def test_simulated_rows_masked_in_registers(
     ids=str,
 )
 def test_simulated_packed(
-    length: int,
-    streams: tuple[str, ...],
-    state: bool,
-    check: str,
-    apart: bool,
-    no_races: None,
-    monkeypatch: pytest.MonkeyPatch,
+    length: int, streams: tuple[str, ...], state: bool, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program takes all rows of a channel, watched for races where documents are multiplied apart."""
-    del no_races
+    """A program takes all rows of a channel, watched for races."""
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)
-    monkeypatch.setattr(hopper, "APART", apart)
-    watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=apart)
+    watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=True)
     monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", watched)
     run = partial(modal_conv_mosaic_gpu, interpret=True)
     ids = documents(length)
@@ -197,10 +183,7 @@ def test_simulated_packed(
 
 @pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
-def test_simulated_documents_keep_to_themselves(
-    streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hopper, "APART", True)
+def test_simulated_documents_keep_to_themselves(streams: tuple[str, ...]) -> None:
     run = partial(modal_conv_mosaic_gpu, interpret=True)
     arrays = case("", 1000, 3, run, batch=2, streams=streams, ids=documents(1000)).arrays
     assert_documents_keep_to_themselves(run, dict(arrays))
@@ -230,14 +213,8 @@ def test_simulated_shared_tiles(case: OpCase, no_races: None, monkeypatch: pytes
 
 
 @pytest.mark.slow(weeks=26, group="simulated convolutions")
-@pytest.mark.parametrize(
-    ("length", "masked"),
-    [(SHORTEST + 77, False), (SHORTEST + 77, True), (2 * TILE - 1, True), (SHORTEST, False)],
-)
-def test_a_row_knows_nothing_of_its_neighbours_in_memory(
-    length: int, masked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hopper, "MASKED", masked)
+@pytest.mark.parametrize("length", [SHORTEST + 77, 2 * TILE - 1, SHORTEST])
+def test_a_row_knows_nothing_of_its_neighbours_in_memory(length: int) -> None:
     assert_neighbours_stay_apart(partial(modal_conv_mosaic_gpu, interpret=True), length)
 
 
@@ -285,39 +262,6 @@ def test_an_impulse_arrives_after_many_tiles_with_its_weight() -> None:
     assert_close(y[late], exact, jnp.bfloat16)
     assert_close(np.mean(y[late]), np.mean(exact), np.float32, length)
     assert not y[:impulse].any()
-
-
-@pytest.mark.parametrize(
-    ("constant", "length", "changed"),
-    [
-        pytest.param("APART", 8192, {"modal_conv_packed", "modal_conv_reverse_packed"}, id="APART"),
-        pytest.param(
-            "MASKED", 8191, {"modal_conv_flat", "modal_conv_reverse_flat", "modal_conv_vjp_flat"}, id="MASKED"
-        ),
-    ],
-)
-def test_kernels_follow_a_constant_set_between_calls(
-    constant: str, length: int, changed: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kernels are traced once: one traced before is not taken where the constant is another, so GPU tests run both."""
-    ids = documents(length) if constant == "APART" else None
-    arrays = dict(case("", length, 2, None, batch=2, ids=ids).arrays)
-    ids = arrays.pop("segment_ids", None)
-
-    def traced(passed: bool) -> dict[str, str]:
-        monkeypatch.setattr(hopper, constant, passed)
-
-        def gradients(arrays: Any, dy: Any) -> Any:
-            return jax.vjp(lambda arrays: modal_conv_mosaic_gpu(**arrays, segment_ids=ids), arrays)[1](dy)
-
-        with compiling_for(GPU):
-            program = jax.make_jaxpr(gradients)(arrays, arrays["x"])
-        kernels = [e for e in equations(program.jaxpr) if e.primitive.name == "mpmd_map"]
-        return {e.params["name"]: str(e) for e in kernels}
-
-    before, after = traced(False), traced(True)
-    assert {name for name in before.keys() | after.keys() if before[name] != after[name]} == changed
-    assert traced(False) == before
 
 
 @pytest.mark.gpu
@@ -387,12 +331,8 @@ def test_norms_of_many_shared_tiles_on_a_gpu(batch: int, length: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
-def test_norms_of_long_rows_of_odd_length_on_a_gpu(
-    streams: tuple[str, ...], masked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hopper, "MASKED", masked)
+def test_norms_of_long_rows_of_odd_length_on_a_gpu(streams: tuple[str, ...]) -> None:
     check_norms(case("", 131_071, MODES, modal_conv_mosaic_gpu, batch=32, streams=streams))
 
 
@@ -400,14 +340,10 @@ LENGTHS = [1025, 1088, 1600, 4095, 4097, 4160, 8191, 12289, 131071]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
-def test_any_length_on_a_gpu(
-    length: int, streams: tuple[str, ...], masked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_length_on_a_gpu(length: int, streams: tuple[str, ...]) -> None:
     """Values and gradients; 64 rows begin at every step of a chunk."""
-    monkeypatch.setattr(hopper, "MASKED", masked)
     run = modal_conv_mosaic_gpu
     op_suite.check_reference(case("", length, MODES, run, batch=32, streams=streams, state=length < TILE))
 
@@ -416,11 +352,7 @@ def test_any_length_on_a_gpu(
 @pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
 @pytest.mark.parametrize("length", [SHORTEST, 2048, TILE, 8192, 3 * TILE + 77, 65536])
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
-@pytest.mark.parametrize("apart", [False, True])
-def test_packed_on_a_gpu(
-    length: int, streams: tuple[str, ...], check: str, apart: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hopper, "APART", apart)
+def test_packed_on_a_gpu(length: int, streams: tuple[str, ...], check: str) -> None:
     run = partial(modal_conv, implementation="mosaic_gpu")
     ids = documents(length)
     state = length in (SHORTEST, 8192)
@@ -429,8 +361,7 @@ def test_packed_on_a_gpu(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("length", [SHORTEST, 8192])
-def test_documents_keep_to_themselves_on_a_gpu(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "APART", True)
+def test_documents_keep_to_themselves_on_a_gpu(length: int) -> None:
     run = partial(modal_conv, implementation="mosaic_gpu")
     arrays = case("", length, MODES, run, batch=2, ids=documents(length)).arrays
     assert_documents_keep_to_themselves(run, dict(arrays))
@@ -438,16 +369,13 @@ def test_documents_keep_to_themselves_on_a_gpu(length: int, monkeypatch: pytest.
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_row_knows_nothing_of_its_neighbours_on_a_gpu(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "MASKED", True)
+def test_a_row_knows_nothing_of_its_neighbours_on_a_gpu(length: int) -> None:
     assert_neighbours_stay_apart(modal_conv_mosaic_gpu, length)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("masked", [False, True])
-def test_any_length_gives_the_same_bits_twice_on_a_gpu(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_length_gives_the_same_bits_twice_on_a_gpu() -> None:
     """Rows that share a chunk are written by different programs."""
-    monkeypatch.setattr(hopper, "MASKED", masked)
     run = modal_conv_mosaic_gpu
     arrays = case("", 2 * TILE - 1, MODES, run, batch=512).arrays
     backward = jax.jit(lambda arrays, dy: jax.vjp(lambda arrays: run(**arrays), arrays)[1](dy)[0])
