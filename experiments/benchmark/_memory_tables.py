@@ -1,6 +1,17 @@
 """Sections of docs/results.md on models with a memory, from files of the record."""
 
-from experiments.benchmark._markdown import Figures, Folder, count, gigabytes, prose, rounded, table
+from experiments.benchmark._markdown import (
+    Figures,
+    Folder,
+    count,
+    gigabytes,
+    percent,
+    prose,
+    rate,
+    rounded,
+    spread,
+    table,
+)
 
 WORDS = {
     "attention": "attention to all",
@@ -47,6 +58,69 @@ def books(folder: Folder) -> str:
         for run in found["models"]
     ]
     return f"{said}\n\n{table(head, rows)}"
+
+
+def facts(folder: Folder) -> str:
+    """Questions on stories that are scattered over books."""
+    found = folder.get("babilong")
+    if found is None:
+        return ""
+    lengths = [at["bytes"] for at in found["runs"][0]["lengths"]]
+    said = prose(
+        f"Where somebody is, told in a story of bAbI 1 that is scattered over a test book: right answers to "
+        f"{found['rows']} questions with their 95 % interval. The commonest answer is right for "
+        f"{percent(next(iter(found['majority'].values())))}. Runs of the recipe `babilong`, last stage of 16,384 bytes."
+    )
+    rows = [
+        (
+            WORDS[{"J": "mag", "W": "window"}[run["pattern"]]],
+            *(
+                f"{percent(at['accuracy'])} ({percent(at['low'])} to {percent(at['high'])})"
+                for at in run["lengths"]
+            ),
+        )
+        for run in found["runs"]
+    ]
+    return f"{said}\n\n{table(('model', *(f'{count(length)} bytes' for length in lengths)), rows)}"
+
+
+def titans(folder: Folder) -> str:
+    """A train step with memories, and decoded tokens of one memory."""
+    found = folder.get("titan_speed")
+    if found is None:
+        return ""
+    shape, machine = found["shape"], found["ceilings"]["machine"]["device"]
+    parameters, rows = count(found["steps"][0]["parameters"]), found["decoding"][0]["rows"]
+    steps = [
+        (
+            count(run["devices"]),
+            spread(run["seconds"]),
+            rate(run["bytes_per_second"]),
+            gigabytes(run["peak_memory_bytes"]),
+        )
+        for run in found["steps"]
+    ]
+    tokens = [
+        (
+            *(count(at["position"]), "a chunk's last" if at["ends_chunk"] else "any other"),
+            *(f"{1e3 * at['seconds_a_token']:.3f}", percent(at["share_of_bandwidth"])),
+        )
+        for at in found["decoding"]
+    ]
+    said = prose(
+        f"{shape['num_layers']} layers of {WORDS[shape['form']]}, width {count(shape['dim'])}, windows of "
+        f"{count(shape['window'])} and chunks of {count(shape['chunk_size'])}: {parameters} "
+        f"parameters. A step takes {shape['rows']} rows of {count(shape['length'])} bytes ({machine})."
+    )
+    read = prose(
+        f"A token of one such memory for {rows} rows, and the share of the bandwidth at which it "
+        "reads M once."
+    )
+    parts = (
+        *(said, table(("GPUs", "step, ms (95 %)", "bytes/s", "memory"), steps)),
+        *(read, table(("bytes before it", "token", "ms", "of the bandwidth"), tokens)),
+    )
+    return "\n\n".join(parts)
 
 
 def _saved(at: Figures) -> str:

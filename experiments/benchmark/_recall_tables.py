@@ -71,7 +71,7 @@ def gaps(folder: Folder) -> str:
     rows = [
         (
             *(f"`{run['model']}`", str(run["seed"]), count(run["parameters"])),
-            *(count(found["settings"]["steps"]), _shortest(found)),
+            *(count(run.get("steps", found["settings"]["steps"])), _shortest(found)),
             *(_accuracy(run, multiple) for multiple in multiples),
         )
         for found in files

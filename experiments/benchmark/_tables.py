@@ -56,6 +56,7 @@ OPS = (
         "modal_conv_d768_8k",
         "modal_conv_tiles",
         "neural_memory",
+        "neural_memory_h100",
     ),
     *(
         "patch_attention_lookup",

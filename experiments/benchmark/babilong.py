@@ -1,6 +1,7 @@
 """Answers on facts scattered over longer texts: python -m experiments.benchmark babilong RUN_DIR ... --out FILE."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -42,7 +43,7 @@ def babilong(
     figures: dict[str, Any] = {"rows": rows, "majority": {}, "runs": []}
     for folder, run in zip(run_dirs, loaded, strict=True):
         stack: Any = run.recipe.model
-        named = {"run": folder, "step": run.step, "pattern": stack.stack.pattern, "lengths": []}
+        named = {"run": Path(folder).name, "step": run.step, "pattern": stack.stack.pattern, "lengths": []}
         figures["runs"].append(named)
         for length in lengths:
             data = at_length(run, length, rows)

@@ -38,6 +38,8 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("Recall", _recall_tables.recall),
     ("Recall over gaps", _recall_tables.gaps),
     ("Books with a memory", _memory_tables.books),
+    ("Facts in books", _memory_tables.facts),
+    ("Models with a memory", _memory_tables.titans),
     ("Longer rows than in training", _recall_tables.lengths),
     ("Promoters", _tables.promoters),
     ("Protein families", _adaptation_tables.families),
@@ -129,6 +131,12 @@ def _million_steps(found: Figures) -> tuple[float, float]:
     return timed["mosaic_gpu_vjp"]["median"], timed["xla"]["median"]
 
 
+def _gpu(found: Figures) -> str:
+    """What measured it, as in H200."""
+    ((device,),) = {origin[:1] for origin in origins(found)}
+    return device.split()[1]
+
+
 def summary(folder: Folder) -> str:
     """README's table."""
     names = ("books", "books_hyena", "books_transformer", "ecoli")
@@ -166,7 +174,7 @@ def summary(folder: Folder) -> str:
         ),
         (
             "training",
-            "`books`, one H200",
+            f"`books`, one {_gpu(books)}",
             f"{rate(books['bytes_per_second'])}, {percent(books['mfu'])} MFU",
         ),
         (
@@ -176,13 +184,13 @@ def summary(folder: Folder) -> str:
         ),
         (
             "reading a prompt",
-            f"{count(prompt['bytes'])} bytes, one H200",
+            f"{count(prompt['bytes'])} bytes, one {_gpu(folder['generation'])}",
             f"{prompt['read_seconds']['median']:.2f} s",
         ),
-        ("cutting patches by entropy", "one H200", rate(cut["bytes_per_second"])),
+        ("cutting patches by entropy", f"one {_gpu(folder['entropy'])}", rate(cut["bytes_per_second"])),
         (
             "long convolution with gates and gradients",
-            "1,000,000 steps, 768 channels, one H200",
+            f"1,000,000 steps, 768 channels, one {_gpu(folder['long_conv_1m'])}",
             f"{ms(ours)} ms (FFTs {ms(ffts)} ms)",
         ),
         (
