@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
+
+from pallas_kernels.runtime import current_device
+
+PRODUCT = "product"
+"""`checkpoint_name` of products with a weight that remat's "dots" cannot see to be such."""
 
 Product = Callable[..., Array]
 """`(equation, x, kernel, *, precision, preferred_element_type) -> y`, as `multiply` computes it."""
@@ -32,9 +39,66 @@ def multiply(
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: Any = None,
 ) -> Float[Array, "..."]:
-    """The product of x and a kernel: `jnp.einsum`."""
+    """The product of x and a kernel: `jnp.einsum`, or for channel-major x or y on GPUs a GEMM for each row.
+
+    Of an einsum with several rows XLA makes one GEMM, and transposes channel-major arrays in a pass of its own.
+    """
+    if is_by_row(equation, x, kernel):
+        y = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
+        return checkpoint_name(y, PRODUCT)
+    return jnp.einsum(equation, x, kernel, precision=precision, preferred_element_type=preferred_element_type)
+
+
+def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> bool:
+    """Whether x or y is channel-major, and rows are so long that passes over it move more than reading W for each."""
+    given, summed, new, result = read_equation(equation)
+    lead = "".join(c for c in given if c not in summed)
+    if current_device().platform != "gpu" or not lead or not given[0] == result[0] == lead[0]:
+        return False
+    if (given.startswith(lead) and result.startswith(lead)) or x.shape[0] == 1:
+        return False
+    sizes = dict(zip(given, x.shape, strict=True)) | dict(zip(summed + new, kernel.shape, strict=True))
+    moved = result if given.startswith(lead) else given
+    return kernel.size <= 2 * prod(sizes[c] for c in moved[1:])
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 3, 4))
+def multiply_by_row(
+    equation: str,
+    x: Float[Array, "B ..."],
+    kernel: Float[Array, "..."],
+    precision: jax.lax.PrecisionLike,
+    preferred_element_type: Any,
+) -> Float[Array, "B ..."]:
+    """The product as a GEMM for each row, all of which read the one kernel: XLA broadcasts it by a stride of 0.
+
+    The kernel's gradient is one GEMM over all rows, as of the einsum.
+    """
+    given, _, rest = equation.partition(",")
+    kernels = jnp.broadcast_to(kernel, (x.shape[0], *kernel.shape))
     kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
-    return jnp.einsum(equation, x, kernel, **kinds)
+    return jnp.einsum(f"{given},{given[0]}{rest}", x, kernels, **kinds)
+
+
+@partial(multiply_by_row.defjvp, symbolic_zeros=True)
+def _multiply_by_row_jvp(
+    equation: str,
+    precision: jax.lax.PrecisionLike,
+    preferred_element_type: Any,
+    primals: tuple[Any, Any],
+    tangents: tuple[Any, Any],
+) -> tuple[Float[Array, "B ..."], Float[Array, "B ..."]]:
+    (x, kernel), (dx, dkernel) = primals, tangents
+    kinds = precision, preferred_element_type
+    y = multiply_by_row(equation, x, kernel, *kinds)
+    dy = jnp.zeros_like(y)
+    if not isinstance(dx, SymbolicZero):
+        dy += multiply_by_row(equation, dx, kernel, *kinds)
+    if not isinstance(dkernel, SymbolicZero):
+        dy += jnp.einsum(
+            equation, x, dkernel, precision=precision, preferred_element_type=preferred_element_type
+        )
+    return y, dy
 
 
 class Letters(NamedTuple):

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jaxblt.layers import Linear, Weights, multiply, read_equation
+from jaxblt.layers import PRODUCT, Linear, Weights, multiply, read_equation
 from jaxblt.mixers.prepared import COLLECTION as PREPARED
-from jaxblt.models.remat import PRODUCT
 from jaxblt.parallel.islands import BATCH_AXES, open_axes, over_batch
 from pallas_kernels.routed_lora import Joined, active_blocks, can_skip, multiply_joined, routed_lora
 
