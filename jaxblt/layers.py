@@ -44,7 +44,7 @@ def multiply(
     Of an einsum with several rows XLA makes one GEMM, and transposes channel-major arrays in a pass of its own.
     """
     if is_by_row(equation, x, kernel):
-        y = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
+        y: Any = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
         return checkpoint_name(y, PRODUCT)
     return jnp.einsum(equation, x, kernel, precision=precision, preferred_element_type=preferred_element_type)
 
@@ -130,10 +130,11 @@ def _multiply_by_row_jvp(
 ) -> tuple[Float[Array, "B ..."], Float[Array, "B ..."]]:
     (x, kernel), (dx, dkernel) = primals, tangents
     kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
-    y = multiply_by_row(equation, x, kernel, *kinds.values())
+    by_row: Any = partial(multiply_by_row, equation)
+    y = by_row(x, kernel, *kinds.values())
     dy = jnp.zeros_like(y)
     if not isinstance(dx, SymbolicZero):
-        dy += multiply_by_row(equation, dx, kernel, *kinds.values())
+        dy += by_row(dx, kernel, *kinds.values())
     if not isinstance(dkernel, SymbolicZero):
         dy += jnp.einsum(equation, x, dkernel, **kinds)
     return y, dy
