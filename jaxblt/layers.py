@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
+
+from pallas_kernels.runtime import current_device
+
+PRODUCT = "product"
+"""`checkpoint_name` of products with a weight that remat's "dots" cannot see to be such."""
 
 Product = Callable[..., Array]
 """`(equation, x, kernel, *, precision, preferred_element_type) -> y`, as `multiply` computes it."""
@@ -32,9 +39,14 @@ def multiply(
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: Any = None,
 ) -> Float[Array, "..."]:
-    """The product of x and a kernel: `jnp.einsum`."""
-    kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
-    return jnp.einsum(equation, x, kernel, **kinds)
+    """The product of x and a kernel: `jnp.einsum`, or for channel-major x or y on GPUs a GEMM for each row.
+
+    Of an einsum with several rows XLA makes one GEMM, and transposes channel-major arrays in a pass of its own.
+    """
+    if is_by_row(equation, x, kernel):
+        y: Any = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
+        return checkpoint_name(y, PRODUCT)
+    return jnp.einsum(equation, x, kernel, precision=precision, preferred_element_type=preferred_element_type)
 
 
 class Letters(NamedTuple):
@@ -51,6 +63,11 @@ class Letters(NamedTuple):
     new: str
     result: str
 
+    @property
+    def lead(self) -> str:
+        """Of x, those that are not summed over."""
+        return "".join(c for c in self.given if c not in self.summed)
+
 
 def read_equation(equation: str) -> Letters:
     """The letters of a `Linear`'s equation such as "btd,dhk->bthk"."""
@@ -58,6 +75,69 @@ def read_equation(equation: str) -> Letters:
     letters, _, result = rest.partition("->")
     summed = "".join(c for c in letters if c in given and c not in result)
     return Letters(given, summed, letters[len(summed) :], result)
+
+
+def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> bool:
+    """Whether `multiply` makes a GEMM for each row.
+
+    A short row would read more of the kernel than the passes read of it.
+    """
+    letters = read_equation(equation)
+    lead, channels = letters.lead, (letters.summed, letters.new)
+    sides = list(zip((letters.given, letters.result), channels, strict=True))
+    last = [side == lead + c for side, c in sides]
+    first = [side == lead[:1] + c + lead[1:] for side, c in sides]
+    ordered = all(a or b for a, b in zip(last, first, strict=True)) and not all(last)
+    if not ordered or x.shape[0] == 1 or current_device().platform != "gpu":
+        return False
+    inner = prod(kernel.shape[: len(letters.summed)])
+    other = inner if last[0] else kernel.size // inner
+    return other <= 2 * (x.size // (x.shape[0] * inner))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 3, 4))
+def multiply_by_row(
+    equation: str,
+    x: Float[Array, "B ..."],
+    kernel: Float[Array, "..."],
+    precision: jax.lax.PrecisionLike,
+    preferred_element_type: Any,
+) -> Float[Array, "B ..."]:
+    """The product as a GEMM for each row, all of which read the one kernel: XLA broadcasts it by a stride of 0.
+
+    The kernel's gradient is that of the einsum, one GEMM over all rows: where devices split time, they add up one
+    matrix and not one for each row.
+    """
+    given, summed, new, result = letters = read_equation(equation)
+    rows, inner = x.shape[0], prod(kernel.shape[: len(summed)])
+    sizes = dict(zip(given, x.shape, strict=True)) | dict(zip(summed + new, kernel.shape, strict=True))
+    into = "btk" if given.startswith(letters.lead) else "bkt"
+    out = "btn" if result.startswith(letters.lead) else "bnt"
+    # XLA would write out a broadcast kernel of more axes than two
+    flat = jnp.broadcast_to(kernel.reshape(inner, -1), (rows, inner, kernel.size // inner))
+    x = x.reshape(rows, inner, -1) if into == "bkt" else x.reshape(rows, -1, inner)
+    kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
+    return jnp.einsum(f"{into},bkn->{out}", x, flat, **kinds).reshape([sizes[c] for c in result])
+
+
+@partial(multiply_by_row.defjvp, symbolic_zeros=True)
+def _multiply_by_row_jvp(
+    equation: str,
+    precision: jax.lax.PrecisionLike,
+    preferred_element_type: Any,
+    primals: tuple[Any, Any],
+    tangents: tuple[Any, Any],
+) -> tuple[Float[Array, "B ..."], Float[Array, "B ..."]]:
+    (x, kernel), (dx, dkernel) = primals, tangents
+    kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
+    by_row: Any = partial(multiply_by_row, equation)
+    y = by_row(x, kernel, *kinds.values())
+    dy = jnp.zeros_like(y)
+    if not isinstance(dx, SymbolicZero):
+        dy += by_row(dx, kernel, *kinds.values())
+    if not isinstance(dkernel, SymbolicZero):
+        dy += jnp.einsum(equation, x, dkernel, **kinds)
+    return y, dy
 
 
 @dataclasses.dataclass(frozen=True)

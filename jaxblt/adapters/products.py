@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jaxblt.layers import Linear, Weights, multiply, read_equation
+from jaxblt.layers import PRODUCT, Linear, Weights, multiply, read_equation
 from jaxblt.mixers.prepared import COLLECTION as PREPARED
-from jaxblt.models.remat import PRODUCT
 from jaxblt.parallel.islands import BATCH_AXES, open_axes, over_batch
 from pallas_kernels.routed_lora import Joined, active_blocks, can_skip, multiply_joined, routed_lora
 
@@ -117,16 +116,15 @@ def is_fusable(linear: Linear, rows: int) -> bool:
 
 def is_row_major(equation: str) -> bool:
     """Whether what is summed over comes last in x, and what is new last in y."""
-    given, summed, new, result = read_equation(equation)
-    lead = "".join(c for c in given if c not in summed)
-    return given == lead + summed and result == lead + new
+    letters = read_equation(equation)
+    return letters.given == letters.lead + letters.summed and letters.result == letters.lead + letters.new
 
 
 def is_channel_major(equation: str) -> bool:
     """Whether what is summed over comes last in x, and what is new before time in y."""
-    given, summed, new, result = read_equation(equation)
-    lead = "".join(c for c in given if c not in summed)
-    return given == lead + summed and result == lead[:1] + new + lead[1:]
+    letters = read_equation(equation)
+    lead = letters.lead
+    return letters.given == lead + letters.summed and letters.result == lead[:1] + letters.new + lead[1:]
 
 
 def _update(x: Float[Array, "B T ..."], layer: Linear, site: Adapted) -> Float[Array, "..."]:
@@ -187,9 +185,9 @@ def matrices_of(sites: Iterable[Any]) -> tuple[tuple[Array, ...], ...]:
 
 def _by_channels(x: Float[Array, "B ..."], layer: Linear, site: Adapted) -> Float[Array, "B ..."]:
     """x V is summed in fp32 and scaled before it is rounded."""
-    given, summed, new, result = read_equation(layer.equation)
+    given, summed, new, result = letters = read_equation(layer.equation)
     letter = next(c for c in string.ascii_uppercase if c not in layer.equation)
-    lead, dtype = "".join(c for c in given if c not in summed), layer.dtype
+    lead, dtype = letters.lead, layer.dtype
     z = jnp.einsum(
         f"{given},{summed}{letter}->{lead}{letter}",
         x.astype(dtype),

@@ -6,6 +6,8 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 
+from jaxblt.layers import PRODUCT
+
 Remat = Literal["none", "full", "dots", "offload"]
 """What a layer keeps for the backward pass, by name; `remat` says what each keeps."""
 
@@ -13,8 +15,6 @@ Remat = Literal["none", "full", "dots", "offload"]
 ALWAYS_SAVED = ("ring_out", "ring_lse")
 # the input of each block, the one thing that "offload" keeps, in host memory
 BLOCK_INPUT = "block_input"
-# a product with a weight that a kernel may have made: "dots" cannot see that it is one
-PRODUCT = "product"
 
 
 def remat(module: type[nn.Module], policy: Remat) -> type[nn.Module]:

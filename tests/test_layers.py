@@ -1,0 +1,128 @@
+"""`Linear` on GPUs: channel-major arrays are multiplied row by row, to what the einsum makes."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxblt.layers import Linear, multiply, read_equation
+from jaxblt.models.remat import remat
+from jaxblt.parallel import MeshConfig
+from jaxblt.testing.collectives import collectives
+from pallas_kernels.runtime import compiling_for
+from tests.adapters.test_site import H200
+from tests.tolerances import assert_close
+
+ROWS, LENGTH, INNER = 4, 16, 6
+HEADS = {"h": 2, "k": 4}
+CPU = jax.devices("cpu")[0]
+CASES = ("btd,dhk->bhkt", "bdt,dhk->bthk", "bhkt,hkd->btd", "bdt,dhk->bhkt")
+
+
+def arrays(equation, rows=ROWS, length=LENGTH):
+    """x, a kernel and a cotangent."""
+    sizes = {"b": rows, "t": length, "d": INNER} | HEADS
+    given, summed, new, result = read_equation(equation)
+    rng = np.random.default_rng(0)
+    shapes = ([sizes[c] for c in letters] for letters in (given, summed + new, result))
+    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+def passes(equation):
+    """y and the gradients, as a function that is traced anew."""
+
+    def run(x, kernel, dy):
+        y, pull = jax.vjp(functools.partial(multiply, equation), x, kernel)
+        return y, *pull(dy)
+
+    return run
+
+
+def products(fn, *args):
+    """For each product of the program, whether it is one of rows."""
+    return [", ([0], [0]))" in text[:80] for text in str(jax.make_jaxpr(fn)(*args)).split("dot_general")[1:]]
+
+
+@pytest.mark.parametrize("equation", CASES)
+def test_rows_equal_the_einsum(equation):
+    args = arrays(equation)
+    expected = jax.jit(passes(equation))(*args)
+    with compiling_for(H200):
+        found = jax.jit(passes(equation))(*args)
+    for name, a, b in zip(("y", "dx", "dw"), found, expected, strict=True):
+        assert_close(a, b, n=ROWS * LENGTH, what=name)
+
+
+@pytest.mark.parametrize("equation", CASES)
+def test_only_the_kernels_gradient_is_one_product_of_all_rows(equation):
+    args = arrays(equation)
+    with compiling_for(H200):
+        assert sorted(products(passes(equation), *args)) == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("equation", "rows", "length", "device"),
+    [
+        pytest.param("btd,dhk->bhkt", 1, LENGTH, H200, id="one row"),
+        pytest.param("btd,dhk->bhkt", ROWS, 2, H200, id="short rows"),
+        pytest.param("btd,dhk->bthk", ROWS, LENGTH, H200, id="time first"),
+        pytest.param("btd,dhk->bhkt", ROWS, LENGTH, CPU, id="CPU"),
+    ],
+)
+def test_einsum_where_rows_gain_nothing(equation, rows, length, device):
+    x, kernel, _ = arrays(equation, rows, length)
+    with compiling_for(device):
+        assert products(functools.partial(multiply, equation), x, kernel) == [False]
+
+
+@pytest.mark.parametrize("equation", ["btd,dhk->bhkt", "bhkt,hkd->btd"])
+@pytest.mark.parametrize("split", [{"data": 4, "tensor": 2}, {"data": 2, "seq": 2, "tensor": 2}], ids=str)
+def test_devices_exchange_what_they_do_for_the_einsum(split, equation):
+    mesh, args = MeshConfig(**split).build(), arrays(equation)
+    given, summed, new, result = read_equation(equation)
+    axes = {"b": "data", "h": "tensor"} | ({"t": "seq"} if "seq" in split else {})
+    places = [
+        NamedSharding(mesh, PartitionSpec(*map(axes.get, letters)))
+        for letters in (given, summed + new, result)
+    ]
+    x, kernel, y = places
+
+    def exchanged(device):
+        with compiling_for(device), jax.set_mesh(mesh):
+            run = jax.jit(passes(equation), in_shardings=places, out_shardings=(y, x, kernel))
+            lowered = run.lower(*args)
+        return sorted((c.kind, c.bytes) for c in collectives(lowered.compile()))
+
+    assert exchanged(H200) == exchanged(CPU)
+
+
+class Waved(nn.Module):
+    """The sine of channel-major y."""
+
+    @nn.compact
+    def __call__(self, x):
+        sizes, names = {"h": 2, "k": 4}, ("embed", "heads", "head_dim")
+        return jnp.sin(Linear("btd,dhk->bhkt", sizes, names)(x))
+
+
+def test_remat_of_dots_keeps_the_product():
+    x = jnp.ones((ROWS, LENGTH, INNER))
+    params = nn.meta.unbox(jax.eval_shape(Waved().init, jax.random.key(0), x))
+    params = jax.tree.map(lambda p: jnp.ones(p.shape, p.dtype), params)
+
+    def count(module):
+        with compiling_for(H200):
+            return len(products(jax.grad(lambda p, x: module.apply(p, x).sum()), params, x))
+
+    modules = (Waved(), remat(Waved, "dots")(), remat(Waved, "full")())
+    assert list(map(count, modules)) == [2, 2, 3]
+
+
+def test_frozen_kernel_adds_no_product():
+    x, kernel, _ = arrays("btd,dhk->bhkt")
+    with compiling_for(H200):
+        assert products(jax.grad(lambda x: multiply("btd,dhk->bhkt", x, kernel).sum()), x) == [True, True]
