@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -43,6 +44,9 @@ from pallas_kernels.attention.masks import Mask
 MANY_WINDOWS = 4
 """Windows of tokens in a call from which they are put behind the ring. Its slots are queries too then: where a kernel
 takes the mask as an array and visits all of it, a call has at most 1.25 times the scores."""
+
+NEVER = np.iinfo(np.int32).max
+"""Time of a slot that the causal mask hides from every token."""
 
 Heads = tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]
 
@@ -195,12 +199,12 @@ def _near(
 ) -> tuple[Array, Array, Mask]:
     """Keys, values and the mask of a few tokens.
 
-    One token reads the cache that it was written to; more of them read the old cache and each other. Place empty slots
-    one step behind the one token, where the causal mask hides them. With ids in the mask, the op would write the whole
-    cache anew for every token, to clear slots that hold nothing but zeros and tokens of earlier documents.
+    One token reads the cache that it was written to; more of them read the old cache and each other. Let time alone
+    hide empty slots from one token. With ids in the mask, the op would write the whole cache anew for every token, to
+    clear slots that hold nothing but zeros and tokens of earlier documents.
     """
     if q.shape[1] == 1:
-        times = jnp.where(after.times >= 0, after.times, new.times + 1)
+        times = jnp.where(after.times >= 0, after.times, NEVER)
         return after.k.astype(q.dtype), after.v.astype(q.dtype), _by_time(op, new, times)
     joined = zip(_held(q, cache), (new.k, new.v, ids, new.times), strict=True)
     seen = Seen(*(jnp.concatenate([old, own], 1) for old, own in joined))
