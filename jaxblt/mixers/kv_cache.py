@@ -42,7 +42,7 @@ def init_attention_state(
 ) -> AttentionState:
     """An empty cache: the ring of a window, or `capacity` slots in equal runs on the devices of a `seq` axis."""
     ring, axis = window is not None and window <= capacity, seq_axis()
-    # Keep the number of slots even: cuDNN takes no other, and an odd cache would be padded anew at every token.
+    # Keep the number of slots even: the op pads odd ones for cuDNN, which would copy the cache at every token.
     unit = 2 if axis is None else axis.size
     slots = window if ring else -(-capacity // unit) * unit
     shape = (batch_size, slots, num_kv_heads, head_dim)
