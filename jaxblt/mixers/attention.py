@@ -103,8 +103,8 @@ class AttentionConfig:
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> AttentionState:
         """An empty cache of `capacity` slots, or of `window` slots if that is fewer.
 
-        Under a mesh that splits the sequence, `capacity` slots are rounded up to a multiple of its devices and lie on
-        them in equal runs.
+        `capacity` slots are rounded up to an even number. Under a mesh that splits the sequence, they are rounded up to
+        a multiple of its devices and lie on them in equal runs.
         """
         return init_attention_state(
             batch_size,

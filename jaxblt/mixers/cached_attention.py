@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -43,6 +44,9 @@ from pallas_kernels.attention.masks import Mask
 MANY_WINDOWS = 4
 """Windows of tokens in a call from which they are put behind the ring. Its slots are queries too then: where a kernel
 takes the mask as an array and visits all of it, a call has at most 1.25 times the scores."""
+
+NEVER = np.iinfo(np.int32).max
+"""Time of a slot that the causal mask hides from every token."""
 
 Heads = tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]
 
@@ -133,9 +137,8 @@ def _alone(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     """Rows whose tokens read the cache and each other in one call, by positions."""
     cache, q, new, fresh, _ = rows
     after = put(emptied(cache, fresh), new)
-    seen = _near(q, cache, after, new, new.ids)
-    options = {"alibi_slopes": slopes, "implementation": op.implementation}
-    return attention(q, seen.k, seen.v, _mask(op, new, seen), **options), after
+    near = _near(op, q, cache, after, new, new.ids)
+    return attention(q, *near, alibi_slopes=slopes, implementation=op.implementation), after
 
 
 def _behind(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
@@ -186,21 +189,26 @@ def _few(op: Op, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     """Each device's own slots; keys of tokens that no slot holds yet are the first device's."""
     (q, new, fresh), device = rows, lax.axis_index(SEQ_AXIS)
     after = put(emptied(cache, fresh), new, device * cache.times.shape[1])
-    seen = _near(q, cache, after, new, jnp.where(device == 0, new.ids, 0))
-    return merge_devices(_partial(op, q, new, seen, slopes)).astype(q.dtype), after
+    near = _near(op, q, cache, after, new, jnp.where(device == 0, new.ids, 0))
+    found = Partial(*attention_with_lse(q, *near, alibi_slopes=slopes))
+    return merge_devices(found).astype(q.dtype), after
 
 
-def _near(q: Array, cache: Cache, after: Cache, new: Entries, ids: Int[Array, "B T"]) -> Seen:
-    """One token reads the cache that it was written to; more of them read the old cache and each other."""
+def _near(
+    op: Op, q: Array, cache: Cache, after: Cache, new: Entries, ids: Int[Array, "B T"]
+) -> tuple[Array, Array, Mask]:
+    """Keys, values and the mask of a few tokens.
+
+    One token reads the cache that it was written to; more of them read the old cache and each other. Let time alone
+    hide empty slots from one token. With ids in the mask, the op would write the whole cache anew for every token, to
+    clear slots that hold nothing but zeros and tokens of earlier documents.
+    """
     if q.shape[1] == 1:
-        return Seen(
-            after.k.astype(q.dtype),
-            after.v.astype(q.dtype),
-            jnp.where(after.times >= 0, new.ids, 0),
-            after.times,
-        )
+        times = jnp.where(after.times >= 0, after.times, NEVER)
+        return after.k.astype(q.dtype), after.v.astype(q.dtype), _by_time(op, new, times)
     joined = zip(_held(q, cache), (new.k, new.v, ids, new.times), strict=True)
-    return Seen(*(jnp.concatenate([old, own], 1) for old, own in joined))
+    seen = Seen(*(jnp.concatenate([old, own], 1) for old, own in joined))
+    return seen.k, seen.v, _mask(op, new, seen)
 
 
 def _held(q: Array, cache: Cache) -> Seen:
@@ -210,8 +218,11 @@ def _held(q: Array, cache: Cache) -> Seen:
 
 
 def _mask(op: Op, new: Entries, seen: Seen) -> Mask:
-    by_time = masks.band(True, op.window) & masks.positions(new.times, seen.times)
-    return by_time & masks.documents(new.ids, seen.ids)
+    return _by_time(op, new, seen.times) & masks.documents(new.ids, seen.ids)
+
+
+def _by_time(op: Op, new: Entries, times: Int[Array, "B S"]) -> Mask:
+    return masks.band(True, op.window) & masks.positions(new.times, times)
 
 
 def _partial(op: Op, q: Array, new: Entries, seen: Seen, slopes: Any) -> Partial:

@@ -40,11 +40,11 @@ class AttentionState:
 def init_attention_state(
     batch_size: int, *, num_kv_heads: int, head_dim: int, capacity: int, window: int | None, dtype: Any
 ) -> AttentionState:
-    """An empty cache of min(window, capacity) slots; without a ring, in equal runs on the devices of a `seq` axis."""
-    slots = capacity if window is None else min(window, capacity)
+    """An empty cache: the ring of a window, or `capacity` slots in equal runs on the devices of a `seq` axis."""
     ring, axis = window is not None and window <= capacity, seq_axis()
-    if axis is not None and not ring:
-        slots = -(-slots // axis.size) * axis.size
+    # Keep the number of slots even: the op pads odd ones for cuDNN, which would copy the cache at every token.
+    unit = 2 if axis is None else axis.size
+    slots = window if ring else -(-capacity // unit) * unit
     shape = (batch_size, slots, num_kv_heads, head_dim)
 
     def empty() -> Cache:

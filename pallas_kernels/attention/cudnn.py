@@ -102,11 +102,13 @@ def _masked_by_array(
     queries: int,
     keys: int,
 ) -> Array:
-    seen = _even(_even(mask.dense(queries, keys), 1), 2)
+    dense = mask.dense(queries, keys)
+    seen = _even(_even(dense, 1), 2)
     bias = None
     if slopes is not None:
-        distance = mask.distances(queries, keys).astype(jnp.float32)[:, None]
-        bias = -slopes.astype(jnp.float32)[None, :, None, None] * distance
+        # Keep the bias finite where a key is hidden: the mask is a number that JAX adds to it.
+        distance = jnp.where(dense, mask.distances(queries, keys), 0)
+        bias = -slopes.astype(jnp.float32)[None, :, None, None] * distance.astype(jnp.float32)[:, None]
         bias = _even(_even(bias.astype(q.dtype), 2), 3)
     o = jax.nn.dot_product_attention(
         q, k, v, bias=bias, mask=seen[:, None], scale=scale, implementation="cudnn"

@@ -101,13 +101,33 @@ def test_a_long_cache_leaves_attention_to_cudnn(
     slots: int, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call with the mask as an array, or one for the call's own tokens and one for the cache."""
+    text = lowered_for_h200(AttentionConfig(dim=128, num_heads=2), 512, slots, monkeypatch)
+    assert len(re.findall(r"@__cudnn\$fmha\w*Softmax\(", text)) == calls
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 64}, {"position": "alibi"}], ids=str)
+def test_one_token_writes_no_cache_anew(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of arrays of a cache's size a call makes two, keys and values with the token put into them in place."""
+    text = lowered_for_h200(AttentionConfig(dim=128, num_heads=2, **options), 1, 255, monkeypatch)
+    cache = f"tensor<3x{options.get('window', 256)}x2x64xbf16>"
+    made = [line for line in text.splitlines() if line.endswith(cache) and "return" not in line]
+    assert "@__cudnn$fmha" in text
+    assert len(made) == 2, made
+
+
+def lowered_for_h200(
+    config: AttentionConfig, tokens: int, capacity: int, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The program of a call with a state, in three rows."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
     h200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
-    module = AttentionConfig(dim=128, num_heads=2).build(dtype=jnp.bfloat16)
-    x = jax.ShapeDtypeStruct((1, 512, 128), jnp.bfloat16)
+    module = config.build(dtype=jnp.bfloat16)
+    x, ids = (
+        jax.ShapeDtypeStruct((3, tokens, 128), jnp.bfloat16),
+        jax.ShapeDtypeStruct((3, tokens), jnp.int32),
+    )
     params = jax.eval_shape(module.init, jax.random.key(0), x)
-    state = jax.eval_shape(lambda: init_state(module.config, 1, capacity=slots, dtype=jnp.bfloat16))
-    call = jax.jit(lambda params, x, state: module.apply(params, x, state=state))
+    state = jax.eval_shape(lambda: init_state(config, 3, capacity=capacity, dtype=jnp.bfloat16))
+    call = jax.jit(lambda params, x, ids, state: module.apply(params, x, segment_ids=ids, state=state))
     with compiling_for(h200):
-        text = call.trace(params, x, state).lower(lowering_platforms=("cuda",)).as_text()
-    assert len(re.findall(r"@__cudnn\$fmha\w*Softmax\(", text)) == calls
+        return call.trace(params, x, ids, state).lower(lowering_platforms=("cuda",)).as_text()

@@ -189,7 +189,7 @@ def test_a_row_whose_tokens_are_not_in_front_is_nan() -> None:
 @pytest.mark.parametrize(
     ("size", "capacity", "words"),
     [
-        (1, CAPACITY + 1, [f"cache of {CAPACITY + 1} slots", "4 devices", f"capacity={CAPACITY + 4}"]),
+        (1, CAPACITY + 2, [f"cache of {CAPACITY + 2} slots", "4 devices", f"capacity={CAPACITY + 4}"]),
         (SPLIT, SPLIT - 4, [f"prompt of {SPLIT} tokens", f"cache of {SPLIT - 4}", f"capacity={SPLIT}"]),
         (SPLIT + 1, 2 * SPLIT, [f"T = {SPLIT + 1}", "4 devices", f"pad it to {SPLIT + 4}"]),
     ],

@@ -53,6 +53,17 @@ def test_lowers_for_cuda(call, cuda_lowering):
     assert "SoftmaxBackward" in text
 
 
+def test_the_bias_of_hidden_keys_is_finite(monkeypatch):
+    """JAX adds the mask to it as a number, and fp16 ends at 65,504."""
+    biases = []
+    record = lambda q, k, v, *, bias, **options: (biases.append(bias), q)[1]  # noqa: E731
+    monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+    x, places = jnp.ones((1, 2, 1, 8), jnp.float16), jnp.asarray([[0, jnp.iinfo(jnp.int32).max]])
+    mask = masks.CAUSAL & masks.positions(jnp.asarray([[0, 1]]), places)
+    cudnn.attention(x, x, x, mask, alibi_slopes=jnp.ones(1))
+    assert biases[0].tolist() == [[[[0, 0], [-1, 0]]]]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_equals_the_reference(call):
