@@ -180,5 +180,5 @@ def _by_parts(subject: Subject, x: np.ndarray, ids: np.ndarray, dy: np.ndarray) 
             for a in (x, ids, dy)
         ]
         outputs.append(np.asarray(subject.parallel(subject.params, *part[:2])))
-        gradients.append(subject.gradient(subject.params, *part)[0])
+        gradients.append(jax.device_get(subject.gradient(subject.params, *part)[0]))
     return np.concatenate(outputs)[: len(x)], jax.tree.map(lambda *leaves: sum(leaves), *gradients)

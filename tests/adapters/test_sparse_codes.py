@@ -217,6 +217,7 @@ SERVED = AdapterConfig(
 LEVELS = (("mlp/*", "token"),)
 
 
+@pytest.mark.slow(weeks=2)
 @pytest.mark.parametrize(
     ("scan", "reads", "levels"),
     [(True, "stack", ()), (False, "stack", LEVELS), (True, "block", LEVELS), (False, "block", ())],

@@ -34,6 +34,7 @@ ADAPTERS = {
     "bank": AdapterConfig(sites=ADAPTER.sites, rank=4, blocks=2, router=ROUTER),
     "governor": AdapterConfig(sites=ADAPTER.sites, rank=4, governor=Governor(start=0.5)),
 }
+IN_TURNS = pytest.mark.slow(weeks=3, group="logits of joined matrices")
 
 
 def joined_of(params: Any) -> dict[str, Joined]:
@@ -42,6 +43,7 @@ def joined_of(params: Any) -> dict[str, Joined]:
     return {"/".join(path).split("block_0/")[-1]: leaf for path, leaf in leaves.items()}
 
 
+@IN_TURNS
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_bytes_have_the_logits_of_matrices_apart(name: str) -> None:
     each = GROUPS - {"mixer/q/q k v", "mlp/gate/gate up"} | {f"mixer/{n}/{n}" for n in "qkv"}
@@ -49,6 +51,7 @@ def test_bytes_have_the_logits_of_matrices_apart(name: str) -> None:
     check_logits(STACK, ADAPTERS[name], each if name == "governor" else GROUPS)
 
 
+@IN_TURNS
 @pytest.mark.parametrize("name", ["static", "codes"])
 def test_channels_first_is_joined_too(name: str) -> None:
     stack = dataclasses.replace(STACK, pattern="H", mixers={"H": HyenaConfig(dim=DIM)})

@@ -60,7 +60,7 @@ def _split(arrays: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
 
 
 def _in_fp32(arrays: Mapping[str, Any]) -> Arrays:
-    return {name: jnp.asarray(x, jnp.float32) if _is_float(x) else x for name, x in arrays.items()}
+    return {name: np.asarray(x, np.float32) if _is_float(x) else x for name, x in arrays.items()}
 
 
 def random_cotangents(out: Any, seed: int = 0) -> Any:
@@ -116,19 +116,19 @@ def _compare(case: OpCase, actual: tuple[Any, Any], expected: tuple[Any, Any]) -
 def check_reference(case: OpCase) -> None:
     """Values and gradients, jitted, against the reference."""
     actual = value_and_grads(case.run, case.arrays)
-    cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), random_cotangents(actual[0]))
+    cotangents = jax.tree.map(lambda x: np.asarray(x, np.float32), random_cotangents(actual[0]))
     expected = value_and_grads(case.reference, _in_fp32(case.arrays), cotangents, optimised=True)
     _compare(case, actual, expected)
 
 
 def check_vmap(case: OpCase) -> None:
     """vmap over two different batches gives, values and gradients, what two calls give."""
-    first = dict(case.arrays)
-    second = {n: x if n in case.shared else jnp.roll(x, 1, axis=0) for n, x in first.items()}
-    second = {n: x * jnp.asarray(0.5, x.dtype) if _is_float(x) else x for n, x in second.items()}
-    stacked = {n: jnp.stack([first[n], second[n]]) for n in first}
-    out, grads = value_and_grads(jax.vmap(case.run), stacked)
-    cotangents = random_cotangents(out)
+    first = {n: np.asarray(x) for n, x in case.arrays.items()}
+    second = {n: x if n in case.shared else np.roll(x, 1, axis=0) for n, x in first.items()}
+    second = {n: x * np.asarray(0.5, x.dtype) if _is_float(x) else x for n, x in second.items()}
+    stacked = {n: np.stack([first[n], second[n]]) for n in first}
+    out, grads = jax.device_get(value_and_grads(jax.vmap(case.run), stacked))
+    cotangents = jax.device_get(random_cotangents(out))
     for i, arrays in enumerate((first, second)):
         row = (jax.tree.map(lambda x, i=i: x[i], out), jax.tree.map(lambda x, i=i: x[i], grads))
         cotangent = jax.tree.map(lambda x, i=i: x[i], cotangents)
@@ -161,10 +161,10 @@ def check_poison(case: OpCase) -> None:
     """NaN in what may not be read changes nothing, and gets a gradient of zero."""
     clean, dirty = dict(case.arrays), dict(case.arrays)
     for name, mask in case.unused.items():
-        x = case.arrays[name]
-        mask = jnp.broadcast_to(jnp.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim)), x.shape)
-        clean[name] = jnp.where(mask, jnp.zeros((), x.dtype), x)
-        dirty[name] = jnp.where(mask, jnp.full((), jnp.nan, x.dtype), x)
+        x = np.asarray(case.arrays[name])
+        mask = np.reshape(np.asarray(mask), mask.shape + (1,) * (x.ndim - mask.ndim))
+        clean[name] = np.where(mask, np.zeros((), x.dtype), x)
+        dirty[name] = np.where(mask, np.full((), np.nan, x.dtype), x)
     out, grads = value_and_grads(case.run, dirty)
     expected = value_and_grads(case.run, clean)
     _compare(case, (out, grads), expected)

@@ -29,8 +29,7 @@ def one_step(config: OptimizerConfig, values: dict, grads: dict) -> dict:
     axes = {1: ("norm",), 2: ("embed", "mlp")}
     params = {name: boxed(axes[x.ndim], x.shape) for name, x in values.items()}
     optimizer = make_optimizer(config, 10, params)
-    updates, _ = optimizer.update(grads, optimizer.init(values), values)
-    return updates
+    return jax.jit(lambda g, v: optimizer.update(g, optimizer.init(v), v)[0])(grads, values)
 
 
 def random(*shape: int) -> jax.Array:

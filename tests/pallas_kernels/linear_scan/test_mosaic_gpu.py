@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pallas_kernels._dispatch import Device
@@ -37,8 +38,9 @@ def case(
 ) -> OpCase:
     """Factors of 1 to `slowest` steps' memory, some of them zero as where a document begins."""
     rows = (1, *shape[1:]) if shared else shape
-    a = jnp.where(normal(1, rows) < 2.0, jnp.exp(-jnp.exp(normal(0, rows)) / slowest), 0.0)
-    arrays = {"a": a.astype(dtype), "b": normal(2, shape, dtype)}
+    kept, rates = np.asarray(normal(1, rows)) < 2.0, np.exp(normal(0, rows))
+    a = np.where(kept, np.exp(-rates / slowest), 0.0)
+    arrays = {"a": jnp.asarray(a.astype(dtype)), "b": normal(2, shape, dtype)}
     if initial:
         arrays |= {"initial": normal(3, (*shape[:-2], shape[-1]))}
     length, reverse = shape[-2], bool(options.get("reverse"))

@@ -38,7 +38,9 @@ def drawn(
 ) -> dict[str, Any]:
     """x and some gates of a given size, taps of unit energy, a bias."""
     arrays = {
-        n: (normal(i, shape) * size).astype(bf16) for i, n in enumerate(ALL_STREAMS) if n in ("x", *gates)
+        n: jnp.asarray((np.asarray(normal(i, shape)) * size).astype(bf16))
+        for i, n in enumerate(ALL_STREAMS)
+        if n in ("x", *gates)
     }
     width = taps if causal else 2 * taps - 1
     filter, bias = normal(4, (shape[1], width)) * width**-0.5, normal(3, (shape[1],))

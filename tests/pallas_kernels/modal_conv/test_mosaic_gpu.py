@@ -41,8 +41,8 @@ CHANNELS = 2
 def slow_and_fast(modes: int, slowest: float) -> dict[str, Any]:
     """Modes that decay in 1 to `slowest` steps, each adding as much to the output."""
     poles = np.geomspace(1 / slowest, 1.0, CHANNELS * modes).reshape(modes, CHANNELS).T
-    residues = normal(4, (CHANNELS, modes)) * jnp.sqrt(jnp.asarray(poles, jnp.float32))
-    return {"log_poles": jnp.asarray(-poles, jnp.float32), "residues": residues}
+    residues = np.asarray(normal(4, (CHANNELS, modes))) * np.sqrt(poles)
+    return {n: jnp.asarray(x.astype(np.float32)) for n, x in (("log_poles", -poles), ("residues", residues))}
 
 
 def case(

@@ -85,6 +85,7 @@ def test_what_sees_nothing_is_zero_with_zero_gradient(implementation):
     assert not any(np.asarray(x).any() for x in (out, *grads.values()))
 
 
+@pytest.mark.slow(weeks=4)
 @pytest.mark.parametrize("longest", [1, 8, 9, 64, 65, 700])
 @pytest.mark.parametrize(("combine", "empty"), [(jnp.add, 0.0), (jnp.maximum, -1e30)])
 def test_runs_of_any_length(longest, combine, empty):

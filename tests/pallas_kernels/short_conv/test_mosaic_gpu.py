@@ -113,6 +113,7 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     assert why_not(HOPPER, x, taps, pre_gate=x, post_gate=x) is None
 
 
+@pytest.mark.slow(weeks=6, group="gates of benchmarks")
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("documents", [1, 3])
 def test_the_benchmark_passes_its_gate(gated: bool, documents: int) -> None:
