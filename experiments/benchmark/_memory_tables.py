@@ -67,13 +67,14 @@ def facts(folder: Folder) -> str:
         return ""
     lengths = [at["bytes"] for at in found["runs"][0]["lengths"]]
     said = prose(
-        f"Where somebody is, told in a story of bAbI 1 that is scattered over a test book: right answers to "
+        f"Where somebody is, told in a story of bAbI that is scattered over a test book: right answers to "
         f"{found['rows']} questions with their 95 % interval. The commonest answer is right for "
-        f"{percent(next(iter(found['majority'].values())))}. Runs of the recipe `babilong`, last stage of 16,384 bytes."
+        f"{percent(next(iter(found['majority'].values())))}. Runs of the recipe `babilong`, with the steps "
+        "of their last stage."
     )
     rows = [
         (
-            WORDS[{"J": "mag", "W": "window"}[run["pattern"]]],
+            *(WORDS[{"J": "mag", "W": "window"}[run["pattern"]]], count(run["step"])),
             *(
                 f"{percent(at['accuracy'])} ({percent(at['low'])} to {percent(at['high'])})"
                 for at in run["lengths"]
@@ -81,7 +82,7 @@ def facts(folder: Folder) -> str:
         )
         for run in found["runs"]
     ]
-    return f"{said}\n\n{table(('model', *(f'{count(length)} bytes' for length in lengths)), rows)}"
+    return f"{said}\n\n{table(('model', 'steps', *(f'{count(length)} bytes' for length in lengths)), rows)}"
 
 
 def titans(folder: Folder) -> str:
