@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
+from jaxblt.parallel.sequence import seq_axis
 from pallas_kernels.runtime import current_device
 
 PRODUCT = "product"
@@ -80,7 +81,8 @@ def read_equation(equation: str) -> Letters:
 def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> bool:
     """Whether `multiply` makes a GEMM for each row.
 
-    A short row would read more of the kernel than the passes read of it.
+    In rows shorter than the other side of the product is wide, kernels and their gradients for each row would be more
+    than what the passes move.
     """
     letters = read_equation(equation)
     lead, channels = letters.lead, (letters.summed, letters.new)
@@ -92,7 +94,7 @@ def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
         return False
     inner = prod(kernel.shape[: len(letters.summed)])
     other = inner if last[0] else kernel.size // inner
-    return other <= 2 * (x.size // (x.shape[0] * inner))
+    return other <= x.size // (x.shape[0] * inner)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 3, 4))
@@ -105,8 +107,8 @@ def multiply_by_row(
 ) -> Float[Array, "B ..."]:
     """The product as a GEMM for each row, all of which read the one kernel: XLA broadcasts it by a stride of 0.
 
-    The kernel's gradient is that of the einsum, one GEMM over all rows: where devices split time, they add up one
-    matrix and not one for each row.
+    Its gradient is one matrix a row, added up afterwards. Where devices split time it is that of the einsum, one GEMM
+    over all rows: they would exchange a matrix for each row.
     """
     given, summed, new, result = letters = read_equation(equation)
     rows, inner = x.shape[0], prod(kernel.shape[: len(summed)])
@@ -136,7 +138,8 @@ def _multiply_by_row_jvp(
     if not isinstance(dx, SymbolicZero):
         dy += by_row(dx, kernel, *kinds.values())
     if not isinstance(dkernel, SymbolicZero):
-        dy += jnp.einsum(equation, x, dkernel, **kinds)
+        einsum: Any = partial(jnp.einsum, equation, **kinds)
+        dy += by_row(x, dkernel, *kinds.values()) if seq_axis() is None else einsum(x, dkernel)
     return y, dy
 
 

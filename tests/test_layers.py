@@ -58,10 +58,11 @@ def test_rows_equal_the_einsum(equation):
 
 
 @pytest.mark.parametrize("equation", CASES)
-def test_only_the_kernels_gradient_is_one_product_of_all_rows(equation):
+@pytest.mark.parametrize(("split", "by_row"), [({"data": 2}, 3), ({"seq": 2}, 2)], ids=str)
+def test_kernels_gradient_is_one_product_of_all_rows_where_devices_split_time(equation, split, by_row):
     args = arrays(equation)
-    with compiling_for(H200):
-        assert sorted(products(passes(equation), *args)) == [False, True, True]
+    with compiling_for(H200), jax.set_mesh(MeshConfig(**split).build(jax.devices()[:2])):
+        assert sum(products(passes(equation), *args)) == by_row
 
 
 @pytest.mark.parametrize(

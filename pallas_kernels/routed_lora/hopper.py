@@ -74,13 +74,9 @@ def _why_no_rows(length: int, active: Any) -> str | None:
     return None
 
 
-def rather_not(
-    device: Device, x: Any, w: Any, *args: Any, channels_first: bool = False, **options: Any
-) -> str | None:
+def rather_not(device: Device, x: Any, w: Any, *args: Any, **options: Any) -> str | None:
     """Why the kernel, though it can run such a call, is taken by name only, or None."""
     del device, args, options
-    if channels_first:
-        return "it has not been timed with channels first"
     tokens, width = math.prod(x.shape[:-1]), min(_widths(x, w))
     if tokens < TIMED_TOKENS:
         return f"it has not been timed with fewer than {TIMED_TOKENS} tokens, x has {tokens}"
