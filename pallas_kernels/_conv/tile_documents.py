@@ -1,7 +1,7 @@
 """The documents of a tile as the Hopper kernels see them: which steps and chunks act on each other."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -50,6 +50,15 @@ class TileDocuments:
             holes[row, tile],
             reverse,
         )
+
+    def read_ahead(self) -> "TileDocuments":
+        """With the bounds read that every tile needs, before a wait for its streams instead of one by one after it."""
+        early = {order: self.read_bound(order) for order in (0, 1, CHUNK)}
+
+        def read_bound(order: Any) -> Array:
+            return early[order] if isinstance(order, int) and order in early else self.read_bound(order)
+
+        return replace(self, read_bound=read_bound)
 
     def tokens(self, z: Array) -> Array:
         """z at tokens, else zero."""

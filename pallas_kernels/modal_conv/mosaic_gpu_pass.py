@@ -299,15 +299,13 @@ def _program(
         if not early:
             plgpu.commit_smem()
 
-    def results_of(
-        step: Array, out: Array, gates: Sequence[Any], documents: TileDocuments | None = None
-    ) -> Iterable[Array]:
+    def results_of(step: Array, out: Array, gates: list[Any], cuts: TileDocuments | None) -> Iterable[Array]:
         """Outputs of a tile, with what `edges` has for the neighbour there."""
         found = _gated(out, gates)
         if edges is not None:
             place = (line_of(step), tile_of(step), step % STAGES)
             return (edges.join(i, y, *place) for i, y in enumerate(found))
-        return found if documents is None else map(documents.tokens, found)
+        return found if cuts is None else map(cuts.tokens, found)
 
     def store(step: Array, found: Iterable[Array]) -> None:
         kept = stored if flat is None else stored[0]
@@ -327,7 +325,8 @@ def _program(
         stage = [loaded.at[step % STAGES, i] for i in range(count)]
         documents = None
         if marked:  # Their way from device memory overlaps with that of the streams.
-            documents = TileDocuments.load(marks, first + step // tiles, tile_of(step), reverse=reverse)
+            where = (first + step // tiles, tile_of(step))
+            documents = TileDocuments.load(marks, *where, reverse=reverse).read_ahead()
         plgpu.barrier_wait(arrived.at[step % STAGES])
         state = states[0].at[line_of(step)] if states else None
         place = (line_of(step), tile_of(step))

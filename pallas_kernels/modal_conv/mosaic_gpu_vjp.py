@@ -232,6 +232,10 @@ def _program(
 
     def advance(step: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
         stage, spare = loaded.at[step % STAGES], kept.at[step % STAGES]
+        cuts = shared
+        if marked:  # Their way from device memory overlaps with that of the streams.
+            place = (group * rows + step // tiles, tiles - 1 - step % tiles)
+            cuts = TileDocuments.load(marks, *place, reverse=True).read_ahead()
         plgpu.barrier_wait(arrived.at[step % STAGES])
         mask = None
         if flat is not None:
@@ -244,10 +248,6 @@ def _program(
 
         if shared is None:
             pl.when(step % tiles == 0)(start)
-        cuts = shared
-        if marked:
-            place = (group * rows + step // tiles, tiles - 1 - step % tiles)
-            cuts = TileDocuments.load(marks, *place, reverse=True)
         totals = _tile(stage, spare, places, matrices, decay, sums, totals, cuts, interpret, mask)
 
         for first in before:
