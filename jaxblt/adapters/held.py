@@ -16,8 +16,8 @@ class Held:
     """Core of values that are computed at steps and held from one to the next.
 
     Streams are what a step reads, a pytree of arrays [B, T, ...], and where steps are, [B, T]. A document before its
-    first step holds what was held before it: its reader hides that. A stretch without a step, such as a decoded token,
-    computes values all the same: a `cond` around a few small products would cost a GPU more than they do.
+    first step holds what was held before it: its reader hides that. A stretch shorter than `size`, such as a decoded
+    token, computes nothing if no row has a step in it (under `vmap` it does: there a `cond` runs both branches).
 
     Attributes:
       weights: that `compute` is given.
@@ -66,7 +66,10 @@ class Held:
         length = steps.shape[1]
         taken = jnp.minimum(place, length - 1)
         read = jax.tree.map(lambda x: jnp.take_along_axis(x, _like(taken, x), 1), read)
-        return self.compute(self.weights, read)
+        if length >= self.size:  # nearly always a step
+            return self.compute(self.weights, read)
+        skipped = lambda weights, read: self._zeros(taken)  # noqa: E731
+        return jax.lax.cond(jnp.any(steps), self.compute, skipped, self.weights, read)
 
     def _zeros(self, like: Bool[Array, "B N"] | Int[Array, "B N"]) -> Float[Array, "B N F"]:
         """Zeros that lie on devices as `like` does."""
