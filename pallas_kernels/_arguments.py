@@ -1,4 +1,4 @@
-"""What every operation refuses before it looks at shapes: lists for arrays, fractions for whole numbers."""
+"""What every operation refuses before it looks at shapes: lists for arrays, 2.0 for 2, "yes" for True."""
 
 import functools
 import inspect
@@ -7,11 +7,12 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import AbstractArray
 
 
 def checked[**P, R](operation: Callable[P, R]) -> Callable[P, R]:
-    """The operation, with a TypeError that names the argument where its annotation says array or int and it is neither.
+    """The operation, with a TypeError that names an argument that is not the array, int or bool of its annotation.
 
     What stands in an annotation beside an array, such as None or a tuple of arrays, is let through.
     """
@@ -37,6 +38,8 @@ def _kind(annotation: Any) -> Callable[[str, str, Any], None] | None:
         return functools.partial(_check_array, others)
     if annotation is int:
         return _check_whole
+    if annotation is bool:
+        return _check_flag
     return None
 
 
@@ -55,3 +58,9 @@ def _check_array(others: tuple[type, ...], op: str, name: str, value: Any) -> No
 def _check_whole(op: str, name: str, value: Any) -> None:
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise TypeError(f"{op}: {name} must be a whole number, got {value!r}")
+
+
+def _check_flag(op: str, name: str, value: Any) -> None:
+    # Leave traced flags to JAX, whose errors say where a flag was traced
+    if not isinstance(value, bool | np.bool_ | Tracer):
+        raise TypeError(f"{op}: {name} must be True or False, got {value!r}: pass a bool")

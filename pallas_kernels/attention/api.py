@@ -84,6 +84,7 @@ def attention_with_lse(
     return zero_where_not(q_valid, o), lse
 
 
+@checked
 def explain(
     q: jax.ShapeDtypeStruct | Array,
     k: jax.ShapeDtypeStruct | Array,

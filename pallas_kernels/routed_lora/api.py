@@ -94,6 +94,7 @@ def explain(
     return explain_table("routed_lora", TABLE, device or current_device(), x, w, v, u, code, **options)
 
 
+@checked
 def can_skip(x: Any, w: Any, v: Any, u: Any, code: Any, *, channels_first: bool = False) -> bool:
     """Whether `active` can save anything in such a call: the kernel runs here, and a site has several steps of ranks.
 

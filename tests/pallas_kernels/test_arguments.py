@@ -1,4 +1,10 @@
-"""Operations refuse lists for arrays, nothing for what they need, and fractions for whole numbers, by name."""
+"""Operations refuse lists for arrays, nothing for what they need, 2.0 for 2 and "yes" for True, by name."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +12,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
+import pallas_kernels
 from pallas_kernels._arguments import checked
 from pallas_kernels.attention import attention, masks
 from pallas_kernels.gated_delta_rule import gated_delta_rule
@@ -23,10 +30,11 @@ def operation(
     bias: Float[Array, "T"] | None = None,
     *,
     chunk: int = 1,
+    flag: bool = False,
     name: str | None = None,
 ) -> str:
     """Says what it is."""
-    return f"{type(some).__name__} {chunk} {name}"
+    return f"{type(some).__name__} {chunk} {flag} {name}"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,12 @@ def operation(
         (lambda: operation(HEADS, HEADS, bias=2), "operation: bias must be an array, got int"),
         (lambda: operation(HEADS, HEADS, chunk=2.0), "operation: chunk must be a whole number, got 2.0"),
         (lambda: operation(HEADS, HEADS, chunk=True), "operation: chunk must be a whole number, got True"),
+        (
+            lambda: operation(HEADS, HEADS, flag=np.array(True)),
+            r"operation: flag must be True or False, got array\(True\): pass a bool",
+        ),
+        (lambda: operation(HEADS, HEADS, flag=None), "operation: flag must be True or False, got None"),
+        (lambda: operation(HEADS, HEADS, flag=1), "operation: flag must be True or False, got 1"),
         (lambda: operation(HEADS), "missing a required argument: 'some'"),
         (lambda: linear_scan([1.0], [1.0]), "linear_scan: a must be an array"),
         (
@@ -59,14 +73,44 @@ def operation(
         ),
     ],
 )
-def test_what_is_no_array_or_no_whole_number_is_refused(call, message):
+def test_what_an_annotation_does_not_name_is_refused(call, message):
     with pytest.raises(TypeError, match=message):
         call()
 
 
 def test_what_an_annotation_names_is_let_through():
-    assert operation(np.zeros(3), (HEADS,), None, chunk=np.int64(2), name="a") == "tuple 2 a"
+    assert operation(np.zeros(3), (HEADS,), None, chunk=np.int64(2), name="a") == "tuple 2 False a"
+    assert operation(HEADS, HEADS, flag=np.True_).endswith("1 True None")
     assert jax.jit(lambda x: jnp.float32(len(operation(x, x))))(HEADS) > 0
+    assert jax.jit(lambda flag: jnp.float32(len(operation(HEADS, HEADS, flag=flag))))(True) > 0
     shape = jax.ShapeDtypeStruct((3,), jnp.float32)
     assert operation(shape, shape).startswith("ShapeDtypeStruct 1")
     assert operation.__doc__ == "Says what it is."
+
+
+def public_functions() -> list[Callable[..., Any]]:
+    """Those of every `api.py`."""
+    names = [module.name for module in pkgutil.iter_modules(pallas_kernels.__path__) if module.ispkg]
+    rooms = [
+        importlib.import_module(f"pallas_kernels.{name}.api") for name in names if not name.startswith("_")
+    ]
+    return [
+        function
+        for room in rooms
+        for name, function in inspect.getmembers(room, inspect.isfunction)
+        if function.__module__ == room.__name__ and not name.startswith("_")
+    ]
+
+
+@pytest.mark.parametrize(
+    "function", public_functions(), ids=lambda f: f"{f.__module__.split('.')[1]}.{f.__name__}"
+)
+def test_every_flag_refuses_text(function):
+    """A flag is what is annotated as a bool, or is one by default. A function without flags has none to refuse."""
+    parameters = inspect.signature(function).parameters.values()
+    flags = [p.name for p in parameters if p.annotation is bool or isinstance(p.default, bool)]
+    needed = [HEADS for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    for flag in flags:
+        message = f"{function.__name__}: {flag} must be True or False, got 'yes': pass a bool"
+        with pytest.raises(TypeError, match=message):
+            function(*needed, **{flag: "yes"})
