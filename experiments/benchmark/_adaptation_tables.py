@@ -41,7 +41,7 @@ def _mix(name: str, found: Figures) -> str:
         )
         for arm, of in found["arms"].items()
     ]
-    settings, seeds = found["settings"], len(found["arms"]["static"]["seeds"])
+    settings, seeds, run = found["settings"], len(found["arms"]["static"]["seeds"]), found["base"]
     steps = settings.get("steps")
     length = f"{steps} steps" if steps else f"{settings['seconds']:.0f} s"
     told = (
@@ -49,14 +49,23 @@ def _mix(name: str, found: Figures) -> str:
         "adapter. Routers of arms that imitate learn from the domains' numbers. "
     )
     said = prose(
-        f"`{name}`, {seeds} seed{'s' * (seeds > 1)}: {_domains(found)} Each adapter of the frozen `books_512` "
-        f"({found['base']['bits_per_byte']:.3f} bits by itself) trained for {length} beside other runs. "
+        f"`{name}`, {seeds} seed{'s' * (seeds > 1)}: {_domains(found)} Each adapter of the frozen `{run['run']}` "
+        f"({_base(run)}) trained for {length} beside other runs. "
         f"{told if 'oracle' in found['arms'] else ''}Bits less than `static` are paired over documents, with 95 % "
         "intervals; below 0 an arm is worse."
     )
     compared = ("less than `static`", "share of the oracle's gain")
     head = ("arm", "trained parameters", "bits per byte", *answers, *compared)
     return f"{said}\n\n{table(head, rows)}"
+
+
+def _base(run: Figures) -> str:
+    """The base by itself, with what its patcher makes of the mix."""
+    patches = ""
+    if "overflow" in run:
+        bytes_each, overflow = run["bytes_per_patch"], 100 * run["overflow"]
+        patches = f", in patches of {bytes_each:.1f} bytes; {overflow:.2f} % of boundaries found no slot"
+    return f"{run['bits_per_byte']:.3f} bits by itself{patches}"
 
 
 def _domains(found: Figures) -> str:

@@ -42,17 +42,18 @@ def books(folder: Folder) -> str:
     if not files:
         return ""
     settings = files[0]["settings"]
-    contexts = [at["context"] for at in files[0]["models"][0]["contexts"]]
+    contexts = sorted({at["context"] for found in files for at in found["models"][0]["contexts"]})
     said = prose(
-        f"{settings['num_layers']} layers of width {count(settings['dim'])}, windows and chunks of "
-        f"{count(settings['window'])}, one seed. The last {count(files[0]['targets'])} bytes of each stretch of the "
-        "test books are scored. In brackets is the 95 % interval over books of what the longer context saves."
+        f"{settings['num_layers']} layers of width {count(settings['dim'])}, windows of {count(settings['window'])}, "
+        f"one seed. The last {count(files[0]['targets'])} bytes of each stretch of the test books are scored. In "
+        "brackets is the 95 % interval over books of what the longer context saves."
     )
-    head = ("model", "parameters", "steps", *(f"{count(context)} bytes" for context in contexts))
+    head = ("model", "chunk", "parameters", "steps", *(f"{count(context)} bytes" for context in contexts))
     rows = [
         (
-            *(WORDS[run["model"]], count(run["parameters"]), count(run["step"])),
-            *(_saved(at) for at in run["contexts"]),
+            *(WORDS[run["model"]], count(found["settings"]["chunk_size"])),
+            *(count(run["parameters"]), count(run["step"])),
+            *(next((_saved(at) for at in run["contexts"] if at["context"] == c), "") for c in contexts),
         )
         for found in files
         for run in found["models"]
@@ -69,8 +70,8 @@ def facts(folder: Folder) -> str:
     said = prose(
         f"Where somebody is, told in a story of bAbI that is scattered over a test book: right answers to "
         f"{found['rows']} questions with their 95 % interval. The commonest answer is right for "
-        f"{percent(next(iter(found['majority'].values())))}. Runs of the recipe `babilong`, with the steps "
-        "of their last stage."
+        f"{percent(next(iter(found['majority'].values())))}. Runs of the recipe `babilong`, with the steps of their "
+        "last stage."
     )
     rows = [
         (
@@ -99,7 +100,7 @@ def titans(folder: Folder) -> str:
             rate(run["bytes_per_second"]),
             gigabytes(run["peak_memory_bytes"]),
         )
-        for run in found["steps"]
+        for run in (*found["steps"], *folder.get("titan_speed_4", {"steps": ()})["steps"])
     ]
     tokens = [
         (
