@@ -15,6 +15,7 @@ def compiled_once_and_quickly(folder: str) -> Iterator[None]:
     """
     options = {
         "jax_disable_most_optimizations": True,
+        "jax_enable_compilation_cache": True,
         "jax_compilation_cache_dir": folder,
         "jax_persistent_cache_min_compile_time_secs": 0.1,
     }
