@@ -40,7 +40,7 @@ def drawn(config):
     ids = jnp.zeros((1, 8), jnp.int32)
     shapes = nn.meta.unbox(jax.eval_shape(config.build().init, jax.random.key(0), ids))["params"]
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda s: jnp.asarray(rng.standard_normal(s.shape).astype(s.dtype)), shapes)
+    return jax.tree.map(lambda s: jax.device_put(rng.standard_normal(s.shape).astype(s.dtype)), shapes)
 
 
 PARAMS = drawn(CONFIG_OF)

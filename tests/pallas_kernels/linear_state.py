@@ -17,12 +17,12 @@ BATCH, KEY_HEADS, HEADS, KEYS, VALUES = 2, 1, 2, 3, 2
 
 
 def normal(seed: int, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
+    return jax.device_put(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
 
 
 def log_gates(seed: int, shape: tuple[int, ...]) -> Any:
     """From hardly any decay to one that leaves e^-3."""
-    return jnp.asarray(-np.exp(np.random.default_rng(seed).uniform(-6, 1, shape)), jnp.float32)
+    return jax.device_put(-np.exp(np.random.default_rng(seed).uniform(-6, 1, shape)).astype(np.float32))
 
 
 def heads(length: int, dtype: Any = jnp.float32) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def heads(length: int, dtype: Any = jnp.float32) -> dict[str, Any]:
     k = np.random.default_rng(1).standard_normal((BATCH, length, KEY_HEADS, KEYS))
     return {
         "q": normal(0, (BATCH, length, KEY_HEADS, KEYS), dtype),
-        "k": jnp.asarray(k / np.linalg.norm(k, axis=-1, keepdims=True), dtype),
+        "k": jax.device_put((k / np.linalg.norm(k, axis=-1, keepdims=True)).astype(dtype)),
         "v": normal(2, (BATCH, length, HEADS, VALUES), dtype),
         "initial_state": normal(3, (BATCH, HEADS, KEYS, VALUES)),
     }
@@ -43,7 +43,7 @@ def packed(length: int) -> Any:
     first = np.where(places % 7 == 5, -first, first)
     second = np.where(places < 2, 0, 4 + 3 * (places >= 2 * length // 3))
     second = np.where((places > length - 3) | (places == 2 * length // 3 - 1), 0, second)
-    return jnp.asarray(np.stack([first, second]), jnp.int32)
+    return jax.device_put(np.stack([first, second]).astype(np.int32))
 
 
 def not_tokens(arrays: dict[str, Any]) -> dict[str, Any]:

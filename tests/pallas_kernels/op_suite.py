@@ -66,8 +66,8 @@ def _in_fp32(arrays: Mapping[str, Any]) -> Arrays:
 def random_cotangents(out: Any, seed: int = 0) -> Any:
     """Standard normal numbers of the shapes and dtypes of `out`."""
     rng = np.random.default_rng(seed)
-    # Cast on the host: JAX would compile a program for each shape
-    return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape).astype(x.dtype)), out)
+    # Cast on the host and put on the device: jnp.asarray compiles a program for each shape
+    return jax.tree.map(lambda x: jax.device_put(rng.standard_normal(x.shape).astype(x.dtype)), out)
 
 
 def value_and_grads(

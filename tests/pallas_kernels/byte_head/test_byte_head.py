@@ -21,9 +21,9 @@ def arrays(dtype: Any = jnp.float32, head_dtype: Any = None, **shape: int) -> di
     b, t, d, v = (shape.get(name, size) for name, size in zip("btdv", (B, T, D, V), strict=True))
     rng = np.random.default_rng(0)
     return {
-        "x": jnp.asarray(rng.standard_normal((b, t, d)).astype(dtype)),
-        "head": jnp.asarray(rng.standard_normal((d, v)).astype(head_dtype or dtype)),
-        "targets": jnp.asarray(rng.integers(0, v, (b, t)), jnp.int32),
+        "x": jax.device_put(rng.standard_normal((b, t, d)).astype(dtype)),
+        "head": jax.device_put(rng.standard_normal((d, v)).astype(head_dtype or dtype)),
+        "targets": jax.device_put(rng.integers(0, v, (b, t)).astype(np.int32)),
     }
 
 

@@ -52,7 +52,7 @@ def case(
 ) -> OpCase:
     arrays = heads(length, dtype) | {"segment_ids": packed(length)}
     beta = np.random.default_rng(5).uniform(0, 2, (BATCH, length, HEADS))
-    arrays["beta"] = jnp.asarray(beta, jnp.float32)
+    arrays["beta"] = jax.device_put(beta.astype(np.float32))
     if gated:
         arrays["log_gate"] = log_gates(4, (BATCH, length, HEADS))
     return OpCase(

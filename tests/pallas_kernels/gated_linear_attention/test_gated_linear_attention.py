@@ -64,7 +64,7 @@ def case(
     arrays = heads(length, dtype) | {"segment_ids": packed(length)}
     if gate is not None:
         arrays[gate] = log_gates(4, (BATCH, length, *GATES[gate]))
-    arrays = {n: jnp.tile(x, (batch // BATCH, *(1,) * (x.ndim - 1))) for n, x in arrays.items()}
+    arrays = {n: jax.device_put(np.concatenate([x] * (batch // BATCH))) for n, x in arrays.items()}
     return OpCase(
         name=f"{gate}, {length} steps, {jnp.dtype(dtype).name}",
         run=partial(call, "xla", chunk_size),

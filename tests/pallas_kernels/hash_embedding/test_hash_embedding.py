@@ -88,8 +88,8 @@ def arrays(dtype: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     rows = np.minimum(rng.geometric(0.5, (B, T, G)) - 1, R - 2)
     return {
-        "table": jnp.asarray(rng.standard_normal((G * R, D)).astype(dtype)),
-        "rows": jnp.asarray(rows, jnp.int32),
+        "table": jax.device_put(rng.standard_normal((G * R, D)).astype(dtype)),
+        "rows": jax.device_put(rows.astype(np.int32)),
     }
 
 

@@ -23,9 +23,11 @@ def arrays(
     rng = np.random.default_rng(0)
     rows = (1, *shape[1:]) if shared else shape
     a = rng.uniform(0.2, 1.0, rows) * (rng.uniform(size=rows) > 0.1)
-    found = {"a": jnp.asarray(a, dtype), "b": jnp.asarray(rng.standard_normal(shape).astype(dtype))}
+    found = {
+        name: jax.device_put(z.astype(dtype)) for name, z in (("a", a), ("b", rng.standard_normal(shape)))
+    }
     if initial:
-        found["initial"] = jnp.asarray(rng.standard_normal((*shape[:-2], shape[-1])).astype(jnp.float32))
+        found["initial"] = jax.device_put(rng.standard_normal((*shape[:-2], shape[-1])).astype(np.float32))
     return found
 
 

@@ -40,7 +40,7 @@ def case(
     rows = (1, *shape[1:]) if shared else shape
     kept, rates = np.asarray(normal(1, rows)) < 2.0, np.exp(normal(0, rows))
     a = np.where(kept, np.exp(-rates / slowest), 0.0)
-    arrays = {"a": jnp.asarray(a.astype(dtype)), "b": normal(2, shape, dtype)}
+    arrays = {"a": jax.device_put(a.astype(dtype)), "b": normal(2, shape, dtype)}
     if initial:
         arrays |= {"initial": normal(3, (*shape[:-2], shape[-1]))}
     length, reverse = shape[-2], bool(options.get("reverse"))

@@ -38,13 +38,13 @@ def drawn(
 ) -> dict[str, Any]:
     """x and some gates of a given size, taps of unit energy, a bias."""
     arrays = {
-        n: jnp.asarray((np.asarray(normal(i, shape)) * size).astype(bf16))
+        n: jax.device_put((np.asarray(normal(i, shape)) * size).astype(bf16))
         for i, n in enumerate(ALL_STREAMS)
         if n in ("x", *gates)
     }
     width = taps if causal else 2 * taps - 1
-    filter, bias = normal(4, (shape[1], width)) * width**-0.5, normal(3, (shape[1],))
-    return arrays | {"filter": filter, "bias": bias}
+    filter = jax.device_put(np.asarray(normal(4, (shape[1], width))) * np.float32(width**-0.5))
+    return arrays | {"filter": filter, "bias": normal(3, (shape[1],))}
 
 
 def outputs(run: Any, arrays: dict[str, Any], causal: bool) -> dict[str, Any]:

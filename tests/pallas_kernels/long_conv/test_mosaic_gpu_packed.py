@@ -47,7 +47,7 @@ def no_remat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def arrays(length: int, taps: int, ids: Any, *, causal: bool = True, gates: bool = True) -> dict[str, Any]:
     width = taps if causal else 2 * taps - 1
-    filter = normal(4, (CHANNELS, width)) * width**-0.5
+    filter = jax.device_put(np.asarray(normal(4, (CHANNELS, width))) * np.float32(width**-0.5))
     return streams(length, bf16, gates=gates) | {"filter": filter, "segment_ids": ids}
 
 

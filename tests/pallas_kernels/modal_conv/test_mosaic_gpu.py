@@ -42,7 +42,9 @@ def slow_and_fast(modes: int, slowest: float) -> dict[str, Any]:
     """Modes that decay in 1 to `slowest` steps, each adding as much to the output."""
     poles = np.geomspace(1 / slowest, 1.0, CHANNELS * modes).reshape(modes, CHANNELS).T
     residues = np.asarray(normal(4, (CHANNELS, modes))) * np.sqrt(poles)
-    return {n: jnp.asarray(x.astype(np.float32)) for n, x in (("log_poles", -poles), ("residues", residues))}
+    return {
+        n: jax.device_put(x.astype(np.float32)) for n, x in (("log_poles", -poles), ("residues", residues))
+    }
 
 
 def case(

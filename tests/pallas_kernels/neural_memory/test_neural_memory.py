@@ -46,14 +46,15 @@ def arrays(length: int = LENGTH, dtype: Any = jnp.float32, *, depth: int = 2) ->
     """Keys of length 1, gates from 0 to 1, weights, and a state that enters."""
     shape, rng = (ROWS, length, HEADS, WIDTH), np.random.default_rng(5)
     found = {name: normal(i, shape, dtype) for i, name in enumerate("qkv")}
-    found["k"] = (found["k"] / jnp.linalg.norm(found["k"], axis=-1, keepdims=True)).astype(dtype)
-    found |= {n: jnp.asarray(rng.uniform(0, 1, shape[:3]), jnp.float32) for n in ("theta", "eta", "alpha")}
+    k = np.asarray(found["k"], np.float32)
+    found["k"] = (k / np.linalg.norm(k, axis=-1, keepdims=True)).astype(dtype)
+    found |= {n: rng.uniform(0, 1, shape[:3]).astype(np.float32) for n in ("theta", "eta", "alpha")}
     sizes = [(WIDTH, HIDDEN), (HIDDEN, WIDTH)] if depth == 2 else [(WIDTH, WIDTH)]
     for i, size in enumerate(sizes):
-        found[f"m{i + 1}"] = 0.6 * normal(7 + i, (HEADS, *size))
-        found[f"state{i + 1}"] = 0.6 * normal(9 + i, (ROWS, HEADS, *size))
-        found[f"momentum{i + 1}"] = 0.1 * normal(11 + i, (ROWS, HEADS, *size))
-    return found
+        found[f"m{i + 1}"] = 0.6 * np.asarray(normal(7 + i, (HEADS, *size)))
+        found[f"state{i + 1}"] = 0.6 * np.asarray(normal(9 + i, (ROWS, HEADS, *size)))
+        found[f"momentum{i + 1}"] = 0.1 * np.asarray(normal(11 + i, (ROWS, HEADS, *size)))
+    return jax.device_put(found)
 
 
 def call(implementation: Any, chunk_size: int, alignment: int, arrays: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,9 +28,9 @@ def pool_arrays(
     heads, blocks = 2, 3
 
     def normal(length: int) -> Any:
-        return jnp.asarray(rng.standard_normal((batch, blocks, length, heads, width)).astype(dtype))
+        return jax.device_put(rng.standard_normal((batch, blocks, length, heads, width)).astype(dtype))
 
-    ids = jnp.asarray(patch_ids(rng, batch, blocks, size, capacity), jnp.int32)
+    ids = jax.device_put(patch_ids(rng, batch, blocks, size, capacity).astype(np.int32))
     return {"q": normal(capacity), "k": normal(size), "v": normal(size), "patch_ids": ids}
 
 
@@ -46,7 +47,7 @@ def lookup_arrays(
     heads, blocks = 2, 3
 
     def normal(*shape: int) -> Any:
-        return jnp.asarray(rng.standard_normal(shape).astype(dtype))
+        return jax.device_put(rng.standard_normal(shape).astype(dtype))
 
     ids = patch_ids(rng, batch, blocks, size, capacity)
     # The patch before the byte's own: the carried ones, or none, for the first; none for padding.
@@ -57,8 +58,8 @@ def lookup_arrays(
         "q": normal(batch, blocks, size, heads, width),
         "k": normal(*keys),
         "v": normal(*keys),
-        "latest": jnp.asarray(latest, jnp.int32),
-        "valid": jnp.asarray(rng.random(keys[:3]) < 0.8),
+        "latest": jax.device_put(latest.astype(np.int32)),
+        "valid": jax.device_put(rng.random(keys[:3]) < 0.8),
         "bias": normal(heads, look_back),
     }
 
@@ -68,13 +69,13 @@ def pool_case(name: str, arrays: Arrays, run: Any) -> OpCase:
     call = partial(pool, implementation=run) if isinstance(run, str) else run
     ids, slots = np.asarray(arrays["patch_ids"]), arrays["q"].shape[2]
     empty = ~(ids[:, :, None, :] == np.arange(slots)[None, None, :, None]).any(-1)
-    padding = jnp.asarray(ids == slots)
+    padding = ids == slots
     return OpCase(
         name=name,
         run=lambda a: call(**a),
         reference=lambda a: pool(**a, implementation="reference"),
         arrays=arrays,
-        unused={"q": jnp.asarray(empty), "k": padding, "v": padding},
+        unused={"q": empty, "k": padding, "v": padding},
         terms=ids.shape[-1],
     )
 
@@ -83,13 +84,14 @@ def lookup_case(name: str, arrays: Arrays, run: Any) -> OpCase:
     """`run`: as of `pool_case`."""
     look_back = arrays["bias"].shape[1]
     call = partial(lookup, implementation=run) if isinstance(run, str) else run
+    latest, valid = np.asarray(arrays["latest"]), np.asarray(arrays["valid"])
     return OpCase(
         name=name,
         run=lambda a: call(**a, look_back=look_back),
         reference=lambda a: lookup(**a, look_back=look_back, implementation="reference"),
         arrays=arrays,
         shared=frozenset({"bias"}),
-        unused={"q": arrays["latest"] < 0, "k": ~arrays["valid"], "v": ~arrays["valid"]},
+        unused={"q": latest < 0, "k": ~valid, "v": ~valid},
         terms=arrays["bias"].shape[1],
         grad_terms=arrays["latest"].size,
     )

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def arrays(seed: int = 0) -> dict[str, Any]:
     found = {name: rng.standard_normal(size, np.float32) for name, size in sizes.items()}
     found["code"] *= np.arange(BLOCKS) == np.arange(ROWS)[:, None, None] % BLOCKS
     found["code"][0, [0, 2]] = 0
-    return {name: jnp.asarray(array) for name, array in found.items()}
+    return {name: jax.device_put(array) for name, array in found.items()}
 
 
 def run(call: Any, x: dict[str, Any], *, derived: bool = True, **more: Any) -> Any:

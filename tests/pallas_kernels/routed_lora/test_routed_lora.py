@@ -27,7 +27,7 @@ def arrays(
     rng = np.random.default_rng(0)
 
     def draw(*shape: int, dtype: Any = dtype) -> Any:
-        return jnp.asarray(rng.standard_normal(shape).astype(dtype))
+        return jax.device_put(rng.standard_normal(shape).astype(dtype))
 
     found = {"x": draw(batch, length, K), "code": draw(batch, -(-length // chunk), blocks, dtype=jnp.float32)}
     for i, (outputs, rank) in enumerate(SITES):

@@ -17,9 +17,9 @@ STREAMS = ("x", "pre_gate", "post_gate")
 
 
 def normal(seed: int, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    # Cast on the host: JAX would compile a program for each shape
+    # Cast on the host and put on the device: jnp.asarray compiles a program for each shape
     z = np.random.default_rng(seed).standard_normal(shape)
-    return jnp.asarray(z.astype(np.float32).astype(dtype))
+    return jax.device_put(z.astype(np.float32).astype(dtype))
 
 
 def ragged(length: int) -> Any:
@@ -34,7 +34,7 @@ def ragged(length: int) -> Any:
     inside = (np.arange(length) % 11 == 5)[None]
     ids = np.where(inside, -ids, ids)
     ids[0, length - length // 7 :] = 0
-    return jnp.asarray(ids)
+    return jax.device_put(ids)
 
 
 def on_grid(length: int, grid: int) -> Any:
@@ -47,7 +47,7 @@ def on_grid(length: int, grid: int) -> Any:
     second = np.where(gap & (block == block[-1]), 0, second)
     ids = np.stack([first, second]).astype(np.int32)
     ids[0] = np.where(np.arange(length) % 13 == 7, -ids[0], ids[0])
-    return jnp.asarray(ids)
+    return jax.device_put(ids)
 
 
 def streams(length: int, dtype: Any = jnp.float32, *, gates: bool = True) -> dict[str, Any]:
