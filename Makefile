@@ -14,6 +14,8 @@ PYTEST_ARGS ?=
 
 # Two test processes share the cores; the maths libraries' own threads would only fight over them.
 TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Keep bytecode even where the environment says not to: without it every process compiles the library and its tests.
+TEST_ENV += PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
 .PHONY: help venv install demo docs test lint format types gpu-compile gpu-compile-now plan clean
