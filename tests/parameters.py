@@ -4,7 +4,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -20,7 +19,7 @@ def drawn(module: nn.Module, *inputs: Any, boxed: bool = False, seed: int = 0, *
     def draw(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         z = rng.standard_normal(leaf.shape)
         numbers = z / leaf.shape[-2] ** 0.5 if len(leaf.shape) > 1 else 1 + 0.3 * z
-        # Cast on the host: JAX would compile a program for each shape
-        return jnp.asarray(numbers.astype(leaf.dtype))
+        # Cast on the host and put on the device: jnp.asarray compiles a program for each shape
+        return jax.device_put(numbers.astype(leaf.dtype))
 
     return jax.tree.map(draw, shapes if boxed else nn.meta.unbox(shapes))

@@ -12,6 +12,7 @@ import pytest
 from jaxblt.mixers import AttentionConfig, init_state
 from jaxblt.parallel import batch_sharding, make_mesh
 from jaxblt.testing import Subject
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 BASE = AttentionConfig(dim=12, num_heads=6, num_kv_heads=3, head_dim=4, rope_theta=100.0)
@@ -127,7 +128,7 @@ def test_over_a_split_sequence_nothing_is_gathered(window: int | None) -> None:
     """Projections, rotary angles, the exchange and all gradients: none of them needs the whole sequence."""
     module = dataclasses.replace(BASE, window=window).build()
     x, ids = jnp.ones((2, 32, BASE.dim)), jnp.ones((2, 32), jnp.int32)
-    params = module.init(jax.random.key(0), x)
+    params = drawn(module, x)
     mesh = make_mesh(data=2, seq=4)
 
     def backward(params, x, ids, dy):

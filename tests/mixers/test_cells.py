@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 from jaxblt.mixers import GRUConfig, LSTMConfig
 from jaxblt.parallel import make_mesh
@@ -106,11 +107,9 @@ def test_a_gru_whose_gates_see_the_input_alone_is_a_linear_recurrence() -> None:
     weights["recurrent"] = jnp.zeros_like(weights["recurrent"])
     kernel, bias = np.asarray(weights["in"]["kernel"]), np.asarray(weights["in"]["bias"])
     r, z, n = np.moveaxis(np.einsum("btd,dhgk->bthgk", subject.x, kernel) + bias, 3, 0)
-    keep = jax.nn.sigmoid(jnp.asarray(z.reshape(*z.shape[:2], -1)))
-    new = np.tanh(n + np.asarray(jax.nn.sigmoid(r)) * np.asarray(weights["recurrent_bias"])).reshape(
-        keep.shape
-    )
-    h = linear_scan(keep, (1 - keep) * new)
+    keep = scipy.special.expit(z.reshape(*z.shape[:2], -1))
+    new = np.tanh(n + scipy.special.expit(r) * np.asarray(weights["recurrent_bias"])).reshape(keep.shape)
+    h = jax.jit(linear_scan)(keep, (1 - keep) * new)
     expected = np.asarray(h) @ np.asarray(weights["out"]["kernel"]).reshape(DIM, DIM)
     assert_close(subject.run(), expected, jnp.float32, n=subject.length * DIM)
 

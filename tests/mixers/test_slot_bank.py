@@ -151,7 +151,8 @@ def test_holes_are_not_compressed() -> None:
 
 
 def test_error_of_reconstruction_falls_with_the_latents() -> None:
-    errors = {n: np.asarray(reconstruction_error(*drawn(n)[::2], drawn(n)[3])) for n in (2, 8)}
+    error = jax.jit(reconstruction_error)
+    errors = {n: np.asarray(error(*drawn(n)[::2], drawn(n)[3])) for n in (2, 8)}
     assert_close(errors[8][..., :2], errors[2], n=64)
     complex_, simple = errors[8][0, 0], errors[8][1, 0]
     assert np.all(np.diff(complex_[:6]) < -1e-3)

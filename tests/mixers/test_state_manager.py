@@ -1,8 +1,10 @@
 """Housekeeping of slots: a dead one is pruned and begun anew, the others stay; stored states as codes."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,25 +80,25 @@ def test_dead_slots_of_a_state_are_emptied() -> None:
 def test_codes_stand_for_states_and_the_encoder_learns_through_them() -> None:
     compressor = StateCompressor(dim=8, code_dim=4, codes=16)
     states = jax.random.normal(jax.random.key(0), (3, 5, 8))
-    params = compressor.init(jax.random.key(1), states)["params"]
-    params = jax.tree.map(lambda box: box.unbox(), params, is_leaf=lambda p: hasattr(p, "unbox"))
-    (decoded, codes), side = compressor.apply({"params": params}, states, mutable=SIDE_OUTPUTS)
-    z = np.asarray(states @ params["encoder"]["kernel"])
+    params = nn.meta.unbox(jax.jit(compressor.init)(jax.random.key(1), states))["params"]
+    apply = jax.jit(partial(compressor.apply, mutable=SIDE_OUTPUTS))
+    (decoded, codes), side = apply({"params": params}, states)
+    x, decoded = np.asarray(states), np.asarray(decoded)
+    z = x @ np.asarray(params["encoder"]["kernel"])
     apart = np.linalg.norm(z[..., None, :] - np.asarray(params["book"]), axis=-1)
     np.testing.assert_array_equal(codes, apart.argmin(-1))
-    np.testing.assert_allclose(
-        compressor.apply({"params": params}, codes, method="decode"), decoded, rtol=1e-5, atol=1e-6
-    )
+    again = jax.jit(partial(compressor.apply, method="decode"))({"params": params}, codes)
+    np.testing.assert_allclose(again, decoded, rtol=1e-5, atol=1e-6)
     nearest = apart.min(-1) ** 2 / 4
-    loss = np.mean((states - decoded) ** 2) + 1.25 * nearest.mean()
+    loss = np.mean((x - decoded) ** 2) + 1.25 * nearest.mean()
     assert float(side["losses"]["state_compressor"][0]) == pytest.approx(float(loss), rel=1e-5)
     assert 1 <= float(side["metrics"]["state_compressor"][0].value) <= len(np.unique(codes)) + 1e-3
 
     def through(params: Any) -> Any:
         return jnp.sum(compressor.apply({"params": params}, states)[0][0])
 
-    straight = jax.grad(through)(params)["encoder"]["kernel"]
-    expected = np.einsum("td,e->de", states[0], np.asarray(params["decoder"]["kernel"]).sum(1))
+    straight = jax.jit(jax.grad(through))(params)["encoder"]["kernel"]
+    expected = np.einsum("td,e->de", x[0], np.asarray(params["decoder"]["kernel"]).sum(1))
     np.testing.assert_allclose(straight, expected, rtol=1e-4, atol=1e-5)
 
 

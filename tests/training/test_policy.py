@@ -106,9 +106,13 @@ def enumerated(config, coupled):
         chances = jax.vmap(lambda experts: chance(scores, experts))(every)
         return jnp.sum(chances * (gains.sum((1, 2)) - config.flip_price * flips))
 
-    chances = jax.vmap(lambda experts: chance(SCORES, experts))(every)
-    slopes = jax.vmap(lambda experts, gain: jax.grad(loss)(SCORES, experts, gain))(every, gains)
-    return jnp.einsum("n,n...->...", chances, slopes), jax.grad(expected)(SCORES)
+    @jax.jit
+    def gradients(scores):
+        chances = jax.vmap(lambda experts: chance(scores, experts))(every)
+        slopes = jax.vmap(lambda experts, gain: jax.grad(loss)(scores, experts, gain))(every, gains)
+        return jnp.einsum("n,n...->...", chances, slopes), jax.grad(expected)(scores)
+
+    return gradients(SCORES)
 
 
 @pytest.mark.parametrize("method", ["reinforce", "ppo"])

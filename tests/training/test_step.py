@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.special
 
 from jaxblt.patching import PatcherConfig, bytes_per_patch, entropies_from_logits, make_patches
 from jaxblt.training.evaluate import make_eval_step
@@ -58,8 +59,9 @@ def test_loss_is_mean_cross_entropy_of_scored_bytes():
     task, adamw, params = build(TinyConfig())
     batch = random_batch(0)
     _, metrics = make_train_step(task, adamw)(start(copy(params), adamw), batch)
-    logits, _ = task.model.apply({"params": params}, batch.inputs, segment_ids=batch.segment_ids)
-    log_p = np.asarray(jax.nn.log_softmax(logits))
+    apply = jax.jit(task.model.apply)
+    logits, _ = apply({"params": params}, batch.inputs, segment_ids=batch.segment_ids)
+    log_p = scipy.special.log_softmax(np.asarray(logits), -1)
     picked = np.take_along_axis(log_p, np.asarray(batch.targets)[..., None], -1)[..., 0]
     scored = np.asarray(batch.loss_mask) == 1
     expected = -picked[scored].mean()
@@ -120,7 +122,8 @@ def test_sown_losses_are_added_and_sown_metrics_reported():
         mask = batch.loss_mask.astype(jnp.float32)
         return -jnp.sum(picked * mask) / jnp.sum(mask) + side["losses"]["size"][0]
 
-    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(jax.grad(total)(params)), rtol=1e-5)
+    norm = jax.jit(lambda params: optax.tree.norm(jax.grad(total)(params)))
+    np.testing.assert_allclose(metrics["grad_norm"], norm(params), rtol=1e-5)
     assert float(metrics["grad_norm"]) != float(plain["grad_norm"])
 
 
@@ -259,13 +262,15 @@ def test_frozen_entropies_cut_the_patches():
     batch = random_batch(0)
     frozen = freeze_entropy(entropy_params)
     rounded = frozen[ENTROPY].params
-    logits, _ = entropy_model.apply({"params": widen(rounded)}, batch.inputs, segment_ids=batch.segment_ids)
-    entropies = entropies_from_logits(logits)
-    threshold = float(jnp.median(entropies))
+    apply = jax.jit(entropy_model.apply)
+    logits, _ = apply({"params": widen(rounded)}, batch.inputs, segment_ids=batch.segment_ids)
+    entropies = jax.jit(entropies_from_logits)(logits)
+    threshold = float(np.median(entropies))
     patcher = PatcherConfig(mode="entropy", threshold=threshold, block_size=8)
     task, adamw, params = build(TinyConfig(), patcher=patcher, entropy_model=entropy_model)
     state, metrics = make_train_step(task, adamw)(start(copy(params), adamw, copy(frozen)), batch)
-    expected = make_patches(patcher, batch.inputs, segment_ids=batch.segment_ids, entropies=entropies)
+    cut = jax.jit(functools.partial(make_patches, patcher))
+    expected = cut(batch.inputs, segment_ids=batch.segment_ids, entropies=entropies)
     np.testing.assert_allclose(metrics["bytes_per_patch"], bytes_per_patch(expected), rtol=1e-6)
     assert 1 < float(metrics["bytes_per_patch"]) < 8
     assert float(metrics["patches"]) == int((expected.lengths > 0).sum())

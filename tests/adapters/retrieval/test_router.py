@@ -64,7 +64,7 @@ def test_the_code_is_f_of_the_chunk_before_and_its_neighbours():
     np.testing.assert_array_equal(place[:, 0], np.arange(25, 30))
     there = index["vectors"][place]
     similar, pairs = np.take_along_axis(scores, place, 1), there @ there.swapaxes(1, 2)
-    features = neighbour_features(*map(jnp.asarray, (similar, pairs, np.ones(place.shape, bool))))
+    features = jax.jit(neighbour_features)(similar, pairs, np.ones(place.shape, bool))
     normed = np.clip((np.asarray(features) - index["norms"][0]) / index["norms"][1], -3, 3)
     for k in range(1, 6):
         read = np.concatenate([base[k - 1] * scale, normed[k - 1], prefix])

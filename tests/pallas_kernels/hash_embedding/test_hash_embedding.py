@@ -22,8 +22,8 @@ B, T, G, R, D = 8, 40, 3, 7, 5
 def hashes(ids: Any, run: Any = None, history: Any = None, **options: Any) -> np.ndarray:
     options = {"sizes": SIZES, "table_size": TABLE_SIZE, **options}
     if history is None:
-        history = jnp.zeros((len(ids), max(options["sizes"]) - 1), jnp.uint32)
-    return np.asarray(ngram_rows(jnp.asarray(ids), history, run, **options))
+        history = np.zeros((len(ids), max(options["sizes"]) - 1), np.uint32)
+    return np.asarray(jax.jit(partial(ngram_rows, **options))(ids, history, run))
 
 
 def naive_row(grams: list[int], multiplier: int = A) -> int:

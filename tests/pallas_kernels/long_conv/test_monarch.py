@@ -147,7 +147,7 @@ def test_stages_are_the_transform_of_their_formula_and_undo_themselves(points: i
     size = math.prod(stages)
     assert size >= points
     u = normal(0, (size, 2))
-    matrices = stage_matrices(stages, jnp.float32)
+    matrices = jax.jit(lambda: stage_matrices(stages, jnp.float32))()
     found = jax.jit(transform)(matrices, u)
     order = np.arange(size).reshape(stages[::-1]).T.reshape(-1)
     phase = np.outer(4 * order - 1, np.arange(size)) / (4 * size)

@@ -97,14 +97,15 @@ def test_active_blocks_of_a_code() -> None:
 
 def test_steps_of_a_tile() -> None:
     """Sites of 3 x 16 and 3 x 32 ranks: step 0 has all of the first and half a block, step 1 half, one and one."""
-    active = jnp.asarray([[False, False, True], [False, True, False], [False, False, False]])
-    steps = active_steps(active, [48, 96])
+    active = np.array([[False, False, True], [False, True, False], [False, False, False]])
+    steps = jax.jit(lambda active: active_steps(active, [48, 96]))(active)
     assert steps.tolist() == [[True, True, True], [True, True, False], [False] * 3]
-    found = listed(steps, [Term(0, 0, 0, 64), Term(0, 0, 64, 128)])
+    found = jax.jit(lambda steps: listed(steps, [Term(0, 0, 0, 64), Term(0, 0, 64, 128)]))(steps)
     assert found.counts.tolist() == [[1, 2], [1, 1], [0, 0]]
     assert found.order.tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0]]
-    some = jnp.asarray([[False, True, False, True, True]])
-    assert listed(some, [Term(0, 0, 0, 320)]).order.tolist() == [[1, 3, 4, 0, 0]]
+    some = np.array([[False, True, False, True, True]])
+    found = jax.jit(lambda steps: listed(steps, [Term(0, 0, 0, 320)]))(some)
+    assert found.order.tolist() == [[1, 3, 4, 0, 0]]
 
 
 @pytest.mark.parametrize(
