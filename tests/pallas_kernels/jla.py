@@ -86,7 +86,7 @@ def rows(
     shapes = {"q": (key_heads, keys), "k": (key_heads, keys), "v": (heads, values)}
     found = {n: rng.standard_normal((batch, length, *shape)) for n, shape in shapes.items()}
     found["k"] /= np.linalg.norm(found["k"], axis=-1, keepdims=True)
-    state = jnp.asarray(rng.standard_normal((batch, heads, keys, values)), jnp.float32)
+    state = jax.device_put(rng.standard_normal((batch, heads, keys, values)).astype(np.float32))
     return {n: jnp.asarray(x, jnp.bfloat16) for n, x in found.items()} | {"initial_state": state}
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -53,7 +54,7 @@ class Call:
         queries, keys = self.queries, self.keys or self.queries
 
         def normal(*shape: int) -> Any:
-            return jnp.asarray(rng.standard_normal(shape).astype(self.dtype))
+            return jax.device_put(rng.standard_normal(shape).astype(self.dtype))
 
         arrays: Arrays = {
             "q": normal(batch, queries, self.heads, self.head_dim),
@@ -62,16 +63,16 @@ class Call:
         }
         if self.segments:
             ids = np.stack([packed(rng, keys) for _ in range(batch)])
-            arrays["kv_segment_ids"] = jnp.asarray(ids, jnp.int32)
-            arrays["q_segment_ids"] = jnp.asarray(ids[:, keys - queries :], jnp.int32)
+            arrays["kv_segment_ids"] = jax.device_put(ids.astype(np.int32))
+            arrays["q_segment_ids"] = jax.device_put(ids[:, keys - queries :].astype(np.int32))
         if self.positions:
             start = rng.integers(0, keys // 2, (batch, 1))
-            arrays["kv_positions"] = jnp.asarray(start + np.arange(keys), jnp.int32)
-            arrays["q_positions"] = jnp.asarray(start + keys // 2 + np.arange(queries), jnp.int32)
+            arrays["kv_positions"] = jax.device_put((start + np.arange(keys)).astype(np.int32))
+            arrays["q_positions"] = jax.device_put((start + keys // 2 + np.arange(queries)).astype(np.int32))
         if self.lengths:
-            arrays["lengths"] = jnp.asarray([keys * 2 // 3, 0, keys, 1][:batch], jnp.int32)
+            arrays["lengths"] = jax.device_put(np.array([keys * 2 // 3, 0, keys, 1][:batch], np.int32))
         if self.alibi:
-            arrays["alibi_slopes"] = jnp.asarray(2.0 ** -np.arange(1, self.heads + 1), self.dtype)
+            arrays["alibi_slopes"] = jax.device_put((2.0 ** -np.arange(1, self.heads + 1)).astype(self.dtype))
         return arrays
 
     def unused(self, arrays: Arrays) -> Arrays:
@@ -87,7 +88,7 @@ class Call:
             kv_hidden |= np.arange(keys) >= limit
             if queries == keys:
                 q_hidden |= np.arange(queries) >= limit
-        return {"q": jnp.asarray(q_hidden), "k": jnp.asarray(kv_hidden), "v": jnp.asarray(kv_hidden)}
+        return {"q": q_hidden, "k": kv_hidden, "v": kv_hidden}
 
     def case(self, implementation: str) -> OpCase:
         """The call as a case of the property suite; one object, so that its checks share what they compile."""

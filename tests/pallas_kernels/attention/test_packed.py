@@ -132,7 +132,8 @@ def arrays_of(ids, heads, groups, width, dtype=jnp.float32):
     rng, (rows, length) = np.random.default_rng(0), ids.shape
     shapes = {"q": heads, "k": groups, "v": groups}
     arrays = {
-        name: jnp.asarray(rng.standard_normal((rows, length, n, width)), dtype) for name, n in shapes.items()
+        name: jax.device_put(rng.standard_normal((rows, length, n, width)).astype(dtype))
+        for name, n in shapes.items()
     }
     return arrays | {"ids": jnp.asarray(ids, jnp.int32)}
 
