@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import flax.linen as nn
+import jax.numpy as jnp
 import pytest
 
 from jaxblt.adapters import (
@@ -19,6 +21,7 @@ from jaxblt.adapters import (
     TopK,
     products,
 )
+from jaxblt.layers import Linear
 from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, GatedRecurrenceConfig
 from jaxblt.models import StackConfig
 from jaxblt.testing import check_adapter
@@ -77,6 +80,34 @@ def test_a_routed_adapter(caplog):
     caplog.set_level("INFO", "jaxblt.testing")
     assert check_adapter(stack_of("chunk"), only=QUICK, length=16) == list(QUICK)
     assert "merged and rounded to bfloat16" in caplog.text
+
+
+class Neighbour(nn.Module):
+    """y_t = x_{t-1} W, of a mixer that the library does not know."""
+
+    @nn.compact
+    def __call__(self, x, *, segment_ids=None, positions=None, state=None):
+        before = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        return Linear("btd,de->bte", {"e": x.shape[-1]}, ("embed", "mlp"), name="pick")(before), state
+
+
+@dataclasses.dataclass(frozen=True)
+class NeighbourConfig:
+    dim: int = 8
+    causal: bool = True
+
+    def build(self, *, dtype, name=None):
+        return Neighbour(name=name)
+
+    def init_state(self, batch_size, *, capacity, dtype):
+        return None
+
+
+def test_products_of_a_users_mixer_are_sites():
+    stack = stack_of("chunk", pattern="N", mixers={"N": NeighbourConfig()})
+    stack = dataclasses.replace(stack, adapter=dataclasses.replace(stack.adapter, sites=("mixer/pick",)))
+    named = ["start", "dense", "learns"]
+    assert check_adapter(stack, only=named, length=16) == named
 
 
 PARTS = 3
