@@ -199,8 +199,9 @@ def summary(folder: Folder) -> str:
             f"{100 * memory['accuracy']:.1f} % right (windows alone {100 * alone['accuracy']:.1f} %)",
         ),
         (
-            f"books under {len(adapted['domains'])} ciphers that change unmarked",
-            f"routed adapter of a frozen `books_512`, taught by labels, {adapted['settings']['steps']} steps, "
+            f"books under {len(adapted['domains'])} ciphers of {adapted['settings']['letters']} letters that change "
+            "unmarked",
+            f"adapter of a frozen `books_512`, routed by token, taught by labels, {adapted['settings']['steps']} steps, "
             f"{adapted['seed_count']} seeds",
             f"{routed} bits per byte (static adapter {static}, adapter that is told the cipher {told})",
         ),
