@@ -115,12 +115,21 @@ def places_of(
     """
     if level == "token":
         return EVERY
-    single = segment_ids is None or not config.packed
-    if level == "prefix" and whole and single:
+    if level == "prefix" and whole and _are_single(config, segment_ids):
         return Places(min(config.prefix, length - 1), length)
-    if level == "chunk" and whole and (single or config.segment_alignment % config.chunk == 0):
+    if level == "chunk" and are_aligned(config, segment_ids, whole=whole):
         return Places(0, config.chunk)
     return None
+
+
+def are_aligned(config: Any, segment_ids: Int[Array, "B T"] | None, *, whole: bool) -> bool:
+    """Whether chunks of documents are those of their row; arguments are as in `places_of`."""
+    return whole and (_are_single(config, segment_ids) or config.segment_alignment % config.chunk == 0)
+
+
+def _are_single(config: Any, segment_ids: Int[Array, "B T"] | None) -> bool:
+    """Whether a row has one document."""
+    return segment_ids is None or not config.packed
 
 
 def is_edge(config: Any, level: Level, time: Int[Array, "B T"]) -> Bool[Array, "B T"]:

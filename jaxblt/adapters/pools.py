@@ -59,10 +59,13 @@ class Pools:
     Attributes:
       size: steps C of a chunk.
       lag: chunks back that a token reads, L.
+      aligned: whether rows are whole and their documents start at multiples of C: a chunk's tokens lie together then.
+        Before a prefix is complete its sums are of no account.
     """
 
     size: int = flax.struct.field(pytree_node=False)
     lag: int = flax.struct.field(pytree_node=False)
+    aligned: bool = flax.struct.field(pytree_node=False, default=False)
 
     def zero(self, streams: Any) -> Sums:
         """Nothing was read."""
@@ -72,9 +75,11 @@ class Pools:
 
     def run(
         self, streams: Any, marks: Marks, carry: Sums | None
-    ) -> tuple[tuple[Float[Array, "B T F"], Float[Array, "B T F"]], Effect]:
+    ) -> tuple[tuple[Float[Array, "B T F"], Float[Array, "B T F"]], Effect | None]:
         """For each token the sums of the chunk `lag` before its own (zero where there is none), and of the prefix."""
         h, counts, weights, time = streams
+        if self.aligned:
+            return self._by_chunk(h, counts, weights, time), None
         live = jnp.ones(time.shape, bool) if marks.segment_ids is None else marks.segment_ids != 0
         starts, new = live & (time % self.size == 0), live & (time == 0)
         entered = carry is not None
@@ -83,6 +88,27 @@ class Pools:
         effect = self._effect(time, marks, chunk, prefix, starts, entered=entered)
         past = carry.past if entered else self.zero(streams).past
         return (self._earlier(time, chunk, past), prefix), effect
+
+    def _by_chunk(
+        self,
+        h: Float[Array, "B T D"],
+        counts: Float[Array, "B T 1"],
+        weights: Float[Array, "B T 1"],
+        time: Int[Array, "B T"],
+    ) -> tuple[Float[Array, "B T F"], Float[Array, "B T F"]]:
+        """Sums of whole chunks, and of a prefix over chunks: tokens are added once, and no sum stands at each."""
+        began, length = time[:, :: self.size], time.shape[1]
+        chunk = self._summed(jnp.concatenate([h, counts], -1))
+        prefix = _running(began == 0, self._summed(jnp.concatenate([h * weights, weights], -1)), None)
+        earlier = jnp.pad(chunk, ((0, 0), (self.lag, 0), (0, 0)))[:, : chunk.shape[1]]
+        earlier = jnp.where((began // self.size >= self.lag)[..., None], earlier, 0.0)
+        spread = lambda x: jnp.repeat(x, self.size, 1)[:, :length]  # noqa: E731
+        return spread(earlier), spread(prefix)
+
+    def _summed(self, x: Float[Array, "B T F"]) -> Float[Array, "B N F"]:
+        """Over the tokens of each chunk of a row, of which the last may be short."""
+        x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % self.size), (0, 0)))
+        return jnp.sum(x.reshape(x.shape[0], -1, self.size, x.shape[2]), 2)
 
     def _earlier(
         self, time: Int[Array, "B T"], chunk: Float[Array, "B T F"], past: Float[Array, "B L F"]

@@ -16,6 +16,7 @@ from jaxblt.adapters.levels import (
     Level,
     Mixed,
     Places,
+    are_aligned,
     can_change,
     edge_spacing,
     is_edge,
@@ -202,8 +203,9 @@ class Router(nn.Module):
         else:
             time = rows.arranged.time
             side = None if side is None else jnp.take_along_axis(side, rows.arranged.order[..., None], 1)
-        heard, after = self._hear(rows, time, side, documents, state)
         whole = state is None and not rows.split
+        aligned = are_aligned(config, segment_ids, whole=whole)
+        heard, after = self._hear(rows, time, side, documents, state, aligned=aligned)
         places: dict[Level, Places | None] = {
             level: places_of(config, level, x.shape[1], segment_ids, whole=whole)
             for level in levels_of(config)
@@ -297,6 +299,8 @@ class Router(nn.Module):
         side: Float[Array, "B T S"] | None,
         documents: Int[Array, "B T"] | None,
         state: Any,
+        *,
+        aligned: bool,
     ) -> tuple[Heard, RouterState | None]:
         """What f may read, and the state after it."""
         config, dim = self.adapter.router, rows.x.shape[-1]
@@ -312,7 +316,9 @@ class Router(nn.Module):
             score = jnp.einsum("btd,d->bt", rows.x, weight)[..., None] * root
             pooled = pooled * jnp.exp(MOST_SCORE * jnp.tanh(score / MOST_SCORE))
         given = (bare, counts, pooled, time)
-        (chunk, prefix), sums = rows.run(_pools(config), given, None if state is None else state.sums)
+        (chunk, prefix), sums = rows.run(
+            _pools(config, aligned=aligned), given, None if state is None else state.sums
+        )
         base = chunk[..., :-1] / jnp.maximum(chunk[..., -1:], 1.0)
         mean = base * scale
         memory = chunk_memory = memorised = chunk_side = held = near = kept = None
@@ -413,8 +419,8 @@ def check_chosen(chosen: Float[Array, "R F"], code: Float[Array, "B T E"]) -> No
         )
 
 
-def _pools(config: Any) -> Pools:
-    return Pools(size=config.chunk, lag=config.lag)
+def _pools(config: Any, *, aligned: bool = False) -> Pools:
+    return Pools(size=config.chunk, lag=config.lag, aligned=aligned)
 
 
 def check_side(config: Any, side: Float[Array, "B T S"] | None) -> None:

@@ -31,3 +31,25 @@ def test_nan_stays_in_its_document(name: str, entered: bool) -> None:
 
     poisoned = jax.tree.map(lambda x: x + jnp.nan, carry)
     jax.tree.map(np.testing.assert_array_equal, after(poisoned), after(carry))
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_aligned_chunks_have_the_sums_of_running_ones(lag: int) -> None:
+    """Documents of 14, 3 and 5 tokens at multiples of 4, one with a hole; prefixes of 6."""
+    ids = np.array([[1] * 14 + [0] * 2 + [2] * 3 + [0] + [3] * 5 + [0]], np.int32)
+    starts = {1: 0, 2: 16, 3: 20}
+    time = np.array([[t - starts.get(s, t) for t, s in enumerate(ids[0])]], np.int32)
+    rng = np.random.default_rng(0)
+    held = (ids != 0)[..., None].astype(np.float32)
+    held[0, 4] = 0  # a chunk's first token
+    h = rng.standard_normal((1, ids.shape[1], 3)).astype(np.float32) * held
+    weights = rng.uniform(0.5, 2, held.shape).astype(np.float32) * held * (time < 6)[..., None]
+    streams = tuple(map(jax.device_put, (h, held, weights, time)))
+
+    def sums(aligned: bool) -> list[np.ndarray]:
+        core = Pools(size=4, lag=lag, aligned=aligned)
+        found = jax.jit(lambda streams: core.run(streams, mark(jax.device_put(ids), 4), None)[0])(streams)
+        return [np.asarray(x) for x in found]
+
+    for found, expected, told in zip(sums(True), sums(False), (ids != 0, (ids != 0) & (time >= 6)), strict=True):
+        np.testing.assert_allclose(found[told], expected[told], atol=1e-6)
