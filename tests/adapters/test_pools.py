@@ -51,5 +51,7 @@ def test_aligned_chunks_have_the_sums_of_running_ones(lag: int) -> None:
         found = jax.jit(lambda streams: core.run(streams, mark(jax.device_put(ids), 4), None)[0])(streams)
         return [np.asarray(x) for x in found]
 
-    for found, expected, told in zip(sums(True), sums(False), (ids != 0, (ids != 0) & (time >= 6)), strict=True):
+    for found, expected, told in zip(
+        sums(True), sums(False), (ids != 0, (ids != 0) & (time >= 6)), strict=True
+    ):
         np.testing.assert_allclose(found[told], expected[told], atol=1e-6)
