@@ -107,16 +107,29 @@ def multiply_by_row(
 ) -> Float[Array, "B ..."]:
     """The product as a GEMM for each row, all of which read the one kernel: XLA broadcasts it by a stride of 0.
 
-    Its gradient is one matrix a row, added up afterwards. Where devices split time it is that of the einsum, one GEMM
-    over all rows: they would exchange a matrix for each row.
+    Its gradient is one matrix a row, and these are added up in fp32. Where devices split time it is that of the einsum,
+    one GEMM over all rows: they would exchange a matrix for each row.
     """
+    # XLA would write out a broadcast kernel of more axes than two
+    flat = kernel.reshape(prod(kernel.shape[: len(read_equation(equation).summed)]), -1)
+    flat = jnp.broadcast_to(flat, (x.shape[0], *flat.shape))
+    return _rows(equation, x, flat, kernel.shape, precision, preferred_element_type)
+
+
+def _rows(
+    equation: str,
+    x: Float[Array, "B ..."],
+    flat: Float[Array, "B K N"],
+    shape: tuple[int, ...],
+    precision: jax.lax.PrecisionLike,
+    preferred_element_type: Any,
+) -> Float[Array, "B ..."]:
+    """The product of each row with a kernel of its own, of this shape if it were not flat."""
     given, summed, new, result = letters = read_equation(equation)
-    rows, inner = x.shape[0], prod(kernel.shape[: len(summed)])
-    sizes = dict(zip(given, x.shape, strict=True)) | dict(zip(summed + new, kernel.shape, strict=True))
+    rows, inner = flat.shape[:2]
+    sizes = dict(zip(given, x.shape, strict=True)) | dict(zip(summed + new, shape, strict=True))
     into = "btk" if given.startswith(letters.lead) else "bkt"
     out = "btn" if result.startswith(letters.lead) else "bnt"
-    # XLA would write out a broadcast kernel of more axes than two
-    flat = jnp.broadcast_to(kernel.reshape(inner, -1), (rows, inner, kernel.size // inner))
     x = x.reshape(rows, inner, -1) if into == "bkt" else x.reshape(rows, -1, inner)
     kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
     return jnp.einsum(f"{into},bkn->{out}", x, flat, **kinds).reshape([sizes[c] for c in result])
@@ -138,8 +151,13 @@ def _multiply_by_row_jvp(
     if not isinstance(dx, SymbolicZero):
         dy += by_row(dx, kernel, *kinds.values())
     if not isinstance(dkernel, SymbolicZero):
-        einsum: Any = partial(jnp.einsum, equation, **kinds)
-        dy += by_row(x, dkernel, *kinds.values()) if seq_axis() is None else einsum(x, dkernel)
+        if seq_axis() is not None:
+            return y, dy + jnp.einsum(equation, x, dkernel, **kinds)
+        # The transpose adds rows in fp32: in bf16 each sum would be rounded
+        wide = dkernel.dtype if jnp.finfo(dkernel.dtype).bits > 32 else jnp.float32
+        flat = dkernel.reshape(prod(dkernel.shape[: len(read_equation(equation).summed)]), -1).astype(wide)
+        flat = jnp.broadcast_to(flat, (x.shape[0], *flat.shape)).astype(dkernel.dtype)
+        dy += _rows(equation, x, flat, dkernel.shape, *kinds.values())
     return y, dy
 
 

@@ -201,8 +201,8 @@ def summary(folder: Folder) -> str:
         (
             f"books under {len(adapted['domains'])} ciphers of {adapted['settings']['letters']} letters that change "
             "unmarked",
-            f"adapter of a frozen `books_512`, routed by token, taught by labels, {adapted['settings']['steps']} steps, "
-            f"{adapted['seed_count']} seeds",
+            "adapter of a frozen `books_512`, routed by token, taught by labels, "
+            f"{adapted['settings']['steps']} steps, {adapted['seed_count']} seeds",
             f"{routed} bits per byte (static adapter {static}, adapter that is told the cipher {told})",
         ),
     )

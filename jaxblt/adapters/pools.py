@@ -60,7 +60,7 @@ class Pools:
       size: steps C of a chunk.
       lag: chunks back that a token reads, L.
       aligned: whether rows are whole and their documents start at multiples of C: a chunk's tokens lie together then.
-        Before a prefix is complete its sums are of no account.
+        The sums of a prefix are right from its end on; before, they hold later tokens of their chunk.
     """
 
     size: int = flax.struct.field(pytree_node=False)
@@ -98,8 +98,11 @@ class Pools:
     ) -> tuple[Float[Array, "B T F"], Float[Array, "B T F"]]:
         """Sums of whole chunks, and of a prefix over chunks: tokens are added once, and no sum stands at each."""
         began, length = time[:, :: self.size], time.shape[1]
+        weighted = jnp.where(
+            weights > 0, h * weights, 0.0
+        )  # a NaN behind the prefix stays out of its chunk's sum
         chunk = self._summed(jnp.concatenate([h, counts], -1))
-        prefix = _running(began == 0, self._summed(jnp.concatenate([h * weights, weights], -1)), None)
+        prefix = _running(began == 0, self._summed(jnp.concatenate([weighted, weights], -1)), None)
         earlier = jnp.pad(chunk, ((0, 0), (self.lag, 0), (0, 0)))[:, : chunk.shape[1]]
         earlier = jnp.where((began // self.size >= self.lag)[..., None], earlier, 0.0)
         spread = lambda x: jnp.repeat(x, self.size, 1)[:, :length]  # noqa: E731

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxblt.mixers.state_edges import Engine
-from jaxblt.mixers.state_engine import StateEngineState
+from jaxblt.mixers.state_engine import ROUTE_SPREAD, StateEngineState
 from jaxblt.mixers.state_slots import Slots
 from jaxblt.validation import check_bounds, check_fields
 
@@ -88,7 +88,7 @@ def begin_anew(params: dict[str, Any], dead: Bool[Array, "*L H S"], key: PRNGKey
     """
     _check_dead(dead, _route_of(params)["bias"].shape)
     kernel = params["route"]["kernel"]
-    drawn = jax.random.normal(key, kernel.shape, kernel.dtype) * kernel.shape[-3] ** -0.5
+    drawn = jax.random.normal(key, kernel.shape, kernel.dtype) * ROUTE_SPREAD * kernel.shape[-3] ** -0.5
     route = {
         "kernel": jnp.where(dead[..., None, :, :], drawn, kernel),
         "bias": jnp.where(dead, 0.0, params["route"]["bias"]),

@@ -54,6 +54,14 @@ def test_a_planted_dead_slot_is_pruned_and_begun_anew() -> None:
     assert np.all(np.asarray(read_mass(fresh)) > 0.1)
 
 
+def test_routes_begun_anew_are_as_wide_as_those_of_the_start() -> None:
+    config = dataclasses.replace(CONFIG, dim=64, num_slots=16)
+    params = nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(1), jnp.zeros((1, 8, 64))))["params"]
+    fresh = begin_anew(params, jnp.ones((2, 16), bool), jax.random.key(2))
+    before, after = (np.std(p["route"]["kernel"]) for p in (params, fresh))
+    assert 0.9 < after / before < 1.1
+
+
 def test_importance_forgets() -> None:
     manager = StateManager(decay=0.75)
     start = manager.update(None, jnp.asarray([[0.75, 0.25]]))

@@ -102,15 +102,24 @@ def public_functions() -> list[Callable[..., Any]]:
     ]
 
 
+def flags() -> list[tuple[Callable[..., Any], str]]:
+    """Each public function of an operation with each of its flags: annotated as a bool, or one by default."""
+    return [
+        (function, p.name)
+        for function in public_functions()
+        for p in inspect.signature(function).parameters.values()
+        if p.annotation is bool or isinstance(p.default, bool)
+    ]
+
+
 @pytest.mark.parametrize(
-    "function", public_functions(), ids=lambda f: f"{f.__module__.split('.')[1]}.{f.__name__}"
+    ("function", "flag"),
+    flags(),
+    ids=lambda x: x if isinstance(x, str) else f"{x.__module__.split('.')[1]}.{x.__name__}",
 )
-def test_every_flag_refuses_text(function):
-    """A flag is what is annotated as a bool, or is one by default. A function without flags has none to refuse."""
+def test_every_flag_refuses_text(function, flag):
     parameters = inspect.signature(function).parameters.values()
-    flags = [p.name for p in parameters if p.annotation is bool or isinstance(p.default, bool)]
     needed = [HEADS for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    for flag in flags:
-        message = f"{function.__name__}: {flag} must be True or False, got 'yes': pass a bool"
-        with pytest.raises(TypeError, match=message):
-            function(*needed, **{flag: "yes"})
+    message = f"{function.__name__}: {flag} must be True or False, got 'yes': pass a bool"
+    with pytest.raises(TypeError, match=message):
+        function(*needed, **{flag: "yes"})
