@@ -51,7 +51,10 @@ def books(folder: Folder) -> str:
     head = ("model", "chunk", "parameters", "steps", *(f"{count(context)} bytes" for context in contexts))
     rows = [
         (
-            *(WORDS[run["model"]], count(found["settings"]["chunk_size"])),
+            *(
+                WORDS[run["model"]],
+                "" if run["model"] == "window" else count(found["settings"]["chunk_size"]),
+            ),
             *(count(run["parameters"]), count(run["step"])),
             *(next((_saved(at) for at in run["contexts"] if at["context"] == c), "") for c in contexts),
         )
@@ -98,7 +101,8 @@ def titans(folder: Folder) -> str:
             count(run["devices"]),
             spread(run["seconds"]),
             rate(run["bytes_per_second"]),
-            gigabytes(run["peak_memory_bytes"]),
+            # The allocator's peak is that of the process, which ran on one GPU before
+            gigabytes(run["peak_memory_bytes"]) if run["devices"] == 1 else "",
         )
         for run in (*found["steps"], *folder.get("titan_speed_4", {"steps": ()})["steps"])
     ]
