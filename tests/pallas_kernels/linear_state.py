@@ -11,6 +11,7 @@ import numpy as np
 
 from pallas_kernels.runtime import compiling_for
 from tests.pallas_kernels.op_suite import random_cotangents, value_and_grads
+from tests.tolerances import assert_close
 
 HOPPER = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H100")
 BATCH, KEY_HEADS, HEADS, KEYS, VALUES = 2, 1, 2, 3, 2
@@ -109,6 +110,17 @@ def check_long(run: Callable[..., Any], wide: Callable[..., Any], arrays: dict[s
     errors = jax.tree.map(relative_rms, actual, expected)
     assert max(jax.tree.leaves(errors)) <= 0.005, errors
     return actual[0]
+
+
+def check_as_the_loop(run: Callable[..., Any], loop: Callable[..., Any], arrays: dict[str, Any]) -> None:
+    """Values and gradients in fp32 as one step after another makes them, over 4,096 steps."""
+    in_fp32 = {n: x.astype(jnp.float32) for n, x in arrays.items()}
+    found, expected = (value_and_grads(fn, in_fp32, optimised=True) for fn in (run, loop))
+    terms = arrays["v"].shape[1]
+    for (path, want), got in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True
+    ):
+        assert_close(got, want, np.float32, terms, what=jax.tree_util.keystr(path))
 
 
 def check_finite(run: Callable[..., Any], arrays: dict[str, Any]) -> None:

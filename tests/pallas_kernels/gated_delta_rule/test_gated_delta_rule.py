@@ -24,6 +24,7 @@ from tests.pallas_kernels.linear_state import (
     BATCH,
     HEADS,
     KEYS,
+    check_as_the_loop,
     check_finite,
     check_long,
     dots,
@@ -246,6 +247,11 @@ def test_over_65_539_steps_in_bf16() -> None:
     last = {n: x[:, -2000:].astype(jnp.float32) for n, x in arrays.items()}
     expected = gated_delta_rule(**last, implementation="reference")
     assert relative_rms(o[:, -100:], expected[:, -100:]) <= 0.005
+
+
+@pytest.mark.slow(weeks=4, group="long rows of states")
+def test_over_4_096_steps_in_fp32() -> None:
+    check_as_the_loop(partial(call, "xla", 32), partial(call, "reference", 32), long_arrays(4096))
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tests.pallas_kernels.linear_state import (
     KEY_HEADS,
     KEYS,
     VALUES,
+    check_as_the_loop,
     check_finite,
     check_long,
     dots,
@@ -231,6 +232,13 @@ def test_over_131_075_steps_in_bf16(gate: str) -> None:
     last = {n: x[:, -2000:].astype(jnp.float32) for n, x in arrays.items()}
     expected = gated_linear_attention(**last, implementation="reference")
     assert relative_rms(o[:, -100:], expected[:, -100:]) <= 0.005
+
+
+@pytest.mark.slow(weeks=4, group="long rows of states")
+@pytest.mark.parametrize("gate", GATES)
+def test_over_4_096_steps_in_fp32(gate: str) -> None:
+    arrays = long_arrays(gate, 4096)
+    check_as_the_loop(partial(call, "xla", 32), partial(call, "reference", 32), arrays)
 
 
 @pytest.mark.slow
