@@ -98,9 +98,8 @@ class Pools:
     ) -> tuple[Float[Array, "B T F"], Float[Array, "B T F"]]:
         """Sums of whole chunks, and of a prefix over chunks: tokens are added once, and no sum stands at each."""
         began, length = time[:, :: self.size], time.shape[1]
-        weighted = jnp.where(
-            weights > 0, h * weights, 0.0
-        )  # a NaN behind the prefix stays out of its chunk's sum
+        # A NaN behind the prefix stays out of the sum of the chunk in which it ends
+        weighted = jnp.where(weights > 0, h * weights, 0.0)
         chunk = self._summed(jnp.concatenate([h, counts], -1))
         prefix = _running(began == 0, self._summed(jnp.concatenate([weighted, weights], -1)), None)
         earlier = jnp.pad(chunk, ((0, 0), (self.lag, 0), (0, 0)))[:, : chunk.shape[1]]
