@@ -93,7 +93,6 @@ def speed(folder: Folder) -> str:
             count(arm["parameters"]),
             *(f"{ratio:.2f}" for ratio in ratios[name]["forward_over_none"]),
             *(percent(share) for share in ratios[name]["decoding_over_none"]),
-            f"{step:.2f}" if (step := ratios[name].get("step_over_full")) else "",
         )
         for name, arm in found["arms"].items()
     ]
@@ -108,18 +107,34 @@ def speed(folder: Folder) -> str:
     ]
     said = prose(
         f"A byte Transformer of width {setting['dim']} with {setting['layers']} layers, ranks of {setting['rank']}: "
-        "times of forward passes over those without an adapter, bytes a second of decoding as a share, and times of a "
-        "train step over that of full fine-tuning."
+        "times of forward passes over those without an adapter, and bytes a second of decoding as a share."
     )
     held = (
         "Memory as the compiler plans it, in MB: parameters, and what a program needs besides its arguments."
     )
     columns = (*shapes, *decoded)
     parts = (
-        *(said, table(("adapter", "trained parameters", *columns, "train step"), times)),
+        *(said, table(("adapter", "trained parameters", *columns), times)),
         *(held, table(("adapter", "parameters", *columns), memory)),
+        _train_steps(folder),
     )
     return "\n\n".join(parts)
+
+
+def _train_steps(folder: Folder) -> str:
+    """What a train step takes with an adapter, and the router's share of it."""
+    head = ("file", "adapter", "ms (95 %)", "over full fine-tuning", "router and its code")
+    rows = [
+        (
+            *(f"`{name}`", arm, spread(timed["step"]), f"{found['compared'][arm]['step_over_full']:.2f}"),
+            percent(share) if (share := found["compared"][arm].get("router_of_step")) else "",
+        )
+        for name, found in folder.items()
+        if found.get("benchmark") == "adapter_speed"
+        for arm, timed in found["arms"].items()
+        if "step" in timed
+    ]
+    return f"A train step of the same model:\n\n{table(head, rows)}"
 
 
 def searches(folder: Folder) -> str:

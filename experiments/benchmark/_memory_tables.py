@@ -66,27 +66,27 @@ def books(folder: Folder) -> str:
 
 def facts(folder: Folder) -> str:
     """Questions on stories that are scattered over books."""
-    found = folder.get("babilong")
-    if found is None:
+    files = {name: found for name, found in folder.items() if found.get("benchmark") == "babilong"}
+    if not files:
         return ""
-    lengths = [at["bytes"] for at in found["runs"][0]["lengths"]]
+    lengths = sorted({at["bytes"] for found in files.values() for at in found["runs"][0]["lengths"]})
+    commonest = [100 * share for found in files.values() for share in found["majority"].values()]
     said = prose(
-        f"Where somebody is, told in a story of bAbI that is scattered over a test book: right answers to "
-        f"{found['rows']} questions with their 95 % interval. The commonest answer is right for "
-        f"{percent(next(iter(found['majority'].values())))}. Runs of the recipe `babilong`, with the steps of their "
-        "last stage."
+        "Where somebody or something is, told in a story of bAbI that is scattered over a test book: right answers of "
+        f"those asked, with their 95 % interval. The commonest answer is right for {min(commonest):.0f} to "
+        f"{max(commonest):.0f} %. Runs of the recipe `babilong`, with the steps of their last stage."
     )
     rows = [
         (
-            *(WORDS[{"J": "mag", "W": "window"}[run["pattern"]]], count(run["step"])),
-            *(
-                f"{percent(at['accuracy'])} ({percent(at['low'])} to {percent(at['high'])})"
-                for at in run["lengths"]
-            ),
+            *(f"`{name}`", WORDS[{"J": "mag", "W": "window"}[run["pattern"]]]),
+            *(count(run["step"]), count(found["rows"])),
+            *(next((_right(at) for at in run["lengths"] if at["bytes"] == length), "") for length in lengths),
         )
+        for name, found in files.items()
         for run in found["runs"]
     ]
-    return f"{said}\n\n{table(('model', 'steps', *(f'{count(length)} bytes' for length in lengths)), rows)}"
+    head = ("file", "model", "steps", "asked", *(f"{count(length)} bytes" for length in lengths))
+    return f"{said}\n\n{table(head, rows)}"
 
 
 def titans(folder: Folder) -> str:
@@ -127,6 +127,10 @@ def titans(folder: Folder) -> str:
         *(read, table(("bytes before it", "token", "ms", "of the bandwidth"), tokens)),
     )
     return "\n\n".join(parts)
+
+
+def _right(at: Figures) -> str:
+    return f"{percent(at['accuracy'])} ({percent(at['low'])} to {percent(at['high'])})"
 
 
 def _saved(at: Figures) -> str:

@@ -67,11 +67,11 @@ def gaps(folder: Folder) -> str:
     if not files:
         return ""
     multiples = sorted({gap["multiple"] for found in files for run in found["runs"] for gap in run["gaps"]})
-    head = ("model", "seed", "parameters", "steps", "shortest gap", *(f"{n} x" for n in multiples))
+    head = ("model", "seed", "parameters", "steps", "reach", "shortest gap", *(f"{n} x" for n in multiples))
     rows = [
         (
             *(f"`{run['model']}`", str(run["seed"]), count(run["parameters"])),
-            *(count(run.get("steps", found["settings"]["steps"])), _shortest(found)),
+            *(count(run.get("steps", found["settings"]["steps"])), count(found["reach"]), _shortest(found)),
             *(_accuracy(run, multiple) for multiple in multiples),
         )
         for found in files

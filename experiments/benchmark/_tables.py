@@ -29,9 +29,11 @@ OPS = (
     *(
         "attention",
         "blocked_conv",
+        "blocked_conv_8191",
         "blocked_conv_packed",
         "byte_head",
         "gated_delta_rule",
+        "gated_delta_rule_8_heads",
         "gated_delta_rule_decode",
         "gated_linear_attention",
         "gated_linear_attention_cut",
@@ -44,6 +46,7 @@ OPS = (
         "long_conv",
         "long_conv_1m",
         "long_conv_1m_groups",
+        "long_conv_both_ways",
         "long_conv_classes",
         "long_conv_flat",
         "long_conv_half",
@@ -51,6 +54,7 @@ OPS = (
         "long_conv_padded",
         "long_conv_quiet",
         "modal_conv",
+        "modal_conv_2047",
         "modal_conv_any_length",
         "modal_conv_books",
         "modal_conv_d768_8k",
@@ -67,6 +71,7 @@ OPS = (
         "routed_lora_channels_first",
         "routed_lora_rows",
         "short_conv",
+        "short_conv_8191",
     ),
 )
 

@@ -40,7 +40,7 @@ def babilong(
     tasks = {at_length(run, lengths[0], rows).task for run in loaded}
     if len(tasks) > 1:
         raise ValueError(f"runs are compared on one task, these learned {tasks}: score them apart")
-    figures: dict[str, Any] = {"rows": rows, "majority": {}, "runs": []}
+    figures: dict[str, Any] = {"task": tasks.pop().task, "rows": rows, "majority": {}, "runs": []}
     for folder, run in zip(run_dirs, loaded, strict=True):
         stack: Any = run.recipe.model
         named = {"run": Path(folder).name, "step": run.step, "pattern": stack.stack.pattern, "lengths": []}
