@@ -74,7 +74,7 @@ def test_figures_of_two_lengths(recipe: Recipe, tmp_path: Path) -> None:
     assert (run["pattern"], run["step"]) == ("J", 2)
     assert [(at["bytes"], at["asked"]) for at in run["lengths"]] == [(128, 6), (256, 6)]
     assert all(at["low"] <= at["accuracy"] == at["right"] / 6 <= at["high"] for at in run["lengths"])
-    assert set(found["majority"]) == {"128", "256"}
+    assert (found["task"], set(found["majority"])) == (1, {"128", "256"})
 
 
 def test_runs_of_different_tasks_are_refused(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
