@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 from jax.core import Tracer
@@ -14,7 +14,8 @@ from jaxtyping import AbstractArray
 def checked[**P, R](operation: Callable[P, R]) -> Callable[P, R]:
     """The operation, with a TypeError that names an argument that is not the array, int or bool of its annotation.
 
-    What stands in an annotation beside an array, such as None or a tuple of arrays, is let through.
+    What stands in an annotation beside an array, such as None or a tuple of arrays, is let through. A ValueError names
+    what is none of the words of a `Literal`.
     """
     signature = inspect.signature(operation)
     kinds = {name: _kind(parameter.annotation) for name, parameter in signature.parameters.items()}
@@ -32,6 +33,8 @@ def checked[**P, R](operation: Callable[P, R]) -> Callable[P, R]:
 
 def _kind(annotation: Any) -> Callable[[str, str, Any], None] | None:
     """The check of a parameter with this annotation, or None."""
+    if get_origin(annotation) is Literal:
+        return functools.partial(_check_word, get_args(annotation))
     choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if any(isinstance(choice, type) and issubclass(choice, AbstractArray) for choice in choices):
         others = tuple(kind for kind in (tuple, type(None)) if kind in map(_plain, choices))
@@ -53,6 +56,11 @@ def _check_array(others: tuple[type, ...], op: str, name: str, value: Any) -> No
     if value is None:
         raise TypeError(f"{op}: {name} must be an array, got None: it cannot be left out")
     raise TypeError(f"{op}: {name} must be an array, got {type(value).__name__}: make it by jnp.asarray")
+
+
+def _check_word(words: tuple[str, ...], op: str, name: str, value: Any) -> None:
+    if not isinstance(value, str) or value not in words:
+        raise ValueError(f"{op}: {name} must be {' or '.join(map(repr, words))}, got {value!r}")
 
 
 def _check_whole(op: str, name: str, value: Any) -> None:

@@ -43,6 +43,7 @@ class Implementation:
 
 _RECORDERS: ContextVar[tuple[list[str], ...]] = ContextVar("recorders", default=())
 _TARGET: ContextVar[Device | None] = ContextVar("target", default=None)
+_EXPLAINING: ContextVar[bool] = ContextVar("explaining", default=False)
 # No ContextVar: JAX's caches know this one, so that a function that was jitted outside is traced again inside.
 _REFERENCE = jax.make_user_context(False)
 
@@ -59,8 +60,8 @@ def current_device() -> Device:
 
 @contextmanager
 def compiling_for(device: Any) -> Iterator[None]:
-    """Inside the block ops choose for `device`, a JAX device that this machine need not have."""
-    token = _TARGET.set(as_device(device))
+    """Inside the block ops choose for `device`, a JAX device that this machine need not have, or a `Device`."""
+    token = _TARGET.set(device if isinstance(device, Device) else as_device(device))
     try:
         yield
     finally:
@@ -107,9 +108,12 @@ def choose(
     if implementation is None and has_reference_ops():
         implementation = "reference"
     entry = _find(op, table, implementation, device, *args, **options)
-    if recorders := _RECORDERS.get():
+    recorders, explaining = _RECORDERS.get(), _EXPLAINING.get()
+    if recorders or explaining:
         asked = f"{op}: {entry.name} on {device.kind} (asked for)"
         line = asked if implementation else explain(op, table, device, *args, **options)
+        if explaining:
+            raise _Explained(line)
         for lines in recorders:
             if line not in lines:
                 lines.append(line)
@@ -168,3 +172,31 @@ def explain(op: str, table: Sequence[Implementation], device: Device, *args: Any
             return f"{op}: {entry.name} on {device.kind}{because}"
         passed.append(f"not {entry.name}: {reason}")
     return f"{op}: nothing can run on {device.kind} ({'; '.join(passed)})"
+
+
+def explain_call(operation: Callable[..., Any], device: Device | None, *args: Any, **options: Any) -> str:
+    """The line of `explain` on this call of an op, whose own checks refuse what they refuse of a call that runs.
+
+    The call ends where the op chooses. Arrays may be ShapeDtypeStructs; None is the device of `current_device`.
+    """
+    leaves, tree = jax.tree.flatten((args, options))
+    # Trace what has no values: what annotates an argument as an array may be checked, and takes no ShapeDtypeStruct.
+    shapes = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)}
+
+    def call(traced: dict[int, Any]) -> None:
+        args, options = jax.tree.unflatten(tree, [traced.get(i, leaf) for i, leaf in enumerate(leaves)])
+        operation(*args, **options)
+
+    token = _EXPLAINING.set(True)
+    try:
+        with compiling_for(device or current_device()):
+            jax.eval_shape(call, shapes)
+    except _Explained as explained:
+        return str(explained)
+    finally:
+        _EXPLAINING.reset(token)
+    raise AssertionError(f"{operation.__name__} made no choice")
+
+
+class _Explained(Exception):
+    """Ends a call that `explain_call` makes, with its line."""

@@ -1,5 +1,6 @@
 """Titans: language models with a long-term memory that learns while it reads (Behrouz et al., 2501.00663)."""
 
+from functools import partial
 from typing import Literal, get_args
 
 from jaxblt.mixers.attention import AttentionConfig
@@ -48,23 +49,26 @@ def titan(
         whole(name, value, least=1)
     if form not in get_args(Form):
         raise ValueError(f"form must be one of {', '.join(map(repr, get_args(Form)))}, got {form!r}")
+    if form != "mac" and window < chunk_size:
+        raise ValueError(
+            f"titan: window must be at least chunk_size = {chunk_size}, got {window}: the memory holds nothing of a "
+            "chunk before its end, so nobody would see tokens of it that the window does not reach; "
+            f"raise window to {chunk_size}, or lower chunk_size to {window}"
+        )
     heads = (dim // HEAD_DIM if dim % HEAD_DIM == 0 else 1) if num_heads is None else num_heads
-    if form == "mac":  # its window plays no part, and a short one is no error
-        window = max(window, chunk_size)
-    mag = MAGConfig(dim, heads, window=window, chunk_size=chunk_size)
     mixers = {
-        "J": mag,
-        "K": NeuralMemoryConfig(dim, heads, chunk_size=chunk_size),
-        "C": MACConfig(dim, heads, chunk_size=chunk_size),
-        "B": SlotMemoryConfig(dim, heads, interval=chunk_size),
-        "W": AttentionConfig(dim, heads, window=window),
+        "J": partial(MAGConfig, window=window, chunk_size=chunk_size),
+        "K": partial(NeuralMemoryConfig, chunk_size=chunk_size),
+        "C": partial(MACConfig, chunk_size=chunk_size),
+        "B": partial(SlotMemoryConfig, interval=chunk_size),
+        "W": partial(AttentionConfig, window=window),
     }
     pattern = {"mag": "J", "mal": "KW", "mac": "C", "slots": "BW"}[form]
     stack = StackConfig(
         dim=dim,
         num_layers=num_layers,
         pattern=pattern,
-        mixers={name: mixers[name] for name in pattern},
+        mixers={name: mixers[name](dim, heads) for name in pattern},
         mlp_dim=mlp_dim,
     )
     return ByteLMConfig(stack=stack)

@@ -103,6 +103,4 @@ def explain(
       device: what it would run on; this machine's default if None.
     """
     slopes = jax.ShapeDtypeStruct((q.shape[2],), "float32") if alibi else None
-    check_arguments(q, k, k, mask, slopes)
-    device = _dispatch.current_device() if device is None else device
-    return _dispatch.explain("attention", TABLE, device, q, k, k, mask, alibi_slopes=slopes)
+    return _dispatch.explain_call(attention, device, q, k, k, mask, alibi_slopes=slopes)

@@ -6,8 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device
-from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels.blocked_conv.hopper import why_not
 from pallas_kernels.blocked_conv.reference import blocked_conv_reference
 from pallas_kernels.blocked_conv.xla import blocked_conv_xla
@@ -88,4 +87,4 @@ def blocked_conv(
 
 def explain(x: Any, filter: Any, *, device: Device | None = None, **options: Any) -> str:
     """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
-    return explain_table("blocked_conv", TABLE, device or current_device(), x, filter, **options)
+    return explain_call(blocked_conv, device, x, filter, **options)

@@ -77,6 +77,7 @@ def entropy(
     return entry.run(x, head)
 
 
+@checked
 def explain(of: Literal["cross_entropy", "entropy"], *, device: Device | None = None) -> str:
     """Which implementation runs, and why not the faster ones; it depends on the device alone.
 

@@ -5,8 +5,7 @@ from typing import Any, Literal
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._arguments import checked
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device
-from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels._linear_state import step
 from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
 from pallas_kernels._linear_state.jla import rather_not
@@ -98,4 +97,4 @@ def gated_delta_rule(
 
 def explain(q: Any, k: Any, v: Any, beta: Any, *, device: Device | None = None, **options: Any) -> str:
     """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
-    return explain_table(OP, TABLE, device or current_device(), q, k, v, beta, **options)
+    return explain_call(gated_delta_rule, device, q, k, v, beta, **options)

@@ -5,8 +5,7 @@ from typing import Any, Literal
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._arguments import checked
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device
-from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels._linear_state import step
 from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
 from pallas_kernels.gated_linear_attention import hopper, jla
@@ -124,4 +123,4 @@ def check_one_gate(log_gate: Any, log_key_gate: Any, log_value_gate: Any) -> Non
 
 def explain(q: Any, k: Any, v: Any, *, device: Device | None = None, **options: Any) -> str:
     """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
-    return explain_table(OP, TABLE, device or current_device(), q, k, v, **options)
+    return explain_call(gated_linear_attention, device, q, k, v, **options)

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._arguments import checked
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device
-from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels.hash_embedding.reference import hash_embedding as by_matmul
 from pallas_kernels.hash_embedding.xla import hash_embedding as by_gather
 
@@ -51,4 +50,4 @@ def hash_embedding(
 
 def explain(table: Any, rows: Any, *, device: Device | None = None, **options: Any) -> str:
     """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
-    return explain_table("hash_embedding", TABLE, device or current_device(), table, rows, **options)
+    return explain_call(hash_embedding, device, table, rows, **options)

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels._arguments import checked
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device
-from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels.linear_scan import hopper
 from pallas_kernels.linear_scan.reference import linear_scan_reference
 from pallas_kernels.linear_scan.xla import linear_scan_xla
@@ -72,7 +71,7 @@ def linear_scan(
 
 def explain(a: Any, b: Any, *, device: Device | None = None, **options: Any) -> str:
     """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
-    return explain_table("linear_scan", TABLE, device or current_device(), a, b, **options)
+    return explain_call(linear_scan, device, a, b, **options)
 
 
 def _check(a: Any, b: Any, initial: Any) -> None:

@@ -7,8 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device
-from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels.long_conv.hopper import rather_not, rather_not_half, why_not
 from pallas_kernels.long_conv.monarch import long_conv_monarch, rather_not_monarch, why_not_monarch
 from pallas_kernels.long_conv.reference import long_conv_reference
@@ -94,4 +93,4 @@ def long_conv(
 
 def explain(x: Any, filter: Any, *, device: Device | None = None, **options: Any) -> str:
     """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
-    return explain_table("long_conv", TABLE, device or current_device(), x, filter, **options)
+    return explain_call(long_conv, device, x, filter, **options)

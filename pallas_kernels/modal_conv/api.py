@@ -6,8 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import check_alignment, check_shape, check_streams
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device
-from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels.modal_conv.hopper import why_not
 from pallas_kernels.modal_conv.reference import modal_conv_reference
 from pallas_kernels.modal_conv.xla import modal_conv_xla
@@ -107,4 +106,4 @@ def _check_modes(x: Any, log_poles: Any, residues: Any, initial_state: Any) -> N
 
 def explain(x: Any, log_poles: Any, residues: Any, *, device: Device | None = None, **options: Any) -> str:
     """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
-    return explain_table("modal_conv", TABLE, device or current_device(), x, log_poles, residues, **options)
+    return explain_call(modal_conv, device, x, log_poles, residues, **options)

@@ -8,8 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import accumulator, check_alignment
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device
-from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels._linear_state.checks import check_gates, check_heads
 from pallas_kernels.neural_memory import hopper
 from pallas_kernels.neural_memory.chunks import MemoryState
@@ -176,4 +175,4 @@ def explain(
 ) -> str:
     """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
     arrays = (q, k, v, theta, eta, alpha, weights)
-    return explain_table(OP, TABLE, device or current_device(), *arrays, **options)
+    return explain_call(neural_memory, device, *arrays, **options)

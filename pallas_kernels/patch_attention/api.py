@@ -122,6 +122,7 @@ def lookup(
     return entry.run(*arrays, look_back=look_back)
 
 
+@checked
 def explain(
     direction: Literal["pool", "lookup"], *arrays: Any, device: Device | None = None, **options: Any
 ) -> str:
@@ -133,9 +134,11 @@ def explain(
       options: of the call.
       device: what it would run on; this machine's default if None.
     """
+    operation, table = (pool, POOL_TABLE) if direction == "pool" else (lookup, LOOKUP_TABLE)
+    if arrays or options:
+        return _dispatch.explain_call(operation, device, *arrays, **options)
     device = _dispatch.current_device() if device is None else device
-    table = POOL_TABLE if direction == "pool" else LOOKUP_TABLE
-    return _dispatch.explain(f"patch_attention.{direction}", table, device, *arrays, **options)
+    return _dispatch.explain(f"patch_attention.{direction}", table, device)
 
 
 def _check_dtypes(q: Array, k: Array, v: Array) -> None:

@@ -7,8 +7,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from pallas_kernels._arguments import checked
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device, has_reference_ops
-from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels._dispatch import (
+    Device,
+    Implementation,
+    choose,
+    current_device,
+    explain_call,
+    has_reference_ops,
+)
 from pallas_kernels.routed_lora import hopper
 from pallas_kernels.routed_lora.hopper import STEP, TILE
 from pallas_kernels.routed_lora.reference import Matrices, routed_lora_reference
@@ -91,7 +97,7 @@ def explain(
     x: Any, w: Any, v: Any, u: Any, code: Any = None, *, device: Device | None = None, **options: Any
 ) -> str:
     """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
-    return explain_table("routed_lora", TABLE, device or current_device(), x, w, v, u, code, **options)
+    return explain_call(routed_lora, device, x, w, v, u, code, **options)
 
 
 @checked

@@ -6,8 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import check_shape, check_streams
-from pallas_kernels._dispatch import Device, Implementation, choose, current_device
-from pallas_kernels._dispatch import explain as explain_table
+from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels.short_conv.hopper import why_not
 from pallas_kernels.short_conv.reference import short_conv_reference
 from pallas_kernels.short_conv.triton_why import why_not as why_not_triton
@@ -95,4 +94,4 @@ def _check_taps(x: Any, taps: Any, history: Any) -> None:
 
 def explain(x: Any, taps: Any, *, device: Device | None = None, **options: Any) -> str:
     """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
-    return explain_table("short_conv", TABLE, device or current_device(), x, taps, **options)
+    return explain_call(short_conv, device, x, taps, **options)

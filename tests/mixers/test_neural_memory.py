@@ -220,7 +220,13 @@ def test_titans(form: Any, pattern: str) -> None:
     ("options", "message"),
     [
         ({"form": "map"}, "form must be one of 'mag', 'mal', 'mac', 'slots', got 'map'"),
-        ({"window": 8}, "window must be at least chunk_size = 64, got 8"),
+        ({"window": 8}, "titan: window must be at least chunk_size = 64, got 8"),
+        (
+            {"form": "mal", "window": 8, "chunk_size": 9},
+            "titan: window must be at least chunk_size = 9, got 8",
+        ),
+        ({"form": "slots", "window": 7}, "titan: window must be at least chunk_size = 8, got 7"),
+        ({"form": "slots", "window": 7}, "raise window to 8, or lower chunk_size to 7"),
         ({"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
         ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
     ],

@@ -13,14 +13,33 @@ import pytest
 from jaxtyping import Array, Float
 
 import pallas_kernels
+from pallas_kernels import byte_head, patch_attention
 from pallas_kernels._arguments import checked
 from pallas_kernels.attention import attention, masks
 from pallas_kernels.gated_delta_rule import gated_delta_rule
 from pallas_kernels.linear_scan import linear_scan
 from pallas_kernels.neural_memory import neural_memory
 from pallas_kernels.routed_lora import routed_lora
+from pallas_kernels.runtime import record_choices
 
 HEADS, GATES = jnp.zeros((1, 8, 2, 4)), jnp.zeros((1, 8, 2))
+STREAM, TAPS, BLOCKS = jnp.zeros((1, 4, 16)), jnp.zeros((4, 3)), jnp.zeros((1, 2, 3, 2, 4))
+IDS, CODE = jnp.zeros((1, 2, 3), int), jnp.zeros((1, 4, 2))
+CALLS: dict[str, tuple[Any, ...]] = {
+    "blocked_conv": (STREAM, TAPS),
+    "gated_delta_rule": (HEADS, HEADS, HEADS, GATES),
+    "gated_linear_attention": (HEADS, HEADS, HEADS),
+    "hash_embedding": (TAPS, IDS[..., :2]),
+    "linear_scan": (STREAM, STREAM),
+    "long_conv": (STREAM, TAPS),
+    "lookup": (BLOCKS, BLOCKS, BLOCKS, IDS, IDS > 0, jnp.zeros((2, 1))),
+    "modal_conv": (STREAM, TAPS, TAPS),
+    "neural_memory": (HEADS, HEADS, HEADS, GATES, GATES, GATES, (jnp.zeros((2, 4, 4)),)),
+    "pool": (BLOCKS, BLOCKS, BLOCKS, IDS),
+    "routed_lora": (CODE, jnp.zeros((2, 5)), jnp.zeros((2, 4)), jnp.zeros((4, 5)), CODE),
+    "short_conv": (STREAM, TAPS),
+}
+"""Arrays of a call of each operation whose `explain` takes them and any options."""
 
 
 @checked
@@ -88,6 +107,14 @@ def test_what_an_annotation_names_is_let_through():
     assert operation.__doc__ == "Says what it is."
 
 
+@pytest.mark.parametrize("word", ["middle", None, HEADS])
+def test_a_word_that_a_literal_does_not_hold_is_refused(word):
+    with pytest.raises(ValueError, match="explain: direction must be 'pool' or 'lookup', got "):
+        patch_attention.explain(word)
+    with pytest.raises(ValueError, match="explain: of must be 'cross_entropy' or 'entropy', got "):
+        byte_head.explain(word)
+
+
 def public_functions() -> list[Callable[..., Any]]:
     """Those of every `api.py`."""
     names = [module.name for module in pkgutil.iter_modules(pallas_kernels.__path__) if module.ispkg]
@@ -123,3 +150,65 @@ def test_every_flag_refuses_text(function, flag):
     message = f"{function.__name__}: {flag} must be True or False, got 'yes': pass a bool"
     with pytest.raises(TypeError, match=message):
         function(*needed, **{flag: "yes"})
+
+
+def explained_operations() -> list[Callable[..., Any]]:
+    """Public functions with implementations, except those whose `explain` takes no options of the call."""
+    without = {"attention", "cross_entropy", "entropy"}
+    return [
+        function
+        for function in public_functions()
+        if "implementation" in inspect.signature(function).parameters and function.__name__ not in without
+    ]
+
+
+def explain(operation: Callable[..., Any], *args: Any, **options: Any) -> str:
+    """What the operation's room says of its call."""
+    of = (operation.__name__,) if operation in (patch_attention.pool, patch_attention.lookup) else ()
+    return inspect.getmodule(operation).explain(*of, *args, **options)  # type: ignore[union-attr]
+
+
+def without_values(call: tuple[Any, ...]) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), call)
+
+
+def bad_options(operation: Callable[..., Any]) -> dict[str, Any]:
+    """A value that is refused for each flag and number, and for what every operation has or has not."""
+    kinds = {bool: "yes", int: 2.5}
+    parameters = inspect.signature(operation).parameters.values()
+    found = {p.name: kinds[p.annotation] for p in parameters if p.annotation in kinds}
+    return {**found, "implementation": "cuda", "colour": 1}
+
+
+each_explained = pytest.mark.parametrize("operation", explained_operations(), ids=lambda f: f.__name__)
+
+
+@each_explained
+def test_explain_refuses_what_the_operation_refuses(operation):
+    needed = {"look_back": 1} if operation is patch_attention.lookup else {}
+    arrays = CALLS[operation.__name__]
+    calls = [(arrays, needed | {name: value}) for name, value in bad_options(operation).items()]
+    calls += [((None, *arrays[1:]), needed), ((jnp.zeros(3), *arrays[1:]), needed)]
+    for args, options in calls:
+        with pytest.raises((TypeError, ValueError)) as refused:
+            operation(*args, **options)
+        for given in (args, without_values(args)):
+            with pytest.raises(refused.type) as explained:
+                explain(operation, *given, **options)
+            assert str(explained.value) == str(refused.value)
+
+
+@each_explained
+def test_explain_takes_what_the_operation_takes(operation):
+    options = {"look_back": 1} if operation is patch_attention.lookup else {}
+    arrays = CALLS[operation.__name__]
+    with record_choices() as lines:
+        jax.eval_shape(lambda: operation(*arrays, **options))
+        jax.eval_shape(lambda: operation(*arrays, implementation="reference", **options))
+    for given in (arrays, without_values(arrays)):
+        with record_choices() as more:
+            found = [
+                explain(operation, *given, **options, **asked)
+                for asked in ({}, {"implementation": "reference"})
+            ]
+        assert (found, more) == (lines, [])
