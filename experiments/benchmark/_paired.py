@@ -83,30 +83,28 @@ def compared(documents: Mapping[str, np.ndarray]) -> dict[str, Any]:
     Args:
       documents: by arm, bits per byte of each document, means over seeds.
     """
-    from scipy import stats
-
     if "static" not in documents:
         return {}
     static, oracle = documents["static"], documents.get("oracle")
-    others = [name for name in documents if name != "static"]
-    less = {name: difference(documents[name], static) for name in others}
-    adjusted = stats.false_discovery_control([less[name]["p"] for name in others]) if others else []
-    for name, q in zip(others, adjusted, strict=True):
-        less[name]["q"] = float(q)
+    less = less_than_static(documents)
     found: dict[str, Any] = {"less_than_static": less}
     if oracle is not None:
-        routed = [name for name in others if name != "oracle" and less["oracle"]["low"] > 0]
+        routed = [name for name in less if name != "oracle" and less["oracle"]["low"] > 0]
         found["gap_closed"] = {name: gap_closed(documents[name], static, oracle) for name in routed}
     return found
 
 
-def fewer_errors(errors: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    """Errors that an arm makes less than the static one, with interval and p.
+def less_than_static(figures: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
+    """What each arm needs less than the static one, with interval, p, and q over all arms (Benjamini and Hochberg).
 
     Args:
-      errors: by arm, of each document, means over seeds.
+      figures: by arm, of each document, means over seeds: bits per byte, or errors.
     """
-    static = errors.get("static")
-    if static is None:
+    from scipy import stats
+
+    static = figures.get("static")
+    if static is None or len(figures) == 1:
         return {}
-    return {name: difference(found, static) for name, found in errors.items() if name != "static"}
+    less = {name: difference(found, static) for name, found in figures.items() if name != "static"}
+    adjusted = stats.false_discovery_control([arm["p"] for arm in less.values()])
+    return {name: {**arm, "q": float(q)} for (name, arm), q in zip(less.items(), adjusted, strict=True)}

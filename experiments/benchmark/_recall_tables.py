@@ -4,6 +4,9 @@ from pathlib import Path
 
 from experiments.benchmark._markdown import Figures, Folder, count, percent, prose, table
 
+CHUNKED = ("mac", "mac_off", "mag", "mag_off", "mal", "mal_off", "slots", "slots_off")
+"""Models whose memory is written once a chunk."""
+
 
 def recall(folder: Folder) -> str:
     """Pairs that small models recall, by mixer."""
@@ -63,33 +66,61 @@ def tasks(folder: Folder) -> str:
 
 def gaps(folder: Folder) -> str:
     """What is recalled over gaps that no window spans, by model and seed."""
-    files = [found for name, found in folder.items() if name.startswith("gap_recall")]
+    files = {name: found for name, found in folder.items() if name.startswith("gap_recall")}
     if not files:
         return ""
-    multiples = sorted({gap["multiple"] for found in files for run in found["runs"] for gap in run["gaps"]})
-    head = ("model", "seed", "parameters", "steps", "reach", "shortest gap", *(f"{n} x" for n in multiples))
+    runs = [run for found in files.values() for run in found["runs"]]
+    multiples = sorted({gap["multiple"] for run in runs for gap in run["gaps"]})
+    told = ("file", "model", "chunk", "seed", "parameters", "steps", "reach", "shortest gap")
     rows = [
         (
-            *(f"`{run['model']}`", str(run["seed"]), count(run["parameters"])),
+            *(f"`{name}`", f"`{run['model']}`", count(run["chunk"]) if run["model"] in CHUNKED else ""),
+            *(str(run["seed"]), count(run["parameters"])),
             *(count(run.get("steps", found["settings"]["steps"])), count(found["reach"]), _shortest(found)),
             *(_accuracy(run, multiple) for multiple in multiples),
         )
-        for found in files
+        for name, found in files.items()
         for run in found["runs"]
     ]
+    head = (*told, *(f"{n} x" for n in multiples))
     said = prose(
         "Values by their keys, after gaps of so many times what a stack of windows reaches. The shortest gap is that "
         "of training. `_off` has a memory whose reads are held at zero."
     )
-    over = "Answers of all seeds of a file together, with their 95 % interval:"
+    over = "Answers of all seeds of a file together, with a 95 % interval that does not count what seeds differ by:"
     means = [
         (f"`{name}`", f"`{of['model']}`", *(_interval(of, multiple) for multiple in multiples))
-        for name, found in folder.items()
-        if name.startswith("gap_recall")
+        for name, found in files.items()
         for of in found["mean"]
     ]
     together = table(("file", "model", *(f"{n} x" for n in multiples)), means)
-    return f"{said}\n\n{table(head, rows)}\n\n{over}\n\n{together}"
+    return f"{said}\n\n{table(head, rows)}\n\n{over}\n\n{together}\n\n{_chunks(folder)}"
+
+
+def _chunks(folder: Folder) -> str:
+    """Recall, bits of books and speed by the length of a memory's chunks."""
+    recalls = [found for name, found in folder.items() if name.startswith("gap_recall_chunks_")]
+    saved = {
+        found["settings"]["chunk_size"]: found["models"][0]["contexts"][-1]
+        for name, found in folder.items()
+        if name.startswith("memory_books_chunks_")
+    }
+    multiples = [gap["multiple"] for gap in recalls[0]["runs"][0]["gaps"]] if recalls else []
+    head = ("chunk", *(f"recall, {n} x" for n in multiples), "tokens/s in training", "bits of books")
+    rows = [
+        (
+            *(count(of["chunk"]), *(_interval(of, multiple) for multiple in multiples)),
+            count(round(found["runs"][0]["tokens_per_second"][-1])),
+            f"{at['bits_per_byte']['value']:.3f}" if (at := saved.get(of["chunk"])) else "",
+        )
+        for found in sorted(recalls, key=lambda found: found["mean"][0]["chunk"])
+        for of in found["mean"]
+    ]
+    said = prose(
+        "By the length of a memory's chunks: the means above, tokens a second of all seeds together at the last stage "
+        "beside other runs, and bits of books after the longest context of `memory_books_chunks_*`."
+    )
+    return f"{said}\n\n{table(head, rows)}" if rows else ""
 
 
 def _interval(of: Figures, multiple: int) -> str:

@@ -236,12 +236,12 @@ def _keep(of_rows: dict[str, dict[str, Any]], name: str, scores: "Sequence[Score
 
 def _save(out: str, figures: dict[str, Any], of_rows: "Mapping[str, Mapping[str, Any]]") -> None:
     """Writes the figures, with comparisons of what they have by now."""
-    from experiments.benchmark._paired import compared, fewer_errors
+    from experiments.benchmark._paired import compared, less_than_static
     from experiments.benchmark._schema import save
 
     figures |= {kind: rows for kind, rows in of_rows.items() if rows}
     documents, errors = (
         {name: np.asarray(values) for name, values in rows.items()} for rows in of_rows.values()
     )
-    figures["compared"] = compared(documents) | ({"fewer_errors": fewer_errors(errors)} if errors else {})
+    figures["compared"] = compared(documents) | ({"fewer_errors": less_than_static(errors)} if errors else {})
     save("routed_lora", out, figures)
