@@ -53,8 +53,8 @@ def _mix(name: str, found: Figures) -> str:
         f"`{name}`, {seeds} seed{'s' * (seeds > 1)}: {_domains(found)} Each adapter of the frozen `{run['run']}` "
         f"({_base(run)}) trained for {length} beside other runs. "
         f"{told if 'oracle' in found['arms'] else ''}Bits less than `static` are means over seeds, paired over "
-        "documents, with 95 % intervals (BCa) that do not count what seeds differ by; below 0 an arm is worse. q is of Wilcoxon's test over "
-        "all arms and the base (Benjamini and Hochberg)."
+        "documents, with 95 % intervals (BCa) that do not count what seeds differ by; below 0 an arm is worse. q is of "
+        "Wilcoxon's test over all arms and the base (Benjamini and Hochberg)."
     )
     compared = ("by seed", "less than `static`", "q", "share of the oracle's gain")
     head = ("arm", "trained parameters", "bits per byte", *answers, *compared)
