@@ -12,14 +12,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jaxblt.adapters.given import is_router
+from jaxblt.adapters.given import intercepted, is_router
 from jaxblt.side_outputs import Sown, sow_metric
 from jaxblt.validation import check_bounds, check_fields
 
@@ -104,7 +103,7 @@ def guarded(
             figures.append(found)
         return safe, state
 
-    return nn.intercept_methods(intercept)
+    return intercepted("guarded", intercept)
 
 
 def block_figures(side: Mapping[str, Any]) -> list[CodeFigures]:

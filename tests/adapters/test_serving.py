@@ -1,6 +1,7 @@
 """Codes from elsewhere than the router; the guard's breaker on an injected clock; alarms on planted faults."""
 
 import dataclasses
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -19,6 +20,8 @@ from jaxblt.adapters.serving import (
     guarded,
     mean_violations,
 )
+from jaxblt.answers.reading import make_reader
+from jaxblt.inference import generate
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
 from jaxblt.models import StackConfig
 from jaxblt.models.stack import Stack, init_stack_state
@@ -125,6 +128,24 @@ def test_a_row_whose_code_is_not_finite_falls_back(params, serve):
     assert_close(y, base, n=12 * 8)
     assert float(figures[0].replaced) == 3
     np.testing.assert_array_equal(count_replaced(state), [9, 9, 9])
+
+
+@pytest.mark.parametrize("context", [given, guarded])
+def test_programs_that_are_kept_are_not_made_inside(context):
+    """They would have the context's codes in later calls outside; also where an iterator was made outside."""
+    call = partial(generate, None, {}, [b"a"], max_new_bytes=1)
+    pieces, options = call(stream=True), (jnp.zeros((), bool), 0.0, []) if context is guarded else (X,)
+    words = rf"{context.__name__}\(...\), .* serve later calls too, .*: leave it, and"
+    with context(*options):
+        for asked in (call, partial(call, stream=True), partial(next, pieces)):
+            with pytest.raises(
+                ValueError, match=f"generate was called inside {words} choose .* adapters='base'"
+            ):
+                asked()
+        with pytest.raises(ValueError, match=rf"answers was called inside {context.__name__}"):
+            make_reader(None, window=None, batch_size=1)
+    with pytest.raises(ValueError, match="needs at least one prompt"):
+        generate(None, {}, [], max_new_bytes=1)
 
 
 class Clock:
