@@ -16,7 +16,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.adapters.given import intercepted, is_router
 from jaxblt.side_outputs import Sown, sow_metric
@@ -31,14 +31,15 @@ FIGURES = "code_figures"
 
 @flax.struct.dataclass
 class CodeFigures:
-    """Of the codes of one call, as scalars; holes and padding have codes of 0 and count like tokens.
+    """Of the codes of one call, as scalars; holes and padding do not count.
 
     Attributes:
       entropy: of the sizes of a code's numbers as shares, mean over tokens, in nats.
       rms: root mean square over numbers, mean over tokens.
       active: share of numbers that are not 0.
-      flips: share of neighbouring tokens whose largest number is another's.
+      flips: share of neighbouring tokens of a document whose largest number is another's.
       replaced: rows whose code was not finite and became the fallback.
+      tokens: that count; without any the means are 0.
     """
 
     entropy: Float[Array, ""]
@@ -46,23 +47,39 @@ class CodeFigures:
     active: Float[Array, ""]
     flips: Float[Array, ""]
     replaced: Float[Array, ""]
+    tokens: Float[Array, ""]
 
 
-def code_figures(code: Float[Array, "B T E"], replaced: Bool[Array, "B"]) -> CodeFigures:
-    """What is watched of codes."""
+def code_figures(
+    code: Float[Array, "B T E"], replaced: Bool[Array, "B"], segment_ids: Int[Array, "B T"] | None = None
+) -> CodeFigures:
+    """What is watched of codes.
+
+    Args:
+      code: of each token.
+      replaced: rows whose code became the fallback.
+      segment_ids: document of each token, 0 for holes and padding; None for rows of one document each.
+    """
+    ids = jnp.ones(code.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+    content = ids > 0
+    pairs = content[:, 1:] & (ids[:, 1:] == ids[:, :-1])
     size = jnp.abs(code)
     share = size / jnp.maximum(jnp.sum(size, -1, keepdims=True), jnp.finfo(jnp.float32).tiny)
     logs = jnp.log(jnp.where(share > 0, share, 1.0))
     largest = jnp.argmax(size, -1)
     return CodeFigures(
-        entropy=-jnp.mean(jnp.sum(share * logs, -1)),
-        rms=jnp.mean(jnp.sqrt(jnp.mean(code * code, -1))),
-        active=jnp.mean((code != 0).astype(jnp.float32)),
-        flips=jnp.mean((largest[:, 1:] != largest[:, :-1]).astype(jnp.float32))
-        if code.shape[1] > 1
-        else jnp.zeros(()),
+        entropy=-_mean(jnp.sum(share * logs, -1), content),
+        rms=_mean(jnp.sqrt(jnp.mean(code * code, -1)), content),
+        active=_mean(jnp.mean((code != 0).astype(jnp.float32), -1), content),
+        flips=_mean(largest[:, 1:] != largest[:, :-1], pairs),
         replaced=jnp.sum(replaced, dtype=jnp.float32),
+        tokens=jnp.sum(content, dtype=jnp.float32),
     )
+
+
+def _mean(x: Array, told: Bool[Array, "B T"]) -> Float[Array, ""]:
+    """Of the places that are told; 0 without any."""
+    return jnp.sum(x, where=told, dtype=jnp.float32) / jnp.maximum(jnp.sum(told, dtype=jnp.float32), 1)
 
 
 def guarded(
@@ -96,7 +113,7 @@ def guarded(
         if state is not None:  # in such calls the router replaced them itself
             broken = broken | (state.replaced > options["state"].replaced)
         safe = jnp.where(broken[:, None, None] | fall_back, jnp.asarray(fallback, code.dtype), code)
-        found = code_figures(safe, broken)
+        found = code_figures(safe, broken, options.get("segment_ids"))
         if router.adapter.of_blocks:
             sow_metric(router, FIGURES, jnp.stack(jax.tree.leaves(found)))
         else:
@@ -252,7 +269,7 @@ class Telemetry:
         hits: float | None = None,
         violations: float | None = None,
     ) -> None:
-        """Keeps what is known of a call (waits for its figures).
+        """Keeps what is known of a call (waits for its figures; those of no tokens are left out).
 
         Args:
           seconds: that it took.
@@ -267,8 +284,9 @@ class Telemetry:
         for name, share in shares.items():
             if share is not None and not 0 <= share <= 1:
                 raise ValueError(f"{name} must lie in 0..1, got {share!r}: it is a share of tokens")
-        names = ("entropy", "rms", "active", "flips") if figures else ()
-        means = {name: float(np.mean([getattr(f, name) for f in figures])) for name in names}
+        told = [f for f in figures if f.tokens > 0]
+        names = ("entropy", "rms", "active", "flips") if told else ()
+        means = {name: float(np.mean([getattr(f, name) for f in told])) for name in names}
         self.replaced += int(sum(float(f.replaced) for f in figures))
         means |= {name: share for name, share in shares.items() if share is not None}
         self._calls.append((seconds, means))

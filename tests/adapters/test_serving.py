@@ -49,10 +49,10 @@ def serve():
     """One program: the stack's output, and what is watched."""
 
     @jax.jit
-    def call(params, x, fall_back):
+    def call(params, x, fall_back, ids=None):
         figures = []
         with guarded(fall_back, 0.0, figures):
-            y, _ = Stack(STACK).apply(params, x)
+            y, _ = Stack(STACK).apply(params, x, segment_ids=ids)
         return y, figures
 
     return call
@@ -236,6 +236,25 @@ def test_figures_of_codes():
     assert float(figures(ONE).rms) == pytest.approx(0.5)
     assert float(figures(ONE).active) == pytest.approx(0.25)
     assert float(figures(TURNS).flips) == 1
+
+
+def test_padding_and_holes_raise_no_alarm(params, serve):
+    """A healthy code in rows of which a tenth are tokens, a document each; and a call without any."""
+    code = np.concatenate([np.tile(TURNS[:1, :2] + 0.2, (1, 10, 1))] * 2)
+    ids, planted = np.zeros((2, 20), np.int32), code.copy()
+    ids[:, 5], ids[1, 9:11] = 1, (1, 2)
+    planted[ids == 0] = 0
+    telemetry = Telemetry(limits=LIMITS)
+    for padding in (ids, 0 * ids):
+        found = code_figures(jnp.asarray(planted), jnp.zeros(2, bool), jnp.asarray(padding))
+        telemetry.record(0.1, [found])
+    alone = figures(code[:, :1])
+    assert telemetry.alarms() == []
+    assert telemetry.report()["entropy"] == pytest.approx(float(alone.entropy), rel=1e-5)
+    assert telemetry.report()["active"] == 1
+    ids = jnp.asarray(np.array([[1] * 12, [0, 0] + [2] * 10, [3, 0] * 6], np.int32))
+    assert float(serve(params, X, False, ids)[1][0].tokens) == 28
+    assert float(serve(params, X, False, ids)[1][0].active) == 1
 
 
 @pytest.mark.parametrize(
