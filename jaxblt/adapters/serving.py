@@ -208,7 +208,12 @@ class Guard:
         return self.state == "open"
 
     def record(self, seconds: float) -> None:
-        """Says how long the call took; calls with the fallback change nothing."""
+        """Says how long the call took; calls with the fallback change nothing.
+
+        Raises:
+          ValueError: the seconds are negative or NaN.
+        """
+        _check_seconds(seconds)
         if self.state == "open":
             return
         self._slow = self._slow + 1 if seconds > self.factor * self.baseline else 0
@@ -220,6 +225,14 @@ class Guard:
     def _open(self) -> None:
         self.state, self._since, self._slow = "open", self.clock(), 0
         self.opened += 1
+
+
+def _check_seconds(seconds: float) -> None:
+    """Raises ValueError for what is no duration: NaN is not above any limit, and would pass for fast."""
+    if not seconds >= 0:
+        raise ValueError(
+            f"seconds must be 0 or more, got {seconds!r}: give what a call took by one clock, end minus start"
+        )
 
 
 @dataclass(frozen=True)
@@ -278,8 +291,9 @@ class Telemetry:
           violations: share of tokens over a governor's bound (`mean_violations`).
 
         Raises:
-          ValueError: a share does not lie in 0..1.
+          ValueError: the seconds are negative or NaN, or a share does not lie in 0..1.
         """
+        _check_seconds(seconds)
         shares = {"hits": hits, "violations": violations}
         for name, share in shares.items():
             if share is not None and not 0 <= share <= 1:

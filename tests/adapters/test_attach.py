@@ -115,6 +115,14 @@ def adapter(**options):
         (lambda: adapter(router=RouterConfig(), code=(TopK(9),)), "TopK.k = 9 numbers of a code that has 8"),
         (lambda: adapter(router=RouterConfig(), code=("clamp",)), "must hold transforms such as Clamp"),
         (
+            lambda: adapter(router=RouterConfig(), code=(Ema,)),
+            r"must hold transforms such as Clamp\(3\.0\), got <class '.*Ema'>: call it, Ema\(\.\.\.\)",
+        ),
+        (
+            lambda: adapter(router=RouterConfig(), code=Ema()),
+            r"tuple of transforms such as \(Clamp\(3\.0\),\), got Ema\(decay=0\.9\): put it in a tuple",
+        ),
+        (
             lambda: adapter(router=RouterConfig(level="prefix"), code=(Ema(),)),
             "level 'prefix' gives it one: leave it out",
         ),

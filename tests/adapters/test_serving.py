@@ -180,6 +180,25 @@ def test_a_breaker_opens_waits_and_tries_again():
         Guard(0.0)
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), np.float32("nan"), -0.1])
+def test_what_is_no_duration_is_refused(seconds):
+    """By a breaker in any state, which keeps it."""
+    clock = Clock()
+    guard = Guard(0.1, patience=1, cool_down=5.0, clock=clock)
+    for state in ("closed", "open", "half-open"):
+        assert guard.state == state
+        for record in (guard.record, lambda seconds: Telemetry().record(seconds, [])):
+            with pytest.raises(
+                ValueError, match=r"seconds must be 0 or more, got .*(nan|-0\.1).*: give what"
+            ):
+                record(seconds)
+        assert guard.state == state
+        guard.record(9.0)
+        clock.now += 5 * (state == "open")
+        guard.falls_back()
+    assert guard.opened == 2
+
+
 def test_a_call_that_fails_is_made_with_the_fallback_and_counted(params, serve, caplog):
     clock, broken = Clock(), True
     guard = Guard(0.1, cool_down=5.0, clock=clock)
