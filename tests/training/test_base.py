@@ -204,6 +204,8 @@ def test_the_guide_runs(run, base_run, monkeypatch, tmp_path):
     for example in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
         exec(compile(example, "adapters.md", "exec"), namespace)
     assert namespace["config"] == MODEL
+    report, alarms = namespace["telemetry"].report(), namespace["telemetry"].alarms()
+    assert (report["calls"], report["active"], alarms) == (1, 1, [])
     assert Path("runs/peft/adapter_model.safetensors").stat().st_size
     searching, mesh = namespace["searching"], make_mesh(devices=jax.devices()[:1])
     held = load_base(searching, lambda: boxed_params(make_task(searching), searching), mesh)[BASE].params
