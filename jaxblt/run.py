@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxblt.adapters import join_params
+from jaxblt.adapters import join_params, retrievals, split_params, without_index
 from jaxblt.answers import (
     BATCH_SIZE,
     Embeddings,
@@ -33,10 +33,11 @@ from jaxblt.data.sources import DocumentSource
 from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.inference.decode import Decoder
+from jaxblt.models.products import products_in
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.parallel.rules import replicated
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.base import trained_part, whole
+from jaxblt.training.base import rounded, trained_part, whole
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.fitting import check_recipe, fitting_shapes
@@ -46,8 +47,17 @@ from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.remote_run import readable
 from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
 from jaxblt.training.safe_files import check_inside, sizes_below
-from jaxblt.training.setup import blank_inputs, init_params, make_task, open_data
-from jaxblt.training.state import BASE, ENTROPY, REFERENCE, Frozen, TrainState, Weights, widen
+from jaxblt.training.setup import blank_inputs, boxed_params, init_params, make_task, open_data
+from jaxblt.training.state import (
+    BASE,
+    ENTROPY,
+    REFERENCE,
+    Frozen,
+    TrainState,
+    Weights,
+    content_hash,
+    widen,
+)
 from jaxblt.training.step import Task
 
 
@@ -62,6 +72,7 @@ class Run:
       params: of the model, fp32; trained parameters are laid over those of a frozen base.
       weights: which they are: "raw" as the last step left them, or "ema", their average.
       frozen: other trees that were not trained, by name: the entropy model is `frozen["entropy"]`.
+      stored_base: content hash of the frozen base that the run's folder stores; None without `base_run`.
       vocabulary: the module that turns bytes into ids and back.
     """
 
@@ -71,6 +82,7 @@ class Run:
     params: Any
     frozen: dict[str, Frozen]
     weights: Weights = "raw"
+    stored_base: str | None = None
     vocabulary: ModuleType = vocab
 
     def __repr__(self) -> str:
@@ -108,6 +120,20 @@ class Run:
     def threshold(self) -> float | None:
         """Entropy in nats above which a patch ends; None for a model without."""
         return None if self.patcher is None else self.patcher.threshold
+
+    @property
+    def base_hash(self) -> str:
+        """Content hash of the base: the frozen one, or of this run as one, which `save_peft` and `load_peft` take.
+
+        A base and the runs over it in the same `train.dtype` give the same hash, if both or neither scan their stacks.
+        """
+        if self.stored_base is not None and not retrievals(self.recipe.model):
+            return self.stored_base
+        dtype = self.recipe.train.compute_dtype
+        products, boxed = products_in(dtype, lambda: boxed_params(self.task, self.recipe))
+        # Leave out a router's index, which is stored with the base and is no part of its model
+        base, shapes = (without_index(split_params(tree)[0]) for tree in (self.params, boxed))
+        return content_hash(rounded(base, shapes, dtype, products))
 
     @property
     def entropy_model(self) -> nn.Module | None:
@@ -321,7 +347,8 @@ def _load(
         restored = read(step=_best_step(restored.meta, run_dir))
     others = {name: tree for name, tree in resolved.frozen.items() if name not in (*base, REFERENCE)}
     frozen = load_frozen(run_dir, resolved._replace(frozen=others), step=restored.step)
-    return Run(recipe, restored.step, task, whole(restored.state, base), frozen, weights)
+    stored_base = None if recipe.base_run is None else resolved.frozen[BASE]
+    return Run(recipe, restored.step, task, whole(restored.state, base), frozen, weights, stored_base)
 
 
 def _weights(recipe: Recipe, run_dir: str | os.PathLike[str], asked: Weights | None) -> Weights:

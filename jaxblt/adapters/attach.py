@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from inspect import signature
 from math import prod
 from typing import Any, NamedTuple
 
@@ -76,7 +77,7 @@ def attach[C](config: C, adapter: AdapterConfig, stacks: Sequence[str] | None = 
       stacks: names of the model's stacks, such as ("latent", "decoder"); None for all.
 
     Raises:
-      ValueError: there is no such stack; or as of `check_sites`.
+      ValueError: there is no such stack; routers read side features, and the model takes none; or as of `check_sites`.
     """
     found = stacks_of(config)
     names = tuple(found) if stacks is None else (stacks,) if isinstance(stacks, str) else tuple(stacks)
@@ -89,6 +90,7 @@ def attach[C](config: C, adapter: AdapterConfig, stacks: Sequence[str] | None = 
     config = dataclasses.replace(config, **changed)  # pyright: ignore[reportArgumentType]
     check_sites(config)
     _check_queries(config)
+    _check_side(config)
     return config
 
 
@@ -109,6 +111,17 @@ def _check_queries(config: Any) -> None:
                 f"the router of stack {name!r} searches an index of the base, and stack {adapted[0]!r} before it "
                 f"has an adapter, which changes its queries: use stacks=({adapted[0]!r},), or no retrieval"
             )
+
+
+def _check_side(config: Any) -> None:
+    """Side features reach a router through the model, which has to take them."""
+    adapters = {name: stack.adapter for name, stack in stacks_of(config).items() if stack.adapter is not None}
+    asked = {name: adapter.router.side for name, adapter in adapters.items() if adapter.router is not None}
+    if any(asked.values()) and "side" not in signature(config.build().__call__).parameters:
+        raise ValueError(
+            f"RouterConfig.side is {asked} by stack, and the model of {type(config).__name__} takes no side features: "
+            "set side=0, or call a jaxblt.models.Stack, which takes `side`, in a model of your own"
+        )
 
 
 def detach[C](config: C) -> C:

@@ -127,6 +127,11 @@ class AdapterConfig:
     governor: Governor | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.code, tuple):
+            raise ValueError(
+                f"AdapterConfig.code must be a tuple of transforms such as (Clamp(3.0),), got {self.code!r}: put it in "
+                "a tuple"
+            )
         check_fields(self)
         check_bounds(self, "rank", "blocks", least=1)
         check_bounds(self, "alpha", above=0)
@@ -175,9 +180,10 @@ class AdapterConfig:
                 "set RouterConfig(), or leave orthogonality alone"
             )
         for transform in self.code:
-            if not callable(getattr(transform, "check", None)):
+            if isinstance(transform, type) or not callable(getattr(transform, "check", None)):
+                fix = f": call it, {transform.__name__}(...)" if isinstance(transform, type) else ""
                 raise ValueError(
-                    f"AdapterConfig.code must hold transforms such as Clamp(3.0), got {transform!r}"
+                    f"AdapterConfig.code must hold transforms such as Clamp(3.0), got {transform!r}{fix}"
                 )
             transform.check(self)
 

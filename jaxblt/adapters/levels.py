@@ -70,11 +70,14 @@ def levels_of(config: Any) -> tuple[Level, ...]:
     return config.level.levels if isinstance(config.level, Mixed) else (config.level,)
 
 
+def first_step(config: Any, level: Level) -> int:
+    """The step of a document at which a level has its first code."""
+    return {"prefix": config.prefix, "chunk": config.lag * config.chunk, "token": 0}[level]
+
+
 def is_known(config: Any, level: Level, time: Int[Array, "B T"]) -> Bool[Array, "B T"]:
     """Where a level has a code."""
-    if level == "prefix":
-        return time >= config.prefix
-    return time // config.chunk >= config.lag if level == "chunk" else jnp.ones(time.shape, bool)
+    return jnp.ones(time.shape, bool) if level == "token" else time >= first_step(config, level)
 
 
 class Places(NamedTuple):

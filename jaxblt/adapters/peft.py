@@ -91,7 +91,7 @@ def save_peft(
       params: of the model, or the trained part.
       code: of a routed adapter, which such files cannot hold: the one to fix it at, as for `fuse`.
       base_name: of the base, for readers.
-      base_hash: content hash of the base, which `load_peft` compares; stored as its "revision".
+      base_hash: content hash of the base (`Run.base_hash`), which `load_peft` compares; stored as its "revision".
 
     Raises:
       FileExistsError: the folder holds an adapter already.
@@ -178,13 +178,13 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
     Args:
       folder: that `save_peft` or PEFT wrote.
       config: of the model, with a static adapter of the files' sites, rank and alpha.
-      base_hash: content hash of the base; None compares nothing.
+      base_hash: content hash of the base (`Run.base_hash`); None compares nothing.
 
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: an entry is missing, foreign, not finite or of another shape; rank, alpha or base differs; the files
-        use what is not supported (DoRA, rsLoRA, biases, alphas by site, invocation by tokens or by Arrow, starts that
-        change the base); or they are damaged.
+        name no base and `base_hash` is given; they use what is not supported (DoRA, rsLoRA, biases, alphas by site,
+        invocation by tokens or by Arrow, starts that change the base); or they are damaged.
     """
     said, arrays = _read(folder)
     _check_config(said, config, folder, base_hash)
@@ -253,8 +253,14 @@ def _check_config(said: dict[str, Any], config: Any, folder: Any, base_hash: str
         if (told := said.get(name, UNSAID.get(name, value))) != value:
             fix = "attach an adapter like the files'" if name in OURS else "have PEFT write plain LoRA"
             raise ValueError(f"{folder}/{CONFIG}: {name} is {told!r}, expected {value!r}: {fix}")
-    if base_hash is not None and said.get("revision") not in (None, base_hash):
+    if base_hash is None or (found := said.get("revision")) == base_hash:
+        return
+    if found is None:
         raise ValueError(
-            f"{folder} was trained over another base: its content hash is {said['revision']}, expected {base_hash}: "
-            "use files of this base"
+            f"{folder}/{CONFIG} names no base to compare with base_hash = {base_hash}: write the files with "
+            "save_peft(base_hash=), or leave base_hash out to compare nothing"
         )
+    raise ValueError(
+        f"{folder} was trained over another base: its content hash is {found}, expected {base_hash}: use files of this "
+        "base"
+    )

@@ -12,14 +12,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.adapters.given import is_router
+from jaxblt.adapters.given import intercepted, is_router
 from jaxblt.side_outputs import Sown, sow_metric
 from jaxblt.validation import check_bounds, check_fields
 
@@ -32,14 +31,15 @@ FIGURES = "code_figures"
 
 @flax.struct.dataclass
 class CodeFigures:
-    """Of the codes of one call, as scalars; holes and padding have codes of 0 and count like tokens.
+    """Of the codes of one call, as scalars; holes and padding do not count.
 
     Attributes:
       entropy: of the sizes of a code's numbers as shares, mean over tokens, in nats.
       rms: root mean square over numbers, mean over tokens.
       active: share of numbers that are not 0.
-      flips: share of neighbouring tokens whose largest number is another's.
+      flips: share of neighbouring tokens of a document whose largest number is another's.
       replaced: rows whose code was not finite and became the fallback.
+      tokens: that count; without any the means are 0.
     """
 
     entropy: Float[Array, ""]
@@ -47,23 +47,39 @@ class CodeFigures:
     active: Float[Array, ""]
     flips: Float[Array, ""]
     replaced: Float[Array, ""]
+    tokens: Float[Array, ""]
 
 
-def code_figures(code: Float[Array, "B T E"], replaced: Bool[Array, "B"]) -> CodeFigures:
-    """What is watched of codes."""
+def code_figures(
+    code: Float[Array, "B T E"], replaced: Bool[Array, "B"], segment_ids: Int[Array, "B T"] | None = None
+) -> CodeFigures:
+    """What is watched of codes.
+
+    Args:
+      code: of each token.
+      replaced: rows whose code became the fallback.
+      segment_ids: document of each token, 0 for holes and padding; None for rows of one document each.
+    """
+    ids = jnp.ones(code.shape[:2], jnp.int32) if segment_ids is None else segment_ids
+    content = ids > 0
+    pairs = content[:, 1:] & (ids[:, 1:] == ids[:, :-1])
     size = jnp.abs(code)
     share = size / jnp.maximum(jnp.sum(size, -1, keepdims=True), jnp.finfo(jnp.float32).tiny)
     logs = jnp.log(jnp.where(share > 0, share, 1.0))
     largest = jnp.argmax(size, -1)
     return CodeFigures(
-        entropy=-jnp.mean(jnp.sum(share * logs, -1)),
-        rms=jnp.mean(jnp.sqrt(jnp.mean(code * code, -1))),
-        active=jnp.mean((code != 0).astype(jnp.float32)),
-        flips=jnp.mean((largest[:, 1:] != largest[:, :-1]).astype(jnp.float32))
-        if code.shape[1] > 1
-        else jnp.zeros(()),
+        entropy=-_mean(jnp.sum(share * logs, -1), content),
+        rms=_mean(jnp.sqrt(jnp.mean(code * code, -1)), content),
+        active=_mean(jnp.mean((code != 0).astype(jnp.float32), -1), content),
+        flips=_mean(largest[:, 1:] != largest[:, :-1], pairs),
         replaced=jnp.sum(replaced, dtype=jnp.float32),
+        tokens=jnp.sum(content, dtype=jnp.float32),
     )
+
+
+def _mean(x: Array, told: Bool[Array, "B T"]) -> Float[Array, ""]:
+    """Of the places that are told; 0 without any."""
+    return jnp.sum(x, where=told, dtype=jnp.float32) / jnp.maximum(jnp.sum(told, dtype=jnp.float32), 1)
 
 
 def guarded(
@@ -97,14 +113,14 @@ def guarded(
         if state is not None:  # in such calls the router replaced them itself
             broken = broken | (state.replaced > options["state"].replaced)
         safe = jnp.where(broken[:, None, None] | fall_back, jnp.asarray(fallback, code.dtype), code)
-        found = code_figures(safe, broken)
+        found = code_figures(safe, broken, options.get("segment_ids"))
         if router.adapter.of_blocks:
             sow_metric(router, FIGURES, jnp.stack(jax.tree.leaves(found)))
         else:
             figures.append(found)
         return safe, state
 
-    return nn.intercept_methods(intercept)
+    return intercepted("guarded", intercept)
 
 
 def block_figures(side: Mapping[str, Any]) -> list[CodeFigures]:
@@ -192,7 +208,12 @@ class Guard:
         return self.state == "open"
 
     def record(self, seconds: float) -> None:
-        """Says how long the call took; calls with the fallback change nothing."""
+        """Says how long the call took; calls with the fallback change nothing.
+
+        Raises:
+          ValueError: the seconds are negative or NaN.
+        """
+        _check_seconds(seconds)
         if self.state == "open":
             return
         self._slow = self._slow + 1 if seconds > self.factor * self.baseline else 0
@@ -204,6 +225,14 @@ class Guard:
     def _open(self) -> None:
         self.state, self._since, self._slow = "open", self.clock(), 0
         self.opened += 1
+
+
+def _check_seconds(seconds: float) -> None:
+    """Raises ValueError for what is no duration: NaN is not above any limit, and would pass for fast."""
+    if not seconds >= 0:
+        raise ValueError(
+            f"seconds must be 0 or more, got {seconds!r}: give what a call took by one clock, end minus start"
+        )
 
 
 @dataclass(frozen=True)
@@ -253,7 +282,7 @@ class Telemetry:
         hits: float | None = None,
         violations: float | None = None,
     ) -> None:
-        """Keeps what is known of a call (waits for its figures).
+        """Keeps what is known of a call (waits for its figures; those of no tokens are left out).
 
         Args:
           seconds: that it took.
@@ -262,14 +291,16 @@ class Telemetry:
           violations: share of tokens over a governor's bound (`mean_violations`).
 
         Raises:
-          ValueError: a share does not lie in 0..1.
+          ValueError: the seconds are negative or NaN, or a share does not lie in 0..1.
         """
+        _check_seconds(seconds)
         shares = {"hits": hits, "violations": violations}
         for name, share in shares.items():
             if share is not None and not 0 <= share <= 1:
                 raise ValueError(f"{name} must lie in 0..1, got {share!r}: it is a share of tokens")
-        names = ("entropy", "rms", "active", "flips") if figures else ()
-        means = {name: float(np.mean([getattr(f, name) for f in figures])) for name in names}
+        told = [f for f in figures if f.tokens > 0]
+        names = ("entropy", "rms", "active", "flips") if told else ()
+        means = {name: float(np.mean([getattr(f, name) for f in told])) for name in names}
         self.replaced += int(sum(float(f.replaced) for f in figures))
         means |= {name: share for name, share in shares.items() if share is not None}
         self._calls.append((seconds, means))

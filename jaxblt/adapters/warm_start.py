@@ -28,9 +28,11 @@ def warm_start(config: Any, params: Any, loras: Sequence[tuple[Any, Any]]) -> An
       loras: (config, params) of the same model with static adapters, one for each expert; whole or the trained part.
 
     Raises:
-      ValueError: the adapter is no bank, or governed; there are not as many LoRAs as experts; one has a router or
-        gates, is missing at a site, or adapts more than the bank.
+      ValueError: the adapter is no bank, or governed; there are no LoRAs, or not as many as experts; one has a router
+        or gates, is missing at a site, or adapts more than the bank.
     """
+    if not loras:
+        raise ValueError("loras is empty: give a LoRA for each expert of the bank")
     banks = {name: stack.adapter for name, stack in stacks_of(config).items() if stack.adapter is not None}
     for name, bank in banks.items():
         _check_bank(name, bank, len(loras))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxblt.adapters.given import refuse_inside
 from jaxblt.data.batch import Batch
 from jaxblt.data.history import History
 from jaxblt.data.rows import Span, empty_rows, stream_ids, write_span
@@ -78,8 +79,10 @@ def make_reader(run: "Run", *, window: int | None, batch_size: int) -> Reader:
       batch_size: rows of a program.
 
     Raises:
-      ValueError: `window` is less than 2, or `batch_size` less than 1.
+      ValueError: `window` is less than 2, or `batch_size` less than 1; or `given` or `guarded` of `jaxblt.adapters`
+        stands around the call.
     """
+    refuse_inside("jaxblt.answers", "leave it, or merge the adapter at a code (jaxblt.adapters.fuse)")
     length: int = run.recipe.data.seq_len if window is None else window
     check_whole("window", length, least=2)
     check_whole("batch_size", batch_size, least=1)

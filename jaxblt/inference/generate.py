@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jaxblt.adapters.chosen import Adapter, choose_adapters
 from jaxblt.adapters.fallback import count_replaced, warn_replaced
+from jaxblt.adapters.given import refuse_inside
 from jaxblt.data.vocab import EOS, decode
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step
 from jaxblt.inference.narrow import narrow_params
@@ -93,12 +94,14 @@ def generate(
 
     Raises:
       ValueError: no prompts, a prompt that is not bytes, nothing to generate, a seed out of range, an adapter that
-        there is not, or logits that are not finite; the message names the prompt and the position.
+        there is not, or logits that are not finite; the message names the prompt and the position. A call or a step of
+        its iterator inside `given` or `guarded` of `jaxblt.adapters`.
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than the rows' patches ask for.
       CodeFallbackWarning: a router's code was not finite; its fallback stood for it in the prompts that are named.
     """
+    _refuse_inside()
     table, requests = lay_out(prompts, max_new_bytes, sampling, seed)
     if adapters is not None:
         params = {**params, CHOSEN: choose_adapters(decoder.model, each_of("adapters", adapters, len(table)))}
@@ -112,6 +115,7 @@ def _pieces(
     decoder: Decoder, params: dict[str, Any], table: Int[Array, "B L"], requests: Requests
 ) -> Iterator[list[bytes]]:
     """The next bytes of each row, piece after piece, until all rows have ended."""
+    _refuse_inside()
     most, lengths = int(np.max(requests.limits)), np.asarray(requests.lengths)
     steps = min(PIECE, 1 << (most - 1).bit_length())
     num_bytes = table.shape[1] + bucket(most)
@@ -132,6 +136,10 @@ def _pieces(
         warn_overflow(over, wanted, capacity=patcher.slots, block_size=patcher.block_size)
     if replaced is not None:
         warn_replaced(replaced, params)
+
+
+def _refuse_inside() -> None:
+    refuse_inside("generate", "leave it, and choose codes by adapters=, such as adapters='base'")
 
 
 def _check_finite(finite: np.ndarray, lengths: np.ndarray, start: int, params: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ def _read(
     """(config, params) of a static adapter, over the base of this hash or of one of those."""
     if (Path(folder) / CONFIG).is_file():
         config, said = _static_config(Path(folder), recipe.model)
-        known = base_hash if said in (None, base_hash) or said not in hashes() else said
+        known = said if said in (None, base_hash) or said in hashes() else base_hash
         return config, load_peft(folder, config, base_hash=known)
     resolved = read_resolved(folder)
     said = resolved.frozen.get(BASE)

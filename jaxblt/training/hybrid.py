@@ -42,8 +42,8 @@ class HybridConfig:
       language: of the objective's loss. With a policy it is that of the experts that were drawn.
       reference: of `Recipe.reference`, times the weight that it has there: imitation of another run's outputs.
       labels: of -log p[label] with p the shares of each bank before the transforms of its code, and labels those of
-        `Batch.labels`, the number of an expert for each byte or row; -1 for none: imitation of known codes. Where each
-        block has a router, it is summed over blocks.
+        `Batch.labels`, the number of an expert for each byte or row: imitation of known codes. A negative label is for
+        none, one above the last expert makes the loss NaN. Where each block has a router, it is summed over blocks.
       reinforcement: of the loss of a policy, see `jaxblt.training.policy`; the bank's code has `Draw`.
       policy: how it learns.
     """

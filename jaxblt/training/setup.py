@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxblt.adapters import check_sites, detach, retrievals
+from jaxblt.adapters.first_code import check_first_codes
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.history import History
@@ -132,10 +133,13 @@ def make_setup(
       mesh: of all devices.
       frozen: the frozen trees, or their shapes.
       notes: for the report.
+
+    Raises:
+      ValueError: sites of adapters are as `check_sites` refuses them, or rows end before a router's first code.
     """
     task = make_task(recipe)
     check_sites(recipe.model)
-    whole = boxed_params(task, recipe)
+    whole = check_first_codes(lambda: boxed_params(task, recipe))
     boxed = trained_part(recipe, whole)
     stacks = getattr(task.model, "stacks", {})
     optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed, stacks)

@@ -81,6 +81,21 @@ def test_sites_of_other_ranks():
     assert attach(MODEL, bank).stack.adapter.scale(4) == 16.0 * 2 / 4
 
 
+def test_side_features_go_to_a_model_that_takes_them():
+    class Sided(nn.Module):
+        def __call__(self, ids, *, side=None): ...
+
+    @dataclasses.dataclass(frozen=True)
+    class SidedConfig:
+        stack: StackConfig = STACK
+
+        def build(self):
+            return Sided()
+
+    reads = dataclasses.replace(ROUTED, router=RouterConfig(side=2))
+    assert attach(SidedConfig(), reads).stack.adapter == reads
+
+
 def adapter(**options):
     return AdapterConfig(**options)
 
@@ -101,6 +116,10 @@ def adapter(**options):
             lambda: attach(MODEL, adapter(), ("latent",)),
             r"stacks \['latent'\] of ByteLMConfig: .*\['stack'\]",
         ),
+        (
+            lambda: attach(BLTConfig(), adapter(router=RouterConfig(side=2)), "latent"),
+            r"side is \{'latent': 2\} by stack, and the model of BLTConfig takes no .*call a jaxblt.models.Stack",
+        ),
         (lambda: adapter(sites=()), "sites is empty"),
         (lambda: adapter(sites=(("mlp/*", 0),)), "rank of 'mlp/\\*' must be at least 1, got 0"),
         (lambda: adapter(blocks=2), "router is None: set RouterConfig"),
@@ -114,6 +133,14 @@ def adapter(**options):
         ),
         (lambda: adapter(router=RouterConfig(), code=(TopK(9),)), "TopK.k = 9 numbers of a code that has 8"),
         (lambda: adapter(router=RouterConfig(), code=("clamp",)), "must hold transforms such as Clamp"),
+        (
+            lambda: adapter(router=RouterConfig(), code=(Ema,)),
+            r"must hold transforms such as Clamp\(3\.0\), got <class '.*Ema'>: call it, Ema\(\.\.\.\)",
+        ),
+        (
+            lambda: adapter(router=RouterConfig(), code=Ema()),
+            r"tuple of transforms such as \(Clamp\(3\.0\),\), got Ema\(decay=0\.9\): put it in a tuple",
+        ),
         (
             lambda: adapter(router=RouterConfig(level="prefix"), code=(Ema(),)),
             "level 'prefix' gives it one: leave it out",

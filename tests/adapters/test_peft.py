@@ -162,6 +162,10 @@ NAME = "base_model.model.stack.rest.block_0.mixer.in.lora_A.weight"
         (told(arrow_config={"top_k": 2}), "arrow_config is .*, expected None"),
         (told(use_dora=True), "use_dora is True, expected False"),
         (told(revision="b" * 64), "trained over another base: its content hash is bbb"),
+        (
+            told(revision=None),
+            r"names no base to compare with base_hash = aaa.*: write the files with save_peft\(base_hash=\), or leave",
+        ),
         (lambda folder: (folder / WEIGHTS).write_bytes(b"no"), "no adapter that can be read"),
         (lambda folder: (folder / CONFIG).write_text("[]"), "holds a list, expected an object"),
     ],

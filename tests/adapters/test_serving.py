@@ -1,6 +1,7 @@
 """Codes from elsewhere than the router; the guard's breaker on an injected clock; alarms on planted faults."""
 
 import dataclasses
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -19,6 +20,8 @@ from jaxblt.adapters.serving import (
     guarded,
     mean_violations,
 )
+from jaxblt.answers.reading import make_reader
+from jaxblt.inference import generate
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
 from jaxblt.models import StackConfig
 from jaxblt.models.stack import Stack, init_stack_state
@@ -46,10 +49,10 @@ def serve():
     """One program: the stack's output, and what is watched."""
 
     @jax.jit
-    def call(params, x, fall_back):
+    def call(params, x, fall_back, ids=None):
         figures = []
         with guarded(fall_back, 0.0, figures):
-            y, _ = Stack(STACK).apply(params, x)
+            y, _ = Stack(STACK).apply(params, x, segment_ids=ids)
         return y, figures
 
     return call
@@ -127,6 +130,24 @@ def test_a_row_whose_code_is_not_finite_falls_back(params, serve):
     np.testing.assert_array_equal(count_replaced(state), [9, 9, 9])
 
 
+@pytest.mark.parametrize("context", [given, guarded])
+def test_programs_that_are_kept_are_not_made_inside(context):
+    """They would have the context's codes in later calls outside; also where an iterator was made outside."""
+    call = partial(generate, None, {}, [b"a"], max_new_bytes=1)
+    pieces, options = call(stream=True), (jnp.zeros((), bool), 0.0, []) if context is guarded else (X,)
+    words = rf"{context.__name__}\(...\), .* serve later calls too, .*: leave it, and"
+    with context(*options):
+        for asked in (call, partial(call, stream=True), partial(next, pieces)):
+            with pytest.raises(
+                ValueError, match=f"generate was called inside {words} choose .* adapters='base'"
+            ):
+                asked()
+        with pytest.raises(ValueError, match=rf"answers was called inside {context.__name__}"):
+            make_reader(None, window=None, batch_size=1)
+    with pytest.raises(ValueError, match="needs at least one prompt"):
+        generate(None, {}, [], max_new_bytes=1)
+
+
 class Clock:
     now = 0.0
 
@@ -157,6 +178,25 @@ def test_a_breaker_opens_waits_and_tries_again():
     assert guard.state == "closed"
     with pytest.raises(ValueError, match=r"Guard\.baseline must be > 0, got 0\.0"):
         Guard(0.0)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), np.float32("nan"), -0.1])
+def test_what_is_no_duration_is_refused(seconds):
+    """By a breaker in any state, which keeps it."""
+    clock = Clock()
+    guard = Guard(0.1, patience=1, cool_down=5.0, clock=clock)
+    for state in ("closed", "open", "half-open"):
+        assert guard.state == state
+        for record in (guard.record, lambda seconds: Telemetry().record(seconds, [])):
+            with pytest.raises(
+                ValueError, match=r"seconds must be 0 or more, got .*(nan|-0\.1).*: give what"
+            ):
+                record(seconds)
+        assert guard.state == state
+        guard.record(9.0)
+        clock.now += 5 * (state == "open")
+        guard.falls_back()
+    assert guard.opened == 2
 
 
 def test_a_call_that_fails_is_made_with_the_fallback_and_counted(params, serve, caplog):
@@ -215,6 +255,25 @@ def test_figures_of_codes():
     assert float(figures(ONE).rms) == pytest.approx(0.5)
     assert float(figures(ONE).active) == pytest.approx(0.25)
     assert float(figures(TURNS).flips) == 1
+
+
+def test_padding_and_holes_raise_no_alarm(params, serve):
+    """A healthy code in rows of which a tenth are tokens, a document each; and a call without any."""
+    code = np.concatenate([np.tile(TURNS[:1, :2] + 0.2, (1, 10, 1))] * 2)
+    ids, planted = np.zeros((2, 20), np.int32), code.copy()
+    ids[:, 5], ids[1, 9:11] = 1, (1, 2)
+    planted[ids == 0] = 0
+    telemetry = Telemetry(limits=LIMITS)
+    for padding in (ids, 0 * ids):
+        found = code_figures(jnp.asarray(planted), jnp.zeros(2, bool), jnp.asarray(padding))
+        telemetry.record(0.1, [found])
+    alone = figures(code[:, :1])
+    assert telemetry.alarms() == []
+    assert telemetry.report()["entropy"] == pytest.approx(float(alone.entropy), rel=1e-5)
+    assert telemetry.report()["active"] == 1
+    ids = jnp.asarray(np.array([[1] * 12, [0, 0] + [2] * 10, [3, 0] * 6], np.int32))
+    assert float(serve(params, X, False, ids)[1][0].tokens) == 28
+    assert float(serve(params, X, False, ids)[1][0].active) == 1
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,8 @@ def test_what_is_refused(given):
         ValueError, match=r"1 LoRAs are to start the experts of stack 'stack', .* set blocks=1"
     ):
         warm_start(config, params, given[:1])
+    with pytest.raises(ValueError, match="loras is empty: give a LoRA for each expert of the bank"):
+        warm_start(config, params, [])
     governed = bank(2, governor=Governor())
     with pytest.raises(ValueError, match="set blocks=2 and governor=None"):
         warm_start(governed, params, given)

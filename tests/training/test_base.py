@@ -117,6 +117,16 @@ def test_a_loaded_run_is_a_whole_model(run):
     assert jax.tree.structure(params) == jax.tree.structure(fitted.state.frozen[BASE].params)
 
 
+def test_a_base_and_the_run_over_it_give_one_hash(run, base_run):
+    _, run_dir = run
+    stored = read_resolved(run_dir).frozen[BASE]
+    assert jaxblt.load(base_run).base_hash == jaxblt.load(run_dir).base_hash == stored
+    recipe = recipe_over(base_run, dtype="bfloat16")
+    boxed = lambda: boxed_params(make_task(recipe), recipe)  # noqa: E731
+    rounded_base = load_base(recipe, boxed, make_mesh(devices=jax.devices()[:1]))[BASE]
+    assert jaxblt.load(base_run, dtype="bfloat16").base_hash == rounded_base.content_hash != stored
+
+
 @pytest.mark.parametrize("axes", [{}, {"data": 1, "fsdp": 2, "tensor": 2}])
 def test_ranks_by_depth_go_over_a_base_that_was_scanned(base_run, axes):
     """Its layers come apart, on several devices as on one."""
@@ -204,6 +214,8 @@ def test_the_guide_runs(run, base_run, monkeypatch, tmp_path):
     for example in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
         exec(compile(example, "adapters.md", "exec"), namespace)
     assert namespace["config"] == MODEL
+    report, alarms = namespace["telemetry"].report(), namespace["telemetry"].alarms()
+    assert (report["calls"], report["active"], alarms) == (1, 1, [])
     assert Path("runs/peft/adapter_model.safetensors").stat().st_size
     searching, mesh = namespace["searching"], make_mesh(devices=jax.devices()[:1])
     held = load_base(searching, lambda: boxed_params(make_task(searching), searching), mesh)[BASE].params

@@ -42,8 +42,9 @@ def train(folder, model, **options):
 def test_experts_are_the_loras_of_runs_and_of_files(tmp_path):
     train(tmp_path / "base", PLAIN)
     lora = train(tmp_path / "lora", attach(PLAIN, LORA), base_run=str(tmp_path / "base"))
-    run, stored = jaxblt.load(tmp_path / "lora"), lora.state.frozen[BASE].content_hash
-    save_peft(tmp_path / "peft", run.recipe.model, run.params, base_hash=stored)
+    run = jaxblt.load(tmp_path / "lora")
+    save_peft(tmp_path / "peft", run.recipe.model, run.params, base_hash=run.base_hash)
+    save_peft(tmp_path / "unnamed", run.recipe.model, run.params)
     folders = str(tmp_path / "lora"), str(tmp_path / "peft")
     recipe = tiny_recipe(model=attach(PLAIN, BANK), base_run=str(tmp_path / "base"), experts=folders, **SHORT)
     mesh = recipe.mesh.build(jax.devices()[:1])
@@ -51,6 +52,9 @@ def test_experts_are_the_loras_of_runs_and_of_files(tmp_path):
         frozen = dict(lora.state.frozen)
         drawn = init_state(make_setup(recipe, mesh, frozen), frozen)
         begun = with_experts(recipe, drawn.params, frozen, mesh)
+        unnamed = dataclasses.replace(recipe, experts=(folders[0], str(tmp_path / "unnamed")))
+        again = with_experts(unnamed, drawn.params, frozen, mesh)
+        jax.tree.map(np.testing.assert_array_equal, again, begun)
     wanted = fuse(run.recipe.model, run.params)[1]
     for code in np.eye(2, dtype=np.float32):
         found = fuse(recipe.model, whole_params(begun, frozen), code=jnp.asarray(code))[1]

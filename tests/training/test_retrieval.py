@@ -108,6 +108,7 @@ def test_the_index_is_the_base_s_and_is_kept_by_the_run(run, index, paths):
     base = split_params(run.params)[0]
     assert base["stack"]["router"].keys() == {"index"}
     assert content_hash(base) == read_resolved(paths[0] / "run").frozen[BASE]
+    assert run.base_hash == jaxblt.load(paths[0] / "base").base_hash
     moved = jax.tree.leaves_with_path(jaxblt.load(paths[0] / "base").params)
     for path, leaf in moved:
         found = run.params
