@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.marks import Marks
+from pallas_kernels.runtime import vary_alike
 
 
 @flax.struct.dataclass
@@ -69,7 +70,11 @@ class Held:
         if length >= self.size:  # nearly always a step
             return self.compute(self.weights, read)
         skipped = lambda weights, read: self._zeros(taken)  # noqa: E731
-        return jax.lax.cond(jnp.any(steps), self.compute, skipped, self.weights, read)
+        # Backward, shared weights' gradients are summed over devices. Cast here, or the branch that does so waits for
+        # devices that have no step.
+        leaves, tree = jax.tree.flatten((self.weights, read))
+        *leaves, taking = vary_alike(*leaves, jnp.any(steps))
+        return jax.lax.cond(taking, self.compute, skipped, *jax.tree.unflatten(tree, leaves))
 
     def _zeros(self, like: Bool[Array, "B N"] | Int[Array, "B N"]) -> Float[Array, "B N F"]:
         """Zeros that lie on devices as `like` does."""

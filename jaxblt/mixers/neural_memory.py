@@ -28,6 +28,7 @@ from pallas_kernels.neural_memory import (
     read_memory,
     write_memory,
 )
+from pallas_kernels.runtime import vary_alike
 
 GATES = {"theta": 0.0, "eta": 0.0, "alpha": -4.0}
 """Gates of a token, and where they start before the sigmoid: a memory forgets 2 % a chunk at first."""
@@ -301,9 +302,11 @@ class MemoryCore:
         if marks.segment_ids is not None:
             return carry
 
+        # Cast outside of the branch: the transpose of the cast sums over devices, which may take different branches.
+        weights = vary_alike(*self.weights, carry.opened.count)[:-1]
+
         def begin() -> MemoryState:
-            fresh = start_state(self.weights, carry.opened.count)
-            return select_heads(carry.begun, carry.memory, fresh)
+            return select_heads(carry.begun, carry.memory, start_state(weights, carry.opened.count))
 
         # Copy and make no memory where every row has begun.
         memory = jax.lax.cond(jnp.all(carry.begun), lambda: carry.memory, begin)

@@ -82,6 +82,13 @@ def test_a_routed_adapter(caplog):
     assert "merged and rounded to bfloat16" in caplog.text
 
 
+def test_devices_wait_for_none_that_has_no_step():
+    """Shards of 4 steps, chunks of 5: some hold no end of a chunk. Its branch once summed gradients over devices."""
+    stack = stack_of("sticky")
+    assert stack.adapter.router.chunk > 16 // 4
+    assert check_adapter(stack, only=("tensor", "sequence"), length=16) == ["tensor", "sequence"]
+
+
 class Neighbour(nn.Module):
     """y_t = x_{t-1} W, of a mixer that the library does not know."""
 
