@@ -173,7 +173,7 @@ def test_arrays_that_are_not_of_one_compression_are_refused() -> None:
         with pytest.raises(ValueError, match=told):
             reconstruction_error(*given)
     with pytest.raises(ValueError, match=r"got NoneType, \(2, 1, 8, 6\), \(2, 8\)"):
-        reconstruction_error(None, u, content)  # pyright: ignore[reportArgumentType]
+        reconstruction_error(None, u, content)
 
 
 def test_simple_intervals_keep_fewer_candidates_at_equal_error() -> None:
