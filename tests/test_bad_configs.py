@@ -441,7 +441,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "dim": (0, 2.5, 63),
         "num_heads": (0, 7, 2.5),
         "head_dim": (0, 2.5),
-        "slots": (0, 3, 2.5),
+        "slots": (0, 2.5),
         "interval": (0, 2.5),
         "ratio": (0.0, 1.5, NAN),
         "adaptive_error": (0.0, 1.0, NAN),

@@ -119,7 +119,7 @@ def find_slots(bank: SlotBank, one: Candidates, rules: Any) -> Bool[Array, "B H 
     count = bank.valid.shape[-1]
     least = jax.nn.one_hot(jnp.argmin(jnp.where(bank.valid, bank.usage, -1), -1), count, dtype=bool)
     logits = jnp.where(bank.valid, _address_logits(bank, one, rules), -jnp.inf)
-    likely = jnp.any(jax.nn.one_hot(largest(logits, rules.top_k), count, dtype=bool), -2)
+    likely = jnp.any(jax.nn.one_hot(largest(logits, rules.addressed), count, dtype=bool), -2)
     return jnp.where(best < rules.novelty, least, likely & bank.valid)
 
 

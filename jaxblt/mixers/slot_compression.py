@@ -51,7 +51,16 @@ def reconstruction_error(
 
     |U - U P_l|^2 / |U|^2, where P_l projects to the span of the first l candidates: what the best linear decoder would
     leave. It falls with l, and is 0 where l candidates span all tokens. Without gradients.
+
+    Args:
+      candidates: s_1 ... s_L, as `compress` makes them.
+      u: gated contents U of the interval's N tokens.
+      content: False for holes, which do not count.
+
+    Raises:
+      ValueError: the arrays do not fit.
     """
+    _check_fits(candidates, u, content)
     candidates, u = (jax.lax.stop_gradient(x.astype(jnp.float32)) for x in (candidates, u))
     u = jnp.where(content[:, None, :, None], u, 0)
 
@@ -73,6 +82,18 @@ def reconstruction_error(
     energy = jnp.sum(u * u, (-2, -1))
     lost = 1 - jnp.cumsum(caught, 0) / jnp.where(energy > 0, energy, 1)[None]
     return jnp.moveaxis(jnp.where(energy[None] > 0, jnp.maximum(lost, 0), 0), 0, -1)
+
+
+def _check_fits(candidates: Any, u: Any, content: Any) -> None:
+    """Raises ValueError unless the arrays are of the same rows, heads, tokens and width."""
+    s, tokens, seen = (getattr(x, "shape", ()) for x in (candidates, u, content))
+    rows, heads, length, width = tokens if len(tokens) == 4 else (None,) * 4
+    if len(s) != 4 or (*s[:2], s[3], *seen) != (rows, heads, width, rows, length):
+        found = ", ".join(str(getattr(x, "shape", type(x).__name__)) for x in (candidates, u, content))
+        raise ValueError(
+            "reconstruction_error takes candidates [B, H, L, M], u [B, H, N, M] and content [B, N], the arrays of "
+            f"`compress`, got {found}"
+        )
 
 
 def kept_latents(

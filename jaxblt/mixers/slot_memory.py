@@ -29,6 +29,9 @@ from jaxblt.validation import check_bounds, check_fields
 OWN_SPAN = 4.0
 """Bias of a latent for the places of the interval that are its own at the start of training: e^4 times the others."""
 
+ADDRESSED = 4
+"""Slots that a candidate is written to, unless a config says how many."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SlotMemoryConfig:
@@ -59,7 +62,8 @@ class SlotMemoryConfig:
       novelty: cosine below which a candidate is new.
       balance: of the address, towards slots that are used little.
       usage_decay: share of a usage that an interval leaves.
-      top_k: slots that a candidate is written to, if it is not new; the others keep every bit.
+      top_k: slots that a candidate is written to, if it is not new; the others keep every bit. None for 4, or for all
+        slots if there are fewer.
       prune_below: slots of less usage are freed once they are older than `prune_after`; 0 for never.
       prune_after: intervals without a write.
       short_taps: taps of the short convolutions of q, k and v.
@@ -80,7 +84,7 @@ class SlotMemoryConfig:
     novelty: float = 0.5
     balance: float = 1.0
     usage_decay: float = 0.9
-    top_k: int = 4
+    top_k: int | None = None
     prune_below: float = 0.0
     prune_after: int = 10
     short_taps: int = 4
@@ -111,6 +115,11 @@ class SlotMemoryConfig:
     def latents(self) -> int:
         """Candidates of an interval, at most."""
         return count_latents(self.ratio, self.interval)[-1]
+
+    @property
+    def addressed(self) -> int:
+        """Slots that a candidate is written to, at most."""
+        return min(ADDRESSED, self.slots) if self.top_k is None else self.top_k
 
     @property
     def aligned(self) -> bool:

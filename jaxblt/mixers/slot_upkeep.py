@@ -5,6 +5,7 @@ axes, such as the layers of a scanned stack.
 """
 
 import dataclasses
+from typing import Any
 
 import flax.struct
 import jax.numpy as jnp
@@ -33,8 +34,12 @@ class SlotStats:
 
 
 def memory_stats(state: SlotMemoryState) -> SlotStats:
-    """The statistics of a state's slots."""
-    bank = state.bank
+    """The statistics of a state's slots.
+
+    Raises:
+      ValueError: the state is not that of a slot memory.
+    """
+    bank = _bank_of("memory_stats", state)
     count = jnp.maximum(jnp.sum(bank.valid, -1, dtype=jnp.float32), 1)
     return SlotStats(
         utilisation=jnp.mean(bank.valid, -1, dtype=jnp.float32),
@@ -55,9 +60,9 @@ def reduce_slots(
       below: free the slots whose usage is less.
 
     Raises:
-      ValueError: neither or both are given, or they are out of range.
+      ValueError: neither or both are given, they are out of range, or the state is not that of a slot memory.
     """
-    bank = state.bank
+    bank = _bank_of("reduce_slots", state)
     if keep is not None and below is None:
         whole("keep", keep, least=0, most=bank.valid.shape[-1], why=": a bank has no more slots")
         gone = _rank(bank) >= keep
@@ -70,6 +75,16 @@ def reduce_slots(
         )
     carry = dataclasses.replace(state.carry, bank=free(bank, bank.valid & gone))
     return dataclasses.replace(state, carry=carry)
+
+
+def _bank_of(name: str, state: Any) -> SlotBank:
+    """Raises ValueError, for the function of that name, unless the state is of a slot memory."""
+    if not isinstance(state, SlotMemoryState):
+        raise ValueError(
+            f"{name} takes a SlotMemoryState, got a {type(state).__name__}: of a model's state give that of one "
+            "SlotMemoryConfig in its stack, such as state.stack.periods[0] of titan('slots')"
+        )
+    return state.bank
 
 
 def _rank(bank: SlotBank) -> Int[Array, "*L B H S"]:

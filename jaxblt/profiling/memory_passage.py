@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxblt.array_checks import check_ids
 from jaxblt.data.vocab import check_whole, encode
 
 if TYPE_CHECKING:
@@ -43,16 +44,25 @@ def read_passage(
     from jaxblt.patching.render import label_byte
 
     module, params = _model_of(model, params)
+    ids = _ids_of(passage, module.config.vocab_size)
+    labels = [label_byte(int(token)) for token in ids] if labels is None else list(labels)
+    if len(labels) != len(ids):
+        raise ValueError(f"{len(labels)} labels do not name {len(ids)} ids: give one for each")
+    return {"ids": ids.tolist(), "labels": labels, "layers": _layers(module, params, ids)}
+
+
+def _ids_of(passage: Any, size: int) -> np.ndarray:
+    """One row of ids in 0..size-1."""
+    if isinstance(passage, str):
+        raise ValueError(f"a passage is bytes or ids, got text {passage!r:.40}: call its encode()")
     ids = encode(passage, bos=True) if isinstance(passage, bytes) else np.asarray(passage)
     check_whole("ids of the passage", ids)
     if ids.ndim != 1 or not ids.size:
         raise ValueError(
             f"a passage is one row of bytes or ids, got shape {ids.shape}: give one that is not empty"
         )
-    labels = [label_byte(int(token)) for token in ids] if labels is None else list(labels)
-    if len(labels) != len(ids):
-        raise ValueError(f"{len(labels)} labels do not name {len(ids)} ids: give one for each")
-    return {"ids": ids.tolist(), "labels": labels, "layers": _layers(module, params, ids)}
+    check_ids(ids, size)
+    return ids
 
 
 def _model_of(model: Any, params: Any) -> tuple[nn.Module, Any]:
@@ -96,11 +106,26 @@ def _layers(module: nn.Module, params: Any, ids: np.ndarray) -> list[dict[str, A
             f"no layer of this {type(module).__name__} has a memory: give its stack NeuralMemoryConfig, MAGConfig, "
             "MACConfig or SlotMemoryConfig, as jaxblt.models.titan does"
         )
-    return [
-        {"layer": i, **_figures(_of_period(passages[layer.path], layer.period), spans[layer.path])}
+    found = {
+        i: (_of_period(passages[layer.path], layer.period), spans[layer.path])
         for i, layer in enumerate(places)
         if layer.path in passages
-    ]
+    }
+    for i, (passage, _) in found.items():
+        _check_finite(i, passage, params)
+    return [{"layer": i, **_figures(*one)} for i, one in found.items()]
+
+
+def _check_finite(layer: int, passage: Any, params: Any) -> None:
+    """Raises ValueError for figures that no picture and no JSON can hold."""
+    from jaxblt.models.finite import explain_nonfinite
+
+    for name, x in vars(passage).items():
+        if not np.isfinite(x).all():
+            raise ValueError(
+                f"{name} of the memory in layer {layer} is {x[~np.isfinite(x)][0]} under this passage; "
+                f"{explain_nonfinite(params)}"
+            )
 
 
 def _below(tree: Any, path: tuple[str, ...]) -> Any:

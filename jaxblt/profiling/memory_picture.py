@@ -102,8 +102,8 @@ def plot_memory(
       step: under which it is logged; None for the run's, or 0.
 
     Raises:
-      ValueError: a model without parameters, without a memory, or with patches; or a passage of no byte, or labels that
-        do not fit it.
+      ValueError: a model without parameters, without a memory, or with patches; or a passage of no byte, of text or
+        of ids beyond the vocabulary, or labels that do not fit it; or what its memories do is not finite.
       ModuleNotFoundError: matplotlib is missing (pip install 'jaxblt[plot]').
     """
     if step is not None:

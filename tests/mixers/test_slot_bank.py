@@ -166,6 +166,16 @@ def test_error_of_reconstruction_falls_with_the_latents() -> None:
     assert_close(errors[2][0, 0, 1], np.sum(left**2) / np.sum(tokens**2), np.float32, n=64)
 
 
+def test_arrays_that_are_not_of_one_compression_are_refused() -> None:
+    s, _, u, content = drawn(2)
+    told = r"reconstruction_error takes candidates \[B, H, L, M\], u \[B, H, N, M\] and content \[B, N\]"
+    for given in ((s, u, content[:, 1:]), (s[..., 1:], u, content), (s, content, u), (None, u, content)):
+        with pytest.raises(ValueError, match=told):
+            reconstruction_error(*given)
+    with pytest.raises(ValueError, match=r"got NoneType, \(2, 1, 8, 6\), \(2, 8\)"):
+        reconstruction_error(None, u, content)
+
+
 def test_simple_intervals_keep_fewer_candidates_at_equal_error() -> None:
     s, _, u, content = drawn(8)
     error, counts = reconstruction_error(s, u, content), jnp.asarray([7, 8])

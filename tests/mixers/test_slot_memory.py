@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from jaxblt.mixers import (
+    MAGConfig,
     MixerConfig,
+    NeuralMemoryConfig,
     SlotMemoryConfig,
     init_state,
     memory_stats,
@@ -22,6 +24,7 @@ from jaxblt.mixers.slot_memory import SlotMemoryState
 from jaxblt.models import titan
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import PROPERTIES, Property, Subject
+from jaxblt.training.serialize import from_json, to_json
 from tests.mixers.test_matrix_state import read_out, sigmoid, stream
 from tests.parameters import drawn
 from tests.tolerances import assert_close
@@ -29,6 +32,7 @@ from tests.tolerances import assert_close
 SLOTS = SlotMemoryConfig(dim=8, num_heads=4, head_dim=4, slots=4, interval=4, novelty=0.3, top_k=2, rate=0.5)
 CONFIGS: dict[str, MixerConfig] = {
     "slots": SLOTS,
+    "slots_by_token": dataclasses.replace(SLOTS, interval=1),
     "slots_aligned": dataclasses.replace(SLOTS, interval=8, ratio=0.25, segment_alignment=8),
     "slots_alone": dataclasses.replace(SLOTS, interval=3, ratio=0.4, packed=False),
     "slots_adaptive": dataclasses.replace(SLOTS, ratio=1.0, adaptive_error=0.2, top_k=3),
@@ -39,6 +43,9 @@ CONFIGS: dict[str, MixerConfig] = {
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes")
 TURNS = pytest.mark.slow(weeks=26, group="properties of slot memories")
 BEYOND = {
+    ("slots_by_token", "every_parameter"): (
+        pytest.mark.xfail(strict=True, reason="of one token latents have nothing to choose from"),
+    ),
     ("slots_adaptive", "long"): (
         pytest.mark.xfail(
             strict=True, reason="too curved for differences in fp32, which converge with smaller steps"
@@ -101,7 +108,7 @@ class Bank:
             unused = [i for i in range(config.slots) if i not in self.slots]
             chosen = [unused[0] if unused else int(np.argmin(self.usage))]
         else:
-            chosen = sorted(self.slots, key=lambda i: -self._logit(i, w))[: config.top_k]
+            chosen = sorted(self.slots, key=lambda i: -self._logit(i, w))[: config.addressed]
         a = softmax(np.array([self._logit(i, w) if i in self.slots else 0.0 for i in chosen]))
         for i, share in zip(chosen, a, strict=True):
             old = self.slots.get(i)
@@ -243,6 +250,22 @@ def test_bad_reductions_are_refused(options: Any, message: str) -> None:
         reduce_slots(small_state(), **options)
 
 
+@pytest.mark.parametrize("kind", ["titan", "memory", "mag"])
+def test_upkeep_of_another_state_says_which_is_wanted(kind: str) -> None:
+    configs = {"memory": NeuralMemoryConfig(dim=8, num_heads=2), "mag": MAGConfig(dim=8, num_heads=2)}
+    if kind == "titan":
+        model = titan("slots", dim=16, num_layers=4, num_heads=2).build()
+        state: Any = model.init_state(1, num_bytes=16)
+        assert memory_stats(state.stack.periods[0]).utilisation.shape == (2, 1, 2)  # periods, rows, heads
+    else:
+        state = init_state(configs[kind], 1, capacity=8)
+    wanted = rf"takes a SlotMemoryState, got a {type(state).__name__}: .* state\.stack\.periods\[0\]"
+    with pytest.raises(ValueError, match=f"memory_stats {wanted}"):
+        memory_stats(state)
+    with pytest.raises(ValueError, match=f"reduce_slots {wanted}"):
+        reduce_slots(state, keep=1)
+
+
 @pytest.mark.parametrize("change", [{"slots": 7}, {"interval": 8}, {"head_dim": 2}])
 def test_the_state_of_another_config_is_refused(change: dict[str, Any]) -> None:
     state, module = init_state(SLOTS, 3, capacity=24), dataclasses.replace(SLOTS, **change).build()
@@ -269,6 +292,20 @@ def test_the_state_of_another_config_is_refused(change: dict[str, Any]) -> None:
 def test_bad_configs_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SLOTS, **change)
+
+
+@pytest.mark.parametrize(("slots", "addressed"), [(1, 1), (3, 3), (4, 4), (64, 4)])
+def test_a_candidate_is_written_to_four_slots_or_to_all(slots: int, addressed: int) -> None:
+    assert SlotMemoryConfig(dim=8, slots=slots).addressed == addressed
+    assert dataclasses.replace(SLOTS, slots=slots, top_k=1).addressed == 1
+
+
+def test_a_config_stored_when_four_was_the_default_loads() -> None:
+    today = SlotMemoryConfig(dim=8)
+    assert from_json(to_json(today)) == today
+    stored = from_json(to_json(today).replace('"top_k": null', '"top_k": 4'))
+    assert stored == dataclasses.replace(today, top_k=4)
+    assert stored.addressed == today.addressed
 
 
 def test_the_error_of_compression_falls_with_the_ratio() -> None:

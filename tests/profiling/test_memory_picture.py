@@ -158,8 +158,34 @@ def test_what_cannot_be_drawn_is_refused(params):
         plot_memory(BLTConfig().build(), TEXT, params=weights)
     with pytest.raises(ValueError, match=r"one row of bytes or ids, got shape \(0,\)"):
         plot_memory(MODEL, np.zeros(0, np.int32), params=params)
+    with pytest.raises(ValueError, match=r"bytes or ids, got text 'a=4711, b=23\.': call its encode\(\)"):
+        plot_memory(MODEL, TEXT.decode(), params=params)
+    for beyond in (-1, 999):
+        with pytest.raises(
+            ValueError, match=rf"ids must lie in 0\.\.259, got {min(beyond, 5)}\.\.{max(beyond, 5)}"
+        ):
+            plot_memory(MODEL, np.asarray([5, beyond]), params=params)
     with pytest.raises(ValueError, match="2 labels do not name 14 ids"):
         plot_memory(MODEL, TEXT, params=params, labels=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "first"),
+    [("J", "memory_1", "surprise"), ("C", "memory_1", "surprise"), ("B", "sink", "reads")],
+)
+def test_figures_that_are_not_finite_name_layer_and_parameters(
+    pattern: str, name: str, first: str, tmp_path
+) -> None:
+    model = ByteLMConfig(stack=StackConfig(DIM, 2, f"A{pattern}", MIXERS, mlp_dim=0)).build()
+
+    def broken(path: Any, leaf: Any) -> Any:
+        return leaf * jnp.nan if path[-1].key == name else leaf
+
+    params = jax.tree_util.tree_map_with_path(broken, drawn(model, jnp.zeros((1, 8), jnp.int32))["params"])
+    told = rf"{first} of the memory in layer 1 is nan under this passage; parameters stack/.*/{name} hold NaN"
+    with pytest.raises(ValueError, match=told):
+        plot_memory(model, TEXT, params=params, out=tmp_path / "memory")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_command_draws_a_part_of_a_file(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels.neural_memory import MemoryState, bench, explain
+from pallas_kernels.neural_memory import MemoryState, bench, explain, neural_memory
 from pallas_kernels.neural_memory.mosaic_gpu_or_xla import neural_memory_mosaic_gpu_or_xla
 from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
 from pallas_kernels.neural_memory.xla import neural_memory_xla
@@ -19,6 +19,7 @@ SHAPE = NeuralMemoryShape("h2_d128", 2, 700, 2, 128, 256, 256)
 KERNEL = "wgmma_ref"
 """The product of a Mosaic kernel on tensor cores."""
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+MILLION = NeuralMemoryShape("h1_d256_t1048576_c2048", 1, 1 << 20, 1, 256, 1024, 2048)
 
 
 @pytest.fixture
@@ -86,3 +87,20 @@ def test_on_a_gpu(arrays: dict[str, Any], remat: bool) -> None:
     values, derivatives = jax.jit(partial(call, op))(arrays), jax.jit(partial(pulled, op))(arrays)
     for x in jax.tree.leaves((values, derivatives)):
         assert not jnp.issubdtype(x.dtype, jnp.floating) or np.isfinite(np.asarray(x, np.float32)).all()
+
+
+def read_and_pull(*given: Any) -> Any:
+    """Outputs of what runs by itself, and derivatives by all it is given."""
+
+    def run(*given: Any) -> Any:
+        return neural_memory(*given[:6], given[6:], chunk_size=MILLION.chunk)
+
+    y, pull = jax.vjp(run, *given)
+    return run(*given), pull(jnp.ones_like(y))
+
+
+@pytest.mark.gpu
+def test_a_million_tokens_on_a_gpu() -> None:
+    """Values and derivatives are finite over 512 chunks."""
+    for x in jax.tree.leaves(jax.jit(read_and_pull)(*bench.arrays(MILLION))):
+        assert np.isfinite(np.asarray(x, np.float32)).all()
