@@ -69,11 +69,11 @@ class Held:
         read = jax.tree.map(lambda x: jnp.take_along_axis(x, _like(taken, x), 1), read)
         if length >= self.size:  # nearly always a step
             return self.compute(self.weights, read)
-        skipped = lambda weights, read: self._zeros(taken)  # noqa: E731
         # Backward, shared weights' gradients are summed over devices. Cast here, or the branch that does so waits for
         # devices that have no step.
         leaves, tree = jax.tree.flatten((self.weights, read))
-        *leaves, taking = vary_alike(*leaves, jnp.any(steps))
+        *leaves, taking, taken = vary_alike(*leaves, jnp.any(steps), taken)
+        skipped = lambda weights, read: self._zeros(taken)  # noqa: E731
         return jax.lax.cond(taking, self.compute, skipped, *jax.tree.unflatten(tree, leaves))
 
     def _zeros(self, like: Bool[Array, "B N"] | Int[Array, "B N"]) -> Float[Array, "B N F"]:

@@ -177,6 +177,7 @@ class Guard:
     _since: float = field(default=0.0, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_bounds(self, "baseline", "factor", "cool_down", above=0)
         check_bounds(self, "patience", least=1)
 

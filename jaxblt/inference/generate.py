@@ -94,8 +94,8 @@ def generate(
 
     Raises:
       ValueError: no prompts, a prompt that is not bytes, nothing to generate, a seed out of range, an adapter that
-        there is not, or logits that are not finite; the message names the prompt and the position. A call or a step of
-        its iterator inside `given` or `guarded` of `jaxblt.adapters`.
+        there is not, or logits that are not finite; the message names the prompt and the position. Or it is called, or
+        its iterator goes on, inside `given` or `guarded` of `jaxblt.adapters`.
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than the rows' patches ask for.

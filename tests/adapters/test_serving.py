@@ -178,6 +178,8 @@ def test_a_breaker_opens_waits_and_tries_again():
     assert guard.state == "closed"
     with pytest.raises(ValueError, match=r"Guard\.baseline must be > 0, got 0\.0"):
         Guard(0.0)
+    with pytest.raises(ValueError, match=r"Guard\.factor must be .*, got nan"):
+        Guard(1.0, factor=float("nan"))
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), np.float32("nan"), -0.1])

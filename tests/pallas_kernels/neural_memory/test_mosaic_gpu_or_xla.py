@@ -101,6 +101,7 @@ def read_and_pull(*given: Any) -> Any:
 
 @pytest.mark.gpu
 def test_a_million_tokens_on_a_gpu() -> None:
-    """Values and derivatives are finite over 512 chunks."""
+    """Values and derivatives are finite over 512 chunks, and none is all zero."""
     for x in jax.tree.leaves(jax.jit(read_and_pull)(*bench.arrays(MILLION))):
-        assert np.isfinite(np.asarray(x, np.float32)).all()
+        found = np.asarray(x, np.float32)
+        assert np.isfinite(found).all() and found.any()
