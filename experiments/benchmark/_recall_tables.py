@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from experiments.benchmark._markdown import Figures, Folder, count, percent, prose, table
-
-CHUNKED = ("mac", "mac_off", "mag", "mag_off", "mal", "mal_off", "slots", "slots_off")
-"""Models whose memory is written once a chunk."""
+from experiments.benchmark.gap_recall import MEMORIES
 
 
 def recall(folder: Folder) -> str:
@@ -74,7 +72,7 @@ def gaps(folder: Folder) -> str:
     told = ("file", "model", "chunk", "seed", "parameters", "steps", "reach", "shortest gap")
     rows = [
         (
-            *(f"`{name}`", f"`{run['model']}`", count(run["chunk"]) if run["model"] in CHUNKED else ""),
+            *(f"`{name}`", f"`{run['model']}`", _chunk(run)),
             *(str(run["seed"]), count(run["parameters"])),
             *(count(run.get("steps", found["settings"]["steps"])), count(found["reach"]), _shortest(found)),
             *(_accuracy(run, multiple) for multiple in multiples),
@@ -121,6 +119,10 @@ def _chunks(folder: Folder) -> str:
         "beside other runs, and bits of books after the longest context of `memory_books_chunks_*`."
     )
     return f"{said}\n\n{table(head, rows)}" if rows else ""
+
+
+def _chunk(run: Figures) -> str:
+    return count(run["chunk"]) if run["model"].removesuffix("_off") in MEMORIES else ""
 
 
 def _interval(of: Figures, multiple: int) -> str:
