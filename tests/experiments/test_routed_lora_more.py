@@ -14,7 +14,7 @@ from experiments.benchmark._adaptation import Program
 from experiments.benchmark._arms import Settings, make_arm
 from experiments.benchmark._bases import check_base, given_to, open_base
 from experiments.benchmark._mix import natural_mix
-from experiments.benchmark._paired import fewer_errors
+from experiments.benchmark._paired import less_than_static
 from experiments.benchmark._pieces import read_back
 from experiments.benchmark._reviews import Reviews, ends, open_reviews
 from experiments.benchmark._scored import Scored, figures_of
@@ -114,10 +114,10 @@ def test_a_file_of_another_base_is_refused(tmp_path: Path) -> None:
 
 def test_fewer_errors_are_of_other_arms() -> None:
     static = np.array([1.0, 1.0, 0.0, 1.0] * 10)
-    found = fewer_errors({"static": static, "prefix": static * 0.5, "same": static})
+    found = less_than_static({"static": static, "prefix": static * 0.5, "same": static})
     assert set(found) == {"prefix", "same"}
     assert found["prefix"]["value"] == pytest.approx(0.375)
-    assert fewer_errors({"prefix": static}) == {}
+    assert less_than_static({"prefix": static}) == {}
 
 
 def test_overflow_is_a_share_of_boundaries() -> None:
