@@ -70,22 +70,21 @@ def facts(folder: Folder) -> str:
     if not files:
         return ""
     lengths = sorted({at["bytes"] for found in files.values() for at in found["runs"][0]["lengths"]})
-    commonest = [100 * share for found in files.values() for share in found["majority"].values()]
     said = prose(
         "Where somebody or something is, told in a story of bAbI that is scattered over a test book: right answers of "
-        f"those asked, with their 95 % interval. The commonest answer is right for {min(commonest):.0f} to "
-        f"{max(commonest):.0f} %. Runs of the recipe `babilong`, with the steps of their last stage."
+        "those asked, with their 95 % interval, beside what the commonest answer is right for. Runs of the recipe "
+        "`babilong`, with the steps of their last stage."
     )
     rows = [
         (
             *(f"`{name}`", WORDS[{"J": "mag", "W": "window"}[run["pattern"]]]),
-            *(count(run["step"]), count(found["rows"])),
+            *(count(run["step"]), count(found["rows"]), _commonest(found)),
             *(next((_right(at) for at in run["lengths"] if at["bytes"] == length), "") for length in lengths),
         )
         for name, found in files.items()
         for run in found["runs"]
     ]
-    head = ("file", "model", "steps", "asked", *(f"{count(length)} bytes" for length in lengths))
+    head = ("file", "model", "steps", "asked", "commonest", *(f"{count(length)} bytes" for length in lengths))
     return f"{said}\n\n{table(head, rows)}"
 
 
@@ -127,6 +126,12 @@ def titans(folder: Folder) -> str:
         *(read, table(("bytes before it", "token", "ms", "of the bandwidth"), tokens)),
     )
     return "\n\n".join(parts)
+
+
+def _commonest(found: Figures) -> str:
+    """Over the lengths of a file."""
+    least, most = (percent(of(found["majority"].values())) for of in (min, max))
+    return least if least == most else f"{least} to {most}"
 
 
 def _right(at: Figures) -> str:
