@@ -17,6 +17,9 @@ CHUNK = 64
 ROWS = 64
 """Chunks per tile: the rows of a warpgroup's matrix product."""
 
+BOX = 8 * CHUNK
+"""Steps of the smallest box that the copy engine moves of a row cut off from its neighbours."""
+
 PROGRAMS = 1056
 """Enough programs for four waves of two on each of an H200's 132 multiprocessors; rows beyond share a program."""
 
@@ -36,6 +39,11 @@ def why_not_streams(device: Device, *streams: Any) -> str | None:
     if dtypes != {"bfloat16"}:
         return f"it takes bf16 streams, these are {', '.join(sorted(dtypes))}"
     return None
+
+
+def is_in_whole_boxes(length: int) -> bool:
+    """Whether rows of this length are matrices of chunks as they lie in memory."""
+    return length % BOX == 0
 
 
 def as_chunks(z: Float[Array, "B D T"]) -> Float[Array, "R N 64"]:

@@ -82,6 +82,14 @@ class FlatRows:
         found = z.at[q].get(mode="clip", indices_are_sorted=True)
         return jnp.where(own, found, jnp.zeros((), z.dtype)).reshape(batch, channels, CHUNK)
 
+    def before_edges(
+        self, z: Float[Array, "M 64"], shape: tuple[int, ...], count: int
+    ) -> Float[Array, "B D steps"]:
+        """The `count` chunks before `edges` in the direction of time, for rows that hold them and `reverse`."""
+        q, _ = self._edge(shape)
+        found = [z.at[q - k].get(mode="clip", indices_are_sorted=True) for k in range(count, 0, -1)]
+        return jnp.concatenate(found, 1).reshape(*shape[:2], count * CHUNK)
+
     def edge_lengths(self, shape: tuple[int, ...]) -> Float[Array, "B D"]:
         """Steps of each row in the chunk that is left to the caller."""
         return self._edge(shape)[1].sum(1).astype(jnp.float32).reshape(shape[:2])

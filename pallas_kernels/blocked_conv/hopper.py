@@ -3,7 +3,7 @@
 from typing import Any
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels._hopper import CHUNK, ROWS, why_not_streams
+from pallas_kernels._hopper import CHUNK, ROWS, is_in_whole_boxes, why_not_streams
 
 REACH = 2
 """Chunks back that a filter may look."""
@@ -11,6 +11,11 @@ REACH = 2
 LAGS = tuple(range(REACH + 1))
 LONGEST = CHUNK * REACH + 1
 TILE = CHUNK * ROWS
+
+
+def is_read_flat(length: int, *, packed: bool) -> bool:
+    """Whether rows of this length are read where they lie, see `_conv.flat_rows`, though they share chunks."""
+    return not packed and not is_in_whole_boxes(length)
 
 
 def why_not(

@@ -13,6 +13,9 @@ from pallas_kernels._conv.tiles import read
 from pallas_kernels._conv.toeplitz import toeplitz
 from pallas_kernels.blocked_conv.hopper import CHUNK, REACH, ROWS
 
+DY, POST, X, PRE = range(4)
+"""Names of the streams: in the backward kernel their places in a stage. That of a missing gate is not loaded."""
+
 PITCH = CHUNK + 8
 """Elements per chunk in a shifted buffer: 8 rows of 144 bytes lie in 8 different groups of banks."""
 

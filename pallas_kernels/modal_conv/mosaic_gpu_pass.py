@@ -33,14 +33,14 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._conv.documents import Marks
 from pallas_kernels._conv.flat_rows import FlatRows, flatten, unflatten
+from pallas_kernels._conv.flat_tiles import Edges, keep_own_steps, store_row
 from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, chunks_ref, read, tile_ref
-from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
+from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, is_in_whole_boxes, rows_per_program
 from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
-from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
-from pallas_kernels.modal_conv.mosaic_gpu_flat import Edges, keep_own_steps, store_chunks
+from pallas_kernels.modal_conv.hopper import MODES, ROWS
 from pallas_kernels.modal_conv.mosaic_gpu_rows import TileRows
 from pallas_kernels.modal_conv.mosaic_gpu_weights import decays as decays_of
 from pallas_kernels.modal_conv.mosaic_gpu_weights import rates, reading, writing
@@ -288,10 +288,10 @@ def _program(
         if edges is not None:
             edges.load(line_of(step), slot, arrived.at[slot])
 
-    def put(kept: Any, step: Array, found: Iterable[Array]) -> None:
+    def put(kept: Sequence[Any], step: Array, found: Callable[[], Iterable[Array]]) -> None:
         """Results into shared memory. Plain rows commit them after the next load: the simulation calls it a race."""
-        for i, y in enumerate(found):
-            kept[i] = y.astype(loaded.dtype)
+        for ref, y in zip(kept, found(), strict=True):
+            ref[...] = y.astype(loaded.dtype)
         early = shared is not None or flat is not None or marked
         if early:
             plgpu.commit_smem()
@@ -307,19 +307,12 @@ def _program(
             return (edges.join(i, y, *place) for i, y in enumerate(found))
         return found if cuts is None else map(cuts.tokens, found)
 
-    def store(step: Array, found: Iterable[Array]) -> None:
-        kept = stored if flat is None else stored[0]
+    def store(step: Array, found: Callable[[], Iterable[Array]]) -> None:
+        kept = [stored.at[i] for i in range(outputs)]
         put(kept, step, found)
-        for i, result in enumerate(results):
-            for part, target in pairs(kept.at[i], result, step):
+        for tile, result in zip(kept, results, strict=True):
+            for part, target in pairs(tile, result, step):
                 plgpu.copy_smem_to_gmem(part, target)
-
-    def store_end(step: Array, found: Iterable[Array]) -> None:
-        """The row's chunks of a tile that they do not fill."""
-        assert flat is not None
-        put(stored[1], step, found)
-        (start, chunks), done = flat.chunks(line_of(step)), tile_of(step) * ROWS
-        store_chunks(stored[1], results, start + done, jnp.minimum(chunks - done, ROWS))
 
     def advance(step: Array, _: None) -> None:
         stage = [loaded.at[step % STAGES, i] for i in range(count)]
@@ -341,11 +334,11 @@ def _program(
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         found = partial(results_of, step, out, stage[inputs:], documents)
         if flat is None:
-            store(step, found())
+            store(step, found)
         else:
-            cut = flat.is_cut(*place)
-            pl.when(cut)(lambda: store_end(step, found()))
-            pl.when(~cut)(lambda: store(step, found()))
+            kept = ([tiles.at[i] for i in range(outputs)] for tiles in stored)
+            whole, plain = ((tiles, partial(put, tiles, step, found)) for tiles in kept)
+            store_row(flat, *place, results, whole=whole, plain=plain)
 
     plgpu.copy_gmem_to_smem(weights.at[channel], matrices if shared is None else matrices.at[:CHUNK], ready)
     plgpu.copy_gmem_to_smem(decays.at[channel], decay, ready)

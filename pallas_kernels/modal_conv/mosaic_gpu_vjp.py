@@ -26,14 +26,14 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._conv.documents import Marks
 from pallas_kernels._conv.flat_rows import FlatRows, flatten
+from pallas_kernels._conv.flat_tiles import keep_own_steps
 from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
-from pallas_kernels._hopper import CHUNK, as_chunks, varying_like
+from pallas_kernels._hopper import CHUNK, as_chunks, is_in_whole_boxes, varying_like
 from pallas_kernels._mosaic_gpu import mosaic_kernel
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
-from pallas_kernels.modal_conv.hopper import MODES, ROWS, is_in_whole_boxes
-from pallas_kernels.modal_conv.mosaic_gpu_flat import keep_own_steps
+from pallas_kernels.modal_conv.hopper import MODES, ROWS
 from pallas_kernels.modal_conv.mosaic_gpu_pass import (
     EDGE,
     FAN,

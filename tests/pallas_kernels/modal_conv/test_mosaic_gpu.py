@@ -17,7 +17,7 @@ from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
 from pallas_kernels.modal_conv import bench, explain, modal_conv
-from pallas_kernels.modal_conv.hopper import BOX, MODES, SHORTEST, TILE, rows_per_tile, why_not
+from pallas_kernels.modal_conv.hopper import MODES, SHORTEST, TILE, rows_per_tile, why_not
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.modal_conv.mosaic_gpu_pass import convolve
 from pallas_kernels.modal_conv.shapes import SHAPES, ModalConvShape
@@ -27,6 +27,7 @@ from tests.pallas_kernels.linear_state import relative_rms
 from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
     assert_documents_keep_to_themselves,
+    assert_row_keeps_to_itself,
     documents,
     normal,
     not_tokens,
@@ -156,7 +157,7 @@ def test_simulated_rows_masked_in_registers(
         given, state = (padded["x"], modes, padded["pre_gate"], posts), arrays.get("initial_state")
         return jax.jit(lambda given: convolve(*given, state=state, reverse=reverse, interpret=True))(given)
 
-    wanted = run(-length % BOX)
+    wanted = run(-length % _hopper.BOX)
     watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=True)
     monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", watched)
     for y, want in zip(run(0), wanted, strict=True):
@@ -217,21 +218,8 @@ def test_simulated_shared_tiles(case: OpCase, no_races: None, monkeypatch: pytes
 @pytest.mark.slow(weeks=26, group="simulated convolutions")
 @pytest.mark.parametrize("length", [SHORTEST + 77, 2 * TILE - 1, SHORTEST])
 def test_a_row_knows_nothing_of_its_neighbours_in_memory(length: int) -> None:
-    assert_neighbours_stay_apart(partial(modal_conv_mosaic_gpu, interpret=True), length)
-
-
-def assert_neighbours_stay_apart(run: Any, length: int) -> None:
-    """NaN in every second row stays there, values and gradients, though rows share chunks, or a tile."""
-    clean = case("two rows", length, 2, run, batch=2)
-    dirty = np.zeros((2, CHANNELS, length), bool)
-    dirty[:, 1] = dirty[1] = True
-    poisoned = {n: jnp.where(dirty, jnp.nan, clean.arrays[n]) for n in ALL_STREAMS}
-    backward = jax.jit(lambda arrays, dy: jax.vjp(lambda arrays: run(**arrays), arrays)[1](dy)[0])
-    dy = normal(9, dirty.shape, jnp.bfloat16)
-    found = backward(clean.arrays | poisoned, jnp.where(dirty, jnp.nan, dy).astype(dy.dtype))
-    wanted = backward(dict(clean.arrays), dy)
-    for name in ALL_STREAMS:
-        np.testing.assert_array_equal(found[name][0, 0], wanted[name][0, 0])
+    run = partial(modal_conv_mosaic_gpu, interpret=True)
+    assert_row_keeps_to_itself(run, dict(case("", length, 2, run, batch=2).arrays), (0, 0))
 
 
 @pytest.mark.slow(weeks=26, group="simulated convolutions")
@@ -372,7 +360,8 @@ def test_documents_keep_to_themselves_on_a_gpu(length: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_row_knows_nothing_of_its_neighbours_on_a_gpu(length: int) -> None:
-    assert_neighbours_stay_apart(modal_conv_mosaic_gpu, length)
+    run = modal_conv_mosaic_gpu
+    assert_row_keeps_to_itself(run, dict(case("", length, 2, run, batch=2).arrays), (0, 0))
 
 
 @pytest.mark.gpu

@@ -153,3 +153,22 @@ def assert_documents_keep_to_themselves(op: Callable[..., Any], arrays: dict[str
     assert np.isnan(np.asarray(found[0], np.float32)[other]).any(), "nothing was poisoned"
     for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_array_equal(np.where(other, 0, got), np.where(other, 0, want))
+
+
+def assert_row_keeps_to_itself(op: Callable[..., Any], arrays: dict[str, Any], row: tuple[int, int]) -> None:
+    """NaN in all other rows changes no bit of one, values and gradients, though rows may share chunks or a tile."""
+
+    @jax.jit
+    def run(arrays: dict[str, Any], dy: Any) -> Any:
+        y, vjp = jax.vjp(lambda arrays: op(**arrays), arrays)
+        return {"y": y} | vjp(dy)[0]
+
+    dy = normal(9, arrays["x"].shape, arrays["x"].dtype)
+    other = np.ones(dy.shape, bool)
+    other[row] = False
+    clean = {name: z for name, z in arrays.items() if name in STREAMS}
+    poisoned = jax.tree.map(lambda z: jnp.where(other, jnp.nan, z).astype(z.dtype), (clean, dy))
+    found, wanted = run(arrays | poisoned[0], poisoned[1]), run(arrays, dy)
+    for name in ("y", *clean):
+        np.testing.assert_array_equal(found[name][row], wanted[name][row])
+        assert np.isnan(np.asarray(found[name], np.float32)[other]).all(), "nothing was poisoned"

@@ -1,6 +1,6 @@
-"""Tiles of the Hopper kernels that a row shares with its neighbours in memory: see `_conv.flat_rows`."""
+"""Tiles of Hopper kernels that a row shares with its neighbours in memory: see `flat_rows`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,7 @@ class Edges:
         """Output i of a tile with the neighbour's steps where they lie in it."""
 
         def join(_: Any, y: Array) -> Array:
-            other = self.arrived.at[slot, i]
-            other = plgpu.load(other, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+            other = read_steps(self.arrived.at[slot, i])
             other = lax.broadcast_in_dim(other, (ROWS, CHUNK), (1,)).astype(y.dtype)
             return jnp.where(_steps_up_to_neighbour(self.flat, line, tile), y, other)
 
@@ -72,7 +71,47 @@ def _steps_before(end: Array) -> Array:
     return step < end - CHUNK * chunk
 
 
-def store_chunks(tiles: Any, results: Sequence[Any], start: Array, count: Array) -> None:
+def read_steps(ref: Any) -> Array:
+    """One number for each step of a chunk, as columns of a tile have them."""
+    return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+
+
+Kept = tuple[Sequence[Any], Callable[[], None]]
+"""Tiles in shared memory, one for each result, and what writes results to them and commits them."""
+
+
+def store_row(
+    flat: FlatRows, line: Array, tile: Array, results: Sequence[Any], *, whole: Kept, plain: Kept
+) -> None:
+    """The row's chunks of a tile to device memory, by one copy for each result where the row fills the tile.
+
+    Args:
+      flat: how rows lie.
+      line: the row.
+      tile: which of its tiles.
+      results: [chunk, step] in device memory.
+      whole: used where the row's chunks fill the tile; its tiles are made by `chunks_ref`.
+      plain: used where they do not; copies of a part want plain memory.
+    """
+    cut = flat.is_cut(line, tile)
+    start, count = flat.chunks(line)
+    done = tile * ROWS
+
+    @pl.when(cut)
+    def _() -> None:
+        tiles, put = plain
+        put()
+        _store_chunks(tiles, results, start + done, jnp.minimum(count - done, ROWS))
+
+    @pl.when(~cut)
+    def _() -> None:
+        tiles, put = whole
+        put()
+        for kept, result in zip(tiles, results, strict=True):
+            plgpu.copy_smem_to_gmem(kept, result.at[pl.ds(start + done, ROWS)])
+
+
+def _store_chunks(tiles: Sequence[Any], results: Sequence[Any], start: Array, count: Array) -> None:
     """The first chunks of plain tiles, at most 64: the sizes of copies are fixed, so one for each bit of `count`."""
     size = ROWS
     while size:
@@ -80,7 +119,7 @@ def store_chunks(tiles: Any, results: Sequence[Any], start: Array, count: Array)
 
         @pl.when(count // size % 2 == 1)
         def _(size: int = size, done: Array = done) -> None:
-            for i, result in enumerate(results):
-                plgpu.copy_smem_to_gmem(tiles.at[i, pl.ds(done, size)], result.at[pl.ds(start + done, size)])
+            for kept, result in zip(tiles, results, strict=True):
+                plgpu.copy_smem_to_gmem(kept.at[pl.ds(done, size)], result.at[pl.ds(start + done, size)])
 
         size //= 2
