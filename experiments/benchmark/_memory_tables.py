@@ -1,5 +1,8 @@
 """Sections of docs/results.md on models with a memory, from files of the record."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from experiments.benchmark._markdown import (
     Figures,
     Folder,
@@ -12,6 +15,7 @@ from experiments.benchmark._markdown import (
     spread,
     table,
 )
+from experiments.benchmark.memory_books import over_windows
 
 WORDS = {
     "attention": "attention to all",
@@ -44,24 +48,22 @@ def books(folder: Folder) -> str:
     settings = files[0]["settings"]
     contexts = sorted({at["context"] for found in files for at in found["models"][0]["contexts"]})
     said = prose(
-        f"{settings['num_layers']} layers of width {count(settings['dim'])}, windows of {count(settings['window'])}, "
-        f"one seed. The last {count(files[0]['targets'])} bytes of each stretch of the test books are scored. In "
-        "brackets is the 95 % interval over books of what the longer context saves."
+        f"{settings['num_layers']} layers of width {count(settings['dim'])}, windows of {count(settings['window'])}. "
+        f"The last {count(files[0]['targets'])} bytes of each stretch of the test books are scored. In brackets is the "
+        "95 % interval over books of what the longer context saves."
     )
-    head = ("model", "chunk", "parameters", "steps", *(f"{count(context)} bytes" for context in contexts))
+    lengths = [f"{count(context)} bytes" for context in contexts]
     rows = [
         (
-            *(
-                WORDS[run["model"]],
-                "" if run["model"] == "window" else count(found["settings"]["chunk_size"]),
-            ),
-            *(count(run["parameters"]), count(run["step"])),
-            *(next((_saved(at) for at in run["contexts"] if at["context"] == c), "") for c in contexts),
+            *_kind(run, found),
+            *(count(run[name]) if name in run else "" for name in ("parameters", "step")),
+            *_at_each(contexts, run, _saved),
         )
         for found in files
-        for run in found["models"]
+        for run in (*found["models"], *(mean for mean in found.get("mean", ()) if len(mean["seeds"]) > 1))
     ]
-    return f"{said}\n\n{table(head, rows)}"
+    together = table(("model", "chunk", "seed", "parameters", "steps", *lengths), rows)
+    return "\n\n".join((said, together, *_over_windows(files, contexts)))
 
 
 def facts(folder: Folder) -> str:
@@ -141,6 +143,56 @@ def _right(at: Figures) -> str:
 def _saved(at: Figures) -> str:
     bits, gain = at["bits_per_byte"], at["gain"]
     return f"{bits['value']:.3f} ({gain['low']:.4f} to {gain['high']:.4f})"
+
+
+def _kind(run: Figures, found: Figures) -> tuple[str, str, str]:
+    """Model, chunk and seed of a run, or of several together; files from before there was a choice are of seed 0."""
+    seeds = run.get("seeds", [run.get("seed", 0)])
+    return (
+        WORDS[run["model"]],
+        "" if run["model"] == "window" else count(found["settings"]["chunk_size"]),
+        str(seeds[0]) if len(seeds) == 1 else f"mean of {len(seeds)}",
+    )
+
+
+def _at_each(contexts: Sequence[int], run: Figures, cell: Callable[[Figures], str]) -> list[str]:
+    """A cell for each context, empty where the run has none."""
+    found = {at["context"]: cell(at) for at in run["contexts"]}
+    return [found.get(context, "") for context in contexts]
+
+
+def _over_windows(files: Sequence[Figures], contexts: Sequence[int]) -> tuple[str, ...]:
+    """What memories save over windows alone, of the same file or of another one of the same bytes and settings."""
+
+    def measured(found: Figures) -> tuple[Any, ...]:
+        run = found["models"][0]
+        at = [at["context"] for at in run["contexts"]]
+        return found["settings"], found["targets"], at, run["books"]["num_bytes"]
+
+    # Leave out older files: they have no nats of each book
+    told, rows = [found for found in files if "books" in found["models"][0]], []
+    for found in told:
+        alike = [other for other in told if measured(other) == measured(found) and other is not found]
+        # Keep the file's own runs last: of two with one seed the last is taken
+        others = [run for other in (*alike, found) for run in other["models"]]
+        rows += [
+            (*_kind(gain, found), *_at_each(contexts, gain, _less))
+            for gain in over_windows(found["models"], others)
+        ]
+    if not rows:
+        return ()
+    said = prose(
+        "Bits per byte less than windows alone of the same seed, and the share of theirs, with 95 % intervals over "
+        "books, which are paired. Means over seeds have intervals that do not count what seeds differ by."
+    )
+    return said, table(("model", "chunk", "seed", *(f"{count(context)} bytes" for context in contexts)), rows)
+
+
+def _less(at: Figures) -> str:
+    bits, share = at["bits_per_byte"], at["share"]
+    low, high = (f"{100 * share[end]:.1f}" for end in ("low", "high"))
+    of = f"{100 * share['value']:.1f} % ({low} to {high})"
+    return f"{bits['value']:.4f} ({bits['low']:.4f} to {bits['high']:.4f}), {of}"
 
 
 def _states(found: Figures) -> str:

@@ -99,7 +99,7 @@ def _chunks(folder: Folder) -> str:
     """Recall, bits of books and speed by the length of a memory's chunks."""
     recalls = [found for name, found in folder.items() if name.startswith("gap_recall_chunks_")]
     saved = {
-        found["settings"]["chunk_size"]: found["models"][0]["contexts"][-1]
+        found["settings"]["chunk_size"]: found.get("mean", found["models"])[0]["contexts"][-1]
         for name, found in folder.items()
         if name.startswith("memory_books_chunks_")
     }

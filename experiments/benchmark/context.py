@@ -1,9 +1,10 @@
 """Bits per byte of the same bytes after longer and longer contexts: python -m experiments.benchmark context RUN_DIR."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
 from jaxblt.data import Dataset, DocumentSource, WindowIndex, make_dataset
@@ -64,7 +65,6 @@ def context_rows(
 def scores(loaded: "Run", rows: Dataset, chosen: Sequence[int]) -> Iterator[tuple[float, float]]:
     """Σ nats and number of the scored bytes of each chosen row, one row at a time on one device."""
     import jax
-    import numpy as np
 
     from jaxblt.parallel import MeshConfig
     from jaxblt.parallel.rules import replicated
@@ -91,23 +91,33 @@ def curve(
     max_rows: int | None = None,
     source: DocumentSource | None = None,
 ) -> list[dict[str, Any]]:
-    """Bits per byte and perplexity 2^bits of the same bytes after each context, and its gain over the shortest.
+    """What a run makes of longer contexts, see `document_nats` and `figures_of`."""
+    nats, num_bytes = document_nats(
+        loaded, contexts, targets=targets, split=split, stride=stride, max_rows=max_rows, source=source
+    )
+    return figures_of(nats, num_bytes)
 
-    Intervals are over documents (`jaxblt.evaluation.document_bits_per_byte`); that of the gain is of paired
-    differences, so that documents that are hard at every context do not widen it.
+
+def document_nats(
+    loaded: "Run",
+    contexts: Sequence[int],
+    *,
+    targets: int,
+    split: Split = "test",
+    stride: int | None = None,
+    max_rows: int | None = None,
+    source: DocumentSource | None = None,
+) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """Σ nats of each document's scored bytes after each context, the shortest first, and the number of these bytes.
 
     Raises:
       ValueError: `targets` is not in 1..shortest context, or no document is as long as the longest.
     """
-    import numpy as np
-
-    from jaxblt.evaluation import document_bits_per_byte
-
     contexts = sorted(set(contexts))
     if not contexts or not 1 <= targets <= contexts[0]:
         raise ValueError(f"targets must lie in 1..the shortest context of {contexts}, got {targets}")
     whole = make_dataset(loaded.recipe.data, split=split, mode="eval", source=source)
-    found, shortest = [], np.zeros(0)
+    nats, num_bytes = {}, np.zeros(0)
     for context in contexts:
         rows = context_rows(whole, context, longest=contexts[-1], targets=targets, stride=stride)
         chosen = spread(rows.num_rows, max_rows)
@@ -115,9 +125,25 @@ def curve(
             [rows.indexes[0].spans(row)[0].document for row in chosen], return_inverse=True
         )
         sums = np.array(list(scores(loaded, rows, chosen)))
-        nats, num_bytes = (np.bincount(document, weights=column) for column in sums.T)
-        shortest = nats if context == contexts[0] else shortest
-        score, gain = (document_bits_per_byte(x, num_bytes.astype(np.int64)) for x in (nats, shortest - nats))
+        nats[context], num_bytes = (np.bincount(document, weights=column) for column in sums.T)
+    return nats, num_bytes.astype(np.int64)
+
+
+def figures_of(nats: Mapping[int, np.ndarray], num_bytes: np.ndarray) -> list[dict[str, Any]]:
+    """Bits per byte and perplexity 2^bits of the same bytes after each context, and its gain over the shortest.
+
+    Intervals are over documents (`jaxblt.evaluation.document_bits_per_byte`); that of the gain is of paired
+    differences, so that documents that are hard at every context do not widen it.
+
+    Args:
+      nats: by context, of each document.
+      num_bytes: scored, of each document.
+    """
+    from jaxblt.evaluation import document_bits_per_byte
+
+    found, shortest = [], nats[min(nats)]
+    for context, each in nats.items():
+        score, gain = (document_bits_per_byte(x, num_bytes) for x in (each, shortest - each))
         perplexity = {end: 2 ** getattr(score, end) for end in ("value", "low", "high")}
         figures = {"bits_per_byte": asdict(score), "perplexity": perplexity, "gain": asdict(gain)}
         found.append({"context": context, **figures})

@@ -1,13 +1,16 @@
 """What memories save on books, by length of context: python -m experiments.benchmark memory_books DIR --out FILE."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, whole
 
 if TYPE_CHECKING:
     from jaxblt.models import ByteLMConfig
@@ -57,18 +60,22 @@ def memory_books(
     models: tuple[Name, ...] = ("window", "mag", "mal", "mac"),
     contexts: tuple[int, ...] = (2048, 8192, 32_768, 131_072),
     targets: int = 1024,
+    seeds: int = 1,
     settings: Settings = Settings(),
 ) -> dict[str, Any]:
     """Trains models of one size on books, each on one device, and scores the same bytes after longer contexts.
 
-    A model that the folder holds goes on from there. One model a call, each with its own --out, measures the same.
+    A model that the folder holds goes on from there. One model a call, each with its own --out, measures the same:
+    docs/results.md pairs memories with windows of other files of the same settings, contexts and targets, a file those
+    of its call.
 
     Args:
-      run_dir: folder of the runs, one below it for each model.
+      run_dir: folder of the runs, one below it for each model and seed.
       out: file for the figures as JSON, written anew after each model.
       models: to train; each is as large as the largest of all that there are.
       contexts: bytes that a model is given, the scored ones included; no document may be shorter than the longest.
       targets: bytes that are scored at the end of each.
+      seeds: models of each kind, with seeds 0, 1, ... of parameters and of the order of rows.
       settings: of all of them.
 
     Raises:
@@ -78,23 +85,85 @@ def memory_books(
 
     import jaxblt
     from experiments.benchmark._schema import save
-    from experiments.benchmark.context import curve
+    from experiments.benchmark.context import document_nats, figures_of
     from jaxblt.training.flops import count_params
     from jaxblt.training.loop import fit
 
     if not models:
         raise ValueError("--models names no model, choose of window, mag, mal, mac, slots")
+    whole("--seeds", seeds, least=1, why=": it is how many models of each kind are trained")
     figures: dict[str, Any] = {"settings": asdict(settings), "targets": targets, "models": []}
     sized = models_of(settings)
-    for name in models:
-        folder = Path(run_dir) / name
-        fitted = fit(recipe_of(name, sized[name], settings), folder, devices=jax.devices()[:1])
-        found = curve(jaxblt.load(folder), contexts, targets=targets, max_rows=settings.max_rows)
-        told = {"model": name, "parameters": count_params(fitted.state.params)[0], "step": fitted.step}
-        figures["models"].append(told | {"contexts": found})
+    for name, seed in product(dict.fromkeys(models), range(seeds)):
+        folder = Path(run_dir) / f"{name}_{seed}"
+        fitted = fit(recipe_of(name, sized[name], settings, seed), folder, devices=jax.devices()[:1])
+        loaded = jaxblt.load(folder)
+        nats, num_bytes = document_nats(loaded, contexts, targets=targets, max_rows=settings.max_rows)
+        found = figures_of(nats, num_bytes)
+        told = {"model": name, "seed": seed, "parameters": count_params(fitted.state.params)[0]}
+        books = {"num_bytes": num_bytes.tolist(), "nats": [each.tolist() for each in nats.values()]}
+        figures["models"].append({**told, "step": fitted.step, "contexts": found, "books": books})
         print(*((at["context"], round(at["bits_per_byte"]["value"], 4)) for at in found), flush=True)
+        figures["mean"] = over_seeds(figures["models"])
+        figures["over_windows"] = over_windows(figures["models"], figures["models"])
         save("memory_books", out, figures)
     return figures
+
+
+def over_seeds(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The figures of each kind of model, from means of a book's nats over seeds."""
+    from experiments.benchmark.context import figures_of
+
+    found = []
+    for name in dict.fromkeys(run["model"] for run in runs):
+        kind = [run for run in runs if run["model"] == name]
+        nats = dict(zip((at["context"] for at in kind[0]["contexts"]), _mean_nats(kind), strict=True))
+        contexts = figures_of(nats, np.asarray(kind[0]["books"]["num_bytes"]))
+        found.append({"model": name, "seeds": [run["seed"] for run in kind], "contexts": contexts})
+    return found
+
+
+def over_windows(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What memories save of the same bytes over windows alone of the same seed: by seed, and of all seeds together.
+
+    Bits per byte and the share of those of windows, with 95 % intervals over books, of paired differences. Together,
+    a book's nats are means over seeds: intervals do not count what seeds differ by.
+
+    Args:
+      runs: of memories; others among them are left out.
+      others: runs of one setting, those of windows alone among them.
+    """
+    windows = {run["seed"]: run for run in others if run["model"] == "window"}
+    pairs = [
+        (run, windows[run["seed"]]) for run in runs if run["model"] != "window" and run["seed"] in windows
+    ]
+    found = []
+    for name in dict.fromkeys(run["model"] for run, _ in pairs):
+        kind = [pair for pair in pairs if pair[0]["model"] == name]
+        groups = [[pair] for pair in kind] + [kind] * (len(kind) > 1)
+        found += [{"model": name, **_saved(group)} for group in groups]
+    return found
+
+
+def _saved(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
+    """What memories save over windows, of means over the pairs (memory, windows)."""
+    from jaxblt.evaluation import document_bits_per_byte, ratio_interval
+
+    memories, windows = zip(*pairs, strict=True)
+    lengths, num_bytes = memories[0]["contexts"], np.asarray(memories[0]["books"]["num_bytes"])
+    contexts = []
+    for at, memory, alone in zip(lengths, _mean_nats(memories), _mean_nats(windows), strict=True):
+        less = alone - memory
+        low, high = ratio_interval(less, alone)
+        share = {"value": float(less.sum() / alone.sum()), "low": low, "high": high}
+        bits = asdict(document_bits_per_byte(less, num_bytes))
+        contexts.append({"context": at["context"], "bits_per_byte": bits, "share": share})
+    return {"seeds": [memory["seed"] for memory in memories], "contexts": contexts}
+
+
+def _mean_nats(runs: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """[contexts, books], over seeds."""
+    return np.mean([run["books"]["nats"] for run in runs], axis=0)
 
 
 def models_of(settings: Settings) -> dict[str, "ByteLMConfig"]:
@@ -117,7 +186,7 @@ def _model(name: Name, settings: Settings, mlp_dim: int) -> "ByteLMConfig":
     return replace(beside, stack=replace(beside.stack, pattern="W", mixers=mixers))
 
 
-def recipe_of(name: str, model: "ByteLMConfig", settings: Settings) -> "Recipe":
+def recipe_of(name: str, model: "ByteLMConfig", settings: Settings, seed: int) -> "Recipe":
     """A run on books."""
     import configs
 
@@ -128,6 +197,7 @@ def recipe_of(name: str, model: "ByteLMConfig", settings: Settings) -> "Recipe":
         eval_every=0,
         checkpoint_every=settings.steps,
         time_limit_s=settings.time_limit_s,
+        seed=seed,
     )
-    data = replace(base.data, seq_len=settings.length, batch_size=settings.rows)
-    return replace(base, name=f"memory_books_{name}", model=model, data=data, train=train)
+    data = replace(base.data, seq_len=settings.length, batch_size=settings.rows, seed=seed)
+    return replace(base, name=f"memory_books_{name}_{seed}", model=model, data=data, train=train)

@@ -1,6 +1,6 @@
 """What a model's losses mean: bits per byte with intervals, and the baselines to hold against them."""
 
-from jaxblt.evaluation.bits import BitsPerByte, bits_per_byte, document_bits_per_byte
+from jaxblt.evaluation.bits import BitsPerByte, bits_per_byte, document_bits_per_byte, ratio_interval
 from jaxblt.evaluation.compressors import compressor_bits_per_byte, compressor_table
 from jaxblt.evaluation.markov import MarkovModel, fit_markov
 from jaxblt.evaluation.ngram import NgramModel, fit_ngram
@@ -17,4 +17,5 @@ __all__ = [
     "fit_markov",
     "fit_ngram",
     "format_table",
+    "ratio_interval",
 ]

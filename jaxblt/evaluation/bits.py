@@ -65,8 +65,33 @@ def document_bits_per_byte(
         raise ValueError(f"expected one loss and one size a document, got {loss.shape} and {sizes.shape}")
     if sizes.min() <= 0:
         raise ValueError(f"document {int(sizes.argmin())} holds no bytes: leave empty documents out")
-    drawn = np.random.default_rng(seed).integers(0, loss.size, (resamples, loss.size))
-    samples = loss[drawn].sum(-1) / sizes[drawn].sum(-1) / math.log(2.0)
-    low, high = np.quantile(samples, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = ratio_interval(
+        loss / math.log(2.0), sizes, confidence=confidence, resamples=resamples, seed=seed
+    )
     value = bits_per_byte(float(loss.sum()), int(sizes.sum()))
-    return BitsPerByte(value, float(low), float(high), int(sizes.sum()), loss.size)
+    return BitsPerByte(value, low, high, int(sizes.sum()), loss.size)
+
+
+def ratio_interval(
+    tops: Float[np.ndarray, " documents"],
+    bottoms: Float[np.ndarray, " documents"] | Int[np.ndarray, " documents"],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Ends of the percentile bootstrap interval of sum(tops) / sum(bottoms), documents resampled.
+
+    A document's top and bottom are drawn together: what one model saves of another's nats is paired.
+
+    Args:
+      tops: of each document.
+      bottoms: of each document, positive.
+      confidence: of the interval.
+      resamples: bootstrap samples.
+      seed: of the resampling; draws depend on it and on the number of documents only.
+    """
+    drawn = np.random.default_rng(seed).integers(0, tops.size, (resamples, tops.size))
+    samples = tops[drawn].sum(-1) / bottoms[drawn].sum(-1)
+    low, high = np.quantile(samples, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxblt.evaluation import bits_per_byte, document_bits_per_byte
+from jaxblt.evaluation import bits_per_byte, document_bits_per_byte, ratio_interval
 
 
 def test_a_uniform_guess_over_256_bytes_is_eight_bits() -> None:
@@ -36,6 +36,12 @@ def test_one_document_gives_an_interval_of_no_width() -> None:
     result = document_bits_per_byte([100 * math.log(2)], [100])
     assert result.low == result.value == result.high == pytest.approx(1.0)
     assert str(result) == "1.000 [1.000, 1.000]"
+
+
+def test_a_share_that_all_documents_have_has_no_width() -> None:
+    bottoms = np.array([1.0, 5.0, 30.0])
+    assert ratio_interval(0.25 * bottoms, bottoms) == pytest.approx((0.25, 0.25))
+    assert ratio_interval(np.array([0.0, 5.0, 30.0]), bottoms) == pytest.approx((0.0, 1.0))
 
 
 def test_bad_requests_say_what_was_expected() -> None:

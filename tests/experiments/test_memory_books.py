@@ -1,15 +1,19 @@
 """Models of one size on books, with a memory and without: their sizes, and complete figures."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import configs
+from experiments.benchmark import _memory_tables
 from experiments.benchmark import memory_books as script
 from experiments.benchmark.__main__ import main
 from jaxblt.training.flops import count_params
@@ -29,7 +33,10 @@ def test_models_are_of_one_size() -> None:
 def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in ("train", "validation", "test"):
         (tmp_path / part).mkdir()
-        (tmp_path / part / "1.txt").write_bytes(b"".join(b"%d bottles of beer. " % n for n in range(60)))
+        for name in ("1", "2")[: 2 if part == "test" else 1]:
+            (tmp_path / part / f"{name}.txt").write_bytes(
+                b"".join(b"%d%s bottles of beer. " % (n, name.encode()) for n in range(60))
+            )
     base = configs.get("books_transformer")
     data = replace(base.data, paths=(str(tmp_path / "*/*.txt"),))
     train = replace(base.train, dtype="float32", log_every=1)
@@ -39,13 +46,85 @@ def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = [f"--settings.{size}" for size in (*sizes, "rows=2", "steps=2", "max-rows=3")]
     lengths = ["--contexts", "32", "128", "--targets", "16"]
     out = tmp_path / "out.json"
-    main(["memory_books", str(tmp_path / "runs"), "--out", str(out), "--models", "mal", *lengths, *options])
-    (run,) = json.loads(out.read_text())["models"]
-    assert (run["model"], run["step"]) == ("mal", 2)
-    assert [at["context"] for at in run["contexts"]] == [32, 128]
-    assert run["contexts"][0]["gain"]["value"] == 0
+    models = ["--models", "mal", "window", "--seeds", "2"]
+    main(["memory_books", str(tmp_path / "runs"), "--out", str(out), *models, *lengths, *options])
+    found = json.loads(out.read_text())
+    runs = {(run["model"], run["seed"]): run for run in found["models"]}
+    assert list(runs) == [("mal", 0), ("mal", 1), ("window", 0), ("window", 1)]
+    for run in runs.values():
+        assert run["step"] == 2
+        assert [at["context"] for at in run["contexts"]] == [32, 128]
+        assert run["contexts"][0]["gain"]["value"] == 0
+        assert len(run["books"]["num_bytes"]) == 2
+    assert runs["mal", 0]["books"]["nats"] != runs["mal", 1]["books"]["nats"]
+    values = {key: run["contexts"][1]["bits_per_byte"]["value"] for key, run in runs.items()}
+    assert [mean["seeds"] for mean in found["mean"]] == [[0, 1], [0, 1]]
+    mean = found["mean"][0]["contexts"][1]["bits_per_byte"]["value"]
+    assert mean == pytest.approx((values["mal", 0] + values["mal", 1]) / 2)
+    assert [gain["seeds"] for gain in found["over_windows"]] == [[0], [1], [0, 1]]
+    for seed in (0, 1):
+        less = found["over_windows"][seed]["contexts"][1]
+        bits = values["window", seed] - values["mal", seed]
+        assert less["bits_per_byte"]["value"] == pytest.approx(bits, abs=1e-9)
+        assert less["share"]["value"] == pytest.approx(1 - values["mal", seed] / values["window", seed])
+
+
+def _file(model: str, bits: list[list[float]]) -> dict[str, Any]:
+    """A file of runs with one context, of which each seed has so many bits per byte of each book of 100 bytes."""
+    runs = []
+    for seed, each in enumerate(bits):
+        nats = [[100 * math.log(2) * of for of in each]]
+        contexts = [{"context": 8, **_bits(np.mean(each)), "gain": _bits(0.0)["bits_per_byte"]}]
+        run = {"model": model, "seed": seed, "parameters": 10, "step": 2, "contexts": contexts}
+        runs.append({**run, "books": {"num_bytes": [100] * len(each), "nats": nats}})
+    return {
+        "benchmark": "memory_books",
+        "settings": {"num_layers": 1, "dim": 8, "window": 8, "chunk_size": 8},
+        "targets": 4,
+        "models": runs,
+        "mean": script.over_seeds(runs),
+    }
+
+
+def _bits(value: Any) -> dict[str, Any]:
+    return {"bits_per_byte": {"value": float(value), "low": float(value), "high": float(value)}}
+
+
+def test_gains_are_of_the_same_seed_and_book() -> None:
+    """Books differ by more bits than the memory saves, and no interval reaches 0."""
+    windows, memory = _file("window", [[1.0, 2.0, 4.0], [2.0, 3.0, 5.0]]), _file("mag", [[0.9, 1.9, 3.6]] * 3)
+    first, second, both = script.over_windows(memory["models"], windows["models"])
+    assert [gain["seeds"] for gain in (first, second, both)] == [[0], [1], [0, 1]]
+    bits = [gain["contexts"][0]["bits_per_byte"] for gain in (first, second, both)]
+    assert [at["value"] for at in bits] == pytest.approx([0.2, 1.2, 0.7])
+    assert [bits[0][end] for end in ("low", "high")] == pytest.approx([0.1, 0.4])
+    share = first["contexts"][0]["share"]
+    assert [share[end] for end in ("value", "low", "high")] == pytest.approx([0.6 / 7, 0.05, 0.1])
+    assert script.over_windows(windows["models"], windows["models"]) == []
+    assert script.over_windows(memory["models"], memory["models"]) == []
+
+
+def test_tables_pair_files_of_the_same_bytes() -> None:
+    windows, memory = _file("window", [[1.0, 2.0]] * 2), _file("mag", [[0.9, 1.8]] * 2)
+    page = _memory_tables.books({"memory_books_window": windows, "memory_books_mag": memory})
+    assert "| window and neural memory (MAG) | 8 | mean of 2 |  |  | 1.350 (0.0000 to 0.0000) |" in page
+    assert "memory (MAG) | 8 | 1 | 0.1500 (0.1000 to 0.2000), 10.0 % (10.0 to 10.0) |" in page
+    assert "MAG) | 8 | mean of 2 | 0.1500" in page
+    others = {"memory_books_window": {**windows, "targets": 2}, "memory_books_mag": memory}
+    assert "less than windows alone" not in _memory_tables.books(others)
+    for run in windows["models"] + memory["models"]:
+        del run["seed"], run["books"]
+    old = [{**found, "models": found["models"][:1], "mean": []} for found in (windows, memory)]
+    page = _memory_tables.books(dict(zip("ab", old, strict=True)))
+    assert "| window and neural memory (MAG) | 8 | 0 | 10 | 2 | 1.350 (0.0000 to 0.0000) |" in page
+    assert "less than windows alone" not in page
 
 
 def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--models names no model"):
         script.memory_books(str(tmp_path), str(tmp_path / "out.json"), models=())
+
+
+def test_no_seed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--seeds must be at least 1, got 0: it is how many models"):
+        script.memory_books(str(tmp_path), str(tmp_path / "out.json"), seeds=0)
