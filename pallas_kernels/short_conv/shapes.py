@@ -23,7 +23,7 @@ SHAPES = (
     # Hyena, order 2: three streams of width 768 through 3 taps.
     ShortConvShape("hyena_d768_8k", 64, 3 * 768, 8192, 3),
     ShortConvShape("hyena_d768_8k_packed", 64, 3 * 768, 8192, 3, documents=8),
-    # Rows whose steps are in no pairs.
+    # Rows of which every second begins amid a pair of steps.
     ShortConvShape("hyena_d768_8191", 64, 3 * 768, 8191, 3),
     # HyenaDNA, 1M bases.
     ShortConvShape("hyenadna_1m", 1, 3 * 256, 1_000_000, 3),

@@ -5,6 +5,9 @@ With g = post dy and u = pre x, over steps of one document:
     y_t = post_t sum_k weights_k u_{t-k}
     du_t = sum_k weights_k g_{t+k},  dx = pre du,  dpre = x du,  dpost = dy conv(u),  dweights_k = sum_t u_t g_{t+k}.
 
+Steps are loaded and stored in pairs that are aligned in memory. Where T is odd, every second row begins with the second
+half of a pair: its steps are in the slots from `first` on, first being 0 or 1, and pointers to a row are to its slot 0.
+
 No annotation is checked here: Triton compiles the source of these functions and never calls them.
 """
 
@@ -13,31 +16,59 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+NO_ID = tl.constexpr(-(2**31))
+"""Less than any segment id."""
+
 
 @triton.jit
 @no_type_check
 def place(LENGTH: tl.constexpr, PAIRS: tl.constexpr):
-    """The row that this program works on, and its 2 PAIRS steps in pairs: [PAIRS, 2]."""
+    """The row that this program works on, its first slot, and the program's 2 PAIRS slots in pairs: [PAIRS, 2]."""
     tiles: tl.constexpr = (LENGTH + 2 * PAIRS - 1) // (2 * PAIRS)
     row = (tl.program_id(0) // tiles).to(tl.int64)
+    first = (row % 2 * (LENGTH % 2)).to(tl.int32)
     start = tl.program_id(0) % tiles * (2 * PAIRS)
-    return row, start + 2 * tl.arange(0, PAIRS)[:, None] + tl.arange(0, 2)[None, :]
+    return row, first, start + 2 * tl.arange(0, PAIRS)[:, None] + tl.arange(0, 2)[None, :]
 
 
 @triton.jit
 @no_type_check
-def documents(ids, steps, inside, PACKED: tl.constexpr):
-    """The segment ids of those steps that are `inside`, 0 elsewhere; all 1 where rows are not packed."""
-    return tl.load(ids + steps, mask=inside, other=0) if PACKED else tl.full(steps.shape, 1, tl.int32)
+def load(stream, slots, first, LENGTH: tl.constexpr):
+    """A row's steps, with holes and padding as they are, and 0 outside.
+
+    Where a row begins or ends amid a pair, the other half is loaded and dropped. After the last row that half is past
+    the array's end, but in the same aligned word as its last step.
+    """
+    z = tl.load(stream + slots, mask=(slots >= 0) & (slots < LENGTH + LENGTH % 2), other=0)
+    return tl.where((slots >= first) & (slots < first + LENGTH), z, 0) if LENGTH % 2 else z
 
 
 @triton.jit
 @no_type_check
-def gated(x, pre, steps, token, PRE: tl.constexpr):
-    """u = pre x of those steps that are tokens, 0 elsewhere, in x's dtype."""
-    u = tl.load(x + steps, mask=token, other=0)
+def store(stream, slots, first, id, z, LENGTH: tl.constexpr):
+    """Writes z where `id` is a token's and 0 elsewhere; the half of a pair that two rows share is written alone."""
+    z = tl.where(id > 0, z, 0.0).to(stream.dtype.element_ty)
+    pairs = (slots >= 2 * first) & (slots < LENGTH - LENGTH % 2 + 2 * first)
+    tl.store(stream + slots, z, mask=pairs)
+    if LENGTH % 2:
+        tl.store(stream + slots, z, mask=slots == tl.where(first == 0, LENGTH - 1, 1))
+
+
+@triton.jit
+@no_type_check
+def documents(ids, slots, first, LENGTH: tl.constexpr, PACKED: tl.constexpr):
+    """The segment ids of a row's steps, 0 outside; all 1 where rows are not packed."""
+    inside = (slots >= first) & (slots < first + LENGTH)
+    return tl.load(ids + slots, mask=inside, other=0) if PACKED else tl.full(slots.shape, 1, tl.int32)
+
+
+@triton.jit
+@no_type_check
+def gated(x, pre, slots, first, LENGTH: tl.constexpr, PRE: tl.constexpr):
+    """u = pre x of a row's steps, 0 outside, in x's dtype."""
+    u = load(x, slots, first, LENGTH)
     if PRE:
-        gate = tl.load(pre + steps, mask=token, other=0)
+        gate = load(pre, slots, first, LENGTH)
         u = (gate.to(tl.float32) * u.to(tl.float32)).to(u.dtype)
     return u
 
@@ -45,11 +76,11 @@ def gated(x, pre, steps, token, PRE: tl.constexpr):
 @triton.jit
 @no_type_check
 def term(weights, u, now, then, LAG: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr):
-    """What lag LAG adds to steps of the documents `now`: weights_LAG u, within a document; 0 if it is no tap."""
+    """What lag LAG adds to tokens of documents `now`: weights_LAG u, within a document; 0 if it is no tap."""
     if LAG < 0 or LAG >= TAPS:
         return tl.zeros_like(u)
     product = tl.load(weights + LAG) * u
-    return tl.where(now == then, product, 0.0) if PACKED else product
+    return tl.where(now == then, product, 0.0) if PACKED and LAG > 0 else product
 
 
 @triton.jit
@@ -60,7 +91,8 @@ def convolved(
     pre,
     history,
     ids,
-    steps,
+    slots,
+    first,
     id,
     LENGTH: tl.constexpr,
     TAPS: tl.constexpr,
@@ -68,20 +100,20 @@ def convolved(
     HISTORY: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """sum_k weights_k u_{t-k} at `steps` of one row, to which all pointers point, and whose segment ids are `id`."""
-    now_even, now_odd = tl.split(tl.abs(id))
+    """sum_k weights_k u_{t-k} at `slots` of one row, to which all pointers point, and whose segment ids are `id`.
+
+    What it returns for holes and padding is of no use.
+    """
+    now_even, now_odd = tl.split(id)
     even = tl.zeros(now_even.shape, tl.float32)
     odd = tl.zeros(now_odd.shape, tl.float32)
     for back in tl.static_range(TAPS // 2 + 1):
-        at = steps - 2 * back
-        token = (at >= 0) & (at < LENGTH)
-        then = documents(ids, at, token, PACKED)
-        if PACKED:
-            token = token & (then > 0)
-            then = tl.abs(tl.where(at < 0, tl.load(ids), then))
-        u = gated(x, pre, at, token, PRE)
+        at = slots - 2 * back
+        then = documents(ids, at, first, LENGTH, PACKED)
+        u = gated(x, pre, at, first, LENGTH, PRE)
         if HISTORY:
-            past = (at < 0) & (at > -TAPS)
+            past = (at < first) & (at > first - TAPS)
+            then = tl.where(past, tl.abs(tl.load(ids + first)), then) if PACKED else then
             before = tl.load(history + at + (TAPS - 1), mask=past, other=0)
             u = tl.where(past, before.to(u.dtype), u)
         u_even, u_odd = tl.split(u.to(tl.float32))
@@ -119,29 +151,27 @@ def short_conv(
     in `short_conv` with a leading groups. PRE, POST, HISTORY and PACKED say which arrays are there; the others are
     not read.
     """
-    row, steps = place(LENGTH, PAIRS)
+    row, first, slots = place(LENGTH, PAIRS)
     weights += (row // (BATCH * CHANNELS) * CHANNELS + row % CHANNELS) * TAPS
-    ids += row // CHANNELS * LENGTH
-    history += row * (TAPS - 1)
-    stream = row * LENGTH
-    inside = steps < LENGTH
-    id = documents(ids, steps, inside, PACKED)
+    ids += row // CHANNELS * LENGTH - first
+    history += row * (TAPS - 1) - first
+    stream = tl.multiple_of(row * LENGTH - first, 2)
+    id = documents(ids, slots, first, LENGTH, PACKED)
     out = convolved(
-        x + stream, weights, pre + stream, history, ids, steps, id, LENGTH, TAPS, PRE, HISTORY, PACKED
+        x + stream, weights, pre + stream, history, ids, slots, first, id, LENGTH, TAPS, PRE, HISTORY, PACKED
     )
     if POST:
-        out *= tl.load(post + stream + steps, mask=inside & (id > 0), other=0).to(tl.float32)
-    out = tl.where(id > 0, out, 0.0)
-    tl.store(y + stream + steps, out.to(y.dtype.element_ty), mask=inside)
+        out *= load(post + stream, slots, first, LENGTH).to(tl.float32)
+    store(y + stream, slots, first, id, out, LENGTH)
 
 
 @triton.jit
 @no_type_check
-def cotangents(dy, post, steps, token, POST: tl.constexpr):
-    """g = post dy of those steps that are tokens, in fp32; 0 elsewhere."""
-    g = tl.load(dy + steps, mask=token, other=0).to(tl.float32)
+def cotangents(dy, post, slots, first, LENGTH: tl.constexpr, POST: tl.constexpr):
+    """g = post dy of a row's steps, in fp32; 0 outside."""
+    g = load(dy, slots, first, LENGTH).to(tl.float32)
     if POST:
-        g *= tl.load(post + steps, mask=token, other=0).to(tl.float32)
+        g *= load(post, slots, first, LENGTH).to(tl.float32)
     return g
 
 
@@ -163,17 +193,20 @@ def transposed(
     dy,
     post,
     ids,
-    steps,
+    slots,
+    first,
     id,
     LENGTH: tl.constexpr,
     TAPS: tl.constexpr,
     POST: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """du at `steps` of one row, to which all pointers point, and u_t g_{t+k}: one vector of products a tap.
+    """du at `slots` of one row, to which all pointers point, and u_t g_{t+k}: one vector of products a tap.
 
     u is zero where there is no token, and du there is of no use.
     """
+    # Keep a hole from seeing itself: its u is zero, but its cotangent may be NaN.
+    id = tl.where(id > 0, id, NO_ID)
     u_even, u_odd = tl.split(u.to(tl.float32))
     now_even, now_odd = tl.split(id)
     even = tl.zeros_like(u_even)
@@ -181,10 +214,9 @@ def transposed(
     rest = tl.zeros_like(u_even)
     products = ()
     for ahead in tl.static_range(TAPS // 2 + 1):
-        at = steps + 2 * ahead
-        token = at < LENGTH
-        then = documents(ids, at, token, PACKED)
-        g_even, g_odd = tl.split(cotangents(dy, post, at, token & (then > 0), POST))
+        at = slots + 2 * ahead
+        then = documents(ids, at, first, LENGTH, PACKED)
+        g_even, g_odd = tl.split(cotangents(dy, post, at, first, LENGTH, POST))
         then_even, then_odd = tl.split(then)
         even_even, same_even = terms(weights, u_even, g_even, now_even, then_even, 2 * ahead, TAPS, PACKED)
         odd_odd, same_odd = terms(weights, u_odd, g_odd, now_odd, then_odd, 2 * ahead, TAPS, PACKED)
@@ -241,33 +273,42 @@ def short_conv_vjp(
     Of the weights it leaves this program's part: parts is [groups, CHANNELS, TAPS, BATCH * tiles]. What history adds
     to them is left out. dpre and dpost are not written where there is no such gate.
     """
-    row, steps = place(LENGTH, PAIRS)
+    row, first, slots = place(LENGTH, PAIRS)
     channel = row // (BATCH * CHANNELS) * CHANNELS + row % CHANNELS
     weights += channel * TAPS
-    ids += row // CHANNELS * LENGTH
-    history += row * (TAPS - 1)
-    stream = row * LENGTH
-    inside = steps < LENGTH
-    id = documents(ids, steps, inside, PACKED)
-    token = inside & (id > 0)
-    u = gated(x + stream, pre + stream, steps, token, PRE)
+    ids += row // CHANNELS * LENGTH - first
+    history += row * (TAPS - 1) - first
+    stream = tl.multiple_of(row * LENGTH - first, 2)
+    id = documents(ids, slots, first, LENGTH, PACKED)
+    u = tl.where(id > 0, gated(x + stream, pre + stream, slots, first, LENGTH, PRE), 0)
     du, products = transposed(
-        u, weights, dy + stream, post + stream, ids, steps, id, LENGTH, TAPS, POST, PACKED
+        u, weights, dy + stream, post + stream, ids, slots, first, id, LENGTH, TAPS, POST, PACKED
     )
-    du = tl.where(token, du, 0.0)
     if POST:
         out = convolved(
-            x + stream, weights, pre + stream, history, ids, steps, id, LENGTH, TAPS, PRE, HISTORY, PACKED
+            x + stream,
+            weights,
+            pre + stream,
+            history,
+            ids,
+            slots,
+            first,
+            id,
+            LENGTH,
+            TAPS,
+            PRE,
+            HISTORY,
+            PACKED,
         )
-        out *= tl.load(dy + stream + steps, mask=token, other=0).to(tl.float32)
+        out *= load(dy + stream, slots, first, LENGTH).to(tl.float32)
     if PRE:
-        source = tl.load(x + stream + steps, mask=token, other=0).to(tl.float32)
-        gate = tl.load(pre + stream + steps, mask=token, other=0).to(tl.float32)
-        tl.store(dpre + stream + steps, (source * du).to(dpre.dtype.element_ty), mask=inside)
+        source = load(x + stream, slots, first, LENGTH).to(tl.float32)
+        gate = load(pre + stream, slots, first, LENGTH).to(tl.float32)
+        store(dpre + stream, slots, first, id, source * du, LENGTH)
         du *= gate
     if POST:
-        tl.store(dpost + stream + steps, tl.where(token, out, 0.0).to(dpost.dtype.element_ty), mask=inside)
-    tl.store(dx + stream + steps, du.to(dx.dtype.element_ty), mask=inside)
+        store(dpost + stream, slots, first, id, out, LENGTH)
+    store(dx + stream, slots, first, id, du, LENGTH)
     tiles: tl.constexpr = (LENGTH + 2 * PAIRS - 1) // (2 * PAIRS)
     count: tl.constexpr = BATCH * tiles
     parts += channel * (TAPS * count) + row // CHANNELS % BATCH * tiles + tl.program_id(0) % tiles

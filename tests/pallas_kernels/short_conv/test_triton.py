@@ -67,6 +67,7 @@ def cases(run: Any) -> list[OpCase]:
             without=gates,
             packed=True,
         ),
+        case("bf16, two tiles, odd, history", tile + 3, 3, jnp.bfloat16, run, history=True),
         case("one step, history, no gates", 1, 7, jnp.float32, run, without=gates, history=True),
         case("one tap, odd", 3, 1, jnp.bfloat16, run, history=True),
         case("two taps, no post-gate", 10, 2, jnp.float32, run, without=("post_gate",)),
@@ -81,6 +82,26 @@ def cases(run: Any) -> list[OpCase]:
             history=True,
         ),
     ]
+
+
+def assert_odd_rows_keep_to_themselves(length: int, packed: bool) -> None:
+    """NaN in one row changes no bit of the rows that share a pair of memory with it.
+
+    Three rows, so that the last pair of all reaches past the end.
+    """
+    whole = case("odd", length, 4, jnp.bfloat16, short_conv_triton, packed=packed, history=True)
+    arrays = {n: z if n in whole.shared else z[:1] for n, z in whole.arrays.items()}
+    streams = ("x", "pre_gate", "post_gate", "history")
+    dy = normal(9, arrays["x"].shape, jnp.bfloat16)
+    clean = value_and_grads(whole.run, arrays, dy)
+    for rows in ([1], [0, 2]):
+        others = np.setdiff1d(range(CHANNELS), rows)
+        poisoned = arrays | {n: arrays[n].at[:, rows].set(jnp.nan) for n in streams}
+        found = value_and_grads(whole.run, poisoned, dy.at[:, rows].set(jnp.nan))
+        assert np.isnan(np.asarray(found[0], np.float32)[:, rows]).any(), "nothing was poisoned"
+        for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(clean), strict=True):
+            axis = max(got.ndim - 2, 0)
+            np.testing.assert_array_equal(*(np.take(np.asarray(z), others, axis) for z in (got, want)))
 
 
 @pytest.fixture
@@ -113,6 +134,13 @@ def test_interpreted_under_transformations(check: str) -> None:
 
 @needs_triton
 @pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("packed", [False, True])
+def test_odd_rows_keep_to_themselves(packed: bool) -> None:
+    assert_odd_rows_keep_to_themselves(31, packed)
+
+
+@needs_triton
+@pytest.mark.usefixtures("interpreter")
 def test_weights_alone_or_streams_alone_may_be_batched() -> None:
     x, taps = normal(0, (2, 3, 9)), normal(1, (2, 3, 4))
     for axes in ((None, 0), (0, None)):
@@ -128,6 +156,15 @@ def test_weights_alone_or_streams_alone_may_be_batched() -> None:
 @pytest.mark.parametrize("case", cases(short_conv_triton), ids=str)
 def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_jax_triton
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("length", [2 * PAIRS - 1, 8191])
+def test_odd_rows_keep_to_themselves_on_a_gpu(length: int, packed: bool) -> None:
+    assert_odd_rows_keep_to_themselves(length, packed)
 
 
 @pytest.mark.gpu
