@@ -48,9 +48,9 @@ def books(folder: Folder) -> str:
     settings = files[0]["settings"]
     contexts = sorted({at["context"] for found in files for at in found["models"][0]["contexts"]})
     said = prose(
-        f"{settings['num_layers']} layers of width {count(settings['dim'])}, windows of {count(settings['window'])}. "
-        f"The last {count(files[0]['targets'])} bytes of each stretch of the test books are scored. In brackets is the "
-        "95 % interval over books of what the longer context saves."
+        f"{settings['num_layers']} layers of width {count(settings['dim'])}. The last {count(files[0]['targets'])} "
+        "bytes of each stretch of the test books are scored. In brackets is the 95 % interval over books of what the "
+        "longer context saves."
     )
     lengths = [f"{count(context)} bytes" for context in contexts]
     rows = [
@@ -62,7 +62,7 @@ def books(folder: Folder) -> str:
         for found in files
         for run in (*found["models"], *(mean for mean in found.get("mean", ()) if len(mean["seeds"]) > 1))
     ]
-    together = table(("model", "chunk", "seed", "parameters", "steps", *lengths), rows)
+    together = table((*KIND, "parameters", "steps", *lengths), rows)
     return "\n\n".join((said, together, *_over_windows(files, contexts)))
 
 
@@ -145,11 +145,15 @@ def _saved(at: Figures) -> str:
     return f"{bits['value']:.3f} ({gain['low']:.4f} to {gain['high']:.4f})"
 
 
-def _kind(run: Figures, found: Figures) -> tuple[str, str, str]:
-    """Model, chunk and seed of a run, or of several together; files from before there was a choice are of seed 0."""
+KIND = ("model", "window", "chunk", "seed")
+
+
+def _kind(run: Figures, found: Figures) -> tuple[str, str, str, str]:
+    """`KIND` of a run, or of several together; files from before there was a choice are of seed 0."""
     seeds = run.get("seeds", [run.get("seed", 0)])
     return (
         WORDS[run["model"]],
+        count(found["settings"]["window"]),
         "" if run["model"] == "window" else count(found["settings"]["chunk_size"]),
         str(seeds[0]) if len(seeds) == 1 else f"mean of {len(seeds)}",
     )
@@ -185,7 +189,7 @@ def _over_windows(files: Sequence[Figures], contexts: Sequence[int]) -> tuple[st
         "Bits per byte less than windows alone of the same seed, and the share of theirs, with 95 % intervals over "
         "books, which are paired. Means over seeds have intervals that do not count what seeds differ by."
     )
-    return said, table(("model", "chunk", "seed", *(f"{count(context)} bytes" for context in contexts)), rows)
+    return said, table((*KIND, *(f"{count(context)} bytes" for context in contexts)), rows)
 
 
 def _less(at: Figures) -> str:

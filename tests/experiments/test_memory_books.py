@@ -107,16 +107,16 @@ def test_gains_are_of_the_same_seed_and_book() -> None:
 def test_tables_pair_files_of_the_same_bytes() -> None:
     windows, memory = _file("window", [[1.0, 2.0]] * 2), _file("mag", [[0.9, 1.8]] * 2)
     page = _memory_tables.books({"memory_books_window": windows, "memory_books_mag": memory})
-    assert "| window and neural memory (MAG) | 8 | mean of 2 |  |  | 1.350 (0.0000 to 0.0000) |" in page
-    assert "memory (MAG) | 8 | 1 | 0.1500 (0.1000 to 0.2000), 10.0 % (10.0 to 10.0) |" in page
-    assert "MAG) | 8 | mean of 2 | 0.1500" in page
+    assert "| window and neural memory (MAG) | 8 | 8 | mean of 2 |  |  | 1.350 (0.0000 to 0.0000) |" in page
+    assert "memory (MAG) | 8 | 8 | 1 | 0.1500 (0.1000 to 0.2000), 10.0 % (10.0 to 10.0) |" in page
+    assert "MAG) | 8 | 8 | mean of 2 | 0.1500" in page
     others = {"memory_books_window": {**windows, "targets": 2}, "memory_books_mag": memory}
     assert "less than windows alone" not in _memory_tables.books(others)
     for run in windows["models"] + memory["models"]:
         del run["seed"], run["books"]
     old = [{**found, "models": found["models"][:1], "mean": []} for found in (windows, memory)]
     page = _memory_tables.books(dict(zip("ab", old, strict=True)))
-    assert "| window and neural memory (MAG) | 8 | 0 | 10 | 2 | 1.350 (0.0000 to 0.0000) |" in page
+    assert "| window and neural memory (MAG) | 8 | 8 | 0 | 10 | 2 | 1.350 (0.0000 to 0.0000) |" in page
     assert "less than windows alone" not in page
 
 
