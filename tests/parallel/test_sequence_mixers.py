@@ -18,6 +18,7 @@ from jaxblt.mixers import (
     Mamba2Config,
     MixerConfig,
     ModalFilter,
+    NeuralMemoryConfig,
     StateEngineConfig,
 )
 from jaxblt.parallel import make_mesh
@@ -53,6 +54,7 @@ OF_KERNELS: dict[str, MixerConfig] = {
     "gated": GatedLinearAttentionConfig(dim=128, num_heads=2),
     "mamba2": Mamba2Config(dim=128),
     "engine": StateEngineConfig(dim=128, num_heads=2, num_slots=64),
+    "memory": NeuralMemoryConfig(dim=256, num_heads=4, head_dim=256, chunk_size=512),
 }
 """Of sizes that GPU kernels take."""
 LAYOUTS = ("whole", "crossing", "inside", "padded", "holes")
