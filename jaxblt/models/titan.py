@@ -34,14 +34,16 @@ def titan(
         of window attention take turns; "mac", attention within segments of a chunk sees what the memory gives back,
         and `window` plays no part; or "slots", as "mal" with a bank of slots for the memory.
       dim: width.
-      num_layers: blocks.
+      num_layers: blocks; two at least where kinds of layers take turns.
       window: steps that attention sees, at least `chunk_size`.
       chunk_size: tokens from one update of a memory to the next; None for 64, or 8 of a bank of slots.
-      num_heads: of memories and of attention; None for heads of 64, or one if 64 does not divide `dim`.
+      num_heads: of memories and of attention, a divisor of `dim`; None for heads of 64, or one if 64 does not divide
+        `dim`. Except for "mac" a head's width is even, as rotary positions turn pairs of channels.
       mlp_dim: as in `StackConfig`.
 
     Raises:
-      ValueError: a number is out of range, the form is unknown, or the window is shorter than a chunk.
+      ValueError: a number is out of range, the form is unknown, the window is shorter than a chunk, or `dim` does not
+        divide among the heads.
     """
     chunk_size = (SLOT_INTERVAL if form == "slots" else CHUNK) if chunk_size is None else chunk_size
     sizes = {"dim": dim, "num_layers": num_layers, "window": window, "chunk_size": chunk_size}
@@ -55,7 +57,21 @@ def titan(
             "chunk before its end, so nobody would see tokens of it that the window does not reach; "
             f"raise window to {chunk_size}, or lower chunk_size to {window}"
         )
+    pattern = {"mag": "J", "mal": "KW", "mac": "C", "slots": "BW"}[form]
+    if num_layers < len(pattern):
+        raise ValueError(
+            f"titan: num_layers must be at least {len(pattern)} for form {form!r}, got {num_layers}: layers of memory "
+            "and of window attention take turns, and without a window nobody sees the tokens of an open chunk; "
+            "use 'mag' for one layer"
+        )
     heads = (dim // HEAD_DIM if dim % HEAD_DIM == 0 else 1) if num_heads is None else num_heads
+    whole("num_heads", heads, least=1)
+    pairs = 1 if form == "mac" else 2  # rotary positions turn pairs of channels
+    if dim % (pairs * heads):
+        raise ValueError(
+            f"titan: dim must be a multiple of {pairs * heads} for num_heads = {heads}, got {dim}: "
+            f"set dim to {-(-dim // (pairs * heads)) * pairs * heads}, or choose another num_heads"
+        )
     mixers = {
         "J": partial(MAGConfig, window=window, chunk_size=chunk_size),
         "K": partial(NeuralMemoryConfig, chunk_size=chunk_size),
@@ -63,7 +79,6 @@ def titan(
         "B": partial(SlotMemoryConfig, interval=chunk_size),
         "W": partial(AttentionConfig, window=window),
     }
-    pattern = {"mag": "J", "mal": "KW", "mac": "C", "slots": "BW"}[form]
     stack = StackConfig(
         dim=dim,
         num_layers=num_layers,

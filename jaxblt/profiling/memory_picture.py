@@ -90,7 +90,7 @@ def plot_memory(
     Of a layer with a neural memory, means over heads by byte: surprise |f_M(k) - v|^2 / 2 with the memory M that the
     byte reads, the length |M|, and alpha, the share that the byte asks to forget. M changes at the end of a chunk. Of
     a layer with slots, by slot of each head: usage and age of the slots that the bytes of an interval read, and the
-    weight with which each byte reads each slot. Free slots are blank.
+    weight with which each byte reads each slot. Usage and age of free slots are blank.
 
     Args:
       model: a run, or a model over bytes.

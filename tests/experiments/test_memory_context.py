@@ -20,7 +20,7 @@ from experiments.benchmark.memory_context import (
     target,
 )
 
-SHAPE = {"dim": 16, "num_layers": 1, "window": 16, "chunk_size": 16}
+SHAPE = {"dim": 16, "num_layers": 2, "window": 16, "chunk_size": 16}
 FAR = LENGTHS[::3]
 ALL = ("attention", "window", "mag", "mal", "mac", "slots")
 

@@ -5,6 +5,7 @@ import functools
 import re
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +43,8 @@ CONFIGS: dict[str, MixerConfig] = {
     "mag_by_token_1_layer": dataclasses.replace(MAG, chunk_size=1),
     "mac_by_token_1_layer": dataclasses.replace(MAC, chunk_size=1, segment_alignment=1),
     "mac_by_4": dataclasses.replace(MAC, chunk_size=4, segment_alignment=4),
+    "mag_2_layers_by_8": dataclasses.replace(MAG, depth=2, chunk_size=8, window=8),
+    "mac_2_layers_by_4": dataclasses.replace(MAC, depth=2, chunk_size=4, segment_alignment=4),
 }
 """Every one has several chunks a row."""
 
@@ -49,7 +52,10 @@ EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", 
 TURNS = pytest.mark.slow(weeks=26, group="properties of neural memories")
 BY_TOKEN = ("memory_by_token", "mag_by_token", "mac_by_token", "mac_by_token_1_layer")
 CURVED = (pytest.mark.xfail(strict=True, reason="too curved for differences in fp32 at these steps"),)
-BEYOND = {(name, "long"): CURVED for name in (*BY_TOKEN, "memory_aligned", "mac_2_layers", "mac_by_4")}
+BEYOND = {
+    (name, "long"): CURVED
+    for name in (*BY_TOKEN, "memory_aligned", "mac_2_layers", "mac_by_4", "mac_2_layers_by_4")
+}
 BEYOND["memory_by_8", "bfloat16"] = (
     pytest.mark.xfail(strict=True, reason="one token of 72 is off by .3 in bfloat16"),
 )
@@ -108,6 +114,28 @@ def test_metrics_tell_of_writes() -> None:
     assert 0.1 < found["memory_surprise"] < 2  # values have length 1
     assert 0 < found["memory_momentum"] < 2
     assert_close(y[0], subject.run(ids=np.asarray(ids)), n=subject.length * 8)
+
+
+def test_metrics_are_of_the_memories_behind_writes() -> None:
+    """Two chunks a row: lengths of M and S behind each, as calls with a state leave them."""
+    module, params, x = (
+        MEMORY.build(),
+        subject_of("memory").params,
+        jnp.asarray(subject_of("memory").x[:, :8]),
+    )
+    side = jax.jit(lambda p, x: module.apply(p, x, mutable=SIDE_OUTPUTS)[1])(params, x)
+    found = {name: metric.value for name, (metric,) in side["metrics"].items()}
+    step = jax.jit(lambda p, x, state: module.apply(p, x, state=state)[1])
+    state, lengths = init_state(MEMORY, len(x), capacity=8), {"norm": [], "momentum": []}
+    for piece in (x[:, :4], x[:, 4:]):
+        state = step(params, piece, state)
+        for name, matrices in zip(lengths, state.carry.memory, strict=True):
+            lengths[name].append(jnp.sqrt(sum(jnp.sum(m**2, (2, 3)) for m in matrices)))
+    for name, each in lengths.items():
+        assert_close(found[f"memory_{name}"], jnp.mean(jnp.stack(each)), n=64, what=name)
+    gates = jax.tree.map(np.asarray, params["params"]["gates"])
+    asked = sigmoid(np.einsum("btd,dhg->bthg", x, gates["kernel"]) + gates["bias"])
+    assert_close(found["memory_alpha"], asked[..., 2].mean(), n=64, what="alpha")
 
 
 @pytest.mark.parametrize(
@@ -228,6 +256,16 @@ def test_titans(form: Any, pattern: str) -> None:
     assert all(mixer.num_heads == 2 for mixer in mixers)
 
 
+@pytest.mark.parametrize("layers", [2, 3, 5])
+@pytest.mark.parametrize("form", ["mag", "mal", "mac", "slots"])
+def test_a_titan_has_as_many_blocks_as_layers(form: Any, layers: int) -> None:
+    module = titan(form, dim=16, num_layers=layers, window=8, chunk_size=8, num_heads=2, mlp_dim=8).build()
+    params = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))["params"]
+    leaves = jax.tree_util.tree_leaves_with_path(nn.meta.unbox(params))
+    norms = [leaf.shape for path, leaf in leaves if path[-2].key == "mlp_norm"]
+    assert sum(shape[0] if len(shape) == 2 else 1 for shape in norms) == layers
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -241,6 +279,20 @@ def test_titans(form: Any, pattern: str) -> None:
         ({"form": "slots", "window": 7}, "raise window to 8, or lower chunk_size to 7"),
         ({"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
         ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
+        (
+            {"form": "mal", "num_layers": 1},
+            "num_layers must be at least 2 for form 'mal', got 1: .* use 'mag'",
+        ),
+        ({"form": "slots", "num_layers": 1}, "num_layers must be at least 2 for form 'slots', got 1"),
+        (
+            {"dim": 100, "num_heads": 3},
+            "dim must be a multiple of 6 for num_heads = 3, got 100: set dim to 102, or",
+        ),
+        (
+            {"dim": 6, "num_heads": 2},
+            "dim must be a multiple of 4 for num_heads = 2, got 6: set dim to 8, or",
+        ),
+        ({"form": "mac", "dim": 5, "num_heads": 2}, "dim must be a multiple of 2 for num_heads = 2, got 5"),
     ],
 )
 def test_bad_titans_are_refused(options: Any, message: str) -> None:
