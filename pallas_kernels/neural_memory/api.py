@@ -98,6 +98,7 @@ def neural_memory(
 
     Raises:
       ValueError: arrays that do not fit, or an implementation that is unknown.
+      TypeError: `initial_state` is no `MemoryState`.
 
     Source: Behrouz et al. 2024 (arXiv:2501.00663, eq. 9-14), with the chunks of Zhang et al. 2025 (arXiv:2505.23884)
     and the step sizes of Loizou et al. 2020 (arXiv:2002.10542).
@@ -143,10 +144,20 @@ def _check(q: Any, k: Any, v: Any, weights: Any, segment_ids: Any, chunk_size: i
             f"{OP}: weights must be (M,) of {(heads, width, width)}, or (M1, M2) of {(heads, width, 'E')} and "
             f"{(heads, 'E', width)}, got shapes {shapes}"
         )
+    if whole := [str(m.dtype) for m in weights if not jnp.issubdtype(m.dtype, jnp.floating)]:
+        raise ValueError(f"{OP}: weights must be floats, got {', '.join(whole)}: cast them")
 
 
 def _check_state(state: MemoryState, weights: Any, v: Any) -> None:
-    """Raises ValueError for a state of another memory, or in another dtype than memories are carried in."""
+    """Raises ValueError for a state of another memory, or in another dtype than memories are carried in.
+
+    Raises TypeError for what is no state.
+    """
+    if not isinstance(state, MemoryState):
+        raise TypeError(
+            f"{OP}: initial_state must be a MemoryState, as output_final_state=True returns it, got "
+            f"{type(state).__name__}"
+        )
     expected = tuple((v.shape[0], *m.shape) for m in weights)
     found = jax.tree.map(jnp.shape, tuple(state), is_leaf=lambda x: hasattr(x, "shape"))
     if found != (expected, expected):

@@ -108,6 +108,9 @@ def _blocked_conv() -> Iterator[Program]:
     yield Program("blocked_conv/packed", lambda arrays: _packed_blocked_conv(**arrays), (gated,))
     yield Program("blocked_conv/packed_plain", _gradients(_packed_blocked_conv), (x, plain))
     yield from _transformed("blocked_conv/packed", _packed_blocked_conv, gated)
+    odd = jax.ShapeDtypeStruct((*x.shape[:2], shape.length - 1), x.dtype)
+    arrays = plain | {"x": odd, "pre_gate": odd, "post_gate": odd}
+    yield from _transformed("blocked_conv/any_length", blocked_conv_mosaic_gpu, arrays)
 
 
 def _packed_blocked_conv(x: Any, **arrays: Any) -> Any:

@@ -367,6 +367,7 @@ def test_the_reference_has_second_derivatives() -> None:
         ({"v": jnp.ones((2, 6, 2, 4))}, r"v must have the shape of k, \(2, 6, 2, 3\), got \(2, 6, 2, 4\)"),
         ({"weights": (jnp.ones((2, 3, 4)),)}, r"weights must be \(M,\) of \(2, 3, 3\)"),
         ({"weights": ()}, r"got shapes \(\)"),
+        ({"weights": (jnp.ones((2, 3, 3), jnp.int32),)}, "weights must be floats, got int32: cast them"),
         ({"segment_ids": jnp.ones((2, 5), jnp.int32)}, "segment_ids must be integers of shape"),
         ({"chunk_size": 0}, "chunk_size must be at least 1 token, got 0"),
         ({"segment_alignment": 0}, "at least 1, got 0"),
@@ -382,13 +383,14 @@ def test_the_reference_has_second_derivatives() -> None:
             },
             "must be float32 for v of float32, got bfloat16, float32: cast it",
         ),
+        ({"initial_state": 3}, "initial_state must be a MemoryState, .* got int"),
         ({"implementation": "cuda"}, "unknown implementation 'cuda'"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
     x, gate = jnp.ones((2, 6, 2, 3)), jnp.ones((2, 6, 2))
     given = {"q": x, "k": x, "v": x, "theta": gate, "eta": gate, "alpha": gate}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         neural_memory(**{**given, "weights": (jnp.ones((2, 3, 3)),), **change})
 
 
