@@ -95,17 +95,19 @@ def titans(folder: Folder) -> str:
     found = folder.get("titan_speed")
     if found is None:
         return ""
-    shape, machine = found["shape"], found["ceilings"]["machine"]["device"]
+    shape = found["shape"]
+    files = [folder[name] for name in ("titan_speed", "titan_speed_2", "titan_speed_4") if name in folder]
     parameters, rows = count(found["steps"][0]["parameters"]), found["decoding"][0]["rows"]
     steps = [
         (
-            count(run["devices"]),
+            f"{count(run['devices'])} x {file['ceilings']['machine']['device']}",
             spread(run["seconds"]),
             rate(run["bytes_per_second"]),
-            # The allocator's peak is that of the process, which ran on one GPU before
+            # The allocator's peak is that of the process, which may have run on one GPU before
             gigabytes(run["peak_memory_bytes"]) if run["devices"] == 1 else "",
         )
-        for run in (*found["steps"], *folder.get("titan_speed_4", {"steps": ()})["steps"])
+        for file in files
+        for run in file["steps"]
     ]
     tokens = [
         (
@@ -117,7 +119,7 @@ def titans(folder: Folder) -> str:
     said = prose(
         f"{shape['num_layers']} layers of {WORDS[shape['form']]}, width {count(shape['dim'])}, windows of "
         f"{count(shape['window'])} and chunks of {count(shape['chunk_size'])}: {parameters} "
-        f"parameters. A step takes {shape['rows']} rows of {count(shape['length'])} bytes ({machine})."
+        f"parameters. A step takes {shape['rows']} rows of {count(shape['length'])} bytes."
     )
     read = prose(
         f"A token of one such memory for {rows} rows, and the share of the bandwidth at which it "
