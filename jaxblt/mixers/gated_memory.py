@@ -47,7 +47,9 @@ class MAGConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_bounds(self, "dim", "num_heads", "head_dim", "window", least=1)
+        sizes = ("dim", "num_heads", "head_dim", "window", "expand", "chunk_size", "short_taps")
+        check_bounds(self, *sizes, "segment_alignment", least=1)
+        check_bounds(self, "depth", least=1, most=2)
         check_causal(self)
         check_divides(self)
         if self.window < self.chunk_size:

@@ -237,6 +237,13 @@ def test_heads_that_do_not_divide_the_width_are_refused(kind: Any) -> None:
         kind(dim=8, num_heads=3)
 
 
+@pytest.mark.parametrize("kind", [NeuralMemoryConfig, MAGConfig, MACConfig])
+@pytest.mark.parametrize("name", ["chunk_size", "expand", "short_taps", "segment_alignment"])
+def test_sizes_below_one_are_refused_under_the_config_s_own_name(kind: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{kind.__name__}.{name} must be at least 1, got 0"):
+        kind(dim=8, **{name: 0})
+
+
 def test_a_window_shorter_than_a_chunk_is_refused() -> None:
     with pytest.raises(ValueError, match="window must be at least chunk_size = 64, got 63"):
         MAGConfig(dim=8, window=63)
