@@ -28,6 +28,14 @@ def test_every_file_says_where_it_was_measured() -> None:
             assert len(commit.removesuffix("-dirty")) == 12, name
 
 
+def test_every_benchmark_of_an_operation_is_shown() -> None:
+    folder = read_folder(ROOT / results.RECORD)
+    shown = tables.operations(folder)
+    timed = [name for name, found in folder.items() if "op" in found and "shapes" in found]
+    assert "long_conv" in timed
+    assert not [name for name in timed if f"### `{name}`" not in shown]
+
+
 def test_a_file_that_does_not_is_an_error() -> None:
     with pytest.raises(ValueError, match="it needs all three"):
         origins({"devices": {"kind": "NVIDIA H200", "platform": "gpu"}, "versions": {"jax": "0.11.2"}})

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
+from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter, implicit_taps
 from jaxblt.mixers.finite_filter import ImplicitTaps
 from pallas_kernels.long_conv import long_conv
 from tests.tolerances import assert_close
@@ -49,6 +49,16 @@ def test_implicit_taps_follow_the_formula(filter: ImplicitFilter) -> None:
     expected = np.stack(
         [naive_implicit(filter, params["params"], 4, lag) for lag in range(filter.filter_len)], -1
     )
+    assert_close(taps, expected, n=amplification(filter))
+
+
+@pytest.mark.parametrize("span", [8, 30])
+def test_taps_of_several_spans_follow_the_formula(monkeypatch: pytest.MonkeyPatch, span: int) -> None:
+    """As filters above 16,384 taps are made; the last span is not full, or is."""
+    monkeypatch.setattr(implicit_taps, "SPAN", span)
+    filter = ImplicitFilter(60, width=8)
+    taps, params = taps_of(filter, 60)
+    expected = np.stack([naive_implicit(filter, params["params"], 4, lag) for lag in range(60)], -1)
     assert_close(taps, expected, n=amplification(filter))
 
 

@@ -95,6 +95,20 @@ def test_a_hyena_takes_kernels_by_name(name: Any) -> None:
     assert "mpmd_map" in {e.primitive.name for e in equations(program.jaxpr)}
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_calls_with_a_state_run_where_a_kernel_is_named(name: Any) -> None:
+    """They add history and piece in fp32, which kernels do not take."""
+    config = HyenaConfig(dim=4, filter=ImplicitFilter(600, width=4), implementation=name)
+    x, module = jnp.ones((1, 40, 4), jnp.bfloat16), config.build(dtype=jnp.bfloat16)
+    state = config.init_state(1, capacity=80, dtype=jnp.bfloat16)
+    with compiling_for(HOPPER):
+        y, after = jax.eval_shape(
+            lambda x, s: module.init_with_output(jax.random.key(0), x, state=s)[0], x, state
+        )
+    assert y.shape == x.shape
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
+
+
 def grouped(monkeypatch: Any, limit: int, causal: bool, channels: int = CHANNELS) -> tuple[Any, Any]:
     """Value and gradients of u and of what makes the taps, and the program's temporary bytes."""
     monkeypatch.setattr(finite_filter, "TAPS_BYTES", limit)
@@ -126,6 +140,23 @@ def test_taps_by_groups_of_channels_are_the_same_and_take_less(monkeypatch: Any,
     taps = 4 * CHANNELS * LENGTH * (1 if causal else 2)
     # Beside the streams, which either keeps: all taps and their gradients are gone.
     assert less <= most - 2 * taps
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(2**30, True), (0, False)])
+def test_backward_makes_the_taps_of_a_group_again(monkeypatch: Any, limit: int, kept: bool) -> None:
+    """All of them would be as large as a row of the stream."""
+    monkeypatch.setattr(finite_filter, "TAPS_BYTES", limit)
+    module = ImplicitTaps(LONG, CHANNELS, 1)
+    params = module.init(jax.random.key(0), 1)
+
+    def run(params: Any, u: Any) -> Any:
+        made_of = module.apply(params, LENGTH, method="parts")
+        core = LongHistory(*made_of, jnp.ones(CHANNELS), LONG, causal=True, implementation=None)
+        return core.run((u, None, None), mark(None), None)[0]
+
+    streams = jax.ShapeDtypeStruct((3, CHANNELS, LENGTH), jnp.float32)
+    vjp = jax.eval_shape(lambda params, u: jax.vjp(run, params, u)[1], params, streams)
+    assert (CHANNELS * LENGTH in {x.size for x in jax.tree.leaves(vjp)}) == kept
 
 
 def test_a_prime_number_of_channels_makes_no_more_groups(monkeypatch: Any) -> None:

@@ -100,9 +100,11 @@ def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
             assert_close(got, want, np.float64, 600)
 
 
-def test_packed_documents_are_computed_as_if_apart() -> None:
-    arrays = streams(401) | {"filter": normal(4, (CHANNELS, 401)), "segment_ids": ragged(401)}
-    assert_packed_is_apart(long_conv, arrays, n=401)
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_documents_are_computed_as_if_apart(causal: bool) -> None:
+    taps = 401 if causal else 801
+    arrays = streams(401) | {"filter": normal(4, (CHANNELS, taps)), "segment_ids": ragged(401)}
+    assert_packed_is_apart(partial(long_conv, causal=causal), arrays, n=401)
 
 
 @pytest.mark.parametrize(
