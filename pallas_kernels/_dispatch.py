@@ -154,7 +154,10 @@ def _find(
         if entry.name == implementation:
             reason = entry.why_not(device, *args, **options)
             if reason is not None:
-                raise ValueError(f"{op}: implementation {implementation!r} cannot run here: {reason}")
+                raise ValueError(
+                    f"{op}: implementation {implementation!r} cannot run here: {reason}; leave it None for the first "
+                    "that can"
+                )
             return entry
     names = [entry.name for entry in table]
     raise ValueError(f"{op}: unknown implementation {implementation!r}, expected one of {names} or None")

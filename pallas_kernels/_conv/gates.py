@@ -81,11 +81,12 @@ def check_streams(
     pre_gate: Any = None,
     post_gate: Any = None,
 ) -> None:
-    """Raises ValueError for streams that are not [B, D, T], or do not fit x."""
+    """Raises ValueError for streams that are not [B, D, T], or do not fit x, and for ids that are no integers."""
     if x.ndim != 3 or 0 in x.shape:
         raise ValueError(f"{op}: x must be [batch, channels, time], each at least 1, got shape {x.shape}")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"{op}: x must be floating point, got {x.dtype}: cast it first")
+    check_floats(op, x=x, bias=bias, pre_gate=pre_gate, post_gate=post_gate)
+    if segment_ids is not None and not jnp.issubdtype(segment_ids.dtype, jnp.integer):
+        raise ValueError(f"{op}: segment_ids must be integers, got {segment_ids.dtype}: cast them first")
     batch, channels, length = x.shape
     expected = {
         "segment_ids": (segment_ids, (batch, length)),
@@ -97,6 +98,13 @@ def check_streams(
         check_shape(op, name, array, shape)
 
 
+def check_floats(op: str, **arrays: Any) -> None:
+    """Raises ValueError for an array that is given and is not floating point."""
+    for name, array in arrays.items():
+        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{op}: {name} must be floating point, got {array.dtype}: cast it first")
+
+
 def check_shape(op: str, name: str, array: Any, shape: tuple[int, ...]) -> None:
     """Raises ValueError if an argument is given and has another shape."""
     if array is not None and array.shape != shape:
@@ -106,7 +114,8 @@ def check_shape(op: str, name: str, array: Any, shape: tuple[int, ...]) -> None:
 
 
 def check_filter(op: str, x: Any, filter: Any, causal: bool) -> None:
-    """Raises ValueError for a filter that is not [D, L] (causal) or [D, 2L - 1] (bidirectional)."""
+    """Raises ValueError for a filter that is not [D, L] (causal) or [D, 2L - 1] (bidirectional), in floats."""
+    check_floats(op, filter=filter)
     if filter.ndim != 2 or filter.shape[0] != x.shape[1] or filter.shape[1] < 1:
         raise ValueError(f"{op}: filter must be [{x.shape[1]} channels, taps], got shape {filter.shape}")
     if not causal and filter.shape[1] % 2 == 0:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._arguments import checked
-from pallas_kernels._conv.gates import check_alignment, check_shape, check_streams
+from pallas_kernels._conv.gates import check_alignment, check_floats, check_shape, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels.modal_conv.hopper import why_not
 from pallas_kernels.modal_conv.reference import modal_conv_reference
@@ -100,6 +100,7 @@ def _check_modes(x: Any, log_poles: Any, residues: Any, initial_state: Any) -> N
         raise ValueError(
             f"modal_conv: log_poles must be [{x.shape[1]} channels, modes], got {log_poles.shape}"
         )
+    check_floats("modal_conv", log_poles=log_poles, residues=residues, initial_state=initial_state)
     check_shape("modal_conv", "residues", residues, log_poles.shape)
     check_shape("modal_conv", "initial_state", initial_state, (x.shape[0], *log_poles.shape))
 

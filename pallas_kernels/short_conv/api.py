@@ -5,7 +5,7 @@ from typing import Any, Literal
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._arguments import checked
-from pallas_kernels._conv.gates import check_shape, check_streams
+from pallas_kernels._conv.gates import check_floats, check_shape, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels.short_conv.hopper import why_not
 from pallas_kernels.short_conv.reference import short_conv_reference
@@ -89,6 +89,7 @@ def _check_taps(x: Any, taps: Any, history: Any) -> None:
         raise ValueError(
             f"short_conv: taps must be [{x.shape[1]} channels, at least 1 tap], got shape {taps.shape}"
         )
+    check_floats("short_conv", taps=taps, history=history)
     check_shape("short_conv", "history", history, (*x.shape[:2], taps.shape[1] - 1))
 
 

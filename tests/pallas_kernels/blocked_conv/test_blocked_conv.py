@@ -147,6 +147,8 @@ def test_filter_reaches_its_last_tap_and_no_further() -> None:
         ({"filter": jnp.ones((CHANNELS, 4)), "causal": False}, "even number"),
         ({"filter": jnp.ones((5, 4))}, "filter must be"),
         ({"segment_alignment": 0}, "segment_alignment"),
+        ({"segment_ids": jnp.ones((2, 8))}, "segment_ids must be integers, got float32"),
+        ({"filter": jnp.ones((CHANNELS, 3), jnp.int32)}, "filter must be floating point, got int32"),
         ({"implementation": "cuda"}, "unknown implementation 'cuda'"),
     ],
 )

@@ -277,6 +277,8 @@ def test_backward_keeps_inputs_and_little_more() -> None:
         ({"residues": jnp.ones((CHANNELS, 2))}, "residues must have shape"),
         ({"initial_state": jnp.ones((2, 4, CHANNELS))}, "initial_state must have shape"),
         ({"segment_alignment": 0}, "segment_alignment"),
+        ({"segment_ids": jnp.ones((2, 8))}, "segment_ids must be integers, got float32"),
+        ({"residues": jnp.ones((CHANNELS, 3), jnp.int32)}, "residues must be floating point, got int32"),
         ({"implementation": "cuda"}, "unknown implementation 'cuda'"),
     ],
 )

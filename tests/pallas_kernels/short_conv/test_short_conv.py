@@ -123,6 +123,8 @@ def test_output_has_the_dtype_of_x_and_sums_are_wide() -> None:
         ({"x": jnp.ones((2, CHANNELS, 8), jnp.int32)}, "floating point"),
         ({"history": jnp.ones((2, CHANNELS, 5))}, "history must have shape"),
         ({"segment_ids": jnp.ones((2, 9), jnp.int32)}, "segment_ids must have shape"),
+        ({"segment_ids": jnp.ones((2, 8))}, "segment_ids must be integers, got float32"),
+        ({"taps": jnp.ones((CHANNELS, 3), jnp.int32)}, "taps must be floating point, got int32"),
         ({"pre_gate": jnp.ones((2, 8, CHANNELS))}, "pre_gate must have shape"),
         ({"implementation": "cuda"}, "unknown implementation 'cuda'"),
     ],
