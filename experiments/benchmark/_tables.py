@@ -38,6 +38,7 @@ OPS = (
         "gated_linear_attention",
         "gated_linear_attention_cut",
         "gated_linear_attention_decode",
+        "gated_linear_attention_h100",
         "gated_linear_attention_key",
         "gated_linear_attention_pulse",
         "gated_linear_attention_slots",
