@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from experiments.benchmark._budget import CHUNK, Budget
 from jaxblt.validation import check_bounds
@@ -89,12 +89,12 @@ def length_generalisation(
       settings: of all of them.
 
     Raises:
-      ValueError: there is no model to train.
+      ValueError: there is no model to train, or a task is another.
     """
     from experiments.benchmark._schema import save
 
-    if not tasks:
-        raise ValueError("--tasks names no task: name copy, parity or both")
+    if not tasks or not set(tasks) <= set(get_args(Name)):
+        raise ValueError(f"--tasks must name copy, parity or both, got {tasks}")
     if seeds < 1:
         raise ValueError(
             f"--seeds must be at least 1, got {seeds}: it is how many models of each are trained"

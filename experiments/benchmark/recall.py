@@ -96,10 +96,15 @@ def recall(
         levels of 32, 16 and 8.
       seeds: models of each kind, with seeds 0, 1, ...; of several the mean is told with its 95 % interval.
       settings: of all of them.
+
+    Raises:
+      ValueError: there is no model to train, or a mixer is unknown.
     """
     from experiments.benchmark._schema import save
     from jaxblt.evaluation.tasks.baseline import majority_baseline
 
+    if not pairs or not mixers:
+        raise ValueError(f"there is nothing to train: name pairs and mixers, got {pairs} and {mixers}")
     if seeds < 1:
         raise ValueError(
             f"--seeds must be at least 1, got {seeds}: it is how many models of each kind are trained"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from jaxblt.data.vocab import BOE, BOS, PAD
+from jaxblt.data.vocab import BOE, BOS, PAD, VOCAB_SIZE
 from jaxblt.validation import check_bounds, check_fields
 
 SMALLEST, LARGEST = 1e-6, 1e6
@@ -63,17 +63,20 @@ def sampling_arrays(configs: Sequence[SamplingConfig]) -> SamplingArrays:
 def sample(
     sampling: SamplingConfig | SamplingArrays, keys: Key[Array, "B"], logits: Float[Array, "B V"]
 ) -> Int[Array, "B"]:
-    """Draw one id a row, never BOE, BOS or PAD, which no document holds after its first byte.
+    """Draw the id of a byte or EOS a row.
+
+    Never BOE, BOS or PAD, which no document holds after its first byte, nor an id of a larger vocabulary.
 
     Args:
       sampling: how, for all rows or for each.
       keys: one a row; an id depends on its own row's key, settings and logits only.
-      logits: of all ids. A row whose logits are not finite draws an id without meaning, but none of the three.
+      logits: of all ids. A row whose logits are not finite draws an id without meaning, but none of these.
     """
     if isinstance(sampling, SamplingConfig):
         sampling = sampling_arrays([sampling] * len(logits))
     # Draw among the other ids only: a logit of -inf would still be drawn where all logits are -inf or NaN.
-    allowed = np.setdiff1d(np.arange(logits.shape[-1]), (BOE, BOS, PAD)).astype(np.int32)
+    ids = np.arange(min(logits.shape[-1], VOCAB_SIZE), dtype=np.int32)
+    allowed = np.setdiff1d(ids, (BOE, BOS, PAD))
     return jnp.asarray(allowed)[_draw(sampling, keys, logits[:, allowed])]
 
 

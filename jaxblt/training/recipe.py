@@ -12,6 +12,9 @@ from jaxblt.adapters.attach import stacks_of
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.data.vocab import VOCAB_SIZE
+from jaxblt.models.blt import BLTConfig
+from jaxblt.models.byte_lm import ByteLMConfig
+from jaxblt.models.classifier import ByteClassifierConfig
 from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.task_heads import TaskHeadsConfig
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
@@ -19,7 +22,15 @@ from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.training.best import check_followed
 from jaxblt.training.hybrid import HybridConfig
-from jaxblt.training.objectives import Classify, ClassifyChain, MultiTask, NextByte, Objective
+from jaxblt.training.objectives import (
+    Classify,
+    ClassifyChain,
+    ClassifyPositions,
+    MultiTask,
+    NextByte,
+    Objective,
+    Regress,
+)
 from jaxblt.training.optimizers import AdamWConfig, Optimizer
 from jaxblt.training.packing import align, take_back_promises
 from jaxblt.training.reference import ReferenceConfig
@@ -196,6 +207,7 @@ class Recipe:
         _check_chain(self)
         _check_tasks(self)
         _check_heads(self)
+        _check_outputs(self)
         _check_classes(self)
         check_followed(self)
         _check_reference(self)
@@ -358,6 +370,23 @@ def _check_heads(recipe: Recipe) -> None:
                 f"labels of data are a {labels.target!r} of {fixed}, {labels.classes}: make the head that "
                 "`finetune_recipe` makes for them"
             )
+
+
+def _check_outputs(recipe: Recipe) -> None:
+    """A classifier is asked for classes of rows and a language model for bytes: else logits fit no target."""
+    objective, model = recipe.objective, recipe.model
+    kind, name = type(objective).__name__, type(model).__name__
+    if isinstance(model, ByteClassifierConfig) and not isinstance(objective, Classify):
+        raise ValueError(
+            f"model {name} answers with a class for each row, and the objective is {kind}: use Classify and data with "
+            "labels, or a language model"
+        )
+    of_labels = (Classify, ClassifyPositions, ClassifyChain, Regress, MultiTask)
+    if isinstance(model, ByteLMConfig | BLTConfig) and isinstance(objective, of_labels):
+        raise ValueError(
+            f"objective {kind} asks for labels, and model {name} answers with bytes: use a ByteClassifierConfig or "
+            "LabellerConfig, or NextByte"
+        )
 
 
 def _check_classes(recipe: Recipe) -> None:

@@ -59,7 +59,9 @@ def test_length_figures(name: benchmark.Name, tmp_path: Path) -> None:
 def test_seeds_and_lengths_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--seeds must be at least 1, got 0"):
         benchmark.length_generalisation(str(tmp_path / "x.json"), seeds=0)
-    with pytest.raises(ValueError, match="--tasks names no task: name copy, parity or both"):
+    with pytest.raises(ValueError, match=r"--tasks must name copy, parity or both, got \(\)"):
         benchmark.length_generalisation(str(tmp_path / "x.json"), tasks=())
+    with pytest.raises(ValueError, match=r"got \('parities',\)"):
+        benchmark.length_generalisation(str(tmp_path / "x.json"), tasks=("parities",))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="long_bits must be at least 40"):
         benchmark.Settings(long_bits=39)

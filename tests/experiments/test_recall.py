@@ -67,6 +67,16 @@ def test_the_interval_is_of_seeds() -> None:
     assert over_seeds([0.5]) == {"accuracy": 0.5, "low": None, "high": None}
 
 
+def test_what_trains_no_model_is_refused(tmp_path: Path) -> None:
+    out = str(tmp_path / "recall.json")
+    with pytest.raises(ValueError, match=r"nothing to train: name pairs and mixers, got \(\) and \('A',\)"):
+        recall(out, pairs=(), mixers=("A",))
+    with pytest.raises(ValueError, match=r"nothing to train: .* got \(16,\) and \(\)"):
+        recall(out, pairs=(16,), mixers=())
+    with pytest.raises(ValueError, match="--seeds must be at least 1, got 0"):
+        recall(out, pairs=(16,), mixers=("A",), seeds=0)
+
+
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_recall_figures(tmp_path: Path) -> None:
     settings = Settings(symbols=16, dim=8, layers=2, heads=1, tokens=128, steps=CHUNK, dtype="float32")

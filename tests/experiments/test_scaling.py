@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +50,22 @@ def test_attention_that_was_not_timed_is_crossed_nowhere() -> None:
     seconds = {p: {"median": 1.0, "low": 1.0, "high": 1.0} for p in scaling.PASSES}
     found = scaling.crossing([{"tokens": 131_072, **seconds}], [])
     assert [end for ends in found.values() for end in ends.values()] == [None] * 6
+
+
+def test_a_block_is_faster_from_where_attention_takes_longer() -> None:
+    """Attention takes half the block's time, then the same, then twice; each is known to a tenth."""
+
+    def timed(tokens: int, seconds: float) -> dict[str, Any]:
+        ends = {"median": seconds, "low": 0.9 * seconds, "high": 1.1 * seconds}
+        return {"tokens": tokens, **dict.fromkeys(scaling.PASSES, ends)}
+
+    block = [timed(n, 2.0) for n in LENGTHS]
+    found = scaling.crossing(block, [timed(n, s) for n, s in zip(LENGTHS, (1.0, 2.0, 4.0, 8.0), strict=True)])
+    for ends in found.values():
+        assert ends["value"] == pytest.approx(2048)
+        assert 1024 < ends["low"] < 2048 < ends["high"] < 4096
+    slow = scaling.crossing(block, [timed(n, 1.0) for n in LENGTHS])
+    assert {end for ends in slow.values() for end in ends.values()} == {None}
 
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")

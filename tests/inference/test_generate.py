@@ -196,6 +196,14 @@ def test_boe_bos_and_pad_are_never_drawn(config):
     assert (drawn[-30:] != 5).all()
 
 
+def test_ids_beyond_the_bytes_are_never_drawn():
+    """A vocabulary may be larger, as SimplePulse's is: a document of bytes holds none of its further ids."""
+    logits = jnp.zeros((30, 10_000)).at[:, 300].set(1e30)
+    for config in (GREEDY, SamplingConfig()):
+        drawn = np.asarray(sample(config, jax.random.split(jax.random.key(0), 30), logits))
+        assert drawn.max() < 260
+
+
 @pytest.fixture(scope="module")
 def byte_model():
     """With a head of its own, so that NaN in the embedding of a byte reaches only the rows that hold the byte."""

@@ -20,7 +20,7 @@ from jaxblt.evaluation.tasks import (
     TextPairs,
 )
 from jaxblt.evaluation.tasks.evaluate import score_run
-from jaxblt.models import ByteClassifierConfig, ByteLMConfig, LabelHeadConfig, LabellerConfig
+from jaxblt.models import ByteClassifierConfig, ByteLMConfig, LabelHeadConfig, LabellerConfig, StackConfig
 from jaxblt.training.loop import fit
 from jaxblt.training.objectives import Classify
 from jaxblt.training.recipe import Recipe
@@ -92,6 +92,21 @@ def test_a_classifier_of_labelled_records_needs_an_output_for_each_class():
     data = LabelledDataConfig(paths=("r.csv",), classes=("a", "b", "c"))
     with pytest.raises(ValueError, match=r"may be of 3 classes, and model\.num_classes is 2: set it to 3"):
         replace(tiny_recipe(), data=data, model=ByteClassifierConfig(), objective=Classify())
+
+
+def test_a_model_is_asked_for_what_it_answers():
+    """Else shapes of logits and targets differ, which jax tells without naming either."""
+    data = TaskDataConfig(task=Parity(max_bits=10), seq_len=12, labels="symbol")
+    said = (
+        "ByteClassifierConfig answers with a class for each row, and the objective is NextByte: use Classify"
+    )
+    with pytest.raises(ValueError, match=said):
+        replace(tiny_recipe(), data=data, model=ByteClassifierConfig())
+    stack = StackConfig(dim=8, num_layers=1, pattern="R")
+    with pytest.raises(
+        ValueError, match="objective Classify asks for labels, and model ByteLMConfig answers"
+    ):
+        replace(tiny_recipe(), data=data, model=ByteLMConfig(stack=stack), objective=Classify())
 
 
 @pytest.mark.parametrize(

@@ -77,19 +77,21 @@ class Babi:
 
         Raises:
           FileNotFoundError: the subset, or a file of one of the tasks, is not there.
-          ValueError: a line is no numbered sentence, there are more words than ids, or the split has no question.
+          ValueError: a file is no text, a line is no numbered sentence, a question has no answer, there are more words
+            than ids, or a task has no question in the split.
         """
         check_part(split)
         files = read_subset(self.path, self.subset)
         vocabulary = Vocabulary(files.values(), self.path)
         questions, answers, groups = [], [], []
         for group, task in enumerate(self.tasks):
-            for question in split_questions(files, task, split, self.path, self.subset):
+            asked = split_questions(files, task, split, self.path, self.subset)
+            check_any(asked, split, self.path, f"the file of task {task} holds too few stories")
+            for question in asked:
                 words = np.concatenate([vocabulary.sentence(said) for said in question.sentences])
                 questions.append(words[-self.max_words :])
                 answers.append(vocabulary.ids[question.answer])
                 groups.append(group)
-        check_any(questions, split, self.path, "its files hold too few stories")
         names = tuple(f"qa{task}" for task in self.tasks)
         return LoadedExamples(questions, np.array(answers, np.int32), np.array(groups, np.int64), names)
 
@@ -101,7 +103,7 @@ def split_questions(
 
     Raises:
       FileNotFoundError: the file with them is not there.
-      ValueError: a line is no numbered sentence.
+      ValueError: a line is no numbered sentence, or a question has no answer.
     """
     has_valid = (task, "valid") in files
     part: Part = "test" if split == "test" else "valid" if split == "validation" and has_valid else "train"
@@ -122,7 +124,8 @@ def read_subset(path: str, subset: str) -> dict[tuple[int, Part], str]:
 
     Raises:
       FileNotFoundError: there is no such path, or it holds no file of that subset.
-      ValueError: the path is a file, but no tar archive; or it holds a file of that subset twice.
+      ValueError: the path is a file, but no tar archive; or it holds a file of that subset twice, or one that is no
+        text.
     """
     refuse_remote("data.task.path", path)
     root = Path(path).expanduser()
@@ -131,7 +134,13 @@ def read_subset(path: str, subset: str) -> dict[tuple[int, Part], str]:
             f"{path!r} does not exist: set data.task.path to bAbI's folder or tar archive"
         )
     found: dict[tuple[int, Part], str] = {}
-    for (task, part), text in _read_folder(root, subset) if root.is_dir() else _read_archive(root, subset):
+    for (task, part), raw in _read_folder(root, subset) if root.is_dir() else _read_archive(root, subset):
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path!r}, {subset}/qa{task}_*_{part}.txt is no text ({error}): copy it again"
+            ) from error
         if found.setdefault((task, part), text) is not text:
             raise ValueError(
                 f"{path!r} holds {subset}/qa{task}_*_{part}.txt twice: leave one copy of bAbI in it"
@@ -143,13 +152,13 @@ def read_subset(path: str, subset: str) -> dict[tuple[int, Part], str]:
     return found
 
 
-def _read_folder(root: Path, subset: str) -> Iterator[tuple[tuple[int, Part], str]]:
+def _read_folder(root: Path, subset: str) -> Iterator[tuple[tuple[int, Part], bytes]]:
     for file in sorted(root.resolve().rglob("qa*.txt")):
         if file.parent.name == subset and (key := _key(file.name)):
-            yield key, file.read_text(encoding="utf-8")
+            yield key, file.read_bytes()
 
 
-def _read_archive(root: Path, subset: str) -> Iterator[tuple[tuple[int, Part], str]]:
+def _read_archive(root: Path, subset: str) -> Iterator[tuple[tuple[int, Part], bytes]]:
     try:
         with tarfile.open(root) as archive:
             for member in archive:
@@ -159,7 +168,7 @@ def _read_archive(root: Path, subset: str) -> Iterator[tuple[tuple[int, Part], s
                     and (key := _key(name.name))
                     and (file := archive.extractfile(member))
                 ):
-                    yield key, file.read().decode("utf-8")
+                    yield key, file.read()
     except tarfile.ReadError as error:
         raise ValueError(
             f"{str(root)!r} is no tar archive ({error}): name bAbI's folder or archive"
@@ -179,7 +188,7 @@ def read_questions(text: str, where: str) -> Iterator[Question]:
       where: named in errors.
 
     Raises:
-      ValueError: a line is none of the two.
+      ValueError: a line is none of the two, or the first one's number is not 1.
     """
     story, told = -1, []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -188,7 +197,13 @@ def read_questions(text: str, where: str) -> Iterator[Question]:
             raise ValueError(f"bAbI {where}, line {number}: {line!r:.60}, expected a number and a sentence")
         if index == "1":
             story, told = story + 1, []
+        if story < 0:
+            raise ValueError(
+                f"bAbI {where}, line 1: {line!r:.60}, expected number 1: its story has no beginning"
+            )
         sentence, *answer = said.split("\t")
+        if answer and not answer[0].strip():
+            raise ValueError(f"bAbI {where}, line {number}: {line!r:.60}, expected an answer between tabs")
         if answer:
             yield Question(story, (*told, sentence), answer[0].strip().lower())
         else:

@@ -125,6 +125,30 @@ def test_two_copies_are_not_read_as_one(tmp_path):
         Babi(path=str(tmp_path)).open("train")
 
 
-def test_a_bad_line_is_named():
-    with pytest.raises(ValueError, match=r"qa1 test, line 2: 'Where is Ann\?', expected a number"):
-        list(read_questions("1 Ann left.\nWhere is Ann?", "qa1 test"))
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 Ann left.\nWhere is Ann?", r"line 2: 'Where is Ann\?', expected a number"),
+        ("1 Ann left.\n2 Where is Ann?\t\t1", "line 2: .*, expected an answer between tabs"),
+        ("2 Where is Ann?\tattic\t1", "line 1: .*, expected number 1: its story has no beginning"),
+    ],
+)
+def test_a_bad_line_is_named(text, said):
+    with pytest.raises(ValueError, match=f"qa1 test, {said}"):
+        list(read_questions(text, "qa1 test"))
+
+
+def test_a_task_without_questions_is_named(tmp_path):
+    """Scores of a run would end without it, after training."""
+    (tmp_path / "en").mkdir()
+    for name, text in (("qa1_train", story("Ann", "attic")), ("qa1_test", STORY), ("qa2_test", "")):
+        (tmp_path / "en" / f"{name}.txt").write_text(text)
+    with pytest.raises(ValueError, match="no example for split 'test': the file of task 2 holds too few"):
+        Babi(path=str(tmp_path), tasks=(1, 2)).open("test")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "en").mkdir()
+    (tmp_path / "en" / "qa1_test.txt").write_bytes(b"1 Ann \xff left.")
+    with pytest.raises(ValueError, match=r"en/qa1_\*_test.txt is no text .*: copy it again"):
+        Babi(path=str(tmp_path), tasks=(1,)).open("test")
