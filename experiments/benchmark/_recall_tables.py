@@ -99,17 +99,26 @@ def _chunks(folder: Folder) -> str:
     """Recall, bits of books and speed by the length of a memory's chunks."""
     recalls = [found for name, found in folder.items() if name.startswith("gap_recall_chunks_")]
     saved = {
-        found["settings"]["chunk_size"]: found.get("mean", found["models"])[0]["contexts"][-1]
+        found["settings"]["chunk_size"]: (
+            found.get("mean", found["models"])[0]["contexts"][-1],
+            found["settings"],
+        )
         for name, found in folder.items()
         if name.startswith("memory_books_chunks_")
     }
     multiples = [gap["multiple"] for gap in recalls[0]["runs"][0]["gaps"]] if recalls else []
-    head = ("chunk", *(f"recall, {n} x" for n in multiples), "tokens/s in training", "bits of books")
+    head = (
+        "chunk",
+        *(f"recall, {n} x" for n in multiples),
+        "tokens/s in training",
+        "bits of books",
+        "their window",
+    )
     rows = [
         (
             *(count(of["chunk"]), *(_interval(of, multiple) for multiple in multiples)),
             count(round(found["runs"][0]["tokens_per_second"][-1])),
-            f"{at['bits_per_byte']['value']:.3f}" if (at := saved.get(of["chunk"])) else "",
+            *_bits(saved.get(of["chunk"])),
         )
         for found in sorted(recalls, key=lambda found: found["mean"][0]["chunk"])
         for of in found["mean"]
@@ -119,6 +128,13 @@ def _chunks(folder: Folder) -> str:
         "beside other runs, and bits of books after the longest context of `memory_books_chunks_*`."
     )
     return f"{said}\n\n{table(head, rows)}" if rows else ""
+
+
+def _bits(found: tuple[Figures, Figures] | None) -> tuple[str, str]:
+    if found is None:
+        return "", ""
+    at, settings = found
+    return f"{at['bits_per_byte']['value']:.3f}", count(settings["window"])
 
 
 def _chunk(run: Figures) -> str:

@@ -91,7 +91,7 @@ def curve(
     max_rows: int | None = None,
     source: DocumentSource | None = None,
 ) -> list[dict[str, Any]]:
-    """What a run makes of longer contexts, see `document_nats` and `figures_of`."""
+    """Bits per byte of a run after each context, and the gain over the shortest: see `document_nats`, `figures_of`."""
     nats, num_bytes = document_nats(
         loaded, contexts, targets=targets, split=split, stride=stride, max_rows=max_rows, source=source
     )
@@ -113,9 +113,8 @@ def document_nats(
     Raises:
       ValueError: `targets` is not in 1..shortest context, or no document is as long as the longest.
     """
+    check_targets(contexts, targets)
     contexts = sorted(set(contexts))
-    if not contexts or not 1 <= targets <= contexts[0]:
-        raise ValueError(f"targets must lie in 1..the shortest context of {contexts}, got {targets}")
     whole = make_dataset(loaded.recipe.data, split=split, mode="eval", source=source)
     nats, num_bytes = {}, np.zeros(0)
     for context in contexts:
@@ -127,6 +126,12 @@ def document_nats(
         sums = np.array(list(scores(loaded, rows, chosen)))
         nats[context], num_bytes = (np.bincount(document, weights=column) for column in sums.T)
     return nats, num_bytes.astype(np.int64)
+
+
+def check_targets(contexts: Sequence[int], targets: int) -> None:
+    """Raises ValueError unless the shortest context holds the scored bytes, of which there is one at least."""
+    if not contexts or not 1 <= targets <= min(contexts):
+        raise ValueError(f"targets must lie in 1..the shortest context of {sorted(contexts)}, got {targets}")
 
 
 def figures_of(nats: Mapping[int, np.ndarray], num_bytes: np.ndarray) -> list[dict[str, Any]]:

@@ -65,9 +65,8 @@ def memory_books(
 ) -> dict[str, Any]:
     """Trains models of one size on books, each on one device, and scores the same bytes after longer contexts.
 
-    A model that the folder holds goes on from there. One model a call, each with its own --out, measures the same:
-    docs/results.md pairs memories with windows of other files of the same settings, contexts and targets, a file those
-    of its call.
+    A model that the folder holds goes on from there. Memories are paired with windows of the same call. Models may also
+    have a call and a file each: docs/results.md pairs files of the same settings, contexts and targets.
 
     Args:
       run_dir: folder of the runs, one below it for each model and seed.
@@ -85,13 +84,14 @@ def memory_books(
 
     import jaxblt
     from experiments.benchmark._schema import save
-    from experiments.benchmark.context import document_nats, figures_of
+    from experiments.benchmark.context import check_targets, document_nats, figures_of
     from jaxblt.training.flops import count_params
     from jaxblt.training.loop import fit
 
     if not models:
         raise ValueError("--models names no model, choose of window, mag, mal, mac, slots")
     whole("--seeds", seeds, least=1, why=": it is how many models of each kind are trained")
+    check_targets(contexts, targets)
     figures: dict[str, Any] = {"settings": asdict(settings), "targets": targets, "models": []}
     sized = models_of(settings)
     for name, seed in product(dict.fromkeys(models), range(seeds)):

@@ -128,3 +128,11 @@ def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
 def test_no_seed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--seeds must be at least 1, got 0: it is how many models"):
         script.memory_books(str(tmp_path), str(tmp_path / "out.json"), seeds=0)
+
+
+def test_more_targets_than_a_context_has_are_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "models_of", lambda _: pytest.fail("models are made"))
+    with pytest.raises(ValueError, match=r"shortest context of \[8, 32\], got 16"):
+        script.memory_books(str(tmp_path), str(tmp_path / "out.json"), contexts=(32, 8), targets=16)
