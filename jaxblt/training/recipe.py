@@ -383,9 +383,11 @@ def _check_outputs(recipe: Recipe) -> None:
         )
     of_labels = (Classify, ClassifyPositions, ClassifyChain, Regress, MultiTask)
     if isinstance(model, ByteLMConfig | BLTConfig) and isinstance(objective, of_labels):
+        fitting = (
+            "ByteClassifierConfig or LabellerConfig" if isinstance(objective, Classify) else "LabellerConfig"
+        )
         raise ValueError(
-            f"objective {kind} asks for labels, and model {name} answers with bytes: use a ByteClassifierConfig or "
-            "LabellerConfig, or NextByte"
+            f"objective {kind} asks for labels, and model {name} answers with bytes: use a {fitting}, or NextByte"
         )
 
 

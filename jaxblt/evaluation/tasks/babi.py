@@ -136,7 +136,7 @@ def read_subset(path: str, subset: str) -> dict[tuple[int, Part], str]:
     found: dict[tuple[int, Part], str] = {}
     for (task, part), raw in _read_folder(root, subset) if root.is_dir() else _read_archive(root, subset):
         try:
-            text = raw.decode("utf-8")
+            text = raw.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{path!r}, {subset}/qa{task}_*_{part}.txt is no text ({error}): copy it again"
