@@ -50,7 +50,7 @@ def test_streams_are_not_copied(length: int) -> None:
     assert not copies(traced(length), 64 * length)
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions", every="a row ends a step before its tile")
+@pytest.mark.slow(weeks=26, group="simulated convolutions", every="the last chunk of all is cut")
 @pytest.mark.parametrize(
     ("length", "batch", "streams"),
     [
@@ -87,7 +87,7 @@ def test_simulated_rows_of_one_program(
     op_suite.check_reference(case("", length, LONGEST, simulated, batch=3, streams=streams))
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions", every="8191")
+@pytest.mark.slow(weeks=26, group="simulated convolutions", every="1000")
 @pytest.mark.parametrize("length", [1000, TILE + 1, 2 * TILE - 1])
 def test_a_row_knows_nothing_of_its_neighbours_in_memory(length: int) -> None:
     arrays = case("", length, LONGEST, simulated, batch=2).arrays
