@@ -81,23 +81,6 @@ def scores(loaded: "Run", rows: Dataset, chosen: Sequence[int]) -> Iterator[tupl
             yield float(found["nll"]), float(found["weight"])
 
 
-def curve(
-    loaded: "Run",
-    contexts: Sequence[int],
-    *,
-    targets: int,
-    split: Split = "test",
-    stride: int | None = None,
-    max_rows: int | None = None,
-    source: DocumentSource | None = None,
-) -> list[dict[str, Any]]:
-    """Bits per byte of a run after each context, and the gain over the shortest: see `document_nats`, `figures_of`."""
-    nats, num_bytes = document_nats(
-        loaded, contexts, targets=targets, split=split, stride=stride, max_rows=max_rows, source=source
-    )
-    return figures_of(nats, num_bytes)
-
-
 def document_nats(
     loaded: "Run",
     contexts: Sequence[int],
@@ -188,7 +171,10 @@ def context(
     from experiments.benchmark._schema import save
 
     loaded = jaxblt.load(run_dir)
-    found = curve(loaded, contexts, split=split, targets=targets, stride=stride, max_rows=max_rows)
+    nats, num_bytes = document_nats(
+        loaded, contexts, split=split, targets=targets, stride=stride, max_rows=max_rows
+    )
+    found = figures_of(nats, num_bytes)
     save(
         "context",
         out,

@@ -46,7 +46,7 @@ def test_every_context_ends_with_the_same_targets(loaded):
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_figures_are_those_of_the_model_on_each_context(loaded):
-    found = script.curve(loaded, (32, 8, 16), targets=6, source=Letters())
+    found = script.figures_of(*script.document_nats(loaded, (32, 8, 16), targets=6, source=Letters()))
     nats = {}
     for context in CONTEXTS:
         rows = rows_of(loaded, context)
@@ -74,7 +74,7 @@ def test_figures_are_those_of_the_model_on_each_context(loaded):
 def test_a_uniform_model_is_as_perplexed_as_there_are_ids(loaded):
     state = replace(loaded.state, params=jax.tree.map(jnp.zeros_like, loaded.params))
     run = SimpleNamespace(recipe=loaded.recipe, task=loaded.task, state=state)
-    for entry in script.curve(run, (8, 16), targets=6, source=Letters()):
+    for entry in script.figures_of(*script.document_nats(run, (8, 16), targets=6, source=Letters())):
         np.testing.assert_allclose(entry["perplexity"]["value"], vocab.VOCAB_SIZE, rtol=1e-5)
 
 
@@ -94,7 +94,7 @@ def test_fewer_rows_are_spread_over_the_split():
 )
 def test_lengths_that_do_not_fit_are_named(loaded, contexts, targets, says):
     with pytest.raises(ValueError) as caught:
-        script.curve(loaded, contexts, targets=targets, source=Letters())
+        script.document_nats(loaded, contexts, targets=targets, source=Letters())
     assert says in str(caught.value)
 
 
