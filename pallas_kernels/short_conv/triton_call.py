@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pallas_kernels._dispatch import current_device
+from pallas_kernels.short_conv.triton_reach import reach
 
 
 def tiles_of(length: int, pairs: int) -> int:
@@ -34,10 +35,11 @@ def call_over_rows(
     import jax_triton
 
     x, weights, pre_gate, post_gate, history, segment_ids = arrays
+    bits = None if segment_ids is None else reach(segment_ids, weights.shape[-1], history=history is not None)
     _, batch, channels, length = x.shape
     major, minor = current_device().capability or (8, 0)
     return jax_triton.triton_call(
-        *(x if z is None else z for z in arrays),
+        *(x if z is None else z for z in (*arrays[:-1], bits)),
         *more,
         kernel=kernel,
         out_shape=out_shape,

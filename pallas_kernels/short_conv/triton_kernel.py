@@ -8,6 +8,9 @@ With g = post dy and u = pre x, over steps of one document:
 Steps are loaded and stored in pairs that are aligned in memory. Where T is odd, every second row begins with the second
 half of a pair: its steps are in the slots from `first` on, first being 0 or 1, and pointers to a row are to its slot 0.
 
+Packed rows bring one integer a step, which `triton_reach` makes of the segment ids: a bit says whether the step is a
+token, one for each lag behind whether u counts there, and one for each lag ahead whether a cotangent does.
+
 No annotation is checked here: Triton compiles the source of these functions and never calls them.
 """
 
@@ -16,8 +19,9 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-NO_ID = tl.constexpr(-(2**31))
-"""Less than any segment id."""
+from pallas_kernels.short_conv.triton_reach import AHEAD
+
+FIRST_AHEAD = tl.constexpr(AHEAD)
 
 
 @triton.jit
@@ -45,9 +49,9 @@ def load(stream, slots, first, LENGTH: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def store(stream, slots, first, id, z, LENGTH: tl.constexpr):
-    """Writes z where `id` is a token's and 0 elsewhere; the half of a pair that two rows share is written alone."""
-    z = tl.where(id > 0, z, 0.0).to(stream.dtype.element_ty)
+def store(stream, slots, first, reach, z, LENGTH: tl.constexpr):
+    """Writes z where `reach` is a token's and 0 elsewhere; the half of a pair that two rows share is written alone."""
+    z = tl.where(bit(reach, 0), z, 0.0).to(stream.dtype.element_ty)
     pairs = (slots >= 2 * first) & (slots < LENGTH - LENGTH % 2 + 2 * first)
     tl.store(stream + slots, z, mask=pairs)
     if LENGTH % 2:
@@ -56,10 +60,17 @@ def store(stream, slots, first, id, z, LENGTH: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def documents(ids, slots, first, LENGTH: tl.constexpr, PACKED: tl.constexpr):
-    """The segment ids of a row's steps, 0 outside; all 1 where rows are not packed."""
+def reached(reach, slots, first, LENGTH: tl.constexpr, PACKED: tl.constexpr):
+    """The bits of a row's steps, none outside; where rows are not packed, that of a token alone, which all are."""
     inside = (slots >= first) & (slots < first + LENGTH)
-    return tl.load(ids + slots, mask=inside, other=0) if PACKED else tl.full(slots.shape, 1, tl.int32)
+    bits = tl.load(reach + slots, mask=inside, other=0) if PACKED else tl.full(slots.shape, 1, tl.int32)
+    return bits.to(tl.int32)
+
+
+@triton.jit
+@no_type_check
+def bit(reach, PLACE: tl.constexpr):
+    return ((reach >> PLACE) & 1) != 0
 
 
 @triton.jit
@@ -75,12 +86,12 @@ def gated(x, pre, slots, first, LENGTH: tl.constexpr, PRE: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def term(weights, u, now, then, LAG: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr):
-    """What lag LAG adds to tokens of documents `now`: weights_LAG u, within a document; 0 if it is no tap."""
+def term(weights, u, reach, LAG: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr):
+    """What lag LAG adds to steps of bits `reach`: weights_LAG u, where u counts there; 0 if it is no tap."""
     if LAG < 0 or LAG >= TAPS:
         return tl.zeros_like(u)
     product = tl.load(weights + LAG) * u
-    return tl.where(now == then, product, 0.0) if PACKED and LAG > 0 else product
+    return tl.where(bit(reach, LAG), product, 0.0) if PACKED and LAG > 0 else product
 
 
 @triton.jit
@@ -90,38 +101,34 @@ def convolved(
     weights,
     pre,
     history,
-    ids,
     slots,
     first,
-    id,
+    reach,
     LENGTH: tl.constexpr,
     TAPS: tl.constexpr,
     PRE: tl.constexpr,
     HISTORY: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """sum_k weights_k u_{t-k} at `slots` of one row, to which all pointers point, and whose segment ids are `id`.
+    """sum_k weights_k u_{t-k} at `slots` of one row, to which all pointers point, and whose bits are `reach`.
 
     What it returns for holes and padding is of no use.
     """
-    now_even, now_odd = tl.split(id)
-    even = tl.zeros(now_even.shape, tl.float32)
-    odd = tl.zeros(now_odd.shape, tl.float32)
+    reach_even, reach_odd = tl.split(reach)
+    even = tl.zeros(reach_even.shape, tl.float32)
+    odd = tl.zeros(reach_odd.shape, tl.float32)
     for back in tl.static_range(TAPS // 2 + 1):
         at = slots - 2 * back
-        then = documents(ids, at, first, LENGTH, PACKED)
         u = gated(x, pre, at, first, LENGTH, PRE)
         if HISTORY:
             past = (at < first) & (at > first - TAPS)
-            then = tl.where(past, tl.abs(tl.load(ids + first)), then) if PACKED else then
             before = tl.load(history + at + (TAPS - 1), mask=past, other=0)
             u = tl.where(past, before.to(u.dtype), u)
         u_even, u_odd = tl.split(u.to(tl.float32))
-        then_even, then_odd = tl.split(then)
-        even += term(weights, u_even, now_even, then_even, 2 * back, TAPS, PACKED)
-        even += term(weights, u_odd, now_even, then_odd, 2 * back - 1, TAPS, PACKED)
-        odd += term(weights, u_odd, now_odd, then_odd, 2 * back, TAPS, PACKED)
-        odd += term(weights, u_even, now_odd, then_even, 2 * back + 1, TAPS, PACKED)
+        even += term(weights, u_even, reach_even, 2 * back, TAPS, PACKED)
+        even += term(weights, u_odd, reach_even, 2 * back - 1, TAPS, PACKED)
+        odd += term(weights, u_odd, reach_odd, 2 * back, TAPS, PACKED)
+        odd += term(weights, u_even, reach_odd, 2 * back + 1, TAPS, PACKED)
     return tl.join(even, odd)
 
 
@@ -133,7 +140,7 @@ def short_conv(
     pre,
     post,
     history,
-    ids,
+    reach,
     y,
     BATCH: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -147,22 +154,22 @@ def short_conv(
 ):
     """2 PAIRS steps of one row: `row` counts groups of weights, then batch, then channels; at most one tile is partial.
 
-    Streams and y are [groups, BATCH, CHANNELS, LENGTH], weights [groups, CHANNELS, TAPS] in fp32, history and ids as
-    in `short_conv` with a leading groups. PRE, POST, HISTORY and PACKED say which arrays are there; the others are
-    not read.
+    Streams and y are [groups, BATCH, CHANNELS, LENGTH], weights [groups, CHANNELS, TAPS] in fp32, history as in
+    `short_conv` with a leading groups, and reach [groups, BATCH, LENGTH]. PRE, POST, HISTORY and PACKED say which
+    arrays are there; the others are not read.
     """
     row, first, slots = place(LENGTH, PAIRS)
     weights += (row // (BATCH * CHANNELS) * CHANNELS + row % CHANNELS) * TAPS
-    ids += row // CHANNELS * LENGTH - first
+    reach += row // CHANNELS * LENGTH - first
     history += row * (TAPS - 1) - first
     stream = tl.multiple_of(row * LENGTH - first, 2)
-    id = documents(ids, slots, first, LENGTH, PACKED)
+    bits = reached(reach, slots, first, LENGTH, PACKED)
     out = convolved(
-        x + stream, weights, pre + stream, history, ids, slots, first, id, LENGTH, TAPS, PRE, HISTORY, PACKED
+        x + stream, weights, pre + stream, history, slots, first, bits, LENGTH, TAPS, PRE, HISTORY, PACKED
     )
     if POST:
         out *= load(post + stream, slots, first, LENGTH).to(tl.float32)
-    store(y + stream, slots, first, id, out, LENGTH)
+    store(y + stream, slots, first, bits, out, LENGTH)
 
 
 @triton.jit
@@ -177,11 +184,12 @@ def cotangents(dy, post, slots, first, LENGTH: tl.constexpr, POST: tl.constexpr)
 
 @triton.jit
 @no_type_check
-def terms(weights, u, g, now, then, LAG: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr):
+def terms(weights, u, g, reach, LAG: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr):
     """What the cotangent g, LAG steps later, adds to du and to dweights_LAG; 0 and 0 if LAG is no tap."""
     if LAG < 0 or LAG >= TAPS:
         return tl.zeros_like(u), tl.zeros_like(u)
-    seen = tl.where(now == then, g, 0.0) if PACKED else g
+    # A hole does not see itself: its u is zero, but its cotangent may be NaN.
+    seen = tl.where(bit(reach, 0 if LAG == 0 else FIRST_AHEAD + LAG), g, 0.0) if PACKED else g
     return tl.load(weights + LAG) * seen, u * seen
 
 
@@ -192,10 +200,9 @@ def transposed(
     weights,
     dy,
     post,
-    ids,
     slots,
     first,
-    id,
+    reach,
     LENGTH: tl.constexpr,
     TAPS: tl.constexpr,
     POST: tl.constexpr,
@@ -205,23 +212,19 @@ def transposed(
 
     u is zero where there is no token, and du there is of no use.
     """
-    # Keep a hole from seeing itself: its u is zero, but its cotangent may be NaN.
-    id = tl.where(id > 0, id, NO_ID)
     u_even, u_odd = tl.split(u.to(tl.float32))
-    now_even, now_odd = tl.split(id)
+    reach_even, reach_odd = tl.split(reach)
     even = tl.zeros_like(u_even)
     odd = tl.zeros_like(u_odd)
     rest = tl.zeros_like(u_even)
     products = ()
     for ahead in tl.static_range(TAPS // 2 + 1):
         at = slots + 2 * ahead
-        then = documents(ids, at, first, LENGTH, PACKED)
         g_even, g_odd = tl.split(cotangents(dy, post, at, first, LENGTH, POST))
-        then_even, then_odd = tl.split(then)
-        even_even, same_even = terms(weights, u_even, g_even, now_even, then_even, 2 * ahead, TAPS, PACKED)
-        odd_odd, same_odd = terms(weights, u_odd, g_odd, now_odd, then_odd, 2 * ahead, TAPS, PACKED)
-        odd_even, before = terms(weights, u_odd, g_even, now_odd, then_even, 2 * ahead - 1, TAPS, PACKED)
-        even_odd, after = terms(weights, u_even, g_odd, now_even, then_odd, 2 * ahead + 1, TAPS, PACKED)
+        even_even, same_even = terms(weights, u_even, g_even, reach_even, 2 * ahead, TAPS, PACKED)
+        odd_odd, same_odd = terms(weights, u_odd, g_odd, reach_odd, 2 * ahead, TAPS, PACKED)
+        odd_even, before = terms(weights, u_odd, g_even, reach_odd, 2 * ahead - 1, TAPS, PACKED)
+        even_odd, after = terms(weights, u_even, g_odd, reach_even, 2 * ahead + 1, TAPS, PACKED)
         even += even_even + even_odd
         odd += odd_odd + odd_even
         if ahead > 0:
@@ -252,7 +255,7 @@ def short_conv_vjp(
     pre,
     post,
     history,
-    ids,
+    reach,
     dy,
     dx,
     parts,
@@ -276,13 +279,13 @@ def short_conv_vjp(
     row, first, slots = place(LENGTH, PAIRS)
     channel = row // (BATCH * CHANNELS) * CHANNELS + row % CHANNELS
     weights += channel * TAPS
-    ids += row // CHANNELS * LENGTH - first
+    reach += row // CHANNELS * LENGTH - first
     history += row * (TAPS - 1) - first
     stream = tl.multiple_of(row * LENGTH - first, 2)
-    id = documents(ids, slots, first, LENGTH, PACKED)
-    u = tl.where(id > 0, gated(x + stream, pre + stream, slots, first, LENGTH, PRE), 0)
+    bits = reached(reach, slots, first, LENGTH, PACKED)
+    u = tl.where(bit(bits, 0), gated(x + stream, pre + stream, slots, first, LENGTH, PRE), 0)
     du, products = transposed(
-        u, weights, dy + stream, post + stream, ids, slots, first, id, LENGTH, TAPS, POST, PACKED
+        u, weights, dy + stream, post + stream, slots, first, bits, LENGTH, TAPS, POST, PACKED
     )
     if POST:
         out = convolved(
@@ -290,10 +293,9 @@ def short_conv_vjp(
             weights,
             pre + stream,
             history,
-            ids,
             slots,
             first,
-            id,
+            bits,
             LENGTH,
             TAPS,
             PRE,
@@ -304,11 +306,11 @@ def short_conv_vjp(
     if PRE:
         source = load(x + stream, slots, first, LENGTH).to(tl.float32)
         gate = load(pre + stream, slots, first, LENGTH).to(tl.float32)
-        store(dpre + stream, slots, first, id, source * du, LENGTH)
+        store(dpre + stream, slots, first, bits, source * du, LENGTH)
         du *= gate
     if POST:
-        store(dpost + stream, slots, first, id, out, LENGTH)
-    store(dx + stream, slots, first, id, du, LENGTH)
+        store(dpost + stream, slots, first, bits, out, LENGTH)
+    store(dx + stream, slots, first, bits, du, LENGTH)
     tiles: tl.constexpr = (LENGTH + 2 * PAIRS - 1) // (2 * PAIRS)
     count: tl.constexpr = BATCH * tiles
     parts += channel * (TAPS * count) + row // CHANNELS % BATCH * tiles + tl.program_id(0) % tiles

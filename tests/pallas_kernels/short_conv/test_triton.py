@@ -17,6 +17,7 @@ from jax.sharding import AxisType, PartitionSpec
 from pallas_kernels._dispatch import Device
 from pallas_kernels.short_conv import short_conv, triton_why
 from pallas_kernels.short_conv.triton_gpu import PAIRS, short_conv_triton
+from pallas_kernels.short_conv.triton_reach import AHEAD, reach
 from pallas_kernels.short_conv.triton_why import MOST, SHORTEST, why_not
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
@@ -147,6 +148,22 @@ def test_weights_alone_or_streams_alone_may_be_batched() -> None:
         args = (x if axes[0] is None else jnp.stack([x, 2 * x]), taps[0] if axes[1] is None else taps)
         ours, theirs = (jax.vmap(run, axes)(*args) for run in (short_conv_triton, short_conv))
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("taps", [2, MOST])
+def test_reach_has_a_bit_for_each_step_that_counts(taps: int, history: bool) -> None:
+    ids = np.array(ragged(61)) + np.sign(ragged(61)) * 40_000  # more than 16 bits hold
+    ids[1, 0] = -ids[1, 1]
+    found = np.asarray(reach(jnp.asarray(ids), taps, history=history))
+    for row, bits in zip(ids, found, strict=True):
+        for t, id in enumerate(row):
+            before = [row[t - k] if t >= k else history * abs(row[0]) for k in range(1, taps)]
+            after = [row[t + k] if t + k < len(row) else 0 for k in range(1, taps)]
+            places = [0]
+            places += [1 + i for i, other in enumerate(before) if other == id]
+            places += [AHEAD + 1 + i for i, other in enumerate(after) if other == id]
+            assert bits[t] == (sum(1 << place for place in places) if id > 0 else 0), f"step {t} of {row}"
 
 
 @pytest.mark.gpu
