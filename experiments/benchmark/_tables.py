@@ -19,8 +19,10 @@ from experiments.benchmark._markdown import (
 
 MODELS = {
     "books": "BLT-Hyena on patches, 117.6 M parameters and 30.7 M in hash tables",
-    "books_hyena": "byte Hyena, modal filters, 114.5 M parameters; 1,072 of 1,100 steps",
-    "books_hyena_implicit": "byte Hyena, implicit filters, 114.9 M parameters; 597 of 1,100 steps",
+    "books_hyena": "byte Hyena, modal filters, 114.5 M parameters; while the next ran on the same GPU",
+    "books_hyena_implicit": "byte Hyena, implicit filters, 114.9 M parameters; while the one before ran",
+    "books_hyena_alone": "byte Hyena, modal filters, alone on the GPU; 1,072 of 1,100 steps",
+    "books_hyena_implicit_alone": "byte Hyena, implicit filters, alone on the GPU; 597 of 1,100 steps",
     "books_pulse": "`books` with Gated DeltaNet for Hyena, 123.8 M parameters and 30.7 M in hash tables",
     "books_transformer": "byte Transformer, 114.1 M parameters",
     "ecoli": "byte Hyena, both strands, 14.4 M parameters",
@@ -79,6 +81,7 @@ OPS = (
         "short_conv",
         "short_conv_8191",
         "short_conv_packed",
+        "short_conv_packed_forward",
     ),
 )
 

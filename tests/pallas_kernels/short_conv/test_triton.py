@@ -16,7 +16,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels.short_conv import short_conv, triton_why
-from pallas_kernels.short_conv.triton_gpu import PAIRS, short_conv_triton
+from pallas_kernels.short_conv.triton_gpu import PACKED_PAIRS, PAIRS, short_conv_triton
 from pallas_kernels.short_conv.triton_reach import AHEAD, reach
 from pallas_kernels.short_conv.triton_why import MOST, SHORTEST, why_not
 from tests.pallas_kernels import op_suite
@@ -61,7 +61,7 @@ def cases(run: Any) -> list[OpCase]:
         case("bf16, two tiles, history", tile + 6, MOST, jnp.bfloat16, run, history=True),
         case(
             "bf16, two tiles, packed, odd, no gates",
-            tile + 5,
+            2 * PACKED_PAIRS + 5,
             7,
             jnp.bfloat16,
             run,
@@ -69,6 +69,7 @@ def cases(run: Any) -> list[OpCase]:
             packed=True,
         ),
         case("bf16, two tiles, odd, history", tile + 3, 3, jnp.bfloat16, run, history=True),
+        case("bf16, two tiles, packed, gates", tile + 5, 4, jnp.bfloat16, run, packed=True, history=True),
         case("one step, history, no gates", 1, 7, jnp.float32, run, without=gates, history=True),
         case("one tap, odd", 3, 1, jnp.bfloat16, run, history=True),
         case("two taps, no post-gate", 10, 2, jnp.float32, run, without=("post_gate",)),
