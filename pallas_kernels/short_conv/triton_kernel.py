@@ -70,6 +70,7 @@ def reached(reach, slots, first, LENGTH: tl.constexpr, PACKED: tl.constexpr):
 @triton.jit
 @no_type_check
 def bit(reach, PLACE: tl.constexpr):
+    """Whether the bit at PLACE, counted from the lowest, is set."""
     return ((reach >> PLACE) & 1) != 0
 
 
