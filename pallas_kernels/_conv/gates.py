@@ -62,10 +62,10 @@ def leave(
     segment_ids: Int[Array, "B T"] | None,
     dtype: Any,
 ) -> Float[Array, "B D T"]:
-    """post_gate * y, zero where there is no token, as `dtype`."""
-    if post_gate is None:
-        return only_tokens(y, segment_ids).astype(dtype)
-    return gate(y, only_tokens(post_gate, segment_ids), dtype)
+    """post_gate * y, zero where there is no token, as `dtype`; the cotangent there has no effect either."""
+    if post_gate is not None:
+        y = gate(y, only_tokens(post_gate, segment_ids), dtype)
+    return only_tokens(y, segment_ids).astype(dtype)
 
 
 def add_skip(filter: Float[Array, "D F"], bias: Float[Array, "D"] | None, centre: int) -> Float[Array, "D F"]:

@@ -33,6 +33,7 @@ class OpCase:
       arrays: by name. Float arrays are differentiated. Those not in `shared` have a leading batch axis.
       shared: names of arrays without batch axis (filters, slopes).
       unused: for some of the arrays, True where nothing may be read (padding); one check poisons it with NaN.
+      silent: True where the one result is zero whatever the arrays are; the same check poisons its cotangent there.
       terms: length of the longest reduction, for the tolerance of values.
       grad_terms: the same for gradients; `terms` if None.
     """
@@ -43,6 +44,7 @@ class OpCase:
     arrays: Mapping[str, Any]
     shared: frozenset[str] = frozenset()
     unused: Mapping[str, Any] = field(default_factory=dict)
+    silent: Any = None
     terms: int = 1
     grad_terms: int | None = None
 
@@ -157,16 +159,22 @@ def check_remat(case: OpCase) -> None:
     )
 
 
+def _poisoned(x: Any, mask: Any) -> tuple[Any, Any]:
+    """x with zeros, and with NaN, where `mask`, of some of its leading axes, is True."""
+    x, mask = np.asarray(x), np.asarray(mask)
+    mask = np.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim))
+    return tuple(np.where(mask, np.full((), value, x.dtype), x) for value in (0, np.nan))
+
+
 def check_poison(case: OpCase) -> None:
-    """NaN in what may not be read changes nothing, and gets a gradient of zero."""
+    """NaN in what may not be read changes nothing, and gets a gradient of zero; so do cotangents of nothing."""
     clean, dirty = dict(case.arrays), dict(case.arrays)
     for name, mask in case.unused.items():
-        x = np.asarray(case.arrays[name])
-        mask = np.reshape(np.asarray(mask), mask.shape + (1,) * (x.ndim - mask.ndim))
-        clean[name] = np.where(mask, np.zeros((), x.dtype), x)
-        dirty[name] = np.where(mask, np.full((), np.nan, x.dtype), x)
-    out, grads = value_and_grads(case.run, dirty)
-    expected = value_and_grads(case.run, clean)
+        clean[name], dirty[name] = _poisoned(case.arrays[name], mask)
+    cotangents = random_cotangents(jax.eval_shape(case.run, case.arrays))
+    quiet, loud = (cotangents,) * 2 if case.silent is None else _poisoned(cotangents, case.silent)
+    out, grads = value_and_grads(case.run, dirty, loud)
+    expected = value_and_grads(case.run, clean, quiet)
     _compare(case, (out, grads), expected)
     for name, mask in case.unused.items():
         assert not np.any(np.asarray(grads[name], np.float32)[np.asarray(mask)]), f"gradient of unused {name}"

@@ -17,6 +17,7 @@ from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.pallas_kernels.short_conv.streams import (
     CHANNELS,
     assert_packed_is_apart,
+    no_token,
     normal,
     not_tokens,
     on_grid,
@@ -54,6 +55,7 @@ def case(
         arrays=arrays,
         shared=frozenset({"filter", "bias"}) & set(arrays),
         unused=not_tokens(arrays),
+        silent=no_token(arrays),
         terms=taps,
         grad_terms=2 * length,
     )

@@ -24,6 +24,7 @@ from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
     assert_documents_keep_to_themselves,
     documents,
+    no_token,
     normal,
     not_tokens,
 )
@@ -54,6 +55,7 @@ def case(
         arrays=arrays,
         shared=frozenset({"filter", "bias"}),
         unused=not_tokens(arrays),
+        silent=no_token(arrays),
         terms=taps,
         grad_terms=2 * length,
     )

@@ -24,6 +24,7 @@ from tests.pallas_kernels.short_conv.streams import (
     CHANNELS,
     STREAMS,
     assert_packed_is_apart,
+    no_token,
     normal,
     not_tokens,
     on_grid,
@@ -71,6 +72,7 @@ def case(
         arrays=given,
         shared=frozenset({"filter", "bias"}) & set(given),
         unused=not_tokens(given),
+        silent=no_token(given),
         terms=length,
         grad_terms=2 * length,
     )

@@ -19,6 +19,7 @@ from tests.pallas_kernels.short_conv.streams import (
     CHANNELS,
     STREAMS,
     assert_packed_is_apart,
+    no_token,
     normal,
     not_tokens,
     on_grid,
@@ -65,6 +66,7 @@ def case(
         arrays=arrays,
         shared=frozenset({"log_poles", "residues", "bias"}) & set(arrays),
         unused=not_tokens(arrays),
+        silent=None if state else no_token(arrays),
         terms=length,
         grad_terms=2 * length,
     )

@@ -29,6 +29,7 @@ from tests.pallas_kernels.short_conv.streams import (
     assert_documents_keep_to_themselves,
     assert_row_keeps_to_itself,
     documents,
+    no_token,
     normal,
     not_tokens,
 )
@@ -73,6 +74,7 @@ def case(
         arrays=arrays,
         shared=frozenset({"log_poles", "residues", "bias"}),
         unused=not_tokens(arrays),
+        silent=no_token(arrays),
         terms=length,
         grad_terms=2 * length,
     )

@@ -62,10 +62,15 @@ def streams(length: int, dtype: Any = jnp.float32, *, gates: bool = True) -> dic
 
 def not_tokens(arrays: dict[str, Any]) -> dict[str, Any]:
     """Where each stream holds nothing: at holes and padding."""
+    empty = no_token(arrays)
+    return {name: empty for name in STREAMS if name in arrays} if empty is not None else {}
+
+
+def no_token(arrays: dict[str, Any]) -> Any:
+    """Where a result is zero, at holes and padding; None where there are none."""
     if "segment_ids" not in arrays:
-        return {}
-    empty = np.asarray(arrays["segment_ids"])[:, None] <= 0
-    return {name: np.broadcast_to(empty, arrays[name].shape) for name in STREAMS if name in arrays}
+        return None
+    return np.broadcast_to(np.asarray(arrays["segment_ids"])[:, None] <= 0, arrays["x"].shape)
 
 
 def suite(cases: list[OpCase], *, thorough: str, poisoned: str) -> list[Any]:

@@ -15,6 +15,7 @@ from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.pallas_kernels.short_conv.streams import (
     CHANNELS,
     assert_packed_is_apart,
+    no_token,
     normal,
     not_tokens,
     ragged,
@@ -43,6 +44,7 @@ def case(
         arrays=arrays,
         shared=frozenset({"taps", "bias"}) & set(arrays),
         unused=not_tokens(arrays),
+        silent=no_token(arrays),
         terms=taps + 1,
         grad_terms=2 * length,
     )
