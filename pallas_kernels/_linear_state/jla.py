@@ -114,6 +114,7 @@ def call_jla(
 
         call = partial(on_one_device, call)
     o, final = call(floats, documents)
+    o = only_tokens(o, segment_ids)
     return (o, final) if output_final_state else o
 
 

@@ -1,7 +1,8 @@
 """Holes, padding and documents, as ops with a matrix of state see them.
 
 Where there is no token all inputs are zero: nothing is written, a log gate of zero keeps the state, and the output is
-zero. What is left to know of documents is which positions lie in the same one.
+zero. Its cotangent is made zero too, as NaN may lie there. What is left to know of documents is which positions lie in
+the same one.
 """
 
 from dataclasses import dataclass

@@ -39,7 +39,7 @@ def gated_delta_rule_xla(
     rows = (q, k, v.reshape(*grouped, values), beta.reshape(grouped), gate.reshape(grouped))
     arrays = vary_alike(*(only_tokens(x, segment_ids) for x in rows), state, numbers)
     o, final = _chunked(*arrays, fit_chunk(length, chunk_size))
-    o = (scale * o).reshape(v.shape).astype(v.dtype)
+    o = only_tokens((scale * o).reshape(v.shape).astype(v.dtype), segment_ids)
     final = final.reshape(batch, heads, keys, values)
     return (o, final) if output_final_state else o
 

@@ -107,7 +107,7 @@ def _attend_bwd(name: str, scale: float, interpret: Any, kept: tuple[Any, ...], 
     prepared, pull = jax.vjp(partial(_prepare, ids), q, k, v, gate)
     split = _split(k, v, GATES[name], scale, interpret)
     streams = [_matrix(x) for x in prepared[:3]]
-    do, gates = _matrix(cotangents[0]), split.gates(prepared[3])
+    do, gates = _matrix(only_tokens(cotangents[0], ids)), split.gates(prepared[3])
     options: tuple[Any, ...] = (split.call, split.heads, interpret)
     before, _ = states(vary_alike(*streams[1:], *gates, split.states(state)), *options)
     ahead = vary_alike(streams[0], do, *gates, split.states(cotangents[1]))

@@ -48,7 +48,7 @@ def gated_linear_attention_xla(
     # Leave out a product with zeros: it costs as much as another, and is wrong on some CPUs (docs/notes/xla.md)
     reads = initial_state is not None or length > chunk
     o, final = _chunked(*arrays, log_key_gate is not None, chunk, reads)
-    o = (scale * o).reshape(v.shape).astype(v.dtype)
+    o = only_tokens((scale * o).reshape(v.shape).astype(v.dtype), segment_ids)
     final = jnp.moveaxis(final, 3, 2).reshape(batch, heads, keys, values)
     return (o, final) if output_final_state else o
 

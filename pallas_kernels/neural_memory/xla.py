@@ -89,7 +89,7 @@ def neural_memory_xla(
         return choose(cut.leaves, fresh, after), (read(before, after, q, cut).astype(v.dtype), trace)
 
     final, (y, trace) = scan_windows(step, state, windows, unrolled=True)
-    found: list[Any] = [leave_windows(y, length)]
+    found: list[Any] = [only_tokens(leave_windows(y, length), segment_ids)]
     if output_final_state:
         found.append(settle(final))
     if output_trace:

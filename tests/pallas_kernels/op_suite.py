@@ -33,7 +33,8 @@ class OpCase:
       arrays: by name. Float arrays are differentiated. Those not in `shared` have a leading batch axis.
       shared: names of arrays without batch axis (filters, slopes).
       unused: for some of the arrays, True where nothing may be read (padding); one check poisons it with NaN.
-      silent: True where the one result is zero whatever the arrays are; the same check poisons its cotangent there.
+      silent: True where the result, the first if there are several, is zero whatever the arrays are; the same check
+        poisons its cotangent there.
       terms: length of the longest reduction, for the tolerance of values.
       grad_terms: the same for gradients; `terms` if None.
     """
@@ -171,8 +172,9 @@ def check_poison(case: OpCase) -> None:
     clean, dirty = dict(case.arrays), dict(case.arrays)
     for name, mask in case.unused.items():
         clean[name], dirty[name] = _poisoned(case.arrays[name], mask)
-    cotangents = random_cotangents(jax.eval_shape(case.run, case.arrays))
-    quiet, loud = (cotangents,) * 2 if case.silent is None else _poisoned(cotangents, case.silent)
+    (first, *rest), tree = jax.tree.flatten(random_cotangents(jax.eval_shape(case.run, case.arrays)))
+    pair = (first, first) if case.silent is None else _poisoned(first, case.silent)
+    quiet, loud = (jax.tree.unflatten(tree, (each, *rest)) for each in pair)
     out, grads = value_and_grads(case.run, dirty, loud)
     expected = value_and_grads(case.run, clean, quiet)
     _compare(case, (out, grads), expected)

@@ -105,6 +105,7 @@ def _case(call: Call, implementation: Any) -> OpCase:
         arrays=arrays,
         shared=frozenset({"alibi_slopes"}),
         unused=call.unused(arrays),
+        silent=call.unused(arrays)["q"],
         terms=call.keys or call.queries,
     )
 

@@ -157,6 +157,7 @@ def case_of(arrays, *, causal=True, window=None, scale=None, lengths=None):
         reference=lambda a: of(reference.attention, a),
         arrays=arrays,
         unused=dict.fromkeys("qkv", jnp.asarray(nothing)),
+        silent=nothing,
         terms=size,
     )
 

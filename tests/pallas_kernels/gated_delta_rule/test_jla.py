@@ -53,6 +53,7 @@ def case(name: str, run: Any, arrays: dict[str, Any], *, gated: bool = True) -> 
         reference=reference,
         arrays=arrays,
         unused=not_tokens(arrays),
+        silent=np.asarray(arrays["segment_ids"]) <= 0,
         terms=terms,
         grad_terms=2 * terms,
     )

@@ -53,6 +53,7 @@ def case(gate: str | None, run: Any, arrays: dict[str, Any]) -> OpCase:
         reference=reference,
         arrays=arrays,
         unused=not_tokens(arrays),
+        silent=np.asarray(arrays["segment_ids"]) <= 0,
         terms=length * keys,
         grad_terms=2 * length * keys,
     )

@@ -66,7 +66,7 @@ def case(
         arrays=arrays,
         shared=frozenset({"log_poles", "residues", "bias"}) & set(arrays),
         unused=not_tokens(arrays),
-        silent=None if state else no_token(arrays),
+        silent=no_token(arrays),
         terms=length,
         grad_terms=2 * length,
     )

@@ -53,6 +53,7 @@ def case(run: Any, shape: NeuralMemoryShape, ids: Any = None) -> OpCase:
         arrays=given,
         shared=frozenset(("m1", "m2")),
         unused={} if ids is None else {n: np.asarray(ids) <= 0 for n in NAMES[:6]},
+        silent=None if ids is None else np.asarray(ids) <= 0,
         terms=shape.length * shape.hidden,
         grad_terms=2 * shape.length * shape.hidden,
     )

@@ -85,6 +85,7 @@ def case(
         arrays=given,
         shared=frozenset(n for n in SHARED if n in given),
         unused={} if ids is None else {n: np.asarray(ids) <= 0 for n in STREAMS},
+        silent=None if ids is None else np.asarray(ids) <= 0,
         terms=length * HIDDEN,
         grad_terms=2 * length * HIDDEN,
     )

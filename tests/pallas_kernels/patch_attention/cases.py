@@ -76,6 +76,7 @@ def pool_case(name: str, arrays: Arrays, run: Any) -> OpCase:
         reference=lambda a: pool(**a, implementation="reference"),
         arrays=arrays,
         unused={"q": empty, "k": padding, "v": padding},
+        silent=empty,
         terms=ids.shape[-1],
     )
 
@@ -92,6 +93,7 @@ def lookup_case(name: str, arrays: Arrays, run: Any) -> OpCase:
         arrays=arrays,
         shared=frozenset({"bias"}),
         unused={"q": latest < 0, "k": ~valid, "v": ~valid},
+        silent=latest < 0,
         terms=arrays["bias"].shape[1],
         grad_terms=arrays["latest"].size,
     )

@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -140,6 +141,46 @@ def test_interpreted_under_transformations(check: str) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_odd_rows_keep_to_themselves(packed: bool) -> None:
     assert_odd_rows_keep_to_themselves(31, packed)
+
+
+def short_documents(length: int) -> Any:
+    """Documents of three steps whose ids end in the same 24 bits; one row begins with a hole, one with padding."""
+    ids = 2**31 - 1 - (np.arange(length) // 3 << 24)
+    ids = np.where(np.arange(length) % 7 == 5, -ids, ids)
+    ids[length // 2 : length // 2 + 2] = 0
+    rows = np.stack([ids, np.roll(ids, 1)]).astype(np.int32)
+    rows[0, 0], rows[1, :2] = -rows[0, 1], 0
+    return jnp.asarray(rows)
+
+
+@needs_triton
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("check", ["reference", "poison"])
+@pytest.mark.parametrize("without", [(), ("pre_gate", "post_gate", "bias")], ids=["gates", "no gates"])
+@pytest.mark.parametrize("length", [38, 39])
+def test_documents_shorter_than_the_taps(length: int, without: tuple[str, ...], check: str) -> None:
+    base = case("short", length, 6, jnp.float32, short_conv_triton, without=without, history=True)
+    arrays = base.arrays | {"segment_ids": short_documents(length)}
+    op_suite.CHECKS[check](replace(base, arrays=arrays, unused=not_tokens(arrays), silent=no_token(arrays)))
+
+
+@needs_triton
+@pytest.mark.usefixtures("interpreter")
+def test_packed_rows_may_be_batched() -> None:
+    """Ids alone, and with the streams: each group finds its own bits, of rows that begin amid a pair too."""
+    x, taps = normal(0, (2, 2, 3, 11)), normal(1, (3, 4))
+    ids = jnp.stack([short_documents(11), short_documents(11)[::-1]])
+    for axis in (None, 0):
+
+        def run(op: Any, x: Any, ids: Any) -> Any:
+            y, vjp = jax.vjp(lambda x, taps: op(x, taps, segment_ids=ids), x, taps)
+            return y, vjp(y)
+
+        args = (x[0] if axis is None else x, ids)
+        ours, theirs = (
+            jax.vmap(partial(run, op), (axis, 0))(*args) for op in (short_conv_triton, short_conv)
+        )
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, theirs)
 
 
 @needs_triton
