@@ -5,7 +5,9 @@ function is defined, which takes 2.4 ms, and again whenever a function around it
 the first call, once for each place in the source.
 """
 
+import abc
 import dataclasses
+import enum
 import functools
 import types
 import typing
@@ -18,7 +20,9 @@ import jaxtyping
 CONF = beartype.BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError)
 """An int is a float."""
 
-_CONTEXT = functools.partial(jaxtyping.jaxtyped, "context")
+_CONTEXT = jaxtyping.jaxtyped("context")
+_CLASSES = (type, abc.ABCMeta, enum.EnumType)
+"""Kinds of classes; those of jaxtyping's arrays and trees are of other kinds."""
 _OF_NESTED: dict[types.CodeType, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = {}
 """By the code of a function inside another: the first such function, its checks, and the annotations they are of."""
 
@@ -53,16 +57,20 @@ def checked(target: Any) -> Any:
 
 def _checked_when_called(function: Callable[..., Any]) -> Callable[..., Any]:
     checks: Callable[..., Any] | None = None
+    has_sizes = True
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal checks
+        nonlocal checks, has_sizes
         if jaxtyping.config.jaxtyping_disable:
             return function(*args, **kwargs)
         if checks is None:
             checks = _with_checks(function)
+            has_sizes = not all(map(_has_no_sizes, function.__annotations__.values()))
+        if not has_sizes:
+            return checks(*args, **kwargs)
         # the sizes of named axes are a call's own
-        with _CONTEXT():
+        with _CONTEXT:
             return checks(*args, **kwargs)
 
     return call
@@ -102,6 +110,15 @@ def _rebound(checks: Any, first: Callable[..., Any], function: Callable[..., Any
     twin = types.FunctionType(checks.__code__, checks.__globals__, checks.__name__, checks.__defaults__)
     twin.__kwdefaults__ = checks.__kwdefaults__ | {name: function}
     return twin
+
+
+def _has_no_sizes(hint: Any) -> bool:
+    """Whether no named axis can stand in the hint; False where that is not plain."""
+    if hint is None or hint is Any or hint is ... or typing.get_origin(hint) is typing.Literal:
+        return True
+    if args := typing.get_args(hint):
+        return all(map(_has_no_sizes, args))
+    return type(hint) in _CLASSES
 
 
 def _holds_arrays(hint: Any) -> bool:

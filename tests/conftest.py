@@ -59,6 +59,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Of several processes each would look through all that its tests left, for warnings that nobody reads."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        gc.freeze()
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Names what fails at once: a run that is cut short has no summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:

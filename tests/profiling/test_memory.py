@@ -2,6 +2,7 @@
 
 import gc
 import time
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,14 @@ from jaxblt.profiling import MemoryProfile, profile_memory
 MIB = 2**20
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Arrays of earlier tests stay: a collection in between would free them, and one before takes 10 s in a suite."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def test_device_peak_counts_arrays_that_are_gone_at_the_end() -> None:
     with profile_memory() as memory:
         array = jax.block_until_ready(jnp.ones((64 * MIB // 4,), jnp.float32))
@@ -22,10 +31,10 @@ def test_device_peak_counts_arrays_that_are_gone_at_the_end() -> None:
     assert memory.device_peak >= memory.device_before
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_sharded_arrays_count_by_the_share_of_one_device() -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.NamedSharding(mesh, jax.P("data"))
-    gc.collect()  # arrays of earlier tests would be freed in between
     with profile_memory() as memory:
         array = jax.block_until_ready(jax.device_put(np.ones((64 * MIB // 4,), np.float32), sharding))
     del array
