@@ -1,6 +1,7 @@
 """Arrays and states that do not fit a call of a byte-patched model: one row's would count for all of them."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -83,7 +84,7 @@ PACKED = jnp.asarray([[1] * 8 + [2] * 5 + [0] * 3] * 3, jnp.int32)
 )
 def test_patches_of_other_bytes_are_refused(of: Any, given: Any, says: str) -> None:
     documents = jnp.ones_like(IDS) if of is None else of
-    patches = from_closed(documents > 0, documents, block_size=8, capacity=8)
+    patches = jax.jit(partial(from_closed, block_size=8, capacity=8))(documents > 0, documents)
     module = CONFIG.build()
     with pytest.raises(ValueError, match=says):
         jax.eval_shape(
