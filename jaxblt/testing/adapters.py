@@ -169,7 +169,8 @@ def _draw(
         numbers = np.stack([np.zeros(shape.shape[1]), np.ones(shape.shape[1])])
     if path[-1].key == "u":
         numbers = z / (adapter.rank**0.5 * adapter.scale(adapter.rank))
-    return jnp.asarray(numbers.astype(np.float32))
+    # jnp.asarray would compile a program for each shape
+    return jax.device_put(numbers.astype(np.float32))
 
 
 def _forward(stack: StackConfig) -> Callable[..., jax.Array]:
@@ -269,8 +270,11 @@ def check_learns(subject: Any) -> None:
         found = subject.gradient(params, jnp.asarray(subject.x), ids, dy)[0]["params"]["stack"]
         return split_params(found)[1]
 
-    stepped = jax.tree.map(lambda p, g: p + STEP * g / jnp.maximum(jnp.abs(g).max(), 1), new, gradient(new))
-    learned = _learned(routers(gradient(stepped)))
+    @jax.jit
+    def step(new: Any, gradient: Any) -> Any:
+        return jax.tree.map(lambda p, g: p + STEP * g / jnp.maximum(jnp.abs(g).max(), 1), new, gradient)
+
+    learned = _learned(routers(gradient(step(new, gradient(new)))))
     if not learned or not all(learned.values()):
         still = [name for name, moved in learned.items() if not moved]
         raise AssertionError(f"routers {still} of {list(learned)} have no gradient after one step")

@@ -43,31 +43,33 @@ def drawn(config):
     return jax.tree.map(lambda s: jax.device_put(rng.standard_normal(s.shape).astype(s.dtype)), shapes)
 
 
-PARAMS = drawn(CONFIG_OF)
+@pytest.fixture(scope="module")
+def params():
+    return drawn(CONFIG_OF)
 
 
 @pytest.fixture
-def folder(tmp_path):
-    save_peft(tmp_path / "peft", CONFIG_OF, PARAMS, base_name="base", base_hash="a" * 64)
+def folder(tmp_path, params):
+    save_peft(tmp_path / "peft", CONFIG_OF, params, base_name="base", base_hash="a" * 64)
     return tmp_path / "peft"
 
 
-def test_adapters_come_back_as_they_were(folder):
-    base, trained = split_params(PARAMS)
+def test_adapters_come_back_as_they_were(folder, params):
+    base, trained = split_params(params)
     found = load_peft(folder, CONFIG_OF, base_hash="a" * 64)
     jax.tree.map(np.testing.assert_array_equal, found, trained)
     unrolled = dataclasses.replace(CONFIG_OF, stack=dataclasses.replace(CONFIG_OF.stack, scan=False))
     assert load_peft(folder, unrolled)["stack"].keys() == {"period_0", "rest"}
-    assert join_params(base, found).keys() == PARAMS.keys()
+    assert join_params(base, found).keys() == params.keys()
 
 
-def test_entries_mean_what_peft_means(folder):
+def test_entries_mean_what_peft_means(folder, params):
     """W + (alpha / r) B A, by the names of an unrolled stack, at a site of its own rank too."""
     said, arrays = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
     assert (said["peft_type"], said["r"], said["lora_alpha"]) == ("LORA", 2, 6.0)
     assert said["rank_pattern"] == {"mlp.down": 4}
     assert said["target_modules"] == ["mixer.in", "mixer.k", "mixer.out", "mixer.q", "mixer.v", "mlp.down"]
-    before, after = PARAMS["stack"], fuse(CONFIG_OF, PARAMS)[1]["stack"]
+    before, after = params["stack"], fuse(CONFIG_OF, params)[1]["stack"]
     for stem, path, rank in (
         ("stack.rest.block_0.mlp.down", ("rest", "block_0", "mlp", "down"), 4),
         ("stack.period_0.block_1.mixer.out", ("periods", "block_1", "mixer", "out"), 2),
@@ -82,7 +84,7 @@ def test_entries_mean_what_peft_means(folder):
 
 
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
-def test_peft_reads_what_is_written_and_is_read(folder, tmp_path):
+def test_peft_reads_what_is_written_and_is_read(folder, params, tmp_path):
     """PEFT adds (alpha / r) B A to a base of zeros, and the copy that it writes comes back bit for bit."""
     script = Path(__file__).with_name("merged_by_peft.py")
     subprocess.run([sys.executable, script, folder, tmp_path], check=True, timeout=300)
@@ -92,7 +94,7 @@ def test_peft_reads_what_is_written_and_is_read(folder, tmp_path):
         a, b = (arrays[f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight"] for part in "AB")
         np.testing.assert_allclose(weight, 6.0 / len(a) * (b @ a), atol=1e-5)
     found = load_peft(tmp_path / "again", CONFIG_OF, base_hash="a" * 64)
-    jax.tree.map(np.testing.assert_array_equal, found, split_params(PARAMS)[1])
+    jax.tree.map(np.testing.assert_array_equal, found, split_params(params)[1])
 
 
 def test_a_routed_adapter_is_written_at_a_code(tmp_path):
@@ -177,14 +179,14 @@ def test_what_is_no_adapter_of_the_config(folder, spoil, words):
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_missing_or_there(folder):
+def test_files_that_are_missing_or_there(folder, params):
     with pytest.raises(FileExistsError, match="nothing is overwritten"):
-        save_peft(folder, CONFIG_OF, PARAMS)
+        save_peft(folder, CONFIG_OF, params)
     (folder / CONFIG).unlink()
     with pytest.raises(FileNotFoundError, match=r"adapter_config.json is missing"):
         load_peft(folder, CONFIG_OF)
     shutil.rmtree(folder)
     with pytest.raises(ValueError, match="have no adapter at stack/"):
-        save_peft(folder, CONFIG_OF, split_params(PARAMS)[0])
+        save_peft(folder, CONFIG_OF, split_params(params)[0])
     with pytest.raises(ValueError, match="the config has no adapter"):
-        save_peft(folder, MODEL, PARAMS)
+        save_peft(folder, MODEL, params)

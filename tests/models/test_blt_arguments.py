@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxblt.mixers import AttentionConfig
@@ -16,7 +17,10 @@ HEADS = {"A": AttentionConfig(dim=4, num_heads=1)}
 STACK = StackConfig(dim=4, num_layers=1, pattern="A", mixers=HEADS, mlp_dim=0)
 CONFIG = BLTConfig(encoder=STACK, latent=STACK, decoder=STACK, hash=None, bridge_heads=1)
 PATCHER = PatcherConfig(mode="entropy", threshold=0.5, block_size=8)
-IDS, ENTROPIES, CLOSED = jnp.full((3, 16), 70, jnp.int32), jnp.ones((3, 16)), jnp.ones((3, 16), bool)
+IDS, ENTROPIES, CLOSED = (
+    jax.device_put(np.full((3, 16), value, dtype))
+    for value, dtype in ((70, np.int32), (1, np.float32), (1, bool))
+)
 SHAPE = r"must have the shape of ids, \(3, 16\), got \(1, 16\)"
 OF_STEP = r"must have the shape of ids, \(3,\), got \(1,\)"
 OF_OTHERS = (
@@ -69,7 +73,9 @@ def test_what_does_not_fit_is_refused(name: str) -> None:
         )
 
 
-PACKED = jnp.asarray([[1] * 8 + [2] * 5 + [0] * 3] * 3, jnp.int32)
+PACKED = np.asarray([[1] * 8 + [2] * 5 + [0] * 3] * 3, np.int32)
+TWO_LATER = PACKED.copy()
+TWO_LATER[2, 13] = 2
 
 
 @pytest.mark.parametrize(
@@ -77,13 +83,14 @@ PACKED = jnp.asarray([[1] * 8 + [2] * 5 + [0] * 3] * 3, jnp.int32)
     [
         (PACKED, None, "byte 8 of row 0 in document 2, and segment_ids in 1 "),
         (None, PACKED, "byte 8 of row 0 in document 1, and segment_ids in 2 "),
-        (PACKED, PACKED.at[2, 13].set(2), "byte 13 of row 2 in document 0, and segment_ids in 2 "),
+        (PACKED, TWO_LATER, "byte 13 of row 2 in document 0, and segment_ids in 2 "),
         (PACKED[:2], PACKED, "patches of 2 rows of 16 bytes do not fit ids of 3 rows of 16"),
         (PACKED[:, :8], PACKED, "patches of 3 rows of 8 bytes do not fit ids of 3 rows of 16"),
     ],
 )
 def test_patches_of_other_bytes_are_refused(of: Any, given: Any, says: str) -> None:
-    documents = jnp.ones_like(IDS) if of is None else of
+    documents, given = (None if x is None else jax.device_put(x) for x in (of, given))
+    documents = jnp.ones_like(IDS) if documents is None else documents
     patches = jax.jit(partial(from_closed, block_size=8, capacity=8))(documents > 0, documents)
     module = CONFIG.build()
     with pytest.raises(ValueError, match=says):

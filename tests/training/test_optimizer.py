@@ -62,7 +62,7 @@ def test_bad_numbers_are_refused(field):
 
 
 def boxed(names, shape):
-    return nn.LogicallyPartitioned(jnp.ones(shape), names)
+    return nn.LogicallyPartitioned(jax.device_put(np.ones(shape, np.float32)), names)
 
 
 PARAMS = {
