@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float, TypeCheckError
 
+from jaxblt.data.permutation import hash64
 from jaxblt.mixers.base import Clock
 from jaxblt.mixers.rotary import rotate
 from jaxblt.models import StackConfig
@@ -44,6 +45,11 @@ def test_a_function_inside_another_is_checked_each_time_it_is_defined():
         np.testing.assert_array_equal(scale(jnp.ones(4)), factor * np.ones(4, np.float32))
         with pytest.raises(TypeCheckError, match="x="):
             scale(jnp.ones((4, 1)))
+
+
+def test_a_function_without_arrays_is_checked_too():
+    with pytest.raises(TypeCheckError, match="words"):
+        hash64(1, "two")
 
 
 def test_a_config_of_wrong_types_is_refused():
