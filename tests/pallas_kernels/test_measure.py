@@ -22,7 +22,10 @@ from pallas_kernels._measure import (
     measure_ceilings,
 )
 from pallas_kernels._trace import union_length
+from tests.quick_timing import quick_timing
 from tests.tolerances import tol
+
+__all__ = ["quick_timing"]
 
 
 def _sleep(seconds: float) -> None:
@@ -50,6 +53,7 @@ def test_rounds_alternate() -> None:
     assert "".join(calls) == "abba" * 10
 
 
+@pytest.mark.usefixtures("quick_timing")
 def test_calls_are_timed_one_after_the_other_and_long_ones_alone() -> None:
     short, long = Case("short", _sleep, (0.002,)), Case("long", _sleep, (0.31,))
     assert 0.002 <= measure(_sleep, 0.002, method="calls", warmup=0).summary.median < 0.01
