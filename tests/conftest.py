@@ -23,7 +23,7 @@ else:
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 
 # Keep Python's collector from looking through JAX's caches again and again
-gc.set_threshold(1_000_000, 20, 100)
+gc.set_threshold(100_000, 20, 100)
 
 import functools  # noqa: E402
 import inspect  # noqa: E402

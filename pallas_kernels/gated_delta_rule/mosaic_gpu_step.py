@@ -43,7 +43,8 @@ def gated_delta_rule_step(
     run = partial(step, gate="head", scale=scale, interpret=interpret)
     names = ("q", "k", "v", "beta", "log_gate", "state")
     found: Any = derived_as(partial(_plain, scale=scale), run, dict(zip(names, arrays, strict=True)))
-    return found if output_final_state else found[0]
+    o = only_tokens(found[0], segment_ids)
+    return (o, found[1]) if output_final_state else o
 
 
 def _plain(state: Array, *, scale: float, **arrays: Any) -> Any:

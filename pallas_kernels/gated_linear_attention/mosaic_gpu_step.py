@@ -49,7 +49,8 @@ def gated_linear_attention_step(
     run = partial(step, gate=GATES[name], scale=scale, interpret=interpret)
     names = ("q", "k", "v", "log_gate", "state")
     found: Any = derived_as(plain, run, dict(zip(names, arrays, strict=True)))
-    return found if output_final_state else found[0]
+    o = only_tokens(found[0], segment_ids)
+    return (o, found[1]) if output_final_state else o
 
 
 def _plain(q: Array, k: Array, v: Array, log_gate: Array, state: Array, *, name: str, scale: float) -> Any:

@@ -76,7 +76,7 @@ def _attend(
 def _backward(saved: Any, do: Float[Array, "T H K"]) -> tuple[Any, ...]:
     """Gathers and scores are made again, so that no distance keeps its own."""
     q, k, v, bias, latest, valid, lse = saved
-    do = jnp.where(latest.reshape(-1)[:, None, None] >= 0, do, jnp.zeros((), do.dtype))
+    do = jnp.where(lse[..., None] > _FLOOR, do, jnp.zeros((), do.dtype))
     scale = q.shape[-1] ** -0.5
     found = []
     for back in range(bias.shape[1]):

@@ -17,9 +17,9 @@ def reach(ids: Int[Array, "*rows T"], taps: int, *, history: bool) -> Int[Array,
     behind = jnp.concatenate([jnp.repeat(before, taps - 1, axis=-1), ids], axis=-1)
     ahead = jnp.concatenate([ids, jnp.zeros_like(behind[..., : taps - 1])], axis=-1)
     length = ids.shape[-1]
-    bits = jnp.ones_like(ids)
+    bits = jnp.ones(ids.shape, jnp.int32)
     for lag in range(1, taps):
         back = taps - 1 - lag
-        bits |= (behind[..., back : back + length] == ids).astype(ids.dtype) << lag
-        bits |= (ahead[..., lag : lag + length] == ids).astype(ids.dtype) << (AHEAD + lag)
+        bits |= (behind[..., back : back + length] == ids).astype(jnp.int32) << lag
+        bits |= (ahead[..., lag : lag + length] == ids).astype(jnp.int32) << (AHEAD + lag)
     return jnp.where(ids > 0, bits, 0).astype(jnp.int16)

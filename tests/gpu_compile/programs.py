@@ -372,6 +372,7 @@ def _short_conv() -> Iterator[Program]:
     history = jax.ShapeDtypeStruct((*x.shape[:2], most - 1), x.dtype)
     packed = gated | {"x": odd, "pre_gate": odd, "post_gate": odd, "history": history}
     yield from _transformed("short_conv/triton_packed", _packed_short_conv, packed, odd)
+    yield from _transformed("short_conv/triton_packed_plain", _packed_short_conv, plain, x)
 
 
 def _packed_short_conv(x: Any, **arrays: Any) -> Any:

@@ -178,6 +178,9 @@ def check_poison(case: OpCase) -> None:
     out, grads = value_and_grads(case.run, dirty, loud)
     expected = value_and_grads(case.run, clean, quiet)
     _compare(case, (out, grads), expected)
+    if case.silent is not None:
+        result, mask = (np.asarray(z) for z in (jax.tree.leaves(out)[0], case.silent))
+        assert not np.any(result[mask].astype(np.float32)), "a result that should be silent"
     for name, mask in case.unused.items():
         assert not np.any(np.asarray(grads[name], np.float32)[np.asarray(mask)]), f"gradient of unused {name}"
 

@@ -58,6 +58,7 @@ def case(gate: str, run: Any, *, batch: int, keys: int, values: int) -> OpCase:
         reference=lambda arrays: op(**arrays, **both, implementation="reference"),
         arrays=arrays,
         unused={n: np.asarray(ids) <= 0 for n in arrays if n not in ("initial_state", "segment_ids")},
+        silent=np.asarray(ids) <= 0,
         terms=keys,
         grad_terms=2 * keys,
     )

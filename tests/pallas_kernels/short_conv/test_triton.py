@@ -194,9 +194,11 @@ def test_weights_alone_or_streams_alone_may_be_batched() -> None:
 
 
 @pytest.mark.parametrize("history", [False, True])
-@pytest.mark.parametrize("taps", [2, MOST])
-def test_reach_has_a_bit_for_each_step_that_counts(taps: int, history: bool) -> None:
-    ids = np.array(ragged(61)) + np.sign(ragged(61)) * 40_000  # more than 16 bits hold
+@pytest.mark.parametrize(
+    ("taps", "dtype", "more"), [(2, np.int32, 40_000), (MOST, np.int32, 0), (MOST, np.int8, 0)]
+)
+def test_reach_has_a_bit_for_each_step_that_counts(taps: int, dtype: Any, more: int, history: bool) -> None:
+    ids = (np.array(ragged(61)) + np.sign(ragged(61)) * more).astype(dtype)
     ids[1, 0] = -ids[1, 1]
     found = np.asarray(reach(jnp.asarray(ids), taps, history=history))
     for row, bits in zip(ids, found, strict=True):
