@@ -3,8 +3,8 @@
 The folder data/books holds train/*.txt, validation/*.txt and test/*.txt. The threshold of the patches is calibrated
 when `books` starts, from the entropies of the run of `books_entropy`.
 
-Seven passes over 40 MB ask for regularisation: dropout 0.3, weight decay 1, n-gram tables of 3 and 4 bytes alone, and
-steps of 64 KB. Chosen among three settings by validation loss; docs/notes/books.md says what the others reached.
+Nearly eight passes over 40 MB ask for regularisation: dropout 0.3, weight decay 1, n-gram tables of 3 and 4 bytes
+alone, and steps of 64 KB. Chosen among three settings by validation loss; docs/notes/books.md says what the others reached.
 Stacks are not scanned: few blocks compile as fast in a row, and a scan copies what the backward pass needs.
 """
 
@@ -154,7 +154,7 @@ def transformer() -> Recipe:
 
 
 def hyena() -> Recipe:
-    """The byte Hyena of the same size, for the same wall time."""
+    """The byte Hyena of the same size, for as many steps as the Transformer."""
     stack = StackConfig(
         dim=1024, num_layers=9, pattern="H", mixers={"H": _hyena(1024)}, dropout=0.2, scan=False
     )

@@ -137,10 +137,8 @@ def parity() -> Recipe:
 def listops() -> Recipe:
     """ListOps at Long Range Arena's lengths and set sizes, read both ways; `jaxblt data fetch listops` draws the files.
 
-    On training rows one 256 wide was after 600 steps about where one 128 wide was after 2,400 (docs/known-limits.md).
-
     In three pieces: --train.time-limit-s 540, then 1080, then 1620.
-    A Transformer of equal size: --model.stack.pattern A --run-dir runs/listops_transformer
+    A Transformer of equal size: --model.stack.pattern A --model.pooling mean --run-dir runs/listops_transformer
     Causal, as a language model reads: --model.stack.causal --objective.causal
     """
     data = TaskDataConfig(

@@ -19,8 +19,8 @@ from experiments.benchmark._markdown import (
 
 MODELS = {
     "books": "BLT-Hyena on patches, 117.6 M parameters and 30.7 M in hash tables",
-    "books_hyena": "byte Hyena, modal filters, 114.5 M parameters; while the next ran on the same GPU",
-    "books_hyena_implicit": "byte Hyena, implicit filters, 114.9 M parameters; while the one before ran",
+    "books_hyena": "byte Hyena, modal filters, 114.5 M parameters; beside `books_hyena_implicit` on one GPU",
+    "books_hyena_implicit": "byte Hyena, implicit filters, 114.9 M parameters; beside `books_hyena` on one GPU",
     "books_hyena_alone": "byte Hyena, modal filters, alone on the GPU; 1,072 of 1,100 steps",
     "books_hyena_implicit_alone": "byte Hyena, implicit filters, alone on the GPU; 597 of 1,100 steps",
     "books_pulse": "`books` with Gated DeltaNet for Hyena, 123.8 M parameters and 30.7 M in hash tables",

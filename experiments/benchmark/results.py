@@ -164,7 +164,8 @@ def summary(folder: Folder) -> str:
         (
             "held-out English books",
             f"`books`, BLT-Hyena, {_steps_time(books)} of steps",
-            f"{bits['books']} bits per byte (byte Hyena in {_steps_time(hyena)} {bits['books_hyena']}, "
+            f"{bits['books']} bits per byte "
+            f"(byte Hyena in {_steps_time(hyena)} of a GPU that it shared {bits['books_hyena']}, "
             f"byte Transformer in {_steps_time(peer)} {bits['books_transformer']}, xz {base['xz']:.3f})",
         ),
         (
