@@ -4,7 +4,8 @@ The folder data/books holds train/*.txt, validation/*.txt and test/*.txt. The th
 when `books` starts, from the entropies of the run of `books_entropy`.
 
 Nearly eight passes over 40 MB ask for regularisation: dropout 0.3, weight decay 1, n-gram tables of 3 and 4 bytes
-alone, and steps of 64 KB. Chosen among three settings by validation loss; docs/notes/books.md says what the others reached.
+alone, and steps of 64 KB. Chosen among three settings by validation loss; docs/notes/books.md says what the others
+reached.
 Stacks are not scanned: few blocks compile as fast in a row, and a scan copies what the backward pass needs.
 """
 
