@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,22 +12,21 @@ import configs
 from jaxblt.data import load_sample, vocab
 from jaxblt.models import init_byte_lm_state
 from jaxblt.patching import byte_entropies, stream_entropies
-from tests.parameters import drawn
 from tests.tolerances import tol
 
 CHUNK = 256
 
 
-@pytest.mark.parametrize("length", [2**12, pytest.param(2**20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [2**13, pytest.param(2**20, marks=pytest.mark.slow)])
 def test_chunks_equal_one_pass(length):
     config = configs.get("demo_entropy").model
     model = config.build()
     text = (load_sample("book") * (length // len(load_sample("book")) + 1))[: length - 1]
     ids = jnp.asarray(vocab.encode(text, bos=True))[None]
-    params = drawn(model, ids[:, :256])
+    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), ids[:, :256]))
     # a larger table, which is the head as well: entropies differ from byte to byte
     params = jax.tree_util.tree_map_with_path(
-        lambda path, p: 8 * p if "embedding" in jax.tree_util.keystr(path) else p, params
+        lambda path, p: 25 * p if "embedding" in jax.tree_util.keystr(path) else p, params
     )
 
     def stream(params, ids, state, *, segment_ids):
