@@ -8,8 +8,11 @@ With g = post dy and u = pre x, over steps of one document:
 Steps are loaded and stored in pairs that are aligned in memory. Where T is odd, every second row begins with the second
 half of a pair: its steps are in the slots from `first` on, first being 0 or 1, and pointers to a row are to its slot 0.
 
-Packed rows bring one integer a step, which `triton_reach` makes of the segment ids: a bit says whether the step is a
-token, one for each lag behind whether u counts there, and one for each lag ahead whether a cotangent does.
+Packed rows bring one word of 32 bits for each pair, which `triton_reach` makes of the segment ids. Of each step a bit
+says whether it is a token, one for each lag behind whether u counts there, and one for each lag ahead whether a
+cotangent does. Words keep tests cheap: a bit of a word is tested by one instruction, while LLVM joins the tests of two
+integers of 16 bits and takes the results apart again. A value is masked before it is multiplied, so that product and
+sum stay one instruction.
 
 No annotation is checked here: Triton compiles the source of these functions and never calls them.
 """
@@ -19,9 +22,11 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from pallas_kernels.short_conv.triton_reach import AHEAD
+from pallas_kernels.short_conv.triton_reach import AHEAD, ODD
 
 FIRST_AHEAD = tl.constexpr(AHEAD)
+EVEN_STEP = tl.constexpr(0)
+ODD_STEP = tl.constexpr(ODD)
 
 
 @triton.jit
@@ -49,9 +54,9 @@ def load(stream, slots, first, LENGTH: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def store(stream, slots, first, reach, z, LENGTH: tl.constexpr):
-    """Writes z where `reach` is a token's and 0 elsewhere; the half of a pair that two rows share is written alone."""
-    z = tl.where(bit(reach, 0), z, 0.0).to(stream.dtype.element_ty)
+def store(stream, slots, first, z, LENGTH: tl.constexpr):
+    """Writes z; the half of a pair that two rows share is written alone."""
+    z = z.to(stream.dtype.element_ty)
     pairs = (slots >= 2 * first) & (slots < LENGTH - LENGTH % 2 + 2 * first)
     tl.store(stream + slots, z, mask=pairs)
     if LENGTH % 2:
@@ -60,18 +65,32 @@ def store(stream, slots, first, reach, z, LENGTH: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def reached(reach, slots, first, LENGTH: tl.constexpr, PACKED: tl.constexpr):
-    """The bits of a row's steps, none outside; where rows are not packed, that of a token alone, which all are."""
-    inside = (slots >= first) & (slots < first + LENGTH)
-    bits = tl.load(reach + slots, mask=inside, other=0) if PACKED else tl.full(slots.shape, 1, tl.int32)
-    return bits.to(tl.int32)
+def reached(reach, row, first, slots, CHANNELS: tl.constexpr, LENGTH: tl.constexpr):
+    """The words of the pairs at `slots`; 0 past the row's end."""
+    steps: tl.constexpr = LENGTH + LENGTH % 2
+    even, _ = tl.split(slots)
+    # Count in halves of words: if Triton knew that words follow one another, each thread would load four of them, and
+    # all would then change places through shared memory.
+    halves = reach.to(tl.pointer_type(tl.int16), bitcast=True)
+    halves += (row // CHANNELS * (1 + LENGTH % 2) + first) * steps
+    return tl.load((halves + even).to(tl.pointer_type(tl.int32), bitcast=True), mask=even < steps, other=0)
 
 
 @triton.jit
 @no_type_check
-def bit(reach, PLACE: tl.constexpr):
-    """Whether the bit at PLACE, counted from the lowest, is set."""
-    return ((reach >> PLACE) & 1) != 0
+def where_bit(word, PLACE: tl.constexpr, z, PACKED: tl.constexpr):
+    """z where the word has the bit, 0 elsewhere; z where rows are not packed."""
+    return tl.where(((word >> PLACE) & 1) != 0, z, 0.0) if PACKED else z
+
+
+@triton.jit
+@no_type_check
+def where_token(word, z, PACKED: tl.constexpr):
+    """z [PAIRS, 2] at tokens, 0 at holes and padding."""
+    if PACKED:
+        even, odd = tl.split(z)
+        z = tl.join(where_bit(word, EVEN_STEP, even, PACKED), where_bit(word, ODD_STEP, odd, PACKED))
+    return z
 
 
 @triton.jit
@@ -87,12 +106,11 @@ def gated(x, pre, slots, first, LENGTH: tl.constexpr, PRE: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def term(weights, u, reach, LAG: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr):
-    """What lag LAG adds to steps of bits `reach`: weights_LAG u, where u counts there; 0 if it is no tap."""
+def term(weights, u, word, STEP: tl.constexpr, LAG: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr):
+    """What lag LAG adds to one step of each pair: weights_LAG u, where u counts there; 0 if it is no tap."""
     if LAG < 0 or LAG >= TAPS:
         return tl.zeros_like(u)
-    product = tl.load(weights + LAG) * u
-    return tl.where(bit(reach, LAG), product, 0.0) if PACKED and LAG > 0 else product
+    return tl.load(weights + LAG) * where_bit(word, STEP + LAG, u, PACKED)
 
 
 @triton.jit
@@ -104,20 +122,19 @@ def convolved(
     history,
     slots,
     first,
-    reach,
+    word,
     LENGTH: tl.constexpr,
     TAPS: tl.constexpr,
     PRE: tl.constexpr,
     HISTORY: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """sum_k weights_k u_{t-k} at `slots` of one row, to which all pointers point, and whose bits are `reach`.
+    """sum_k weights_k u_{t-k} at `slots` of one row, to which all pointers point; `word` is read if it is packed.
 
-    What it returns for holes and padding is of no use.
+    It is zero for holes and padding.
     """
-    reach_even, reach_odd = tl.split(reach)
-    even = tl.zeros(reach_even.shape, tl.float32)
-    odd = tl.zeros(reach_odd.shape, tl.float32)
+    even = tl.zeros(slots.shape[:1], tl.float32)
+    odd = tl.zeros(slots.shape[:1], tl.float32)
     for back in tl.static_range(TAPS // 2 + 1):
         at = slots - 2 * back
         u = gated(x, pre, at, first, LENGTH, PRE)
@@ -126,10 +143,10 @@ def convolved(
             before = tl.load(history + at + (TAPS - 1), mask=past, other=0)
             u = tl.where(past, before.to(u.dtype), u)
         u_even, u_odd = tl.split(u.to(tl.float32))
-        even += term(weights, u_even, reach_even, 2 * back, TAPS, PACKED)
-        even += term(weights, u_odd, reach_even, 2 * back - 1, TAPS, PACKED)
-        odd += term(weights, u_odd, reach_odd, 2 * back, TAPS, PACKED)
-        odd += term(weights, u_even, reach_odd, 2 * back + 1, TAPS, PACKED)
+        even += term(weights, u_even, word, EVEN_STEP, 2 * back, TAPS, PACKED)
+        even += term(weights, u_odd, word, EVEN_STEP, 2 * back - 1, TAPS, PACKED)
+        odd += term(weights, u_odd, word, ODD_STEP, 2 * back, TAPS, PACKED)
+        odd += term(weights, u_even, word, ODD_STEP, 2 * back + 1, TAPS, PACKED)
     return tl.join(even, odd)
 
 
@@ -156,21 +173,20 @@ def short_conv(
     """2 PAIRS steps of one row: `row` counts groups of weights, then batch, then channels; at most one tile is partial.
 
     Streams and y are [groups, BATCH, CHANNELS, LENGTH], weights [groups, CHANNELS, TAPS] in fp32, history as in
-    `short_conv` with a leading groups, and reach [groups, BATCH, LENGTH]. PRE, POST, HISTORY and PACKED say which
-    arrays are there; the others are not read.
+    `short_conv` with a leading groups, and reach [groups, BATCH, 1 + LENGTH % 2, words]. PRE, POST, HISTORY and PACKED
+    say which arrays are there; the others are not read.
     """
     row, first, slots = place(LENGTH, PAIRS)
     weights += (row // (BATCH * CHANNELS) * CHANNELS + row % CHANNELS) * TAPS
-    reach += row // CHANNELS * LENGTH - first
     history += row * (TAPS - 1) - first
     stream = tl.multiple_of(row * LENGTH - first, 2)
-    bits = reached(reach, slots, first, LENGTH, PACKED)
+    word = reached(reach, row, first, slots, CHANNELS, LENGTH) if PACKED else 0
     out = convolved(
-        x + stream, weights, pre + stream, history, slots, first, bits, LENGTH, TAPS, PRE, HISTORY, PACKED
+        x + stream, weights, pre + stream, history, slots, first, word, LENGTH, TAPS, PRE, HISTORY, PACKED
     )
     if POST:
-        out *= load(post + stream, slots, first, LENGTH).to(tl.float32)
-    store(y + stream, slots, first, bits, out, LENGTH)
+        out *= where_token(word, load(post + stream, slots, first, LENGTH).to(tl.float32), PACKED)
+    store(y + stream, slots, first, out, LENGTH)
 
 
 @triton.jit
@@ -185,12 +201,14 @@ def cotangents(dy, post, slots, first, LENGTH: tl.constexpr, POST: tl.constexpr)
 
 @triton.jit
 @no_type_check
-def terms(weights, u, g, reach, LAG: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr):
+def terms(
+    weights, u, g, word, STEP: tl.constexpr, LAG: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr
+):
     """What the cotangent g, LAG steps later, adds to du and to dweights_LAG; 0 and 0 if LAG is no tap."""
     if LAG < 0 or LAG >= TAPS:
         return tl.zeros_like(u), tl.zeros_like(u)
     # A hole does not see itself: its u is zero, but its cotangent may be NaN.
-    seen = tl.where(bit(reach, 0 if LAG == 0 else FIRST_AHEAD + LAG), g, 0.0) if PACKED else g
+    seen = where_bit(word, STEP + (0 if LAG == 0 else FIRST_AHEAD + LAG), g, PACKED)
     return tl.load(weights + LAG) * seen, u * seen
 
 
@@ -203,7 +221,7 @@ def transposed(
     post,
     slots,
     first,
-    reach,
+    word,
     LENGTH: tl.constexpr,
     TAPS: tl.constexpr,
     POST: tl.constexpr,
@@ -211,10 +229,9 @@ def transposed(
 ):
     """du at `slots` of one row, to which all pointers point, and u_t g_{t+k}: one vector of products a tap.
 
-    u is zero where there is no token, and du there is of no use.
+    u is zero where there is no token, and so is du, whatever dy is there.
     """
     u_even, u_odd = tl.split(u.to(tl.float32))
-    reach_even, reach_odd = tl.split(reach)
     even = tl.zeros_like(u_even)
     odd = tl.zeros_like(u_odd)
     rest = tl.zeros_like(u_even)
@@ -222,10 +239,10 @@ def transposed(
     for ahead in tl.static_range(TAPS // 2 + 1):
         at = slots + 2 * ahead
         g_even, g_odd = tl.split(cotangents(dy, post, at, first, LENGTH, POST))
-        even_even, same_even = terms(weights, u_even, g_even, reach_even, 2 * ahead, TAPS, PACKED)
-        odd_odd, same_odd = terms(weights, u_odd, g_odd, reach_odd, 2 * ahead, TAPS, PACKED)
-        odd_even, before = terms(weights, u_odd, g_even, reach_odd, 2 * ahead - 1, TAPS, PACKED)
-        even_odd, after = terms(weights, u_even, g_odd, reach_even, 2 * ahead + 1, TAPS, PACKED)
+        even_even, same_even = terms(weights, u_even, g_even, word, EVEN_STEP, 2 * ahead, TAPS, PACKED)
+        odd_odd, same_odd = terms(weights, u_odd, g_odd, word, ODD_STEP, 2 * ahead, TAPS, PACKED)
+        odd_even, before = terms(weights, u_odd, g_even, word, ODD_STEP, 2 * ahead - 1, TAPS, PACKED)
+        even_odd, after = terms(weights, u_even, g_odd, word, EVEN_STEP, 2 * ahead + 1, TAPS, PACKED)
         even += even_even + even_odd
         odd += odd_odd + odd_even
         if ahead > 0:
@@ -280,13 +297,12 @@ def short_conv_vjp(
     row, first, slots = place(LENGTH, PAIRS)
     channel = row // (BATCH * CHANNELS) * CHANNELS + row % CHANNELS
     weights += channel * TAPS
-    reach += row // CHANNELS * LENGTH - first
     history += row * (TAPS - 1) - first
     stream = tl.multiple_of(row * LENGTH - first, 2)
-    bits = reached(reach, slots, first, LENGTH, PACKED)
-    u = tl.where(bit(bits, 0), gated(x + stream, pre + stream, slots, first, LENGTH, PRE), 0)
+    word = reached(reach, row, first, slots, CHANNELS, LENGTH) if PACKED else 0
+    u = where_token(word, gated(x + stream, pre + stream, slots, first, LENGTH, PRE), PACKED)
     du, products = transposed(
-        u, weights, dy + stream, post + stream, slots, first, bits, LENGTH, TAPS, POST, PACKED
+        u, weights, dy + stream, post + stream, slots, first, word, LENGTH, TAPS, POST, PACKED
     )
     if POST:
         out = convolved(
@@ -296,22 +312,22 @@ def short_conv_vjp(
             history,
             slots,
             first,
-            bits,
+            word,
             LENGTH,
             TAPS,
             PRE,
             HISTORY,
             PACKED,
         )
-        out *= load(dy + stream, slots, first, LENGTH).to(tl.float32)
+        out *= where_token(word, load(dy + stream, slots, first, LENGTH).to(tl.float32), PACKED)
     if PRE:
-        source = load(x + stream, slots, first, LENGTH).to(tl.float32)
-        gate = load(pre + stream, slots, first, LENGTH).to(tl.float32)
-        store(dpre + stream, slots, first, bits, source * du, LENGTH)
+        source = where_token(word, load(x + stream, slots, first, LENGTH).to(tl.float32), PACKED)
+        gate = where_token(word, load(pre + stream, slots, first, LENGTH).to(tl.float32), PACKED)
+        store(dpre + stream, slots, first, source * du, LENGTH)
         du *= gate
     if POST:
-        store(dpost + stream, slots, first, bits, out, LENGTH)
-    store(dx + stream, slots, first, bits, du, LENGTH)
+        store(dpost + stream, slots, first, out, LENGTH)
+    store(dx + stream, slots, first, du, LENGTH)
     tiles: tl.constexpr = (LENGTH + 2 * PAIRS - 1) // (2 * PAIRS)
     count: tl.constexpr = BATCH * tiles
     parts += channel * (TAPS * count) + row // CHANNELS % BATCH * tiles + tl.program_id(0) % tiles

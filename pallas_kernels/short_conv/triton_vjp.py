@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._conv.gates import only_tokens
 from pallas_kernels.short_conv.triton_call import (
     call_over_rows,
     join_groups,
@@ -60,7 +61,7 @@ def _through_history(
     def run(weights: Array, history: Array) -> Array:
         return short_conv_xla(nothing, weights, segment_ids=ids, history=history, post_gate=post_gate)
 
-    return jax.vjp(run, weights, history)[1](dy[..., first])
+    return jax.vjp(run, weights, history)[1](only_tokens(dy[..., first], ids))
 
 
 @jax.custom_batching.custom_vmap

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, PartitionSpec
 from pallas_kernels._dispatch import Device
 from pallas_kernels.short_conv import short_conv, triton_why
 from pallas_kernels.short_conv.triton_gpu import PACKED_PAIRS, PAIRS, short_conv_triton
-from pallas_kernels.short_conv.triton_reach import AHEAD, reach
+from pallas_kernels.short_conv.triton_reach import AHEAD, ODD, reach
 from pallas_kernels.short_conv.triton_why import MOST, SHORTEST, why_not
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
@@ -167,7 +167,7 @@ def test_documents_shorter_than_the_taps(length: int, without: tuple[str, ...], 
 @needs_triton
 @pytest.mark.usefixtures("interpreter")
 def test_packed_rows_may_be_batched() -> None:
-    """Ids alone, and with the streams: each group finds its own bits, of rows that begin amid a pair too."""
+    """Ids alone, and with the streams: each group finds its own words, of rows that begin amid a pair too."""
     x, taps = normal(0, (2, 2, 3, 11)), normal(1, (3, 4))
     ids = jnp.stack([short_documents(11), short_documents(11)[::-1]])
     for axis in (None, 0):
@@ -195,20 +195,40 @@ def test_weights_alone_or_streams_alone_may_be_batched() -> None:
 
 @pytest.mark.parametrize("history", [False, True])
 @pytest.mark.parametrize(
-    ("taps", "dtype", "more"), [(2, np.int32, 40_000), (MOST, np.int32, 0), (MOST, np.int8, 0)]
+    ("taps", "length", "dtype", "more"),
+    [
+        (1, 61, np.int32, 0),
+        (2, 60, np.int32, 40_000),
+        (MOST, 61, np.int32, 0),
+        (MOST, 5, np.int8, 0),
+        (MOST, 61, np.int8, 0),
+    ],
 )
-def test_reach_has_a_bit_for_each_step_that_counts(taps: int, dtype: Any, more: int, history: bool) -> None:
-    ids = (np.array(ragged(61)) + np.sign(ragged(61)) * more).astype(dtype)
+def test_reach_has_a_bit_for_each_step_that_counts(
+    taps: int, length: int, dtype: Any, more: int, history: bool
+) -> None:
+    ids = (np.array(ragged(length)) + np.sign(ragged(length)) * more).astype(dtype)
     ids[1, 0] = -ids[1, 1]
-    found = np.asarray(reach(jnp.asarray(ids), taps, history=history))
-    for row, bits in zip(ids, found, strict=True):
-        for t, id in enumerate(row):
-            before = [row[t - k] if t >= k else history * abs(row[0]) for k in range(1, taps)]
-            after = [row[t + k] if t + k < len(row) else 0 for k in range(1, taps)]
-            places = [0]
-            places += [1 + i for i, other in enumerate(before) if other == id]
-            places += [AHEAD + 1 + i for i, other in enumerate(after) if other == id]
-            assert bits[t] == (sum(1 << place for place in places) if id > 0 else 0), f"step {t} of {row}"
+    words = np.asarray(reach(jnp.asarray(ids), taps, history=history))
+    assert words.shape == (2, 1 + length % 2, (length + 1) // 2)
+    halves = np.stack([words & 0xFFFF, words >> ODD], axis=-1).reshape(*words.shape[:2], -1)
+    for first, of_rows in enumerate(halves.swapaxes(0, 1)):
+        outside = np.r_[0:first, first + length : halves.shape[-1]]
+        assert not of_rows[:, outside].any(), "bits of steps outside the row"
+        for row, found in zip(ids, of_rows[:, first : first + length], strict=True):
+            np.testing.assert_array_equal(found, [step_bits(row, t, taps, history) for t in range(length)])
+
+
+def step_bits(row: Any, t: int, taps: int, history: bool) -> int:
+    """What `reach` should say of step t, from its definition."""
+    if row[t] <= 0:
+        return 0
+    before = [row[t - k] if t >= k else history * abs(row[0]) for k in range(1, taps)]
+    after = [row[t + k] if t + k < len(row) else 0 for k in range(1, taps)]
+    places = [0]
+    places += [1 + i for i, other in enumerate(before) if other == row[t]]
+    places += [AHEAD + 1 + i for i, other in enumerate(after) if other == row[t]]
+    return sum(1 << place for place in places)
 
 
 @pytest.mark.gpu
