@@ -14,6 +14,7 @@ BENCHMARKS = {
     "babilong": "babilong",
     "baselines": "baselines",
     "context": "context",
+    "counters": "counters",
     "cpu_table": "cpu_table",
     "draw": "draw",
     "entropy": "entropy",

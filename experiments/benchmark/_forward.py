@@ -59,8 +59,9 @@ def timed(
 
 
 def planned_bytes(program: Callable[..., Any], *args: Any) -> dict[str, int]:
-    """Bytes of arguments, temporaries and results, as the compiler lays them out."""
-    planned: Any = jax.jit(program).lower(*args).compile().memory_analysis()
+    """Bytes of arguments, temporaries and results, as the compiler lays them out; the program may be compiled."""
+    is_compiled = isinstance(program, jax.stages.Compiled)
+    planned: Any = (program if is_compiled else jax.jit(program).lower(*args).compile()).memory_analysis()
     return {
         "arguments": planned.argument_size_in_bytes,
         "temporaries": planned.temp_size_in_bytes,

@@ -81,7 +81,6 @@ OPS = (
         "short_conv",
         "short_conv_8191",
         "short_conv_packed",
-        "short_conv_packed_forward",
     ),
 )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from experiments.benchmark import (
     _adaptation_tables,
+    _counter_tables,
     _length_tables,
     _memory_tables,
     _peer_tables,
@@ -47,6 +48,7 @@ SECTIONS: tuple[tuple[str, Callable[[Folder], str]], ...] = (
     ("What adapters cost", _adaptation_tables.speed),
     ("Searches of an adapter's index", _adaptation_tables.searches),
     ("Operations", _tables.operations),
+    ("What kernels wait for", _counter_tables.kernels),
     ("FlexAttention as a peer", _tables.peers),
     ("Other peers in PyTorch", _peer_tables.peers),
     ("Blocks by length", _length_tables.blocks),

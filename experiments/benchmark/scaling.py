@@ -35,8 +35,8 @@ def scaling(
 ) -> dict[str, Any]:
     """Times a block of each mixer with its MLP on one row, bf16, and plans its memory with and without remat.
 
-    Blocks of one length are timed in turns. Of each mixer it tells the exponent of time in length, and the length from
-    which it is faster than attention's block, with the interval that the medians' intervals give.
+    Programs of one length are compiled side by side, and timed in turns. Of each mixer it tells the exponent of time in
+    length, and the length from which it is faster than attention's block, with the interval of the medians' intervals.
 
     Args:
       out: file for the figures as JSON, written anew after each length.
@@ -140,7 +140,7 @@ def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict
     from experiments.benchmark._forward import draw, planned_bytes
     from experiments.benchmark._schema import timed
     from jaxblt.models.stack import Stack
-    from jaxblt.profiling import Case, forward_backward, measure_all
+    from jaxblt.profiling import Case, compiled, forward_backward, measure_all
     from jaxblt.training.flops import as_shapes, countable_device, matmul_flops, mfu, peak_flops
     from jaxblt.training.state import widen
 
@@ -155,15 +155,16 @@ def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict
 
     key = jax.random.key(length)
     x = jax.random.normal(key, (1, length, dim), jnp.bfloat16)
-    forward = [case(name) for name in mixers]
-    both = [forward_backward(one, key) for one in forward]
-    again = [forward_backward(case(name, "full"), key) for name in mixers]
+    cases = [case(name) for name in mixers]
     with jax.default_device(countable_device()):
-        flops = {one.name: matmul_flops(one.fn, *as_shapes(one.args)) for one in forward}
+        flops = {one.name: matmul_flops(one.fn, *as_shapes(one.args)) for one in cases}
+    backward = [forward_backward(one, key) for one in (*cases, *(case(name, "full") for name in mixers))]
+    programs, count = compiled([*cases, *backward]), len(mixers)
+    forward, both, again = (programs[i * count : (i + 1) * count] for i in range(3))
     peak = peak_flops(jax.devices()[0].device_kind)
     found: dict[str, dict[str, Any]] = {name: {"forward_flops": flops[name]} for name in mixers}
-    for label, cases, times in zip(PASSES, (forward, both), (1, 3), strict=True):
-        measured = measure_all([replace(c, fn=jax.jit(c.fn)) for c in cases], trials=trials)
+    for label, timed_cases, times in zip(PASSES, (forward, both), (1, 3), strict=True):
+        measured = measure_all(timed_cases, trials=trials)
         for name, taken in zip(mixers, measured, strict=True):
             seconds = taken.summary.median
             found[name][label] = timed(taken) | {

@@ -29,9 +29,11 @@ def question_and_answer(question: np.ndarray, answer: np.ndarray) -> Example:
       question: Int32[q], ids.
       answer: Int32[a], ids, at least one.
     """
-    parts = ([BOS], question, [EOS], answer)
-    stream = np.concatenate([np.asarray(part, np.int32) for part in parts])
-    scored = np.arange(len(stream) - 1) > len(question)
+    asked = len(question)
+    stream = np.empty(asked + len(answer) + 2, np.int32)
+    stream[0], stream[1 : asked + 1], stream[asked + 1], stream[asked + 2 :] = BOS, question, EOS, answer
+    scored = np.zeros(len(stream) - 1, bool)
+    scored[asked + 1 :] = True
     return Example(stream[:-1], stream[1:], scored)
 
 

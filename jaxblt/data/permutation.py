@@ -1,5 +1,7 @@
 """Random order and random bits as pure functions of integers, the same on every platform."""
 
+from functools import lru_cache
+
 _WORD = (1 << 64) - 1
 _ROUNDS = 8
 
@@ -31,14 +33,20 @@ def permute(i: int, size: int, *key: int) -> int:
     if not 0 <= i < size:
         raise IndexError(f"index {i} lies outside 0..{size - 1}")
     half = max(1, ((size - 1).bit_length() + 1) // 2)
-    keys = [hash64(*key, size, turn) for turn in range(_ROUNDS)]
+    keys = _round_keys(size, *key)
     i = _feistel(i, half, keys)
     while i >= size:
         i = _feistel(i, half, keys)
     return i
 
 
-def _feistel(x: int, half: int, keys: list[int]) -> int:
+@lru_cache(maxsize=256)
+def _round_keys(size: int, *key: int) -> tuple[int, ...]:
+    """Kept, as a batch sends all its rows through one permutation, and making them takes longer than their use."""
+    return tuple(hash64(*key, size, turn) for turn in range(_ROUNDS))
+
+
+def _feistel(x: int, half: int, keys: tuple[int, ...]) -> int:
     mask = (1 << half) - 1
     left, right = x >> half, x & mask
     for key in keys:

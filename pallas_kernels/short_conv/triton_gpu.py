@@ -18,9 +18,6 @@ from pallas_kernels.short_conv.triton_vjp import gradients
 PAIRS = 1024
 """Pairs of steps per program, fewer in short rows; a power of two. The README has times of others."""
 
-PACKED_PAIRS = 2048
-"""The same of packed rows without gates, whose programs load bits for every channel again."""
-
 WARPS = 4
 """Warps of a program."""
 
@@ -74,8 +71,7 @@ def _groups(
 
     arrays = (x, weights, pre_gate, post_gate, history, segment_ids)
     out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    packed = pre_gate is None and post_gate is None and segment_ids is not None
-    pairs = pairs_of(x.shape[3], PACKED_PAIRS if packed else PAIRS)
+    pairs = pairs_of(x.shape[3], PAIRS)
     return call_over_rows(short_conv, arrays, out_shape=out, pairs=pairs, warps=WARPS)
 
 

@@ -25,7 +25,7 @@ PAIRS = 1024
 """Pairs of steps per program, fewer in short rows; a power of two."""
 
 FEWER_PAIRS = 512
-"""The same where rows have gates or documents, which take registers."""
+"""The same where rows have gates, which take registers."""
 
 WARPS = 4
 """Warps of a program."""
@@ -77,8 +77,7 @@ def _groups(
     """Gradients of x, weights, pre_gate and post_gate, of G calls with weights of their own."""
     from pallas_kernels.short_conv.triton_kernel import short_conv_vjp
 
-    plain = pre_gate is None and post_gate is None and segment_ids is None
-    pairs = pairs_of(x.shape[3], PAIRS if plain else FEWER_PAIRS)
+    pairs = pairs_of(x.shape[3], PAIRS if pre_gate is None and post_gate is None else FEWER_PAIRS)
     parts = (*weights.shape, x.shape[1] * tiles_of(x.shape[3], pairs))
     dx, sums, dpre, dpost = call_over_rows(
         short_conv_vjp,

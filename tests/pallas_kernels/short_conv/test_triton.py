@@ -17,7 +17,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels.short_conv import short_conv, triton_why
-from pallas_kernels.short_conv.triton_gpu import PACKED_PAIRS, PAIRS, short_conv_triton
+from pallas_kernels.short_conv.triton_gpu import PAIRS, short_conv_triton
 from pallas_kernels.short_conv.triton_reach import AHEAD, ODD, reach
 from pallas_kernels.short_conv.triton_why import MOST, SHORTEST, why_not
 from tests.pallas_kernels import op_suite
@@ -63,7 +63,7 @@ def cases(run: Any) -> list[OpCase]:
         case("bf16, two tiles, history", tile + 6, MOST, jnp.bfloat16, run, history=True),
         case(
             "bf16, two tiles, packed, odd, no gates",
-            2 * PACKED_PAIRS + 5,
+            tile + 5,
             7,
             jnp.bfloat16,
             run,
