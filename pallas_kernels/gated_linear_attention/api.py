@@ -8,7 +8,7 @@ from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels._linear_state import step
 from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
-from pallas_kernels.gated_linear_attention import hopper, jla
+from pallas_kernels.gated_linear_attention import hopper, jla, stretches
 from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
 
@@ -22,6 +22,10 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Any:
     return gated_linear_attention_mosaic_gpu(*args, **options)
 
 
+def _mosaic_gpu_stretches(*args: Any, **options: Any) -> Any:
+    return stretches.in_stretches(_mosaic_gpu, *args, **options)
+
+
 def _mosaic_gpu_step(*args: Any, **options: Any) -> Any:
     """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.gated_linear_attention.mosaic_gpu_step import gated_linear_attention_step
@@ -31,6 +35,7 @@ def _mosaic_gpu_step(*args: Any, **options: Any) -> Any:
 
 TABLE = (
     Implementation("jla", jla.gated_linear_attention_jla, jla.why_not, jla.rather_not),
+    Implementation("mosaic_gpu_stretches", _mosaic_gpu_stretches, stretches.why_not, stretches.rather_not),
     Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not, hopper.rather_not),
     Implementation("mosaic_gpu_step", _mosaic_gpu_step, step.why_not),
     Implementation("xla", gated_linear_attention_xla),
@@ -53,7 +58,10 @@ def gated_linear_attention(
     output_final_state: bool = False,
     scale: float | None = None,
     chunk_size: int = 64,
-    implementation: Literal["jla", "mosaic_gpu", "mosaic_gpu_step", "xla", "reference"] | None = None,
+    implementation: Literal[
+        "jla", "mosaic_gpu_stretches", "mosaic_gpu", "mosaic_gpu_step", "xla", "reference"
+    ]
+    | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
     """Linear attention with a gated matrix of state per head, in linear time.
 

@@ -30,6 +30,7 @@ SHAPES = (
     LinearAttentionShape("engine_write_8k", 8, 8192, 8, 8, 64, 16, "value"),
     LinearAttentionShape("engine_read_8k", 8, 8192, 8, 8, 16, 64, "key"),
     LinearAttentionShape("pulse_write_8k", 8, 8192, 8, 8, 64, 128, "value"),
+    LinearAttentionShape("pulse_write_1x16k", 1, 16_384, 8, 8, 64, 128, "value"),
     LinearAttentionShape("pulse_read_8k", 8, 8192, 8, 8, 128, 64, "key"),
     # The same calls with one gate a head: what gates of each slot cost.
     LinearAttentionShape("gsa_1b_write_head_8k", 8, 8192, 4, 4, 512, 64),

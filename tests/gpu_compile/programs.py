@@ -17,6 +17,7 @@ from pallas_kernels.gated_delta_rule.mosaic_gpu_step import gated_delta_rule_ste
 from pallas_kernels.gated_linear_attention import shapes as linear_shapes
 from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
 from pallas_kernels.gated_linear_attention.mosaic_gpu_step import gated_linear_attention_step
+from pallas_kernels.gated_linear_attention.stretches import in_stretches
 from pallas_kernels.linear_scan import shapes as scan_shapes
 from pallas_kernels.linear_scan.mosaic_gpu import linear_scan_mosaic_gpu
 from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
@@ -147,6 +148,9 @@ def _gated_linear_attention() -> Iterator[Program]:
     specs = dict.fromkeys(arrays, P(AXIS))
     split = jax.shard_map(_gradients(run), in_specs=(P(AXIS), specs), out_specs=specs)
     yield Program(f"{op}/values_wide_shard_map", split, (values, arrays), devices=4)
+    row = {name: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for name, x in calls["values_64"].items()}
+    cut = partial(in_stretches, run, count=4)
+    yield Program(f"{op}/stretches", _forward_and_gradients(cut), (row["v"], row))
 
 
 def _linear_steps() -> Iterator[Program]:
