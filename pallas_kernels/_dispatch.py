@@ -23,7 +23,8 @@ class Implementation:
     """One way to compute an op.
 
     Attributes:
-      name: "reference", "xla", "cudnn", "mosaic_gpu", "triton" or, of an optional package, "jla".
+      name: "reference", "xla", "cudnn", "mosaic_gpu", "triton", one of these with what is special of a form of it, such
+        as "mosaic_gpu_step", or, of an optional package, "jla".
       run: the function, with the op's own signature less `implementation`.
       why_not: given the device and the call's arguments (or their ShapeDtypeStructs), None if it can run.
       rather_not: given the same, of a call that it can run: why an entry after it is to be taken all the same, which it

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pallas_kernels._measure import Case, forward_backward
+from jaxblt.profiling import Case, forward_backward
 
 PASSES = ("forward", "forward+backward")
 

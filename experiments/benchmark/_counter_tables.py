@@ -40,7 +40,7 @@ def kernels(folder: Folder) -> str:
 
 
 def row(program: str, kernel: Figures) -> tuple[str, ...]:
-    """One kernel; `program` is "" but for its first."""
+    """One kernel; `program` is "" except for its first."""
     waits = ", ".join(f"{wait.replace('_', ' ')} {count:.1f}" for wait, count in kernel["waits"].items())
     return (
         f"`{program}`" if program else "",

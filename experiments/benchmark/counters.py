@@ -37,6 +37,8 @@ COUNTS = {
 NANOSECONDS = "gpu__time_duration.sum"
 STALL = "smsp__average_warps_issue_stalled_"
 """Begins the names of what warps wait for, in warps that wait so for each instruction that is issued."""
+FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
+"""Of XLA, in the programs that are counted."""
 STALLS = 3
 """The commonest waits that are kept."""
 LEAST = 0.01
@@ -58,9 +60,10 @@ def counters(programs: Annotated[tuple[str, ...], tyro.conf.Positional], out: st
     Raises:
       ValueError: there is no program, or one is not of that form.
       FileNotFoundError: Nsight Compute is not on this machine.
-      RuntimeError: a program failed; the file has those before it.
+      RuntimeError: a program failed; the file has those before it, if there are any.
     """
     from experiments.benchmark._schema import save
+    from jaxblt.profiling.provenance import provenance
 
     if not programs:
         raise ValueError('there is nothing to count: name programs, "OP:SHAPE:VERSION:PASS"')
@@ -69,18 +72,21 @@ def counters(programs: Annotated[tuple[str, ...], tyro.conf.Positional], out: st
             raise ValueError(f"{program!r} is no program: it takes OP:SHAPE:VERSION:PASS")
     if shutil.which("ncu") is None:
         raise FileNotFoundError("ncu not found: install NVIDIA Nsight Compute, or add it to PATH")
-    figures: dict[str, Any] = {"programs": {}}
+    found: dict[str, Any] = {}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
     try:
         for program in programs:
-            figures["programs"][program] = read_counts(_counted(program))
+            found[program] = read_counts(_counted(program, flags))
     finally:
-        save("counters", out, figures)
-    return figures
+        if found:
+            origin = provenance()
+            origin["environment"] = origin["environment"] | {"XLA_FLAGS": flags}
+            save("counters", out, {"programs": found}, origin)
+    return {"programs": found}
 
 
-def _counted(program: str) -> list[str]:
+def _counted(program: str, flags: str) -> list[str]:
     """Lines of Nsight Compute's table of one program."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "counts.csv"
         options = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw")
@@ -88,10 +94,18 @@ def _counted(program: str) -> list[str]:
         sections = [part for name in SECTIONS for part in ("--section", name)]
         run = [sys.executable, "-m", "experiments.benchmark._counted", program]
         command = ["ncu", *options, *sections, "--log-file", str(table), *run]
-        done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": flags.strip()}, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{program} ended with {done.returncode} under ncu: see its output above")
-        return table.read_text(encoding="utf-8").splitlines()
+        done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": flags}, check=False)
+        lines = table.read_text(encoding="utf-8").splitlines() if table.exists() else []
+    if done.returncode:
+        raise RuntimeError(
+            f"{program} ended with {done.returncode} under ncu: see its output above{_said(lines)}"
+        )
+    return lines
+
+
+def _said(lines: Iterable[str]) -> str:
+    """What Nsight Compute complains of."""
+    return "".join(f"; {line}" for line in lines if line.startswith(("==ERROR==", "==WARNING==")))
 
 
 def read_counts(lines: Iterable[str]) -> dict[str, Any]:
@@ -100,12 +114,14 @@ def read_counts(lines: Iterable[str]) -> dict[str, Any]:
     Raises:
       ValueError: no kernel was counted.
     """
-    rows = list(csv.DictReader(line for line in lines if not line.startswith("==")))[
-        1:
-    ]  # the first has units
-    if not rows:
-        raise ValueError("no kernel was counted: the program ran none where the profiler looked")
-    kernels = [_kernel(row) for row in rows]
+    lines = list(lines)
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("==")))
+    if len(rows) < 2:
+        raise ValueError(
+            f"no kernel was counted: the program ran none where the profiler looked{_said(lines)}"
+        )
+    # The first row has units
+    kernels = [_kernel(row) for row in rows[1:]]
     total = sum(kernel["seconds"] for kernel in kernels)
     kept = [kernel for kernel in kernels if kernel["seconds"] >= LEAST * total]
     rest = total - sum(kernel["seconds"] for kernel in kept)

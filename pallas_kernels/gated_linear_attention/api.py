@@ -23,7 +23,7 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Any:
 
 
 def _mosaic_gpu_stretches(*args: Any, **options: Any) -> Any:
-    return stretches.in_stretches(_mosaic_gpu, *args, **options)
+    return stretches.in_stretches(_mosaic_gpu, *args, **options | {"chunk_size": hopper.PIECE})
 
 
 def _mosaic_gpu_step(*args: Any, **options: Any) -> Any:

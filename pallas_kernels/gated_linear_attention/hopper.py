@@ -29,6 +29,15 @@ def filled_values(values: int) -> int:
     return -(-values // PIECE) * PIECE
 
 
+def program_values(keys: int, values: int, *, by_key: bool) -> int:
+    """Value channels of a program, of heads as wide as they are filled up to.
+
+    Two warpgroups share what they make of key channels: of gates by key channel only if each has 64 of them.
+    """
+    shared = keys == WIDTHS[-1] if by_key else keys <= WIDTHS[-1]
+    return 2 * PIECE if shared and values % (2 * PIECE) == 0 else PIECE
+
+
 def why_not(device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, **_: Any) -> str | None:
     """Why the kernels cannot run such a call, or None."""
     if refused := why_not_streams(device, q, k, v):

@@ -15,7 +15,13 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._linear_state.tokens import count_documents, only_tokens
-from pallas_kernels.gated_linear_attention.hopper import PIECE, WIDTHS, filled_keys, filled_values
+from pallas_kernels.gated_linear_attention.hopper import (
+    PIECE,
+    WIDTHS,
+    filled_keys,
+    filled_values,
+    program_values,
+)
 from pallas_kernels.gated_linear_attention.mosaic_gpu_backward import gradients, sum_parts
 from pallas_kernels.gated_linear_attention.mosaic_gpu_forward import forward
 from pallas_kernels.gated_linear_attention.mosaic_gpu_states import states
@@ -171,10 +177,8 @@ class Split(NamedTuple):
 
 def _split(k: Array, v: Array, gate: Gate, scale: float, interpret: Any) -> Split:
     (_, length, heads, values), keys = v.shape, k.shape[3]
-    # Two warpgroups share what they make of key channels only if each has 64 of them.
-    shared = gate != "key" or keys == 2 * PIECE
     pieces = -(-keys // WIDTHS[-1])
-    width = 2 * PIECE if values % (2 * PIECE) == 0 and shared and pieces == 1 else PIECE
+    width = program_values(keys, values, by_key=gate == "key")
     parts = values // width
     call = Call(
         gate=gate,

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import Device
+from pallas_kernels._linear_state.chunks import fit_chunk
 from pallas_kernels._linear_state.tokens import count_documents
 from pallas_kernels.gated_linear_attention import hopper
 from pallas_kernels.gated_linear_attention.summary import (
@@ -29,18 +30,22 @@ LEAST_STEPS = 512
 """Of a stretch: below, the product and the scan over stretches would be most of the work."""
 
 
-def count_stretches(k: Any, v: Any) -> int:
+def count_stretches(k: Any, v: Any, *, by_key: bool) -> int:
     """Stretches a row, so that no more programs are made than run at a time; 1 for rows that are many or short."""
-    (batch, length, heads, values), keys, widest = v.shape, k.shape[3], hopper.WIDTHS[-1]
-    programs = batch * heads * -(-values // widest) * -(-keys // widest)
+    batch, length, heads, values = v.shape
+    keys, values = hopper.filled_keys(k.shape[3]), hopper.filled_values(values)
+    pieces = values // hopper.program_values(keys, values, by_key=by_key) * -(-keys // hopper.WIDTHS[-1])
+    programs = batch * heads * pieces
     return max(1, min(PROGRAMS // programs, length // LEAST_STEPS))
 
 
-def why_not(device: Device, q: Any, k: Any, v: Any, **options: Any) -> str | None:
+def why_not(
+    device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, **options: Any
+) -> str | None:
     """Why rows are not cut for the Hopper kernels, or None."""
-    if refused := hopper.why_not(device, q, k, v, **options):
+    if refused := hopper.why_not(device, q, k, v, log_key_gate=log_key_gate, **options):
         return refused
-    if count_stretches(k, v) == 1:
+    if count_stretches(k, v, by_key=log_key_gate is not None) == 1:
         batch, length, heads, _ = v.shape
         return f"{batch} rows of {length} steps with {heads} heads are run whole"
     return None
@@ -78,14 +83,15 @@ def in_stretches(
     if gate is None:
         gate = jnp.zeros(v.shape[:3], jnp.float32)
     batch, length, heads, values = v.shape
-    count = count_stretches(k, v) if count is None else count
+    count = count_stretches(k, v, by_key=log_key_gate is not None) if count is None else count
+    chunk_size = fit_chunk(length, chunk_size)
     steps = -(-length // (count * chunk_size)) * chunk_size
     state = initial_state
     if state is None:
         state = jnp.zeros((batch, heads, k.shape[3], values), jnp.float32)
-    arrays = vary_alike(*(_filled(z, steps) for z in (q, k, v, gate)), state)
     ids = None if segment_ids is None else _filled(segment_ids, steps)
-    found: Any = _attend(run, steps, name, scale, chunk_size, *arrays, ids)
+    arrays = vary_alike(*(_filled(z, steps) for z in (q, k, v, gate)), state, ids)
+    found: Any = _attend(run, steps, name, scale, chunk_size, *arrays)
     o, final = found[0][:, :length], found[1]
     return (o, final) if output_final_state else o
 
@@ -185,7 +191,7 @@ def _side_by_side(z: Float[Array, "N B ..."]) -> Float[Array, "BN ..."]:
 def _continues(
     ids: Int[Array, "B T"] | None, v: Float[Array, "B T H V"], steps: int
 ) -> Bool[Array, "N B 1 1 1"]:
-    """Whether a stretch's first document is that of the state which enters it; padding alone lets the state through."""
+    """Whether a stretch's first document is that of the state which enters it; a stretch of padding lets it through."""
     batch, length = v.shape[:2]
     if ids is None:
         return jnp.ones((length // steps, batch, 1, 1, 1), bool)

@@ -131,7 +131,7 @@ def convolved(
 ):
     """sum_k weights_k u_{t-k} at `slots` of one row, to which all pointers point; `word` is read if it is packed.
 
-    It is zero for holes and padding.
+    It is zero for holes and padding, if weights are finite.
     """
     even = tl.zeros(slots.shape[:1], tl.float32)
     odd = tl.zeros(slots.shape[:1], tl.float32)
@@ -229,7 +229,7 @@ def transposed(
 ):
     """du at `slots` of one row, to which all pointers point, and u_t g_{t+k}: one vector of products a tap.
 
-    u is zero where there is no token, and so is du, whatever dy is there.
+    u is zero where there is no token, and so is du if weights are finite, whatever dy is there.
     """
     u_even, u_odd = tl.split(u.to(tl.float32))
     even = tl.zeros_like(u_even)

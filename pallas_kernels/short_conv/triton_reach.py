@@ -7,7 +7,7 @@ AHEAD = 7
 """The place of lag k ahead is AHEAD + k; those of lags behind are 1 to AHEAD, for at most AHEAD + 1 taps."""
 
 ODD = 16
-"""Places of a pair's second step follow on this one, those of its first step on 0."""
+"""The place of the lowest bit of a pair's second step; that of its first step is 0."""
 
 
 def reach(ids: Int[Array, "*rows T"], taps: int, *, history: bool) -> Int[Array, "*rows firsts W"]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
 
 from experiments.benchmark import _counted, _counter_tables, counters
@@ -54,27 +55,37 @@ def test_kernels_are_read_in_their_order_and_short_ones_added_up() -> None:
     assert product["waits"] == {"long_scoreboard": 2.75, "barrier": 1.5, "wait": 0.5}
     with pytest.raises(ValueError, match="no kernel was counted"):
         counters.read_counts(["==PROF== Connected"])
+    with pytest.raises(ValueError, match="profiler looked; ==WARNING== No kernels were profiled"):
+        counters.read_counts(["==WARNING== No kernels were profiled.", *table()])
 
 
 def test_programs_before_one_that_fails_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = []
+    monkeypatch.setenv("XLA_FLAGS", "--one")
 
     def run(command: list[str], *, env: dict[str, str], check: bool) -> Any:
         commands.append(command)
-        assert "--xla_gpu_enable_command_buffer=" in env["XLA_FLAGS"]
+        assert env["XLA_FLAGS"] == f"--one {counters.FLAGS}"
         assert not check
-        Path(command[command.index("--log-file") + 1]).write_text("\n".join(table(("product", 1.0))))
+        Path(command[command.index("--log-file") + 1]).write_text(
+            "\n".join(["==ERROR== no rights", *table(("product", 1.0))])
+        )
         return SimpleNamespace(returncode=len(commands) - 1)
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     out = tmp_path / "counters.json"
-    with pytest.raises(RuntimeError, match="a:b:c:forward ended with 1 under ncu"):
+    with pytest.raises(RuntimeError, match=r"a:b:c:forward ended with 1 under ncu.*; ==ERROR== no rights"):
         counters.counters(("x:y:z:forward", "a:b:c:forward"), str(out))
     assert [command[-1] for command in commands] == ["x:y:z:forward", "a:b:c:forward"]
     written = json.loads(out.read_text())
     assert list(written["programs"]) == ["x:y:z:forward"]
+    assert written["environment"]["XLA_FLAGS"] == f"--one {counters.FLAGS}"
     text = _counter_tables.kernels({"counters": written, "other": {"benchmark": "ring"}})
+    out.write_text("of before")
+    with pytest.raises(RuntimeError, match="a:b:c:forward ended with 2"):
+        counters.counters(("a:b:c:forward",), str(out))
+    assert out.read_text() == "of before"
     row = "| `x:y:z:forward` | `product` | 1 | 10 | 12 | 12 | 14 | 14 | 16 | 168 |"
     assert f"{row} long scoreboard 2.8, barrier 1.5, wait 0.5 |" in text.splitlines()
     assert _counter_tables.kernels({}) == ""
@@ -113,8 +124,11 @@ def test_what_is_counted_runs_once_before(monkeypatch: pytest.MonkeyPatch) -> No
         cudaProfilerStart=lambda: seen.append("start"), cudaProfilerStop=lambda: seen.append("stop")
     )
     monkeypatch.setattr(_counted, "cuda_runtime", lambda: runtime)
+    ready = jax.block_until_ready
+    monkeypatch.setattr(jax, "block_until_ready", lambda out: seen.append(len(ready(out))))
     _counted.main("short_conv:evo2_7b_decode:xla:forward+backward")
-    assert seen == ["start", "stop"]
+    first, *rest = seen
+    assert rest == ["start", first, "stop"]
     runtime.cudaProfilerStart = lambda: 100
     with pytest.raises(RuntimeError, match="cudaProfilerStart returned 100"):
-        _counted.main("short_conv:evo2_7b_decode:xla:forward")
+        _counted.main("short_conv:evo2_7b_decode:xla:forward+backward")

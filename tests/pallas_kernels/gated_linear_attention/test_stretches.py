@@ -8,15 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels.gated_linear_attention import explain
-from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
-from pallas_kernels.gated_linear_attention.stretches import count_stretches, in_stretches, why_not
+from pallas_kernels.gated_linear_attention.mosaic_gpu import _split, gated_linear_attention_mosaic_gpu
+from pallas_kernels.gated_linear_attention.stretches import (
+    PROGRAMS,
+    count_stretches,
+    in_stretches,
+    why_not,
+)
 from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.gated_linear_attention import test_gated_linear_attention, test_mosaic_gpu
-from tests.pallas_kernels.linear_state import KEYS
+from tests.pallas_kernels.linear_state import KEYS, equations
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.tolerances import assert_close
 
@@ -91,9 +97,10 @@ def test_strong_decay_is_exact_beside_weak_decay(strong: float) -> None:
         given = case(gate, 5)
         pattern = np.random.default_rng(9).uniform(size=given.arrays[gate].shape) < 0.4
         arrays = {**given.arrays, gate: jnp.where(pattern, strong, given.arrays[gate])}
-        found, wanted = value_and_grads(given.run, arrays), value_and_grads(given.reference, arrays)
-        for name in found[1]:
-            assert_close(found[1][name], wanted[1][name], n=given.grad_terms)
+        found = value_and_grads(given.run, arrays)
+        expected = value_and_grads(given.reference, arrays, optimised=True)
+        for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            assert_close(got, want, n=given.grad_terms)
 
 
 @pytest.mark.slow(weeks=13, group="simulated kernels")
@@ -115,23 +122,57 @@ def test_on_a_gpu(check: str, call: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "count"),
+    ("call", "gate", "count"),
     [
-        ((1, 16_384, 8, 64, 64), 16),
-        ((1, 16_384, 8, 64, 256), 8),
-        ((1, 16_384, 8, 512, 64), 4),
-        ((8, 8192, 8, 64, 128), 2),
-        ((8, 8192, 32, 64, 128), 1),
-        ((1, 4096, 8, 64, 64), 8),
-        ((1, 1000, 1, 64, 64), 1),
-        ((1, 1_048_576, 1, 64, 64), 132),
+        ((1, 16_384, 8, 64, 64), "value", 16),
+        ((1, 16_384, 8, 64, 128), "value", 16),
+        ((1, 16_384, 8, 64, 128), "key", 8),
+        ((1, 16_384, 8, 64, 192), "value", 5),
+        ((1, 16_384, 8, 128, 256), "key", 8),
+        ((1, 16_384, 8, 512, 64), "value", 4),
+        ((8, 8192, 8, 64, 128), "value", 2),
+        ((8, 8192, 32, 64, 128), "value", 1),
+        ((1, 4096, 8, 64, 64), "value", 8),
+        ((1, 1000, 1, 64, 64), "value", 1),
+        ((1, 1_048_576, 1, 64, 64), "value", 132),
     ],
 )
-def test_as_many_programs_as_run_at_a_time(call: tuple[int, ...], count: int) -> None:
+def test_as_many_programs_as_run_at_a_time(call: tuple[int, ...], gate: Any, count: int) -> None:
     batch, length, heads, *widths = call
     x, v = (jax.ShapeDtypeStruct((batch, length, heads, n), jnp.bfloat16) for n in widths)
-    assert count_stretches(x, v) == count
+    assert count_stretches(x, v, by_key=gate == "key") == count
+    pieces = -(-widths[0] // 128)  # of wide keys, a program each in the kernel of states
+    split = []
+    jax.eval_shape(lambda k, v: split.append(_split(k, v, gate, 1.0, None)), x, v)
+    assert count == 1 or batch * count * split[0].heads * pieces <= PROGRAMS
+    options = {f"log_{gate}_gate": x if gate == "key" else v}
     whole = f"{batch} rows of {length} steps with {heads} heads are run whole"
-    assert why_not(HOPPER, x, x, v) == (None if count > 1 else whole)
-    said = explain(x, x, v, log_value_gate=v, device=HOPPER)
+    assert why_not(HOPPER, x, x, v, **options) == (None if count > 1 else whole)
+    said = explain(x, x, v, device=HOPPER, **options)
     assert f"not mosaic_gpu_stretches: {'it was not timed' if count > 1 else whole}" in said
+
+
+def test_rows_shorter_than_a_chunk_are_not_filled_up_to_one() -> None:
+    given = case("log_gate", 1)
+    short = {n: x[:, :5] if n != "initial_state" else x for n, x in given.arrays.items()}
+    program = jax.make_jaxpr(partial(in_stretches, gated_linear_attention_xla, count=1, chunk_size=4096))
+    found = program(**{n: x for n, x in short.items() if n != "segment_ids"})
+    lengths = {x.aval.shape[1] for e in equations(found.jaxpr) for x in e.outvars if len(x.aval.shape) == 4}
+    assert max(lengths) <= 8
+
+
+@pytest.mark.parametrize("name", ["segment_ids", "v"])
+def test_arrays_that_differ_over_an_axis_that_others_do_not(name: str) -> None:
+    """Inside `shard_map`: one array has rows of the device, the others are the same on all."""
+    given = case("log_value_gate", 5)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    own = jnp.concatenate([given.arrays[name], given.arrays[name][::-1]])
+    rest = {n: x for n, x in given.arrays.items() if n != name}
+    specs = (P("data"), jax.tree.map(lambda _: P(), rest))
+
+    def run(own: Any, rest: Any) -> Any:
+        return given.run(rest | {name: own})[0]
+
+    found = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P("data")))(own, rest)
+    expected = [run(z, rest) for z in jnp.split(own, 2)]
+    assert_close(found, jnp.concatenate(expected), n=given.terms)
