@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from jaxblt.data import hash64, permute
+from jaxblt.data import hash64, permutation, permute
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 63, 1000, 4097])
@@ -43,3 +43,15 @@ def test_outside_is_an_error():
     for i in (-1, 5):
         with pytest.raises(IndexError, match=rf"index {i} lies outside 0\.\.4"):
             permute(i, 5, 0)
+
+
+def test_what_is_sent_through_one_permutation_shares_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch asks for hundreds of rows of one permutation, and keys take longer to make than to use."""
+    made = []
+    monkeypatch.setattr(permutation, "hash64", lambda *words: made.append(words) or hash64(*words))
+    permutation._round_keys.cache_clear()
+    for i in range(100):
+        permute(i, 1000, 7, 1)
+    assert made == [(7, 1, 1000, turn) for turn in range(permutation._ROUNDS)]
+    permute(0, 1000, 7, 2)
+    assert len(made) == 2 * permutation._ROUNDS
