@@ -34,11 +34,11 @@ COUNTS = {
     "threads": "launch__block_size",
     "shared_bytes": "launch__shared_mem_per_block",
 }
+FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
+"""Of XLA, in the programs that are counted."""
 NANOSECONDS = "gpu__time_duration.sum"
 STALL = "smsp__average_warps_issue_stalled_"
 """Begins the names of what warps wait for, in warps that wait so for each instruction that is issued."""
-FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
-"""Of XLA, in the programs that are counted."""
 STALLS = 3
 """The commonest waits that are kept."""
 LEAST = 0.01
@@ -49,8 +49,8 @@ def counters(programs: Annotated[tuple[str, ...], tyro.conf.Positional], out: st
     """Runs versions of ops under Nsight Compute and keeps what says why a kernel takes its time.
 
     Counting replays each kernel, with caches cleared before, so that times differ from a benchmark's. Programs run
-    without XLA's CUDA graphs and without its autotuning, which does not survive the profiler: products that XLA makes
-    beside a kernel may be slower than they are.
+    without XLA's CUDA graphs and without its autotuning, which would time its candidates under the profiler: products
+    that XLA makes beside a kernel may be slower than they are.
 
     Args:
       programs: "OP:SHAPE:VERSION:PASS", such as "long_conv:hyena_d768_8k:mosaic_gpu_half:forward"; the names are those
