@@ -51,9 +51,13 @@ def why_not(
     return None
 
 
-def rather_not(device: Device, q: Any, k: Any, v: Any, **options: Any) -> str | None:
-    """Why a call is left to others: always, as it was not timed."""
-    return hopper.rather_not(device, q, k, v, **options) or "it was not timed"
+def rather_not(
+    device: Device, q: Any, k: Any, v: Any, *, log_value_gate: Any = None, **options: Any
+) -> str | None:
+    """Why a call is left to others, or None: it was timed with gates per value channel, which slots are written by."""
+    if refused := hopper.rather_not(device, q, k, v, log_value_gate=log_value_gate, **options):
+        return refused
+    return None if log_value_gate is not None else "it was timed with gates per value channel alone"
 
 
 def in_stretches(
