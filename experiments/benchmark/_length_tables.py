@@ -64,9 +64,9 @@ def blocks(folder: Folder) -> str:
         rows = [
             (
                 *(f"`{mixer}`", count(at["tokens"])),
-                *(ms(at[p]["median"]) for p in PASSES),
-                *(f"{1e6 / at[p]['tokens_per_second']:.2g}" for p in PASSES),
-                *("" if at[p]["mfu"] is None else percent(at[p]["mfu"]) for p in PASSES),
+                *(ms(at[p]["median"]) if at[p] else "does not fit" for p in PASSES),
+                *(f"{1e6 / at[p]['tokens_per_second']:.2g}" if at[p] else "" for p in PASSES),
+                *(percent(at[p]["mfu"]) if at[p] and at[p]["mfu"] is not None else "" for p in PASSES),
                 *(_memory(at[kind]) for kind in ("planned_bytes", "planned_bytes_with_remat")),
             )
             for mixer, timed in found["blocks"].items()

@@ -1,11 +1,13 @@
 """Time and memory of a block by length: python -m experiments.benchmark scaling --mixers D A --out FILE."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxblt.models import StackConfig
+    from jaxblt.profiling import Case
 
 LONG = 16_384
 """Tokens from which the exponent is fitted: below, constant costs hide it."""
@@ -35,8 +37,9 @@ def scaling(
 ) -> dict[str, Any]:
     """Times a block of each mixer with its MLP on one row, bf16, and plans its memory with and without remat.
 
-    Programs of one length are compiled side by side, and timed in turns. Of each mixer it tells the exponent of time in
-    length, and the length from which it is faster than attention's block, with the interval of the medians' intervals.
+    Programs of one length are compiled side by side, and timed in turns. A program that the GPU's memory does not hold by
+    its plan is not timed: None. Of each mixer it tells the exponent of time in length, and the length from which it is
+    faster than attention's block, with the interval of the medians' intervals.
 
     Args:
       out: file for the figures as JSON, written anew after each length.
@@ -130,7 +133,7 @@ def parameters(name: str, dim: int) -> int:
 
 
 def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict[str, dict[str, Any]]:
-    """Seconds of both passes and planned bytes of each block on a row of this length.
+    """Seconds of both passes and planned bytes of each block on a row of this length; None for a pass that does not fit.
 
     MFU counts the matrix products of the forward pass in plain XLA, and three times as many with gradients.
     """
@@ -163,9 +166,15 @@ def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict
     forward, both, again = (programs[i * count : (i + 1) * count] for i in range(3))
     peak = peak_flops(jax.devices()[0].device_kind)
     found: dict[str, dict[str, Any]] = {name: {"forward_flops": flops[name]} for name in mixers}
-    for label, timed_cases, times in zip(PASSES, (forward, both), (1, 3), strict=True):
-        measured = measure_all(timed_cases, trials=trials)
-        for name, taken in zip(mixers, measured, strict=True):
+    for label, programs_of, times in zip(PASSES, (forward, both), (1, 3), strict=True):
+        fits = [planned(one) <= room() for one in programs_of]
+        fitting = [one for one, there in zip(programs_of, fits, strict=True) if there]
+        measured = iter(measure_all(fitting, trials=trials) if fitting else ())
+        for name, there in zip(mixers, fits, strict=True):
+            if not there:
+                found[name][label] = None
+                continue
+            taken = next(measured)
             seconds = taken.summary.median
             found[name][label] = timed(taken) | {
                 "tokens_per_second": length / seconds,
@@ -178,29 +187,48 @@ def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict
     return found
 
 
+def planned(case: "Case") -> int:
+    """Bytes that a program needs beside its arguments."""
+    from experiments.benchmark._forward import planned_bytes
+
+    needs = planned_bytes(case.fn, *case.args)
+    return needs["temporaries"] + needs["results"]
+
+
+def room() -> float:
+    """Bytes of the device that nothing holds; without limit where it does not tell."""
+    import jax
+
+    stats = jax.devices()[0].memory_stats()
+    return math.inf if not stats else stats["bytes_limit"] - stats["bytes_in_use"]
+
+
 def growth(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The exponent of each pass's time."""
     from experiments.benchmark._exponents import exponent
 
-    tokens = [at["tokens"] for at in found]
-    return {p: exponent(tokens, [at[p]["median"] for at in found], first=LONG) for p in PASSES}
+    def of(p: str) -> dict[str, Any] | None:
+        timed = [(at["tokens"], at[p]["median"]) for at in found if at[p]]
+        return exponent([n for n, _ in timed], [seconds for _, seconds in timed], first=LONG)
+
+    return {p: of(p) for p in PASSES}
 
 
 def crossing(found: Sequence[dict[str, Any]], attention: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """For each pass the length from which the block is faster than attention's, and the interval's ends."""
     from experiments.benchmark._exponents import crossover
 
-    pairs = list(zip(found, attention, strict=False))
-    tokens = [at["tokens"] for at, _ in pairs]
+    def of(p: str) -> dict[str, float | None]:
+        pairs = [(own, other) for own, other in zip(found, attention, strict=False) if own[p] and other[p]]
+        tokens = [own["tokens"] for own, _ in pairs]
 
-    def ratios(p: str, above: str, below: str) -> list[float]:
-        return [other[p][above] / own[p][below] for own, other in pairs]
+        def crossed(above: str, below: str) -> float | None:
+            return crossover(tokens, [other[p][above] / own[p][below] for own, other in pairs])
 
-    return {
-        p: {
-            "value": crossover(tokens, ratios(p, "median", "median")),
-            "low": crossover(tokens, ratios(p, "high", "low")),
-            "high": crossover(tokens, ratios(p, "low", "high")),
+        return {
+            "value": crossed("median", "median"),
+            "low": crossed("high", "low"),
+            "high": crossed("low", "high"),
         }
-        for p in PASSES
-    }
+
+    return {p: of(p) for p in PASSES}

@@ -29,6 +29,9 @@ PROGRAMS = 132
 LEAST_STEPS = 512
 """Of a stretch: below, the product and the scan over stretches would be most of the work."""
 
+TIMED_FROM = 8192
+"""Steps of a row."""
+
 
 def count_stretches(k: Any, v: Any, *, by_key: bool) -> int:
     """Stretches a row, so that no more programs are made than run at a time; 1 for rows that are many or short."""
@@ -54,10 +57,17 @@ def why_not(
 def rather_not(
     device: Device, q: Any, k: Any, v: Any, *, log_value_gate: Any = None, **options: Any
 ) -> str | None:
-    """Why a call is left to others, or None: it was timed with gates per value channel, which slots are written by."""
+    """Why a call is left to others, or None: it was timed as slots are written."""
     if refused := hopper.rather_not(device, q, k, v, log_value_gate=log_value_gate, **options):
         return refused
-    return None if log_value_gate is not None else "it was timed with gates per value channel alone"
+    if log_value_gate is None:
+        return "it was timed with gates per value channel alone"
+    if v.shape[1] < TIMED_FROM or k.shape[3] > hopper.WIDTHS[-1]:
+        return (
+            f"it was timed from {TIMED_FROM} steps on with keys of up to {hopper.WIDTHS[-1]} channels, "
+            f"got {v.shape[1]} steps and {k.shape[3]} channels"
+        )
+    return None
 
 
 def in_stretches(

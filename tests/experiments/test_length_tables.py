@@ -17,12 +17,13 @@ def test_blocks_by_length_have_times_exponents_and_crossings() -> None:
         "dim": 1024,
         "rows": 1,
         "parameters": {"D": 12, "A": 10},
-        "blocks": {"D": [at], "A": [at]},
+        "blocks": {"D": [at], "A": [at, at | {"tokens": 4096, "forward+backward": None}]},
         "growth": {"D": {"forward": fit, "forward+backward": None}, "A": dict.fromkeys(passes)},
         "crossover": {"D": {"forward": cross, "forward+backward": dict.fromkeys(("value", "low", "high"))}},
     }
     lines = _length_tables.blocks({"scaling": found}).splitlines()
     assert "| `D` | 2,048 | 1 | 4 | 0.5 | 2 | 40 % | 30 % | 1.5 GB | 1.0 GB |" in lines
+    assert "| `A` | 4,096 | 1 | does not fit | 0.5 |  | 40 % |  | 1.5 GB | 1.0 GB |" in lines
     assert "| `D` | 12 | 1.00 (0.90 to 1.10) |  | 3,000 (2,000 to never) | never |" in lines
     assert "| `A` | 10 |  |  |  |  |" in lines
     assert _length_tables.blocks({}) == ""

@@ -68,6 +68,32 @@ def test_a_block_is_faster_from_where_attention_takes_longer() -> None:
     assert {end for ends in slow.values() for end in ends.values()} == {None}
 
 
+def test_a_pass_that_does_not_fit_is_left_out() -> None:
+    """The longest row has no time with gradients: exponent and crossing are of the others."""
+
+    def timed(tokens: int, power: float) -> dict[str, Any]:
+        seconds = 1e-9 * tokens**power
+        ends = {"median": seconds, "low": seconds, "high": seconds}
+        return {"tokens": tokens, "forward": ends, "forward+backward": ends if tokens < 2**17 else None}
+
+    lengths = [2**n for n in range(14, 18)]
+    found = scaling.growth([timed(n, 1.0) for n in lengths])
+    assert [found[p]["value"] for p in scaling.PASSES] == [pytest.approx(1)] * 2
+    assert scaling.growth([timed(n, 1.0) for n in lengths[1:]])["forward+backward"] is None
+    crossed = scaling.crossing([timed(n, 1.0) for n in lengths], [timed(n, 1.1) for n in lengths])
+    assert {end for ends in crossed.values() for end in ends.values()} == {float(lengths[0])}
+
+
+def test_programs_that_a_device_does_not_hold_are_planned_and_not_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scaling, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name))
+    monkeypatch.setattr(scaling, "room", lambda: 0)
+    (found,) = scaling.at_length(["R"], 16, 32, 20).values()
+    assert [found[p] for p in scaling.PASSES] == [None, None]
+    assert found["planned_bytes"]["temporaries"] > 0
+
+
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name))

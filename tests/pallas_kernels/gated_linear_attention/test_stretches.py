@@ -149,7 +149,15 @@ def test_as_many_programs_as_run_at_a_time(call: tuple[int, ...], gate: Any, cou
     whole = f"{batch} rows of {length} steps with {heads} heads are run whole"
     assert why_not(HOPPER, x, x, v, **options) == (None if count > 1 else whole)
     said = explain(x, x, v, device=HOPPER, **options)
-    assert f"not mosaic_gpu_stretches: {'it was not timed' if count > 1 else whole}" in said
+    if count == 1:
+        assert f"not mosaic_gpu_stretches: {whole}" in said
+    elif gate == "key":
+        assert "not mosaic_gpu_stretches: it was timed with gates per value channel alone" in said
+    elif length < 8192 or widths[0] > 128:
+        timed = "it was timed from 8192 steps on with keys of up to 128 channels"
+        assert f"not mosaic_gpu_stretches: {timed}, got {length} steps and {widths[0]} channels" in said
+    else:
+        assert said.startswith("gated_linear_attention: mosaic_gpu_stretches")
 
 
 def test_rows_shorter_than_a_chunk_are_not_filled_up_to_one() -> None:
