@@ -5,7 +5,7 @@ With u = pre_gate x, v = post_gate dy, their spectra U and V, and the taps' H, a
     first pass: U, and dpost_gate = dy Re(A^H (H U))
     second pass: V, and dx = pre_gate du, dpre_gate = x du of du = Re(A^H (conj(H) V))
 
-One spectrum fills shared memory, so U and V go through device memory, in fp16. XLA sums conj(U) V over rows in fp32, in
+One spectrum fills shared memory, so U and V go through device memory, in fp16. conj(U) V is summed over rows in fp32, in
 one order. With both gates a step costs 20 bytes of streams, 8 to write spectra, 8 to read them, and 8 for the bias.
 """
 
@@ -18,7 +18,11 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.long_conv.hopper import Ring
 from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, Gradients, X
+from pallas_kernels.long_conv.mosaic_gpu_correlated import correlate
 from pallas_kernels.long_conv.mosaic_gpu_long import run_long
+
+ONE_PASS = False
+"""Whether a kernel of ours sums conj(U) V. XLA reads both spectra twice, but the kernel has not run on a GPU yet."""
 
 
 def differentiate_long(
@@ -43,7 +47,8 @@ def differentiate_long(
     *found, v, inverse_v = run(outer, gates, "v", adjoint=True)
     results = dict(zip((X, PRE), found, strict=False)) | ({POST: dpost} if POST in streams else {})
     channels = spectrum.shape[0]
-    sums = _correlated(u, v, inverse_u * inverse_v, channels)
+    given = (u, v, inverse_u * inverse_v, channels)
+    sums = correlate(*given, interpret=interpret) if ONE_PASS else _correlated(*given)
     return Gradients(results, sums[:, None], _sums_of_products([*inner, *outer], channels)[:, None])
 
 
