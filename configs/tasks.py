@@ -179,7 +179,7 @@ def babi() -> Recipe:
         batch_size=256,
         buckets=(64, 128, 256, 640),
     )
-    recipe = _recipe("babi", _stack("DA", 256, 6, dropout=0.1), data, steps=12_000, rate=1e-3)
+    recipe = _recipe("babi", _stack("DA", 256, 6, dropout=0.1), data, steps=24_000, rate=1e-3)
     train = replace(
         recipe.train,
         dtype="bfloat16",

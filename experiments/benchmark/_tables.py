@@ -19,11 +19,13 @@ from experiments.benchmark._markdown import (
 
 MODELS = {
     "books": "BLT-Hyena on patches, 117.6 M parameters and 30.7 M in hash tables",
+    "books_seed_1": "the same, seed 1",
     "books_hyena": "byte Hyena, modal filters, 114.5 M parameters; beside `books_hyena_implicit` on one GPU",
     "books_hyena_implicit": "byte Hyena, implicit filters, 114.9 M parameters; beside `books_hyena` on one GPU",
     "books_hyena_alone": "byte Hyena, modal filters, alone on the GPU; 1,072 of 1,100 steps",
     "books_hyena_implicit_alone": "byte Hyena, implicit filters, alone on the GPU; 597 of 1,100 steps",
     "books_pulse": "`books` with Gated DeltaNet for Hyena, 123.8 M parameters and 30.7 M in hash tables",
+    "books_pulse_seed_1": "the same, seed 1",
     "books_transformer": "byte Transformer, 114.1 M parameters",
     "ecoli": "byte Hyena, both strands, 14.4 M parameters",
 }
@@ -44,6 +46,7 @@ OPS = (
         "gated_linear_attention_key",
         "gated_linear_attention_pulse",
         "gated_linear_attention_slots",
+        "gated_linear_attention_stretches",
         "hash_embedding",
         "linear_scan",
         "long_conv",
@@ -113,7 +116,7 @@ def training(folder: Folder) -> str:
         for method, bits in folder[name]["bits_per_byte"].items()
     ]
     return (
-        "One run and one seed each. For `ecoli` a byte is a base.\n\n"
+        "One run of seed 0 each where no other is named. For `ecoli` a byte is a base.\n\n"
         f"{table(head, rows)}\n\nBaselines on the same test splits:\n\n"
         f"{table(('data', 'method', 'bits a byte'), base)}"
     )

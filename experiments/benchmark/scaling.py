@@ -37,8 +37,8 @@ def scaling(
 ) -> dict[str, Any]:
     """Times a block of each mixer with its MLP on one row, bf16, and plans its memory with and without remat.
 
-    Programs of one length are compiled side by side, and timed in turns. A program that the GPU's memory does not hold by
-    its plan is not timed: None. Of each mixer it tells the exponent of time in length, and the length from which it is
+    Programs of one length are compiled side by side, and timed in turns. One whose planned memory is more than the GPU
+    has is not timed: None. Of each mixer it tells the exponent of time in length, and the length from which it is
     faster than attention's block, with the interval of the medians' intervals.
 
     Args:
@@ -133,7 +133,7 @@ def parameters(name: str, dim: int) -> int:
 
 
 def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict[str, dict[str, Any]]:
-    """Seconds of both passes and planned bytes of each block on a row of this length; None for a pass that does not fit.
+    """Seconds of both passes, None for one that does not fit, and planned bytes of each block on a row of this length.
 
     MFU counts the matrix products of the forward pass in plain XLA, and three times as many with gradients.
     """

@@ -5,8 +5,8 @@ With u = pre_gate x, v = post_gate dy, their spectra U and V, and the taps' H, a
     first pass: U, and dpost_gate = dy Re(A^H (H U))
     second pass: V, and dx = pre_gate du, dpre_gate = x du of du = Re(A^H (conj(H) V))
 
-One spectrum fills shared memory, so U and V go through device memory, in fp16. conj(U) V is summed over rows in fp32, in
-one order. With both gates a step costs 20 bytes of streams, 8 to write spectra, 8 to read them, and 8 for the bias.
+One spectrum fills shared memory, so U and V go through device memory, in fp16. conj(U) V is summed over rows in fp32,
+in one order. With both gates a step costs 20 bytes of streams, 8 to write spectra, 8 to read them, and 8 for the bias.
 """
 
 from collections.abc import Sequence
