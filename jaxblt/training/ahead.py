@@ -21,7 +21,7 @@ from jaxblt.parallel.rules import batch_sharding
 from jaxblt.profiling.plan import StepMemory, step_memory
 from jaxblt.training.base import base_shapes
 from jaxblt.training.frozen import param_shapes
-from jaxblt.training.packing import capacity_multiple
+from jaxblt.training.packing import capacity_multiple, fill_rows
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.setup import Setup, boxed_params, entropy_history, make_setup, make_task, recipe_step
 from jaxblt.training.state import ENTROPY, Frozen
@@ -47,8 +47,9 @@ def settle(recipe: Recipe) -> tuple[Recipe, list[str]]:
     if patcher.capacity is None and recipe.bytes_per_patch is not None:
         mean = patcher.block_size / recipe.bytes_per_patch
         multiple = capacity_multiple(recipe.model, recipe.data, patcher)
-        slots = math.ceil(HEADROOM * mean / multiple) * multiple
-        patcher = replace(patcher, capacity=min(slots, patcher.block_size))
+        slots = min(math.ceil(HEADROOM * mean / multiple) * multiple, patcher.block_size)
+        slots = fill_rows(slots, recipe.data, patcher, multiple=multiple)
+        patcher = replace(patcher, capacity=slots)
         said.append(
             f"capacity {patcher.capacity} slots a block of {patcher.block_size} bytes: {HEADROOM} times the mean of "
             f"{mean:.0f} patches of {recipe.bytes_per_patch} bytes (training calibrates it)"

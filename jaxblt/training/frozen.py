@@ -28,7 +28,7 @@ from jaxblt.training.base import load_base
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.fitting import fitting_shapes
 from jaxblt.training.frozen_store import read_frozen
-from jaxblt.training.packing import capacity_multiple
+from jaxblt.training.packing import capacity_multiple, fill_rows
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.remote_run import readable
 from jaxblt.training.resolved import Resolved, checkpoint_dir, has_rule_of, read_resolved
@@ -213,6 +213,7 @@ def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, frozen: Mapping[str, Fr
         counts = patches_per_block(cut(ids, segment_ids=segments, entropies=entropies))
         multiple = capacity_multiple(recipe.model, recipe.data, patcher)
         slots = calibrate_capacity(counts, block_size=patcher.block_size, multiple=multiple)
+        slots = fill_rows(slots, recipe.data, patcher, multiple=multiple)
         patcher = replace(patcher, capacity=int(_from_first(np.int32(slots))))
     return patcher
 

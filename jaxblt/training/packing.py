@@ -17,6 +17,10 @@ from jaxblt.patching.config import PatcherConfig
 
 SLOTS_MULTIPLE = 8
 """Of which a calibrated capacity is a multiple, for the kernels' sake."""
+ROW_MULTIPLE = 512
+"""Slots of which convolutions' kernels take a row as it lies, and several rows at a time."""
+MOST_MORE = 1 / 32
+"""Share of a capacity by which it may grow for that."""
 
 
 def has_several_documents(data: RowsConfig) -> bool:
@@ -68,6 +72,23 @@ def promise_rows(model: Any, data: RowsConfig, patcher: PatcherConfig | None) ->
 def capacity_multiple(model: Any, data: RowsConfig, patcher: PatcherConfig) -> int:
     """Of which a calibrated capacity is a multiple: packed documents then start where mixers over patches need them."""
     return math.lcm(SLOTS_MULTIPLE, off_grid(_promise(model, data, data.alignment // patcher.block_size)))
+
+
+def fill_rows(slots: int, data: RowsConfig, patcher: PatcherConfig, *, multiple: int) -> int:
+    """A calibrated capacity, or a little more with which rows hold a multiple of `ROW_MULTIPLE` slots.
+
+    In rows of 2,047 steps modal filters take 2.5 times as long as in rows of 2,048, with gradients 2.7 times.
+
+    Args:
+      slots: the capacity, a multiple of `multiple` or the block's size.
+      data: of the recipe.
+      patcher: of the recipe.
+      multiple: see `capacity_multiple`.
+    """
+    blocks = -(-data.seq_len // patcher.block_size)
+    multiple = math.lcm(multiple, ROW_MULTIPLE // math.gcd(ROW_MULTIPLE, blocks))
+    more = -(-slots // multiple) * multiple
+    return more if more <= min(slots * (1 + MOST_MORE), patcher.block_size) else slots
 
 
 def take_back_promises(model: Any, where: str, data: RowsConfig, patcher: PatcherConfig | None) -> Any:

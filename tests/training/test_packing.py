@@ -16,6 +16,7 @@ from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.run import Run
 from jaxblt.training.frozen import resolve
+from jaxblt.training.packing import fill_rows
 from jaxblt.training.recipe import Recipe, differences
 from jaxblt.training.resolved import Resolved, adopt, read_resolved, write_resolved
 from jaxblt.training.setup import make_task, open_data
@@ -109,6 +110,26 @@ def test_packed_documents_start_where_segments_of_bytes_do():
     assert recipe.data.alignment == 24
     assert replace(recipe, name="again").data == recipe.data
     assert tiny_recipe(model=ByteLMConfig(stack=MAC), data=data | {"packing": "buckets"}).data.alignment == 12
+
+
+@pytest.mark.parametrize(
+    ("slots", "seq_len", "block_size", "multiple", "filled"),
+    [
+        (1016, 8192, 4096, 8, 1024),  # two blocks a row: 2,032 slots become 2,048
+        (1000, 8192, 4096, 8, 1024),
+        (984, 8192, 4096, 8, 984),  # 1,024 are over a thirty-second more
+        (1024, 8192, 4096, 8, 1024),
+        (1016, 4096, 4096, 8, 1024),
+        (760, 8192, 4096, 24, 768),  # keeps to the grid: 768 is a multiple of 24 and of 256
+        (1016, 8192, 4096, 48, 1016),
+        (16, 256, 16, 8, 16),  # the block has no more
+        (500, 12_288, 4096, 4, 512),  # three blocks a row
+    ],
+)
+def test_rows_are_filled_up_to_whole_tiles_of_the_kernels(slots, seq_len, block_size, multiple, filled):
+    patcher = PatcherConfig(mode="static", patch_size=4, block_size=block_size)
+    data = replace(tiny_recipe().data, seq_len=seq_len)
+    assert fill_rows(slots, data, patcher, multiple=multiple) == filled
 
 
 @pytest.mark.parametrize(("alignment", "capacity"), [(48, 24), (144, 16)])
