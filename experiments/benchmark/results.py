@@ -167,7 +167,8 @@ def summary(folder: Folder) -> str:
             "held-out English books",
             f"`books`, BLT-Hyena, {_steps_time(books)} of steps",
             f"{bits['books']} bits per byte "
-            f"(with the delta rule in {_steps_time(pulse)} {bits['books_pulse']}, byte Hyena in {_steps_time(hyena)} of a GPU that it shared {bits['books_hyena']}, "
+            f"(with the delta rule in {_steps_time(pulse)} {bits['books_pulse']}, "
+            f"byte Hyena in {_steps_time(hyena)} of a GPU that it shared {bits['books_hyena']}, "
             f"byte Transformer in {_steps_time(peer)} {bits['books_transformer']}, xz {base['xz']:.3f})",
         ),
         (
