@@ -111,7 +111,7 @@ def blt() -> Recipe:
 
 
 def pulse() -> Recipe:
-    """`books` with Gated DeltaNet for Hyena in the latent stack, for the same wall time."""
+    """`books` with Gated DeltaNet for Hyena in the latent stack, for as many steps."""
     base = blt()
     latent = base.model.latent
     delta = GatedDeltaNetConfig(dim=latent.dim, num_heads=latent.dim // 128)

@@ -1,6 +1,5 @@
 """Time and memory of a block by length: python -m experiments.benchmark scaling --mixers D A --out FILE."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -37,8 +36,8 @@ def scaling(
 ) -> dict[str, Any]:
     """Times a block of each mixer with its MLP on one row, bf16, and plans its memory with and without remat.
 
-    Programs of one length are compiled side by side, and timed in turns. One whose planned memory is more than the GPU
-    has is not timed: None. Of each mixer it tells the exponent of time in length, and the length from which it is
+    Programs of one length are compiled side by side, and timed in turns. One that runs out of memory in a call before
+    that is not timed: None. Of each mixer it tells the exponent of time in length, and the length from which it is
     faster than attention's block, with the interval of the medians' intervals.
 
     Args:
@@ -167,14 +166,11 @@ def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict
     peak = peak_flops(jax.devices()[0].device_kind)
     found: dict[str, dict[str, Any]] = {name: {"forward_flops": flops[name]} for name in mixers}
     for label, programs_of, times in zip(PASSES, (forward, both), (1, 3), strict=True):
-        fits = [planned(one) <= room() for one in programs_of]
-        fitting = [one for one, there in zip(programs_of, fits, strict=True) if there]
-        measured = iter(measure_all(fitting, trials=trials) if fitting else ())
-        for name, there in zip(mixers, fits, strict=True):
-            if not there:
-                found[name][label] = None
-                continue
-            taken = next(measured)
+        held = {name: one for name, one in zip(mixers, programs_of, strict=True) if fits(one)}
+        measured = measure_all(list(held.values()), trials=trials) if held else ()
+        for name in mixers:
+            found[name][label] = None
+        for name, taken in zip(held, measured, strict=True):
             seconds = taken.summary.median
             found[name][label] = timed(taken) | {
                 "tokens_per_second": length / seconds,
@@ -187,20 +183,17 @@ def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict
     return found
 
 
-def planned(case: "Case") -> int:
-    """Bytes that a program needs beside its arguments."""
-    from experiments.benchmark._forward import planned_bytes
-
-    needs = planned_bytes(case.fn, *case.args)
-    return needs["temporaries"] + needs["results"]
-
-
-def room() -> float:
-    """Bytes of the device that nothing holds; without limit where it does not tell."""
+def fits(case: "Case") -> bool:
+    """Whether a call of the program, by itself, finds the memory that it needs."""
     import jax
 
-    stats = jax.devices()[0].memory_stats()
-    return math.inf if not stats else stats["bytes_limit"] - stats["bytes_in_use"]
+    from experiments.benchmark._sequence import fitting
+
+    def call() -> dict[str, Any]:
+        jax.block_until_ready(case.fn(*case.args))
+        return {}
+
+    return "out_of_memory" not in fitting(call)
 
 
 def growth(found: Sequence[dict[str, Any]]) -> dict[str, Any]:

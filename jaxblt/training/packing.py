@@ -75,9 +75,10 @@ def capacity_multiple(model: Any, data: RowsConfig, patcher: PatcherConfig) -> i
 
 
 def fill_rows(slots: int, data: RowsConfig, patcher: PatcherConfig, *, multiple: int) -> int:
-    """A calibrated capacity, or a little more with which rows hold a multiple of `ROW_MULTIPLE` slots.
+    """A calibrated capacity, or a little more with which the longest rows hold a multiple of `ROW_MULTIPLE` slots.
 
-    In rows of 2,047 steps modal filters take 2.5 times as long as in rows of 2,048, with gradients 2.7 times.
+    Modal filters take 2.5 times as long in rows of 2,047 steps as in rows of 2,048, with gradients 2.7 times
+    (`modal_conv_2047.json`). Other mixers take as long a slot, and have up to a thirty-second more of them.
 
     Args:
       slots: the capacity, a multiple of `multiple` or the block's size.

@@ -28,9 +28,10 @@ PROGRAMS = 132
 """Of an H100 or H200 at a time: one a multiprocessor."""
 LEAST_STEPS = 512
 """Of a stretch: below, the product and the scan over stretches would be most of the work."""
-
 TIMED_FROM = 8192
 """Steps of a row."""
+TIMED_KEYS = 64
+"""Channels of a key, at most."""
 
 
 def count_stretches(k: Any, v: Any, *, by_key: bool) -> int:
@@ -61,10 +62,10 @@ def rather_not(
     if refused := hopper.rather_not(device, q, k, v, log_value_gate=log_value_gate, **options):
         return refused
     if log_value_gate is None:
-        return "it was timed with gates per value channel alone"
-    if v.shape[1] < TIMED_FROM or k.shape[3] > hopper.WIDTHS[-1]:
+        return "it was timed only with gates per value channel"
+    if v.shape[1] < TIMED_FROM or k.shape[3] > TIMED_KEYS:
         return (
-            f"it was timed from {TIMED_FROM} steps on with keys of up to {hopper.WIDTHS[-1]} channels, "
+            f"it was timed from {TIMED_FROM} steps on with keys of up to {TIMED_KEYS} channels, "
             f"got {v.shape[1]} steps and {k.shape[3]} channels"
         )
     return None

@@ -1,14 +1,17 @@
 """Time by length: exponents, where curves cross, and the benchmark's figures."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark import scaling
+from experiments.benchmark import _forward, scaling
 from experiments.benchmark._exponents import crossover, exponent
+from jaxblt import profiling
 from jaxblt.models import StackConfig
 from jaxblt.models.stack import DEFAULTS
 from jaxblt.training.flops import PEAK_FLOPS
@@ -84,14 +87,31 @@ def test_a_pass_that_does_not_fit_is_left_out() -> None:
     assert {end for ends in crossed.values() for end in ends.values()} == {float(lengths[0])}
 
 
-def test_programs_that_a_device_does_not_hold_are_planned_and_not_timed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_programs_that_run_out_of_memory_are_planned_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two mixers one fails with gradients; all other passes have times."""
+
+    def compiled(cases: Any) -> Any:
+        return [replace(one, fn=failing) if i == 2 else one for i, one in enumerate(cases)]
+
+    def failing(*args: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 71 GiB")
+
     monkeypatch.setattr(scaling, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name))
-    monkeypatch.setattr(scaling, "room", lambda: 0)
-    (found,) = scaling.at_length(["R"], 16, 32, 20).values()
-    assert [found[p] for p in scaling.PASSES] == [None, None]
-    assert found["planned_bytes"]["temporaries"] > 0
+    monkeypatch.setattr(profiling, "compiled", compiled)
+    monkeypatch.setattr(_forward, "planned_bytes", lambda fn, *args: {"temporaries": 1})
+    found = scaling.at_length(["R", "A"], 16, 32, 20)
+    assert found["R"]["forward+backward"] is None
+    assert all(found["A"][p]["median"] > 0 for p in scaling.PASSES)
+    assert found["R"]["forward"]["median"] > 0
+    assert found["R"]["planned_bytes"] == {"temporaries": 1}
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    def failing() -> None:
+        raise jax.errors.JaxRuntimeError("INTERNAL: no kernel")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no kernel"):
+        scaling.fits(profiling.Case("one", failing))
 
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")

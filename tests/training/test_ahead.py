@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import configs
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.plan import PlanConfig, complete, report
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
@@ -88,6 +89,13 @@ def test_what_is_left_open_is_assumed_and_said():
     known = PatcherConfig(mode="static", block_size=16, capacity=4)
     assert settle(tiny_recipe(patcher=known)) == (tiny_recipe(patcher=known), [])
     assert settle(tiny_recipe())[1] == []
+
+
+def test_assumed_slots_fill_rows_as_calibrated_ones_do():
+    """1,016 slots would do in each of two blocks a row; the first recipe's 1,144 are too far from 1,280."""
+    for rate, slots in ((4.5, 1144), (5.05, 1024)):
+        recipe, _ = settle(replace(configs.RECIPES["books"](), bytes_per_patch=rate))
+        assert recipe.patcher.capacity == slots
 
 
 def test_an_entropy_model_comes_from_its_recipe_or_is_missed():

@@ -15,6 +15,7 @@ from jaxblt.models.row_layout import promises
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.run import Run
+from jaxblt.training import packing
 from jaxblt.training.frozen import resolve
 from jaxblt.training.packing import fill_rows
 from jaxblt.training.recipe import Recipe, differences
@@ -120,8 +121,9 @@ def test_packed_documents_start_where_segments_of_bytes_do():
         (984, 8192, 4096, 8, 984),  # 1,024 are over a thirty-second more
         (1024, 8192, 4096, 8, 1024),
         (1016, 4096, 4096, 8, 1024),
-        (760, 8192, 4096, 24, 768),  # keeps to the grid: 768 is a multiple of 24 and of 256
-        (1016, 8192, 4096, 48, 1016),
+        (744, 8192, 4096, 24, 744),  # 768 are over a thirty-second more
+        (1512, 8192, 4096, 24, 1536),  # keeps to the grid: 1,536 is a multiple of 24 and of 256
+        (1008, 8192, 4096, 24, 1008),  # 1,024 is no multiple of 24
         (16, 256, 16, 8, 16),  # the block has no more
         (500, 12_288, 4096, 4, 512),  # three blocks a row
     ],
@@ -142,6 +144,20 @@ def test_calibrated_slots_let_packed_documents_start_where_segments_do(alignment
         recipe, _ = resolve(recipe, open_data(recipe, mesh, source=source), mesh)
     assert (recipe.patcher.capacity, recipe.data.alignment) == (capacity, alignment)
     shapes_of(recipe)
+
+
+@pytest.mark.parametrize(("wanted", "capacity"), [(512, 16), (72, 24)])
+def test_a_run_s_capacity_fills_rows(wanted, capacity, monkeypatch):
+    """Of three blocks with 16 slots each: 48 slots a row become 72 where a multiple of that is wanted."""
+    monkeypatch.setattr(packing, "ROW_MULTIPLE", wanted)
+    monkeypatch.setattr(packing, "MOST_MORE", 0.5)
+    recipe = latent_mac(8, PatcherConfig(mode="space", block_size=48), alignment=144)
+    recipe = replace(recipe, data=replace(recipe.data, seq_len=144))
+    mesh = make_mesh(devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        data = open_data(recipe, mesh, source=BytesSource([b"a long word " * 20] * 8))
+        recipe, _ = resolve(recipe, data, mesh)
+    assert recipe.patcher.capacity == capacity
 
 
 def test_what_is_said_of_slots_off_the_grid_helps():
