@@ -22,7 +22,7 @@ from pallas_kernels.long_conv.mosaic_gpu_correlated import correlate
 from pallas_kernels.long_conv.mosaic_gpu_long import run_long
 
 ONE_PASS = False
-"""Whether a kernel of ours sums conj(U) V. XLA reads both spectra twice, but the kernel has not run on a GPU yet."""
+"""Whether a kernel of ours sums conj(U) V. XLA moves twice what both spectra have; no GPU has run the kernel yet."""
 
 
 def differentiate_long(

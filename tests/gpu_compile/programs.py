@@ -192,7 +192,7 @@ def _linear_scan() -> Iterator[Program]:
 
 
 def _long_conv() -> Iterator[Program]:
-    """Four, two and one row in a tile, then two to eight tiles a row, once an odd length; without gates, packed."""
+    """Four, two and one row in a tile, then two to eight tiles, once an odd length; without gates, packed; sums."""
     run = long_conv_mosaic_gpu
     for length in (1024, 2048, 4096, 8192, 12_288, 16_383, 24_576, 32_768):
         x = jax.ShapeDtypeStruct((64, 768, length), jnp.bfloat16)
