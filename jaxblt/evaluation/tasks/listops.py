@@ -71,6 +71,25 @@ def _apply(operator: int, values: list[int]) -> int:
     return (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) // 2
 
 
+def reorder(symbols: Sequence[int], draws: Draws) -> list[int]:
+    """The same expression with the arguments of every operator in random order: it comes to the same digit."""
+    keys = iter(draws.words(len(symbols)).tolist())
+    around: list[list[bytes]] = []
+    arguments: list[bytes] = []  # of the innermost open list; its operator stands last in the list around it
+    for symbol in symbols:
+        if symbol == CLOSE:
+            arguments.sort(key=lambda _: next(keys))
+            whole = b"".join(arguments) + bytes([CLOSE])
+            arguments = around.pop()
+            arguments[-1] += whole
+        else:
+            arguments.append(bytes([symbol]))
+            if symbol in OPERATORS:
+                around.append(arguments)
+                arguments = []
+    return list(arguments[0])
+
+
 def show(symbols: Sequence[int]) -> str:
     """The text of an expression, without round brackets."""
     return " ".join(SYMBOLS[s] if 0 <= s < len(SYMBOLS) else f"<{s}>" for s in symbols)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxblt.data.draws import Draws
+from jaxblt.data.examples import Example, question_and_answer
 from jaxblt.data.sources.files import expand, read_all
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import OFFSET
 from jaxblt.evaluation.tasks.generated import GeneratedExamples, ids, vocab_size
-from jaxblt.evaluation.tasks.listops import SYMBOLS, ListOps, evaluate, parse, show
+from jaxblt.evaluation.tasks.listops import SYMBOLS, ListOps, evaluate, parse, reorder, show
 from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_any, check_part
 from jaxblt.validation import check_bounds, check_fields
 
@@ -30,16 +32,19 @@ class ListOpsFiles:
     Attributes:
       path: the folder of the three files.
       max_symbols: longer expressions are cut off behind so many, as the arena does.
+      orders: of arguments in which each training expression is shown; operators take theirs in any order. All of its
+        expressions are evaluated then.
     """
 
     path: str
     max_symbols: int = 2000
+    orders: int = 1
 
     num_answers = 10
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_bounds(self, "max_symbols", least=1)
+        check_bounds(self, "max_symbols", "orders", least=1)
 
     @property
     def vocab_size(self) -> int:
@@ -49,7 +54,7 @@ class ListOpsFiles:
     def length(self) -> int:
         return self.max_symbols + 2
 
-    def open(self, split: SplitName, *, seed: int = 0) -> LoadedExamples:
+    def open(self, split: SplitName, *, seed: int = 0) -> "LoadedExamples | Reordered":
         """The expressions of a split.
 
         Raises:
@@ -61,8 +66,50 @@ class ListOpsFiles:
         (file,) = expand(Path(self.path) / _FILES[split])
         questions, answers = read_tsv(file)
         check_any(questions, split, str(file), "write expressions behind its first line")
+        if split == "train" and self.orders > 1:
+            check_answers(file, questions, answers, most=len(questions))
+            return Reordered(questions, answers, self.max_symbols, self.orders, seed)
         check_answers(file, questions, answers)
         return LoadedExamples([q[: self.max_symbols] for q in questions], answers)
+
+
+@dataclass(frozen=True, eq=False)
+class Reordered:
+    """Expressions in several orders of their arguments, made when an example is asked for; the first is the file's.
+
+    Attributes:
+      questions: Int[q] ids of each expression.
+      answers: Int32[N], ids.
+      max_symbols: what is shown of an expression.
+      orders: of each.
+      seed: picks them.
+    """
+
+    questions: list[np.ndarray]
+    answers: np.ndarray
+    max_symbols: int
+    orders: int
+    seed: int
+
+    @property
+    def count(self) -> int:
+        return len(self.questions) * self.orders
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Int64[N orders], positions of each: BOS, the question, EOS."""
+        once = [min(len(question), self.max_symbols) + 2 for question in self.questions]
+        return np.tile(np.array(once, np.int64), self.orders)
+
+    def example(self, number: int) -> Example:
+        if not 0 <= number < self.count:
+            raise IndexError(f"example {number} does not exist: there are {self.count}")
+        order, place = divmod(number, len(self.questions))
+        question = self.questions[place]
+        if order:
+            symbols = (question.astype(int) - OFFSET).tolist()
+            question = ids(np.array(reorder(symbols, Draws(self.seed, number))))
+        return question_and_answer(question[: self.max_symbols], self.answers[place : place + 1])
 
 
 def read_tsv(file: Path) -> tuple[list[np.ndarray], np.ndarray]:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from jaxblt.data import OFFSET
+from jaxblt.data.draws import Draws
 from jaxblt.evaluation.tasks import ListOps, ListOpsFiles
-from jaxblt.evaluation.tasks.listops import evaluate, parse, show
+from jaxblt.evaluation.tasks.listops import evaluate, parse, reorder, show
 from jaxblt.evaluation.tasks.listops_files import check_answers, read_tsv, write_files
 
 RELEASED = os.environ.get("JAXBLT_LISTOPS_D20S", "")
@@ -111,6 +112,59 @@ def test_files_without_expressions_and_without_text_are_refused(tmp_path):
     (tmp_path / "basic_val.tsv").write_bytes(b"Source\tTarget\n\xff\t3\n")
     with pytest.raises(ValueError, match=r"basic_val\.tsv' is no text .*: copy it again"):
         ListOpsFiles(path=str(tmp_path)).open("validation")
+
+
+def test_reordered_arguments_come_to_the_same_digit():
+    draws, task = Draws(3), ListOps(min_symbols=4, max_symbols=60)
+    for _ in range(50):
+        symbols = task.expression(draws)
+        other = reorder(symbols, draws)
+        assert evaluate(other) == evaluate(symbols)
+        assert sorted(other) == sorted(symbols)
+    argument, nested = [*range(8)], [11, 8, 9, 14]
+    places = set()
+    for _ in range(20):
+        other = reorder([10, *argument, *nested, 14], draws)
+        assert other[0] == 10
+        start = other.index(11)
+        assert set(other[start : start + 4]) == set(nested)
+        places.add(start)
+    assert len(places) > 4
+    assert reorder(symbols, Draws(5)) == reorder(symbols, Draws(5))
+
+
+def test_training_expressions_are_shown_in_several_orders(tmp_path):
+    write_files(ListOps(train_size=5, eval_size=2, min_symbols=12, max_symbols=40), tmp_path, processes=1)
+    once, often = (ListOpsFiles(path=str(tmp_path), orders=orders, max_symbols=20) for orders in (1, 4))
+    plain, examples = once.open("train"), often.open("train", seed=7)
+    assert examples.count == 20
+    np.testing.assert_array_equal(examples.lengths, np.tile(plain.lengths, 4))
+    shown = [set() for _ in range(5)]
+    for number in range(20):
+        inputs, targets, scored = examples.example(number)
+        expected, answer, _ = plain.example(number % 5)
+        assert len(inputs) == len(expected)
+        np.testing.assert_array_equal(targets[scored], answer[scored])
+        shown[number % 5].add(inputs.tobytes())
+        if number < 5:
+            np.testing.assert_array_equal(inputs, expected)
+    assert all(len(rows) > 1 for rows in shown)
+    again, other = often.open("train", seed=7), often.open("train", seed=8)
+    same = [np.array_equal(examples.example(n)[0], again.example(n)[0]) for n in range(20)]
+    differ = [not np.array_equal(examples.example(n)[0], other.example(n)[0]) for n in range(5, 20)]
+    assert all(same)
+    assert any(differ)
+    assert often.open("test").count == 2
+    with pytest.raises(IndexError, match="example 20 does not exist: there are 20"):
+        examples.example(20)
+
+
+def test_every_expression_that_is_reordered_is_checked(tmp_path):
+    lines = ["7\t7\n"] * 2 + ["( [MAX 2\t2\n"] + ["7\t7\n"] * 4000
+    (tmp_path / "basic_train.tsv").write_text("".join(["Source\tTarget\n", *lines]))
+    assert ListOpsFiles(path=str(tmp_path)).open("train").count == 4003
+    with pytest.raises(ValueError, match="line 4: not one whole expression"):
+        ListOpsFiles(path=str(tmp_path), orders=2).open("train")
 
 
 def test_drawn_files_hold_the_examples_of_the_task(tmp_path):
