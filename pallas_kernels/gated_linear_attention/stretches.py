@@ -48,12 +48,14 @@ def why_not(
     device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, **options: Any
 ) -> str | None:
     """Why rows are not cut for the Hopper kernels, or None."""
-    if refused := hopper.why_not(device, q, k, v, log_key_gate=log_key_gate, **options):
+    del options
+    by_key = log_key_gate is not None
+    if refused := hopper.why_not_heads(device, q, k, v, by_key=by_key):
         return refused
-    if count_stretches(k, v, by_key=log_key_gate is not None) == 1:
-        batch, length, heads, _ = v.shape
+    batch, length, heads, _ = v.shape
+    if (count := count_stretches(k, v, by_key=by_key)) == 1:
         return f"{batch} rows of {length} steps with {heads} heads are run whole"
-    return None
+    return hopper.why_not_steps(-(-length // count))
 
 
 def rather_not(

@@ -166,6 +166,14 @@ def test_as_many_programs_as_run_at_a_time(call: tuple[int, ...], gate: Any, cou
         assert said.startswith("gated_linear_attention: mosaic_gpu_stretches")
 
 
+@pytest.mark.parametrize(("length", "refused"), [(8_388_480, False), (8_388_481, True)])
+def test_a_grid_holds_chunks_of_stretches(length: int, refused: bool) -> None:
+    """Rows of twice as many steps as `mosaic_gpu` takes, cut in two."""
+    x = jax.ShapeDtypeStruct((1, length, 66, 64), jnp.bfloat16)
+    assert count_stretches(x, x, by_key=False) == 2
+    assert ("at most 65535 chunks" in str(why_not(HOPPER, x, x, x, log_value_gate=x))) == refused
+
+
 def test_rows_shorter_than_a_chunk_are_not_filled_up_to_one() -> None:
     given = case("log_gate", 1)
     short = {n: x[:, :5] if n != "initial_state" else x for n, x in given.arrays.items()}
