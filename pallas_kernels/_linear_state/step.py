@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels._hopper import why_not_streams
+from pallas_kernels._hopper import MOST_BLOCKS, why_not_streams
 
 LANES = 128
 """Value channels of a program: one a thread of a warpgroup."""
@@ -29,6 +29,10 @@ def why_not(device: Device, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> str |
         return f"its keys are a multiple of {KEYS[0]} wide, at most {KEYS[1]}, not {keys}"
     if v.shape[3] % LANES:
         return f"its values are a multiple of {LANES} wide, not {v.shape[3]}"
+    if (heads := v.shape[0] * v.shape[2]) > MOST_BLOCKS:
+        return (
+            f"a grid has at most {MOST_BLOCKS} heads of rows, {v.shape[0]} rows of {v.shape[2]} have {heads}"
+        )
     return None
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels._hopper import why_not_streams
+from pallas_kernels._hopper import MOST_BLOCKS, why_not_streams
 
 WIDTHS = (64, 128)
 """Key channels of a head, of one program."""
@@ -40,12 +40,32 @@ def program_values(keys: int, values: int, *, by_key: bool) -> int:
 
 def why_not(device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, **_: Any) -> str | None:
     """Why the kernels cannot run such a call, or None."""
+    return why_not_heads(device, q, k, v, by_key=log_key_gate is not None) or why_not_steps(v.shape[1])
+
+
+def why_not_heads(device: Device, q: Any, k: Any, v: Any, *, by_key: bool) -> str | None:
+    """Why the kernels cannot run such a call with rows of any length, or None."""
     if refused := why_not_streams(device, q, k, v):
         return refused
-    most = WIDEST if log_key_gate is None else WIDTHS[-1]
-    if k.shape[3] > most:
+    if k.shape[3] > (WIDTHS[-1] if by_key else WIDEST):
         return (
             f"its keys are at most {WIDEST} wide, {WIDTHS[-1]} under gates by key channel, not {k.shape[3]}"
+        )
+    keys, values = filled_keys(k.shape[3]), filled_values(v.shape[3])
+    parts = values // program_values(keys, values, by_key=by_key)
+    # A program of wide keys' gradients has one tile of their channels
+    programs = v.shape[2] * parts * (keys // PIECE if keys > WIDTHS[-1] else 1)
+    if programs > MOST_BLOCKS:
+        return f"a grid has at most {MOST_BLOCKS} programs of heads, {v.shape[2]} heads are {programs}"
+    return None
+
+
+def why_not_steps(length: int) -> str | None:
+    """Why the kernels cannot run rows of as many steps, or None: gradients have a program for each chunk."""
+    if (chunks := -(-length // PIECE)) > MOST_BLOCKS:
+        longest = MOST_BLOCKS * PIECE
+        return (
+            f"a grid has at most {MOST_BLOCKS} chunks, rows of {longest} steps; {length} steps are {chunks}"
         )
     return None
 

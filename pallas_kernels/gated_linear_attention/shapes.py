@@ -32,6 +32,16 @@ SHAPES = (
     LinearAttentionShape("pulse_write_8k", 8, 8192, 8, 8, 64, 128, "value"),
     LinearAttentionShape("pulse_write_1x16k", 1, 16_384, 8, 8, 64, 128, "value"),
     LinearAttentionShape("pulse_read_8k", 8, 8192, 8, 8, 128, 64, "key"),
+    # Slots written to few rows, which are cut into stretches: SimplePulse's in shorter rows, then 64 and 128 slots of a
+    # model of width 1,024.
+    LinearAttentionShape("pulse_write_1x1k", 1, 1024, 8, 8, 64, 128, "value"),
+    LinearAttentionShape("pulse_write_1x4k", 1, 4096, 8, 8, 64, 128, "value"),
+    LinearAttentionShape("pulse_write_4x2k", 4, 2048, 8, 8, 64, 128, "value"),
+    LinearAttentionShape("engine_write_1x4k", 1, 4096, 8, 8, 128, 64, "value"),
+    LinearAttentionShape("engine_write_1x16k", 1, 16_384, 8, 8, 128, 64, "value"),
+    LinearAttentionShape("engine_write_128_1x16k", 1, 16_384, 8, 8, 128, 128, "value"),
+    LinearAttentionShape("engine_write_128_1x64k", 1, 65_536, 8, 8, 128, 128, "value"),
+    LinearAttentionShape("engine_write_8x8k", 8, 8192, 8, 8, 128, 64, "value"),
     # The same calls with one gate a head: what gates of each slot cost.
     LinearAttentionShape("gsa_1b_write_head_8k", 8, 8192, 4, 4, 512, 64),
     LinearAttentionShape("gsa_1b_read_head_8k", 8, 8192, 4, 4, 64, 512),
@@ -42,6 +52,9 @@ SHAPES = (
     LinearAttentionShape("h32_d128_64k", 1, 65536, 32, 32, 128, 128),
     LinearAttentionShape("h32_d128_gla_8k", 8, 8192, 32, 32, 128, 128, "key"),
     LinearAttentionShape("h32_d128_value_8k", 8, 8192, 32, 32, 128, 128, "value"),
+    # One row of 8 heads, which fill few of a GPU's multiprocessors.
+    LinearAttentionShape("h8_d128_1x16k", 1, 16_384, 8, 8, 128, 128),
+    LinearAttentionShape("h8_d128_gla_1x16k", 1, 16_384, 8, 8, 128, 128, "key"),
     # Decoding.
     LinearAttentionShape("decode_64", 64, 1, 32, 32, 128, 128),
     LinearAttentionShape("decode_64_key", 64, 1, 32, 32, 128, 128, "key"),

@@ -28,10 +28,11 @@ PROGRAMS = 132
 """Of an H100 or H200 at a time: one a multiprocessor."""
 LEAST_STEPS = 512
 """Of a stretch: below, the product and the scan over stretches would be most of the work."""
-TIMED_FROM = 8192
-"""Steps of a row."""
-TIMED_KEYS = 64
-"""Channels of a key, at most."""
+TIMED_FROM = 1024
+"""Steps of the shortest row that was timed: two of the shortest stretches. One such row is faster in `xla` forward, but
+not with gradients."""
+TIMED_KEYS = 128
+"""The most channels of a key that were timed."""
 
 
 def count_stretches(k: Any, v: Any, *, by_key: bool) -> int:
@@ -47,12 +48,14 @@ def why_not(
     device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, **options: Any
 ) -> str | None:
     """Why rows are not cut for the Hopper kernels, or None."""
-    if refused := hopper.why_not(device, q, k, v, log_key_gate=log_key_gate, **options):
+    del options
+    by_key = log_key_gate is not None
+    if refused := hopper.why_not_heads(device, q, k, v, by_key=by_key):
         return refused
-    if count_stretches(k, v, by_key=log_key_gate is not None) == 1:
-        batch, length, heads, _ = v.shape
+    batch, length, heads, _ = v.shape
+    if (count := count_stretches(k, v, by_key=by_key)) == 1:
         return f"{batch} rows of {length} steps with {heads} heads are run whole"
-    return None
+    return hopper.why_not_steps(-(-length // count))
 
 
 def rather_not(

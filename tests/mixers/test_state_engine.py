@@ -260,16 +260,16 @@ def test_upper_levels_are_written_to_more_slowly() -> None:
     assert config.slots == 7
 
 
-def chosen(config: StateEngineConfig) -> list[str]:
-    """Which implementations a training step in bfloat16 takes on an H200."""
-    module, x = config.build(dtype=jnp.bfloat16), jax.ShapeDtypeStruct((1, 70, config.dim), jnp.bfloat16)
+def chosen(config: StateEngineConfig, length: int = 70) -> list[str]:
+    """Which implementations a training step of one row in bfloat16 takes on an H200."""
+    module, x = config.build(dtype=jnp.bfloat16), jax.ShapeDtypeStruct((1, length, config.dim), jnp.bfloat16)
     with compiling_for(H200), record_choices() as lines:
         jax.eval_shape(module.init, jax.random.key(0), x)
     return [line.split(" on ")[0] for line in lines if line.startswith("gated_linear_attention")]
 
 
 def test_slots_run_in_kernels_where_they_fill_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SimplePulse's do, and 16 slots, which are filled up with zeros."""
+    """SimplePulse's do, and 16 slots, which are filled up with zeros; a longer row is written in stretches."""
     monkeypatch.setattr(
         "pallas_kernels._linear_state.jla.why_not_package", lambda device: "it is not installed"
     )
@@ -278,6 +278,12 @@ def test_slots_run_in_kernels_where_they_fill_tiles(monkeypatch: pytest.MonkeyPa
     assert isinstance(pulse, StateEngineConfig)
     assert chosen(pulse) == ["gated_linear_attention: mosaic_gpu"]
     assert chosen(default) == ["gated_linear_attention: mosaic_gpu"]
+    wide = StateEngineConfig(dim=1024, head_dim=128, num_slots=64)
+    for config in (pulse, wide):
+        assert chosen(config, 1024) == [
+            "gated_linear_attention: mosaic_gpu_stretches",
+            "gated_linear_attention: mosaic_gpu",
+        ]
 
 
 def test_heads_that_do_not_divide_the_devices_are_refused_only_with_edges() -> None:

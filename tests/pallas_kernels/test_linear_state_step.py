@@ -106,12 +106,15 @@ def test_on_a_gpu(gate: str, keys: int, values: int, check: str) -> None:
         ({"keys": 20}, "its keys are a multiple of 8 wide, at most 256, not 20"),
         ({"keys": 512}, "its keys are a multiple of 8 wide, at most 256, not 512"),
         ({"values": 64}, "its values are a multiple of 128 wide, not 64"),
+        ({"rows": 32_768}, "a grid has at most 65535 heads of rows, 32768 rows of 2 have 65536"),
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
-    call: dict[str, Any] = {"device": HOPPER, "dtype": jnp.bfloat16, "length": 1, "keys": 128, "values": 128}
-    device, dtype, length, keys, values = (call | change).values()
-    q, v = (jax.ShapeDtypeStruct((1, length, 2, width), dtype) for width in (keys, values))
+    call: dict[str, Any] = {"device": HOPPER, "dtype": jnp.bfloat16, "keys": 128, "values": 128}
+    call |= {"rows": 1, "length": 1} | change
+    rows = (call["rows"], call["length"], 2)
+    q, v = (jax.ShapeDtypeStruct((*rows, call[width]), call["dtype"]) for width in ("keys", "values"))
+    device = call["device"]
     assert reason in (why_not(device, q, q, v) or "it can run")
 
 

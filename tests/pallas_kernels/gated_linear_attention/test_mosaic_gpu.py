@@ -189,6 +189,29 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "keys", "reason"),
+    [
+        ((1, 4_194_240, 1), 128, None),
+        (
+            (1, 4_194_241, 1),
+            128,
+            "a grid has at most 65535 chunks, rows of 4194240 steps; 4194241 steps are 65536",
+        ),
+        ((70_000, 64, 8), 512, None),
+        ((1, 64, 65_535), 128, None),
+        ((1, 64, 65_536), 128, "a grid has at most 65535 programs of heads, 65536 heads are 65536"),
+        ((1, 64, 8_192), 512, "a grid has at most 65535 programs of heads, 8192 heads are 65536"),
+    ],
+)
+def test_calls_that_a_grid_does_not_hold_are_refused(
+    shape: tuple[int, ...], keys: int, reason: str | None
+) -> None:
+    """CUDA has 65,535 programs along all but a grid's last axis, which has rows; elements are counted in 64 bits."""
+    q, v = (jax.ShapeDtypeStruct((*shape, width), jnp.bfloat16) for width in (keys, 64))
+    assert why_not(HOPPER, q, q, v) == reason
+
+
+@pytest.mark.parametrize(
     ("keys", "values", "gate", "said"),
     [
         (512, 64, "log_value_gate", None),

@@ -134,6 +134,11 @@ def test_on_a_gpu(check: str, call: Any, count: int) -> None:
         ((8, 8192, 8, 64, 128), "value", 2),
         ((8, 8192, 32, 64, 128), "value", 1),
         ((1, 4096, 8, 64, 64), "value", 8),
+        ((1, 1024, 8, 64, 128), "value", 2),
+        ((1, 1023, 8, 64, 128), "value", 1),
+        ((4, 2048, 8, 64, 128), "value", 4),
+        ((1, 16_384, 8, 128, 64), "value", 16),
+        ((8, 8192, 8, 128, 64), "value", 2),
         ((1, 1000, 1, 64, 64), "value", 1),
         ((1, 1_048_576, 1, 64, 64), "value", 132),
     ],
@@ -154,11 +159,19 @@ def test_as_many_programs_as_run_at_a_time(call: tuple[int, ...], gate: Any, cou
         assert f"not mosaic_gpu_stretches: {whole}" in said
     elif gate == "key":
         assert "not mosaic_gpu_stretches: it was timed only with gates per value channel" in said
-    elif length < 8192 or widths[0] > 64:
-        timed = "it was timed from 8192 steps on with keys of up to 64 channels"
+    elif widths[0] > 128:
+        timed = "it was timed from 1024 steps on with keys of up to 128 channels"
         assert f"not mosaic_gpu_stretches: {timed}, got {length} steps and {widths[0]} channels" in said
     else:
         assert said.startswith("gated_linear_attention: mosaic_gpu_stretches")
+
+
+@pytest.mark.parametrize(("length", "refused"), [(8_388_480, False), (8_388_481, True)])
+def test_a_grid_holds_chunks_of_stretches(length: int, refused: bool) -> None:
+    """Rows of twice as many steps as `mosaic_gpu` takes, cut in two."""
+    x = jax.ShapeDtypeStruct((1, length, 66, 64), jnp.bfloat16)
+    assert count_stretches(x, x, by_key=False) == 2
+    assert ("at most 65535 chunks" in str(why_not(HOPPER, x, x, x, log_value_gate=x))) == refused
 
 
 def test_rows_shorter_than_a_chunk_are_not_filled_up_to_one() -> None:
