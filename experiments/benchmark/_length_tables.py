@@ -3,11 +3,12 @@
 from experiments.benchmark._markdown import Figures, Folder, count, gigabytes, ms, percent, prose, table
 
 PASSES = ("forward", "forward+backward")
+DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 
 
-def _memory(planned: Figures) -> str:
+def _memory(planned: Figures | None) -> str:
     """Bytes of a program that gradients need: what is given, what is returned, and what is between."""
-    return gigabytes(sum(planned.values()))
+    return "" if planned is None else gigabytes(sum(planned.values()))
 
 
 def _exponent(found: Figures | None) -> str:
@@ -67,7 +68,7 @@ def blocks(folder: Folder) -> str:
                 *(ms(at[p]["median"]) if at[p] else "does not fit" for p in PASSES),
                 *(f"{1e6 / at[p]['tokens_per_second']:.2g}" if at[p] else "" for p in PASSES),
                 *(percent(at[p]["mfu"]) if at[p] and at[p]["mfu"] is not None else "" for p in PASSES),
-                *(_memory(at[kind]) for kind in ("planned_bytes", "planned_bytes_with_remat")),
+                *(_memory(at.get(kind)) for kind in ("planned_bytes", "planned_bytes_with_remat")),
             )
             for mixer, timed in found["blocks"].items()
             for at in timed
@@ -92,11 +93,14 @@ def blocks(folder: Folder) -> str:
             for mixer in found["blocks"]
         ]
         head = ("mixer", "parameters", "exponent, forward", "exponent, with gradients")
+        dtype = DTYPES[found.get("dtype", "bfloat16")]
+        has_edges = any(mixer.endswith("_edges") for mixer in found["blocks"])
+        edges = ", with `_edges` they move and see each other every 64 tokens" if has_edges else ""
         ends = ("faster than attention from, forward", "faster than attention from, with gradients")
         said = prose(
-            f"`{name}`: a block with its MLP, one row, width {count(found['dim'])}, bf16. `T32` to `T256` are state "
-            "engines of so many slots. Exponents of time in length are fitted from 16,384 tokens on, with their 95 % "
-            "interval."
+            f"`{name}`: a block with its MLP, one row, width {count(found['dim'])}, {dtype}. `T32` to `T256` are state "
+            f"engines of so many slots{edges}. Exponents of time in length are fitted from 16,384 tokens on, with "
+            "their 95 % interval."
         )
         text.append(f"{said}\n\n{lengths}\n\n{table((*head, *ends), grown)}")
     return "\n\n".join(text)

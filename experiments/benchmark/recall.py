@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from experiments.benchmark._budget import CHUNK, Budget
+from experiments.benchmark._edges import with_edges
 from jaxblt.validation import check_bounds
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ SOLVED = 0.999
 """A model that answers so many of a chunk's questions, on rows it has not seen, is trained no further."""
 TEST_ROWS = 1024
 SLOTS = 128
-"""Of each head of the state engine `T`; `T_top_k` writes to an eighth of them, and `T64` has 64."""
+"""Of each head of the state engine `T`; `T_top_k` writes to an eighth of them, `T64` has 64, `T_edges` has edges."""
 LEVELS = (32, 16, 8)
 """Slots of `T_levels`, of which those of upper levels forget more slowly; `T56` has as many."""
 
@@ -67,12 +68,12 @@ class Settings(Budget):
             "D": GatedDeltaNetConfig(dim=self.dim, num_heads=self.heads),
             "G": GatedLinearAttentionConfig(dim=self.dim, num_heads=self.heads),
             "H": HyenaConfig(dim=self.dim, packed=False),
-            "T": slots,
             "T_top_k": replace(slots, top_k_states=SLOTS // 8),
             "T_levels": replace(slots, num_slots=None, levels=LEVELS),
         }
-        if counted := re.fullmatch(r"T(\d+)", mixer):
-            mixers[mixer] = replace(slots, num_slots=int(counted[1]))
+        if named := re.fullmatch(r"T(\d*)(_edges)?", mixer):
+            engine = replace(slots, num_slots=int(named[1] or SLOTS))
+            mixers[mixer] = with_edges(engine) if named[2] else engine
         used = {name: config for name, config in mixers.items() if name == mixer}
         pattern = ("S", mixer)
         stack = StackConfig(dim=self.dim, num_layers=self.layers, pattern=pattern, mixers=used, mlp_dim=0)
@@ -92,8 +93,9 @@ def recall(
       out: file for the figures as JSON, written anew after each model.
       pairs: of key and value in a row, one task each.
       mixers: names of the stack's table, such as D for Gated DeltaNet and A for attention; T_top_k is T (slots) whose
-        tokens write to their likeliest eighth, T64 has 64 slots in place of 128 (T32, T256, ...), and T_levels has
-        levels of 32, 16 and 8.
+        tokens write to their likeliest eighth, T64 has 64 slots in place of 128 (T32, T256, ...), T_levels has
+        levels of 32, 16 and 8, and T_edges or T64_edges has a GRU, attention among slots and routes that see them,
+        every 64 tokens.
       seeds: models of each kind, with seeds 0, 1, ...; of several the mean is told with its 95 % interval.
       settings: of all of them.
 

@@ -1,18 +1,49 @@
 """Time and memory of a block by length: python -m experiments.benchmark scaling --mixers D A --out FILE."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from experiments.benchmark._edges import with_edges
 
 if TYPE_CHECKING:
     from jaxblt.models import StackConfig
-    from jaxblt.profiling import Case
+    from jaxblt.profiling import Case, Method
 
 LONG = 16_384
 """Tokens from which the exponent is fitted: below, constant costs hide it."""
 PASSES = ("forward", "forward+backward")
+REMAT = "remat"
+"""The second pass once more with rematerialisation, which is planned and not timed."""
 STATES = (32, 64, 128, 256)
 """Slots of a head of the state engines T32, T64, T128 and T256."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all blocks of a measurement have in common.
+
+    Attributes:
+      dim: width.
+      dtype: of the computation; parameters are held in bf16.
+      trials: timed calls of each program.
+      method: how they are timed.
+      remat: whether memory is planned with rematerialisation, too.
+    """
+
+    dim: int
+    dtype: str = "bfloat16"
+    trials: int = 20
+    method: "Method | None" = None
+    remat: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """A mixer's programs at one length: by pass, with shapes in place of arguments, and what its products count."""
+
+    flops: float
+    cases: "dict[str, Case]"
 
 
 def scaling(
@@ -33,8 +64,12 @@ def scaling(
     dim: int = 1024,
     attention_up_to: int = 65_536,
     trials: int = 20,
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    method: Literal["profiler", "calls"] | None = None,
+    remat: bool = False,
+    together: bool = False,
 ) -> dict[str, Any]:
-    """Times a block of each mixer with its MLP on one row, bf16, and plans its memory with and without remat.
+    """Times a block of each mixer with its MLP on one row, and plans its memory.
 
     Programs of one length are compiled side by side, and timed in turns. One that runs out of memory in a call before
     that is not timed: None. Of each mixer it tells the exponent of time in length, and the length from which it is
@@ -42,12 +77,18 @@ def scaling(
 
     Args:
       out: file for the figures as JSON, written anew after each length.
-      mixers: names of the stack's table; A is attention. T32, T64, T128 and T256 are state engines of so many slots.
+      mixers: names of the stack's table; A is attention. T32, T64, T128 and T256 are state engines of so many slots,
+        T32_edges and so on the same with a GRU, attention among slots and routes that see them, every 64 tokens.
         U, L and N (GRU, LSTM, neural Turing machine) step token by token: give them few lengths.
       lengths: tokens of the row, rising.
       dim: width; heads have 128.
       attention_up_to: longest row of attention.
       trials: timed calls of each, at least 20.
+      dtype: of the computation. MFU is of bfloat16 alone.
+      method: "calls" takes the wall clock, for programs of more kernels than the profiler counts, such as edges in long
+        rows; None for what suits the device.
+      remat: plan the memory with rematerialisation, too: half as many programs again to compile.
+      together: compile all lengths before the first is timed, side by side. Nothing is written meanwhile.
 
     Raises:
       ValueError: lengths do not rise, a mixer is unknown, or there is nothing to time.
@@ -58,24 +99,38 @@ def scaling(
         raise ValueError(f"--lengths must rise, got {lengths}")
     if not mixers or not lengths:
         raise ValueError(f"there is nothing to time: name mixers and lengths, got {mixers} and {lengths}")
+    setting = Setting(dim, dtype, trials, method, remat)
     figures: dict[str, Any] = {
         "dim": dim,
+        "dtype": dtype,
         "rows": 1,
         "parameters": {name: parameters(name, dim) for name in mixers},
         "blocks": {name: [] for name in mixers},
     }
-    for length in lengths:
-        chosen = [name for name in mixers if name != "A" or length <= attention_up_to]
-        for name, found in at_length(chosen, length, dim, trials).items():
-            figures["blocks"][name].append({"tokens": length, **found})
-        figures["growth"] = {name: growth(found) for name, found in figures["blocks"].items()}
-        figures["crossover"] = {
-            name: crossing(found, figures["blocks"]["A"])
-            for name, found in figures["blocks"].items()
-            if name != "A" and "A" in mixers
-        }
-        save("scaling", out, figures)
-    return figures
+    drawn = {name: draw_block(name, dim) for name in mixers}
+    for group in [lengths] if together else [(length,) for length in lengths]:
+        chosen = {n: [name for name in mixers if name != "A" or n <= attention_up_to] for n in group}
+        ready = compile_blocks(
+            {n: {name: programs(name, drawn[name], n, setting) for name in chosen[n]} for n in group}
+        )
+        for length, blocks in ready.items():
+            for name, found in at_length(blocks, drawn, length, setting).items():
+                figures["blocks"][name].append({"tokens": length, **found})
+            save("scaling", out, figures | summary(figures["blocks"]))
+    return figures | summary(figures["blocks"])
+
+
+def summary(blocks: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Exponents, and where blocks pass attention's."""
+    attention = blocks.get("A")
+    return {
+        "growth": {name: growth(found) for name, found in blocks.items()},
+        "crossover": {
+            name: crossing(found, attention)
+            for name, found in blocks.items()
+            if name != "A" and attention is not None
+        },
+    }
 
 
 def block(name: str, dim: int) -> "StackConfig":
@@ -113,6 +168,7 @@ def block(name: str, dim: int) -> "StackConfig":
         "L": LSTMConfig(dim=dim, num_heads=heads),
         "N": NTMConfig(dim=dim),
         **{f"T{slots}": replace(engine, num_slots=slots) for slots in STATES},
+        **{f"T{slots}_edges": with_edges(replace(engine, num_slots=slots)) for slots in STATES},
     }
     if name not in known:
         raise ValueError(f"unknown mixer {name!r}, choose among {', '.join(known)}")
@@ -131,55 +187,109 @@ def parameters(name: str, dim: int) -> int:
     return count_params(jax.eval_shape(Stack(block(name, dim)).init, jax.random.key(0), x)["params"])[0]
 
 
-def at_length(mixers: Sequence[str], length: int, dim: int, trials: int) -> dict[str, dict[str, Any]]:
+def draw_block(name: str, dim: int) -> Any:
+    """The block's untrained parameters."""
+    import jax.numpy as jnp
+
+    from experiments.benchmark._forward import draw
+    from jaxblt.models.stack import Stack
+
+    return draw(Stack(block(name, dim)), jnp.zeros((1, 16, dim), jnp.float32))
+
+
+def programs(name: str, params: Any, length: int, setting: Setting) -> Block:
+    """What is compiled of a block for a row of this length.
+
+    The cotangent is there when the output is, as in a model, where a loss lies between: no loop does both passes at
+    once.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from jaxblt.models.stack import Stack
+    from jaxblt.profiling import Case
+    from jaxblt.training.flops import as_shapes, countable_device, matmul_flops
+    from jaxblt.training.state import widen
+
+    def passes(remat: str) -> tuple[Any, Any]:
+        module = Stack(replace(block(name, setting.dim), remat=remat), jnp.dtype(setting.dtype))
+
+        def forward(params: Any, x: Any) -> Any:
+            return module.apply({"params": widen(params)}, x)[0]  # pyright: ignore[reportIndexIssue]
+
+        def both(params: Any, x: Any, dy: Any) -> Any:
+            y, back = jax.vjp(forward, params, x)
+            y, dy = jax.lax.optimization_barrier((y, dy))
+            return y, back(dy.astype(y.dtype))
+
+        return forward, both
+
+    x = jax.ShapeDtypeStruct((1, length, setting.dim), setting.dtype)
+    shapes = (as_shapes(params), x, x)
+    forward, both = passes("none")
+    with jax.default_device(countable_device()):
+        flops = matmul_flops(forward, *shapes[:2])
+    # the longest to compile comes first
+    cases = {PASSES[1]: Case(f"{name} {PASSES[1]}", jax.jit(both), shapes)}
+    if setting.remat:
+        cases[REMAT] = Case(f"{name} {REMAT}", jax.jit(passes("full")[1]), shapes)
+    cases[PASSES[0]] = Case(name, jax.jit(forward), shapes[:2])
+    return Block(flops, cases)
+
+
+def compile_blocks(blocks: dict[int, dict[str, Block]]) -> dict[int, dict[str, Block]]:
+    """The same by length and mixer, compiled side by side."""
+    from jaxblt.profiling import compiled
+
+    places = [(n, name) for n, found in blocks.items() for name in found]
+    order = [(n, name, kind) for kind in (PASSES[1], REMAT, PASSES[0]) for n, name in places]
+    order = [(n, name, kind) for n, name, kind in order if kind in blocks[n][name].cases]
+    made = compiled([blocks[n][name].cases[kind] for n, name, kind in order])
+    ready = {n: {name: Block(one.flops, {}) for name, one in found.items()} for n, found in blocks.items()}
+    for (n, name, kind), case in zip(order, made, strict=True):
+        ready[n][name].cases[kind] = case
+    return ready
+
+
+def at_length(
+    blocks: dict[str, Block], drawn: dict[str, Any], length: int, setting: Setting
+) -> dict[str, dict[str, Any]]:
     """Seconds of both passes, None for one that does not fit, and planned bytes of each block on a row of this length.
 
     MFU counts the matrix products of the forward pass in plain XLA, and three times as many with gradients.
     """
     import jax
-    import jax.numpy as jnp
 
-    from experiments.benchmark._forward import draw, planned_bytes
+    from experiments.benchmark._forward import planned_bytes
     from experiments.benchmark._schema import timed
-    from jaxblt.models.stack import Stack
-    from jaxblt.profiling import Case, compiled, forward_backward, measure_all
-    from jaxblt.training.flops import as_shapes, countable_device, matmul_flops, mfu, peak_flops
-    from jaxblt.training.state import widen
+    from jaxblt.profiling import measure_all
+    from jaxblt.training.flops import mfu, peak_flops
 
-    def case(name: str, remat: str = "none") -> Case:
-        config = replace(block(name, dim), remat=remat)
-        params = draw(Stack(config), jnp.zeros((1, 16, dim), jnp.float32))
-
-        def program(params: Any, x: Any) -> Any:
-            return Stack(config, x.dtype).apply({"params": widen(params)}, x)[0]  # pyright: ignore[reportIndexIssue]
-
-        return Case(name, program, (params, x))
-
-    key = jax.random.key(length)
-    x = jax.random.normal(key, (1, length, dim), jnp.bfloat16)
-    cases = [case(name) for name in mixers]
-    with jax.default_device(countable_device()):
-        flops = {one.name: matmul_flops(one.fn, *as_shapes(one.args)) for one in cases}
-    backward = [forward_backward(one, key) for one in (*cases, *(case(name, "full") for name in mixers))]
-    programs, count = compiled([*cases, *backward]), len(mixers)
-    forward, both, again = (programs[i * count : (i + 1) * count] for i in range(3))
-    peak = peak_flops(jax.devices()[0].device_kind)
-    found: dict[str, dict[str, Any]] = {name: {"forward_flops": flops[name]} for name in mixers}
-    for label, programs_of, times in zip(PASSES, (forward, both), (1, 3), strict=True):
-        held = {name: one for name, one in zip(mixers, programs_of, strict=True) if fits(one)}
-        measured = measure_all(list(held.values()), trials=trials) if held else ()
-        for name in mixers:
+    shape = (1, length, setting.dim)
+    # one pair for all: at a million tokens each array has 2 GB
+    x, dy = (jax.random.normal(key, shape, setting.dtype) for key in jax.random.split(jax.random.key(length)))
+    peak = peak_flops(jax.devices()[0].device_kind) if setting.dtype == "bfloat16" else None
+    found: dict[str, dict[str, Any]] = {name: {"forward_flops": one.flops} for name, one in blocks.items()}
+    for label, times in zip(PASSES, (1, 3), strict=True):
+        inputs = (x,) if times == 1 else (x, dy)
+        cases = {name: replace(one.cases[label], args=(drawn[name], *inputs)) for name, one in blocks.items()}
+        held = {name: one for name, one in cases.items() if fits(one)}
+        measured = (
+            measure_all(list(held.values()), trials=setting.trials, method=setting.method) if held else ()
+        )
+        for name in blocks:
             found[name][label] = None
         for name, taken in zip(held, measured, strict=True):
-            seconds = taken.summary.median
+            seconds, flops = taken.summary.median, blocks[name].flops
             found[name][label] = timed(taken) | {
                 "tokens_per_second": length / seconds,
                 "microseconds_per_token": 1e6 * seconds / length,
-                "mfu": None if peak is None else mfu(times * flops[name] / length, length / seconds, peak),
+                "mfu": None if peak is None else mfu(times * flops / length, length / seconds, peak),
             }
-    for name, kept, made_again in zip(mixers, both, again, strict=True):
-        found[name]["planned_bytes"] = planned_bytes(kept.fn, *kept.args)
-        found[name]["planned_bytes_with_remat"] = planned_bytes(made_again.fn, *made_again.args)
+    for name, one in blocks.items():
+        for label, kind in (("planned_bytes", PASSES[1]), ("planned_bytes_with_remat", REMAT)):
+            if kind in one.cases:
+                found[name][label] = planned_bytes(one.cases[kind].fn, *one.cases[kind].args)
     return found
 
 

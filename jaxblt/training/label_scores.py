@@ -16,7 +16,7 @@ from scipy import stats
 
 from jaxblt.data.batch import Batch
 from jaxblt.training.chain import log_partition, path_score, viterbi
-from jaxblt.training.metrics import cross_entropy
+from jaxblt.training.metrics import cross_entropy, smoothed
 
 
 @runtime_checkable
@@ -40,11 +40,13 @@ CONFUSION = "confusion"
 class LabelScores:
     """Scores of an objective that asks for a class a row, `batch.labels`.
 
-    loss is the mean cross-entropy in nats. accuracy, mcc (Matthews's correlation; Gorodkin 2004) and f1 (the mean over
-    classes) are of the class with the largest logit. An evaluation adds auroc and auprc: of two classes those of the
-    second, of more the mean over classes against the rest. Classes without a row, or with every row, do not count.
+    loss is the mean over rows of ℓ = (1 - ε) · (-log p[label]) + ε · mean over classes of -log p, in nats. accuracy,
+    mcc (Matthews's correlation; Gorodkin 2004) and f1 (the mean over classes) are of the class with the largest logit.
+    An evaluation adds auroc and auprc: of two classes those of the second, of more the mean over classes against the
+    rest. Classes without a row, or with every row, do not count.
     """
 
+    label_smoothing: float = 0.0
     headline = "accuracy"
     higher_is_better = True
     figure_names = ("loss", "accuracy", "mcc", "f1", "auroc", "auprc")
@@ -54,12 +56,12 @@ class LabelScores:
         return jnp.sum(filled(batch))
 
     def losses(self, logits: Float[Array, "B C"], batch: Batch) -> Float[Array, "B"]:
-        """-log p[label] of each row; NaN for a label that is no class, which recipes refuse."""
-        return cross_entropy(logits, _labels(batch))
+        """ℓ of each row; NaN for a label that is no class, which recipes refuse."""
+        return class_losses(logits, _labels(batch), self.label_smoothing)
 
     def sums(self, logits: Float[Array, "B C"], batch: Batch) -> Sums:
-        """Σ -log p[label] as "loss", rows as "weight", and rows by label and prediction as "confusion"."""
-        return class_sums(logits, _labels(batch), filled(batch))
+        """Σ ℓ as "loss", rows as "weight", and rows by label and prediction as "confusion"."""
+        return class_sums(logits, _labels(batch), filled(batch), self.label_smoothing)
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """loss in nats a row, accuracy, mcc and f1."""
@@ -176,11 +178,24 @@ class NumberScores:
         }
 
 
-def class_sums(logits: Float[Array, "*N C"], labels: Int[Array, "*N"], weights: Float[Array, "*N"]) -> Sums:
+def class_losses(
+    logits: Float[Array, "*N C"], labels: Int[Array, "*N"], smoothing: float
+) -> Float[Array, "*N"]:
+    """Nats of each label, of which a share is spread over all classes."""
+    nats = cross_entropy(logits, labels)
+    return smoothed(nats, logits, smoothing) if smoothing else nats
+
+
+def class_sums(
+    logits: Float[Array, "*N C"],
+    labels: Int[Array, "*N"],
+    weights: Float[Array, "*N"],
+    smoothing: float = 0.0,
+) -> Sums:
     """Loss, weight, and Float[C, C] weights by label and prediction."""
     return {
         # a row that does not count may have a label that is no class, and its loss is NaN
-        "loss": jnp.sum(jnp.where(weights > 0, cross_entropy(logits, labels) * weights, 0)),
+        "loss": jnp.sum(jnp.where(weights > 0, class_losses(logits, labels, smoothing) * weights, 0)),
         "weight": jnp.sum(weights),
         CONFUSION: confusion(labels, jnp.argmax(logits, -1), weights, logits.shape[-1]),
     }

@@ -21,6 +21,12 @@ def cross_entropy(logits: Float[Array, "*N V"], targets: Int[Array, "*N"]) -> Fl
     return jax.nn.logsumexp(logits, -1) - picked
 
 
+def smoothed(nats: Float[Array, "*N"], logits: Float[Array, "*N V"], share: float) -> Float[Array, "*N"]:
+    """(1 - share) nats + share · mean over answers of -log softmax(logits): nats of a target with a smooth label."""
+    logits = logits.astype(jnp.float32)
+    return (1 - share) * nats + share * (jax.nn.logsumexp(logits, -1) - jnp.mean(logits, -1))
+
+
 def bits(nats: float) -> float:
     """Nats as bits."""
     return nats / math.log(2)

@@ -129,9 +129,19 @@ class OrderAgnostic(IdScores):
 
 @dataclass(frozen=True)
 class Classify(LabelScores):
-    """Predict `batch.labels`, a class for each row, with a model whose logits are [rows, classes]."""
+    """Predict `batch.labels`, a class for each row, with a model whose logits are [rows, classes].
+
+    Attributes:
+      causal: whether the model reads from left to right, as its config says.
+      label_smoothing: share of a label's probability that is spread over all classes (1512.00567, sec. 7).
+    """
 
     causal: bool = True
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "label_smoothing", least=0, below=1, why=": it is a share")
 
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
         return _labelled(self, batch)

@@ -4,12 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblt.data.batch import Batch
-from jaxblt.training.metrics import cross_entropy
+from jaxblt.training.metrics import cross_entropy, smoothed
 
 
 class IdScores:
@@ -51,9 +50,7 @@ class IdScores:
         nll = jnp.sum(nats * weights)
         found = {"loss": nll, "nll": nll, "weight": jnp.sum(weights)}
         if self.label_smoothing:
-            flat = jax.nn.logsumexp(logits, -1) - jnp.mean(logits, -1)
-            smooth = (1 - self.label_smoothing) * nats + self.label_smoothing * flat
-            found["loss"] = jnp.sum(smooth * weights)
+            found["loss"] = jnp.sum(smoothed(nats, logits, self.label_smoothing) * weights)
         return found | (_count_right(logits, batch) if self.accuracy else {})
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:

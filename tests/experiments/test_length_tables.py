@@ -11,6 +11,7 @@ def test_blocks_by_length_have_times_exponents_and_crossings() -> None:
     planned = {"arguments": 10**9, "temporaries": 5 * 10**8, "results": 0}
     at: dict[str, Any] = {"tokens": 2048, **passes}
     at |= {"planned_bytes": planned, "planned_bytes_with_remat": {"arguments": 10**9}}
+    bare = {key: value for key, value in at.items() if key != "planned_bytes_with_remat"}
     fit, cross = {"value": 1.0, "low": 0.9, "high": 1.1}, {"value": 3000.0, "low": 2000.0, "high": None}
     found = {
         "benchmark": "scaling",
@@ -26,7 +27,14 @@ def test_blocks_by_length_have_times_exponents_and_crossings() -> None:
     assert "| `A` | 4,096 | 1 | does not fit | 0.5 |  | 40 % |  | 1.5 GB | 1.0 GB |" in lines
     assert "| `D` | 12 | 1.00 (0.90 to 1.10) |  | 3,000 (2,000 to never) | never |" in lines
     assert "| `A` | 10 |  |  |  |  |" in lines
+    assert "width 1,024, bf16." in lines[0]
     assert _length_tables.blocks({}) == ""
+    edges = {"parameters": {"T64_edges": 9}, "blocks": {"T64_edges": [bare]}, "crossover": {}}
+    edges |= {"dtype": "float32", "growth": {"T64_edges": dict.fromkeys(passes)}}
+    text = _length_tables.blocks({"scaling": found | edges})
+    assert "| `T64_edges` | 2,048 | 1 | 4 | 0.5 | 2 | 40 % | 30 % | 1.5 GB |  |" in text.splitlines()
+    assert "width 1,024, fp32. `T32` to `T256` are state engines" in text
+    assert "with `_edges`" in text.replace("\n", " ")
 
 
 def test_a_hyena_layer_has_times_and_shares_of_its_parts() -> None:

@@ -57,6 +57,15 @@ def test_states_may_be_of_any_number_or_in_levels() -> None:
     }
 
 
+@pytest.mark.parametrize(("name", "slots"), [("T_edges", 128), ("T64_edges", 64)])
+def test_states_may_have_edges(name: str, slots: int) -> None:
+    settings = Settings()
+    engine = settings.model(name, settings.task(16)).stack.mixer(name)
+    assert isinstance(engine, StateEngineConfig)
+    assert (engine.slots, engine.interval_of_edges) == (slots, 64)
+    assert (engine.cell, engine.state_attention, engine.state_routes) == ("gru", True, True)
+
+
 def test_the_interval_is_of_seeds() -> None:
     """That of 0.2, 0.3 and 0.4: t is 4.3027 at two degrees of freedom, the deviation is 0.1."""
     found = over_seeds([0.2, 0.3, 0.4])

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from experiments.benchmark import _forward, scaling
 from experiments.benchmark._exponents import crossover, exponent
 from jaxblt import profiling
+from jaxblt.mixers import StateEngineConfig
 from jaxblt.models import StackConfig
 from jaxblt.models.stack import DEFAULTS
 from jaxblt.training.flops import PEAK_FLOPS
@@ -91,7 +93,7 @@ def test_programs_that_run_out_of_memory_are_planned_and_not_timed(monkeypatch: 
     """Of two mixers one fails with gradients; all other passes have times."""
 
     def compiled(cases: Any) -> Any:
-        return [replace(one, fn=failing) if i == 2 else one for i, one in enumerate(cases)]
+        return [replace(one, fn=failing) if one.name == "R forward+backward" else one for one in cases]
 
     def failing(*args: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 71 GiB")
@@ -99,11 +101,45 @@ def test_programs_that_run_out_of_memory_are_planned_and_not_timed(monkeypatch: 
     monkeypatch.setattr(scaling, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name))
     monkeypatch.setattr(profiling, "compiled", compiled)
     monkeypatch.setattr(_forward, "planned_bytes", lambda fn, *args: {"temporaries": 1})
-    found = scaling.at_length(["R", "A"], 16, 32, 20)
+    monkeypatch.setitem(PEAK_FLOPS, "cpu", 1e12)
+    setting = scaling.Setting(32, dtype="float32")
+    drawn = {name: scaling.draw_block(name, 32) for name in ("R", "A")}
+    blocks = {name: scaling.programs(name, params, 16, setting) for name, params in drawn.items()}
+    found = scaling.at_length(scaling.compile_blocks({16: blocks})[16], drawn, 16, setting)
     assert found["R"]["forward+backward"] is None
     assert all(found["A"][p]["median"] > 0 for p in scaling.PASSES)
     assert found["R"]["forward"]["median"] > 0
+    assert found["R"]["forward"]["mfu"] is None  # the peak is of bf16
     assert found["R"]["planned_bytes"] == {"temporaries": 1}
+    assert "planned_bytes_with_remat" not in found["R"]
+
+
+def test_all_lengths_are_compiled_at_once_gradients_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two mixers at two lengths, one with remat; each program comes back to where it belongs."""
+    asked: list[list[str]] = []
+
+    def compiled(cases: Any) -> Any:
+        asked.append([one.name for one in cases])
+        return [replace(one, fn=partial(str, f"{one.name} {one.args[1].shape[1]}")) for one in cases]
+
+    monkeypatch.setattr(scaling, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name))
+    monkeypatch.setattr(profiling, "compiled", compiled)
+    drawn = {name: scaling.draw_block(name, 32) for name in ("R", "A")}
+    kinds = {"R": scaling.Setting(32, dtype="float32", remat=True), "A": scaling.Setting(32)}
+    found = scaling.compile_blocks(
+        {n: {name: scaling.programs(name, drawn[name], n, kinds[name]) for name in drawn} for n in (16, 8)}
+    )
+    both = ["R forward+backward", "A forward+backward"]
+    assert asked == [[*both, *both, "R remat", "R remat", "R", "A", "R", "A"]]
+    for n in (16, 8):
+        assert {kind: one.fn() for kind, one in found[n]["R"].cases.items()} == {
+            "forward+backward": f"R forward+backward {n}",
+            "remat": f"R remat {n}",
+            "forward": f"R {n}",
+        }
+        assert set(found[n]["A"].cases) == set(scaling.PASSES)
+        assert {one.args[1].dtype.name for one in found[n]["R"].cases.values()} == {"float32"}
+        assert {one.args[1].dtype.name for one in found[n]["A"].cases.values()} == {"bfloat16"}
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
@@ -119,8 +155,10 @@ def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(scaling, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name))
     monkeypatch.setitem(PEAK_FLOPS, "cpu", 1e12)
     out = tmp_path / "scaling.json"
-    scaling.scaling(str(out), mixers=("R", "A"), lengths=(16, 32), dim=32, attention_up_to=16)
+    shape: Any = {"mixers": ("R", "A"), "lengths": (16, 32), "dim": 32, "attention_up_to": 16}
+    scaling.scaling(str(out), **shape, together=True, remat=True)
     found = json.loads(out.read_text())
+    assert found["dtype"] == "bfloat16"
     assert [at["tokens"] for at in found["blocks"]["R"]] == [16, 32]
     assert [at["tokens"] for at in found["blocks"]["A"]] == [16]
     for at in found["blocks"]["R"]:
@@ -146,6 +184,15 @@ def test_states_are_a_matter_of_a_gate_and_a_bias_each() -> None:
         ValueError, match="unknown mixer 'T16', choose among A, D, G, H, 2, R, P, U, L, N, T32"
     ):
         scaling.block("T16", 128)
+
+
+def test_engines_have_edges_by_their_name() -> None:
+    plain, edges = (scaling.block(name, 256).mixers[name] for name in ("T64", "T64_edges"))
+    assert isinstance(plain, StateEngineConfig)
+    assert isinstance(edges, StateEngineConfig)
+    assert (plain.interval_of_edges, edges.interval_of_edges) == (None, 64)
+    assert (edges.slots, edges.cell, edges.state_attention, edges.state_routes) == (64, "gru", True, True)
+    assert scaling.parameters("T64_edges", 256) > scaling.parameters("T64", 256)
 
 
 @pytest.mark.parametrize("name", ["R", "P", "U", "L", "N"])

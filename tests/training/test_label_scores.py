@@ -79,6 +79,21 @@ def test_figures_of_classes_are_those_of_scikit_learn(classes):
     )
 
 
+def test_smooth_labels_are_those_of_optax_and_leave_other_figures_alone():
+    """Labels 1 and 0 of the logits ln 2, ln 1, ln 1 have p = 1/4 and 1/2; a third row holds nothing."""
+    logits = jnp.log(jnp.array([[2.0, 1.0, 1.0]] * 3))
+    batch = batch_of(np.array([1, 0, 2], np.int32), np.array([True, True, False]))
+    plain, smooth = Classify(), Classify(label_smoothing=0.1)
+    soft = optax.smooth_labels(jax.nn.one_hot(batch.labels, 3), 0.1)
+    losses = smooth.losses(logits, batch)
+    np.testing.assert_allclose(losses, optax.softmax_cross_entropy(logits, soft), rtol=1e-6)
+    np.testing.assert_allclose(losses[:2], [1.3631894, 0.7393569], rtol=1e-6)
+    found, before = (objective.figures(objective.sums(logits, batch)) for objective in (smooth, plain))
+    assert float(found.pop("loss")) == pytest.approx(1.0512732, rel=1e-6)
+    assert float(before.pop("loss")) == pytest.approx(1.0397208, rel=1e-6)
+    assert found == before
+
+
 def test_figures_where_they_are_not_defined():
     """Every row of one class, and a class that nobody predicts or has."""
     logits = np.zeros((1, 6, 3), np.float32)
