@@ -301,7 +301,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "min_symbols": (3, 2000, 2.5),
         "max_symbols": (3, 2.5),
     },
-    ListOpsFiles: {"path": (None, 3), "max_symbols": (0, 2.5)},
+    ListOpsFiles: {"path": (None, 3), "max_symbols": (0, 2.5), "orders": (0, 2.5)},
     Babi: {"path": (3,), "subset": (None,), "tasks": ((), (0,), (21,), (1, 1), [1]), "max_words": (0, 2.5)},
     Babilong: {
         "path": (3,),

@@ -160,8 +160,7 @@ def test_as_many_programs_as_run_at_a_time(call: tuple[int, ...], gate: Any, cou
     elif gate == "key":
         assert "not mosaic_gpu_stretches: it was timed only with gates per value channel" in said
     elif widths[0] > 128:
-        timed = "it was timed from 1024 steps on with keys of up to 128 channels"
-        assert f"not mosaic_gpu_stretches: {timed}, got {length} steps and {widths[0]} channels" in said
+        assert f"it was timed with keys of up to 128 channels, got {widths[0]}" in said
     else:
         assert said.startswith("gated_linear_attention: mosaic_gpu_stretches")
 
