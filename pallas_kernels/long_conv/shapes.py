@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LongConvShape:
-    """One layer: B rows of T steps, D channels, L taps; each row holds as many documents of one length as it says."""
+    """One layer: B rows of T steps, D channels, L taps; `documents` of random lengths in each row."""
 
     name: str
     batch: int
