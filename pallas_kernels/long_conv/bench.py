@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._bench import Plan, Work, benchmark
+from pallas_kernels._bench import Plan, Work, benchmark, packed_ids
 from pallas_kernels._conv.gates import enter, leave
 from pallas_kernels._conv.toeplitz import toeplitz_product
 from pallas_kernels._dispatch import current_device
@@ -29,7 +29,8 @@ def plan(shape: LongConvShape, dtype: Any = jnp.bfloat16) -> Plan:
 
     Short rows of one document also as one Toeplitz matrix a channel, in XLA: version "toeplitz".
     """
-    args = (*arguments(shape, dtype), *documents(shape))
+    # Ids are an argument: the compiler would take minutes over what follows from those that it knows.
+    args = (*arguments(shape, dtype), *packed_ids(shape.batch, shape.length, shape.documents))
     stream, taps = float(args[0].nbytes), float(args[1].nbytes)
     # What is put together of two entries is timed as these.
     others = [entry for entry in TABLE if entry.name not in ("xla", "xla_or_monarch", "reference")]
@@ -78,17 +79,6 @@ def arguments(shape: LongConvShape, dtype: Any) -> tuple[Any, ...]:
     width = taps if shape.causal else 2 * taps - 1
     filter = jax.random.normal(keys[3], (shape.channels, width)) * width**-0.5
     return x, filter, pre_gate, post_gate
-
-
-def documents(shape: LongConvShape) -> tuple[Any, ...]:
-    """Segment ids of documents of one length, which the op is not told; nothing for one document a row.
-
-    An argument like the others: the compiler would take minutes over what follows from ids that it knows.
-    """
-    if shape.documents == 1:
-        return ()
-    ids = 1 + jnp.arange(shape.length, dtype=jnp.int32) * shape.documents // shape.length
-    return (jnp.broadcast_to(ids, (shape.batch, shape.length)),)
 
 
 def _named(args: tuple[Any, ...], causal: bool) -> dict[str, Any]:

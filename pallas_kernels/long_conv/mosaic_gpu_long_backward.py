@@ -5,8 +5,9 @@ With u = pre_gate x, v = post_gate dy, their spectra U and V, and the taps' H, a
     first pass: U, and dpost_gate = dy Re(A^H (H U))
     second pass: V, and dx = pre_gate du, dpre_gate = x du of du = Re(A^H (conj(H) V))
 
-One spectrum fills shared memory, so U and V go through device memory, in fp16. conj(U) V is summed over rows in fp32,
-in one order. With both gates a step costs 20 bytes of streams, 8 to write spectra, 8 to read them, and 8 for the bias.
+One spectrum fills shared memory, so U and V go through device memory, in fp16. A third kernel sums conj(U) V over rows
+in fp32, in one order. With both gates a step costs 20 bytes of streams, 8 to write spectra, 8 to read them, and 8 for
+the bias.
 """
 
 from collections.abc import Sequence
@@ -20,9 +21,6 @@ from pallas_kernels.long_conv.hopper import Ring
 from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, Gradients, X
 from pallas_kernels.long_conv.mosaic_gpu_correlated import correlate
 from pallas_kernels.long_conv.mosaic_gpu_long import run_long
-
-ONE_PASS = False
-"""Whether a kernel of ours sums conj(U) V. XLA moves twice what both spectra have; no GPU has run the kernel yet."""
 
 
 def differentiate_long(
@@ -47,25 +45,8 @@ def differentiate_long(
     *found, v, inverse_v = run(outer, gates, "v", adjoint=True)
     results = dict(zip((X, PRE), found, strict=False)) | ({POST: dpost} if POST in streams else {})
     channels = spectrum.shape[0]
-    given = (u, v, inverse_u * inverse_v, channels)
-    sums = correlate(*given, interpret=interpret) if ONE_PASS else _correlated(*given)
+    sums = correlate(u, v, inverse_u * inverse_v, channels, interpret=interpret)
     return Gradients(results, sums[:, None], _sums_of_products([*inner, *outer], channels)[:, None])
-
-
-def _correlated(
-    u: Float[Array, "R P 64 64"], v: Float[Array, "R P 64 64"], inverse: Float[Array, "R"], channels: int
-) -> Float[Array, "D P 64 64"]:
-    """conj(U) V, summed over rows."""
-    (a, b), (c, d) = (_parts(z, channels) for z in (u, v))
-    scale = inverse.reshape(-1, channels, 1, 1, 1)
-    sums = [jnp.sum(z * scale, axis=0) for z in (a * c + b * d, a * d - b * c)]
-    return jnp.stack(sums, axis=2).reshape(channels, *u.shape[1:])
-
-
-def _parts(z: Float[Array, "R P 64 64"], channels: int) -> tuple[Array, Array]:
-    """Real and imaginary parts, [B, D, C, 64, 64], in fp32."""
-    parts = z.reshape(-1, channels, z.shape[1] // 2, 2, *z.shape[2:]).astype(jnp.float32)
-    return parts[:, :, :, 0], parts[:, :, :, 1]
 
 
 def _sums_of_products(streams: Sequence[Float[Array, "R N 64"]], channels: int) -> Float[Array, "D"]:

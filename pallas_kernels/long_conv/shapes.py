@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LongConvShape:
-    """One layer: B rows of T steps, D channels, L taps; each row holds as many documents of one length as it says."""
+    """One layer: B rows of T steps, D channels, L taps; `documents` of random lengths in each row."""
 
     name: str
     batch: int
@@ -28,6 +28,12 @@ SHAPES = (
     # No power of two, and no multiple of anything.
     LongConvShape("hyena_d768_8191", 64, 768, 8191, 8191),
     LongConvShape("hyena_d768_12289", 64, 768, 12_289, 12_289),
+    # A step more than a power of two, and lengths far from any, one on chip and one above.
+    LongConvShape("hyena_d768_2049", 64, 768, 2049, 2049),
+    LongConvShape("hyena_d768_20000", 64, 768, 20_000, 20_000),
+    LongConvShape("hyena_d768_40000", 8, 768, 40_000, 40_000),
+    # One short row.
+    LongConvShape("one_d768_1k", 1, 768, 1024, 1024),
     # What a device holds of a wide layer whose channels are split over many.
     LongConvShape("few_d32_8k", 1, 32, 8192, 8192),
     LongConvShape("few_d32_32k", 1, 32, 32_768, 32_768),

@@ -21,7 +21,6 @@ from pallas_kernels.gated_linear_attention.stretches import in_stretches
 from pallas_kernels.linear_scan import shapes as scan_shapes
 from pallas_kernels.linear_scan.mosaic_gpu import linear_scan_mosaic_gpu
 from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
-from pallas_kernels.long_conv.mosaic_gpu_correlated import correlate
 from pallas_kernels.modal_conv import hopper as modal_hopper
 from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
@@ -192,7 +191,7 @@ def _linear_scan() -> Iterator[Program]:
 
 
 def _long_conv() -> Iterator[Program]:
-    """Four, two and one row in a tile, then two to eight tiles, once an odd length; without gates, packed; sums."""
+    """Four, two and one row in a tile, then two to eight tiles, once an odd length; without gates, packed."""
     run = long_conv_mosaic_gpu
     for length in (1024, 2048, 4096, 8192, 12_288, 16_383, 24_576, 32_768):
         x = jax.ShapeDtypeStruct((64, 768, length), jnp.bfloat16)
@@ -208,11 +207,6 @@ def _long_conv() -> Iterator[Program]:
             yield from _transformed("long_conv/packed", _packed_long_conv, gated)
         if length == 32_768:
             yield Program("long_conv/packed_32768_gradients", _gradients(_packed_long_conv), (x, gated))
-    spectra = jax.ShapeDtypeStruct((64 * 768, 16, 64, 64), jnp.float16)
-    scales = jax.ShapeDtypeStruct((64 * 768,), jnp.float32)
-    yield Program(
-        "long_conv/correlated", partial(correlate, channels=768, interpret=False), (spectra, spectra, scales)
-    )
     yield from _long_conv_by_classes()
     yield from _long_conv_of_odd_lengths()
 

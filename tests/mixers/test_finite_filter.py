@@ -19,6 +19,7 @@ from jaxblt.testing.subject import Subject
 from jaxblt.testing.tolerances import bound, typical
 from pallas_kernels.long_conv import TABLE, explain, hopper
 from pallas_kernels.runtime import compiling_for
+from tests.mixers.in_bfloat16 import check_in_bfloat16
 from tests.pallas_kernels.linear_state import HOPPER, equations
 from tests.parameters import drawn
 from tests.tolerances import assert_close
@@ -193,6 +194,28 @@ def test_kernels_pass_what_the_mixers_suite_asks_in_bfloat16_on_a_gpu(monkeypatc
     streams = jax.ShapeDtypeStruct((2, 8, 40), jnp.bfloat16)
     assert "long_conv: mosaic_gpu_half on " in explain(streams, jax.ShapeDtypeStruct((8, 40), jnp.float32))
     check_mixer(config, only=("bfloat16",))
+
+
+IN_BFLOAT16 = [
+    pytest.param("monarch", 24, marks=pytest.mark.slow(weeks=26, group="further properties of mixers")),
+    *(
+        pytest.param(name, length, marks=pytest.mark.gpu)
+        for name in ("mosaic_gpu_vjp", "mosaic_gpu_half")
+        for length in (24, 600)
+    ),
+]
+"""Rows of one block of a kernel's packed rows, and of more."""
+
+
+@pytest.mark.parametrize(("name", "length"), IN_BFLOAT16)
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_properties_of_the_mixers_suite_in_bfloat16(
+    name: Any, length: int, packed: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filter = ImplicitFilter(600, width=8)
+    config = HyenaConfig(dim=8, filter=filter, causal=causal, packed=packed, implementation=name)
+    check_in_bfloat16(config, monkeypatch, length=length)
 
 
 BY_NAME = [

@@ -2,11 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pallas_kernels._bench import check
 from pallas_kernels.long_conv import bench, long_conv
 from pallas_kernels.long_conv.bench import LONGEST_MATRIX, full_toeplitz, plan
+from pallas_kernels.long_conv.blocks import BLOCK
 from pallas_kernels.long_conv.shapes import LongConvShape
 from tests.pallas_kernels.short_conv.streams import CHANNELS, normal, streams
 from tests.tolerances import assert_close
@@ -26,6 +28,15 @@ def test_whole_matrices_are_a_peer_of_short_rows_of_one_document(length: int, do
     found = plan(LongConvShape("tiny", 1, 1, length, 8, documents=documents))
     names = [case.name for case in found.versions]
     assert ("toeplitz" in names) == (length == 300 and documents == 1)
+
+
+def test_documents_begin_anywhere() -> None:
+    """Those that begin with a block are the kindest case of the kernel of blocks."""
+    *_, ids = plan(LongConvShape("tiny", 2, 1, 4 * BLOCK, 8, documents=3)).plain.args
+    starts = [1 + np.flatnonzero(np.diff(row)) for row in np.asarray(ids)]
+    assert [len(row) for row in starts] == [2, 2]
+    assert not np.array_equal(*starts)
+    assert any(start % BLOCK for row in starts for start in row)
 
 
 @pytest.mark.parametrize("causal", [True, False])

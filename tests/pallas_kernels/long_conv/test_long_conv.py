@@ -16,6 +16,7 @@ from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.pallas_kernels.short_conv.streams import (
     CHANNELS,
+    assert_gradients_are_apart,
     assert_packed_is_apart,
     no_token,
     normal,
@@ -100,6 +101,13 @@ def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
         for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
             assert got.dtype == np.float64
             assert_close(got, want, np.float64, 600)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_of_packed_documents_are_those_of_documents_apart(causal: bool) -> None:
+    filter = normal(4, (CHANNELS, 400 if causal else 799))
+    arrays = streams(300) | {"filter": filter, "segment_ids": ragged(300)}
+    assert_gradients_are_apart(partial(long_conv, causal=causal), arrays, n=600)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -320,13 +320,13 @@ def test_backward_keeps_inputs_alone(name: Any, length: int) -> None:
     [
         ("mosaic_gpu", 8192, 1),
         ("mosaic_gpu_vjp", 8192, 2),
-        ("mosaic_gpu_half", 16_384, 3),
+        ("mosaic_gpu_half", 16_384, 4),
         (None, 8192, 2),
-        (None, 8193, 3),
+        (None, 8193, 4),
     ],
 )
 def test_gradients_take_their_kernels(name: Any, length: int, count: int) -> None:
-    """One pass of the streams, above 8,192 steps two."""
+    """One pass of the streams, above 8,192 steps two and a sum of what they keep."""
     x, filter = jax.ShapeDtypeStruct((1, 64, length), bf16), jax.ShapeDtypeStruct((64, 8), jnp.float32)
 
     def loss(x: Any, filter: Any) -> Any:

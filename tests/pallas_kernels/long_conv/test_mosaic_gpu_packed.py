@@ -23,6 +23,7 @@ from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
     CHANNELS,
     STREAMS,
+    assert_gradients_are_apart,
     assert_packed_is_apart,
     no_token,
     normal,
@@ -79,12 +80,15 @@ def case(
 
 
 def cases(run: Any) -> list[OpCase]:
-    """Halves of 512 and 1,024 steps; blocks of a grid; a filter shorter than a block, both ways; one document."""
+    """Halves of 512 and 1,024 steps; blocks of a grid; a filter shorter than a block, and longer than a row, both ways;
+    one document.
+    """
     both_ways = {"causal": False, "gates": False}
     return [
         case("halves", run, 1100, 1100, ragged(1100)),
         case("on a grid of 700", run, 1500, 2000, on_grid(1500, 700), alignment=700),
         case("short filter, both ways", run, 1100, 400, ragged(1100), **both_ways),
+        case("many taps and gates, both ways", run, 600, 900, ragged(600), causal=False),
         case("holes in one document", run, 600, 600, on_grid(600, 600), alignment=600),
     ]
 
@@ -103,7 +107,17 @@ def in_bf16(run: Any) -> Any:
 
 
 def long_cases(run: Any) -> list[OpCase]:
-    return [*cases(run), case("long halves", run, 8000, 8000, ragged(8000))]
+    return [
+        *cases(run),
+        case("long halves", run, 8000, 8000, ragged(8000)),
+        case("long halves, both ways", run, 5000, 7000, ragged(5000), causal=False),
+    ]
+
+
+def assert_the_same_bits_twice(case: OpCase) -> None:
+    first, second = (jax.tree.leaves(op_suite.value_and_grads(case.run, case.arrays)) for _ in range(2))
+    for once, again in zip(first, second, strict=True):
+        assert np.asarray(once).tobytes() == np.asarray(again).tobytes()
 
 
 @pytest.mark.usefixtures("no_races", "no_remat")
@@ -125,6 +139,18 @@ def test_simulated_with_gradients_of_xla() -> None:
 @pytest.mark.slow(weeks=26, group="simulated convolutions")
 def test_simulated_documents_are_computed_as_if_apart() -> None:
     assert_packed_is_apart(in_bf16(simulated), of_many_sizes(1100), n=1100)
+
+
+@pytest.mark.usefixtures("no_races", "no_remat")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
+def test_simulated_gradients_are_those_of_documents_apart() -> None:
+    assert_gradients_are_apart(in_bf16(simulated), of_many_sizes(600), n=1200)
+
+
+@pytest.mark.usefixtures("no_races", "no_remat")
+@pytest.mark.slow(weeks=26, group="simulated convolutions")
+def test_simulated_packed_rows_have_the_same_bits_twice() -> None:
+    assert_the_same_bits_twice(case("twice", simulated, 600, 600, ragged(600)))
 
 
 @pytest.mark.usefixtures("no_races")
@@ -176,6 +202,19 @@ LENGTHS = (1024, 1500, 4096, 8191, 16_384, 32_768)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_documents_are_computed_as_if_apart_on_a_gpu(length: int) -> None:
     assert_packed_is_apart(in_bf16(named), of_many_sizes(length), n=length)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", LENGTHS)
+def test_gradients_are_those_of_documents_apart_on_a_gpu(length: int) -> None:
+    assert_gradients_are_apart(in_bf16(named), of_many_sizes(length), n=2 * length)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_packed_rows_have_the_same_bits_twice_on_a_gpu(length: int, causal: bool) -> None:
+    assert_the_same_bits_twice(case("twice", named, length, length, ragged(length), causal=causal))
 
 
 @pytest.mark.gpu

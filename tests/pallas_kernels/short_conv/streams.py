@@ -123,6 +123,33 @@ def assert_packed_is_apart(op: Callable[..., Any], arrays: dict[str, Any], n: in
         assert_close(packed[b, :, at], expected, n=n, what=f"row {b}, steps {at.start} to {at.stop}")
 
 
+def assert_gradients_are_apart(op: Callable[..., Any], arrays: dict[str, Any], n: int) -> None:
+    """Gradients of op on packed rows are those of each document in a row of its own, of shared arrays their sums."""
+    dy, ids = normal(9, arrays["x"].shape, arrays["x"].dtype), arrays["segment_ids"]
+    floats = {name: z for name, z in arrays.items() if name != "segment_ids"}
+    rows, places = alone(arrays)
+    dy_of_rows = alone(arrays | {"x": dy})[0]["x"]
+
+    @jax.jit
+    def gradients(floats: dict[str, Any], dy: Any, **ids: Any) -> dict[str, Any]:
+        y, vjp = jax.vjp(lambda floats: op(**floats, **ids), floats)
+        return vjp(dy.astype(y.dtype))[0]
+
+    packed, apart = gradients(floats, dy, segment_ids=ids), gradients(rows, dy_of_rows)
+    empty, dtype = np.asarray(ids)[:, None] <= 0, dy.dtype
+    for name, found in packed.items():
+        if name not in STREAMS:
+            assert_close(found, apart[name], dtype, n, f"gradient of {name}")
+            continue
+        assert not np.any(np.where(empty, found, 0)), (
+            f"{name}: holes and padding must have a gradient of zero"
+        )
+        for i, (b, at) in enumerate(places):
+            expected = np.where(empty[b, :, at], 0, apart[name][i, :, : at.stop - at.start])
+            what = f"gradient of {name}, row {b}, steps {at.start} to {at.stop}"
+            assert_close(found[b, :, at], expected, dtype, n, what)
+
+
 def documents(length: int) -> Any:
     """Two rows: many documents in a chunk, then some that span chunks, on their grid too, and tiles; holes, padding."""
     rng = np.random.default_rng(length)
