@@ -21,7 +21,7 @@ BOX = 8 * CHUNK
 """Steps of the smallest box that the copy engine moves of a row cut off from its neighbours."""
 
 MOST_BLOCKS = 65_535
-"""Programs along an axis of a kernel's grid, but for its last, which may have 2^31 - 1: CUDA's limit of y and z."""
+"""Programs along an axis of a kernel's grid, except its last, which may have 2^31 - 1: CUDA's limit of y and z."""
 
 PROGRAMS = 1056
 """Enough programs for four waves of two on each of an H200's 132 multiprocessors; rows beyond share a program."""

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import varying_axes
 from pallas_kernels._dispatch import Device, as_device
-from pallas_kernels._hopper import why_not_on, why_not_streams
+from pallas_kernels._hopper import MOST_BLOCKS, why_not_on, why_not_streams
 from pallas_kernels._linear_state.tokens import count_documents, only_tokens
 
 PACKAGE, VERSION = "jax-linear-attention", "0.1.0"
@@ -29,7 +29,7 @@ JAX = "0.11.2"
 CHUNK = 64
 """Steps of a chunk in all of its kernels."""
 
-MOST_CHUNKS = 65_535 - 128
+MOST_CHUNKS = MOST_BLOCKS - 128
 """Chunks that it takes in one row: the blocks of a CUDA grid, less the pieces that it may cut a row into."""
 
 LOWEST_LOG_GATE = -88.0

@@ -231,6 +231,8 @@ def _long_conv_by_classes() -> Iterator[Program]:
         arrays = {"x": x, "filter": jax.ShapeDtypeStruct((768, length), jnp.float32)}
         arrays |= {"pre_gate": x, "post_gate": x}
         yield Program(f"long_conv/half_{length}", _forward_and_gradients(half), (x, arrays))
+        if length == 16_384:
+            yield from _transformed("long_conv/half", half, arrays)
 
 
 def _long_conv_of_odd_lengths() -> Iterator[Program]:

@@ -89,6 +89,16 @@ def test_fixed_weights_sum_the_mean_losses():
     assert "kind/weight" not in found
 
 
+def test_smooth_labels_of_one_task():
+    """0.9 of the loss by the label and 0.1 of the mean over classes, of the rows that have one."""
+    smooth = MultiTask((TaskLoss("kind", Classify(label_smoothing=0.1)), TaskLoss("size", NUMBER)))
+    answers, batch = answers_of(), batch_of()
+    (kind, size), _ = by_hand(answers)
+    x = np.asarray(answers.outputs["kind"], np.float64)[HELD["kind"]]
+    evenly = np.mean(np.logaddexp.reduce(x, 1) - x.mean(1))
+    np.testing.assert_allclose(loss_of(smooth, answers, batch), 0.9 * kind + 0.1 * evenly + size, rtol=1e-6)
+
+
 def test_uncertainty_weighs_by_learned_variances():
     s = {"kind": 0.7, "size": -1.2}
     objective, answers = tasks_of("uncertainty"), answers_of(s)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxblt.data.draws import Draws
-from jaxblt.data.examples import Example, question_and_answer
+from jaxblt.data.examples import Example, Examples, question_and_answer
 from jaxblt.data.sources.files import expand, read_all
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import OFFSET
@@ -54,7 +54,7 @@ class ListOpsFiles:
     def length(self) -> int:
         return self.max_symbols + 2
 
-    def open(self, split: SplitName, *, seed: int = 0) -> "LoadedExamples | Reordered":
+    def open(self, split: SplitName, *, seed: int = 0) -> Examples:
         """The expressions of a split.
 
         Raises:
@@ -83,6 +83,7 @@ class Reordered:
       max_symbols: what is shown of an expression.
       orders: of each.
       seed: picks them.
+      groups, group_names: there are no subtasks.
     """
 
     questions: list[np.ndarray]
@@ -90,6 +91,9 @@ class Reordered:
     max_symbols: int
     orders: int
     seed: int
+
+    groups = None
+    group_names = ()
 
     @property
     def count(self) -> int:

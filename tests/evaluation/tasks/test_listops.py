@@ -8,7 +8,9 @@ import pytest
 
 from jaxblt.data import OFFSET
 from jaxblt.data.draws import Draws
+from jaxblt.data.examples import Examples
 from jaxblt.evaluation.tasks import ListOps, ListOpsFiles
+from jaxblt.evaluation.tasks.baseline import majority_baseline
 from jaxblt.evaluation.tasks.listops import evaluate, parse, reorder, show
 from jaxblt.evaluation.tasks.listops_files import check_answers, read_tsv, write_files
 
@@ -155,6 +157,8 @@ def test_training_expressions_are_shown_in_several_orders(tmp_path):
     assert all(same)
     assert any(differ)
     assert often.open("test").count == 2
+    assert isinstance(examples, Examples)
+    assert majority_baseline(often).accuracy == majority_baseline(once).accuracy
     with pytest.raises(IndexError, match="example 20 does not exist: there are 20"):
         examples.example(20)
 

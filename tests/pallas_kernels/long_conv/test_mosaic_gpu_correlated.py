@@ -54,11 +54,12 @@ def test_on_a_gpu(rows: int) -> None:
     assert_close(found, summed(*given, CHANNELS), n=2 * rows)
 
 
-@pytest.mark.gpu
-def test_two_batches_by_vmap_on_a_gpu() -> None:
+@pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
+@pytest.mark.usefixtures("no_races")
+def test_two_batches_by_vmap(interpret: bool) -> None:
     first = spectra(3, 4)
     second = tuple(z[::-1] for z in first)
-    run = partial(correlate, channels=CHANNELS, interpret=False)
+    run = partial(correlate, channels=CHANNELS, interpret=interpret)
     found = jax.jit(jax.vmap(run))(*(jnp.stack(z) for z in zip(first, second, strict=True)))
     for given, sums in zip((first, second), found, strict=True):
         assert_close(sums, summed(*given, CHANNELS), n=6)

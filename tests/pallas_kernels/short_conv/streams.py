@@ -123,9 +123,14 @@ def assert_packed_is_apart(op: Callable[..., Any], arrays: dict[str, Any], n: in
         assert_close(packed[b, :, at], expected, n=n, what=f"row {b}, steps {at.start} to {at.stop}")
 
 
-def assert_gradients_are_apart(op: Callable[..., Any], arrays: dict[str, Any], n: int) -> None:
-    """Gradients of op on packed rows are those of each document in a row of its own, of shared arrays their sums."""
-    dy, ids = normal(9, arrays["x"].shape, arrays["x"].dtype), arrays["segment_ids"]
+def assert_gradients_are_apart(
+    op: Callable[..., Any], arrays: dict[str, Any], n: int, *, dy_size: Any = 1
+) -> None:
+    """Gradients of op on packed rows are those of each document in a row of its own, of shared arrays their sums.
+
+    Cotangents are random numbers times `dy_size`, which broadcasts against x.
+    """
+    dy, ids = normal(9, arrays["x"].shape, arrays["x"].dtype) * dy_size, arrays["segment_ids"]
     floats = {name: z for name, z in arrays.items() if name != "segment_ids"}
     rows, places = alone(arrays)
     dy_of_rows = alone(arrays | {"x": dy})[0]["x"]
