@@ -20,7 +20,7 @@ from experiments.benchmark._markdown import (
 MODELS = {
     "books": "BLT-Hyena on patches, 117.6 M parameters and 30.7 M in hash tables",
     "books_seed_1": "the same, seed 1",
-    "books_filled": "the same, seed 0, with the 1,024 slots a block of now and without validation; the two above have 1,016",
+    "books_filled": "seed 0, no validation, 1,024 slots a block as now; the two above have 1,016",
     "books_hyena": "byte Hyena, modal filters, 114.5 M parameters; beside `books_hyena_implicit` on one GPU",
     "books_hyena_implicit": "byte Hyena, implicit filters, 114.9 M parameters; beside `books_hyena` on one GPU",
     "books_hyena_alone": "byte Hyena, modal filters, alone on the GPU; 1,072 of 1,100 steps",
