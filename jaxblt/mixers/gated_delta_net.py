@@ -20,6 +20,7 @@ from jaxblt.mixers.matrix_state import (
     Streams,
     check_heads,
     head_shape,
+    start_at_own,
 )
 from jaxblt.mixers.sequence import check_kind, read
 from pallas_kernels.gated_delta_rule import (
@@ -103,7 +104,7 @@ class GatedDeltaNet(nn.Module):
         check_kind(MatrixState, state, mixer="GatedDeltaNet")
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
-        (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(
+        (q, k, v), short = Streams(config.shape, self.dtype, start_at_own, name="streams")(
             rows, None if state is None else state.short
         )
         log_gate = Decay(heads, self.dtype, name="decay")(rows.x)[0] if config.gated else None
