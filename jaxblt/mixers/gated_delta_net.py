@@ -84,7 +84,8 @@ class GatedDeltaNet(nn.Module):
     """y = (RMSNorm(o) * silu(x W_g)) W_out with o of the gated delta rule.
 
     q and k have length 1, and o has no factor: what was written at a key is read back in its size. a = exp(-A dt) is
-    that of `Decay` if it is gated, b = sigmoid(x W_b), times 2 for negative eigenvalues.
+    that of `Decay` if it is gated, b = sigmoid(x W_b), times 2 for negative eigenvalues. Taps of the short convolutions
+    start near 1 at the token itself, as pairs are learned from more seeds so (docs/notes/recall.md).
     """
 
     config: GatedDeltaNetConfig

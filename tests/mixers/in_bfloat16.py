@@ -65,12 +65,14 @@ WINDOW = 16
 def typical_of_windows(actual: Any, expected: Any) -> float:
     """The largest root mean square error of a window of tokens of all rows, in units of that of all of `expected`."""
     actual, expected = (np.asarray(z).astype(np.float64) for z in (actual, expected))
-    if actual.ndim < 3 or actual.shape != expected.shape:
+    if actual.shape != expected.shape:
+        raise AssertionError(f"shape {actual.shape} where {expected.shape} was expected")
+    if actual.ndim < 3:
         return typical(actual, expected)
     squares = ((actual - expected) ** 2).mean((0, *range(2, actual.ndim)))
     windows = [squares[first : first + WINDOW].mean() for first in range(0, len(squares), WINDOW)]
     scale = float(np.sqrt(np.mean(expected**2))) or 1.0
-    difference = float(np.sqrt(max(windows))) / scale
+    difference = float(np.sqrt(np.max(windows))) / scale
     return difference if np.isfinite(difference) else float("inf")
 
 

@@ -80,22 +80,14 @@ def check_last_row(of: Any, run: Any, arrays: dict[str, Array]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.parametrize("of", [outputs, gradients], ids=["outputs", "gradients"])
 @pytest.mark.parametrize("large", LARGE, ids=str)
-def test_values_of_more_elements_than_32_bits_count(large: Any) -> None:
+def test_more_elements_than_an_integer_counts(large: Any, of: Any) -> None:
     gate, heads, *widths = large
     row = drawn(gate, (1, STEPS, heads), tuple(widths))
-    arrays = {name: repeated(row.pop(name), 9) for name in list(row)}
-    check_last_row(outputs, gated_linear_attention_mosaic_gpu, arrays)
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.parametrize("large", LARGE, ids=str)
-def test_gradients_of_more_elements_than_31_bits_count(large: Any) -> None:
-    gate, heads, *widths = large
-    row = drawn(gate, (1, STEPS, heads), tuple(widths))
-    arrays = {name: repeated(row.pop(name), ROWS[gate]) for name in list(row)}
-    check_last_row(gradients, gated_linear_attention_mosaic_gpu, arrays)
+    rows = 9 if of is outputs else ROWS[gate]
+    arrays = {name: repeated(row.pop(name), rows) for name in list(row)}
+    check_last_row(of, gated_linear_attention_mosaic_gpu, arrays)
 
 
 @pytest.mark.gpu
