@@ -105,7 +105,7 @@ class GatedDeltaNet(nn.Module):
         check_kind(MatrixState, state, mixer="GatedDeltaNet")
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
-        (q, k, v), short = Streams(config.shape, self.dtype, start_at_own, name="streams")(
+        (q, k, v), short = Streams(config.shape, self.dtype, start_at_own, alike=True, name="streams")(
             rows, None if state is None else state.short
         )
         log_gate = Decay(heads, self.dtype, name="decay")(rows.x)[0] if config.gated else None

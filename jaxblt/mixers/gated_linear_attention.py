@@ -97,7 +97,7 @@ class GatedLinearAttention(nn.Module):
         check_kind(MatrixState, state, mixer="GatedLinearAttention")
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
-        (q, k, v), short = Streams(config.shape, self.dtype, start_at_own, name="streams")(
+        (q, k, v), short = Streams(config.shape, self.dtype, start_at_own, alike=True, name="streams")(
             rows, None if state is None else state.short
         )
         streams, core = (q, k, v, self._log_gate(rows.x)), LinearState("key", config.chunk_size)

@@ -125,11 +125,19 @@ def start_at_own(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -
 
 
 class Streams(nn.Module):
-    """q, k, v = silu(short_conv(x W)), each with a matrix and taps of its own (2405.21060, fig. 6)."""
+    """q, k, v = silu(short_conv(x W)), each with a matrix and taps of its own (2405.21060, fig. 6).
+
+    Attributes:
+      shape: heads and widths.
+      dtype: of products.
+      start: of taps.
+      alike: W of q and of k start equal, so that a query finds at first what looks like it (2410.11135, sec. 4).
+    """
 
     shape: HeadShape
     dtype: Any
     start: nn.initializers.Initializer = start_even
+    alike: bool = False
 
     @nn.compact
     def __call__(
@@ -137,18 +145,22 @@ class Streams(nn.Module):
     ) -> tuple[list[Float[Array, "B T _ _"]], tuple[Float[Array, "B _ S"] | None, ...]]:
         """The three, zero at holes, and the convolutions' last inputs."""
         names = list(self.shape.streams)
-        projected = linears(rows.x, [self._project(name) for name in names])
+        shared = self.make_rng("params") if self.alike and self.is_initializing() else None
+        inits = [_drawn_by(shared) if name != "v" else nn.initializers.lecun_normal() for name in names]
+        layers = [self._project(name, init) for name, init in zip(names, inits, strict=True)]
+        projected = linears(rows.x, layers)
         found = [
             self._stream(rows, name, z, None if carries is None else carries[i])
             for i, (name, z) in enumerate(zip(names, projected, strict=True))
         ]
         return [y for y, _ in found], tuple(after for _, after in found)
 
-    def _project(self, name: str) -> Linear:
+    def _project(self, name: str, init: nn.initializers.Initializer) -> Linear:
         """Channel-major, as the convolution takes it."""
         heads, width = self.shape.streams[name]
         names = ("embed", _heads_axis(name), "head_dim")
-        return Linear("btd,dhk->bhkt", {"h": heads, "k": width}, names, self.dtype, name=name)
+        sizes = {"h": heads, "k": width}
+        return Linear("btd,dhk->bhkt", sizes, names, self.dtype, kernel_init=init, name=name)
 
     def _stream(
         self, rows: Rows, name: str, z: Float[Array, "B H K T"], carry: Float[Array, "B E S"] | None
@@ -161,6 +173,12 @@ class Streams(nn.Module):
         y, after = rows.run(core, (z, None, None), carry, time_axis=2)
         y = jax.nn.silu(y).reshape(z.shape[0], heads, width, -1)
         return jnp.moveaxis(y, 3, 1), after
+
+
+def _drawn_by(shared: Array | None) -> nn.initializers.Initializer:
+    """Draws by that key instead of the parameter's own."""
+    draw = nn.initializers.lecun_normal()
+    return lambda own, shape, dtype: draw(own if shared is None else shared, shape, dtype)
 
 
 def _heads_axis(name: str) -> str:

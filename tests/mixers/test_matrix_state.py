@@ -166,16 +166,33 @@ def test_letters_of_the_stack_build() -> None:
         config.mixer(pattern[0]).build()
 
 
-def test_taps_of_gated_linear_attention_start_at_the_token_itself() -> None:
-    """A key that starts as an even mixture with those of the three tokens before hides which token it belongs to."""
-    config = GatedLinearAttentionConfig(dim=8, num_heads=2)
-    init = config.build().init
+@pytest.mark.parametrize("config", [GatedDeltaNetConfig, GatedLinearAttentionConfig])
+def test_queries_and_keys_start_as_pairs_are_found_by(config: Any) -> None:
+    """Keys that start as a mixture with tokens before, or unlike queries, hide which token they belong to."""
+    init = config(dim=8, num_heads=2).build().init
     drawn = jax.jit(lambda key: nn.meta.unbox(init(key, jnp.zeros((1, 4, 8))))["params"]["streams"])
-    streams = drawn(jax.random.key(0))
+    streams = jax.tree.map(np.asarray, drawn(jax.random.key(0)))
     for name in "qkv":
-        taps = np.asarray(streams[f"{name}_taps"])
+        taps = streams[f"{name}_taps"]
         assert np.all(np.abs(taps[..., 0] - 1) < 0.25), name
         assert np.all(np.abs(taps[..., 1:]) < 0.25), name
+    kernels = [streams[name]["kernel"] for name in "qkv"]
+    np.testing.assert_array_equal(kernels[0], kernels[1])
+    assert np.all(kernels[0] != kernels[2])
+    assert np.all(kernels[0][:, 0] != kernels[0][:, 1])
+    assert 0.2 < np.std(kernels[0]) < 0.5
+
+
+def test_layers_of_a_stack_start_unlike_each_other() -> None:
+    """A key that layers share, to draw queries and keys alike, would make them copies."""
+    mixers = {"D": GatedDeltaNetConfig(dim=8, num_heads=2)}
+    stack = StackConfig(dim=8, num_layers=2, pattern="D", mixers=mixers)
+    drawn = nn.meta.unbox(jax.jit(Stack(stack).init)(jax.random.key(0), jnp.zeros((1, 4, 8))))
+    leaves = jax.tree.leaves_with_path(drawn)
+    queries = [x for path, x in leaves if "['streams']['q']" in jax.tree_util.keystr(path)]
+    layers = np.concatenate([np.asarray(x).reshape(-1, 8, 2, 4) for x in queries])
+    assert len(layers) == 2
+    assert np.all(layers[0] != layers[1])
 
 
 def test_rows_of_one_chunk_are_those_of_several() -> None:

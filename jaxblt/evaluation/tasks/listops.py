@@ -71,23 +71,37 @@ def _apply(operator: int, values: list[int]) -> int:
     return (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) // 2
 
 
-def reorder(symbols: Sequence[int], draws: Draws) -> list[int]:
-    """The same expression with the arguments of every operator in random order: it comes to the same digit."""
-    keys = iter(draws.words(len(symbols)).tolist())
-    around: list[list[bytes]] = []
-    arguments: list[bytes] = []  # of the innermost open list; its operator stands last in the list around it
-    for symbol in symbols:
-        if symbol == CLOSE:
-            arguments.sort(key=lambda _: next(keys))
-            whole = b"".join(arguments) + bytes([CLOSE])
-            arguments = around.pop()
-            arguments[-1] += whole
-        else:
-            arguments.append(bytes([symbol]))
-            if symbol in OPERATORS:
-                around.append(arguments)
-                arguments = []
-    return list(arguments[0])
+def reorder(symbols: np.ndarray, draws: Draws) -> np.ndarray:
+    """The same Int[q] expression with the arguments of every operator in random order: it comes to the same digit.
+
+    A few passes over arrays: a loop over symbols would make batches slower than a GPU reads them.
+    """
+    opens, closes = (symbols >= OPERATORS.start) & (symbols != CLOSE), symbols == CLOSE
+    inside = np.cumsum(opens) - np.cumsum(closes)  # open lists behind a symbol
+    level = inside - opens  # of the list that it is an argument of; a bracket that closes has its operator's
+    by_level = np.argsort(level, kind="stable")
+    begins, ends = by_level[opens[by_level]], by_level[closes[by_level]]  # in pairs
+    size = np.ones(len(symbols), np.int64)
+    size[begins] = ends - begins + 1
+
+    arguments = np.flatnonzero(~closes)
+    places = level * len(symbols) + np.arange(len(symbols))
+    around = np.searchsorted(places[begins], places[arguments] - len(symbols))
+    parent = np.append(begins, -1)[around - 1]  # of the whole expression -1
+    order = np.lexsort((draws.words(len(arguments)), parent))
+    arguments, parent = arguments[order], parent[order]
+    before = np.cumsum(size[arguments]) - size[arguments]
+    first = np.searchsorted(parent, parent)
+    offset = 1 + before - before[first]
+
+    place = np.zeros(len(symbols), np.int64)
+    for depth in range(1, level.max() + 1):
+        here = level[arguments] == depth
+        place[arguments[here]] = place[parent[here]] + offset[here]
+    place[ends] = place[begins] + size[begins] - 1
+    found = np.empty_like(symbols)
+    found[place] = symbols
+    return found
 
 
 def show(symbols: Sequence[int]) -> str:

@@ -111,8 +111,7 @@ class Reordered:
         order, place = divmod(number, len(self.questions))
         question = self.questions[place]
         if order:
-            symbols = (question.astype(int) - OFFSET).tolist()
-            question = ids(np.array(reorder(symbols, Draws(self.seed, number))))
+            question = ids(reorder(question - OFFSET, Draws(self.seed, number)))
         return question_and_answer(question[: self.max_symbols], self.answers[place : place + 1])
 
 
