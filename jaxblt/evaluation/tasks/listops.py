@@ -6,6 +6,7 @@ brackets of the released files' text only repeat that structure, and are dropped
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -71,13 +72,24 @@ def _apply(operator: int, values: list[int]) -> int:
     return (ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) // 2
 
 
+def is_whole(symbols: np.ndarray) -> bool:
+    """Whether Int[q] symbols are a digit or one list whose brackets are balanced; lists in it may be empty."""
+    _, _, inside = _brackets(symbols)
+    return bool(len(symbols) and inside[-1] == 0 and np.all(inside[:-1] > 0))
+
+
+def _brackets(symbols: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which symbols open a list and which close one, and how many lists are open behind each."""
+    opens, closes = (symbols >= OPERATORS.start) & (symbols < CLOSE), symbols == CLOSE
+    return opens, closes, np.cumsum(opens) - np.cumsum(closes)
+
+
 def reorder(symbols: np.ndarray, draws: Draws) -> np.ndarray:
     """The same Int[q] expression with the arguments of every operator in random order: it comes to the same digit.
 
     A few passes over arrays: a loop over symbols would make batches slower than a GPU reads them.
     """
-    opens, closes = (symbols >= OPERATORS.start) & (symbols != CLOSE), symbols == CLOSE
-    inside = np.cumsum(opens) - np.cumsum(closes)  # open lists behind a symbol
+    opens, closes, inside = _brackets(symbols)
     level = inside - opens  # of the list that it is an argument of; a bracket that closes has its operator's
     by_level = np.argsort(level, kind="stable")
     begins, ends = by_level[opens[by_level]], by_level[closes[by_level]]  # in pairs
@@ -86,18 +98,18 @@ def reorder(symbols: np.ndarray, draws: Draws) -> np.ndarray:
 
     arguments = np.flatnonzero(~closes)
     places = level * len(symbols) + np.arange(len(symbols))
-    around = np.searchsorted(places[begins], places[arguments] - len(symbols))
-    parent = np.append(begins, -1)[around - 1]  # of the whole expression -1
-    order = np.lexsort((draws.words(len(arguments)), parent))
-    arguments, parent = arguments[order], parent[order]
+    # Lists by level
+    around = np.searchsorted(places[begins], places[arguments] - len(symbols)) - 1
+    order = np.argsort(around + draws.uniform(len(arguments)))
+    arguments, around = arguments[order], around[order]
     before = np.cumsum(size[arguments]) - size[arguments]
-    first = np.searchsorted(parent, parent)
-    offset = 1 + before - before[first]
+    offset = 1 + before - before[np.searchsorted(around, around)]
 
     place = np.zeros(len(symbols), np.int64)
-    for depth in range(1, level.max() + 1):
-        here = level[arguments] == depth
-        place[arguments[here]] = place[parent[here]] + offset[here]
+    edges = np.searchsorted(level[arguments], range(1, level.max() + 2))
+    for start, stop in pairwise(edges):  # a level needs the places of that before
+        here = slice(start, stop)
+        place[arguments[here]] = place[begins[around[here]]] + offset[here]
     place[ends] = place[begins] + size[begins] - 1
     found = np.empty_like(symbols)
     found[place] = symbols

@@ -16,7 +16,15 @@ from jaxblt.data.sources.files import expand, read_all
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import OFFSET
 from jaxblt.evaluation.tasks.generated import GeneratedExamples, ids, vocab_size
-from jaxblt.evaluation.tasks.listops import SYMBOLS, ListOps, evaluate, parse, reorder, show
+from jaxblt.evaluation.tasks.listops import (
+    SYMBOLS,
+    ListOps,
+    evaluate,
+    is_whole,
+    parse,
+    reorder,
+    show,
+)
 from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_any, check_part
 from jaxblt.validation import check_bounds, check_fields
 
@@ -32,8 +40,8 @@ class ListOpsFiles:
     Attributes:
       path: the folder of the three files.
       max_symbols: longer expressions are cut off behind so many, as the arena does.
-      orders: of arguments in which each training expression is shown; operators take theirs in any order. All of its
-        expressions are evaluated then.
+      orders: of arguments in which each training expression is shown; operators take theirs in any order. The brackets
+        of all are checked then.
     """
 
     path: str
@@ -67,9 +75,10 @@ class ListOpsFiles:
         questions, answers = read_tsv(file)
         check_any(questions, split, str(file), "write expressions behind its first line")
         if split == "train" and self.orders > 1:
-            check_answers(file, questions, answers, most=len(questions))
-            return Reordered(questions, answers, self.max_symbols, self.orders, seed)
+            check_whole(file, questions)
         check_answers(file, questions, answers)
+        if split == "train" and self.orders > 1:
+            return Reordered(questions, answers, self.max_symbols, self.orders, seed)
         return LoadedExamples([q[: self.max_symbols] for q in questions], answers)
 
 
@@ -142,6 +151,18 @@ def read_tsv(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
             raise ValueError(f"{str(file)!r}, line {number}: {error}") from error
         answers.append(int(cells[target]))
     return questions, ids(np.array(answers))
+
+
+def check_whole(file: Path, questions: list[np.ndarray]) -> None:
+    """Looks whether each is one whole expression, which `reorder` takes for granted.
+
+    Raises:
+      ValueError: one is not; the message names the line.
+    """
+    for line, question in enumerate(questions, start=2):
+        if not is_whole(question.astype(int) - OFFSET):
+            shown = show((question.astype(int) - OFFSET).tolist())
+            raise ValueError(f"{str(file)!r}, line {line}: not one whole expression: {shown:.80}")
 
 
 def check_answers(file: Path, questions: list[np.ndarray], answers: np.ndarray, most: int = CHECKED) -> None:

@@ -11,7 +11,7 @@ from jaxblt.data.draws import Draws
 from jaxblt.data.examples import Examples
 from jaxblt.evaluation.tasks import ListOps, ListOpsFiles
 from jaxblt.evaluation.tasks.baseline import majority_baseline
-from jaxblt.evaluation.tasks.listops import evaluate, parse, reorder, show
+from jaxblt.evaluation.tasks.listops import evaluate, is_whole, parse, reorder, show
 from jaxblt.evaluation.tasks.listops_files import check_answers, read_tsv, write_files
 
 RELEASED = os.environ.get("JAXBLT_LISTOPS_D20S", "")
@@ -162,6 +162,24 @@ def test_training_expressions_are_shown_in_several_orders(tmp_path):
     assert majority_baseline(often).accuracy == majority_baseline(once).accuracy
     with pytest.raises(IndexError, match="example 20 does not exist: there are 20"):
         examples.example(20)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("7", True),
+        ("[MAX 2 9 ]", True),
+        ("[MAX [SM 1 ] ]", True),
+        ("[MAX 2", False),
+        ("2 ]", False),
+        ("1 2", False),
+        ("[MAX 2 ] 3", False),
+        ("] [MAX", False),
+        ("", False),
+    ],
+)
+def test_whole_expressions_are_told_from_others(text, whole):
+    assert is_whole(np.array(parse(text), int)) == whole
 
 
 def test_every_expression_that_is_reordered_is_checked(tmp_path):
