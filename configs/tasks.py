@@ -137,19 +137,20 @@ def parity() -> Recipe:
 def listops() -> Recipe:
     """ListOps at Long Range Arena's lengths and set sizes, read both ways; `jaxblt data fetch listops` draws the files.
 
+    Each training expression is shown in 32 orders of its arguments, or the model learns them by heart.
     In three pieces: --train.time-limit-s 540, then 1080, then 1620.
     A Transformer of equal size: --model.stack.pattern A --model.pooling mean --run-dir runs/listops_transformer
     Causal, as a language model reads: --model.stack.causal --objective.causal
     """
     data = TaskDataConfig(
-        task=ListOpsFiles(path="data/listops"),
+        task=ListOpsFiles(path="data/listops", orders=32),
         seq_len=2048,
         batch_size=64,
         buckets=(1024, 1536),
         max_tokens=65_536,
         labels="symbol",
     )
-    recipe = _classifier("listops", _stack("H", 256, 6), data, classes=10, steps=24_000, rate=2e-3, pieces=3)
+    recipe = _classifier("listops", _stack("H", 256, 6), data, classes=10, steps=60_000, rate=2e-3, pieces=3)
     return replace(recipe, model=replace(recipe.model, pooling="last"))
 
 
