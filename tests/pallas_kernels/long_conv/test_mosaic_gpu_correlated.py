@@ -54,9 +54,17 @@ def test_on_a_gpu(rows: int) -> None:
     assert_close(found, summed(*given, CHANNELS), n=2 * rows)
 
 
-@pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
 @pytest.mark.usefixtures("no_races")
-def test_two_batches_by_vmap(interpret: bool) -> None:
+def test_two_batches_by_vmap() -> None:
+    assert_two_batches(interpret=True)
+
+
+@pytest.mark.gpu
+def test_two_batches_by_vmap_on_a_gpu() -> None:
+    assert_two_batches(interpret=False)
+
+
+def assert_two_batches(*, interpret: bool) -> None:
     first = spectra(3, 4)
     second = tuple(z[::-1] for z in first)
     run = partial(correlate, channels=CHANNELS, interpret=interpret)
