@@ -146,6 +146,19 @@ def test_decays_start_near_one() -> None:
     assert float(dt.min()) > 0
 
 
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_a_layer_has_heads_that_remember_and_heads_that_forget(heads: int) -> None:
+    """Of heads whose decays are drawn all may forget within a few tokens."""
+    init = jax.jit(Decay(heads, jnp.float32).init)
+    params = nn.meta.unbox(init(jax.random.key(0), jnp.zeros((1, 1, 8))))["params"]
+    tokens = 1 / (jnp.exp(params["log_rate"]) * jax.nn.softplus(params["bias"]))
+    assert tokens.shape == (heads,)
+    assert float(tokens[0]) == pytest.approx(1000, rel=1e-3)
+    assert np.all(np.diff(tokens) < 0)
+    if heads > 1:
+        assert float(tokens[-1]) == pytest.approx(1 / 1.6, rel=1e-3)
+
+
 def test_the_delta_rule_replaces_what_it_held_at_a_key() -> None:
     """One key, written twice with b = 1 and no decay: the second value alone is read, in its own size."""
     from jaxblt.mixers.gated_delta_net import DeltaRule
