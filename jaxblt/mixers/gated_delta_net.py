@@ -20,7 +20,6 @@ from jaxblt.mixers.matrix_state import (
     Streams,
     check_heads,
     head_shape,
-    start_at_own,
 )
 from jaxblt.mixers.sequence import check_kind, read
 from pallas_kernels.gated_delta_rule import (
@@ -84,8 +83,8 @@ class GatedDeltaNet(nn.Module):
     """y = (RMSNorm(o) * silu(x W_g)) W_out with o of the gated delta rule.
 
     q and k have length 1, and o has no factor: what was written at a key is read back in its size. a = exp(-A dt) is
-    that of `Decay` if it is gated, b = sigmoid(x W_b), times 2 for negative eigenvalues. Taps of the short convolutions
-    start near 1 at the token itself, as pairs are learned from more seeds so (docs/notes/recall.md).
+    that of `Decay` if it is gated, b = sigmoid(x W_b), times 2 for negative eigenvalues. It starts so
+    that pairs are learned soon (`recall` of `Streams`).
     """
 
     config: GatedDeltaNetConfig
@@ -105,7 +104,7 @@ class GatedDeltaNet(nn.Module):
         check_kind(MatrixState, state, mixer="GatedDeltaNet")
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
-        (q, k, v), short = Streams(config.shape, self.dtype, start_at_own, alike=True, name="streams")(
+        (q, k, v), short = Streams(config.shape, self.dtype, recall=True, name="streams")(
             rows, None if state is None else state.short
         )
         log_gate = Decay(heads, self.dtype, name="decay")(rows.x)[0] if config.gated else None

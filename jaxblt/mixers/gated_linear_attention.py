@@ -18,7 +18,6 @@ from jaxblt.mixers.matrix_state import (
     Streams,
     check_heads,
     head_shape,
-    start_at_own,
 )
 from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.validation import check_bounds
@@ -44,7 +43,7 @@ class GatedLinearAttentionConfig:
       value_head_dim: width V of a value; None for K.
       gate_rank: width between the two matrices that make the gates.
       short_taps: taps of the short convolutions of q, k and v. The paper has none, and recall by keys needs them.
-        They start near 1 at the token itself and near 0 before it.
+        They start at the token itself, those of k as much at the one before.
       causal: True; the rule has no bidirectional form.
       chunk_size: steps that the op computes at once, a power of two; the result does not depend on it.
     """
@@ -97,7 +96,7 @@ class GatedLinearAttention(nn.Module):
         check_kind(MatrixState, state, mixer="GatedLinearAttention")
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
-        (q, k, v), short = Streams(config.shape, self.dtype, start_at_own, alike=True, name="streams")(
+        (q, k, v), short = Streams(config.shape, self.dtype, recall=True, name="streams")(
             rows, None if state is None else state.short
         )
         streams, core = (q, k, v, self._log_gate(rows.x)), LinearState("key", config.chunk_size)

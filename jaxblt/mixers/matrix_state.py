@@ -118,9 +118,16 @@ def start_even(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> 
     return nn.initializers.normal(shape[-1] ** -0.5)(key, shape, dtype)
 
 
-def start_at_own(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Float[Array, "H K N"]:
-    """Taps that start near 1 at the token itself and near 0 before it, so that keys are not blurred over tokens."""
-    return (NEAR * start_even(key, shape, dtype)).at[..., 0].add(1)
+def start_at(*shares: float) -> nn.initializers.Initializer:
+    """Taps that start near these, the token's own first, and near 0 before, so that keys are not blurred over tokens."""
+
+    def start(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Float[Array, "H K N"]:
+        drawn = NEAR * start_even(key, shape, dtype)
+        return drawn.at[..., : len(shares)].add(
+            jnp.broadcast_to(jnp.asarray(shares, dtype), (*shape[:-1], len(shares)))
+        )
+
+    return start
 
 
 class Streams(nn.Module):
@@ -129,14 +136,14 @@ class Streams(nn.Module):
     Attributes:
       shape: heads and widths.
       dtype: of products.
-      start: of taps.
-      alike: W of q and of k start equal, so that a query finds at first what looks like it (2410.11135, sec. 4).
+      recall: start so that pairs are learned soon (docs/notes/recall.md). W of q and of k are equal, so that a query
+        finds what looks like it (Trockman et al., 2410.11135). Taps begin at the token itself, those of k as much at
+        the one before, so that what follows a token is found by it, as by the shift of H3 (2212.14052).
     """
 
     shape: HeadShape
     dtype: Any
-    start: nn.initializers.Initializer = start_even
-    alike: bool = False
+    recall: bool = False
 
     @nn.compact
     def __call__(
@@ -144,7 +151,7 @@ class Streams(nn.Module):
     ) -> tuple[list[Float[Array, "B T _ _"]], tuple[Float[Array, "B _ S"] | None, ...]]:
         """The three, zero at holes, and the convolutions' last inputs."""
         names = list(self.shape.streams)
-        shared = self.make_rng("params") if self.alike and self.is_initializing() else None
+        shared = self.make_rng("params") if self.recall and self.is_initializing() else None
         inits = [_drawn_by(shared) if name != "v" else nn.initializers.lecun_normal() for name in names]
         layers = [self._project(name, init) for name, init in zip(names, inits, strict=True)]
         projected = linears(rows.x, layers)
@@ -165,7 +172,10 @@ class Streams(nn.Module):
         self, rows: Rows, name: str, z: Float[Array, "B H K T"], carry: Float[Array, "B E S"] | None
     ) -> tuple[Float[Array, "B T H K"], Float[Array, "B E S"] | None]:
         (heads, width), count = self.shape.streams[name], self.shape.taps
-        init = named(self.start, _heads_axis(name), "head_dim", "taps")
+        start = start_even
+        if self.recall:
+            start = start_at(0.5, 0.5) if name == "k" and count > 1 else start_at(1.0)
+        init = named(start, _heads_axis(name), "head_dim", "taps")
         taps = self.param(f"{name}_taps", init, (heads, width, count), jnp.float32)
         core = ShortHistory(short_conv, taps.reshape(-1, count), None, size=count - 1, count=heads)
         z = z.reshape(z.shape[0], -1, z.shape[-1])

@@ -185,15 +185,21 @@ def test_queries_and_keys_start_as_pairs_are_found_by(config: Any) -> None:
     init = config(dim=8, num_heads=2).build().init
     drawn = jax.jit(lambda key: nn.meta.unbox(init(key, jnp.zeros((1, 4, 8))))["params"]["streams"])
     streams = jax.tree.map(np.asarray, drawn(jax.random.key(0)))
-    for name in "qkv":
+    for name, start in (("q", (1, 0, 0, 0)), ("k", (0.5, 0.5, 0, 0)), ("v", (1, 0, 0, 0))):
         taps = streams[f"{name}_taps"]
-        assert np.all(np.abs(taps[..., 0] - 1) < 0.25), name
-        assert np.all(np.abs(taps[..., 1:]) < 0.25), name
+        assert np.all(np.abs(taps - np.array(start)) < 0.25), name
+        assert np.all(np.std(taps, (0, 1)) > 0), name
     kernels = [streams[name]["kernel"] for name in "qkv"]
     np.testing.assert_array_equal(kernels[0], kernels[1])
     assert np.all(kernels[0] != kernels[2])
     assert np.all(kernels[0][:, 0] != kernels[0][:, 1])
     assert 0.2 < np.std(kernels[0]) < 0.5
+
+
+def test_keys_of_one_tap_start_at_the_token_itself() -> None:
+    init = GatedDeltaNetConfig(dim=8, num_heads=2, short_taps=1).build().init
+    streams = nn.meta.unbox(jax.jit(init)(jax.random.key(0), jnp.zeros((1, 4, 8))))["params"]["streams"]
+    assert np.all(np.abs(streams["k_taps"] - 1) < 0.5)
 
 
 def test_layers_of_a_stack_start_unlike_each_other() -> None:
