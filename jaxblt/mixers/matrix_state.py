@@ -7,6 +7,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxblt.layers import Linear, RMSNorm, linears, named
@@ -119,13 +120,12 @@ def start_even(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> 
 
 
 def start_at(*shares: float) -> nn.initializers.Initializer:
-    """Taps that start near these, the token's own first, and near 0 before, so that keys are not blurred over tokens."""
+    """Taps that start near these, the token's own first, and near 0 before: keys are not blurred over tokens."""
 
     def start(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Float[Array, "H K N"]:
-        drawn = NEAR * start_even(key, shape, dtype)
-        return drawn.at[..., : len(shares)].add(
-            jnp.broadcast_to(jnp.asarray(shares, dtype), (*shape[:-1], len(shares)))
-        )
+        known = np.zeros(shape, dtype)
+        known[..., : len(shares)] = shares
+        return known + NEAR * start_even(key, shape, dtype)
 
     return start
 
