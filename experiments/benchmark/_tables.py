@@ -29,7 +29,7 @@ MODELS = {
     "books_hyena_implicit_alone_3600": "byte Hyena, implicit filters, alone on the GPU, 3,600 steps",
     "books_pulse": "`books` with Gated DeltaNet for Hyena, 123.8 M parameters and 30.7 M in hash tables",
     "books_pulse_seed_1": "the same, seed 1",
-    "books_pulse_start": "seed 0 as Gated DeltaNet starts now, no validation, 1,024 slots a block; the two above have 1,016",
+    "books_pulse_start": "seed 0, another start (docs/notes/recall.md), no validation, 1,024 slots a block, not 1,016",
     "books_transformer": "byte Transformer, 114.1 M parameters",
     "ecoli": "byte Hyena, both strands, 14.4 M parameters",
 }

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 SAMPLE = 2000
 """Examples of drawn tasks that the majority's answers are counted and scored on, of each split."""
 MOST = 200_000
-"""Examples of other tasks. They are all, but of expressions that are shown in several orders, each made anew."""
+"""Examples of a task that ends, at most; there are more where expressions are shown in several orders."""
 
 
 def tasks(

@@ -78,6 +78,22 @@ def test_figures_of_two_runs(recipe: Recipe, tmp_path: Path) -> None:
         assert found["majority"][name] == pytest.approx(4 / 6)  # of six stories four are about the attic
 
 
+def test_answers_of_an_endless_number_of_orders_are_not_all_counted(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def count(task: Any, split: str, *, most: int | None) -> None:
+        asked.append(most)
+        raise InterruptedError
+
+    monkeypatch.setattr("jaxblt.load", lambda folder: SimpleNamespace(recipe=recipe))
+    monkeypatch.setattr("jaxblt.evaluation.tasks.majority_baseline", count)
+    with pytest.raises(InterruptedError):
+        script.tasks(("a",), out="never.json")
+    assert asked == [script.MOST]
+
+
 def test_runs_of_different_tasks_are_refused(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(recipe, data=replace(recipe.data, task=replace(recipe.data.task, tasks=(1,))))
     runs: dict[str, Any] = {"a": SimpleNamespace(recipe=recipe), "b": SimpleNamespace(recipe=other)}

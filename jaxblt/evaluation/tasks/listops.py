@@ -73,9 +73,10 @@ def _apply(operator: int, values: list[int]) -> int:
 
 
 def is_whole(symbols: np.ndarray) -> bool:
-    """Whether Int[q] symbols are a digit or one list whose brackets are balanced; lists in it may be empty."""
-    _, _, inside = _brackets(symbols)
-    return bool(len(symbols) and inside[-1] == 0 and np.all(inside[:-1] > 0))
+    """Whether Int[q] symbols are a digit or one list whose brackets are balanced, with no empty list."""
+    opens, closes, inside = _brackets(symbols)
+    one = len(symbols) > 0 and inside[-1] == 0 and np.all(inside[:-1] > 0)
+    return bool(one and not np.any(opens[:-1] & closes[1:]))
 
 
 def _brackets(symbols: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -98,7 +99,7 @@ def reorder(symbols: np.ndarray, draws: Draws) -> np.ndarray:
 
     arguments = np.flatnonzero(~closes)
     places = level * len(symbols) + np.arange(len(symbols))
-    # Lists by level
+    # Lists are numbered by level, so that sorting by number sorts by level
     around = np.searchsorted(places[begins], places[arguments] - len(symbols)) - 1
     order = np.argsort(around + draws.uniform(len(arguments)))
     arguments, around = arguments[order], around[order]

@@ -154,7 +154,7 @@ def read_tsv(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def check_whole(file: Path, questions: list[np.ndarray]) -> None:
-    """Looks whether each is one whole expression, which `reorder` takes for granted.
+    """Checks that each is one whole expression, which `reorder` takes for granted.
 
     Raises:
       ValueError: one is not; the message names the line.

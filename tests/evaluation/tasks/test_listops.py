@@ -1,6 +1,7 @@
 """ListOps: the evaluator on expressions worked out by hand, and the arena's files."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,17 @@ def test_reordered_arguments_come_to_the_same_digit():
     np.testing.assert_array_equal(*again)
 
 
+def test_arguments_come_in_every_order_equally_often():
+    """Of lists at any depth: 3! orders of the first times 2 of the second times 3! of the third."""
+    symbols = np.array(parse("[MAX 1 [MIN 2 [SM 3 4 5 ] ] 6 ]"), np.uint8)
+    draws, count = Draws(11), 7200
+    found = Counter(reorder(symbols, draws).tobytes() for _ in range(count))
+    assert len(found) == 72
+    expected = count / 72
+    # Chi squared with 71 degrees of freedom is above 120 in two of 10,000 cases.
+    assert sum((times - expected) ** 2 / expected for times in found.values()) < 120
+
+
 def test_training_expressions_are_shown_in_several_orders(tmp_path):
     write_files(ListOps(train_size=5, eval_size=2, min_symbols=12, max_symbols=40), tmp_path, processes=1)
     once, often = (ListOpsFiles(path=str(tmp_path), orders=orders, max_symbols=20) for orders in (1, 4))
@@ -176,13 +188,15 @@ def test_training_expressions_are_shown_in_several_orders(tmp_path):
         ("[MAX 2 ] 3", False),
         ("] [MAX", False),
         ("", False),
+        ("[MAX ]", False),
+        ("[MAX 1 [SM ] ]", False),
     ],
 )
 def test_whole_expressions_are_told_from_others(text, whole):
     assert is_whole(np.array(parse(text), int)) == whole
 
 
-def test_every_expression_that_is_reordered_is_checked(tmp_path):
+def test_brackets_of_every_expression_that_is_reordered_are_checked(tmp_path):
     lines = ["7\t7\n"] * 2 + ["( [MAX 2\t2\n"] + ["7\t7\n"] * 4000
     (tmp_path / "basic_train.tsv").write_text("".join(["Source\tTarget\n", *lines]))
     assert ListOpsFiles(path=str(tmp_path)).open("train").count == 4003
