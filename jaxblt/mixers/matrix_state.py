@@ -20,7 +20,7 @@ from pallas_kernels.short_conv import short_conv
 STEP_SIZES = (1e-3, 1e-1)
 """Between these step sizes dt starts, on average over inputs (Dao and Gu, 2405.21060)."""
 NEAR = 0.1
-"""Share of the even start in taps that start at the token itself."""
+"""Share of the even start in taps that `start_at` known ones."""
 RATES = (1.0, 16.0)
 """Between these rates A starts."""
 
