@@ -43,9 +43,10 @@ class StateEngineConfig:
     """slot_s <- (1 - w_ts) slot_s + w_ts [k_t, v_t], w_ts = 1 - exp(route_ts g_t); read by softmax over slots.
 
     g_t <= 0 is a gate of each head, -1 on average at first. Routes are a softmax over the S slots of a head, so a token
-    writes as much as one slot takes, whatever S is. They start uneven, or all slots would hold the same. Slots are
-    convex mixtures of zero and of what was routed to them: they do not grow with the number of tokens. They begin at
-    zero, and the first 2 S tokens or so of a document fill them; norms are flat from there, of outputs from the start.
+    writes as much as one slot takes, whatever S is. They start uneven, or all slots would hold the same; q, k and v
+    start as `recall` of `Streams` says. Slots are convex mixtures of zero and of what was routed to them: they do not
+    grow with the number of tokens. They begin at zero, and the first 2 S tokens or so of a document fill them; norms
+    are flat from there, of outputs from the start.
     Reading is gated slot attention (Zhang et al., 2409.07146, sec. 3).
 
     With a `cell`, `state_attention` or `state_routes` slots move at edges, every `interval` tokens of a document.
@@ -226,7 +227,7 @@ class StateEngine(nn.Module):
         options: Any = {"width": config.dim, "alignment": config.segment_alignment}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         short, counted = (None, None) if before is None else (before.short, before.counted)
-        qkv, short = Streams(config.shape, self.dtype, name="streams")(rows, short)
+        qkv, short = Streams(config.shape, self.dtype, recall=True, name="streams")(rows, short)
         mask, counted = self._mask(rows, counted, training=before is None)
         streams, routes = self._streams(rows.x, qkv, mask)
         found, after = rows.run(self._core(), streams, None if before is None else before.engine)
