@@ -15,6 +15,7 @@ from jaxblt.mixers import (
     GatedLinearAttentionConfig,
     Mamba2Config,
     MixerConfig,
+    StateEngineConfig,
 )
 from jaxblt.mixers.matrix_state import Decay
 from jaxblt.models import StackConfig
@@ -179,7 +180,7 @@ def test_letters_of_the_stack_build() -> None:
         config.mixer(pattern[0]).build()
 
 
-@pytest.mark.parametrize("config", [GatedDeltaNetConfig, GatedLinearAttentionConfig])
+@pytest.mark.parametrize("config", [GatedDeltaNetConfig, GatedLinearAttentionConfig, StateEngineConfig])
 def test_queries_and_keys_start_as_pairs_are_found_by(config: Any) -> None:
     """Keys that start as a mixture with tokens before, or unlike queries, hide which token they belong to."""
     init = config(dim=8, num_heads=2).build().init
