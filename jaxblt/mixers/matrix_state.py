@@ -125,7 +125,7 @@ def start_at(*shares: float) -> nn.initializers.Initializer:
     def start(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Float[Array, "H K N"]:
         known = np.zeros(shape, dtype)
         known[..., : len(shares)] = shares
-        return known + NEAR * start_even(key, shape, dtype)
+        return jnp.asarray(known) + NEAR * start_even(key, shape, dtype)
 
     return start
 
