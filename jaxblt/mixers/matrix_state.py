@@ -21,8 +21,6 @@ STEP_SIZES = (1e-3, 1e-1)
 """Between these step sizes dt starts, on average over inputs (Dao and Gu, 2405.21060)."""
 NEAR = 0.1
 """Share of the even start in taps that `start_at` known ones."""
-RATES = (1.0, 16.0)
-"""Between these rates A starts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,9 +195,9 @@ def _heads_axis(name: str) -> str:
 class Decay(nn.Module):
     """log a = -A dt with dt = softplus(x W + b), per head, in fp32 (Dao and Gu, 2405.21060, sec. 7).
 
-    A and b start where Mamba-2's do, dt within `step_sizes` and A within `RATES`, but spread over the heads in place of
-    drawn, as decays of RetNet are (2307.08621): the first forgets over 1,000 tokens, the last over less than one.
-    Drawn, all heads of a layer may forget too soon to learn what lies further apart (docs/notes/recall.md).
+    A starts at 1 and dt within `step_sizes`, spread over the heads in place of drawn, as decays of RetNet are
+    (2307.08621): by default the first head forgets over 1,000 tokens, the last over 10. Where A and dt are drawn, all
+    heads of a layer may forget too soon to learn what lies further apart (docs/notes/recall.md).
     """
 
     heads: int
@@ -214,17 +212,13 @@ class Decay(nn.Module):
             "btd,dh->bth", {"h": self.heads}, names, self.dtype, accumulate=jnp.float32, name="step"
         )(x)
         bias = self.param("bias", named(self._init_bias, "heads"), (self.heads,))
-        log_rate = self.param("log_rate", named(_init_log_rate, "heads"), (self.heads,))
+        log_rate = self.param("log_rate", named(nn.initializers.zeros, "heads"), (self.heads,))
         dt = jax.nn.softplus(step.astype(jnp.float32) + bias[None, None])
         return -jnp.exp(log_rate)[None, None] * dt, dt
 
     def _init_bias(self, _: Array, shape: tuple[int]) -> Float[Array, "H"]:
         dt = jnp.geomspace(*self.step_sizes, *shape, dtype=jnp.float32)
         return dt + jnp.log(-jnp.expm1(-dt))  # softplus of it is dt
-
-
-def _init_log_rate(_: Array, shape: tuple[int]) -> Float[Array, "H"]:
-    return jnp.log(jnp.linspace(*RATES, *shape, dtype=jnp.float32))
 
 
 class Readout(nn.Module):
