@@ -68,7 +68,7 @@ class ListOpsFiles:
         Raises:
           FileNotFoundError: the split's file is not there.
           ValueError: a line does not hold an expression and a digit, or of those that are evaluated one is not balanced
-            or has another answer; the message names it. Or there is no line.
+            or has another answer, or with `orders` any has wrong brackets; the message names it. Or there is no line.
         """
         check_part(split)
         (file,) = expand(Path(self.path) / _FILES[split])
