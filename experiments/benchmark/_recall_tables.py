@@ -8,22 +8,26 @@ from experiments.benchmark.gap_recall import MEMORIES
 
 def recall(folder: Folder) -> str:
     """Pairs that small models recall, by mixer."""
-    files = [found for name, found in folder.items() if name == "recall" or name.startswith("recall_")]
-    head = ("mixer", "pairs", "seed", "right", "always the commonest", "parameters", "steps")
+    files = {n: found for n, found in folder.items() if n == "recall" or n.startswith("recall_")}
+    head = ("file", "mixer", "pairs", "seed", "rate", "right", "always the commonest", "parameters", "steps")
     rows = [
         (
-            *(f"`{run['mixer']}`", str(run["pairs"]), str(run["seed"])),
-            *(f"{100 * run['accuracy']:.2f} %", percent(found["majority"][str(run["pairs"])])),
+            *(f"`{name}`", f"`{run['mixer']}`", str(run["pairs"]), str(run["seed"])),
+            *(
+                f"{found['settings']['learning_rate']:g}",
+                f"{100 * run['accuracy']:.2f} %",
+                percent(found["majority"][str(run["pairs"])]),
+            ),
             *(count(run["parameters"]), count(run["steps"])),
         )
-        for found in files
+        for name, found in files.items()
         for run in found["runs"]
     ]
     settings = folder["recall"]["settings"]
     said = prose(
         f"Multi-query recall on rows that the models have not seen, {settings['layers']} layers of width "
         f"{settings['dim']}. Training ends where almost all answers are right, or after {count(settings['steps'])} "
-        "steps."
+        "steps. Mixers start as they do now in files `recall_start*`, and otherwise in the others."
     )
     return f"{said}\n\n{table(head, rows)}"
 

@@ -31,6 +31,8 @@ LEAST_STEPS = 512
 is faster in `xla` forward, but not with gradients."""
 TIMED_KEYS = 128
 """The most channels of a key that were timed."""
+TIMED_STRETCHES = 16
+"""The fewest stretches of a row that were timed under gates per head and per key channel."""
 
 
 def count_stretches(k: Any, v: Any, *, by_key: bool) -> int:
@@ -57,13 +59,22 @@ def why_not(
 
 
 def rather_not(
-    device: Device, q: Any, k: Any, v: Any, *, log_value_gate: Any = None, **options: Any
+    device: Device,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    log_key_gate: Any = None,
+    log_value_gate: Any = None,
+    **options: Any,
 ) -> str | None:
-    """Why a call is left to others, or None: it was timed as slots are written."""
-    if refused := hopper.rather_not(device, q, k, v, log_value_gate=log_value_gate, **options):
+    """Why a call is left to others, or None: it was timed as slots are written, and in many stretches."""
+    gates = {"log_key_gate": log_key_gate, "log_value_gate": log_value_gate}
+    if refused := hopper.rather_not(device, q, k, v, **gates, **options):
         return refused
-    if log_value_gate is None:
-        return "it was timed only with gates per value channel"
+    count = count_stretches(k, v, by_key=log_key_gate is not None)
+    if log_value_gate is None and count < TIMED_STRETCHES:
+        return f"without gates per value channel it was timed in {TIMED_STRETCHES} stretches and more, not {count}"
     if k.shape[3] > TIMED_KEYS:
         return f"it was timed with keys of up to {TIMED_KEYS} channels, got {k.shape[3]}"
     return None

@@ -17,6 +17,7 @@ from pallas_kernels.gated_linear_attention.stretches import (
     PROGRAMS,
     count_stretches,
     in_stretches,
+    rather_not,
     why_not,
 )
 from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
@@ -127,6 +128,7 @@ def test_on_a_gpu(check: str, call: Any, count: int) -> None:
         ((1, 16_384, 8, 64, 64), "value", 16),
         ((1, 16_384, 8, 64, 128), "value", 16),
         ((1, 16_384, 8, 64, 128), "key", 8),
+        ((1, 16_384, 8, 128, 128), "key", 16),
         ((1, 16_384, 8, 64, 192), "value", 5),
         ((1, 16_384, 8, 128, 128), "value", 16),
         ((1, 16_384, 8, 128, 256), "key", 8),
@@ -157,12 +159,20 @@ def test_as_many_programs_as_run_at_a_time(call: tuple[int, ...], gate: Any, cou
     said = explain(x, x, v, device=HOPPER, **options)
     if count == 1:
         assert f"not mosaic_gpu_stretches: {whole}" in said
-    elif gate == "key":
-        assert "not mosaic_gpu_stretches: it was timed only with gates per value channel" in said
+    elif gate == "key" and count < 16:
+        assert f"without gates per value channel it was timed in 16 stretches and more, not {count}" in said
     elif widths[0] > 128:
         assert f"it was timed with keys of up to 128 channels, got {widths[0]}" in said
     else:
         assert said.startswith("gated_linear_attention: mosaic_gpu_stretches")
+
+
+@pytest.mark.parametrize("heads", [8, 9])
+def test_gates_per_head_are_cut_as_often_as_was_timed(heads: int) -> None:
+    x = jax.ShapeDtypeStruct((1, 16_384, heads, 128), jnp.bfloat16)
+    gate = jax.ShapeDtypeStruct(x.shape[:3], jnp.float32)
+    fewer = "without gates per value channel it was timed in 16 stretches and more, not 14"
+    assert rather_not(HOPPER, x, x, x, log_gate=gate) == (None if heads == 8 else fewer)
 
 
 @pytest.mark.parametrize(("length", "refused"), [(8_388_480, False), (8_388_481, True)])
