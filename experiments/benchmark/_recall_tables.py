@@ -27,7 +27,8 @@ def recall(folder: Folder) -> str:
     said = prose(
         f"Multi-query recall on rows that the models have not seen, {settings['layers']} layers of width "
         f"{settings['dim']}. Training ends where almost all answers are right, or after {count(settings['steps'])} "
-        "steps. Mixers start as they do now in files `recall_start*`, and otherwise in the others."
+        "steps. In files `recall_start*` Gated DeltaNet, gated linear attention and slots start otherwise than in "
+        "the others."
     )
     return f"{said}\n\n{table(head, rows)}"
 

@@ -18,9 +18,9 @@ from experiments.benchmark._markdown import (
 )
 
 MODELS = {
-    "books": "BLT-Hyena on patches, 117.6 M parameters and 30.7 M in hash tables",
+    "books": "BLT-Hyena on patches, 117.6 M parameters and 30.7 M in hash tables; no validation meanwhile",
     "books_seed_1": "the same, seed 1",
-    "books_filled": "seed 0 in an earlier run (commit 0b3ecaa)",
+    "books_filled": "seed 0 in an earlier run (commit 0b3ecaa), no validation",
     "books_1016_slots": "seed 0 before, 1,016 slots a block, with validation",
     "books_1016_slots_seed_1": "seed 1 before, 1,016 slots a block, with validation",
     "books_hyena": "byte Hyena, modal filters, 114.5 M parameters; beside `books_hyena_implicit` on one GPU",
@@ -29,7 +29,7 @@ MODELS = {
     "books_hyena_alone": "byte Hyena, modal filters, alone on the GPU; 1,072 of 1,100 steps",
     "books_hyena_implicit_alone": "byte Hyena, implicit filters, alone on the GPU; 597 of 1,100 steps",
     "books_hyena_implicit_alone_3600": "byte Hyena, implicit filters, alone on the GPU, 3,600 steps",
-    "books_pulse": "`books` with Gated DeltaNet for Hyena, 123.8 M parameters and 30.7 M in hash tables",
+    "books_pulse": "`books` with Gated DeltaNet for Hyena, 123.8 M parameters and 30.7 M in hash tables; no validation",
     "books_pulse_seed_1": "the same, seed 1",
     "books_transformer": "byte Transformer, 114.1 M parameters",
     "ecoli": "byte Hyena, both strands, 14.4 M parameters",

@@ -32,7 +32,7 @@ is faster in `xla` forward, but not with gradients."""
 TIMED_KEYS = 128
 """The most channels of a key that were timed."""
 TIMED_STRETCHES = 16
-"""The fewest stretches of a row that were timed under gates per head and per key channel."""
+"""The fewest stretches of a row under gates per head and per key channel: such rows, with heads of 128, were timed."""
 
 
 def count_stretches(k: Any, v: Any, *, by_key: bool) -> int:
@@ -68,13 +68,17 @@ def rather_not(
     log_value_gate: Any = None,
     **options: Any,
 ) -> str | None:
-    """Why a call is left to others, or None: it was timed as slots are written, and in many stretches."""
+    """Why a call is left to others, or None: it was timed as slots are written, and in many stretches of wide heads."""
     gates = {"log_key_gate": log_key_gate, "log_value_gate": log_value_gate}
     if refused := hopper.rather_not(device, q, k, v, **gates, **options):
         return refused
     count = count_stretches(k, v, by_key=log_key_gate is not None)
-    if log_value_gate is None and count < TIMED_STRETCHES:
-        return f"without gates per value channel it was timed in {TIMED_STRETCHES} stretches and more, not {count}"
+    heads = k.shape[3], v.shape[3]
+    if log_value_gate is None and (count < TIMED_STRETCHES or heads != (TIMED_KEYS, TIMED_KEYS)):
+        return (
+            f"without gates per value channel {TIMED_STRETCHES} stretches of heads of {TIMED_KEYS} channels were "
+            f"timed, not {count} of {heads[0]} and {heads[1]}"
+        )
     if k.shape[3] > TIMED_KEYS:
         return f"it was timed with keys of up to {TIMED_KEYS} channels, got {k.shape[3]}"
     return None

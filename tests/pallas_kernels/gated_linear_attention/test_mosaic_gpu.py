@@ -137,8 +137,9 @@ def test_simulated_with_other_widths(call: Any, simulation: Any) -> None:
     check_reference(case(partial(gated_linear_attention_mosaic_gpu, interpret=simulation), *call))
 
 
+@pytest.mark.slow(weeks=13, group="simulated kernels")
 def test_simulated_gradient_of_a_gate_in_bfloat16_over_wide_keys(simulation: Any) -> None:
-    """It is a sum over value channels, which cancel: rounded to bfloat16 one by one they were .009 off."""
+    """It is a sum over value channels, which cancel: rounded to bfloat16 one by one they were .008 off."""
     call = case(
         partial(gated_linear_attention_mosaic_gpu, interpret=simulation), "log_gate", 256, 64, 1, 1, 64
     )

@@ -160,19 +160,31 @@ def test_as_many_programs_as_run_at_a_time(call: tuple[int, ...], gate: Any, cou
     if count == 1:
         assert f"not mosaic_gpu_stretches: {whole}" in said
     elif gate == "key" and count < 16:
-        assert f"without gates per value channel it was timed in 16 stretches and more, not {count}" in said
+        assert "without gates per value channel 16 stretches of heads of 128 channels were timed" in said
     elif widths[0] > 128:
         assert f"it was timed with keys of up to 128 channels, got {widths[0]}" in said
     else:
         assert said.startswith("gated_linear_attention: mosaic_gpu_stretches")
 
 
-@pytest.mark.parametrize("heads", [8, 9])
-def test_gates_per_head_are_cut_as_often_as_was_timed(heads: int) -> None:
-    x = jax.ShapeDtypeStruct((1, 16_384, heads, 128), jnp.bfloat16)
-    gate = jax.ShapeDtypeStruct(x.shape[:3], jnp.float32)
-    fewer = "without gates per value channel it was timed in 16 stretches and more, not 14"
-    assert rather_not(HOPPER, x, x, x, log_gate=gate) == (None if heads == 8 else fewer)
+@pytest.mark.parametrize(
+    ("length", "heads", "width", "found"),
+    [
+        (16_384, 8, 128, None),
+        (8192, 8, 128, None),
+        (8191, 8, 128, "not 15 of 128 and 128"),
+        (16_384, 9, 128, "not 14 of 128 and 128"),
+        (16_384, 8, 64, "not 16 of 64 and 64"),
+    ],
+)
+@pytest.mark.parametrize("gate", ["log_gate", "log_key_gate", None])
+def test_other_gates_are_cut_as_was_timed(
+    length: int, heads: int, width: int, found: str | None, gate: str | None
+) -> None:
+    x = jax.ShapeDtypeStruct((1, length, heads, width), jnp.bfloat16)
+    of_gate = jax.ShapeDtypeStruct(x.shape[: 3 if gate == "log_gate" else 4], jnp.float32)
+    said = rather_not(HOPPER, x, x, x, **({gate: of_gate} if gate else {}))
+    assert said is None if found is None else str(said).endswith(found)
 
 
 @pytest.mark.parametrize(("length", "refused"), [(8_388_480, False), (8_388_481, True)])
