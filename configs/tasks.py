@@ -139,7 +139,8 @@ def listops() -> Recipe:
 
     Each training expression is shown in 32 orders of its arguments, or the model learns them by heart.
     In three pieces: --train.time-limit-s 540, then 1080, then 1620.
-    A Transformer of equal size: --model.stack.pattern A --model.pooling mean --run-dir runs/listops_transformer
+    A Transformer of equal size: --model.stack.pattern A --model.pooling mean --optimizer.learning-rate 1e-3 --run-dir
+    runs/listops_transformer
     Causal, as a language model reads: --model.stack.causal --objective.causal
     """
     data = TaskDataConfig(

@@ -15,10 +15,15 @@ def _exponent(found: Figures | None) -> str:
     return "" if found is None else f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
-def _passed(found: Figures | None) -> str:
-    """The length from which a block is faster, with the ends of its interval; an end of None is no length."""
+def _passed(found: Figures | None, shortest: int) -> str:
+    """The length from which a block is faster, with the ends of its interval; an end of None is no length.
+
+    One that is faster at the shortest length already may be so below it.
+    """
     if found is None:
         return ""
+    if found["value"] == found["high"] == shortest:
+        return f"at most {count(shortest)}"
     value, low, high = (
         "never" if found[end] is None else count(found[end]) for end in ("value", "low", "high")
     )
@@ -88,9 +93,9 @@ def blocks(folder: Folder) -> str:
             (
                 *(f"`{mixer}`", count(found["parameters"][mixer])),
                 *(_exponent(found["growth"][mixer][p]) for p in PASSES),
-                *(_passed(found["crossover"].get(mixer, {}).get(p)) for p in PASSES),
+                *(_passed(found["crossover"].get(mixer, {}).get(p), timed[0]["tokens"]) for p in PASSES),
             )
-            for mixer in found["blocks"]
+            for mixer, timed in found["blocks"].items()
         ]
         head = ("mixer", "parameters", "exponent, forward", "exponent, with gradients")
         dtype = DTYPES[found.get("dtype", "bfloat16")]

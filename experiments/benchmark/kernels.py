@@ -23,6 +23,7 @@ SHAPES = {
     "gated_linear_attention": (
         *("mamba2_2b_8k", "gla_1b_8k", "gsa_1b_write_8k"),
         *("gsa_1b_read_8k", "h32_d128_8k", "h32_d128_64k", "h32_d128_gla_8k"),
+        *("h8_d128_1x16k", "h8_d128_gla_1x16k", "pulse_write_1x4k", "engine_write_128_1x16k"),
         *("decode_64", "decode_64_key"),
     ),
     "hash_embedding": ("d512_8k", "blt_d1024_8k"),
@@ -39,6 +40,7 @@ SHAPES = {
         *("hyena_d768_32k", "hyena_d768_8191", "hyena_d768_64k", "hyena_d768_8k_packed"),
         *("d768_both_ways_8k", "hyenadna_160k", "hyenadna_1m", "hyena_d768_1m", "hyena_d768_12289"),
         *("hyena_d768_128k", "hyena_d768_131071", "few_d32_8k", "few_d32_32k", "few_d32_1m"),
+        *("hyena_d768_2049", "hyena_d768_20000", "hyena_d768_40000"),
     ),
     "modal_conv": (
         *("d768_8k", "d768_64k", "d768_1m", "d256_4m"),

@@ -23,6 +23,8 @@ def SimplePulse(
 ) -> ByteLMConfig | ByteClassifierConfig:
     """The config of a stack of state engines; `build()` makes the module, and a `Recipe` takes it as its model.
 
+    Its engines have no edges, levels or adaptive count; replace `stack.mixers["T"]` for those.
+
     Args:
       vocab_size: ids, at least the 260 of bytes.
       d_model: width; of 64 a head, or of one head if 64 does not divide it.

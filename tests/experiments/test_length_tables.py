@@ -27,6 +27,10 @@ def test_blocks_by_length_have_times_exponents_and_crossings() -> None:
     assert "| `A` | 4,096 | 1 | does not fit | 0.5 |  | 40 % |  | 1.5 GB | 1.0 GB |" in lines
     assert "| `D` | 12 | 1.00 (0.90 to 1.10) |  | 3,000 (2,000 to never) | never |" in lines
     assert "| `A` | 10 |  |  |  |  |" in lines
+    found["crossover"]["D"]["forward"] = dict.fromkeys(("value", "low", "high"), 2048.0)
+    assert "| at most 2,048 | never |" in _length_tables.blocks({"scaling": found})
+    found["crossover"]["D"]["forward"] |= {"high": 3000.0}
+    assert "| 2,048 (2,048 to 3,000) | never |" in _length_tables.blocks({"scaling": found})
     assert "width 1,024, bf16." in lines[0]
     assert _length_tables.blocks({}) == ""
     edges = {"parameters": {"T64_edges": 9}, "blocks": {"T64_edges": [bare]}, "crossover": {}}
