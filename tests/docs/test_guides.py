@@ -61,8 +61,8 @@ def test_parts_md_uses_parts_by_themselves(capsys):
     names = {}
     for text in blocks(GUIDES / "parts.md", "python"):
         exec(compile(text, "parts.md", "exec"), names)
-    patterns, equal, slots, said = capsys.readouterr().out.splitlines()
-    assert (patterns, equal, slots) == ("J T", "True", "(1, 1, 1)")
+    patterns, cell, equal, slots, said = capsys.readouterr().out.splitlines()
+    assert (patterns, cell, equal, slots) == ("J T", "gru", "True", "(1, 1, 1)")
     assert said.startswith("linear_scan: ")
     first_cells = re.findall(
         r"^\| (`.*?) \|", (GUIDES / "parts.md").read_text(encoding="utf-8"), re.MULTILINE
