@@ -55,14 +55,16 @@ def tasks(folder: Folder) -> str:
             *(f"`{found['task']}`", Path(run["run"]).name, f"`{run['pattern']}`"),
             *(f"{100 * run['scores']['accuracy']:.1f} %", percent(found["majority"]["accuracy"])),
             *(str(run["scores"].get("solved", "")), count(run["parameters"]), count(run["step"])),
-            *(count(run["tokens"]), f"{run['minutes']:.0f}"),
+            count(run["positions"] if run["tokens"] is None else run["tokens"]),
+            f"{run['minutes']:.2g}",
         )
         for found in files
         for run in found["runs"]
     ]
     said = prose(
         "Questions of the test split that a run answered right, and those that the commonest answer of its subtask "
-        "gets right. A subtask is solved where over 95 % are. Tokens are those of training, padding left out."
+        "gets right. A subtask is solved where over 95 % are. Tokens are those of training, without padding but of examples that are "
+        "drawn."
     )
     return f"{said}\n\n{table(head, rows)}"
 
