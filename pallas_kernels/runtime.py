@@ -22,6 +22,7 @@ from pallas_kernels._dispatch import (
     reference_ops,
 )
 from pallas_kernels._measure import (
+    MIN_TRIALS,
     Case,
     Ceilings,
     Comparison,
@@ -41,6 +42,7 @@ from pallas_kernels._statistics import Summary, median_interval, ratio_interval,
 from pallas_kernels._trace import device_events, read_trace
 
 __all__ = [
+    "MIN_TRIALS",
     "Case",
     "Ceilings",
     "Comparison",

@@ -63,8 +63,8 @@ def tasks(folder: Folder) -> str:
     ]
     said = prose(
         "Questions of the test split that a run answered right, and those that the commonest answer of its subtask "
-        "gets right. A subtask is solved where over 95 % are. Tokens are those of training, without padding but of examples that are "
-        "drawn."
+        "gets right. A subtask is solved where over 95 % are. Tokens are those of training, without padding "
+        "but of examples that are drawn."
     )
     return f"{said}\n\n{table(head, rows)}"
 

@@ -100,13 +100,15 @@ def recall(
       settings: of all of them.
 
     Raises:
-      ValueError: there is no model to train, or a mixer is unknown.
+      ValueError: there is no model to train, or a mixer is unknown, or named twice.
     """
     from experiments.benchmark._schema import save
     from jaxblt.evaluation.tasks.baseline import majority_baseline
 
     if not pairs or not mixers:
         raise ValueError(f"there is nothing to train: name pairs and mixers, got {pairs} and {mixers}")
+    if len(set(pairs)) < len(pairs) or len(set(mixers)) < len(mixers):
+        raise ValueError(f"--pairs and --mixers must differ among themselves, got {pairs} and {mixers}")
     if seeds < 1:
         raise ValueError(
             f"--seeds must be at least 1, got {seeds}: it is how many models of each kind are trained"

@@ -1,7 +1,8 @@
 """Time and memory of a block by length: python -m experiments.benchmark scaling --mixers D A --out FILE."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.benchmark._edges import with_edges
@@ -91,14 +92,21 @@ def scaling(
       together: compile all lengths before the first is timed, side by side. Nothing is written meanwhile.
 
     Raises:
-      ValueError: lengths do not rise, a mixer is unknown, or there is nothing to time.
+      ValueError: lengths do not rise, a mixer is unknown or named twice, or there is nothing to time, or too seldom.
     """
     from experiments.benchmark._schema import save
+    from jaxblt.profiling import MIN_TRIALS
 
     if list(lengths) != sorted(set(lengths)):
         raise ValueError(f"--lengths must rise, got {lengths}")
     if not mixers or not lengths:
         raise ValueError(f"there is nothing to time: name mixers and lengths, got {mixers} and {lengths}")
+    if len(set(mixers)) < len(mixers):
+        raise ValueError(f"--mixers must name different mixers, got {mixers}")
+    if trials < MIN_TRIALS:
+        raise ValueError(
+            f"--trials must be at least {MIN_TRIALS}, got {trials}: fewer say little about spread"
+        )
     setting = Setting(dim, dtype, trials, method, remat)
     figures: dict[str, Any] = {
         "dim": dim,
@@ -155,24 +163,26 @@ def block(name: str, dim: int) -> "StackConfig":
     from jaxblt.models import StackConfig
 
     heads = max(dim // 128, 1)
-    engine = StateEngineConfig(dim=dim, num_heads=heads)
-    known: dict[str, MixerConfig] = {
-        "A": AttentionConfig(dim=dim, num_heads=heads, packed=False),
-        "D": GatedDeltaNetConfig(dim=dim, num_heads=heads),
-        "G": GatedLinearAttentionConfig(dim=dim, num_heads=heads),
-        "H": HyenaConfig(dim=dim, packed=False),
-        "2": Mamba2Config(dim=dim),
-        "R": GatedRecurrenceConfig(dim=dim),
-        "P": GatedRecurrenceConfig(dim=dim, cell="minlstm"),
-        "U": GRUConfig(dim=dim, num_heads=heads),
-        "L": LSTMConfig(dim=dim, num_heads=heads),
-        "N": NTMConfig(dim=dim),
-        **{f"T{slots}": replace(engine, num_slots=slots) for slots in STATES},
-        **{f"T{slots}_edges": with_edges(replace(engine, num_slots=slots)) for slots in STATES},
+    engines: dict[str, Callable[[], MixerConfig]] = {}
+    for slots in STATES:
+        engine = partial(StateEngineConfig, dim=dim, num_heads=heads, num_slots=slots)
+        engines[f"T{slots}"], engines[f"T{slots}_edges"] = engine, lambda make=engine: with_edges(make())
+    known: dict[str, Callable[[], MixerConfig]] = {
+        "A": partial(AttentionConfig, dim=dim, num_heads=heads, packed=False),
+        "D": partial(GatedDeltaNetConfig, dim=dim, num_heads=heads),
+        "G": partial(GatedLinearAttentionConfig, dim=dim, num_heads=heads),
+        "H": partial(HyenaConfig, dim=dim, packed=False),
+        "2": partial(Mamba2Config, dim=dim),
+        "R": partial(GatedRecurrenceConfig, dim=dim),
+        "P": partial(GatedRecurrenceConfig, dim=dim, cell="minlstm"),
+        "U": partial(GRUConfig, dim=dim, num_heads=heads),
+        "L": partial(LSTMConfig, dim=dim, num_heads=heads),
+        "N": partial(NTMConfig, dim=dim),
+        **engines,
     }
     if name not in known:
         raise ValueError(f"unknown mixer {name!r}, choose among {', '.join(known)}")
-    return StackConfig(dim=dim, num_layers=1, pattern=(name,), mixers={name: known[name]}, scan=False)
+    return StackConfig(dim=dim, num_layers=1, pattern=(name,), mixers={name: known[name]()}, scan=False)
 
 
 def parameters(name: str, dim: int) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxblt.parallel.sequence import whole_rows
+from jaxblt.validation import whole
 
 State = Any
 """A pytree whose leaves have the batch as leading axis.
@@ -57,13 +58,13 @@ def init_state(config: MixerConfig, batch_size: int, *, capacity: int, dtype: An
       dtype: of what is cached; accumulators are fp32 whatever it is.
 
     Raises:
-      ValueError: the mixer is bidirectional, or the capacity is not positive or beyond what the mixer can
-        hold.
+      ValueError: the mixer is bidirectional, the rows are no whole number, or the capacity is not positive or beyond
+        what the mixer can hold.
     """
     if not config.causal:
         raise ValueError("a bidirectional mixer has no state: set causal=True to decode or stream")
-    if capacity < 1:
-        raise ValueError(f"capacity must be at least 1 token, got {capacity}")
+    whole("batch_size", batch_size, least=0)
+    whole("capacity", capacity, least=1, why=": the most tokens of a document")
     return config.init_state(batch_size, capacity=capacity, dtype=dtype)
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxblt.array_checks import check_whole, on_host
 from jaxblt.layers import dense, named
 from jaxblt.side_outputs import sow_loss, sow_metric
 from jaxblt.validation import number, whole
@@ -59,7 +60,18 @@ class StateCompressor(nn.Module):
         return self._encoded(states)[1]
 
     def decode(self, codes: Int[Array, "*B"]) -> Float[Array, "*B D"]:
-        """The state that each code stands for."""
+        """The state that each code stands for.
+
+        Raises:
+          ValueError: codes that are no whole numbers in 0..codes-1.
+        """
+        check_whole("codes", codes)
+        values = on_host(codes)
+        if values is not None and values.size and not 0 <= values.min() <= values.max() < self.codes:
+            raise ValueError(
+                f"codes must lie in 0..{self.codes - 1}, got {int(values.min())}..{int(values.max())}: `encode` makes "
+                "them"
+            )
         return self.decoder(jnp.take(self.book, codes, axis=0))
 
     def _encoded(self, states: Float[Array, "*B D"]) -> tuple[Float[Array, "*B E"], Int[Array, "*B"]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxblt.mixers.state_edges import Engine
@@ -124,9 +125,10 @@ def _route_of(params: dict[str, Any]) -> dict[str, Any]:
 
 def _check_dead(dead: Bool[Array, "*L H S"], shape: tuple[int, ...]) -> None:
     """Refuses an importance in place of a mask: all of its slots would count as dead."""
-    if dead.dtype != bool or dead.shape != shape:
+    kind = str(getattr(dead, "dtype", type(dead).__name__))
+    if kind != "bool" or dead.shape != shape:
         raise ValueError(
-            f"dead must be a mask of bool {shape}, heads and slots last, got {dead.dtype} {dead.shape}: "
+            f"dead must be a mask of bool {shape}, heads and slots last, got {kind} {np.shape(dead)}: "
             "`StateManager.dead` makes one"
         )
 

@@ -2,6 +2,7 @@
 
 from jaxblt.profiling.memory import MemoryProfile, profile_memory
 from jaxblt.profiling.timing import (
+    MIN_TRIALS,
     Case,
     Ceilings,
     Comparison,
@@ -26,6 +27,7 @@ from jaxblt.profiling.timing import (
 from jaxblt.profiling.trace import OpTotal, op_totals, trace
 
 __all__ = [
+    "MIN_TRIALS",
     "Case",
     "Ceilings",
     "Comparison",

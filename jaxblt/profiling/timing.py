@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pallas_kernels.runtime import (
+    MIN_TRIALS,
     Case,
     Ceilings,
     Comparison,
@@ -29,6 +30,7 @@ from pallas_kernels.runtime import (
 )
 
 __all__ = [
+    "MIN_TRIALS",
     "Case",
     "Ceilings",
     "Comparison",

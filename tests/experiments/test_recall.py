@@ -84,6 +84,8 @@ def test_what_trains_no_model_is_refused(tmp_path: Path) -> None:
         recall(out, pairs=(16,), mixers=())
     with pytest.raises(ValueError, match="--seeds must be at least 1, got 0"):
         recall(out, pairs=(16,), mixers=("A",), seeds=0)
+    with pytest.raises(ValueError, match=r"must differ among themselves, got \(4, 4\) and \('A',\)"):
+        recall(out, pairs=(4, 4), mixers=("A",))
 
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")

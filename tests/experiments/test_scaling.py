@@ -207,3 +207,13 @@ def test_lengths_must_rise(tmp_path: Path) -> None:
         scaling.scaling(str(tmp_path / "out.json"), lengths=(32, 16))
     with pytest.raises(ValueError, match=r"nothing to time: name mixers and lengths, got .* and \(\)"):
         scaling.scaling(str(tmp_path / "out.json"), lengths=())
+    with pytest.raises(ValueError, match=r"--mixers must name different mixers, got \('D', 'D'\)"):
+        scaling.scaling(str(tmp_path / "out.json"), mixers=("D", "D"), lengths=(16,))
+    with pytest.raises(ValueError, match=r"--trials must be at least 20, got 5"):
+        scaling.scaling(str(tmp_path / "out.json"), mixers=("D",), lengths=(16,), trials=5)
+
+
+def test_a_width_is_refused_by_the_mixer_that_is_asked_for() -> None:
+    assert scaling.block("D", 100).mixers["D"].dim == 100
+    with pytest.raises(ValueError, match="Mamba2Config: expand = 2 times dim = 100"):
+        scaling.block("2", 100)

@@ -79,6 +79,12 @@ def test_configs_keep_the_protocol(config: MixerConfig) -> None:
     assert hash(config) == hash(dataclasses.replace(config))  # type: ignore[type-var]
 
 
-def test_capacity_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="capacity must be at least 1 token, got 0"):
+def test_rows_and_capacity_are_whole_numbers() -> None:
+    with pytest.raises(
+        ValueError, match=r"capacity must be at least 1, got 0: the most tokens of a document"
+    ):
         init_state(AttentionConfig(16), 1, capacity=0)
+    with pytest.raises(ValueError, match=r"capacity must be a whole number, got 2\.5"):
+        init_state(AttentionConfig(16), 1, capacity=2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch_size must be at least 0, got -1"):
+        init_state(AttentionConfig(16), -1, capacity=1)

@@ -110,6 +110,18 @@ def test_codes_stand_for_states_and_the_encoder_learns_through_them() -> None:
     np.testing.assert_allclose(straight, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_codes_out_of_the_book_are_refused() -> None:
+    compressor = StateCompressor(dim=4, codes=3)
+    variables = compressor.init(jax.random.key(0), jnp.zeros((1, 4)))
+    for codes, said in (
+        (jnp.array([0, 3]), r"codes must lie in 0\.\.2, got 0\.\.3: `encode` makes them"),
+        (jnp.array([-1]), r"got -1\.\.-1"),
+        ([0], "codes must be an integer array, got list"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            compressor.apply(variables, codes, method="decode")
+
+
 def test_bad_options_are_refused() -> None:
     with pytest.raises(ValueError, match="decay must be at least 0 and < 1, got 1"):
         StateManager(decay=1)
@@ -143,6 +155,8 @@ def test_an_importance_is_no_mask_of_dead_slots() -> None:
         ):
             with pytest.raises(ValueError, match=said + got):
                 act(jnp.asarray(wrong))
+            with pytest.raises(ValueError, match=said + r"list \(2, 4\)"):
+                act(DEAD.tolist())
 
 
 def test_what_is_of_another_mixer_is_refused() -> None:
