@@ -130,7 +130,7 @@ def scoring_reader(run: "Run", *, window: int | None, batch_size: int) -> Reader
     if not isinstance(objective, NextByte):
         raise ValueError(
             f"run {run.recipe.name!r} was trained with objective {type(objective).__name__}, expected NextByte: only a "
-            "model of the next byte has a log-likelihood; run.embed takes any"
+            "model of the next byte has a log-likelihood"
         )
     return make_reader(run, window=window, batch_size=batch_size)
 

@@ -29,6 +29,8 @@ from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_any, check_part
 from jaxblt.validation import check_bounds, check_fields
 
 _FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
+MOST_ORDERS = 1024
+"""Of 96,000 expressions: 98 million lengths of eight bytes."""
 CHECKED = 1000
 """Expressions of a file that are evaluated, at equal distances: to evaluate all takes as long as to read them."""
 
@@ -53,6 +55,7 @@ class ListOpsFiles:
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "max_symbols", "orders", least=1)
+        check_bounds(self, "orders", most=MOST_ORDERS, why=": their lengths are held in memory")
 
     @property
     def vocab_size(self) -> int:
