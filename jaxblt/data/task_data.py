@@ -117,6 +117,18 @@ class TaskDataset(Dataset):
     def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
         inputs, targets, scored = self.examples.example(self._example(bucket, number))
         count = len(inputs)
+        if count > len(row["inputs"]):
+            raise ValueError(
+                f"{type(self.config.task).__name__} gave an example of {count} positions for a row of "
+                f"{len(row['inputs'])}: its `length` must be that of its longest example"
+            )
+        size = self.config.vocab_size
+        for ids in (inputs, targets):
+            if not np.issubdtype(ids.dtype, np.integer) or np.any((ids < 0) | (ids >= size)):
+                raise ValueError(
+                    f"ids of {type(self.config.task).__name__} must be integers in 0..{size - 1}, as its `vocab_size` "
+                    f"says, got {ids.min()}..{ids.max()} of {ids.dtype}"
+                )
         row["inputs"][:count], row["targets"][:count] = inputs, targets
         row["segment_ids"][:count] = 1
         row["positions"][:count] = np.arange(count)

@@ -130,7 +130,7 @@ class GRU(nn.Module):
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         u = _projected(config, 3, self.dtype, nn.initializers.zeros)(rows.x)
         zeros = named(nn.initializers.zeros, "heads", "head_dim")
-        bias = self.param("recurrent_bias", zeros, (config.num_heads, config.width))
+        bias = self.param("recurrent_bias", zeros, (config.num_heads, config.width), jnp.float32)
         core = GRUCore(_recurrent(self, 3), bias)
         h, after = rows.run(core, u, None if state is None else state.h)
         y = rows.restore(_output(config, self.dtype)(h))

@@ -212,7 +212,7 @@ class Decay(nn.Module):
             "btd,dh->bth", {"h": self.heads}, names, self.dtype, accumulate=jnp.float32, name="step"
         )(x)
         bias = self.param("bias", named(self._init_bias, "heads"), (self.heads,))
-        log_rate = self.param("log_rate", named(nn.initializers.zeros, "heads"), (self.heads,))
+        log_rate = self.param("log_rate", named(nn.initializers.zeros, "heads"), (self.heads,), jnp.float32)
         dt = jax.nn.softplus(step.astype(jnp.float32) + bias[None, None])
         return -jnp.exp(log_rate)[None, None] * dt, dt
 

@@ -309,7 +309,7 @@ class StateEngine(nn.Module):
             name: self.param(f"cell_{name}", named(square, "heads", None, "head_dim", None), shape)
             for name in ("input", "recurrent")
         }
-        return {**matrices, "bias": self.param("cell_bias", zeros, shape[:3])}
+        return {**matrices, "bias": self.param("cell_bias", zeros, shape[:3], jnp.float32)}
 
     def _attention(self) -> dict[str, Array] | None:
         if not self.config.state_attention:
@@ -321,13 +321,13 @@ class StateEngine(nn.Module):
 
     def _per_channel(self, name: str) -> Float[Array, "H M"]:
         init = named(nn.initializers.constant(SMALL_SHARE), "heads", "head_dim")
-        return self.param(name, init, (self.config.num_heads, 2 * self.config.shape.keys))
+        return self.param(name, init, (self.config.num_heads, 2 * self.config.shape.keys), jnp.float32)
 
     def _report(self, rows: Rows, routes: Float[Array, "B T H S"], reads: Float[Array, "B T H S"]) -> None:
         """Sows the balance loss and the mass that tokens write to and read from each slot."""
         config, count = self.config, self.config.slots
         mass = _over_tokens(rows, routes)
-        likeliest = jax.nn.one_hot(jnp.argmax(routes, -1), count)
+        likeliest = jax.nn.one_hot(jnp.argmax(routes, -1), count, dtype=jnp.float32)
         chosen = (
             likeliest
             if config.top_k_states is None

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from jaxblt.array_checks import on_host
 from jaxblt.mixers.state_edges import Engine
 from jaxblt.mixers.state_engine import ROUTE_SPREAD, StateEngineState
 from jaxblt.mixers.state_slots import Slots
@@ -41,7 +42,7 @@ class StateManager:
     def update(
         self, importance: Float[Array, "*L H S"] | None, read_mass: Float[Array, "*L H S"]
     ) -> Float[Array, "*L H S"]:
-        """The importance after a step.
+        """The importance after a step; what it was where the read mass is not finite, as of a step that is skipped.
 
         Args:
           importance: before it; None at the first step.
@@ -57,7 +58,9 @@ class StateManager:
                 f"read_mass must have shape {expected}, got {read_mass.shape}: reshape the metric to [heads, slots]"
             )
         now = read_mass.shape[-1] * read_mass
-        return now if importance is None else self.decay * importance + (1 - self.decay) * now
+        before = jnp.ones_like(now) if importance is None else importance
+        after = now if importance is None else self.decay * importance + (1 - self.decay) * now
+        return jnp.where(jnp.isfinite(now), after, before)
 
     def dead(self, importance: Float[Array, "*L H S"]) -> Bool[Array, "*L H S"]:
         """Slots below the threshold; the most important one of a head never is, as importances average 1."""
@@ -67,10 +70,15 @@ class StateManager:
 def prune(params: dict[str, Any], dead: Bool[Array, "*L H S"]) -> dict[str, Any]:
     """Parameters of a `StateEngine` in which no token writes to the dead slots or reads them.
 
+    With an adaptive count tokens may be left with a head's first four slots: keep one of those open.
+
     Raises:
-      ValueError: the parameters are of another mixer, or `dead` is no mask of their slots.
+      ValueError: the parameters are of another mixer, `dead` is no mask of their slots, or has all slots of a head.
     """
     _check_dead(dead, _route_of(params)["bias"].shape)
+    values = on_host(dead)
+    if values is not None and values.all(-1).any():
+        raise ValueError("dead has all slots of a head: leave one open, as `StateManager.dead` does")
     route = params["route"]
     closed = route | {"bias": jnp.where(dead, CLOSED, route["bias"])}
     return params | {"route": closed, "read_bias": jnp.where(dead, CLOSED, params["read_bias"])}

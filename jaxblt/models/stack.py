@@ -152,7 +152,16 @@ class StackConfig:
                 given = dict(self.mixers)
                 raise ValueError(f"StackConfig.mixers must hold mixer configs by name, got {given!r}")
         unknown = sorted({n for n in self.pattern if n not in self.mixers and n not in DEFAULTS})
-        if not self.pattern or unknown:
+        if not self.pattern:
+            raise ValueError(
+                f"StackConfig.pattern is empty ({self.pattern!r}): name a mixer for each layer, such as 'HA'"
+            )
+        if extra := self.pattern[self.num_layers :]:
+            raise ValueError(
+                f"StackConfig.pattern {self.pattern!r} names {len(self.pattern)} layers, and num_layers is "
+                f"{self.num_layers}: set num_layers={len(self.pattern)}, or leave out {extra!r}"
+            )
+        if unknown:
             known = sorted({*DEFAULTS, *self.mixers})
             raise ValueError(
                 f"pattern {self.pattern!r} names {unknown}, expected names of {known}: add a config to `mixers`"

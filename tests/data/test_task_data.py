@@ -15,7 +15,10 @@ from jaxblt.data import (
     make_dataset,
     question_and_answer,
 )
+from jaxblt.data.draws import Draws
+from jaxblt.data.examples import Example
 from jaxblt.data.schedule import Endless
+from jaxblt.evaluation.tasks.generated import GeneratedTask
 
 
 @dataclass(frozen=True)
@@ -116,3 +119,41 @@ def test_a_bad_config_is_refused(change, said):
 def test_what_cannot_be_opened_says_why(config, options, said):
     with pytest.raises(ValueError, match=said):
         make_dataset(config, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTask(GeneratedTask):
+    """A task as a user writes one, with a mistake."""
+
+    mistake: str = ""
+    vocab_size = 300
+    length = 4
+
+    def draw(self, draws: Draws) -> Example:
+        ids = np.array([4, 5, 6, 7]) + int(draws.uniform(1)[0] * 100)
+        if self.mistake == "long":
+            ids = np.repeat(ids, 2)
+        if self.mistake == "vocabulary":
+            ids = ids + 300
+        if self.mistake == "floats":
+            ids = ids + 0.5
+        return Example(ids, ids, np.ones(len(ids), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (
+            "long",
+            r"OwnTask gave an example of 8 positions for a row of 4: its `length` must be that of its longest",
+        ),
+        ("vocabulary", r"ids of OwnTask must be integers in 0\.\.299, as its `vocab_size` says, got 3\d\d"),
+        ("floats", r"got .* of float64"),
+    ],
+)
+def test_examples_of_a_task_of_ones_own_are_looked_at(mistake: str, said: str) -> None:
+    config = TaskDataConfig(task=OwnTask(mistake=mistake), seq_len=4, batch_size=2)
+    with pytest.raises(ValueError, match=said):
+        make_dataset(config, split="train", mode="train").batch(0)
+    fine = TaskDataConfig(task=OwnTask(), seq_len=4, batch_size=2)
+    assert make_dataset(fine, split="train", mode="train").batch(0).inputs.shape == (2, 4)

@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig, HyenaConfig, MixerConfig, init_state
+from jaxblt.mixers import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    GatedRecurrenceConfig,
+    GRUConfig,
+    HyenaConfig,
+    MixerConfig,
+    StateEngineConfig,
+    init_state,
+)
 from jaxblt.mixers.base import Clock, arrange, last_run, restore, start_clock
 
 
@@ -88,3 +97,18 @@ def test_rows_and_capacity_are_whole_numbers() -> None:
         init_state(AttentionConfig(16), 1, capacity=2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="batch_size must be at least 0, got -1"):
         init_state(AttentionConfig(16), -1, capacity=1)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GRUConfig(16, num_heads=2),
+        GatedDeltaNetConfig(16, num_heads=2),
+        StateEngineConfig(16, num_heads=2, cell="gru", state_attention=True),
+    ],
+)
+def test_parameters_are_fp32_where_jax_counts_in_f64(config: MixerConfig) -> None:
+    with jax.enable_x64(True):
+        x = jax.ShapeDtypeStruct((1, 8, 16), jnp.float32)
+        made = jax.eval_shape(config.build().init, jax.random.key(0), x)
+    assert {leaf.dtype for leaf in jax.tree.leaves(made)} == {jnp.dtype("float32")}

@@ -69,6 +69,21 @@ def test_importance_forgets() -> None:
     np.testing.assert_allclose(manager.update(start, jnp.asarray([[0.25, 0.75]])), [[1.25, 0.75]])
 
 
+def test_a_read_mass_that_is_not_finite_leaves_the_importance() -> None:
+    manager, mass = StateManager(), jnp.array([[0.5, 0.5], [1.0, jnp.nan]])
+    before = jnp.array([[1.5, 0.5], [0.5, 1.5]])
+    after = manager.update(before, mass)
+    assert jnp.isfinite(after).all()
+    assert (after[1, 1], after[0, 0] < before[0, 0]) == (1.5, True)
+    assert jnp.array_equal(manager.update(None, mass), jnp.array([[1.0, 1.0], [2.0, 1.0]]))
+
+
+def test_a_head_without_an_open_slot_is_refused() -> None:
+    """A softmax over slots that are all closed would be that of before."""
+    with pytest.raises(ValueError, match="dead has all slots of a head: leave one open"):
+        prune(PARAMS, jnp.asarray(DEAD).at[1].set(True))
+
+
 def test_dead_slots_of_a_state_are_emptied() -> None:
     state = init_state(dataclasses.replace(CONFIG, cell="lstm"), 2, capacity=1)
     state = jax.tree.map(lambda a: jnp.ones_like(a), state)

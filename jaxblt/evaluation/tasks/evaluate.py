@@ -30,11 +30,13 @@ def score_run(run: Run, split: SplitName = "test", *, max_batches: int | None = 
     """Scores a run on a split of its task, on one device.
 
     Raises:
-      ValueError: the run was not trained on a task, or the split has no end.
+      ValueError: the run was not trained on a task, or on labels; or the split has no end.
     """
     config = run.recipe.data
     if not isinstance(config, TaskDataConfig):
         raise ValueError(f"run {run.recipe.name!r} learned no task: its data is a {type(config).__name__}")
+    if config.labels is not None:
+        raise ValueError(f"run {run.recipe.name!r} was trained on labels: run.evaluate({split!r}) scores it")
     data = make_dataset(config, split=split, mode="eval")
     assert isinstance(data, TaskDataset)
     return score(predictor(run), data, max_batches=max_batches)

@@ -20,6 +20,8 @@ SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 CLOSE = SYMBOLS.index("]")
 OPERATORS = range(10, CLOSE)
 _NUMBER_OF = {text: number for number, text in enumerate(SYMBOLS)}
+MOST_DRAWN = 1_000_000
+"""Expressions drawn for one that is kept: of the arena's lengths one in 40 is."""
 _DIGIT_SHARE = 0.75
 _BATCH = 512
 
@@ -154,6 +156,14 @@ class ListOps(GeneratedTask):
         check_bounds(self, "max_args", least=2)
         check_bounds(self, "min_symbols", least=4, most="max_symbols")
         check_bounds(self, "max_symbols", least=4)
+        longest = 1
+        for _ in range(self.max_depth - 1):
+            longest = min(2 + self.max_args * longest, self.max_symbols)
+        if self.min_symbols > longest:
+            raise ValueError(
+                f"ListOps.min_symbols must be at most {longest}, the longest expression of max_depth = "
+                f"{self.max_depth} and max_args = {self.max_args}, got {self.min_symbols}"
+            )
 
     @property
     def vocab_size(self) -> int:
@@ -167,12 +177,20 @@ class ListOps(GeneratedTask):
         return to_example(self.expression(draws))
 
     def expression(self, draws: Draws) -> list[int]:
-        """The symbols of an expression of a length that is kept."""
+        """The symbols of an expression of a length that is kept.
+
+        Raises:
+          ValueError: none of many that were drawn has such a length.
+        """
         numbers = _stream(draws)
-        while True:
+        for _ in range(MOST_DRAWN):
             symbols = self._node(numbers)
             if self.min_symbols <= len(symbols) <= self.max_symbols:
                 return symbols
+        raise ValueError(
+            f"no expression of {self.min_symbols}..{self.max_symbols} symbols among {MOST_DRAWN:,}: widen min_symbols "
+            "and max_symbols, or change max_depth and max_args"
+        )
 
     def _node(self, numbers) -> list[int]:
         """An expression of any length, cut off where it is too long to be kept."""

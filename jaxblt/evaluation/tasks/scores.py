@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.data.batch import Batch
 from jaxblt.data.schedule import spread
 from jaxblt.data.task_data import TaskDataset
+from jaxblt.validation import whole
 
 SOLVED = 0.95
 """Exact match above which a subtask counts as solved (Weston et al. 2015, 1502.05698, sec. 5)."""
@@ -104,12 +105,22 @@ def score(
       max_batches: score so many, evenly spread over the split; None for all.
 
     Raises:
-      ValueError: the batches hold no row of a subtask.
+      ValueError: the batches hold no row of a subtask, the split has no end, or predictions are no ids.
     """
+    if data.num_batches is None:
+        raise ValueError("a split without an end cannot be scored: open it with mode='eval'")
+    if max_batches is not None:
+        whole("max_batches", max_batches, least=1)
     counted = []
-    for step in spread(data.num_batches or 0, max_batches):
+    for step in spread(data.num_batches, max_batches):
         batch = data.batch(step)
-        counts = count_answers(jnp.asarray(predict(batch)), jax.tree.map(jnp.asarray, batch))
+        found = jnp.asarray(predict(batch))
+        if found.shape != batch.targets.shape or not jnp.issubdtype(found.dtype, jnp.integer):
+            raise ValueError(
+                f"predict must return an id for each position, integers {batch.targets.shape}, got {found.dtype} "
+                f"{found.shape}: `predict_ids` makes them of logits"
+            )
+        counts = count_answers(found, jax.tree.map(jnp.asarray, batch))
         counted.append((*map(np.asarray, counts), data.groups(step)))
     right, asked, groups = (np.concatenate(columns) for columns in zip(*counted, strict=True))
     return summarise(right, asked, groups, data.examples.group_names or ("all",))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxblt.data import OFFSET, TaskDataConfig, make_dataset
+from jaxblt.data.task_data import TaskDataset
 from jaxblt.evaluation.tasks import Copy, Parity, majority_baseline, score
 from jaxblt.evaluation.tasks.scores import count_answers, predict_ids, summarise
 
@@ -81,3 +82,24 @@ def test_the_majority_answer_is_the_commonest_of_training():
         int(examples.example(i).targets[-1]) - OFFSET for i in np.linspace(0, 999, 50).astype(int).tolist()
     ]
     assert ones.accuracy[0] in (sum(answers) / 50, 1 - sum(answers) / 50)
+
+
+def test_predictions_are_an_id_for_each_position() -> None:
+    for wrong, got in (
+        (lambda batch: batch.targets[:1], r"got int32 \(1, "),
+        (lambda batch: np.zeros((*batch.targets.shape, 9), np.float32), r"got float32 \(.*, 9\)"),
+        (lambda batch: batch.targets.astype(np.float32), "got float32"),
+    ):
+        with pytest.raises(
+            ValueError, match=r"predict must return an id for each position, integers .*" + got
+        ):
+            score(wrong, TEST)
+
+
+def test_scores_need_batches() -> None:
+    with pytest.raises(ValueError, match="max_batches must be at least 1, got 0"):
+        score(lambda batch: batch.targets, TEST, max_batches=0)
+    train = make_dataset(TEST.config, split="train", mode="train")
+    assert isinstance(train, TaskDataset)
+    with pytest.raises(ValueError, match="a split without an end cannot be scored"):
+        score(lambda batch: batch.targets, train)
