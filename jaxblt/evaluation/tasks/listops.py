@@ -21,7 +21,7 @@ CLOSE = SYMBOLS.index("]")
 OPERATORS = range(10, CLOSE)
 _NUMBER_OF = {text: number for number, text in enumerate(SYMBOLS)}
 MOST_DRAWN = 1_000_000
-"""Expressions drawn for one that is kept: of the arena's lengths one in 40 is."""
+"""Expressions drawn for one that is kept: of the arena's lengths one in 12 is."""
 _DIGIT_SHARE = 0.75
 _BATCH = 512
 
