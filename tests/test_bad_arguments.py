@@ -211,7 +211,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a state without room": (
         lambda: init_state(HyenaConfig(dim=4), 1, capacity=0),
-        "capacity must be at least 1 token, got 0",
+        "capacity must be at least 1, got 0: the most tokens of a document",
     ),
     "a state that looks ahead": (
         lambda: init_state(HyenaConfig(dim=4, causal=False), 1, capacity=8),
