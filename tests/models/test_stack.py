@@ -194,5 +194,11 @@ def test_the_state_of_another_depth_is_refused(of, given):
 def test_errors_name_the_letter():
     with pytest.raises(ValueError, match="Z"):
         StackConfig(pattern="HZ")
+    with pytest.raises(
+        ValueError, match=r"pattern 'SASD' names 4 layers, and num_layers is 2: .* leave out 'SD'"
+    ):
+        StackConfig(pattern="SASD", num_layers=2)
+    with pytest.raises(ValueError, match=r"pattern is empty \(''\): name a mixer for each layer"):
+        StackConfig(pattern="")
     with pytest.raises(ValueError, match="num_layers"):
         StackConfig(num_layers=0)

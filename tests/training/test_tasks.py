@@ -48,6 +48,16 @@ def test_a_run_on_documents_has_no_task(tmp_path):
         score_run(OnDocuments())
 
 
+def test_a_run_on_labels_is_scored_by_its_evaluation():
+    """Its logits are a row's, not a position's."""
+
+    class OnLabels:
+        recipe = replace(tiny_recipe(), data=TaskDataConfig(task=ListOps(), seq_len=2001, labels="symbol"))
+
+    with pytest.raises(ValueError, match=r"was trained on labels: run\.evaluate\('test'\) scores it"):
+        score_run(OnLabels())
+
+
 def test_a_model_needs_an_id_for_everything_the_task_shows():
     data = TaskDataConfig(task=MQAR(symbols=1000), seq_len=64)
     with pytest.raises(
