@@ -34,7 +34,7 @@ GROUPS = """
   %b = f32[4]{0} all-reduce(%x), replica_groups=[4,2]<=[2,2,2]T(1,2,0), to_apply=%add
   %c = f32[4]{0} all-reduce(%x), replica_groups={{0,2},{1,3},{4,6},{5,7}}, to_apply=%add
   %d = f32[4]{0} collective-permute(%x), source_target_pairs={{0,2},{2,0}}
-  %e = f32[4]{0} all-gather(%x), replica_groups=mesh['data'=2,'fsdp'=2,'seq'=2,'tensor'=1] {'seq','data'}, dimensions={0}
+  %e = f32[4]{0} all-gather(%x), replica_groups=mesh['data'=2,'fsdp'=2,'seq'=2,'tensor'=1] {'seq','data'}
   %f = f32[4]{0} all-reduce(%x), replica_groups={}, to_apply=%add
 """
 
