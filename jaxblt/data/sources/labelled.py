@@ -1,4 +1,4 @@
-"""Records with labels: tables, JSON lines, FASTA with a table of labels, BED intervals with classes over a genome.
+"""Records with labels: tables, JSON lines, Parquet and Arrow, FASTA with a table of labels, BED over a genome.
 
 A label is the text that the file holds; `jaxblt.data.label_tasks` turns it into a class or a number. A record may have
 several. A bad row is an error that names its file and line. Records lie in memory.

@@ -22,7 +22,7 @@ COMPRESSED = (".gz", ".bgz", ".xz", ".bz2")
 FREE = 1 << 28
 """Bytes that every compressed file may hold."""
 EXPANSION = 100
-"""A compressed file may hold so many times its own bytes, if `JAXBLT_EXPANSION` does not say otherwise."""
+"""Times its own bytes that a compressed file may hold, unless `JAXBLT_EXPANSION` says otherwise."""
 MOST_LINE = 1 << 28
 """Characters of a line of a file that is read line by line."""
 
@@ -134,14 +134,24 @@ def check_expansion(path: Path, held: int) -> None:
     """Check that a compressed file does not hold far more bytes than its size tells, as decompression bombs do.
 
     Raises:
-      ValueError: it holds more than `FREE` bytes and more than `EXPANSION` times its size.
+      ValueError: it holds more than `FREE` bytes, and more than `EXPANSION` times its size or a quarter of the memory.
     """
-    most = max(FREE, _expansion() * path.stat().st_size)
+    size = path.stat().st_size
+    most = max(FREE, size, min(_expansion() * size, _memory() // 4))
     if held > most:
         raise ValueError(
-            f"{name_of(path)!r} of {path.stat().st_size:,} bytes holds more than {most:,} once decompressed: if you "
-            "trust it, decompress it to a file, or set JAXBLT_EXPANSION to how many times its size it may hold"
+            f"{name_of(path)!r} of {size:,} bytes holds more than {most:,} once decompressed ({_expansion()} times its "
+            "size, or a quarter of the memory): if you trust it, decompress it to a file, or set JAXBLT_EXPANSION to "
+            "how many times its size it may hold"
         )
+
+
+def _memory() -> int:
+    """Return the bytes of memory of this machine, or of the container that the process runs in."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # there is no such file, or it says "max"
+        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return found
 
 
 def _expansion() -> int:

@@ -1,6 +1,7 @@
 """Pipes in place of files, as `<(zcat x.fa.gz)` makes them: copied once, as sources read at random."""
 
 import atexit
+import contextlib
 import os
 import shutil
 import stat
@@ -8,12 +9,14 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from jaxblt.data.sources.opening import open_text
+
 MOST_SPOOLED = 1 << 34
 """Bytes that are taken from a pipe; never more than half of what is free where temporary files lie."""
 
 _CHUNK = 1 << 20
 _ENDINGS = {b">": ".fa", b"{": ".jsonl"}
-"""A pipe has no name that tells its kind, so that the first byte does."""
+"""A pipe has no name that tells its kind, so that the first byte of its text does."""
 
 
 class PipeCopy(Path):
@@ -44,19 +47,23 @@ def spooled(path: str) -> PipeCopy:
 def _copied(path: str, device: int, number: int) -> PipeCopy:
     folder = tempfile.mkdtemp(prefix="jaxblt-pipe-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    most = min(MOST_SPOOLED, shutil.disk_usage(folder).free // 2)
-    held = 0
-    with open(path, "rb") as pipe:
-        part = pipe.read(_CHUNK)
-        copy = PipeCopy(folder, f"pipe{_ENDINGS.get(part[:1], '')}")
-        with open(copy, "wb") as file:
-            while part:
-                held += file.write(part)
-                if held > most:
-                    file.truncate(0)
-                    raise OSError(
-                        f"the pipe {path!r} holds more than {most:,} bytes: write them to a file, and name that"
-                    )
-                part = pipe.read(_CHUNK)
+    raw, most, held = Path(folder, "raw"), min(MOST_SPOOLED, shutil.disk_usage(folder).free // 2), 0
+    with open(path, "rb") as pipe, open(raw, "wb") as file:
+        while part := pipe.read(_CHUNK):
+            held += file.write(part)
+            if held > most:
+                file.truncate(0)
+                raise OSError(
+                    f"the pipe {path!r} holds more than {most:,} bytes: write them to a file, and name it"
+                )
+    copy = PipeCopy(folder, f"pipe{_ENDINGS.get(_first_byte(raw), '')}")
+    os.replace(raw, copy)
     copy.url = path
     return copy
+
+
+def _first_byte(path: Path) -> bytes:
+    """Return the first byte of a text; what cannot be read is told by the reader."""
+    with contextlib.suppress(ValueError, OSError), open_text(path) as file:
+        return file.read(1)
+    return b""
