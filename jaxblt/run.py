@@ -250,9 +250,10 @@ class Run:
         *,
         context: int | None = None,
         batch_size: int = BATCH_SIZE,
+        skip: bool = False,
     ) -> VariantScores:
-        """Log-likelihood ratios of the variants of a VCF file, both strands; see `jaxblt.answers.variants`."""
-        return variants(self, vcf, fasta, context=context, batch_size=batch_size)
+        """Return log-likelihood ratios of the variants of a VCF file, both strands; see `jaxblt.answers.variants`."""
+        return variants(self, vcf, fasta, context=context, batch_size=batch_size, skip=skip)
 
     def recalibrate(
         self,

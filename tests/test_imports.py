@@ -29,7 +29,7 @@ HEAVY = (
     "tensorboard",
     "matplotlib",
     "tyro",
-    "pyfaidx",
+    "pyarrow",
     "torch",
     "tensorflow",
 )
@@ -154,7 +154,7 @@ def test_what_is_declared_is_imported() -> None:
         *project["dependencies"],
         *extras["triton"],
         *extras["plot"],
-        *extras["genomics"],
+        *extras["arrow"],
         *extras["remote"],
     ]
     unused = _modules(declared) - {i.top for room in ROOMS for i in _imports(room)}

@@ -1,7 +1,9 @@
 """Answers as commands: from a run's folder and a file to a file of answers. Each returns the line to print."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -9,6 +11,8 @@ from jaxblt.adapters.retrieval.index import new_index_path, save_index
 from jaxblt.answers.embed import Pool
 from jaxblt.answers.index import CHUNKS, build_index
 from jaxblt.answers.score import BATCH_SIZE
+from jaxblt.answers.tables import write_tsv
+from jaxblt.answers.variants import stream_variants, told_kinds
 from jaxblt.data.splits import SplitName
 from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Weights
@@ -132,6 +136,7 @@ def variants(
     *,
     out: Path,
     context: int | None = None,
+    skip: bool = False,
     batch_size: int = BATCH_SIZE,
     step: int | None = None,
     weights: Weights | None = None,
@@ -140,10 +145,13 @@ def variants(
 
     Args:
       run_dir: folder of a run that predicts the next byte.
-      vcf: variants, plain or .gz.
+      vcf: variants, plain or compressed.
       fasta: the reference that they were called against.
-      out: file to write, with columns chrom, pos, id, ref, alt, score_forward, score_reverse, score.
+      out: file to write, with columns chrom, pos, id, ref, alt, score_forward, score_reverse, score, and the file's
+        others: qual, filter, info, format and samples.
       context: bytes of a window; by default the length of the run's training rows, at most 8,192.
+      skip: leave out and count alleles that have no score (`*`, `.`, symbolic ones, breakends, those of contigs that
+        the reference lacks), instead of stopping at the first one.
       batch_size: windows that are read at once.
       step: of the checkpoint; by default the newest.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
@@ -154,12 +162,20 @@ def variants(
     from jaxblt.run import load
 
     refuse_remote("--out", out)
-    found = load(run_dir, step=step, weights=weights).variants(
-        vcf, fasta, context=context, batch_size=batch_size
-    )
-    found.to_tsv(out)
-    above = int((found.score > 0).sum())
-    return f"{len(found)} variants, {above} likelier than the reference, in {out}"
+    run = load(run_dir, step=step, weights=weights)
+    groups = stream_variants(run, vcf, fasta, context=context, batch_size=batch_size, skip=skip)
+    first = next(groups)
+    count = above = 0
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        nonlocal count, above
+        for group in itertools.chain([first], groups):
+            count, above = count + len(group), above + int((group.score > 0).sum())
+            yield from group.rows()
+
+    write_tsv(out, first.header, rows())
+    skipped = f", {told_kinds(first.skipped)} skipped" if first.skipped else ""
+    return f"{count} variants, {above} likelier than the reference{skipped}, in {out}"
 
 
 def index(

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.data.sources import DocumentSource, FastaSource, TextSource, read_document
+from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.labelled import FASTA, ending
 from jaxblt.data.vocab import encode
 from jaxblt.models import ByteLMConfig
 from jaxblt.patching import (
@@ -28,8 +30,6 @@ from jaxblt.patching.config import Mode
 from jaxblt.remote import refuse_remote
 from jaxblt.training.frozen import bounded_context
 from jaxblt.training.state import ENTROPY, Frozen, freeze, widen
-
-FASTA = (".fa", ".fasta", ".fna")
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def patcher_of(model: EntropyModel | None, mode: Mode | None) -> PatcherConfig:
 
 
 def open_file(file: str) -> DocumentSource:
-    """The documents of a text or FASTA file."""
-    name = file.removesuffix(".gz").removesuffix(".xz")
-    return FastaSource((file,)) if name.endswith(FASTA) else TextSource((file,))
+    """Open the documents of a text or FASTA file."""
+    kind = ending(Path(file)) or ending(expand(file)[0])
+    return FastaSource((file,)) if kind in FASTA else TextSource((file,))
 
 
 def chosen(source: DocumentSource, record: str | None) -> list[int]:

@@ -17,10 +17,12 @@ from jaxblt.data.permutation import hash64, permute
 from jaxblt.data.pipeline import DocumentDataset, make_dataset
 from jaxblt.data.samples import SAMPLES, load_sample, sample_source
 from jaxblt.data.sources import (
+    ArrowSource,
     BedInterval,
     BedSource,
     BytesSource,
     DocumentSource,
+    EmptyFileWarning,
     FastaSource,
     JsonlSource,
     Regions,
@@ -47,6 +49,7 @@ __all__ = [
     "PAD",
     "SAMPLES",
     "VOCAB_SIZE",
+    "ArrowSource",
     "Batch",
     "BatchIterator",
     "BedInterval",
@@ -57,6 +60,7 @@ __all__ = [
     "DocumentDataset",
     "DocumentSource",
     "Draws",
+    "EmptyFileWarning",
     "Entropies",
     "Example",
     "Examples",

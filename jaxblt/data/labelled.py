@@ -50,14 +50,16 @@ class LabelledDataConfig:
     """Labelled records, one a row; stands where a `DataConfig` does.
 
     A row is BOS and the record's bytes, as in training on whole documents. Files are known by their endings: tables
-    (.csv, .tsv), JSON lines (.jsonl), FASTA with a table of `labels`, and BED intervals over a `genome` whose fourth
-    column is the label. All may end in `.gz` or `.xz`.
+    (.csv, .tsv), JSON lines (.jsonl), Parquet and Arrow (.parquet, .arrow, .feather, folders that `datasets` saved),
+    FASTA with a table of `labels`, and BED intervals over a `genome` whose fourth column is the label. Text may be
+    compressed.
 
     Attributes:
       paths: files and globs of records.
       labels: for FASTA, a .tsv or .csv table of id and label; its first row may name the columns.
       genome: for BED, the FASTA file that intervals are parts of.
-      sequence, label, id: columns of tables and fields of JSON lines. A record without `id` is called "file:line".
+      sequence, label, id: columns of tables, Parquet and Arrow, and fields of JSON lines. A record without `id` is
+        called "file:line".
       target: what a label is: a "class" of the record; a "number"; or for "positions" one character for each byte.
       classes: their names, which give classes their numbers; `with_classes` collects and sorts those of the files.
       soft_mask: "keep" lower-case letters of sequences or "upper" them.

@@ -11,6 +11,9 @@ from jaxblt.data.rows import RowIndex, Span
 from jaxblt.data.sources.base import DocumentSource, check_range, document_ends
 from jaxblt.validation import check_bounds, check_fields
 
+Kind = Literal["text", "jsonl", "fasta", "arrow", "bytes"]
+"""How files of documents are read."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
@@ -30,7 +33,7 @@ class SourceConfig:
     weight: float = 1.0
     paths: tuple[str, ...] = ()
     sample: str | None = None
-    kind: Literal["text", "jsonl", "fasta"] = "text"
+    kind: Kind = "text"
     field: str = "text"
     bed: str | None = None
     soft_mask: Literal["keep", "upper"] = "keep"

@@ -1,14 +1,17 @@
 """Labelled records: read from every kind of file, dealt to splits, made into rows; what is wrong is named."""
 
+import csv
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from jaxblt.data import BOS, OFFSET, LabelledDataConfig, make_dataset, with_classes
+from jaxblt.data import BOS, OFFSET, LabelledDataConfig, LabelTask, make_dataset, with_classes
 from jaxblt.data.labelled import UNLABELLED, fitting_length, label_lines, number_statistics, read_parts
+from jaxblt.data.sources.tables import TABLES, read_table
 
 SEQUENCES = {f"r{i}": "ACGT"[i % 4] * (3 + i % 5) + "ACGTTGCA"[: i % 7] + f"{i:02d}" for i in range(40)}
 LABELS = {name: "yes" if "A" in sequence[:1] else "no" for name, sequence in SEQUENCES.items()}
@@ -253,6 +256,39 @@ def test_cells_of_a_csv_may_hold_quotes_and_lines(here):
     write("t.csv", 'sequence,label\n"two\nlines, one cell",x\n"say ""hi""",y\n5" pipe,x\n')
     records = [record.sequence for part in read_parts(config_of("t.csv")).values() for record in part]
     assert set(records) == {b"two\nlines, one cell", b'say "hi"', b'5" pipe'}
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+def test_a_cell_may_be_longer_than_pythons_limit(here, name):
+    """The limit stays what it is for other readers, also while a table is being read."""
+    before, long = csv.field_size_limit(), "ACGT" * 100_000
+    write(name, f"sequence,label\n{long},x\nAC,y\n".replace(",", "," if name == "t.csv" else "\t"))
+    rows = read_table(here / name, TABLES[name[1:]])
+    assert next(rows)[1] == ["sequence", "label"]
+    assert csv.field_size_limit() == before
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(lambda seed: read_parts(config_of(name, split_seed=seed)), range(8)))
+    for part in parts:
+        assert max(len(r.sequence) for records in part.values() for r in records) == len(long)
+    assert [len(cells[0]) for _, cells in rows] == [len(long), 2]
+    assert csv.field_size_limit() == before
+
+
+def test_one_column_is_not_the_sequence_and_its_label(here):
+    write_table()
+    write_jsonl()
+    for name, fields, said in (
+        ("r.csv", {"label": "sequence"}, "the sequences and a label"),
+        ("r.jsonl", {"label": "sequence"}, "the sequences and a label"),
+        ("r.csv", {"tasks": (LabelTask("label"), LabelTask("sequence"))}, "the sequences and a label"),
+        ("r.csv", {"split": "column", "split_column": "sequence"}, "the sequences and the split"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"'{name}': column 'sequence' cannot be {said}: name another column"
+        ):
+            read_parts(config_of(name, **fields))
+    with pytest.raises(ValueError, match="column 'label' cannot be a label and the split"):
+        read_parts(config_of("r.csv", split="column", split_column="label"))
 
 
 def append(name, line):

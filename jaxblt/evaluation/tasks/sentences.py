@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxblt.data.draws import Draws
-from jaxblt.data.sources.files import expand, read_all
+from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.opening import read_all
 from jaxblt.data.splits import SplitName
 
 _END = re.compile(rb"(?<=[.!?])\s+")
