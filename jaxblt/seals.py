@@ -68,7 +68,11 @@ def check_seal(
 
 
 def check_finite(where: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError, with the name of the array, unless all numbers of the arrays are finite."""
+    """Check that all numbers of the arrays are finite.
+
+    Raises:
+      ValueError: one is NaN or infinite; names the array and the place.
+    """
     for name, array in arrays.items():
         if array.dtype.kind not in "biu" and not (finite := np.isfinite(array)).all():
             place = np.unravel_index(int(np.argmin(finite)), array.shape)
@@ -79,7 +83,7 @@ def check_finite(where: str, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _digest(arrays: Mapping[str, np.ndarray], text: Mapping[str, Any], beside: Any) -> str:
-    """SHA-256 over the text as JSON, and over the names, dtypes, shapes and bytes of the arrays in order of name."""
+    """Return the SHA-256 of the text as JSON, and of names, dtypes, shapes and bytes of the arrays."""
     digest = hashlib.sha256(json.dumps([text, beside], sort_keys=True).encode())
     for name in sorted(arrays):
         array = np.asarray(arrays[name], order="C")
