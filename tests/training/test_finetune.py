@@ -14,6 +14,7 @@ import jaxblt
 from jaxblt.cli.finetune import parse_finetune
 from jaxblt.cli.main import main
 from jaxblt.data import LabelledDataConfig, with_classes
+from jaxblt.data.leaks import NearCopyWarning
 from jaxblt.training.finetune import finetune_recipe
 from jaxblt.training.frozen import load_frozen
 from jaxblt.training.integrity import StateMismatch
@@ -235,6 +236,20 @@ def short(recipe):
     optimizer = replace(recipe.optimizer, learning_rate=3e-2, warmup_steps=2)
     train = replace(recipe.train, steps=24, eval_every=24, log_every=12, dtype="float32", keep_best=0)
     return replace(recipe, optimizer=optimizer, train=train)
+
+
+def test_near_copies_across_a_split_are_told(tmp_path):
+    """A record without its first letter is a near-copy of the whole one."""
+    rows = "".join(f"{s},{label}\n{s[1:]},{label}\n" for _, s, label in records(count=60) if len(s) > 24)
+    (tmp_path / "r.csv").write_text("sequence,label\n" + rows)
+    config = data_of(tmp_path / "r.csv", "class")
+    with pytest.warns(
+        NearCopyWarning, match=r"\d\d% of \d+ sampled .*: data.split = 'groups' keeps near-copies"
+    ):
+        finetune_recipe(BASE_RUN, config)
+    assert finetune_recipe(BASE_RUN, replace(config, split="groups")).data.split == "groups"
+    told = parse_finetune([BASE_RUN, "--data.paths", str(tmp_path / "r.csv"), "--data.split", "groups"])
+    assert told[0].data.split == "groups"
 
 
 def test_another_model_is_refused():
