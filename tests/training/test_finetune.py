@@ -270,7 +270,7 @@ def test_examples_of_the_guide_run(capsys):
         main(words[1:])
     namespace = {}
     examples = [block for kind, block in blocks if kind == "python"]
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         exec(compile(example, "finetune.md", "exec"), namespace)
     assert "('background', 'promoter')" in capsys.readouterr().out
