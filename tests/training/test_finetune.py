@@ -13,8 +13,7 @@ from flax.traverse_util import flatten_dict
 import jaxblt
 from jaxblt.cli.finetune import parse_finetune
 from jaxblt.cli.main import main
-from jaxblt.data import LabelledDataConfig, with_classes
-from jaxblt.data.leaks import NearCopyWarning
+from jaxblt.data import LabelledDataConfig, NearCopyWarning, with_classes
 from jaxblt.training.finetune import finetune_recipe
 from jaxblt.training.frozen import load_frozen
 from jaxblt.training.integrity import StateMismatch
