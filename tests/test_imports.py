@@ -21,7 +21,7 @@ RUN_APART = Path("tests/adapters/merged_by_peft.py")
 # Imported by the function that runs a kernel in Triton's language, whose own file `TRITON_KERNEL` needs it throughout.
 LAZY_IN_KERNELS = {"jax_triton", "triton"}
 TRITON_KERNEL = "triton_kernel"
-OTHER_NAMES = {"orbax-checkpoint": "orbax", "absl-py": "absl"}
+OTHER_NAMES = {"orbax-checkpoint": "orbax", "absl-py": "absl", "scikit-learn": "sklearn"}
 """Modules of packages that are called something else."""
 HEAVY = (
     "grain",

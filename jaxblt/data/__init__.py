@@ -11,6 +11,7 @@ from jaxblt.data.iterator import BatchIterator
 from jaxblt.data.kmers import KmerVocab
 from jaxblt.data.label_tasks import LabelTask
 from jaxblt.data.labelled import LabelledDataConfig, LabelledDataset, with_classes
+from jaxblt.data.leaks import NearCopyWarning
 from jaxblt.data.mixture import SourceConfig
 from jaxblt.data.packing import PackedIndex, pack
 from jaxblt.data.permutation import hash64, permute
@@ -71,6 +72,7 @@ __all__ = [
     "LabelTask",
     "LabelledDataConfig",
     "LabelledDataset",
+    "NearCopyWarning",
     "PackedIndex",
     "Regions",
     "ReverseComplement",

@@ -12,6 +12,7 @@ import numpy as np
 from jaxblt.data.batch import Batch
 from jaxblt.data.buckets import bucket, rows_within
 from jaxblt.data.dataset import Dataset, Row
+from jaxblt.data.deal import deal_records
 from jaxblt.data.label_tasks import (
     UNLABELLED,
     LabelTask,
@@ -69,12 +70,17 @@ class LabelledDataConfig:
       batch_size: rows in a batch, over all processes.
       buckets: lengths of shorter rows.
       max_tokens: the most positions of a batch; one of longer rows has fewer of them. None sets no limit.
-      split: "hash" deals records by a hash of their sequence, so that equal sequences lie in one part; "column" reads
-        `split_column`; "files" trains on `paths`, and holds out `validation_paths` and `test_paths`.
+      split: "hash" deals records by a hash of their sequence, so that equal sequences lie in one part; "groups" deals
+        groups of near-copies (`jaxblt.data.deal`), so that none lies in two; "column" reads `split_column`; "files"
+        trains on `paths`, and holds out `validation_paths` and `test_paths`.
       split_column: of tables, JSON lines and tables of labels: "train", "validation" or "test".
       validation_paths, test_paths: files of the other parts, for "files".
-      fractions: the shares of train, validation and test, for "hash".
-      split_seed: of the hash.
+      fractions: the shares of train, validation and test, for "hash" and "groups". Groups are dealt so that the parts
+        come as near to their shares, of each class too, as groups allow.
+      split_seed: of the hash, and of the order in which groups are dealt.
+      group_k: letters of the words that near-copies share, for "groups"; None takes 21 for DNA on both strands, 5 for
+        proteins and 16 for text.
+      group_share: two records are near-copies if they share this share of the words of the one that has fewer.
       tasks: columns of labels instead of `label`, each a task with a head of its own; cells may be empty. What
         `label`, `target` and `classes` say of one task, each `LabelTask` says of its own.
       easy_first: steps of a curriculum that begins with the easiest records and ends with all (`EasyFirst`); 0 for
@@ -100,12 +106,14 @@ class LabelledDataConfig:
     batch_size: int = 32
     buckets: tuple[int, ...] = ()
     max_tokens: int | None = None
-    split: Literal["hash", "column", "files"] = "hash"
+    split: Literal["hash", "groups", "column", "files"] = "hash"
     split_column: str = "split"
     validation_paths: tuple[str, ...] = ()
     test_paths: tuple[str, ...] = ()
     fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
     split_seed: int = 0
+    group_k: int | None = None
+    group_share: float = 0.5
     easy_first: int = 0
     seed: int = 0
     tasks: tuple[LabelTask, ...] = ()
@@ -128,6 +136,8 @@ class LabelledDataConfig:
                 f"easy_first = {self.easy_first} needs rows of one length, got buckets {self.buckets}: leave one out"
             )
         check_bounds(self, "fractions", least=0, most=1)
+        check_bounds(self, "group_k", least=1)
+        check_bounds(self, "group_share", above=0, most=1)
         if abs(sum(self.fractions) - 1) > 1e-6:
             raise ValueError(f"LabelledDataConfig.fractions must sum to 1, got {self.fractions}")
         if len(set(self.classes)) != len(self.classes) or "" in self.classes:
@@ -304,9 +314,12 @@ def check_labels(own: LabelledDataConfig, other: LabelledDataConfig) -> None:
 
 
 def label_lines(config: LabelledDataConfig) -> list[str]:
-    """A line for each of several tasks, which counts the labels of each split, and one for classes never trained on."""
+    """Return lines that say what was read: labels of several tasks, sizes of parts, classes never trained on."""
     parts = read_parts(config)
     lines = describe_tasks(config.tasks, parts) if config.tasks else []
+    if config.split == "groups":
+        sizes = ", ".join(f"{len(records)} {part}" for part, records in parts.items())
+        lines.append(f"data.split = 'groups' deals whole groups of near-copies: {sizes} records")
     for place, asked in enumerate(config.tasks or (config,)):
         held = {record.labels[place] for record in parts["train"]}
         known = set("".join(held)) if asked.target == "positions" else held
@@ -444,7 +457,9 @@ def _check_settings(config: LabelledDataConfig, files: Sequence[Path]) -> None:
     """Raises ValueError for a setting that nothing reads, so that what it asks for is not done."""
     read = {
         "split_column": (config.split == "column", "split='column'"),
-        "split_seed": (config.split == "hash", "split='hash'"),
+        "split_seed": (config.split in ("hash", "groups"), "split='hash' or 'groups'"),
+        "group_k": (config.split == "groups", "split='groups'"),
+        "group_share": (config.split == "groups", "split='groups'"),
         "genome": (any(ending(file) == ".bed" for file in files), "a .bed file among the paths"),
     }
     for name, (is_read, needed) in read.items():
@@ -472,11 +487,27 @@ def _read_parts(config: LabelledDataConfig, stamps: tuple[Any, ...]) -> dict[str
     if config.split == "files":
         return read
     parts: dict[str, list[LabelledRecord]] = {part: [] for part in PARTS}
-    for record in read["train"]:
-        parts[_hash_part(config, record) if config.split == "hash" else _column_part(config, record)].append(
-            record
-        )
+    for record, part in zip(read["train"], _parts_of(config, read["train"]), strict=True):
+        parts[part].append(record)
     return parts
+
+
+def _parts_of(config: LabelledDataConfig, records: list[LabelledRecord]) -> list[str]:
+    if config.split == "hash":
+        return [_hash_part(config, record) for record in records]
+    if config.split == "column":
+        return [_column_part(config, record) for record in records]
+    targets = [task.target for task in config.tasks] or [config.target]
+    named = [place for place, target in enumerate(targets) if target == "class"]
+    dealt = deal_records(
+        [record.sequence for record in records],
+        [[record.labels[place] for place in named] for record in records],
+        length=config.group_k,
+        share=config.group_share,
+        fractions=config.fractions,
+        seed=config.split_seed,
+    )
+    return [PARTS[part] for part in dealt]
 
 
 def _read_files(config: LabelledDataConfig, paths: tuple[str, ...]) -> list[LabelledRecord]:

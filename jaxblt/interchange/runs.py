@@ -29,6 +29,7 @@ from jaxblt.interchange.tensors import (
     read_tensors,
     write_tensors,
 )
+from jaxblt.seals import check_seal
 from jaxblt.training.checkpoint import Checkpointer
 from jaxblt.training.fitting import check_recipe
 from jaxblt.training.frozen import param_shapes
@@ -77,7 +78,7 @@ def write_run(run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float
     Raises:
       FileExistsError: the file is there.
       FileNotFoundError: its folder is not.
-      ValueError: `dtype` is another one.
+      ValueError: `dtype` is another one, or a parameter is not finite.
     """
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype is {dtype!r}, expected 'float32' or 'bfloat16'")
@@ -107,7 +108,10 @@ def read_run(file: str | os.PathLike[str], run_dir: str | os.PathLike[str]) -> E
       FileNotFoundError: there is no such file.
       FileExistsError: the folder holds something.
       ValueError: the file is none of `write_run`; or entries are missing, unexpected, or of another shape or dtype than
-        its recipe's model (all are named); or a frozen tree has other bits than were written.
+        its recipe's model (all are named); or a bit is not as it was written; or a parameter is not finite.
+
+    Warns:
+      UnsealedWarning: the file is of an earlier version, and has no hash.
     """
     header = read_header(file)
     told = _read_text(file, header)
@@ -115,6 +119,7 @@ def read_run(file: str | os.PathLike[str], run_dir: str | os.PathLike[str]) -> E
     expected = shapes | _frozen_shapes(told, header)
     check_entries(f"{file} does not hold the model of its recipe", header.arrays, expected)
     arrays = read_tensors(file, expected)
+    check_seal(file, arrays, header.metadata, ours=True)
     widened = [arrays[name].astype(_widened(arrays[name])) for name in shapes]
     frozen = {name: _frozen_tree(str(file), name, told, arrays) for name in told.frozen}
     write_run_folder(run_dir, told.recipe, jax.tree.unflatten(treedef, widened), frozen, step=told.step)

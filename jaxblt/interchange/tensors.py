@@ -1,4 +1,4 @@
-"""Safetensors files: arrays by name with text beside them, written whole and checked before they are read."""
+"""Safetensors files: arrays by name with text beside them, written whole and sealed, checked before they are read."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -13,6 +13,7 @@ from safetensors.numpy import save, save_file
 
 from jaxblt.answers.tables import whole_file
 from jaxblt.remote import refuse_remote
+from jaxblt.seals import seal
 from jaxblt.training.safe_files import one_line
 
 DTYPES = {
@@ -60,14 +61,15 @@ def check_new(file: str | os.PathLike[str]) -> None:
 def write_tensors(
     file: str | os.PathLike[str], arrays: Mapping[str, Any], metadata: Mapping[str, str]
 ) -> int:
-    """Write arrays by name and text by name, whole or not at all. Returns the file's bytes.
+    """Write arrays by name and text by name, sealed, whole or not at all. Returns the file's bytes.
 
     Raises:
-      ValueError: an array has a dtype that is not in `DTYPES`.
+      ValueError: an array has a dtype that is not in `DTYPES`, or a number that is not finite.
     """
     ready = _ready(arrays)
+    sealed = seal(ready, metadata)
     with whole_file(file) as partial:
-        save_file(ready, partial, dict(metadata))
+        save_file(ready, partial, sealed)
     return Path(file).stat().st_size
 
 

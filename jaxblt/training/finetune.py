@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from jaxblt.data.label_tasks import LabelTask
-from jaxblt.data.labelled import LabelledDataConfig, number_statistics, with_classes
+from jaxblt.data.labelled import LabelledDataConfig, number_statistics, read_parts, with_classes
+from jaxblt.data.leaks import warn_near_copies
 from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.labeller import HEAD, LabellerConfig
 from jaxblt.models.task_heads import TaskHead, TaskHeadsConfig
@@ -64,9 +65,15 @@ def finetune_recipe(
     Raises:
       FileNotFoundError: there is no such run, or a path of `data` names no file.
       ValueError: bad data, or an option that does not go with the run.
+
+    Warns:
+      NearCopyWarning: validation and test hold near-copies of training records, which `split="groups"` keeps apart.
     """
     base = read_resolved(base_run).recipe
     data = with_classes(data)
+    if data.split != "groups":
+        parts = {name: [r.sequence for r in records] for name, records in read_parts(data).items()}
+        warn_near_copies(parts["train"], parts["validation"] + parts["test"])
     options = {"pool": pool, "dropout": dropout, "crf": crf}
     _check_weights(data, weights or {}, weighting)
     heads = tuple(TaskHead(task.column, _head(task, options)) for task in data.tasks)

@@ -106,6 +106,41 @@ def test_equal_sequences_lie_in_one_part(here):
     assert after[-1][1].name == after[-1][1].place
 
 
+def test_near_copies_lie_in_one_part(here):
+    """By a hash they do not, and equal sequences do."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for group in range(60):
+        stretch = "".join("ACGT"[i] for i in rng.integers(0, 4, 90))
+        rows += [
+            (group, stretch[i : i + 80], ("yes", "no")[group % 2], f"{i}.5") for i in range(1 + group % 4)
+        ]
+    lines = [f"g{group},{stretch},{label},{number}\n" for group, stretch, label, number in rows]
+    write("g.csv", "id,sequence,label,number\n" + "".join(lines))
+    config = config_of("g.csv", seq_len=96, split="groups")
+    for more in ({}, {"split_seed": 3}, {"tasks": (LabelTask("number", "number"), LabelTask("label"))}):
+        parts = read_parts(replace(config, **more))
+        names = {part: {record.name for record in records} for part, records in parts.items()}
+        assert sum(map(len, names.values())) == 60
+        assert [len(records) for records in parts.values()] == [90, 30, 30]
+        place = 1 if "tasks" in more else 0
+        yes = [sum(record.labels[place] == "yes" for record in records) for records in parts.values()]
+        assert yes == [36, 12, 12]
+    strict, loose = (read_parts(replace(config, **more)) for more in ({"group_share": 1.0}, {"group_k": 79}))
+    assert all(len({r.name for records in p.values() for r in records}) == 60 for p in (strict, loose))
+    assert len(strict["test"]) == 30
+    (line,) = label_lines(with_classes(config))
+    assert (
+        line
+        == "data.split = 'groups' deals whole groups of near-copies: 90 train, 30 validation, 30 test records"
+    )
+    hashed = {part: {r.name for r in records} for part, records in read_parts(config_of("g.csv")).items()}
+    assert hashed["train"] & hashed["test"]
+    write("one.csv", "sequence,label\n" + "".join(f"{'ACGTTGCATA' * 5}{'ACGT'[i]},x\n" for i in range(4)))
+    with pytest.raises(ValueError, match="4 records are 1 group of near-copies"):
+        read_parts(config_of("one.csv", split="groups"))
+
+
 def test_splits_by_column_and_by_file(here):
     write("a.csv", "sequence,label,split\nAC,x,train\nAG,y,validation\nAT,x,test\nTT,y,train\n")
     parts = read_parts(config_of("a.csv", split="column"))
@@ -371,8 +406,10 @@ def test_bad_configs_of_labelled_data(here):
         ),
         (
             {"target": "number", "split": "files", "split_seed": 1},
-            "data.split_seed = 1 is read with split='hash' only",
+            "data.split_seed = 1 is read with split='hash' or 'groups' only",
         ),
+        ({"target": "number", "group_k": 9}, "data.group_k = 9 is read with split='groups' only"),
+        ({"target": "number", "group_share": 0.4}, "data.group_share = 0.4 is read with split='groups' only"),
         (
             {"target": "number", "genome": "r.csv"},
             "data.genome = 'r.csv' is read with a .bed file among the paths only",

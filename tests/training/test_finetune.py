@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 import jaxblt
 from jaxblt.cli.finetune import parse_finetune
 from jaxblt.cli.main import main
-from jaxblt.data import LabelledDataConfig, with_classes
+from jaxblt.data import LabelledDataConfig, NearCopyWarning, with_classes
 from jaxblt.training.finetune import finetune_recipe
 from jaxblt.training.frozen import load_frozen
 from jaxblt.training.integrity import StateMismatch
@@ -237,6 +237,20 @@ def short(recipe):
     return replace(recipe, optimizer=optimizer, train=train)
 
 
+def test_near_copies_across_a_split_are_told(tmp_path):
+    """A record without its first letter is a near-copy of the whole one."""
+    rows = "".join(f"{s},{label}\n{s[1:]},{label}\n" for _, s, label in records(count=60) if len(s) > 24)
+    (tmp_path / "r.csv").write_text("sequence,label\n" + rows)
+    config = data_of(tmp_path / "r.csv", "class")
+    with pytest.warns(
+        NearCopyWarning, match=r"\d\d% of \d+ sampled .*: data.split = 'groups' keeps near-copies"
+    ):
+        finetune_recipe(BASE_RUN, config)
+    assert finetune_recipe(BASE_RUN, replace(config, split="groups")).data.split == "groups"
+    told = parse_finetune([BASE_RUN, "--data.paths", str(tmp_path / "r.csv"), "--data.split", "groups"])
+    assert told[0].data.split == "groups"
+
+
 def test_another_model_is_refused():
     recipe = finetune_recipe(BASE_RUN, data_of("promoters.jsonl", "class"))
     with pytest.raises(StateMismatch, match=r"holds other parameters: .* is not there"):
@@ -255,7 +269,7 @@ def test_examples_of_the_guide_run(capsys):
         main(words[1:])
     namespace = {}
     examples = [block for kind, block in blocks if kind == "python"]
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         exec(compile(example, "finetune.md", "exec"), namespace)
     assert "('background', 'promoter')" in capsys.readouterr().out

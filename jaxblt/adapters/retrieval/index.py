@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 from jaxblt.adapters.retrieval.features import FEATURES, neighbour_features
 from jaxblt.adapters.retrieval.search import Found, nearest
+from jaxblt.seals import check_seal, seal
 
 FILE = "index.safetensors"
 FORMAT, VERSION = "jaxblt index", "1"
@@ -202,7 +203,8 @@ def save_index(index: Index, folder: str | os.PathLike[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = {"format": FORMAT, "version": VERSION, **{name: str(getattr(index, name)) for name in TEXTS[2:]}}
     partial = path.with_name(f".{FILE}.{os.getpid()}.partial")
-    save_file({name: np.ascontiguousarray(getattr(index, name)) for name in ARRAYS}, partial, texts)
+    arrays = {name: np.ascontiguousarray(getattr(index, name)) for name in ARRAYS}
+    save_file(arrays, partial, seal(arrays, texts))
     os.replace(partial, path)
     return path
 
@@ -213,6 +215,9 @@ def load_index(folder: str | os.PathLike[str]) -> Index:
     Raises:
       FileNotFoundError: there is none.
       ValueError: the file is damaged, of another format, or its arrays do not go together.
+
+    Warns:
+      UnsealedWarning: the file is of an earlier version, and has no hash.
     """
     path = Path(folder) / FILE
     if not path.is_file():
@@ -231,6 +236,7 @@ def load_index(folder: str | os.PathLike[str]) -> Index:
             "the index anew"
         )
     _check_arrays(path, said, names, arrays)
+    check_seal(path, arrays, said, ours=True)
     return Index(
         **arrays,
         base=said["base"],
@@ -260,5 +266,3 @@ def _check_arrays(path: Path, said: dict[str, str], names: set[str], arrays: dic
         raise ValueError(
             f"{path} holds arrays {have}, expected {want} with a vector or more: make the index anew"
         )
-    if not all(np.isfinite(arrays[name]).all() for name in ("vectors", "center", "norms")):
-        raise ValueError(f"{path} holds numbers that are not finite: make the index anew")
