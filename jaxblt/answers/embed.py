@@ -13,13 +13,13 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.answers.reading import Reader, ahead, make_reader, read
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE
-from jaxblt.answers.tables import whole_file
 from jaxblt.data.batch import Batch
 from jaxblt.data.rows import Span
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.vocab import BOS
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.models.hidden import Layer, find_layer, hidden_states, layers_of
+from jaxblt.outputs import whole_file
 from jaxblt.patching.patches import Patches
 from jaxblt.training.state import whole_params
 from jaxblt.training.step import Task, find_entropies
