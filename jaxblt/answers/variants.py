@@ -7,15 +7,17 @@ from itertools import batched
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxblt.answers.reading import Reader
-from jaxblt.answers.records import open_fasta
 from jaxblt.answers.score import BATCH_SIZE, log_likelihoods, scoring_reader
 from jaxblt.answers.strands import check_nucleotides
 from jaxblt.answers.tables import write_tsv
 from jaxblt.answers.vcf import Variant, read_vcf
-from jaxblt.data.sources import BytesSource, DocumentSource, ReverseComplement
+from jaxblt.data.letters import letters_of
+from jaxblt.data.sources import BytesSource, DocumentSource, FastaSource, ReverseComplement
 from jaxblt.data.sources.fasta import read_padded
+from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ def variants(
     *,
     context: int | None = None,
     batch_size: int = BATCH_SIZE,
+    as_trained: bool = True,
+    mesh: MeshConfig | Mesh | None = None,
 ) -> VariantScores:
     """Log-likelihood ratios log p(alt) - log p(ref) of the variants of a VCF file, in nats.
 
@@ -74,7 +78,8 @@ def variants(
     scored too.
 
     Bases of the windows have the case that `open_records` gives to FASTA bases; alternate alleles have the case of the
-    reference allele's first base. N is a byte like any other.
+    reference allele's first base. With `scored` in the run's data only those targets count, as in
+    `jaxblt.answers.score`.
 
     Args:
       run: trained to predict the next byte.
@@ -82,6 +87,8 @@ def variants(
       fasta: the reference, or its records.
       context: bytes of a window; None for the length of the run's training rows, at most 8,192.
       batch_size: windows that are read at once.
+      as_trained: case and scored characters are those of the run's data; False takes every byte as it is.
+      mesh: of the devices that read; None for the one in force, or one device.
 
     Raises:
       FileNotFoundError: a path names no file.
@@ -90,8 +97,11 @@ def variants(
     """
     size = min(run.recipe.data.seq_len, LONGEST_DEFAULT) if context is None else context
     whole("context", size, least=2)
-    reader = scoring_reader(run, window=size, batch_size=batch_size)
-    source = fasta if isinstance(fasta, DocumentSource) else open_fasta(fasta, run.recipe.data)
+    options = {"as_trained": as_trained, "mesh": mesh}
+    reader = scoring_reader(run, window=size, batch_size=batch_size, **options)
+    source = fasta if isinstance(fasta, DocumentSource) else FastaSource(fasta)
+    if as_trained:
+        source = letters_of(run.recipe.data, of_fasta=True).open(source)
     numbers = {name: i for i, name in enumerate(source.names)}
     found = tuple(read_vcf(vcf))
     for variant in found:
@@ -161,5 +171,5 @@ def _ratios(reader: Reader, group: Sequence[Variant], windows: Sequence[tuple[by
     source = BytesSource([window for pair in windows for window in pair], names)
     check_nucleotides(source)
     lengths = source.lengths
-    nats = [log_likelihoods(reader, strand, lengths) for strand in (source, ReverseComplement(source))]
+    nats = [log_likelihoods(reader, strand, lengths)[0] for strand in (source, ReverseComplement(source))]
     return np.stack([x[1::2] - x[::2] for x in nats])
