@@ -116,14 +116,11 @@ def _are_kept(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Bool[Arr
     """Tell which ids of each row top-k, then top-p among what top-k keeps, leave in."""
     order = jnp.argsort(-logits, axis=-1, stable=True)
     ordered = jnp.take_along_axis(logits, order, -1)
-    places, top_k, top_p = (
-        jnp.arange(logits.shape[-1])[None],
-        sampling.top_k[:, None],
-        sampling.top_p[:, None],
-    )
+    places = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None]
+    top_k, top_p = sampling.top_k[:, None], sampling.top_p[:, None]
     first = (places < top_k) | (top_k == 0)
     sums = jnp.cumsum(jax.nn.softmax(jnp.where(first, ordered, -jnp.inf), -1), -1)
     before = jnp.pad(sums[:, :-1], ((0, 0), (1, 0)))
     # Cut nothing at 1: a sum of all probabilities rounds to 1 before its last terms.
     kept = first & ((before < top_p) | (top_p >= 1))
-    return jnp.put_along_axis(jnp.zeros_like(kept), order, kept, -1, inplace=False)
+    return jnp.take_along_axis(kept, jnp.argsort(order, axis=-1), -1)

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from jaxblt.data.label_tasks import LabelTask
 from jaxblt.data.labelled import LabelledDataConfig, number_statistics, with_classes
+from jaxblt.data.letters import letters_of
 from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.labeller import HEAD, LabellerConfig
 from jaxblt.models.task_heads import TaskHead, TaskHeadsConfig
@@ -46,8 +48,8 @@ def finetune_recipe(
 ) -> Recipe:
     """A recipe for `jaxblt.training.loop.fit`: the base run's model under a new head, on labelled records.
 
-    Patches are cut as the base run cuts them, by its entropy model and threshold. Classes that `data` leaves open are
-    collected from its files.
+    Patches are cut as the base run cuts them, by its entropy model and threshold. Letters have the case that the base
+    run reads, unless `data.soft_mask` says otherwise. Classes that `data` leaves open are collected from its files.
 
     Args:
       base_run: folder of the run to start from.
@@ -66,6 +68,8 @@ def finetune_recipe(
       ValueError: bad data, or an option that does not go with the run.
     """
     base = read_resolved(base_run).recipe
+    if data.soft_mask is None:
+        data = replace(data, soft_mask="upper" if letters_of(base.data).upper else "keep")
     data = with_classes(data)
     options = {"pool": pool, "dropout": dropout, "crf": crf}
     _check_weights(data, weights or {}, weighting)
