@@ -12,7 +12,7 @@ from jaxblt.cli.evaluate import evaluate
 from jaxblt.cli.evaluation_data import find_data
 from jaxblt.data import DataConfig, LabelledDataConfig, TaskDataConfig
 from jaxblt.evaluation.tasks import MQAR
-from tests.answers.runs import markov_run, patched_run, random_probabilities
+from tests.answers.runs import markov_run, random_probabilities
 from tests.answers.test_score import by_hand
 
 OPTIONS = {"seq_len": None, "context": None}
@@ -47,11 +47,10 @@ def test_files_are_read_as_the_runs_data_and_whole(here):
 
 
 def test_what_a_strangers_config_names_is_fetched_only_with_trust(here, monkeypatch):
-    for call in (lambda: evaluate("run"), here.evaluate, patched_run(paths=(URL,)).recalibrate):
-        with pytest.raises(
-            ValueError, match=f"the run's config names {URL}.*--trust-sources.*or name other data"
-        ):
-            call()
+    with pytest.raises(
+        ValueError, match=f"the run's config names {URL}.*--trust-sources.*or name other data"
+    ):
+        evaluate("run")
     fetched = []
     monkeypatch.setattr(
         "jaxblt.data.sources.files.cached_copies", lambda url: fetched.append(url) or [Path("h.fa")]
