@@ -114,13 +114,15 @@ def _draw(sampling: SamplingArrays, keys: Key[Array, "B"], logits: Float[Array, 
 
 def _are_kept(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Bool[Array, "B V"]:
     """Tell which ids of each row top-k, then top-p among what top-k keeps, leave in."""
-    order = jnp.argsort(-logits, axis=-1, stable=True)
-    ordered = jnp.take_along_axis(logits, order, -1)
-    places = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None]
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None]
     top_k, top_p = sampling.top_k[:, None], sampling.top_p[:, None]
-    first = (places < top_k) | (top_k == 0)
+    order = jnp.argsort(-logits, axis=-1, stable=True).astype(jnp.int32)
+    ordered = jnp.take_along_axis(logits, order, -1)
+    first = (ids < top_k) | (top_k == 0)
     sums = jnp.cumsum(jax.nn.softmax(jnp.where(first, ordered, -jnp.inf), -1), -1)
     before = jnp.pad(sums[:, :-1], ((0, 0), (1, 0)))
     # Cut nothing at 1: a sum of all probabilities rounds to 1 before its last terms.
-    kept = first & ((before < top_p) | (top_p >= 1))
-    return jnp.take_along_axis(kept, jnp.argsort(order, axis=-1), -1)
+    count = jnp.sum(first & ((before < top_p) | (top_p >= 1)), -1, keepdims=True, dtype=jnp.int32)
+    # The kept ids are those up to the last one, so that nothing has to be sorted back.
+    least, last = (jnp.take_along_axis(x, jnp.maximum(count - 1, 0), -1) for x in (ordered, order))
+    return (logits > least) | ((logits == least) & (ids <= last))
