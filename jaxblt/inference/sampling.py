@@ -123,6 +123,6 @@ def _are_kept(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Bool[Arr
     before = jnp.pad(sums[:, :-1], ((0, 0), (1, 0)))
     # Cut nothing at 1: a sum of all probabilities rounds to 1 before its last terms.
     count = jnp.sum(first & ((before < top_p) | (top_p >= 1)), -1, keepdims=True, dtype=jnp.int32)
-    # The kept ids are those up to the last one, so that nothing has to be sorted back.
+    # Compare with the last id that is kept: putting ids back in their order would take a second sort.
     least, last = (jnp.take_along_axis(x, jnp.maximum(count - 1, 0), -1) for x in (ordered, order))
     return (logits > least) | ((logits == least) & (ids <= last))
