@@ -367,6 +367,7 @@ class Trainer:
                 if self.out_of_time:
                     self.stop.set()
                 stopped = self.stop.agreed(step)
+                self.checkpoints.check()
                 if saves.due(step) or best or last or stopped:
                     self.save(state, step, saves, leaving=last or stopped)
                 self.meter.pause(paused)

@@ -192,9 +192,9 @@ def test_a_model_larger_than_the_checkpoint_is_neither_traced_nor_allocated(run_
 
 
 def test_arrays_larger_than_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrity, "EXPANDED_FREELY", 1 << 20)
     with Checkpointer(tmp_path) as checkpoints:
         checkpoints.save(1, {"w": np.zeros((1 << 20,), np.float32)})  # compressed to next to nothing
+    monkeypatch.setattr(integrity, "EXPANDED_FREELY", 1 << 20)
     with pytest.raises(CheckpointCorrupt, match="describes arrays of 4194304 bytes"):
         restore(tmp_path, {"w": jax.ShapeDtypeStruct((1 << 20,), jnp.float32)})
 
