@@ -405,6 +405,8 @@ class Checkpointer:
         try:
             if self._manager is not None:
                 self._manager.wait()
+            if self._response is not None:
+                self._response.result()  # Frees its thread and event loop: each save has its own
             if self._saving is not None and jax.process_index() == 0:
                 _check_readable(self.directory, self._saving)
         finally:

@@ -32,6 +32,7 @@ from jaxblt.training.frozen_store import write_frozen
 from jaxblt.training.health import BadSteps, check_health, spans
 from jaxblt.training.hosted import check_trackers, open_trackers
 from jaxblt.training.label_scores import CONFUSION
+from jaxblt.training.links import sign_links
 from jaxblt.training.meter import Cost, Meter, traced
 from jaxblt.training.metrics import Metrics, as_scalars
 from jaxblt.training.picture import first_passage, log_confusion, log_passage
@@ -186,6 +187,8 @@ def _fit(
             log.progress(recipe.train.steps, start=first) as progress,
         ):
             stop = closed_last.enter_context(StopRequest(every=recipe.train.log_every))
+            if is_main:
+                sign_links(run_dir)
             write_frozen(run_dir, state.frozen)
             if is_main:
                 write_recipe(run_dir, setup.recipe, state, first)

@@ -18,9 +18,9 @@ from jaxblt.training.checkpoint import list_steps
 from jaxblt.training.health import TrainingFailed
 from jaxblt.training.loop import fit
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.resolved import FILE, adopt, checkpoint_dir, read_resolved, replace_text
+from jaxblt.training.resolved import FILE, adopt, checkpoint_dir, read_resolved
 from jaxblt.training.runlog import read_metrics
-from jaxblt.training.safe_files import one_line
+from jaxblt.training.safe_files import one_line, replace_text
 from jaxblt.training.setup import open_data
 
 TABLE = "sweep"

@@ -35,9 +35,14 @@ def nameless(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sweep_s_folder_is_trained_in_and_read_by_a_user_without_a_name(
     nameless: None, tmp_path: Path
 ) -> None:
-    run_dir = tmp_path / "lr=[1e-3]"
+    """Its checkpoints are linked to another disk."""
+    run_dir, scratch = tmp_path / "lr=[1e-3]", tmp_path / "scratch*"
+    run_dir.mkdir()
+    scratch.mkdir()
+    (run_dir / "checkpoints").symlink_to(scratch)
     assert fit(tiny_recipe(steps=5, eval_every=0), run_dir, source=Letters()).finished
     assert jaxblt.load(run_dir).step == 5
+    assert list_steps(scratch) == [5]
 
 
 @pytest.mark.parametrize("name", ["[a]", "*"])
