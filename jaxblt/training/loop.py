@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from jaxblt.training.links import sign_links
 from jaxblt.training.meter import Cost, Meter, traced
 from jaxblt.training.metrics import Metrics, as_scalars
 from jaxblt.training.picture import first_passage, log_confusion, log_passage
-from jaxblt.training.preemption import StopRequest
+from jaxblt.training.preemption import StopRequest, Vote
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.reference_run import load_reference
 from jaxblt.training.remote_run import trained_in
@@ -114,7 +115,8 @@ def fit(
     frozen trees that the run has; and in `configs/` the configs that it had before it went on with another. A run that
     is finished is left as it is. A start that fails leaves no folder that was not there, and changes none that was.
 
-    SIGTERM or Ctrl-C saves and ends the run at the next step; a second one changes nothing, a third ends the process.
+    SIGTERM or Ctrl-C saves and ends the run after two steps at most, or three where several processes train; a second
+    one changes nothing, a third ends the process.
 
     Args:
       recipe: what to train.
@@ -186,7 +188,7 @@ def _fit(
             RunLog(run_dir, is_main=is_main, trackers=opened) as log,
             log.progress(recipe.train.steps, start=first) as progress,
         ):
-            stop = closed_last.enter_context(StopRequest(every=recipe.train.log_every))
+            stop = closed_last.enter_context(StopRequest())
             if is_main:
                 sign_links(run_dir)
             write_frozen(run_dir, state.frozen)
@@ -324,7 +326,7 @@ def check_same_data(meta: dict[str, Any], data: Dataset, run_dir: str) -> None:
 class Trainer:
     """The loop itself, with everything it talks to, the cost of a byte by length of row, and shapes compiled for.
 
-    Metrics stay on the devices between log lines.
+    Metrics stay on the devices between log lines. Two steps at most are in flight.
     """
 
     setup: Setup
@@ -341,12 +343,13 @@ class Trainer:
     stop: StopRequest
     startup: Startup
     compiled: set[tuple[int, ...]] = field(default_factory=set)
+    in_flight: deque[Metrics] = field(default_factory=deque)
 
     def run(self, state: TrainState, first: int) -> Fitted:
         """Steps from `first` to the recipe's last, or until a signal or the time limit; saves before it returns."""
         train, step, stopped = self.setup.recipe.train, first, False
         validated: dict[str, float] = {}
-        saves = SaveCadence(train.checkpoint_every, train.checkpoint_every_s, ask_every=train.log_every)
+        saves, vote = SaveCadence(train.checkpoint_every, train.checkpoint_every_s), Vote()
         bad = BadSteps(train.max_skips)
         with (
             closing(self.data.iterator(first)) as batches,
@@ -369,9 +372,10 @@ class Trainer:
                     last = last or self.standing.exhausted
                 if self.out_of_time:
                     self.stop.set()
-                stopped = self.stop.agreed(step)
+                asked, wanted = vote(self.stop.here, saves.wanted)
+                stopped = bool(asked)
                 self.checkpoints.check()
-                if saves.due(step) or best or last or stopped:
+                if saves.due(step, wanted) or best or last or stopped:
                     self.save(state, step, saves, leaving=last or stopped)
                 self.meter.pause(paused)
         self.checkpoints.wait()
@@ -399,7 +403,7 @@ class Trainer:
         return limit is not None and self.meter.seconds > limit
 
     def advance(self, state: TrainState, batches: Iterator[Batch], step: int) -> tuple[TrainState, Metrics]:
-        """Hands the devices one step; does not wait for them, but where the step has to be compiled first."""
+        """Hand the devices one step, and wait until they have no other; for the step itself only if it is compiled."""
         asked = time.perf_counter()
         local = next(batches)
         waited = time.perf_counter() - asked
@@ -411,6 +415,10 @@ class Trainer:
             self.progress.compiling(local.inputs.shape[1])
         with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard(guard):
             state, metrics = self.train_step(state, batch)
+        # A signal, and a step that failed, would else wait for all steps up to the next line of the log.
+        self.in_flight.append(metrics)
+        if len(self.in_flight) > 1:
+            jax.block_until_ready(self.in_flight.popleft())
         self.meter.cost = self.costs.get(local.inputs.shape[1], self.meter.cost)
         if compiled:
             self.meter.add(int(np.count_nonzero(local.segment_ids)) * self.data.process_count, waited)

@@ -77,7 +77,7 @@ def test_the_table_names_every_process(reports: Any) -> None:
 
 
 def test_processes_agree_on_the_step_to_stop_at(reports: Any) -> None:
-    assert [report["stops"] for report in reports[0]] == [[4, 6]] * len(reports[0])
+    assert [report["stops"] for report in reports[0]] == [[4, 5, 6, 7]] * len(reports[0])
 
 
 def test_checkpoints_cross_process_counts(reports: Any) -> None:

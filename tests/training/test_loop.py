@@ -158,6 +158,32 @@ def test_sigterm_saves_and_the_next_fit_goes_on(run, tmp_path):
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4)
 
 
+def test_two_steps_at_most_are_in_flight_and_a_signal_waits_for_no_others(tmp_path, monkeypatch):
+    """Nothing is logged, so nothing else waits for them."""
+    begun, awaited, wait = [], [], jax.block_until_ready
+    monkeypatch.setattr(jax, "block_until_ready", lambda tree: awaited.append(id(tree)) or wait(tree))
+
+    def watched(setup):
+        step = recipe_step(setup)
+
+        def begin_step(state, batch):
+            assert all(id(metrics) in awaited for metrics in begun[:-1])
+            if len(begun) == 6:
+                os.kill(os.getpid(), signal.SIGTERM)
+            state, metrics = step(state, batch)
+            begun.append(metrics)
+            return state, metrics
+
+        begin_step.trace = step.trace
+        return begin_step
+
+    monkeypatch.setattr(loop, "recipe_step", watched)
+    recipe = tiny_recipe(log_every=1000, eval_every=0, checkpoint_every=1000)
+    fitted = fit(recipe, tmp_path, source=Letters())
+    assert (fitted.step, len(begun), fitted.finished) == (7, 7, False)
+    assert list_steps(tmp_path / "checkpoints") == [7]
+
+
 def test_time_limit_saves_and_ends_and_other_data_are_refused(tmp_path, capsys):
     fitted = fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=Letters())
     assert not fitted.finished
