@@ -26,6 +26,7 @@ from jaxblt.data.sources.labelled import LabelledRecord
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.models.label_head import content
 from jaxblt.models.task_heads import TaskAnswers
+from jaxblt.shown import shown
 from jaxblt.training.chain import viterbi
 from jaxblt.training.objectives import MultiTask, Regress
 from jaxblt.training.state import whole_params
@@ -52,6 +53,8 @@ class Predictions:
     predictions: tuple[Any, ...]
     probabilities: np.ndarray | None = None
     labels: tuple[str, ...] | None = None
+
+    __repr__ = shown
 
     def __len__(self) -> int:
         return len(self.names)

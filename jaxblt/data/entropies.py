@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxblt.data.sources.base import DocumentSource
 from jaxblt.remote import refuse_remote
+from jaxblt.shown import shown
 
 _CHUNK = 1 << 24
 
@@ -109,6 +110,8 @@ class Entropies:
     offsets: np.ndarray
     model: str
     context: int | None = None
+
+    __repr__ = shown
 
     def check(self, model: str, context: int | None) -> None:
         """Raises ValueError unless a model with this content hash, in this context, gives these entropies."""

@@ -37,6 +37,7 @@ from jaxblt.data.sources.labelled import (
     read_labelled,
 )
 from jaxblt.data.splits import PARTS, SplitName, check_split, cut_points
+from jaxblt.shown import shown
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
 
 Target = Literal["class", "number", "positions"]
@@ -108,6 +109,8 @@ class LabelledDataConfig:
     seed: int = 0
     tasks: tuple[LabelTask, ...] = ()
     difficulty: str | None = None
+
+    __repr__ = shown
 
     packing = "buckets"  # one record a row, with padding behind it
     alignment = 1

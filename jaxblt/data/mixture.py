@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxblt.data.rows import RowIndex, Span
 from jaxblt.data.sources.base import DocumentSource, check_range, document_ends
+from jaxblt.shown import shown
 from jaxblt.validation import check_bounds, check_fields
 
 
@@ -37,6 +38,8 @@ class SourceConfig:
     validation_names: tuple[str, ...] = ()
     test_names: tuple[str, ...] = ()
 
+    __repr__ = shown
+
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "weight", above=0, why=": it is a share; leave a source out to read nothing of it")
@@ -57,6 +60,8 @@ class JoinedSource:
     firsts: np.ndarray = field(init=False, repr=False)
     lengths: np.ndarray = field(init=False, repr=False)
     ends: np.ndarray = field(init=False, repr=False)
+
+    __repr__ = shown
 
     def __post_init__(self) -> None:
         counts = np.cumsum([0, *(len(source) for source in self.sources)])

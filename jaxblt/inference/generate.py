@@ -24,6 +24,7 @@ from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.patching import warn_overflow
+from jaxblt.shown import shown
 
 PIECE = 32
 """Bytes of a row that one call of a compiled program draws, before the host looks whether all rows have ended."""
@@ -162,6 +163,8 @@ class Place:
     logits: Float[Array, "B V"]
     done: Bool[Array, "B"]
 
+    __repr__ = shown
+
 
 class Piece(NamedTuple):
     """What some steps drew, whether a draw belongs to its row, and whether its logits were finite.
@@ -175,6 +178,8 @@ class Piece(NamedTuple):
     finite: Bool[Array, "B T"]
     refused: tuple[Array, Array] | None
     replaced: Int[Array, "B"] | None
+
+    __repr__ = shown
 
 
 @partial(jax.jit, static_argnums=(0, 1))

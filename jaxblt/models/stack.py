@@ -41,6 +41,7 @@ from jaxblt.models.adapter import CHOSEN, StackAdapter
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.models.routed import BlockState, call_routed, check_routers
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.shown import shown
 from jaxblt.validation import check_bounds, check_fields
 
 WINDOW = 512
@@ -115,6 +116,8 @@ class StackConfig:
     scan: bool = True
     norm_epsilon: float = 1e-6
     adapter: Any = None
+
+    __repr__ = shown
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -235,6 +238,8 @@ class StackState:
     rest: tuple[Any, ...]
     router: Any = None
     scanned: bool = flax.struct.field(pytree_node=False, default=True)
+
+    __repr__ = shown
 
 
 def init_stack_state(

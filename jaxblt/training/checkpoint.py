@@ -15,6 +15,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+from jaxblt.shown import shown
 from jaxblt.training import integrity
 from jaxblt.training.integrity import CheckpointCorrupt, StateMismatch
 from jaxblt.training.local_path import local_path
@@ -33,6 +34,8 @@ class Restored(NamedTuple):
     state: Any
     meta: dict[str, Any]
     step: int
+
+    __repr__ = shown
 
 
 def abstract_like(state: Any) -> Any:

@@ -19,6 +19,7 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.labelled import classes_of
 from jaxblt.data.sources import DocumentSource
+from jaxblt.shown import shown
 from jaxblt.training.best import Standing, followed
 from jaxblt.training.cadence import SaveCadence
 from jaxblt.training.checkpoint import Checkpointer, Restored
@@ -98,6 +99,19 @@ class Fitted:
     step: int
     finished: bool
     validation: dict[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """What a notebook shows of a run that ended: no parameters, which alone would fill pages."""
+        recipe, told = self.recipe, "" if self.finished else ", stopped"
+        lines = [f"Fitted {recipe.name!r} at step {self.step:,} of {recipe.train.steps:,}{told}"]
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+        lines.append(f"  model       {type(recipe.model).__name__}, {count:,} trained parameters")
+        figures = {name: value for name, value in self.validation.items() if name in HEADLINE}
+        if figures:
+            lines.append(
+                "  validation  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            )
+        return "\n".join(lines)
 
 
 def fit(
@@ -344,6 +358,8 @@ class Trainer:
     startup: Startup
     compiled: set[tuple[int, ...]] = field(default_factory=set)
     in_flight: deque[Metrics] = field(default_factory=deque)
+
+    __repr__ = shown
 
     def run(self, state: TrainState, first: int) -> Fitted:
         """Steps from `first` to the recipe's last, or until a signal or the time limit; saves before it returns."""

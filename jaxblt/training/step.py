@@ -24,6 +24,7 @@ from jaxblt.patching import (
     stream_entropies,
 )
 from jaxblt.patching.patches import Patches
+from jaxblt.shown import shown
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.training.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
 from jaxblt.training.metrics import (
@@ -59,6 +60,8 @@ class Task:
     packed: bool = True
     reference: Reference | None = None
     hybrid: Hybrid | None = None
+
+    __repr__ = shown
 
     @property
     def patcher(self) -> PatcherConfig | None:

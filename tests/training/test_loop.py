@@ -21,8 +21,9 @@ from jaxblt.training.loop import begin, fit
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import read_resolved
 from jaxblt.training.runlog import read_metrics
-from jaxblt.training.setup import open_data, recipe_step
+from jaxblt.training.setup import make_setup, open_data, recipe_step
 from jaxblt.training.state import content_hash, without_frozen
+from tests.test_shown import check_short
 from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
 
 TIMES = {"seconds", "bytes_per_second", "data_wait", "mfu", "peak_memory_bytes"}
@@ -323,6 +324,19 @@ def as_before_frozen_trees_had_folders(fitted, run_dir, old_dir):
     config = json.loads((run_dir / "config.json").read_text())
     assert config.pop("frozen") == {"entropy": entropy.content_hash}
     (old_dir / "config.json").write_text(json.dumps(config | {"frozen_hash": entropy.content_hash}))
+
+
+def test_what_fit_and_load_return_is_shown_in_a_few_lines(patched_runs):
+    """And all that it holds: a notebook prints its last line."""
+    _, fitted, run_dir = patched_runs
+    assert re.fullmatch(
+        r"Fitted 'tiny' at step 20 of 20\n  model       TinyConfig, 23,936 trained parameters\n"
+        r"  validation  bits_per_byte \d.*, bytes_per_patch \S+",
+        repr(fitted),
+    )
+    run, setup = jaxblt.load(run_dir), make_setup(fitted.recipe, make_mesh(), fitted.state.frozen)
+    for made in (fitted, run, run.state, setup):
+        check_short(made)
 
 
 def test_threshold_and_capacity_are_calibrated(patched_runs):

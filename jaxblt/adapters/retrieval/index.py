@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 from jaxblt.adapters.retrieval.features import FEATURES, neighbour_features
 from jaxblt.adapters.retrieval.search import Found, nearest
+from jaxblt.shown import shown
 
 FILE = "index.safetensors"
 FORMAT, VERSION = "jaxblt index", "1"
@@ -55,6 +56,8 @@ class Index:
     stack: str
     chunk: int
     neighbours: int
+
+    __repr__ = shown
 
     def __len__(self) -> int:
         return len(self.vectors)

@@ -11,6 +11,7 @@ from jaxblt.data.sources.base import DocumentSource, check_range
 from jaxblt.data.sources.fasta import read_padded
 from jaxblt.data.sources.files import expand, name_of, read_all
 from jaxblt.data.sources.reverse import reverse_complement
+from jaxblt.shown import shown
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class BedSource:
     pad: bool = True
     lengths: np.ndarray = field(init=False, repr=False)
     records: np.ndarray = field(init=False, repr=False)
+
+    __repr__ = shown
 
     def __post_init__(self) -> None:
         numbers = self._check()
