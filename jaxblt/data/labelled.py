@@ -1,7 +1,7 @@
 """Labelled sequences as data: one record a row, with a class, a number, or a class for each byte."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from jaxblt.data.label_tasks import (
 from jaxblt.data.packing import PackedIndex
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import Span, stream_ids, write_span
+from jaxblt.data.sampled import sampled_bytes
 from jaxblt.data.schedule import STRANDS, EasyFirst, OnePass, Shuffled
 from jaxblt.data.sources import BytesSource, FastaSource, ReverseComplement
 from jaxblt.data.sources.files import expand
@@ -207,6 +208,10 @@ class LabelledDataset(Dataset):
     @property
     def num_bytes(self) -> int:
         return int(self.source.lengths.sum())
+
+    def sampled(self) -> Iterator[bytes]:
+        yield from sampled_bytes(self.source)
+        yield repr([record.labels for record in self.records]).encode()
 
     def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
         record = int(self.indexes[bucket].documents[number])

@@ -322,18 +322,22 @@ def check_steps_left(recipe: Recipe, stored: Resolved, step: int) -> None:
 
 
 def check_same_data(meta: dict[str, Any], data: Dataset, run_dir: str) -> None:
-    """Raises ValueError if the training split has another size than when the run was saved.
+    """Raise ValueError if the training split has another size, or other bytes, than when the run was saved.
 
     Files that were added or changed move the borders of splits, so that bytes held out so far would be trained on.
     """
-    before = meta.get("data", data.extent)  # older runs noted nothing
-    if before != data.extent:
-        told = [f"{extent['rows']} rows of {extent['bytes']} bytes" for extent in (before, data.extent)]
-        raise ValueError(
-            f"the data of {run_dir} have changed: its training split held {told[0]}, and holds {told[1]}; put the "
-            "files back, or use another folder (and init_from), or say with --resume-with (of jaxblt train; "
-            "resume_with=True of fit) that it is meant"
-        )
+    before, now = meta.get("data", {}), data.extent  # older runs noted no sample, and the oldest nothing
+    changed = {name for name in before.keys() & now.keys() if before[name] != now[name]}
+    if not changed:
+        return
+    told = "blocks that were sampled hold other bytes, at the same size"
+    if changed != {"sample"}:
+        sizes = [f"{extent['rows']} rows of {extent['bytes']} bytes" for extent in (before, now)]
+        told = f"its training split held {sizes[0]}, and holds {sizes[1]}"
+    raise ValueError(
+        f"the data of {run_dir} have changed: {told}; put the files back, or use another folder (and init_from), or "
+        "say with --resume-with (of jaxblt train; resume_with=True of fit) that it is meant"
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from jaxblt.patching import PatcherConfig, PatchOverflowWarning
 from jaxblt.training import loop
 from jaxblt.training.checkpoint import Checkpointer, list_steps
 from jaxblt.training.health import TrainingFailed
-from jaxblt.training.loop import begin, fit
+from jaxblt.training.loop import begin, check_same_data, fit
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import read_resolved
 from jaxblt.training.runlog import read_metrics
@@ -198,7 +198,15 @@ def test_time_limit_saves_and_ends_and_other_data_are_refused(tmp_path, capsys):
         ValueError, match=r"held 103 rows of 3277 bytes, and holds 113 rows of 3597 bytes; put"
     ):
         fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=more)
+    flipped = BytesSource([Letters().documents[0][::-1]])
+    with pytest.raises(
+        ValueError, match=r"have changed: blocks that were sampled hold other bytes, at the same"
+    ):
+        fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=flipped)
     assert contents(tmp_path) == before
+    data = open_data(tiny_recipe(), make_mesh(), source=flipped)
+    for noted in ({}, {"data": {"rows": 103, "bytes": 3277}}):  # by earlier versions
+        check_same_data(noted, data, "run")
     assert fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=more, resume_with=True).step > fitted.step
 
 
