@@ -111,6 +111,20 @@ def test_a_process_that_waits_in_vain_says_so() -> None:
     assert "within 2 s: are all processes started" in done.stderr
 
 
+def test_an_error_of_the_start_is_not_called_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a backend that was started before; the others wait, and say so."""
+
+    def refuse(**options: Any) -> None:
+        raise RuntimeError("initialize() must be called before\nany JAX calls")
+
+    monkeypatch.setattr(jax.distributed, "initialize", refuse)
+    with pytest.raises(
+        DistributedError,
+        match=r"^process 1 of 2 .* could not join at a:1: initialize.* any JAX calls$",
+    ):
+        init_distributed(coordinator="a:1", num_processes=2, process_id=1)
+
+
 def test_an_exchange_that_hangs_says_who_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda mine: released.wait(60))
