@@ -26,7 +26,7 @@ from jaxblt.data.sources.labelled import LabelledRecord
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.models.label_head import content
 from jaxblt.models.task_heads import TaskAnswers
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.training.chain import viterbi
 from jaxblt.training.objectives import MultiTask, Regress
 from jaxblt.training.state import whole_params
@@ -54,7 +54,7 @@ class Predictions:
     probabilities: np.ndarray | None = None
     labels: tuple[str, ...] | None = None
 
-    __repr__ = shown
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.names)

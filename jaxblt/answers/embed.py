@@ -21,7 +21,7 @@ from jaxblt.data.vocab import BOS
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.models.hidden import Layer, find_layer, hidden_states, layers_of
 from jaxblt.patching.patches import Patches
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.training.state import whole_params
 from jaxblt.training.step import Task, find_entropies
 
@@ -53,7 +53,7 @@ class Embeddings:
     layer: int | Literal["final"]
     pool: Pool
 
-    __repr__ = shown
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.names)

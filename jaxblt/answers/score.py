@@ -21,7 +21,7 @@ from jaxblt.data.sources import DocumentSource, ReverseComplement, document_ends
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.patching import warn_overflow
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.training.metrics import cross_entropy
 from jaxblt.training.objectives import NextByte
 from jaxblt.training.step import Task, find_entropies, predict
@@ -53,7 +53,7 @@ class Scores:
     bits_per_byte: np.ndarray
     per_byte: tuple[np.ndarray, ...] | None = None
 
-    __repr__ = shown
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.names)

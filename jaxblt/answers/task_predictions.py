@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxblt.answers.tables import write_tsv
 from jaxblt.data.sources.labelled import LabelledRecord
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 if TYPE_CHECKING:
     from jaxblt.answers.classify import Predictions
@@ -25,7 +25,7 @@ class TaskPredictions:
     names: tuple[str, ...]
     tasks: Mapping[str, "Predictions"]
 
-    __repr__ = shown
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.names)

@@ -16,7 +16,7 @@ from jaxblt.answers.tables import write_tsv
 from jaxblt.answers.vcf import Variant, read_vcf
 from jaxblt.data.sources import BytesSource, DocumentSource, ReverseComplement
 from jaxblt.data.sources.fasta import read_padded
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class VariantScores:
     score_reverse: np.ndarray
     score: np.ndarray
 
-    __repr__ = shown
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.variants)

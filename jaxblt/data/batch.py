@@ -3,7 +3,7 @@
 import flax.struct
 from jaxtyping import Array, Float, Int
 
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 
 @flax.struct.dataclass
@@ -46,4 +46,4 @@ class Batch:
     label_weights: dict[str, Float[Array, "B"]] | None = None
     documents: Int[Array, "B T"] | None = None
 
-    __repr__ = shown
+    __repr__ = show

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxblt.data.sources.base import DocumentSource
 from jaxblt.remote import refuse_remote
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 _CHUNK = 1 << 24
 
@@ -111,7 +111,7 @@ class Entropies:
     model: str
     context: int | None = None
 
-    __repr__ = shown
+    __repr__ = show
 
     def check(self, model: str, context: int | None) -> None:
         """Raises ValueError unless a model with this content hash, in this context, gives these entropies."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import BOS, EOS
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 
 class Example(NamedTuple):
@@ -22,7 +22,7 @@ class Example(NamedTuple):
     targets: np.ndarray
     scored: np.ndarray
 
-    __repr__ = shown
+    __repr__ = show
 
 
 def question_and_answer(question: np.ndarray, answer: np.ndarray) -> Example:

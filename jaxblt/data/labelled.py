@@ -25,7 +25,7 @@ from jaxblt.data.label_tasks import (
 from jaxblt.data.packing import PackedIndex
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import Span, stream_ids, write_span
-from jaxblt.data.sampled import sampled_bytes
+from jaxblt.data.sampled import sample_bytes
 from jaxblt.data.schedule import STRANDS, EasyFirst, OnePass, Shuffled
 from jaxblt.data.sources import BytesSource, FastaSource, ReverseComplement
 from jaxblt.data.sources.files import expand
@@ -38,7 +38,7 @@ from jaxblt.data.sources.labelled import (
     read_labelled,
 )
 from jaxblt.data.splits import PARTS, SplitName, check_split, cut_points
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
 
 Target = Literal["class", "number", "positions"]
@@ -111,7 +111,7 @@ class LabelledDataConfig:
     tasks: tuple[LabelTask, ...] = ()
     difficulty: str | None = None
 
-    __repr__ = shown
+    __repr__ = show
 
     packing = "buckets"  # one record a row, with padding behind it
     alignment = 1
@@ -209,8 +209,8 @@ class LabelledDataset(Dataset):
     def num_bytes(self) -> int:
         return int(self.source.lengths.sum())
 
-    def sampled(self) -> Iterator[bytes]:
-        yield from sampled_bytes(self.source)
+    def sample(self) -> Iterator[bytes]:
+        yield from sample_bytes(self.source)
         yield repr([record.labels for record in self.records]).encode()
 
     def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxblt.data.rows import RowIndex, Span
 from jaxblt.data.sources.base import DocumentSource, check_range, document_ends
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 
@@ -38,7 +38,7 @@ class SourceConfig:
     validation_names: tuple[str, ...] = ()
     test_names: tuple[str, ...] = ()
 
-    __repr__ = shown
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -61,7 +61,7 @@ class JoinedSource:
     lengths: np.ndarray = field(init=False, repr=False)
     ends: np.ndarray = field(init=False, repr=False)
 
-    __repr__ = shown
+    __repr__ = show
 
     def __post_init__(self) -> None:
         counts = np.cumsum([0, *(len(source) for source in self.sources)])

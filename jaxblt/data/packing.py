@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from jaxblt.data.rows import Span
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class PackedIndex:
     stops: np.ndarray
     offsets: np.ndarray
 
-    __repr__ = shown
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.row_starts) - 1

@@ -17,7 +17,7 @@ from jaxblt.data.mixture import JoinedRows, JoinedSource
 from jaxblt.data.packing import pack
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import RowIndex, Span, pair_counts, stream_ids, write_span
-from jaxblt.data.sampled import sampled_bytes
+from jaxblt.data.sampled import sample_bytes
 from jaxblt.data.schedule import STRANDS, Mixed, OnePass, Shuffled, Staged
 from jaxblt.data.sources import DocumentSource, Regions, ReverseComplement, document_ends
 from jaxblt.data.splits import SplitName
@@ -52,8 +52,8 @@ class DocumentDataset(Dataset):
     def num_bytes(self) -> int:
         return int(self.source.lengths.sum())
 
-    def sampled(self) -> Iterator[bytes]:
-        return sampled_bytes(self.source.source)
+    def sample(self) -> Iterator[bytes]:
+        return sample_bytes(self.source.source)
 
     def blank_rows(self, count: int, length: int) -> dict[str, Any]:
         rows: dict[str, Any] = super().blank_rows(count, length)

@@ -14,17 +14,17 @@ MOST_LENGTHS = 1 << 16
 """Documents whose lengths are looked at."""
 
 
-def sampled_bytes(source: DocumentSource) -> Iterator[bytes]:
+def sample_bytes(source: DocumentSource) -> Iterator[bytes]:
     """Give blocks of a source's bytes, evenly spread over its documents, and lengths of these."""
     ends = np.cumsum(source.lengths, dtype=np.int64)
     yield np.asarray(ends[:: 1 + len(ends) // MOST_LENGTHS], "<i8").tobytes()
     total = int(ends[-1]) if len(ends) else 0
     count = min(BLOCKS, -(-total // BLOCK))
     for place in np.linspace(0, max(total - BLOCK, 0), count).astype(np.int64):
-        yield from _block(source, ends, int(place))
+        yield from _read_block(source, ends, int(place))
 
 
-def _block(source: DocumentSource, ends: np.ndarray, place: int) -> Iterator[bytes]:
+def _read_block(source: DocumentSource, ends: np.ndarray, place: int) -> Iterator[bytes]:
     """Give the bytes from a place on, over the ends of documents."""
     document, left = int(np.searchsorted(ends, place, side="right")), BLOCK
     while left and document < len(ends):
@@ -36,7 +36,7 @@ def _block(source: DocumentSource, ends: np.ndarray, place: int) -> Iterator[byt
         document, left = document + 1, left - (stop - start)
 
 
-def hash_of(parts: Iterable[bytes]) -> str | None:
+def hash_parts(parts: Iterable[bytes]) -> str | None:
     """Return a hash of all parts in order; None without one."""
     digest, count = hashlib.sha256(), 0
     for part in parts:

@@ -117,7 +117,7 @@ class TaskDataset(Dataset):
     def num_bytes(self) -> int | None:
         return None if self.examples.lengths is None else int(self.examples.lengths.sum())
 
-    def sampled(self) -> Iterator[bytes]:
+    def sample(self) -> Iterator[bytes]:
         """Give examples that were read; those that are made on the way have no lengths."""
         lengths = self.examples.lengths
         count = 0 if lengths is None else len(lengths)

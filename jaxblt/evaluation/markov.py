@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 BASES = b"ACGT"
 MAX_ORDER = 12
@@ -18,7 +18,7 @@ class MarkovModel:
 
     table: Float[np.ndarray, "contexts 4"]
 
-    __repr__ = shown
+    __repr__ = show
 
     @property
     def order(self) -> int:

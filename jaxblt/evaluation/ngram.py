@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int, UInt64
 
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 MAX_ORDER = 7  # 7 context bytes and the next one fill a 64-bit key
 
@@ -43,7 +43,7 @@ class NgramModel:
 
     levels: tuple[_Level, ...]
 
-    __repr__ = shown
+    __repr__ = show
 
     @property
     def order(self) -> int:

@@ -13,7 +13,7 @@ from jaxblt.mixers.prepared import COLLECTION as PREPARED
 from jaxblt.models import LanguageModel, ModelConfig
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.patching import PatcherConfig, init_contexts, next_entropies
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.validation import check_fields
 
 
@@ -36,7 +36,7 @@ class Decoder:
     entropy: ModelConfig | None = None
     dtype: Any = jnp.float32
 
-    __repr__ = shown
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -88,7 +88,7 @@ class DecoderState:
     model: Any
     entropy: Any = None
 
-    __repr__ = shown
+    __repr__ = show
 
 
 def init_decoder(decoder: Decoder, batch_size: int, *, num_bytes: int) -> DecoderState:

@@ -24,7 +24,7 @@ from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.patching import warn_overflow
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 PIECE = 32
 """Bytes of a row that one call of a compiled program draws, before the host looks whether all rows have ended."""
@@ -163,7 +163,7 @@ class Place:
     logits: Float[Array, "B V"]
     done: Bool[Array, "B"]
 
-    __repr__ = shown
+    __repr__ = show
 
 
 class Piece(NamedTuple):
@@ -179,7 +179,7 @@ class Piece(NamedTuple):
     refused: tuple[Array, Array] | None
     replaced: Int[Array, "B"] | None
 
-    __repr__ = shown
+    __repr__ = show
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -28,7 +28,7 @@ from jaxblt.interchange.programs import Made
 from jaxblt.interchange.tensors import check_new, pack_tensors, unpack_tensors
 from jaxblt.patching import warn_overflow
 from jaxblt.profiling.provenance import package_versions
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.training.safe_files import one_line
 
 INSTALL = "which comes with pip install 'jaxblt[export]'"
@@ -50,7 +50,7 @@ class Program:
     exported: export.Exported
     arrays: dict[str, Array] = field(repr=False)
 
-    __repr__ = shown
+    __repr__ = show
 
     def __call__(self, records: Sequence[bytes]) -> dict[str, np.ndarray]:
         """What the program answers, a row a record; it compiles once for each number of records.

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxblt.parallel.sequence import whole_rows
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.validation import whole
 
 State = Any
@@ -83,7 +83,7 @@ class Clock:
     position: Int[Array, "B"]
     last_segment: Int[Array, "B"]
 
-    __repr__ = shown
+    __repr__ = show
 
 
 def start_clock(batch_size: int) -> Clock:

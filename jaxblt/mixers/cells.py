@@ -18,7 +18,7 @@ from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.mixers.steps import check_causal, per_block, take_steps
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 UNROLL = 2
@@ -99,7 +99,7 @@ class GRUState:
     clock: Clock
     h: Float[Array, "B H K"]
 
-    __repr__ = shown
+    __repr__ = show
 
 
 @flax.struct.dataclass
@@ -110,7 +110,7 @@ class LSTMState:
     h: Float[Array, "B H K"]
     c: Float[Array, "B H K"]
 
-    __repr__ = shown
+    __repr__ = show
 
 
 class GRU(nn.Module):

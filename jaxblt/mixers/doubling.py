@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.base import rows, select_rows
 from jaxblt.mixers.marks import mark
-from jaxblt.shown import shown
+from jaxblt.show import show
 from pallas_kernels.long_conv import long_conv_history
 
 NEAR = 256
@@ -43,7 +43,7 @@ class DoublingState:
     coming: Float[Array, "B D Q"]
     place: Int[Array, "B"]
 
-    __repr__ = shown
+    __repr__ = show
 
     @property
     def turn(self) -> int:

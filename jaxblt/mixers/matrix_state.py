@@ -14,7 +14,7 @@ from jaxblt.layers import Linear, RMSNorm, linears, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.history import ShortHistory
 from jaxblt.mixers.sequence import Rows
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.short_conv import short_conv
 
@@ -74,7 +74,7 @@ class MatrixState:
     memory: Float[Array, "B H K V"]
     mixer: str = flax.struct.field(pytree_node=False)
 
-    __repr__ = shown
+    __repr__ = show
 
 
 def check_heads(config: Any) -> None:

@@ -18,7 +18,7 @@ from jaxblt.mixers.open_chunk import OpenChunk, append, lay_out, left_open, no_t
 from jaxblt.mixers.recording import keep_core
 from jaxblt.mixers.sequence import Rows, check_kind, read
 from jaxblt.mixers.steps import check_causal, per_block
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.side_outputs import sow_metric
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.neural_memory import (
@@ -118,7 +118,7 @@ class MemoryCarry:
     opened: OpenChunk
     begun: Bool[Array, "B H"]
 
-    __repr__ = shown
+    __repr__ = show
 
 
 @flax.struct.dataclass
@@ -135,7 +135,7 @@ class NeuralMemoryState:
     short: tuple[Float[Array, "B _ S"], ...]
     carry: MemoryCarry
 
-    __repr__ = shown
+    __repr__ = show
 
 
 @flax.struct.dataclass

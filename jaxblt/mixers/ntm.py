@@ -19,7 +19,7 @@ from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.mixers.steps import check_causal, per_block, take_steps
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 WRITES, READS = 0, 1
@@ -85,7 +85,7 @@ class Tape:
     weights: Float[Array, "B H 2 N"]
     seen: Float[Array, "B H M"]
 
-    __repr__ = shown
+    __repr__ = show
 
 
 @flax.struct.dataclass

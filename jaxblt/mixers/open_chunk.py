@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxblt.mixers.base import select_rows
 from jaxblt.mixers.marks import Marks
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 
 @flax.struct.dataclass
@@ -33,7 +33,7 @@ class OpenChunk:
     content: Bool[Array, "B H C"]
     count: Int[Array, "B H"]
 
-    __repr__ = shown
+    __repr__ = show
 
 
 @flax.struct.dataclass

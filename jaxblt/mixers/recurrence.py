@@ -13,7 +13,7 @@ from jaxblt.layers import Linear, linears
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import check_kind, read
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.linear_scan import decayed, linear_scan
 
@@ -62,7 +62,7 @@ class RecurrenceState:
     h: Float[Array, "B D"]
     cell: str = flax.struct.field(pytree_node=False)
 
-    __repr__ = shown
+    __repr__ = show
 
 
 class GatedRecurrence(nn.Module):

@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 
 from jaxblt.mixers.sequence import splits_call
 from jaxblt.models.adapter import StackAdapter
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 
 @flax.struct.dataclass
@@ -23,7 +23,7 @@ class BlockState:
     mixer: Any
     router: Any
 
-    __repr__ = shown
+    __repr__ = show
 
 
 def call_routed(

@@ -41,7 +41,7 @@ from jaxblt.models.adapter import CHOSEN, StackAdapter
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.models.routed import BlockState, call_routed, check_routers
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 WINDOW = 512
@@ -117,7 +117,7 @@ class StackConfig:
     norm_epsilon: float = 1e-6
     adapter: Any = None
 
-    __repr__ = shown
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -239,7 +239,7 @@ class StackState:
     router: Any = None
     scanned: bool = flax.struct.field(pytree_node=False, default=True)
 
-    __repr__ = shown
+    __repr__ = show
 
 
 def init_stack_state(

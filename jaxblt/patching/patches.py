@@ -11,7 +11,7 @@ from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.array_checks import check_rows, on_host
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 
 @flax.struct.dataclass
@@ -41,7 +41,7 @@ class Patches:
     overflow: Int[Array, "B N"]
     num_bytes: int = flax.struct.field(pytree_node=False)
 
-    __repr__ = shown
+    __repr__ = show
 
     @property
     def block_size(self) -> int:

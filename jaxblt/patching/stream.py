@@ -10,7 +10,7 @@ from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.fixed_point import fraction_bits, quantise, quantise_budget
 from jaxblt.patching.patches import from_closed, to_blocks
 from jaxblt.patching.segment import closes
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 
 @flax.struct.dataclass
@@ -38,7 +38,7 @@ class PatcherState:
     last_entropy: Float[Array, "B"]
     last_segment: Int[Array, "B"]
 
-    __repr__ = shown
+    __repr__ = show
 
 
 def init_patcher(config: PatcherConfig, batch_size: int) -> PatcherState:

@@ -26,16 +26,17 @@ def user_cache(name: str) -> Path:
     """
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(root) / "jaxblt" / name
-    if folder.is_absolute():  # "~" stays where nothing tells the user's home
+    # Avoid a folder called "~", which stays where nothing tells the user's home
+    if folder.is_absolute():
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
     if os.access(folder, os.W_OK):
         return folder
-    return _stand_in(root) / name
+    return _make_stand_in(root) / name
 
 
 @lru_cache(maxsize=1)
-def _stand_in(root: str) -> Path:
+def _make_stand_in(root: str) -> Path:
     """Make a temporary folder in place of the user's cache, and say so."""
     made = tempfile.mkdtemp(prefix="jaxblt-cache-")
     atexit.register(shutil.rmtree, made, ignore_errors=True)

@@ -15,11 +15,11 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.training import integrity
 from jaxblt.training.integrity import CheckpointCorrupt, StateMismatch
-from jaxblt.training.local_path import local_path
-from jaxblt.training.quiet import one_error_a_read
+from jaxblt.training.local_path import to_local_path
+from jaxblt.training.quiet import silence_leftovers
 from jaxblt.training.renamed import as_stored, with_current_names
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Restored(NamedTuple):
     meta: dict[str, Any]
     step: int
 
-    __repr__ = shown
+    __repr__ = show
 
 
 def abstract_like(state: Any) -> Any:
@@ -63,7 +63,7 @@ def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Contex
 
 def list_steps(directory: str | epath.PathLike) -> list[int]:
     """The finished steps below `directory`, ascending; empty if there is none, or no such directory."""
-    folder = local_path(directory)
+    folder = to_local_path(directory)
     if not folder.exists():
         return []
     return sorted(found.step for found in ocp.path.step.standard_name_format().find_all(folder))
@@ -123,7 +123,7 @@ def _together[T](read: Callable[[], T]) -> T:
     """
     error, value = None, None
     try:
-        with one_error_a_read():
+        with silence_leftovers():
             value = read()
     except (integrity.StateMismatch, jax.errors.JaxRuntimeError):
         raise
@@ -219,7 +219,7 @@ def restore(
       StateMismatch: it holds other names, shapes or dtypes than `abstract`.
       CheckpointCorrupt: no step could be read.
     """
-    folder = local_path(directory)
+    folder = to_local_path(directory)
     steps = _agreed_steps(folder)
     if step is not None and step not in steps:
         raise FileNotFoundError(f"no checkpoint of step {step} in {folder}; there are {steps or 'none'}")
@@ -298,7 +298,7 @@ class Checkpointer:
     ) -> None:
         if keep < 2:
             raise ValueError(f"keep={keep}: keep at least 2 checkpoints, or a damaged one cannot be replaced")
-        self.directory = local_path(directory)
+        self.directory = to_local_path(directory)
         self.best: Callable[[], Collection[int]] = tuple
         self._saving: int | None = None
         self._response: Any = None
@@ -409,7 +409,8 @@ class Checkpointer:
             if self._manager is not None:
                 self._manager.wait()
             if self._response is not None:
-                self._response.result()  # Frees its thread and event loop: each save has its own
+                # Free its thread and event loop: each save has its own
+                self._response.result()
             if self._saving is not None and jax.process_index() == 0:
                 _check_readable(self.directory, self._saving)
         finally:

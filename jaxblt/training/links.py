@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxblt.training.frozen_store import frozen_dir
 from jaxblt.training.resolved import checkpoint_dir
-from jaxblt.training.safe_files import UnsafeFile, leads_out, read_text, replace_text, sizes_below
+from jaxblt.training.safe_files import UnsafeFile, is_outside, read_text, replace_text, sizes_below
 
 ID_FILE = "run_id"
 MOST_ID = 100
@@ -26,7 +26,7 @@ def check_stored(run_dir: str | os.PathLike[str]) -> list[Path]:
     Raises:
       UnsafeFile: a link is not followed; or a file is no regular one, or leads elsewhere.
     """
-    links = list(_links(run_dir))
+    links = list(_find_links(run_dir))
     for link in links:
         if not link.is_dir():
             raise UnsafeFile(f"{link} is a link to {os.readlink(link)}, which is no folder: make it first")
@@ -35,29 +35,29 @@ def check_stored(run_dir: str | os.PathLike[str]) -> list[Path]:
                 f"{link} leads out of {run_dir}, to {os.path.realpath(link)}, which is somebody else's and does not "
                 f"say that it is this run's: if it is, write one word into the files {ID_FILE} of both folders"
             )
-    for folder in _stored(run_dir):
+    for folder in _stored_folders(run_dir):
         sum(sizes_below(folder))
     return [Path(os.path.realpath(link)) for link in links]
 
 
 def sign_links(run_dir: str | os.PathLike[str]) -> None:
     """Have the folders that a run is linked to say that they are its own, so that others may read it too."""
-    for link in _links(run_dir):
-        if _id_of(run_dir) is None:
+    for link in _find_links(run_dir):
+        if _read_id(run_dir) is None:
             replace_text(Path(run_dir) / ID_FILE, secrets.token_hex(16) + "\n")
-        if _id_of(link) is None:
-            replace_text(link / ID_FILE, f"{_id_of(run_dir)}\n")
+        if _read_id(link) is None:
+            replace_text(link / ID_FILE, f"{_read_id(run_dir)}\n")
 
 
-def _stored(run_dir: str | os.PathLike[str]) -> tuple[Path, Path]:
+def _stored_folders(run_dir: str | os.PathLike[str]) -> tuple[Path, Path]:
     return checkpoint_dir(run_dir), frozen_dir(run_dir)
 
 
-def _links(run_dir: str | os.PathLike[str]) -> Iterator[Path]:
-    return (folder for folder in _stored(run_dir) if leads_out(folder, run_dir))
+def _find_links(run_dir: str | os.PathLike[str]) -> Iterator[Path]:
+    return (folder for folder in _stored_folders(run_dir) if is_outside(folder, run_dir))
 
 
-def _id_of(folder: str | os.PathLike[str]) -> str | None:
+def _read_id(folder: str | os.PathLike[str]) -> str | None:
     """Return the word that says whose a folder is; None without one."""
     try:
         return read_text(Path(folder) / ID_FILE, folder, most=MOST_ID).strip() or None
@@ -69,5 +69,5 @@ def _is_followed(link: Path, run_dir: str | os.PathLike[str]) -> bool:
     is_mine = {os.lstat(link).st_uid, os.stat(link).st_uid} == {os.geteuid()}
     if is_mine or not any(link.iterdir()):
         return True
-    found = _id_of(link)
-    return found is not None and found == _id_of(run_dir)
+    found = _read_id(link)
+    return found is not None and found == _read_id(run_dir)

@@ -28,7 +28,7 @@ class LocalPath(PosixGPath):
         return StatResult(is_directory=self.is_dir(), length=found.st_size, mtime=int(found.st_mtime))
 
 
-def local_path(directory: str | os.PathLike[str]) -> LocalPath:
+def to_local_path(directory: str | os.PathLike[str]) -> LocalPath:
     """Return the absolute path of a folder for Orbax.
 
     Raises:

@@ -19,7 +19,7 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.labelled import classes_of
 from jaxblt.data.sources import DocumentSource
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.training.best import Standing, followed
 from jaxblt.training.cadence import SaveCadence
 from jaxblt.training.checkpoint import Checkpointer, Restored
@@ -101,7 +101,7 @@ class Fitted:
     validation: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """What a notebook shows of a run that ended: no parameters, which alone would fill pages."""
+        """Write what a notebook shows: no parameters, which alone would fill pages."""
         recipe, told = self.recipe, "" if self.finished else ", stopped"
         lines = [f"Fitted {recipe.name!r} at step {self.step:,} of {recipe.train.steps:,}{told}"]
         count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
@@ -326,7 +326,8 @@ def check_same_data(meta: dict[str, Any], data: Dataset, run_dir: str) -> None:
 
     Files that were added or changed move the borders of splits, so that bytes held out so far would be trained on.
     """
-    before, now = meta.get("data", {}), data.extent  # older runs noted no sample, and the oldest nothing
+    before, now = meta.get("data", {}), data.extent
+    # Compare what both have: older runs noted no sample, and the oldest nothing
     changed = {name for name in before.keys() & now.keys() if before[name] != now[name]}
     if not changed:
         return
@@ -363,7 +364,7 @@ class Trainer:
     compiled: set[tuple[int, ...]] = field(default_factory=set)
     in_flight: deque[Metrics] = field(default_factory=deque)
 
-    __repr__ = shown
+    __repr__ = show
 
     def run(self, state: TrainState, first: int) -> Fitted:
         """Steps from `first` to the recipe's last, or until a signal or the time limit; saves before it returns."""
@@ -435,7 +436,7 @@ class Trainer:
             self.progress.compiling(local.inputs.shape[1])
         with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard(guard):
             state, metrics = self.train_step(state, batch)
-        # A signal, and a step that failed, would else wait for all steps up to the next line of the log.
+        # Keep the queue short: a signal, or the error of a step, waits for all that is in it
         self.in_flight.append(metrics)
         if len(self.in_flight) > 1:
             jax.block_until_ready(self.in_flight.popleft())

@@ -119,5 +119,5 @@ class StopRequest:
 
     @property
     def here(self) -> bool:
-        """Whether this process was asked to stop; see `Vote` for others."""
+        """The flag of this process; `Vote` asks the others."""
         return self._asked

@@ -19,7 +19,7 @@ QUIET_S = 0.3
 
 
 @contextmanager
-def one_error_a_read() -> Iterator[None]:
+def silence_leftovers() -> Iterator[None]:
     """Raise what a block raises, and keep reads that go on behind it from printing a page each."""
     printed, ignored, tasks = sys.excepthook, sys.unraisablehook, logging.getLogger("asyncio")
 
@@ -45,7 +45,7 @@ def one_error_a_read() -> Iterator[None]:
 
 def _outlast(error: Exception) -> None:
     """Free the reads that the frames of an error of arrays hold, and wait for their end."""
-    causes = list(_causes(error))
+    causes = list(_list_causes(error))
     if not any(
         READS in frame.filename for one in causes for frame in traceback.extract_tb(one.__traceback__)
     ):
@@ -61,7 +61,7 @@ def _outlast(error: Exception) -> None:
     time.sleep(QUIET_S)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -20,7 +20,7 @@ from jaxblt.models.task_heads import TaskHeadsConfig
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.training.best import check_followed
 from jaxblt.training.hybrid import HybridConfig
 from jaxblt.training.objectives import (
@@ -187,7 +187,7 @@ class Recipe:
     reference: ReferenceConfig | None = None
     hybrid: HybridConfig | None = None
 
-    __repr__ = shown
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)

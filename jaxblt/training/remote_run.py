@@ -55,7 +55,7 @@ def readable(run_dir: str | os.PathLike[str], steps: Steps) -> Iterator[Path]:
     if url is None:
         yield Path(os.path.expanduser(run_dir))
         return
-    with _copy() as folder, _renamed(str(folder), url):
+    with _make_copy() as folder, _renamed(str(folder), url):
         files = list_files(url)
         if CONFIG not in files:
             raise FileNotFoundError(f"{url} holds no run: {url}/{CONFIG} does not exist")
@@ -64,7 +64,7 @@ def readable(run_dir: str | os.PathLike[str], steps: Steps) -> Iterator[Path]:
 
 
 @contextmanager
-def _copy() -> Iterator[Path]:
+def _make_copy() -> Iterator[Path]:
     """Make a temporary folder, and remove it at the end if it still has its name; also those of killed processes.
 
     Its lock is the operating system's, so none outlives its process.
@@ -162,7 +162,7 @@ def trained_in(run_dir: str | os.PathLike[str]) -> Iterator[Path]:
         yield Path(os.path.expanduser(run_dir))
         return
     _check_writable(url)
-    with _copy() as folder:
+    with _make_copy() as folder:
         mirror, trained = Mirror(url, folder), False
         mirror.fetch()
         try:

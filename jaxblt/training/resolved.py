@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxblt.profiling.provenance import provenance
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.training.packing import forget_promises
 from jaxblt.training.recipe import Recipe, differences
 from jaxblt.training.remote_run import CONFIG, readable
@@ -65,7 +65,7 @@ class Resolved(NamedTuple):
     recipe: Recipe
     frozen: dict[str, str]
 
-    __repr__ = shown
+    __repr__ = show
 
 
 def write_resolved(run_dir: str | os.PathLike[str], resolved: Resolved) -> None:

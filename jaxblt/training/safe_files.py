@@ -25,7 +25,7 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= MAX_LINE else text[: MAX_LINE - 3] + "..."
 
 
-def leads_out(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+def is_outside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
     """Return whether `path`, with its symbolic links followed, lies outside `folder`."""
     real, root = os.path.realpath(path), os.path.realpath(folder)
     return os.path.commonpath([real, root]) != root
@@ -33,7 +33,7 @@ def leads_out(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> b
 
 def check_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
     """Raise UnsafeFile if `path`, with its symbolic links followed, does not lie inside `folder`."""
-    if leads_out(path, folder):
+    if is_outside(path, folder):
         real = os.path.realpath(path)
         raise UnsafeFile(f"{path} leads out of {folder}, to {real}: put a copy of it into the folder")
 
@@ -123,7 +123,8 @@ def open_own(file: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int
 def replace_bytes(file: Path, content: bytes) -> None:
     """Write a file, or leave the old one where that is interrupted or the disk is full."""
     partial = file.with_suffix(".partial")
-    partial.unlink(missing_ok=True)  # of a process that was killed; or a link
+    # Remove what a killed process left, or a link
+    partial.unlink(missing_ok=True)
     try:
         with open(partial, "xb", opener=open_own) as out:
             out.write(content)

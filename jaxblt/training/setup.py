@@ -22,7 +22,7 @@ from jaxblt.parallel.distributed import local_rows, make_global
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.training.acting import keep_routers
 from jaxblt.training.base import at_start, trained_part
 from jaxblt.training.draw import draw
@@ -73,7 +73,7 @@ class Setup:
     abstract: TrainState
     notes: tuple[str, ...] = ()
 
-    __repr__ = shown
+    __repr__ = show
 
     @property
     def eval_task(self) -> Task:

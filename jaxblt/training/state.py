@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Int
 
 from jaxblt.adapters import join_params
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 ENTROPY = "entropy"
 """The frozen tree whose entropies cut bytes into patches."""
@@ -40,7 +40,7 @@ class Frozen:
     params: Any
     content_hash: str = flax.struct.field(pytree_node=False)
 
-    __repr__ = shown
+    __repr__ = show
 
 
 @flax.struct.dataclass
@@ -65,7 +65,7 @@ class TrainState:
     frozen: dict[str, Frozen] = flax.struct.field(default_factory=dict)
     ema: Any = None
 
-    __repr__ = shown
+    __repr__ = show
 
 
 def start(

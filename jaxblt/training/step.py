@@ -24,7 +24,7 @@ from jaxblt.patching import (
     stream_entropies,
 )
 from jaxblt.patching.patches import Patches
-from jaxblt.shown import shown
+from jaxblt.show import show
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.training.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
 from jaxblt.training.metrics import (
@@ -61,7 +61,7 @@ class Task:
     reference: Reference | None = None
     hybrid: Hybrid | None = None
 
-    __repr__ = shown
+    __repr__ = show
 
     @property
     def patcher(self) -> PatcherConfig | None:

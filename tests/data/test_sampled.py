@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from jaxblt.data import BytesSource, LabelledDataConfig, TaskDataConfig, make_dataset
-from jaxblt.data.sampled import BLOCK, BLOCKS, hash_of, sampled_bytes
+from jaxblt.data.sampled import BLOCK, BLOCKS, hash_parts, sample_bytes
 from jaxblt.evaluation.tasks import MQAR, TextLabels
 
 
 def digest(documents: list[bytes]) -> str | None:
-    return hash_of(sampled_bytes(BytesSource(documents)))
+    return hash_parts(sample_bytes(BytesSource(documents)))
 
 
 def test_any_byte_of_small_data_and_where_documents_end() -> None:
@@ -35,7 +35,7 @@ def test_of_large_data_blocks_are_read_that_are_spread_evenly() -> None:
             reads.append((i, start, stop))
             return super().read(i, start, stop)
 
-    list(sampled_bytes(Large([bytes(BLOCK * BLOCKS)] * 3)))
+    list(sample_bytes(Large([bytes(BLOCK * BLOCKS)] * 3)))
     assert sum(stop - start for _, start, stop in reads) == BLOCK * BLOCKS
     assert (reads[0], reads[-1]) == ((0, 0, BLOCK), (2, BLOCK * (BLOCKS - 1), BLOCK * BLOCKS))
     assert {i for i, _, _ in reads} == {0, 1, 2}

@@ -13,9 +13,9 @@ from jaxblt.remote import cache, user_cache
 
 @pytest.fixture
 def fresh():
-    cache._stand_in.cache_clear()
+    cache._make_stand_in.cache_clear()
     yield
-    cache._stand_in.cache_clear()
+    cache._make_stand_in.cache_clear()
 
 
 def nobody(uid):

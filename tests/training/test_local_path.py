@@ -13,7 +13,7 @@ import pytest
 import jaxblt
 from jaxblt.training.checkpoint import CheckpointCorrupt, Checkpointer, list_steps, restore
 from jaxblt.training.integrity import FILE_LIST
-from jaxblt.training.local_path import LocalPath, local_path
+from jaxblt.training.local_path import LocalPath, to_local_path
 from jaxblt.training.loop import fit
 from tests.training.tiny import Letters, tiny_recipe
 
@@ -68,7 +68,7 @@ def test_folders_that_orbax_would_look_for_elsewhere_are_refused() -> None:
             Checkpointer(name)
     with pytest.raises(ValueError, match="'/s3/run' would be taken for a URL: mount /s3 under another name"):
         list_steps("/s3/run")
-    assert local_path("runs/a").is_absolute()
+    assert to_local_path("runs/a").is_absolute()
 
 
 def test_a_step_without_the_time_of_its_save_belongs_to_a_user_without_a_name(

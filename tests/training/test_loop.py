@@ -23,7 +23,7 @@ from jaxblt.training.resolved import read_resolved
 from jaxblt.training.runlog import read_metrics
 from jaxblt.training.setup import make_setup, open_data, recipe_step
 from jaxblt.training.state import content_hash, without_frozen
-from tests.test_shown import check_short
+from tests.test_show import check_short
 from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
 
 TIMES = {"seconds", "bytes_per_second", "data_wait", "mfu", "peak_memory_bytes"}

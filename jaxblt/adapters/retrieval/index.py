@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from jaxblt.adapters.retrieval.features import FEATURES, neighbour_features
 from jaxblt.adapters.retrieval.search import Found, nearest
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 FILE = "index.safetensors"
 FORMAT, VERSION = "jaxblt index", "1"
@@ -57,7 +57,7 @@ class Index:
     chunk: int
     neighbours: int
 
-    __repr__ = shown
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.vectors)

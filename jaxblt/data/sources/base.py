@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 
 @runtime_checkable
@@ -57,7 +57,7 @@ class BytesSource:
     names: Sequence[str] = ()
     lengths: np.ndarray = field(init=False, repr=False)
 
-    __repr__ = shown
+    __repr__ = show
 
     def __post_init__(self) -> None:
         names = self.names or [str(i) for i in range(len(self.documents))]

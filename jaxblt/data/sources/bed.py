@@ -11,7 +11,7 @@ from jaxblt.data.sources.base import DocumentSource, check_range
 from jaxblt.data.sources.fasta import read_padded
 from jaxblt.data.sources.files import expand, name_of, read_all
 from jaxblt.data.sources.reverse import reverse_complement
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class BedSource:
     lengths: np.ndarray = field(init=False, repr=False)
     records: np.ndarray = field(init=False, repr=False)
 
-    __repr__ = shown
+    __repr__ = show
 
     def __post_init__(self) -> None:
         numbers = self._check()

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxblt.data.examples import Example, question_and_answer
 from jaxblt.data.splits import PARTS, SplitName
-from jaxblt.shown import shown
+from jaxblt.show import show
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class LoadedExamples:
     groups: np.ndarray | None = None
     group_names: tuple[str, ...] = ()
 
-    __repr__ = shown
+    __repr__ = show
 
     @property
     def count(self) -> int:

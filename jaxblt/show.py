@@ -16,25 +16,25 @@ MOST_ITEMS = 6
 """Of a sequence, and arrays of a tree that are named one by one."""
 
 
-def shown(self: Any) -> str:
+def show(self: Any) -> str:
     """Write an object as the call that would make it, without fields at their defaults and numbers of arrays.
 
-    A class takes it by `__repr__ = shown`.
+    A class takes it by `__repr__ = show`.
     """
-    return _cut(_call(self), MOST)
+    return _cut(_write_call(self), MOST)
 
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
-def _call(value: Any) -> str:
-    given = _fields(value)
-    inside = ", ".join(f"{name}={_value(part)}" for name, part in given.items())
+def _write_call(value: Any) -> str:
+    given = _held_fields(value)
+    inside = ", ".join(f"{name}={_write_value(part)}" for name, part in given.items())
     return f"{type(value).__name__}({inside})"
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def _held_fields(value: Any) -> dict[str, Any]:
     """Return what is shown of a dataclass or a named tuple."""
     if not is_dataclass(value):
         return value._asdict()
@@ -47,39 +47,39 @@ def _is_default(part: Any, field: Any) -> bool:
     default = field.default if field.default_factory is MISSING else field.default_factory()
     try:
         return part is default or (type(part) is type(default) and bool(part == default))
-    except Exception:  # arrays inside have no one answer
-        return False
+    except Exception:
+        return False  # Compare no arrays: they have no one answer
 
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
-def _value(value: Any) -> str:
+def _write_value(value: Any) -> str:
     if isinstance(value, nn.Module):
         return f"{type(value).__name__}(...)"
     if isinstance(value, type):
         return value.__name__
     if is_dataclass(value) or hasattr(value, "_fields"):
-        return _call(value)
+        return _write_call(value)
     if _is_array(value) and not isinstance(value, np.generic):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if isinstance(value, Mapping):
-        return _mapping(value)
+        return _write_mapping(value)
     if isinstance(value, list | tuple):
-        return _sequence(value)
+        return _write_sequence(value)
     return _cut(repr(value), MOST_TEXT)
 
 
-def _mapping(value: Mapping[Any, Any]) -> str:
+def _write_mapping(value: Mapping[Any, Any]) -> str:
     arrays = [leaf for leaf in jax.tree.leaves(dict(value)) if _is_array(leaf)]
     if len(arrays) > MOST_ITEMS:
         return f"<{len(arrays)} arrays of {sum(leaf.size for leaf in arrays):,} numbers>"
-    return "{" + ", ".join(f"{name!r}: {_value(part)}" for name, part in value.items()) + "}"
+    return "{" + ", ".join(f"{name!r}: {_write_value(part)}" for name, part in value.items()) + "}"
 
 
-def _sequence(value: list[Any] | tuple[Any, ...]) -> str:
-    items = [_value(item) for item in value[:MOST_ITEMS]]
+def _write_sequence(value: list[Any] | tuple[Any, ...]) -> str:
+    items = [_write_value(item) for item in value[:MOST_ITEMS]]
     more = [f"... {len(value) - MOST_ITEMS} more"] if len(value) > MOST_ITEMS else []
     text = ", ".join([*items, *more])
     return f"[{text}]" if isinstance(value, list) else f"({text},)" if len(value) == 1 else f"({text})"

@@ -12,7 +12,7 @@ import configs
 from jaxblt.data import BytesSource, DataConfig
 from jaxblt.mixers import init_state
 from jaxblt.models.stack import DEFAULTS
-from jaxblt.shown import MOST, shown
+from jaxblt.show import MOST, show
 
 MANY = 2_000
 """Characters that no object is shown in."""
@@ -29,7 +29,7 @@ class Holder:
     two: Any = 3
     kept: Any = dataclasses.field(default=None, repr=False)
 
-    __repr__ = shown
+    __repr__ = show
 
 
 @pytest.mark.parametrize(
