@@ -1,48 +1,18 @@
 """Folders whose names other tools take for patterns, and users without a name."""
 
-import grp
 import json
-import pwd
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-import jaxblt
 from jaxblt.training.checkpoint import CheckpointCorrupt, Checkpointer, list_steps, restore
 from jaxblt.training.integrity import FILE_LIST
 from jaxblt.training.local_path import LocalPath, to_local_path
-from jaxblt.training.loop import fit
-from tests.training.tiny import Letters, tiny_recipe
 
 STATE = {"w": np.arange(5, dtype=np.float32)}
 ABSTRACT = {"w": jax.ShapeDtypeStruct((5,), np.float32)}
-
-
-@pytest.fixture
-def nameless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No user and no group has a name, as in a container that runs under a number."""
-
-    def unknown(number: int) -> Any:
-        raise KeyError(f"uid not found: {number}")
-
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
-    monkeypatch.setattr(grp, "getgrgid", unknown)
-
-
-def test_a_sweep_s_folder_is_trained_in_and_read_by_a_user_without_a_name(
-    nameless: None, tmp_path: Path
-) -> None:
-    """Its checkpoints are linked to another disk."""
-    run_dir, scratch = tmp_path / "lr=[1e-3]", tmp_path / "scratch*"
-    run_dir.mkdir()
-    scratch.mkdir()
-    (run_dir / "checkpoints").symlink_to(scratch)
-    assert fit(tiny_recipe(steps=5, eval_every=0), run_dir, source=Letters()).finished
-    assert jaxblt.load(run_dir).step == 5
-    assert list_steps(scratch) == [5]
 
 
 @pytest.mark.parametrize("name", ["[a]", "*"])

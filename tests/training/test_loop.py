@@ -159,8 +159,11 @@ def test_sigterm_saves_and_the_next_fit_goes_on(run, tmp_path):
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4)
 
 
-def test_two_steps_at_most_are_in_flight_and_a_signal_waits_for_no_others(tmp_path, monkeypatch):
-    """Nothing is logged, so nothing else waits for them."""
+def test_two_steps_at_most_are_in_flight_and_a_signal_waits_for_no_others(nameless, tmp_path, monkeypatch):
+    """Nothing is logged, so nothing else waits for them.
+
+    The user has no name, the folder that of a sweep, and checkpoints are linked to another disk.
+    """
     begun, awaited, wait = [], [], jax.block_until_ready
     monkeypatch.setattr(jax, "block_until_ready", lambda tree: awaited.append(id(tree)) or wait(tree))
 
@@ -179,10 +182,15 @@ def test_two_steps_at_most_are_in_flight_and_a_signal_waits_for_no_others(tmp_pa
         return begin_step
 
     monkeypatch.setattr(loop, "recipe_step", watched)
+    run_dir, scratch = tmp_path / "lr=[1e-3]", tmp_path / "scratch*"
+    run_dir.mkdir()
+    scratch.mkdir()
+    (run_dir / "checkpoints").symlink_to(scratch)
     recipe = tiny_recipe(log_every=1000, eval_every=0, checkpoint_every=1000)
-    fitted = fit(recipe, tmp_path, source=Letters())
+    fitted = fit(recipe, run_dir, source=Letters())
     assert (fitted.step, len(begun), fitted.finished) == (7, 7, False)
-    assert list_steps(tmp_path / "checkpoints") == [7]
+    assert list_steps(scratch) == [7]
+    assert jaxblt.load(run_dir).step == 7
 
 
 def test_time_limit_saves_and_ends_and_other_data_are_refused(tmp_path, capsys):
