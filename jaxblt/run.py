@@ -47,12 +47,11 @@ from jaxblt.training.checkpoint import restore
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.fitting import check_recipe, fitting_shapes
 from jaxblt.training.frozen import SUBTREE, calibrate, load_frozen
-from jaxblt.training.frozen_store import frozen_dir
+from jaxblt.training.links import check_stored
 from jaxblt.training.placement import place_params
 from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.remote_run import readable
 from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
-from jaxblt.training.safe_files import check_inside, sizes_below
 from jaxblt.training.setup import blank_inputs, boxed_params, init_params, make_task, open_data
 from jaxblt.training.state import (
     BASE,
@@ -373,12 +372,12 @@ def load(
         run has one.
 
     The folder need not be trusted: no code of it runs, nothing outside it is read, and nothing larger than its files
-    is built.
+    is built. Its checkpoints may be a link, see `jaxblt.training.links.check_stored`.
 
     Raises:
       FileNotFoundError: the folder holds no run, or no checkpoint of that step.
       ValueError: the run was made by another version of the configs, its config does not fit its checkpoints, its
-        checkpoints lie elsewhere, or it has no average.
+        checkpoints lead to another run's, or it has no average.
       CheckpointCorrupt: no checkpoint can be read.
     """
     asked = "newest" if step is None else "all" if step == "best" else step
@@ -392,9 +391,7 @@ def _load(
     resolved = read_resolved(run_dir)
     recipe = resolved.recipe
     check_recipe(recipe, frozen=ENTROPY in resolved.frozen)
-    for folder in (checkpoint_dir(run_dir), frozen_dir(run_dir)):
-        check_inside(folder, run_dir)
-        sum(sizes_below(folder))  # before Orbax looks for steps, which opens files
+    check_stored(run_dir)  # before Orbax looks for steps, which opens files
     if dtype is not None:
         recipe = replace(recipe, train=replace(recipe.train, dtype=dtype))
     task = make_task(recipe)

@@ -28,6 +28,7 @@ from jaxblt.models.finite import explain_nonfinite
 from jaxblt.models.label_head import content
 from jaxblt.models.task_heads import TaskAnswers
 from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.show import show
 from jaxblt.training.chain import viterbi
 from jaxblt.training.objectives import MultiTask, Regress
 from jaxblt.training.state import whole_params
@@ -54,6 +55,8 @@ class Predictions:
     predictions: tuple[Any, ...]
     probabilities: np.ndarray | None = None
     labels: tuple[str, ...] | None = None
+
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.names)

@@ -24,6 +24,7 @@ from jaxblt.models.hidden import Layer, find_layer, hidden_states, layers_of
 from jaxblt.outputs import whole_file
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.patches import Patches
+from jaxblt.show import show
 from jaxblt.training.state import whole_params
 from jaxblt.training.step import Task, find_entropies
 
@@ -54,6 +55,8 @@ class Embeddings:
     patch_lengths: tuple[np.ndarray, ...] | None
     layer: int | Literal["final"]
     pool: Pool
+
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.names)

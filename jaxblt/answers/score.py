@@ -23,6 +23,7 @@ from jaxblt.data.task_data import RowsConfig
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import warn_overflow
+from jaxblt.show import show
 from jaxblt.training.metrics import cross_entropy
 from jaxblt.training.objectives import NextByte
 from jaxblt.training.step import Task, find_entropies, predict
@@ -54,6 +55,8 @@ class Scores:
     log_likelihood: np.ndarray
     bits_per_byte: np.ndarray
     per_byte: tuple[np.ndarray, ...] | None = None
+
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.names)

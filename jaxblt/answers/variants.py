@@ -20,6 +20,7 @@ from jaxblt.data.sources import BytesSource, DocumentSource, FastaSource, Revers
 from jaxblt.data.sources.fasta import read_padded
 from jaxblt.data.sources.opening import name_of
 from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.show import show
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class VariantScores:
     score: np.ndarray
     columns: tuple[str, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
+
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.variants)

@@ -26,6 +26,7 @@ from jaxblt.data.sources.files import expand
 from jaxblt.data.sources.labelled import FASTA, ending
 from jaxblt.data.splits import SplitName, split_by_document, split_by_name, split_by_position
 from jaxblt.data.vocab import check_single_bytes
+from jaxblt.show import show
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
 
 
@@ -104,6 +105,8 @@ class DataConfig:
     test_names: tuple[str, ...] = ()
     entropies: str | None = None
     seed: int = 0
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         if isinstance(self.paths, str | os.PathLike):

@@ -13,6 +13,7 @@ import numpy as np
 from jaxblt.data.sources.base import DocumentSource
 from jaxblt.remote import refuse_remote
 from jaxblt.seals import check_seal, seal
+from jaxblt.show import show
 
 _CHUNK = 1 << 24
 VALUES = "entropies"
@@ -116,6 +117,8 @@ class Entropies:
     offsets: np.ndarray
     model: str
     context: int | None = None
+
+    __repr__ = show
 
     def check(self, model: str, context: int | None) -> None:
         """Raises ValueError unless a model with this content hash, in this context, gives these entropies."""

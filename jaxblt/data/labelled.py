@@ -1,7 +1,7 @@
 """Labelled sequences as data: one record a row, with a class, a number, or a class for each byte."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from jaxblt.data.label_tasks import (
 from jaxblt.data.packing import PackedIndex
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import Span, stream_ids, write_span
+from jaxblt.data.sampled import sample_bytes
 from jaxblt.data.schedule import STRANDS, EasyFirst, OnePass, Shuffled
 from jaxblt.data.sources import BytesSource, FastaSource, ReverseComplement
 from jaxblt.data.sources.files import expand
@@ -38,6 +39,7 @@ from jaxblt.data.sources.labelled import (
     read_labelled,
 )
 from jaxblt.data.splits import PARTS, SplitName, check_split, cut_points
+from jaxblt.show import show
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
 
 Target = Literal["class", "number", "positions"]
@@ -119,6 +121,8 @@ class LabelledDataConfig:
     seed: int = 0
     tasks: tuple[LabelTask, ...] = ()
     difficulty: str | None = None
+
+    __repr__ = show
 
     packing = "buckets"  # one record a row, with padding behind it
     alignment = 1
@@ -217,6 +221,10 @@ class LabelledDataset(Dataset):
     @property
     def num_bytes(self) -> int:
         return int(self.source.lengths.sum())
+
+    def sample(self) -> Iterator[bytes]:
+        yield from sample_bytes(self.source)
+        yield repr([record.labels for record in self.records]).encode()
 
     def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
         record = int(self.indexes[bucket].documents[number])

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxblt.data.rows import RowIndex, Span
 from jaxblt.data.sources.base import DocumentSource, check_range, document_ends
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 Kind = Literal["text", "jsonl", "fasta", "arrow", "bytes"]
@@ -40,6 +41,8 @@ class SourceConfig:
     validation_names: tuple[str, ...] = ()
     test_names: tuple[str, ...] = ()
 
+    __repr__ = show
+
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "weight", above=0, why=": it is a share; leave a source out to read nothing of it")
@@ -60,6 +63,8 @@ class JoinedSource:
     firsts: np.ndarray = field(init=False, repr=False)
     lengths: np.ndarray = field(init=False, repr=False)
     ends: np.ndarray = field(init=False, repr=False)
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         counts = np.cumsum([0, *(len(source) for source in self.sources)])

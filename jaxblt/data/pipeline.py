@@ -1,6 +1,6 @@
 """Datasets: opens what a config names, and cuts documents into rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from jaxblt.data.mixture import JoinedRows, JoinedSource
 from jaxblt.data.packing import pack
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import RowIndex, Span, pair_counts, stream_ids, write_span
+from jaxblt.data.sampled import sample_bytes
 from jaxblt.data.schedule import STRANDS, Mixed, OnePass, Shuffled, Staged
 from jaxblt.data.sources import DocumentSource, Regions, ReverseComplement, document_ends
 from jaxblt.data.splits import SplitName
@@ -51,6 +52,9 @@ class DocumentDataset(Dataset):
     @property
     def num_bytes(self) -> int:
         return int(self.source.lengths.sum())
+
+    def sample(self) -> Iterator[bytes]:
+        return sample_bytes(self.source.source)
 
     def blank_rows(self, count: int, length: int) -> dict[str, Any]:
         rows: dict[str, Any] = super().blank_rows(count, length)

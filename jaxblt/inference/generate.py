@@ -26,6 +26,7 @@ from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.patching import warn_overflow
 from jaxblt.random_keys import make_key
+from jaxblt.show import show
 
 PIECE = 32
 """Bytes of a row that one call of a compiled program draws, before the host looks whether all rows have ended."""
@@ -169,6 +170,8 @@ class Place:
     logits: Float[Array, "B V"]
     done: Bool[Array, "B"]
 
+    __repr__ = show
+
 
 class Piece(NamedTuple):
     """What some steps drew, whether a draw belongs to its row, and whether its logits were finite.
@@ -182,6 +185,8 @@ class Piece(NamedTuple):
     finite: Bool[Array, "B T"]
     refused: tuple[Array, Array] | None
     replaced: Int[Array, "B"] | None
+
+    __repr__ = show
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -28,6 +28,7 @@ from jaxblt.interchange.tensors import check_new, pack_tensors, unpack_tensors
 from jaxblt.outputs import whole_file
 from jaxblt.patching import warn_overflow
 from jaxblt.profiling.provenance import package_versions
+from jaxblt.show import show
 from jaxblt.training.safe_files import one_line
 
 INSTALL = "which comes with pip install 'jaxblt[export]'"
@@ -48,6 +49,8 @@ class Program:
     about: Mapping[str, Any]
     exported: export.Exported
     arrays: dict[str, Array] = field(repr=False)
+
+    __repr__ = show
 
     def __call__(self, records: Sequence[bytes]) -> dict[str, np.ndarray]:
         """What the program answers, a row a record; it compiles once for each number of records.

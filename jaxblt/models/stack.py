@@ -42,6 +42,7 @@ from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.models.routed import BlockState, call_routed, check_routers
 from jaxblt.parallel.constraints import by_token
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 WINDOW = 512
@@ -116,6 +117,8 @@ class StackConfig:
     scan: bool = True
     norm_epsilon: float = 1e-6
     adapter: Any = None
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -236,6 +239,8 @@ class StackState:
     rest: tuple[Any, ...]
     router: Any = None
     scanned: bool = flax.struct.field(pytree_node=False, default=True)
+
+    __repr__ = show
 
 
 def init_stack_state(

@@ -23,6 +23,7 @@ from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
 from jaxblt.random_keys import make_key
+from jaxblt.show import show
 from jaxblt.training.acting import keep_routers
 from jaxblt.training.base import at_start, trained_part
 from jaxblt.training.draw import draw
@@ -72,6 +73,8 @@ class Setup:
     boxed: Any
     abstract: TrainState
     notes: tuple[str, ...] = ()
+
+    __repr__ = show
 
     @property
     def eval_task(self) -> Task:

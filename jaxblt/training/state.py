@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Int
 
 from jaxblt.adapters import join_params
+from jaxblt.show import show
 
 ENTROPY = "entropy"
 """The frozen tree whose entropies cut bytes into patches."""
@@ -42,6 +43,8 @@ class Frozen:
     params: Any
     content_hash: str = flax.struct.field(pytree_node=False)
 
+    __repr__ = show
+
 
 @flax.struct.dataclass
 class TrainState:
@@ -64,6 +67,8 @@ class TrainState:
     skipped_in_a_row: Int[Array, ""]
     frozen: dict[str, Frozen] = flax.struct.field(default_factory=dict)
     ema: Any = None
+
+    __repr__ = show
 
 
 def start(

@@ -25,6 +25,7 @@ from jaxblt.patching import (
 )
 from jaxblt.patching.patches import Patches
 from jaxblt.random_keys import make_key
+from jaxblt.show import show
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.training.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
 from jaxblt.training.metrics import (
@@ -60,6 +61,8 @@ class Task:
     packed: bool = True
     reference: Reference | None = None
     hybrid: Hybrid | None = None
+
+    __repr__ = show
 
     @property
     def patcher(self) -> PatcherConfig | None:

@@ -21,6 +21,7 @@ from jaxblt.adapters.retrieval.features import FEATURES, neighbour_features
 from jaxblt.adapters.retrieval.search import Found, nearest
 from jaxblt.outputs import check_output, whole_file
 from jaxblt.seals import check_seal, seal
+from jaxblt.show import show
 
 FILE = "index.safetensors"
 FORMAT, VERSION = "jaxblt index", "1"
@@ -57,6 +58,8 @@ class Index:
     stack: str
     chunk: int
     neighbours: int
+
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.vectors)

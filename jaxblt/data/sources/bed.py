@@ -12,6 +12,7 @@ from jaxblt.data.sources.fasta import read_padded
 from jaxblt.data.sources.files import expand, expand_one
 from jaxblt.data.sources.opening import name_of, read_lines
 from jaxblt.data.sources.reverse import reverse_complement
+from jaxblt.show import show
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class BedSource:
     pad: bool = True
     lengths: np.ndarray = field(init=False, repr=False)
     records: np.ndarray = field(init=False, repr=False)
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         numbers = self._check()

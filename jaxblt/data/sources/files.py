@@ -80,7 +80,7 @@ def _matches(pattern: str) -> Sequence[Path]:
         )
     if os.path.exists(pattern):
         return [_file(pattern)]
-    hits = [_file(p) for p in sorted(glob.glob(pattern, recursive=True)) if not os.path.isdir(p)]
+    hits = [_file(p) for p in sorted(_glob(pattern)) if not os.path.isdir(p)]
     if not hits:
         what = "glob matches no file" if glob.has_magic(pattern) else "file does not exist"
         raise FileNotFoundError(f"{what}: {pattern!r} (looked from {os.getcwd()!r})")
@@ -89,6 +89,14 @@ def _matches(pattern: str) -> Sequence[Path]:
 
 def _file(path: str) -> Path:
     return spooled(path) if is_pipe(path) else Path(path)
+
+
+def _glob(pattern: str) -> list[str]:
+    """Find what a glob names; its leading folders are taken by their names as far as they exist: `lr=[1e-3]/*.txt`."""
+    folder, rest = "", pattern
+    while rest and os.path.isdir(longer := os.path.join(folder, rest.partition("/")[0] or "/")):
+        folder, rest = longer, rest.partition("/")[2].lstrip("/")
+    return [os.path.join(folder, name) for name in glob.glob(rest, root_dir=folder or None, recursive=True)]
 
 
 def _without_empty(pattern: str, files: Sequence[Path]) -> list[Path]:

@@ -57,7 +57,7 @@ class TextPairs:
           ValueError: there are several, or a line has no label of 0 or 1 and four more columns.
         """
         check_part(split)
-        files = expand(Path(self.path).expanduser() / f"*.{_PARTS[split]}.tsv*")
+        files = expand(Path(self.path) / f"*.{_PARTS[split]}.tsv*")
         if len(files) > 1 or ending(files[0]) != ".tsv":
             raise ValueError(
                 f"{self.path!r} must hold one table *.{_PARTS[split]}.tsv, or .tsv.gz or .tsv.xz, got "

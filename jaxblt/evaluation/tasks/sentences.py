@@ -59,5 +59,5 @@ def read_sentences(folder: str, split: SplitName) -> Sentences:
     Raises:
       FileNotFoundError: that part holds no book.
     """
-    files = expand(Path(folder).expanduser() / split / "*.txt")
+    files = expand(Path(folder) / split / "*.txt")
     return Sentences([read_all(file) for file in files], f"{folder}/{split}")

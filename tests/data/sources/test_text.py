@@ -4,6 +4,7 @@ import bz2
 import gzip
 import lzma
 import re
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +105,14 @@ def test_a_file_that_shrinks_during_a_run_is_noticed(folder):
     (folder / "b.txt").write_bytes(b"short")
     with pytest.raises(OSError, match="became shorter while it was in use"):
         source.read(0, 0, 100)
+
+
+def test_folders_of_a_glob_that_exist_are_taken_by_their_names(tmp_path: Path) -> None:
+    for name in ("lr=[1]", "lr=1", "a"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "x.txt").write_bytes(name.encode())
+    for pattern in ("lr=[1]/deep/*.txt", "lr=[1]/**/*.txt", "lr=[1]/deep/x.txt"):
+        assert [f.read_bytes() for f in expand(tmp_path / pattern)] == [b"lr=[1]"]
+    assert [f.read_bytes() for f in expand(tmp_path / "[ab]/deep/*")] == [b"a"]
+    with pytest.raises(FileNotFoundError, match="glob matches no file"):
+        expand(tmp_path / "lr=[1]" / "*.csv")
