@@ -59,8 +59,11 @@ def _one_by_one(a: Array, b: Array) -> Array:
 
 
 def _past(a: Array, h: Array) -> Array:
-    """h, and 0 where a is; as `decayed`, with two operations less and without a derivative."""
-    return jnp.where(a == 0, jnp.zeros((), h.dtype), h)
+    """h, and 0 where a is; as `decayed`, with two operations less and without a derivative.
+
+    a stands for the 0: a constant would be kept for the gradient of a loop around it, and Shardy crashes on that.
+    """
+    return jnp.where(a == 0, a, h)
 
 
 def _forward(a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:

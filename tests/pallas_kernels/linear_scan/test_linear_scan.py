@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pallas_kernels._bench import check
 from pallas_kernels.linear_scan import bench, explain, linear_scan
@@ -153,3 +154,22 @@ def test_shapes_of_real_models_are_accepted(shape: LinearScanShape) -> None:
 def test_the_benchmark_passes_its_gate() -> None:
     errors = check(bench.plan(LinearScanShape("tiny", 2, 20, 4), interpret=True), jax.random.key(0))
     assert set(errors) == {"xla", "mosaic_gpu"}
+
+
+def test_gradients_of_an_island_in_a_loop_compile() -> None:
+    """Constants as large as the states would leave the loop as results of an island without arguments.
+
+    Shardy of jax 0.11.2 crashes on some of these.
+    """
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+    rows = PartitionSpec("data")
+
+    def loss(x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jax.shard_map(linear_scan, in_specs=(rows, rows), out_specs=rows)(x, x), None
+
+        return jnp.sum(jax.lax.scan(body, x, length=1)[0])
+
+    with jax.set_mesh(mesh):
+        x = jax.ShapeDtypeStruct((2, 16, 1), jnp.float32, sharding=NamedSharding(mesh, rows))
+        assert jax.jit(jax.grad(loss)).lower(x).compile() is not None
