@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxblt.data.sources import parse_fasta
-from jaxblt.data.sources.files import expand, read_all
+from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.opening import read_all
 
 TEST_SHARE = 0.2
 """Of a file without a test file beside it: its end."""

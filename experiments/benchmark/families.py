@@ -122,7 +122,7 @@ def write_table(file: Path, out: Path, level: str, members: int, longest: int) -
 
 def _read_domains(file: Path, parts: int) -> list[tuple[str, str]]:
     """Class and sequence of each domain, in upper case; `parts` parts of the header's second word are the class."""
-    from jaxblt.data.sources.files import read_all
+    from jaxblt.data.sources.opening import read_all
 
     found = []
     for record in f"\n{read_all(file).decode('ascii')}".split("\n>")[1:]:

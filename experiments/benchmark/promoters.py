@@ -102,7 +102,8 @@ def write_table(
 ) -> dict[str, int]:
     """Write sequences and labels as CSV, each once, without those of both sides. Returns how many there are."""
     from jaxblt.data.sources import parse_fasta
-    from jaxblt.data.sources.files import expand, read_all
+    from jaxblt.data.sources.files import expand
+    from jaxblt.data.sources.opening import read_all
 
     sides = {}
     for label, names in (("promoter", positive), ("other", negative)):
