@@ -20,6 +20,7 @@ from jaxblt.layers import Linear, read_equation
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Block, StackConfig
 from jaxblt.parallel.mesh import off_mesh
+from jaxblt.random_keys import make_key
 
 SHOWN = 4
 """Names that an error lists."""
@@ -250,7 +251,7 @@ def _of_block(stack: StackConfig, kind: str) -> tuple[Site, ...]:
     with recording():
         x = jax.ShapeDtypeStruct((1, LENGTH, stack.dim), jnp.float32)
         block = Block(stack, kind, jnp.float32)
-        jax.eval_shape(lambda key, x: block.init(key, x, None, None, None), jax.random.key(0), x)
+        jax.eval_shape(lambda key, x: block.init(key, x, None, None, None), make_key(0), x)
     return tuple(found.values())
 
 

@@ -7,15 +7,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxblt.adapters.retrieval.index import new_index_path, save_index
+from jaxblt.adapters.retrieval.index import FILE, save_index
 from jaxblt.answers.embed import Pool
 from jaxblt.answers.index import CHUNKS, build_index
 from jaxblt.answers.score import BATCH_SIZE
 from jaxblt.answers.tables import write_tsv
 from jaxblt.answers.variants import stream_variants, told_kinds
+from jaxblt.cli.mesh import asked_mesh
 from jaxblt.data.splits import SplitName
-from jaxblt.remote import refuse_remote
-from jaxblt.training.state import Weights
+from jaxblt.outputs import check_output
+from jaxblt.training.resolved import run_files
+from jaxblt.training.state import Step, Weights
 
 
 def score(
@@ -28,7 +30,10 @@ def score(
     both_strands: bool = False,
     window: int | None = None,
     batch_size: int = BATCH_SIZE,
-    step: int | None = None,
+    as_trained: bool = True,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
     weights: Weights | None = None,
 ) -> str:
     """Write the log-likelihood of each record of a file, in nats, as tab-separated values.
@@ -41,7 +46,10 @@ def score(
       both_strands: mean over the record and its reverse complement.
       window: most positions of a row; by default the length of the run's training rows.
       batch_size: rows that are read at once.
-      step: of the checkpoint; by default the newest.
+      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace OUT if it is there.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
     Returns:
@@ -49,8 +57,8 @@ def score(
     """
     from jaxblt.run import load
 
-    refuse_remote("--out", out)
-    options = {"window": window, "batch_size": batch_size}
+    check_output("--out", out, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
+    options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
     found = load(run_dir, step=step, weights=weights).score(
         file, per_byte=per_byte, both_strands=both_strands, **options
     )
@@ -69,7 +77,10 @@ def embed(
     pool: Pool = "mean",
     window: int | None = None,
     batch_size: int = BATCH_SIZE,
-    step: int | None = None,
+    as_trained: bool = True,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
     weights: Weights | None = None,
 ) -> str:
     """Write hidden states of each record of a file as a NumPy archive (.npz).
@@ -82,7 +93,10 @@ def embed(
       pool: "mean", "last", "per_byte" or "per_patch".
       window: most positions of a row; by default the length of the run's training rows.
       batch_size: rows that are read at once.
-      step: of the checkpoint; by default the newest.
+      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace OUT if it is there.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
     Returns:
@@ -90,8 +104,8 @@ def embed(
     """
     from jaxblt.run import load
 
-    refuse_remote("--out", out)
-    options = {"window": window, "batch_size": batch_size}
+    check_output("--out", out, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
+    options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
     found = load(run_dir, step=step, weights=weights).embed(file, layer=layer, pool=pool, **options)
     found.to_npz(out)
     states = sum(array.size // array.shape[-1] for array in found.arrays)
@@ -106,7 +120,10 @@ def classify(
     *,
     out: Path,
     batch_size: int = BATCH_SIZE,
-    step: int | Literal["best"] | None = None,
+    as_trained: bool = True,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
 ) -> str:
     """Write the label of each record of a file, with the probabilities of all classes, as tab-separated values.
 
@@ -115,6 +132,9 @@ def classify(
       file: FASTA (by its ending), JSON lines (.jsonl) or text, which is one record.
       out: file to write, with columns name, one a class, and prediction.
       batch_size: rows that are read at once.
+      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace OUT if it is there.
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
 
     Returns:
@@ -122,8 +142,9 @@ def classify(
     """
     from jaxblt.run import load
 
-    refuse_remote("--out", out)
-    found = load(run_dir, step=step).classify(file, batch_size=batch_size)
+    check_output("--out", out, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
+    options = {"batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
+    found = load(run_dir, step=step).classify(file, **options)
     found.to_tsv(out)
     return f"{len(found)} records, {found.summary()}, in {out}"
 
@@ -138,7 +159,10 @@ def variants(
     context: int | None = None,
     skip: bool = False,
     batch_size: int = BATCH_SIZE,
-    step: int | None = None,
+    as_trained: bool = True,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
     weights: Weights | None = None,
 ) -> str:
     """Write log p(alt) - log p(ref) of each variant of a VCF file, in nats, as tab-separated values.
@@ -153,7 +177,10 @@ def variants(
       skip: leave out and count alleles that have no score (`*`, `.`, symbolic ones, breakends, those of contigs that
         the reference lacks), instead of stopping at the first one.
       batch_size: windows that are read at once.
-      step: of the checkpoint; by default the newest.
+      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace OUT if it is there.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
     Returns:
@@ -161,9 +188,10 @@ def variants(
     """
     from jaxblt.run import load
 
-    refuse_remote("--out", out)
+    check_output("--out", out, inputs=(vcf, fasta, *run_files(run_dir)), overwrite=overwrite)
+    options = {"batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh), "skip": skip}
     run = load(run_dir, step=step, weights=weights)
-    groups = stream_variants(run, vcf, fasta, context=context, batch_size=batch_size, skip=skip)
+    groups = stream_variants(run, vcf, fasta, context=context, **options)
     first = next(groups)
     count = above = 0
 
@@ -189,7 +217,10 @@ def index(
     split: SplitName = "train",
     most: int = CHUNKS,
     batch_size: int = BATCH_SIZE,
-    step: int | None = None,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
+    trust_sources: bool = False,
 ) -> str:
     """Write base vectors of the chunks of a run's documents, which a router over this run as its base can search.
 
@@ -202,19 +233,23 @@ def index(
       split: of the run's data.
       most: chunks that are kept, at about equal distances.
       batch_size: rows that are read at once.
-      step: of the checkpoint; by default the newest, which is what a base is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace an index that is there.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest, as a base is.
+      trust_sources: fetch URLs that the run's config names; a run of a stranger may name any.
 
     Returns:
       A line that says what was written.
     """
     from jaxblt.run import load
 
-    refuse_remote("--out", out)
-    new_index_path(out)
+    check_output("--out", out / FILE, inputs=run_files(run_dir), overwrite=overwrite)
     run = load(run_dir, step=step, weights="raw")
     options = {"chunk": chunk, "neighbours": neighbours, "stack": stack, "batch_size": batch_size}
-    found = build_index(run, **options, split=split, most=most)
-    path = save_index(found, out)
+    found = build_index(
+        run, **options, split=split, most=most, mesh=asked_mesh(mesh), trust_sources=trust_sources
+    )
+    path = save_index(found, out, overwrite=overwrite)
     documents = len(set(found.owners.tolist()))
     return (
         f"{len(found):,} chunks of {found.chunk} steps of {documents:,} documents, width {found.vectors.shape[1]}, "

@@ -8,16 +8,18 @@ from itertools import batched
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxblt.answers.reading import Reader
-from jaxblt.answers.records import open_fasta
 from jaxblt.answers.score import BATCH_SIZE, log_likelihoods, scoring_reader
 from jaxblt.answers.strands import check_nucleotides
 from jaxblt.answers.tables import write_tsv
 from jaxblt.answers.vcf import FIRST, Variant, VcfFile, open_vcf, unscored, unscored_kind
-from jaxblt.data.sources import BytesSource, DocumentSource, ReverseComplement
+from jaxblt.data.letters import letters_of
+from jaxblt.data.sources import BytesSource, DocumentSource, FastaSource, ReverseComplement
 from jaxblt.data.sources.fasta import read_padded
 from jaxblt.data.sources.opening import name_of
+from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -93,6 +95,8 @@ def variants(
     context: int | None = None,
     batch_size: int = BATCH_SIZE,
     skip: bool = False,
+    as_trained: bool = True,
+    mesh: MeshConfig | Mesh | None = None,
 ) -> VariantScores:
     """Return log-likelihood ratios log p(alt) - log p(ref) of the variants of a VCF file, in nats.
 
@@ -105,8 +109,9 @@ def variants(
     scored too.
 
     Bases of the windows have the case that `open_records` gives to FASTA bases; alternate alleles have the case of the
-    reference allele's first base. N is a byte like any other. VCF has no code but N: where the FASTA file holds another
-    one and the reference allele a base that it stands for, the windows hold that base.
+    reference allele's first base. With `scored` in the run's data only those targets count, as in
+    `jaxblt.answers.score`. VCF has no code but N: where the FASTA file holds another one and the reference allele a
+    base that it stands for, the windows hold that base.
 
     Args:
       run: trained to predict the next byte.
@@ -116,13 +121,16 @@ def variants(
       batch_size: windows that are read at once.
       skip: leave out alleles without a score, and count them by kind: `*`, `.`, symbolic ones and breakends, alleles of
         other letters than ACGTN or longer than a window, those equal to REF, and contigs that the FASTA file lacks.
+      as_trained: case and scored characters are those of the run's data; False takes every byte as it is.
+      mesh: of the devices that read; None for the one in force, or one device.
 
     Raises:
       FileNotFoundError: a path names no file.
       ValueError: the reference allele is not what the FASTA file holds; an allele has no score, without `skip`, or none
         has one; or a log-likelihood is not finite.
     """
-    groups = tuple(stream_variants(run, vcf, fasta, context=context, batch_size=batch_size, skip=skip))
+    options = {"batch_size": batch_size, "skip": skip, "as_trained": as_trained, "mesh": mesh}
+    groups = tuple(stream_variants(run, vcf, fasta, context=context, **options))
     arrays = {name: np.concatenate([getattr(group, name) for group in groups]) for name in FIGURES}
     return replace(groups[0], variants=tuple(v for group in groups for v in group.variants), **arrays)
 
@@ -135,6 +143,8 @@ def stream_variants(
     context: int | None = None,
     batch_size: int = BATCH_SIZE,
     skip: bool = False,
+    as_trained: bool = True,
+    mesh: MeshConfig | Mesh | None = None,
 ) -> Iterator[VariantScores]:
     """Return what `variants` does a few hundred alleles at a time, so that no file is held in memory.
 
@@ -142,8 +152,10 @@ def stream_variants(
     """
     size = min(run.recipe.data.seq_len, LONGEST_DEFAULT) if context is None else context
     whole("context", size, least=2)
-    reader = scoring_reader(run, window=size, batch_size=batch_size)
-    source = fasta if isinstance(fasta, DocumentSource) else open_fasta(fasta, run.recipe.data)
+    reader = scoring_reader(run, window=size, batch_size=batch_size, as_trained=as_trained, mesh=mesh)
+    source = fasta if isinstance(fasta, DocumentSource) else FastaSource(fasta)
+    if as_trained:
+        source = letters_of(run.recipe.data, of_fasta=True).open(source)
     reference = Reference(source, size)
     file = open_vcf(vcf)
     # Find what is wrong with the last row before hours are spent on the first ones
@@ -252,5 +264,5 @@ def _ratios(reader: Reader, group: Sequence[Variant], windows: Sequence[tuple[by
     source = BytesSource([window for pair in windows for window in pair], names)
     check_nucleotides(source)
     lengths = source.lengths
-    nats = [log_likelihoods(reader, strand, lengths) for strand in (source, ReverseComplement(source))]
+    nats = [log_likelihoods(reader, strand, lengths)[0] for strand in (source, ReverseComplement(source))]
     return np.stack([x[1::2] - x[::2] for x in nats])

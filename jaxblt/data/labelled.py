@@ -63,7 +63,8 @@ class LabelledDataConfig:
         called "file:line".
       target: what a label is: a "class" of the record; a "number"; or for "positions" one character for each byte.
       classes: their names, which give classes their numbers; `with_classes` collects and sorts those of the files.
-      soft_mask: "keep" lower-case letters of sequences or "upper" them.
+      soft_mask: "keep" lower-case letters of sequences or "upper" them; None keeps them, and in fine-tuning does what
+        the base run does.
       reverse_complement: in training, a record of DNA is read from the other strand with probability 1/2; labels of
         positions are turned round with it. For labels that do not depend on the strand.
       seq_len: positions in a row (T); the longest record and BOS must fit.
@@ -100,7 +101,7 @@ class LabelledDataConfig:
     id: str = "id"
     target: Target = "class"
     classes: tuple[str, ...] = ()
-    soft_mask: Literal["keep", "upper"] = "keep"
+    soft_mask: Literal["keep", "upper"] | None = None
     reverse_complement: bool = False
     seq_len: int = 1024
     batch_size: int = 32

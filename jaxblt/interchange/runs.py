@@ -67,22 +67,25 @@ def alone(recipe: Recipe) -> Recipe:
     return replace(recipe, base_run=None, **started, **learned)
 
 
-def write_run(run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float32") -> Exported:
+def write_run(
+    run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float32", overwrite: bool = False
+) -> Exported:
     """Write parameters, frozen trees and recipe of a run as one safetensors file; no optimiser.
 
     Args:
       run: a trained run.
-      file: to write; a file that exists is never overwritten.
+      file: to write.
       dtype: of the model's parameters in the file: "float32" keeps every bit, "bfloat16" rounds them to half the size.
+      overwrite: replace a file that is there.
 
     Raises:
-      FileExistsError: the file is there.
+      FileExistsError: the file is there, and is not to be overwritten.
       FileNotFoundError: its folder is not.
       ValueError: `dtype` is another one, or a parameter is not finite.
     """
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype is {dtype!r}, expected 'float32' or 'bfloat16'")
-    check_new(file)
+    check_new(file, overwrite=overwrite)
     params = jax.tree.map(lambda x: np.asarray(x).astype(_stored(x, dtype)), run.params)
     arrays = by_name(params, MODEL)
     for name, tree in run.frozen.items():

@@ -17,6 +17,7 @@ from jaxblt.training.state import ENTROPY
 
 FILE = CONFIG
 CHECKPOINTS = "checkpoints"
+FROZEN = "frozen"
 HISTORY = "configs"
 MAX_BYTES = 1 << 20
 FIXED = (
@@ -240,6 +241,11 @@ def _rule(recipe: Recipe) -> tuple[Any, ...]:
     if patcher is not None:
         patcher = dataclasses.replace(patcher, **dict.fromkeys(CALIBRATED))
     return patcher, recipe.bytes_per_patch, recipe.entropy_run
+
+
+def run_files(run_dir: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the files and folders that a run is read from: what an answer about it must not overwrite."""
+    return tuple(os.path.join(run_dir, name) for name in (FILE, CHECKPOINTS, FROZEN))
 
 
 def checkpoint_dir(run_dir: str | os.PathLike[str]) -> Path:

@@ -23,6 +23,9 @@ BASE = "base"
 REFERENCE = "reference"
 """The frozen tree of a second model that predictions are compared with."""
 
+Step = int | Literal["best"]
+"""A checkpoint of a run, by its step, or that of the best evaluation."""
+
 Weights = Literal["raw", "ema"]
 """Parameters of a run: those that the last step left, or their exponential moving average."""
 

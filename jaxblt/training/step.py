@@ -24,6 +24,7 @@ from jaxblt.patching import (
     stream_entropies,
 )
 from jaxblt.patching.patches import Patches
+from jaxblt.random_keys import make_key
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.training.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
 from jaxblt.training.metrics import (
@@ -222,7 +223,7 @@ def make_train_step(
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        ask, drop = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step))
+        ask, drop = jax.random.split(jax.random.fold_in(make_key(seed), state.step))
         batch = task.objective(ask, batch)
         weight = task.objective.weight(batch)
         grads, sums, (side, bounds) = _gradients(task, state, batch, weight, drop, accumulate)

@@ -14,6 +14,7 @@ import jaxblt
 from jaxblt.cli.finetune import parse_finetune
 from jaxblt.cli.main import main
 from jaxblt.data import LabelledDataConfig, NearCopyWarning, with_classes
+from jaxblt.parallel import MeshConfig
 from jaxblt.training.finetune import finetune_recipe
 from jaxblt.training.frozen import load_frozen
 from jaxblt.training.integrity import StateMismatch
@@ -22,6 +23,7 @@ from jaxblt.training.resolved import read_resolved
 from jaxblt.training.state import BASE
 from tests.compiled import compiled_once_and_quickly
 from tests.finetuning import records, write_base, write_records
+from tests.tolerances import assert_close
 
 BASE_RUN, RUN = "runs/ecoli", "runs/promoters"
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "finetune.md").read_text(encoding="utf-8")
@@ -143,6 +145,11 @@ def test_an_answer_does_not_depend_on_its_neighbours(run):
     sequences = [sequence for _, sequence, _ in records(count=12)]
     together = run.classify(sequences)
     assert together.names[:2] == ("0", "1")
+    on_mesh = run.classify(sequences, mesh=MeshConfig(data=2, seq=4))
+    assert_close(on_mesh.probabilities, together.probabilities, n=64)
+    lower = [sequence.lower() for sequence in sequences]
+    np.testing.assert_array_equal(run.classify(lower).probabilities, together.probabilities)
+    assert np.abs(run.classify(lower, as_trained=False).probabilities - together.probabilities).max() > 1e-3
     for i in (0, 5):
         alone = run.classify([sequences[i]])
         np.testing.assert_allclose(alone.probabilities[0], together.probabilities[i], rtol=1e-6)

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 from jaxblt.adapters.retrieval.features import FEATURES, neighbour_features
 from jaxblt.adapters.retrieval.search import Found, nearest
+from jaxblt.outputs import check_output, whole_file
 from jaxblt.seals import check_seal, seal
 
 FILE = "index.safetensors"
@@ -181,31 +182,29 @@ def _compared(
     return vectors, features_of(found, vectors)
 
 
-def new_index_path(folder: str | os.PathLike[str]) -> Path:
-    """Where `save_index` writes to in a folder.
+def new_index_path(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Return where `save_index` writes to in a folder.
 
     Raises:
-      FileExistsError: the folder holds an index.
+      FileExistsError: the folder holds an index, and it is not to be overwritten.
+      ValueError: the folder is a URL, or holds something else of this name.
     """
     path = Path(folder) / FILE
-    if path.exists():
-        raise FileExistsError(f"{path} is there already, and nothing is overwritten: choose another folder")
+    check_output("--out", path, overwrite=overwrite)
     return path
 
 
-def save_index(index: Index, folder: str | os.PathLike[str]) -> Path:
-    """Writes `index.safetensors` into a folder, whole or not at all, and returns its path.
+def save_index(index: Index, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write `index.safetensors` into a folder, whole or not at all, and return its path.
 
     Raises:
-      FileExistsError: the folder holds an index.
+      FileExistsError: the folder holds an index, and it is not to be overwritten.
     """
-    path = new_index_path(folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = new_index_path(folder, overwrite=overwrite)
     texts = {"format": FORMAT, "version": VERSION, **{name: str(getattr(index, name)) for name in TEXTS[2:]}}
-    partial = path.with_name(f".{FILE}.{os.getpid()}.partial")
     arrays = {name: np.ascontiguousarray(getattr(index, name)) for name in ARRAYS}
-    save_file(arrays, partial, seal(arrays, texts))
-    os.replace(partial, path)
+    with whole_file(path) as file:
+        save_file(arrays, file, seal(arrays, texts))
     return path
 
 
