@@ -110,7 +110,7 @@ class Arm:
 
     @property
     def of_blocks(self) -> bool:
-        """Whether each block has a router of its own."""
+        """True where each block has a router of its own."""
         return self.adapter is not None and self.adapter.of_blocks
 
 

@@ -71,7 +71,8 @@ def model_of(name: str, settings: Settings, vocab_size: int, mlp_dim: int) -> "B
         # Without positions: rotary phases of gaps beyond training are new to it
         "A": AttentionConfig(dim, heads, position="none", packed=False),
     }
-    pattern = PATTERNS[name]
+    # Cut for sizes alone: `check_gaps` refuses to train with fewer layers
+    pattern = PATTERNS[name][: settings.layers]
     used = {letter: mixers[letter] for letter in pattern if letter in mixers}
     stack = StackConfig(dim=dim, num_layers=settings.layers, pattern=pattern, mixers=used, mlp_dim=mlp_dim)
     return ByteLMConfig(stack=stack, vocab_size=vocab_size)

@@ -111,7 +111,7 @@ class Settings:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Of training, in order."""
+        """Stages of training, in order."""
         warm = (Stage(multiple, self.reach + 1, self.warm_chunk) for multiple in self.warm)
         return *warm, *(Stage(multiple, self.least_gap, self.chunk) for multiple in self.trained)
 

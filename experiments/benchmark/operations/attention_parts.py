@@ -30,7 +30,7 @@ class PartialShape(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Of the visible scores, forward: 2 matmuls."""
+        """FLOP of the visible scores, forward: 2 matmuls."""
         return (2.0 if self.causal else 4.0) * self.tokens * self.keys * self.heads * self.head_dim
 
 
