@@ -4,80 +4,64 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from experiments.benchmark._schema import check_commit
+from experiments.benchmark.figures.saved import check_commit
 from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
 
-BENCHMARKS = {
-    "adapter_speed": "adapter_speed",
-    "attention_parts": "benchmark",
-    "babilong": "babilong",
-    "baselines": "baselines",
-    "context": "context",
-    "counters": "counters",
-    "cpu_table": "cpu_table",
-    "draw": "draw",
-    "entropy": "entropy",
-    "exchange": "benchmark",
-    "families": "families",
-    "fla_slots": "benchmark",
-    "flex_attention": "benchmark",
-    "gap_recall": "gap_recall",
-    "generation": "benchmark",
-    "hyena_layer": "hyena_layer",
-    "index_search": "index_search",
-    "kernels": "kernels",
-    "length_generalisation": "length_generalisation",
-    "memory_books": "memory_books",
-    "memory_context": "memory_context",
-    "packed_ring": "benchmark",
-    "patching_share": "patching_share",
-    "promoters": "promoters",
-    "recall": "recall",
-    "record": "record",
-    "results": "results",
-    "ring": "benchmark",
-    "routed_lora": "routed_lora",
-    "scaling": "scaling",
-    "sequence_parallel": "sequence_parallel",
-    "sequence_plan": "plan",
-    "split_step": "split_step",
-    "stack": "stack",
-    "streamed_filter": "benchmark",
-    "tasks": "tasks",
-    "titan_speed": "titan_speed",
-    "titans_pytorch": "benchmark",
-    "torch_fft_conv": "benchmark",
-    "torch_lora": "benchmark",
+ROOMS = {
+    "operations": ("attention_parts", "counters", "kernels", "streamed_filter"),
+    "models": ("cpu_table", "entropy", "generation", "hyena_layer", "scaling", "stack"),
+    "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
+    "adapters": ("adapter_speed", "index_search", "routed_lora"),
+    "tasks": ("length_generalisation", "recall", "tasks"),
+    "labels": ("families", "promoters"),
+    "splitting": (
+        "draw",
+        "exchange",
+        "packed_ring",
+        "ring",
+        "sequence_parallel",
+        "sequence_plan",
+        "split_step",
+    ),
+    "peers": ("fla_slots", "flex_attention", "titans_pytorch", "torch_fft_conv", "torch_lora"),
+    "trained_runs": ("baselines", "context", "record"),
+    "results": ("results",),
 }
-"""The function of each, in the module of its name."""
+"""Folders, and their commands: each is the function of its name in the module of its name."""
+
+BENCHMARKS = {name: f"experiments.benchmark.{room}.{name}" for room, names in ROOMS.items() for name in names}
+"""The module of each command."""
 
 READERS = ("draw", "record", "results")
 """They measure nothing, and read what was measured."""
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The benchmark of that name.
+    """Return the benchmark of that name.
 
     Raises:
       ValueError: there is none.
     """
     if name not in BENCHMARKS:
-        raise ValueError(f"unknown benchmark {name!r}, choose one of: {', '.join(BENCHMARKS)}")
-    return getattr(import_module(f"experiments.benchmark.{name}"), BENCHMARKS[name])
+        raise ValueError(f"unknown benchmark {name!r}, choose one of: {', '.join(sorted(BENCHMARKS))}")
+    return getattr(import_module(BENCHMARKS[name]), name)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses and measures."""
+    """Parse the options of a benchmark and run it, or print what there is."""
     if not argv or argv[0] in ("-h", "--help"):
-        print("usage: python -m experiments.benchmark NAME [options]\n")
-        for name in BENCHMARKS:
-            print(f"{name:18} {(find(name).__doc__ or '').splitlines()[0]}")
+        print("usage: python -m experiments.benchmark NAME [options]")
+        for room, names in ROOMS.items():
+            print(f"\n{room.replace('_', ' ')}")
+            for name in names:
+                print(f"  {name:22} {(find(name).__doc__ or '').splitlines()[0]}")
         raise SystemExit(0 if argv else 2)
     name, *rest = argv
     function = find(name)
     if name not in READERS and not {"-h", "--help"} & set(rest):
-        check_commit(git_commit()["commit"])  # now, and not after an hour of measuring
+        # Refuse a tree without a commit before an hour of measuring, not after it.
+        check_commit(git_commit()["commit"])
     parse(function, rest, prog=f"python -m experiments.benchmark {name}")
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.benchmark.streamed_filter import mean_flops
+from experiments.benchmark.operations.streamed_filter import mean_flops
 from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, doubling, init_state, prepare
 from jaxblt.mixers.doubling import Doubling, init_doubling
 from jaxblt.mixers.prepared import COLLECTION, prepares

@@ -1,0 +1,62 @@
+"""Time and planned memory of compiled programs, and of those that run out of memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from experiments.benchmark.figures.saved import timed
+from jaxblt.profiling import measure
+from jaxblt.training.meter import peak_memory
+
+
+def time_program(call: Any, args: tuple[Any, ...], trials: int) -> tuple[dict[str, Any], Any]:
+    """Return seconds with their interval and the bytes that the compiler planned, and what the call returns."""
+    compiled = call.lower(*args).compile()
+    planned = planned_bytes(compiled)
+    found = timed(measure(lambda: jax.block_until_ready(compiled(*args)), trials=trials, method="host"))
+    names = {"temporary_bytes": "temporaries", "argument_bytes": "arguments"}
+    return found | {name: planned[part] for name, part in names.items()}, compiled(*args)
+
+
+def planned_bytes(program: Callable[..., Any], *args: Any) -> dict[str, int]:
+    """Return bytes of arguments, temporaries and results, as the compiler lays them out.
+
+    Args:
+      program: a function, or a compiled one, which needs no `args`.
+      args: of the program.
+    """
+    is_compiled = isinstance(program, jax.stages.Compiled)
+    planned: Any = (program if is_compiled else jax.jit(program).lower(*args).compile()).memory_analysis()
+    return {
+        "arguments": planned.argument_size_in_bytes,
+        "temporaries": planned.temp_size_in_bytes,
+        "results": planned.output_size_in_bytes,
+    }
+
+
+def time_on_devices(compiled: Any, call: Callable[[], Any], trials: int) -> dict[str, Any]:
+    """Return bytes that the compiler planned for a device, seconds a call, and the allocator's peak, if it tells one.
+
+    The peak is of the process so far: this program's only where it is the largest that has run.
+    """
+    planned = sum(planned_bytes(compiled).values()) - compiled.memory_analysis().alias_size_in_bytes
+    taken = timed(measure(call, trials=trials, warmup=1, method="calls"))
+    return {"planned_bytes": int(planned), **peak_memory(), "seconds": taken}
+
+
+def run_if_it_fits(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what `call` returns, or what the allocator said."""
+    try:
+        return call()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return {"out_of_memory": str(error).splitlines()[0]}
+
+
+def ratio(one: dict[str, Any], many: dict[str, Any]) -> float | None:
+    """Return median seconds of one over those of the other; None where either ran out of memory."""
+    if "seconds" not in one or "seconds" not in many:
+        return None
+    return one["seconds"]["median"] / many["seconds"]["median"]

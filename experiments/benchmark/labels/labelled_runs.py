@@ -1,0 +1,129 @@
+"""What benchmarks on labelled records share: tables, training to the best validation figure, and who wins."""
+
+import csv
+import json
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxblt.data.labelled import LabelledDataConfig
+    from jaxblt.training.recipe import Recipe, TrainConfig
+
+
+def new_folder(work: str) -> Path:
+    """Make a folder.
+
+    Raises:
+      FileExistsError: it is there already.
+    """
+    root = Path(work)
+    if root.exists():
+        raise FileExistsError(f"{work} is there already, and nothing is overwritten: choose another --work")
+    root.mkdir(parents=True)
+    return root
+
+
+def seeds_of(first: int, count: int) -> range:
+    """Return the seeds first, first + 1, ...
+
+    Raises:
+      ValueError: there is no seed to train with.
+    """
+    if count < 1:
+        raise ValueError(f"--seeds must be at least 1, got {count}: each network is trained once a seed")
+    return range(first, first + count)
+
+
+def earlier_runs(out: str, figures: dict[str, Any], seeds: range) -> list[dict[str, Any]]:
+    """Run of other seeds that the file holds already, so that a few seeds can be measured at a time.
+
+    Raises:
+      ValueError: they were measured with other settings, on other records, or with one of these seeds.
+    """
+    if not Path(out).exists():
+        return []
+    held = json.loads(Path(out).read_text("utf-8"))
+    if other := [name for name, value in figures.items() if held.get(name) != json.loads(json.dumps(value))]:
+        raise ValueError(f"{out} was measured with other {', '.join(other)}: choose another --out")
+    if again := sorted({run["seed"] for run in held["runs"]} & set(seeds)):
+        raise ValueError(f"{out} holds runs of seeds {again} already: choose another --first-seed or --out")
+    return held["runs"]
+
+
+def write_records(out: Path, rows: Iterable[tuple[str, str]]) -> None:
+    """Write sequences and labels as CSV."""
+    with out.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("sequence", "label"), *rows])
+
+
+def data_of(
+    table: Path, seed: int, batch_size: int, *, group_share: float, buckets: tuple[int, ...] = ()
+) -> "LabelledDataConfig":
+    """Return the table's records, in rows that hold the longest; `seed` picks how groups are dealt 80/10/10."""
+    from jaxblt.data.labelled import LabelledDataConfig, fitting_length, with_classes
+
+    groups = {"split": "groups", "group_share": group_share, "split_seed": seed}
+    data = LabelledDataConfig(paths=(str(table),), batch_size=batch_size, seed=seed, **groups)
+    length = fitting_length(data)
+    shorter = tuple(size for size in buckets if size < length)
+    return with_classes(replace(data, seq_len=length, buckets=shorter))
+
+
+def score_baselines(data: "LabelledDataConfig", longest: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return what needs no neural network on the same split, a dict each, with the seconds of all of them."""
+    from jaxblt.evaluation.label_baselines import label_baselines, read_split
+
+    begun = time.perf_counter()
+    found = label_baselines(read_split(data), longest=longest)
+    seconds = time.perf_counter() - begun
+    return [
+        {"model": name, "seed": data.seed, **scored, "seconds": seconds} for name, scored in found.items()
+    ]
+
+
+def train_config(steps: int, seed: int, dtype: Any) -> "TrainConfig":
+    """Return what evaluates twenty times, and keeps the best."""
+    from jaxblt.training.recipe import TrainConfig
+
+    often = max(steps // 20, 1)
+    return TrainConfig(
+        steps=steps,
+        seed=seed,
+        dtype=dtype,
+        log_every=often,
+        eval_every=often,
+        checkpoint_every=steps,
+        keep_best=1,
+    )
+
+
+def train(recipe: "Recipe", run_dir: Path, figures: Collection[str]) -> dict[str, Any]:
+    """Train, and return figures on the test split at the best validation accuracy, with seconds and parameters."""
+    import jaxblt
+    from jaxblt.training.flops import count_params
+    from jaxblt.training.loop import fit
+
+    begun = time.perf_counter()
+    fit(recipe, run_dir)
+    seconds = time.perf_counter() - begun
+    run = jaxblt.load(run_dir, step="best")
+    found = run.evaluate("test")
+    parameters, without_hash = count_params(run.params)
+    return {name: found[name] for name in figures} | {
+        "parameters": parameters,
+        "parameters_without_hash_tables": without_hash,
+        "seconds": seconds,
+        "best_step": run.step,
+    }
+
+
+def count_wins(runs: Iterable[dict[str, Any]], ours: str, models: Collection[str], figure: str) -> int:
+    """Count the seeds of which all `models` were scored and `ours` has the largest figure of all."""
+    by_seed: dict[int, dict[str, float]] = {}
+    for run in runs:
+        by_seed.setdefault(run["seed"], {})[run["model"]] = run[figure]
+    scored = [found for found in by_seed.values() if found.keys() == set(models)]
+    return sum(all(found[ours] > found[name] for name in found if name != ours) for found in scored)

@@ -1,0 +1,165 @@
+"""Blocks of a mixer and an MLP, and their programs on a row of some length."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from experiments.benchmark.models.state_edges import with_edges
+
+if TYPE_CHECKING:
+    from jaxblt.models import StackConfig
+    from jaxblt.profiling import Case, Method
+
+PASSES = ("forward", "forward+backward")
+REMAT = "remat"
+"""The second pass once more with rematerialisation, which is planned and not timed."""
+STATES = (32, 64, 128, 256)
+"""Slots of a head of the state engines T32, T64, T128 and T256."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all blocks of a measurement have in common.
+
+    Attributes:
+      dim: width.
+      dtype: of the computation; parameters are held in bf16.
+      trials: timed calls of each program.
+      method: how they are timed.
+      remat: whether memory is planned with rematerialisation, too.
+    """
+
+    dim: int
+    dtype: str = "bfloat16"
+    trials: int = 20
+    method: "Method | None" = None
+    remat: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """A mixer's programs at one length: by pass, with shapes in place of arguments, and what its products count."""
+
+    flops: float
+    cases: "dict[str, Case]"
+
+
+def block(name: str, dim: int) -> "StackConfig":
+    """Return one block of a mixer and an MLP.
+
+    Raises:
+      ValueError: the mixer is none of the benchmark's.
+    """
+    from jaxblt.mixers import (
+        AttentionConfig,
+        GatedDeltaNetConfig,
+        GatedLinearAttentionConfig,
+        GatedRecurrenceConfig,
+        GRUConfig,
+        HyenaConfig,
+        LSTMConfig,
+        Mamba2Config,
+        MixerConfig,
+        NTMConfig,
+        StateEngineConfig,
+    )
+    from jaxblt.models import StackConfig
+
+    heads = max(dim // 128, 1)
+    engines: dict[str, Callable[[], MixerConfig]] = {}
+    for slots in STATES:
+        engine = partial(StateEngineConfig, dim=dim, num_heads=heads, num_slots=slots)
+        engines[f"T{slots}"], engines[f"T{slots}_edges"] = engine, lambda make=engine: with_edges(make())
+    known: dict[str, Callable[[], MixerConfig]] = {
+        "A": partial(AttentionConfig, dim=dim, num_heads=heads, packed=False),
+        "D": partial(GatedDeltaNetConfig, dim=dim, num_heads=heads),
+        "G": partial(GatedLinearAttentionConfig, dim=dim, num_heads=heads),
+        "H": partial(HyenaConfig, dim=dim, packed=False),
+        "2": partial(Mamba2Config, dim=dim),
+        "R": partial(GatedRecurrenceConfig, dim=dim),
+        "P": partial(GatedRecurrenceConfig, dim=dim, cell="minlstm"),
+        "U": partial(GRUConfig, dim=dim, num_heads=heads),
+        "L": partial(LSTMConfig, dim=dim, num_heads=heads),
+        "N": partial(NTMConfig, dim=dim),
+        **engines,
+    }
+    if name not in known:
+        raise ValueError(f"unknown mixer {name!r}, choose among {', '.join(known)}")
+    return StackConfig(dim=dim, num_layers=1, pattern=(name,), mixers={name: known[name]()}, scan=False)
+
+
+def parameters(name: str, dim: int) -> int:
+    """Count the numbers that a block learns."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxblt.models.stack import Stack
+    from jaxblt.training.flops import count_params
+
+    x = jax.ShapeDtypeStruct((1, 16, dim), jnp.float32)
+    return count_params(jax.eval_shape(Stack(block(name, dim)).init, jax.random.key(0), x)["params"])[0]
+
+
+def draw_block(name: str, dim: int) -> Any:
+    """Draw the block's parameters."""
+    import jax.numpy as jnp
+
+    from experiments.benchmark.models.forward_pass import draw
+    from jaxblt.models.stack import Stack
+
+    return draw(Stack(block(name, dim)), jnp.zeros((1, 16, dim), jnp.float32))
+
+
+def programs(name: str, params: Any, length: int, setting: Setting) -> Block:
+    """Return what is compiled of a block for a row of this length.
+
+    The cotangent is there when the output is, as in a model, where a loss lies between: no loop does both passes at
+    once.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from jaxblt.models.stack import Stack
+    from jaxblt.profiling import Case
+    from jaxblt.training.flops import as_shapes, countable_device, matmul_flops
+    from jaxblt.training.state import widen
+
+    def passes(remat: str) -> tuple[Any, Any]:
+        module = Stack(replace(block(name, setting.dim), remat=remat), jnp.dtype(setting.dtype))
+
+        def forward(params: Any, x: Any) -> Any:
+            return module.apply({"params": widen(params)}, x)[0]  # pyright: ignore[reportIndexIssue]
+
+        def both(params: Any, x: Any, dy: Any) -> Any:
+            y, back = jax.vjp(forward, params, x)
+            y, dy = jax.lax.optimization_barrier((y, dy))
+            return y, back(dy.astype(y.dtype))
+
+        return forward, both
+
+    x = jax.ShapeDtypeStruct((1, length, setting.dim), setting.dtype)
+    shapes = (as_shapes(params), x, x)
+    forward, both = passes("none")
+    with jax.default_device(countable_device()):
+        flops = matmul_flops(forward, *shapes[:2])
+    # the longest to compile comes first
+    cases = {PASSES[1]: Case(f"{name} {PASSES[1]}", jax.jit(both), shapes)}
+    if setting.remat:
+        cases[REMAT] = Case(f"{name} {REMAT}", jax.jit(passes("full")[1]), shapes)
+    cases[PASSES[0]] = Case(name, jax.jit(forward), shapes[:2])
+    return Block(flops, cases)
+
+
+def compile_blocks(blocks: dict[int, dict[str, Block]]) -> dict[int, dict[str, Block]]:
+    """Compile the programs side by side."""
+    from jaxblt.profiling import compiled
+
+    places = [(n, name) for n, found in blocks.items() for name in found]
+    order = [(n, name, kind) for kind in (PASSES[1], REMAT, PASSES[0]) for n, name in places]
+    order = [(n, name, kind) for n, name, kind in order if kind in blocks[n][name].cases]
+    made = compiled([blocks[n][name].cases[kind] for n, name, kind in order])
+    ready = {n: {name: Block(one.flops, {}) for name, one in found.items()} for n, found in blocks.items()}
+    for (n, name, kind), case in zip(order, made, strict=True):
+        ready[n][name].cases[kind] = case
+    return ready

@@ -1,0 +1,68 @@
+"""One forward pass timed against its floor: parts that the benchmarks of whole models share."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from experiments.benchmark.figures.programs import planned_bytes
+from jaxblt.profiling import Ceilings, Method, measure
+
+
+def draw(model: nn.Module, *inputs: Any) -> Any:
+    """Draw untrained parameters in bf16, as frozen models hold them; a program widens them itself."""
+
+    def initial(key: PRNGKeyArray) -> Any:
+        params = nn.meta.unbox(model.init(key, *inputs)["params"])
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+
+    return jax.jit(initial)(jax.random.key(0))
+
+
+def narrow_kernels(params: Any) -> Any:
+    """Return parameters with kernels in bf16, as runs hold a frozen base."""
+
+    def narrow(path: Any, leaf: Any) -> Any:
+        return leaf.astype(jnp.bfloat16) if path[-1].key == "kernel" else leaf
+
+    return jax.tree_util.tree_map_with_path(narrow, params)
+
+
+def kernel_sizes(params: Any) -> int:
+    """Count the entries of all matrices that a token is multiplied with; tables, norms and filters do not count."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return sum(leaf.size for path, leaf in leaves if _is_kernel(jax.tree_util.keystr(path[-1:])))
+
+
+def _is_kernel(name: str) -> bool:
+    return name in ("['kernel']", "['in']", "['out']")
+
+
+def timed(
+    program: Callable[..., Any],
+    *args: Any,
+    flops: float,
+    ceilings: Ceilings,
+    trials: int = 20,
+    method: Method | None = None,
+) -> dict[str, Any]:
+    """Return device seconds of a program, the floor that its FLOPs set, and the memory that the compiler planned.
+
+    share_of_floor = floor / median, with floor = flops / (FLOP/s of a large matmul in the same run). `span_seconds`
+    holds the gaps between kernels too, see `pallas_kernels._measure`.
+    """
+    found = measure(program, *args, trials=trials, method=method)
+    floor = ceilings.floor(flops=flops, bytes_moved=0)
+    return {
+        "seconds": asdict(found.summary),
+        "span_seconds": found.span,
+        "method": found.method,
+        "flops": flops,
+        "floor_seconds": floor,
+        "share_of_floor": floor / found.summary.median,
+        "planned_bytes": planned_bytes(program, *args),
+    }

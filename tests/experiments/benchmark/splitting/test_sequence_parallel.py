@@ -1,0 +1,239 @@
+"""The benchmark of a split sequence leaves figures, tiny, on virtual devices."""
+
+import json
+from functools import partial
+from types import SimpleNamespace
+from typing import get_args
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.benchmark.models.books_model import split_model
+from experiments.benchmark.splitting import (
+    draw,
+    sequence_parallel,
+    sequence_plan,
+    split_books,
+    split_layers,
+    split_operations,
+)
+from experiments.benchmark.splitting.kinds import Kind, Op
+from jaxblt.mixers import HyenaConfig, ModalFilter
+from jaxblt.models import BLTConfig, StackConfig
+from jaxblt.profiling import targets
+from jaxblt.training import ahead
+from jaxblt.training.setup import make_task
+from tests.mixer_table import table
+from tests.pallas_kernels.linear_state import relative_rms
+from tests.parallel.along import along
+
+
+def tiny(pattern: str) -> StackConfig:
+    hyena = HyenaConfig(dim=8, filter=ModalFilter(modes=2), packed=False)
+    return StackConfig(dim=8, num_layers=1, pattern=pattern, mlp_dim=0, mixers=table(hyena=hyena), scan=False)
+
+
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.parametrize(
+    "shape", [("modal", 2048, 8), ("gated_delta_net", 4096, 8)], ids=lambda shape: shape[0]
+)
+def test_a_layer_on_one_device_and_on_two(tmp_path, shape):
+    out = tmp_path / "found.json"
+    found = sequence_parallel.sequence_parallel(
+        str(out), devices=2, layers=(shape,), step_bytes=(), forward_bytes=()
+    )
+    (entry,) = found["layers"]
+    assert (entry["filter"], entry["tokens"], entry["dim"], entry["devices"]) == (*shape, 2)
+    times = [entry[side]["seconds"]["median"] for side in ("one", "all")]
+    assert entry["speed_up"] == pytest.approx(times[0] / times[1])
+    assert 0 < entry["all"]["planned_bytes"] < entry["one"]["planned_bytes"]
+    written = json.loads(out.read_text())
+    assert written["layers"] == found["layers"]
+    assert written["versions"]["jax"]
+
+
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.parametrize("kind", get_args(Op))
+def test_a_bare_op_on_one_device_and_on_two(tmp_path, kind):
+    nothing = {"layers": (), "step_bytes": (), "forward_bytes": ()}
+    out = tmp_path / "found.json"
+    found = sequence_parallel.sequence_parallel(str(out), devices=2, ops=((kind, 256, 1),), **nothing)
+    (entry,) = found["ops"]
+    assert (entry["op"], entry["tokens"], entry["heads"], entry["devices"]) == (kind, 256, 1, 2)
+    times = [entry[side]["seconds"]["median"] for side in ("one", "all")]
+    assert entry["share_of_ideal"] == pytest.approx(times[0] / times[1] / 2)
+    name = "gated_delta_rule" if kind == "delta" else "gated_linear_attention"
+    assert any(line.startswith(f"{name}: xla") for line in entry["all"]["choices"])
+    assert json.loads(out.read_text())["ops"] == found["ops"]
+
+
+@pytest.mark.slow(weeks=13)
+@pytest.mark.parametrize("kind", get_args(Op))
+def test_a_split_op_gives_what_it_gives_alone(kind):
+    given = split_operations.streams(kind, 256, 1, jax.random.key(0))
+    run = partial(split_operations.passes, kind)
+    expected = jax.jit(run)(given, given[2])
+    found, _ = along(lambda _, *sequenced: run(*sequenced), (), (given, given[2]), seq=2)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert relative_rms(got, want) <= 0.01
+
+
+@pytest.mark.parametrize("ops", [(("head", 255, 1),), (("delta", 0, 1),)])
+def test_ops_that_do_not_divide_are_an_error_before_anything_runs(ops):
+    with pytest.raises(ValueError, match="ops are split over 2 devices or more, whose number divides"):
+        sequence_parallel.sequence_parallel("nowhere.json", devices=2, layers=(), ops=ops)
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_every_layer_has_a_mixer_of_its_width(kind):
+    mixer = split_layers.mixer(kind, 4096, 256)
+    assert (mixer.dim, mixer.causal) == (256, True)
+    shape = getattr(mixer, "shape", None)
+    assert shape is None or shape.values == (64 if kind == "mamba2" else 128)
+
+
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+def test_a_step_checks_its_loss_against_one_device():
+    config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
+    found = split_books.compared(config, split_books.step(config, 128, devices=2, trials=20), trials=20)
+    assert found["check"]["bytes"] == 64
+    assert found["check"]["relative"] < 0.01
+    assert found["one_on_its_share"]["first_loss"] > 1
+    assert found["bytes_per_second"] == 128 / found["all"]["seconds"]["median"]
+    times = [found[side]["seconds"]["median"] for side in ("one_on_its_share", "all")]
+    assert found["efficiency"] == pytest.approx(times[0] / times[1])
+
+
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+def test_the_loss_without_gradients_is_that_of_a_step():
+    config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
+    found = split_books.forward(config, 128, devices=2, trials=20, dtype=np.float32)
+    step = split_books._step_on(
+        config, split_books._patcher(32), split_layers.meshes(2)[1], 128, np.float32, trials=None
+    )
+    assert found["all"]["loss"] == pytest.approx(step["first_loss"], rel=1e-5)
+    assert found["bytes_per_second"] == 128 / found["all"]["seconds"]["median"]
+
+
+@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+def test_one_device_is_timed_and_compared_with_none(tmp_path, monkeypatch):
+    config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
+    monkeypatch.setattr(sequence_parallel, "split_model", lambda *_: config)
+    lengths = {"step_bytes": (64, 128), "forward_bytes": (128,)}
+    found = sequence_parallel.sequence_parallel(str(tmp_path / "one.json"), devices=1, layers=(), **lengths)
+    assert [set(x) for x in found["steps"]] == [{"bytes", "devices", "all", "bytes_per_second"}] * 2
+    (read,) = found["forward"]
+    assert read["all"]["loss"] == pytest.approx(found["steps"][1]["all"]["first_loss"], rel=1e-2)
+    speed, _ = draw.figure(draw._steps(tmp_path / "one.json")).axes
+    assert [list(line.get_xdata()) for line in speed.lines] == [[64, 128], [128]]
+
+
+def test_layers_are_not_timed_on_one_device():
+    with pytest.raises(ValueError, match="layers are split over 2 devices or more, got devices=1"):
+        sequence_parallel.sequence_parallel("nowhere.json", devices=1)
+
+
+@pytest.mark.parametrize("devices", [0, 9])
+def test_devices_that_are_not_there_are_an_error(devices):
+    with pytest.raises(ValueError, match=rf"devices must lie in 1\.\.8.*got {devices}"):
+        sequence_parallel.sequence_parallel("nowhere.json", devices=devices)
+
+
+@pytest.mark.parametrize("name", ["step_bytes", "forward_bytes"])
+@pytest.mark.parametrize("length", [0, 1_000_002])
+def test_lengths_that_do_not_divide_are_an_error_before_anything_runs(name, length):
+    lengths = {"step_bytes": (), "forward_bytes": ()} | {name: (length,)}
+    with pytest.raises(ValueError, match=rf"{length} bytes on 2 devices.*multiples of 4"):
+        sequence_parallel.sequence_parallel("nowhere.json", devices=2, **lengths)
+
+
+def test_the_picture_has_a_line_for_each_number_of_devices(tmp_path):
+    timed = {"seconds": {"median": 0.5}, "planned_bytes": 2e9}
+    first = {"bytes": 2**20, "devices": 4, "all": timed, "check": {"bytes": 2**18}, "one_on_its_share": timed}
+    failed = {"bytes": 2**22, "devices": 4, "all": {"out_of_memory": "too large"}}
+    source = tmp_path / "steps.json"
+    source.write_text(json.dumps({"steps": [first, {"bytes": 2**16, "devices": 4, "all": timed}, failed]}))
+    draw.draw((str(source),), str(tmp_path / "picture.png"))
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+    speed, memory = draw.figure(draw._steps(source)).axes
+    assert [list(line.get_xdata()) for line in speed.lines] == [[2**18], [2**16, 2**20]]
+    assert [list(line.get_ydata()) for line in memory.lines] == [[], [2.0], [], [2.0, 2.0]]
+    assert list(speed.lines[1].get_ydata()) == [2**16 / 500, 2**20 / 500]
+
+
+def test_a_loss_without_gradients_is_a_cross(tmp_path):
+    source, timed = tmp_path / "steps.json", {"seconds": {"median": 0.5}, "planned_bytes": 2e9}
+    failed = {"bytes": 2**24, "devices": 2, "all": {"out_of_memory": "too large"}}
+    step, read = ({"bytes": 2**k, "devices": 2, "all": timed} for k in (20, 22))
+    source.write_text(json.dumps({"steps": [step], "forward": [read, failed]}))
+    speed, memory = draw.figure(draw._steps(source)).axes
+    assert [(list(x.get_xdata()), x.get_marker()) for x in speed.lines] == [([2**20], "o"), ([2**22], "x")]
+    assert [list(line.get_xdata()) for line in memory.lines] == [[], [2**20]]
+
+
+def test_plans_are_of_the_model_that_is_timed(tmp_path, monkeypatch):
+    planned, out = [], tmp_path / "plans.json"
+
+    def plan_step(recipe, mesh):
+        planned.append((recipe, mesh.shape["seq"]))
+        return SimpleNamespace(total=1000 * len(planned))
+
+    monkeypatch.setattr(ahead, "plan_step", plan_step)
+    monkeypatch.setattr(targets, "devices_of", lambda _, count: jax.devices()[:count])
+    found = sequence_plan.sequence_plan(str(out), devices=(1, 4), lengths=(4096, 65_536), gpu="h200")
+    entries = [(x["devices"], x["bytes"], x["planned_bytes"]) for x in json.loads(out.read_text())["plans"]]
+    assert entries == [(1, 4096, 1000), (1, 65_536, 2000), (4, 4096, 3000), (4, 65_536, 4000)]
+    assert [(n, r.data.seq_len, r.patcher.block_size) for r, n in planned] == [
+        (1, 4096, 4096),
+        (1, 65_536, 4096),
+        (4, 4096, 1024),
+        (4, 65_536, 4096),
+    ]
+    model = split_model(found["pattern"], found["remat"])
+    assert all(make_task(r).model.config == model and r.data.batch_size == 1 for r, _ in planned)
+
+
+def test_plans_name_what_nobody_knows(tmp_path):
+    with pytest.raises(ValueError, match="no GPU 'h900' to compile for"):
+        sequence_plan.sequence_plan(str(tmp_path / "plans.json"), gpu="h900")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"lengths": ()}, {"devices": ()}, {"lengths": (0,)}, {"devices": (2, 0)}]
+)
+def test_plans_of_nothing_are_refused(tmp_path, changes):
+    with pytest.raises(ValueError, match="give positive lengths and numbers of GPUs, got"):
+        sequence_plan.sequence_plan(str(tmp_path / "plans.json"), **changes)
+
+
+def test_plans_are_lines_of_memory(tmp_path):
+    source = tmp_path / "plans.json"
+    plans = [{"devices": n, "bytes": 2**k, "planned_bytes": n * 2**k} for n in (8, 2) for k in (16, 20)]
+    ran = {"devices": 2, "bytes": 2**20, "seconds": 1.0, "planned": 3e9}
+    source.write_text(json.dumps({"plans": plans}))
+    speed, memory = draw.figure([*draw._steps(source), ran]).axes
+    assert [list(line.get_xdata()) for line in speed.lines] == [[2**20]]
+    assert [list(line.get_xdata()) for line in memory.lines] == [[2**16, 2**20], [2**20], [2**16, 2**20], []]
+    assert list(memory.lines[2].get_ydata()) == [8 * 2**16 / 1e9, 8 * 2**20 / 1e9]
+    with pytest.raises(ValueError, match="no step that ran"):
+        draw.draw((str(source),), str(tmp_path / "picture.png"))
+
+
+def test_a_missing_file_is_named_with_what_writes_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no file .*none\.json: .*sequence_parallel --out"):
+        draw.draw((str(tmp_path / "none.json"),), str(tmp_path / "picture.png"))
+
+
+def test_a_file_without_json_is_named_with_what_writes_it(tmp_path):
+    source = tmp_path / "empty.json"
+    source.touch()
+    with pytest.raises(ValueError, match=r"empty\.json holds no JSON .*sequence_parallel --out"):
+        draw.draw((str(source),), str(tmp_path / "picture.png"))
+
+
+def test_files_without_steps_cannot_be_drawn(tmp_path):
+    source = tmp_path / "none.json"
+    source.write_text("{}")
+    with pytest.raises(ValueError, match=r"no step that ran in .*none\.json"):
+        draw.draw((str(source),), str(tmp_path / "picture.png"))
