@@ -269,13 +269,12 @@ def attention_parts(folder: Folder) -> str:
 def _partial_rows(calls: list[Figures]) -> list[tuple[str, float, float, float]]:
     return [
         (
-            f"{name} {call['tokens']}x{call['keys']}, {call['heads']} heads of {call['head_dim']}, "
+            f"forward {call['tokens']}x{call['keys']}, {call['heads']} heads of {call['head_dim']}, "
             f"causal={call['causal']} accumulate={call['accumulate']}",
-            *(call[name]["ms"][side] for side in ("first", "second")),
-            call[name]["ratio"]["value"],
+            *(call["forward"]["ms"][side] for side in ("first", "second")),
+            call["forward"]["ratio"]["value"],
         )
         for call in calls
-        for name in ("forward", "gradients")
     ]
 
 

@@ -32,7 +32,7 @@ from pallas_kernels.attention.tiles import (
     Call,
     Stages,
     across,
-    add_products,
+    add_product,
     by_row,
     call_of,
     constants,
@@ -208,7 +208,7 @@ def _attend(
     acc, top, total, p = lax.fori_loop(0, steps - 1, advance, carry)
     last = (steps - 1) % count
     plgpu.barrier_wait(values.there.at[last])
-    (acc,) = add_products([acc], [(p, tiles.at[last])], call.simulated)
+    acc = add_product(acc, p, tiles.at[last], call.simulated)
     plgpu.barrier_arrive(values.free.at[last])
     pl.when(worker == 0)(partial(plgpu.barrier_wait, shared.turns.at[0]))
     some = total > 0
@@ -230,7 +230,7 @@ def _two_products(
     q, k, p, v = operands
     if simulated:
         issued()
-        (acc,) = add_products([acc], [(p, v)], simulated)
+        acc = add_product(acc, p, v, simulated)
         return acc, scored(product(q, k))
 
     def both(refs: Any) -> None:

@@ -57,7 +57,7 @@ def test_figures_of_now_and_what_does_not_run_are_shown() -> None:
     folder["attention_parts"] = {
         "first": "mosaic_gpu",
         "second": "xla",
-        "calls": [shape | {"forward": side, "gradients": side}],
+        "calls": [shape | {"forward": side}],
     }
     assert (
         "| forward 64x32, 4 heads of 8, causal=True accumulate=False | 1.5 | 3 | 0.500 |"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.attention import masks, mosaic_gpu_partial, mosaic_gpu_partial_vjp
+from pallas_kernels.attention import masks, mosaic_gpu_partial
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
@@ -57,7 +57,7 @@ def _attention() -> Iterator[Program]:
 
 
 def _partials(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:
-    """The first chunk of keys, one merged into others, whole and in runs, and gradients; and on four devices."""
+    """The first chunk of keys, one merged into others, whole and in runs; and on four devices."""
     batch, tokens, heads, groups, width = shape.batch, shape.tokens, shape.heads, shape.groups, shape.head_dim
     q, k = (jax.ShapeDtypeStruct((batch, tokens, n, width), jnp.bfloat16) for n in (heads, groups))
     lse = jax.ShapeDtypeStruct((batch, heads, tokens), jnp.float32)
@@ -78,16 +78,6 @@ def _partials(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Progr
     yield Program(f"{op}_shard_map", split, (merged,), devices=4)
     split = jax.shard_map(_partial, in_specs=(specs | {"lengths": P()},), out_specs=spread)
     yield Program(f"{op}_runs_shard_map", split, (runs,), devices=4)
-    yield Program(f"{op}_gradients", _partial_gradients, (merged,))
-    yield Program(f"{op}_gradients_causal", partial(_partial_gradients, causal=True), (merged,))
-    split = jax.shard_map(_partial_gradients, in_specs=(specs,), out_specs=P(None, AXIS))
-    yield Program(f"{op}_gradients_shard_map", split, (merged,), devices=4)
-
-
-def _partial_gradients(arrays: Any, causal: bool = False) -> Any:
-    q, k, v = (arrays[name] for name in "qkv")
-    o, lse = arrays["accumulator"]
-    return mosaic_gpu_partial_vjp.gradients_given_lse(q, k, v, o, lse, o, masks.band(causal))
 
 
 def _partial(arrays: Any, causal: bool = False, cast_output: bool = False) -> Any:
