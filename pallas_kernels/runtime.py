@@ -38,7 +38,7 @@ from pallas_kernels._measure import (
     measure_ceilings,
     this_machine,
 )
-from pallas_kernels._statistics import Summary, median_interval, ratio_interval, summarize, tukey_inliers
+from pallas_kernels._statistics import Summary, median_interval, ratio_interval
 from pallas_kernels._trace import device_events, read_trace
 
 __all__ = [
@@ -72,9 +72,7 @@ __all__ = [
     "read_trace",
     "record_choices",
     "reference_ops",
-    "summarize",
     "this_machine",
-    "tukey_inliers",
     "vary_alike",
     "varying_axes",
 ]

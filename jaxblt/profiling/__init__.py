@@ -20,9 +20,7 @@ from jaxblt.profiling.timing import (
     measure_ceilings,
     median_interval,
     ratio_interval,
-    summarize,
     this_machine,
-    tukey_inliers,
 )
 from jaxblt.profiling.trace import OpTotal, op_totals, trace
 
@@ -49,8 +47,6 @@ __all__ = [
     "op_totals",
     "profile_memory",
     "ratio_interval",
-    "summarize",
     "this_machine",
     "trace",
-    "tukey_inliers",
 ]

@@ -24,9 +24,7 @@ from pallas_kernels.runtime import (
     measure_ceilings,
     median_interval,
     ratio_interval,
-    summarize,
     this_machine,
-    tukey_inliers,
 )
 
 __all__ = [
@@ -49,9 +47,7 @@ __all__ = [
     "measure_ceilings",
     "median_interval",
     "ratio_interval",
-    "summarize",
     "this_machine",
-    "tukey_inliers",
 ]
 
 

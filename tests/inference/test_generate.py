@@ -16,7 +16,6 @@ from jaxblt.inference import (
     generate,
     init_decoder,
     sample,
-    teacher_force,
 )
 from jaxblt.mixers import AttentionConfig
 from jaxblt.mixers.sequence import splits_call
@@ -24,6 +23,7 @@ from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, byte_entropies, decided, make_patches
 from jaxblt.testing.collectives import collectives
+from tests.inference.forced import teacher_force
 from tests.mixer_table import table
 from tests.parameters import drawn
 from tests.tolerances import tol

@@ -13,13 +13,14 @@ import pytest
 
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
 from jaxblt.models import ByteLMConfig, StackConfig
-from jaxblt.training.checkpoint import Checkpointer, abstract_like, restore
+from jaxblt.training.checkpoint import Checkpointer, restore
 from jaxblt.training.fitting import fitting_shapes
 from jaxblt.training.frozen_store import read_frozen, write_frozen
 from jaxblt.training.integrity import StateMismatch
 from jaxblt.training.renamed import current_name
 from jaxblt.training.serialize import from_json, to_json
 from jaxblt.training.state import content_hash, freeze, start
+from tests.parameters import abstract_like
 
 OLD = {
     "periods": {"block_0": {"mixer": {"in": jnp.arange(6.0), "out": -jnp.arange(4.0), "short": jnp.ones(2)}}},
