@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import APPROXIMATE, mosaic_kernel, tile_ref
 from pallas_kernels.attention.hopper import ROWS, TILE
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 from pallas_kernels.attention.tiles import (
@@ -42,7 +42,6 @@ from pallas_kernels.attention.tiles import (
     per_query,
     product,
     stages,
-    swizzled,
     visible,
     zeros,
 )
@@ -86,9 +85,7 @@ def attention_with_lse(
         num_threads=3,
         thread_name="warpgroup",
         scratch_types=_scratch(q.dtype, width),
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
+        compiler_params=APPROXIMATE,
         interpret=interpret,
         kernel_name="partial_attention",
     )(*streams)
@@ -109,8 +106,8 @@ class Shared(NamedTuple):
 
 def _scratch(dtype: Any, width: int) -> Any:
     count, pair = 256 // width, plgpu.Barrier(num_barriers=2)
-    queries, outputs = (swizzled((2, ROWS, width), x) for x in (dtype, jnp.float32))
-    keys, values = (stages(count, swizzled((count, TILE, width), dtype)) for _ in "kv")
+    queries, outputs = (tile_ref(2, ROWS, width, dtype=x) for x in (dtype, jnp.float32))
+    keys, values = (stages(count, tile_ref(count, TILE, width, dtype=dtype)) for _ in "kv")
     return [Shared(queries, outputs, pair, pair, keys, values, pair)]
 
 

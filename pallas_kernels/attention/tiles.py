@@ -78,13 +78,6 @@ def stages(count: int, *tiles: Any) -> Stages:
     return Stages(tiles, there, plgpu.Barrier(num_arrivals=2, num_barriers=count))
 
 
-def swizzled(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Scratch for matrices, in the order in which tensor cores and the copy engine take them."""
-    tiling: Any = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))  # pyright: ignore[reportAbstractUsage]
-    swizzle: Any = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
-    return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
-
-
 def matrix(x: Float[Array, "B T H K"]) -> Float[Array, "B padded H*K"]:
     """Heads side by side, and a multiple of 8 rows, as the copy engine wants it."""
     return jnp.pad(x.reshape(*x.shape[:2], -1), ((0, 0), (0, -x.shape[1] % 8), (0, 0)))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
+from pallas_kernels._bench import Plan, Work, benchmark, in_fp32, kernels_for
 from pallas_kernels._measure import Case
 from pallas_kernels.neural_memory.api import TABLE, neural_memory
 from pallas_kernels.neural_memory.chunks import limit, square_of
@@ -53,7 +53,7 @@ def plan(shape: NeuralMemoryShape) -> Plan:
     flops = 2.0 * products * tokens * shape.width * (shape.hidden or shape.width)
     inputs, output = float(sum(x.nbytes for x in args)), float(given[2].nbytes)
     return Plan(
-        truth=Case("truth", partial(_in_fp32, xla.fn), args),
+        truth=Case("truth", partial(in_fp32, xla.fn), args),
         plain=xla if kernels else Case("plain", partial(_loop, shape.chunk), args),
         versions=kernels or [xla],
         work={
@@ -68,10 +68,6 @@ def _call(chunk: int, implementation: Any, *args: Any) -> Any:
     q, k, v, theta, eta, alpha, *weights = args
     options: Any = {"chunk_size": chunk, "implementation": implementation}
     return neural_memory(q, k, v, theta, eta, alpha, tuple(weights), **options)
-
-
-def _in_fp32(op: Any, *args: Any) -> Any:
-    return op(*(x.astype(jnp.float32) for x in args)).astype(args[0].dtype)
 
 
 def _loop(chunk: int, *args: Any) -> Any:
