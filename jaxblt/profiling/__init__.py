@@ -1,7 +1,12 @@
-"""How long, how much memory, and what ran: timing with statistics, memory of a block, traces."""
+"""How long, how much memory, and what ran: timing with statistics, memory of a block, traces.
+
+The statistics are those of `pallas_kernels`: one ruler for ops and library.
+"""
 
 from jaxblt.profiling.memory import MemoryProfile, profile_memory
-from jaxblt.profiling.timing import (
+from jaxblt.profiling.monitor import Monitor, WindowReport
+from jaxblt.profiling.trace import OpTotal, op_totals, trace
+from pallas_kernels.runtime import (
     MIN_TRIALS,
     Case,
     Ceilings,
@@ -9,9 +14,7 @@ from jaxblt.profiling.timing import (
     Machine,
     Measurement,
     Method,
-    Monitor,
     Summary,
-    WindowReport,
     compare,
     compiled,
     forward_backward,
@@ -22,7 +25,6 @@ from jaxblt.profiling.timing import (
     ratio_interval,
     this_machine,
 )
-from jaxblt.profiling.trace import OpTotal, op_totals, trace
 
 __all__ = [
     "MIN_TRIALS",
