@@ -64,6 +64,12 @@ def packed_ids(batch: int, length: int, documents: int) -> tuple[Int[Array, "B T
     return (jnp.asarray([1 + np.searchsorted(row, steps, side="right") for row in cuts], jnp.int32),)
 
 
+def in_fp32(op: Callable[..., Any], *args: Any) -> Any:
+    """Return `op` of its float arguments in fp32, in the dtype of the first: the truth of a plan."""
+    wide = [x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in args]
+    return op(*wide).astype(args[0].dtype)
+
+
 def kernels_for(table: Sequence[Implementation], *args: Any, **options: Any) -> list[str]:
     """Names of the implementations before "xla" in a table that can run such a call on this machine."""
     names = [entry.name for entry in table]

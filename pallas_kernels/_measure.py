@@ -47,7 +47,6 @@ from pallas_kernels._statistics import (
     median_interval,
     ratio_interval,
     summarize,
-    tukey_inliers,
 )
 from pallas_kernels._trace import profile_calls
 
@@ -72,7 +71,6 @@ __all__ = [
     "ratio_interval",
     "summarize",
     "this_machine",
-    "tukey_inliers",
 ]
 
 Method = Literal["profiler", "slope", "calls", "host"]

@@ -1,4 +1,4 @@
-"""How Hopper kernels are started, so that each is lowered once a program and compiled once a process."""
+"""How Hopper kernels are started, each lowered once a program and compiled once a process, and how their tiles lie."""
 
 import os
 from collections.abc import Callable
@@ -6,7 +6,17 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
+LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+"""Compiler parameters under which buffers may have a pitch of their own."""
+
+APPROXIMATE = plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane)
+"""The same, with the GPU's own exponentials and quotients."""
+
+ROW = 128
+"""Bytes of a row of a swizzled tile."""
 
 NUMBERED = "mosaic_gpu.dump_basename"
 """Attribute of a kernel's module: the name of the files that it is dumped to."""
@@ -36,6 +46,13 @@ def mosaic_kernel(program: Callable[..., None], *, interpret: Any, **options: An
     # Keep the numbers of kernels that are dumped into a folder: files of one name replace each other.
     numbered = DUMPS in os.environ
     return _shared(given.func, given.args, tuple(given.keywords.items()), tuple(leaves), tree, numbered)
+
+
+def tile_ref(*shape: int, dtype: Any) -> Any:
+    """Return scratch for tiles that tensor cores read or the copy engine moves, in the order that both want."""
+    tiling: Any = plgpu.TilingTransform((8, ROW // jnp.dtype(dtype).itemsize))  # pyright: ignore[reportAbstractUsage]
+    swizzle: Any = plgpu.SwizzleTransform(ROW)  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
 
 
 @lru_cache(maxsize=1024)

@@ -31,14 +31,13 @@ from pallas_kernels._measure import (
     Method,
     compare,
     compiled,
-    default_method,
     forward_backward,
     measure,
     measure_all,
     measure_ceilings,
     this_machine,
 )
-from pallas_kernels._statistics import Summary, median_interval, ratio_interval, summarize, tukey_inliers
+from pallas_kernels._statistics import Summary, median_interval, ratio_interval
 from pallas_kernels._trace import device_events, read_trace
 
 __all__ = [
@@ -59,7 +58,6 @@ __all__ = [
     "compiling_for",
     "count_below",
     "current_device",
-    "default_method",
     "device_events",
     "explain",
     "forward_backward",
@@ -72,9 +70,7 @@ __all__ = [
     "read_trace",
     "record_choices",
     "reference_ops",
-    "summarize",
     "this_machine",
-    "tukey_inliers",
     "vary_alike",
     "varying_axes",
 ]

@@ -23,3 +23,14 @@ def drawn(module: nn.Module, *inputs: Any, boxed: bool = False, seed: int = 0, *
         return jax.device_put(numbers.astype(leaf.dtype))
 
     return jax.tree.map(draw, shapes if boxed else nn.meta.unbox(shapes))
+
+
+def abstract_like(state: Any) -> Any:
+    """Return shapes, dtypes and shardings of `state`'s arrays, as `checkpoint.restore` wants them."""
+
+    def describe(leaf: Any) -> Any:
+        if not hasattr(leaf, "dtype"):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+
+    return jax.tree.map(describe, state)

@@ -1,6 +1,6 @@
 """Decoding with caches, sampling and generation."""
 
-from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder, teacher_force
+from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder
 from jaxblt.inference.generate import generate
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
@@ -17,6 +17,5 @@ __all__ = [
     "prefill",
     "prepare_decoding",
     "sample",
-    "teacher_force",
     "unroll",
 ]

@@ -141,17 +141,3 @@ def are_sound(entropies: Float[Array, "B T"] | None, segment_ids: Int[Array, "B 
     if entropies is None:
         return jnp.ones(segment_ids.shape[:1], bool)
     return jnp.all(jnp.isfinite(entropies) | (segment_ids == 0), 1)
-
-
-def teacher_force(
-    decoder: Decoder, params: dict[str, Any], ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"]
-) -> tuple[Float[Array, "B T V"], Bool[Array, "B T"]]:
-    """Logits at every byte of given rows, computed one byte at a time, and after which bytes a patch closed."""
-
-    def body(state: DecoderState, column: tuple[Array, Array]) -> tuple[DecoderState, tuple[Array, Array]]:
-        logits, closed, state = decode_step(decoder, params, column[0], state, column[1])
-        return state, (logits, closed)
-
-    state = init_decoder(decoder, ids.shape[0], num_bytes=ids.shape[1])
-    _, (logits, closed) = jax.lax.scan(body, state, (ids.T, segment_ids.T))
-    return jnp.moveaxis(logits, 0, 1), closed.T

@@ -232,7 +232,7 @@ class LongHistory:
         after = joined(carry, recent(u, marks, carry.shape[-1]))
         earlier = long_conv_history(carry, taps, steps=u.shape[-1])
         # The kernels take no fp32, in which history and piece are added.
-        if self.implementation in ("mosaic_gpu", "mosaic_gpu_vjp", "mosaic_gpu_half"):
+        if self.implementation in ("mosaic_gpu_vjp", "mosaic_gpu_half"):
             options["implementation"] = None
         y = long_conv(u.astype(jnp.float32), taps, bias=self.bias, **options) + at_first_document(
             earlier, marks

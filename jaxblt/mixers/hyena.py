@@ -69,6 +69,15 @@ class HyenaConfig:
         check_bounds(self, "order", most=MOST_ORDER)
         _check_implementation(self.implementation, self.filter)
 
+    @classmethod
+    def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return fields as an older version stored them: `long_conv` had a kernel without gradients of its own."""
+        filter = stored.get("filter", cls.filter)
+        is_long = not isinstance(filter, ModalFilter) and finite_op(filter)[0] == "long_conv"
+        if is_long and stored.get("implementation") == "mosaic_gpu":
+            return stored | {"implementation": "mosaic_gpu_vjp"}
+        return stored
+
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Hyena":
         """The module; parameters are fp32, computation in `dtype`, filters, FFTs and modal states in fp32."""
         return Hyena(self, dtype, name=name)

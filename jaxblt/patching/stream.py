@@ -99,22 +99,6 @@ def step_patcher(
     return kept, wanted & ~refused & live
 
 
-def scan_patcher(
-    config: PatcherConfig,
-    state: PatcherState,
-    ids: Int[Array, "B T"],
-    entropies: Float[Array, "B T"],
-    segment_ids: Int[Array, "B T"],
-) -> tuple[PatcherState, Bool[Array, "B T"]]:
-    """`step_patcher` over T bytes: the state after a prompt, and its boundaries."""
-
-    def step(state: PatcherState, inputs: tuple[Array, Array, Array]) -> tuple[PatcherState, Array]:
-        return step_patcher(config, state, *inputs)
-
-    state, closed = jax.lax.scan(step, state, (ids.T, entropies.T, segment_ids.T))
-    return state, closed.T
-
-
 def prefill_patcher(
     config: PatcherConfig,
     state: PatcherState,
@@ -122,7 +106,7 @@ def prefill_patcher(
     entropies: Float[Array, "B T"],
     segment_ids: Int[Array, "B T"],
 ) -> tuple[PatcherState, Bool[Array, "B T"]]:
-    """`scan_patcher` in one parallel pass, for one document a row with 0s behind it.
+    """Take `step_patcher` over T bytes in one parallel pass, for one document a row with 0s behind it.
 
     Every row that goes on with the document of its state stands at a block's edge: it was fed whole blocks.
     """

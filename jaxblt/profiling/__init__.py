@@ -1,7 +1,12 @@
-"""How long, how much memory, and what ran: timing with statistics, memory of a block, traces."""
+"""How long, how much memory, and what ran: timing with statistics, memory of a block, traces.
+
+The statistics are those of `pallas_kernels`: one ruler for ops and library.
+"""
 
 from jaxblt.profiling.memory import MemoryProfile, profile_memory
-from jaxblt.profiling.timing import (
+from jaxblt.profiling.monitor import Monitor, WindowReport
+from jaxblt.profiling.trace import OpTotal, op_totals, trace
+from pallas_kernels.runtime import (
     MIN_TRIALS,
     Case,
     Ceilings,
@@ -9,9 +14,7 @@ from jaxblt.profiling.timing import (
     Machine,
     Measurement,
     Method,
-    Monitor,
     Summary,
-    WindowReport,
     compare,
     compiled,
     forward_backward,
@@ -20,11 +23,8 @@ from jaxblt.profiling.timing import (
     measure_ceilings,
     median_interval,
     ratio_interval,
-    summarize,
     this_machine,
-    tukey_inliers,
 )
-from jaxblt.profiling.trace import OpTotal, op_totals, trace
 
 __all__ = [
     "MIN_TRIALS",
@@ -49,8 +49,6 @@ __all__ = [
     "op_totals",
     "profile_memory",
     "ratio_interval",
-    "summarize",
     "this_machine",
     "trace",
-    "tukey_inliers",
 ]

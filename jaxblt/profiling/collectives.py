@@ -5,7 +5,6 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-from jax.sharding import Mesh
 
 KINDS = (
     "all-gather",
@@ -61,17 +60,6 @@ def exchanges(program: str) -> list[list[Collective]]:
             groups = started.get(match["operand"], ()) if match["done"] else _groups(line)
             found.append([_result(match["kind"], type_, groups) for type_ in _TYPE.finditer(match["types"])])
     return found
-
-
-def crossed_axes(collective: Collective, mesh: Mesh) -> set[str]:
-    """Return the axes of the mesh along which devices of one group of the exchange differ.
-
-    A program that names no groups means all devices.
-    """
-    places = np.stack(np.unravel_index(np.arange(mesh.size), mesh.devices.shape), -1)
-    groups = [list(group) for group in collective.groups if group] or [list(range(mesh.size))]
-    differ = np.any([np.ptp(places[group], axis=0) > 0 for group in groups], 0)
-    return {axis for axis, differs in zip(mesh.axis_names, differ, strict=True) if differs}
 
 
 def _groups(line: str) -> tuple[tuple[int, ...], ...]:

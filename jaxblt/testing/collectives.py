@@ -3,6 +3,9 @@
 from itertools import chain
 from typing import Any
 
+import numpy as np
+from jax.sharding import Mesh
+
 from jaxblt.profiling.collectives import Collective, exchanges
 
 
@@ -19,3 +22,14 @@ def spanning(
     Give the sequence a length (say 8 x 37) that no other dimension is a multiple of.
     """
     return [c for c in found if c.kind in kinds and any(d and d % length == 0 for d in c.shape)]
+
+
+def crossed_axes(collective: Collective, mesh: Mesh) -> set[str]:
+    """Return the axes of the mesh along which devices of one group of the exchange differ.
+
+    A program that names no groups means all devices.
+    """
+    places = np.stack(np.unravel_index(np.arange(mesh.size), mesh.devices.shape), -1)
+    groups = [list(group) for group in collective.groups if group] or [list(range(mesh.size))]
+    differ = np.any([np.ptp(places[group], axis=0) > 0 for group in groups], 0)
+    return {axis for axis, differs in zip(mesh.axis_names, differ, strict=True) if differs}

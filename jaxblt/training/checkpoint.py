@@ -38,15 +38,10 @@ class Restored(NamedTuple):
     __repr__ = show
 
 
-def abstract_like(state: Any) -> Any:
-    """Shapes, dtypes and shardings of `state`'s arrays, as `restore` wants them."""
-
-    def describe(leaf: Any) -> Any:
-        if not hasattr(leaf, "dtype"):
-            return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
-
-    return jax.tree.map(describe, state)
+def _folder(directory: str | epath.PathLike) -> epath.Path:
+    # Orbax would write s3:// below the working folder; `remote_run` carries steps over.
+    refuse_remote("directory", directory)
+    return epath.Path(directory).expanduser().resolve()
 
 
 def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Context:
@@ -207,8 +202,8 @@ def restore(
 
     Args:
       directory: holds one folder a step.
-      abstract: pytree of `jax.ShapeDtypeStruct` with shardings (of any mesh), see `abstract_like`; or a function that
-        makes one from the names, shapes and dtypes of what is stored.
+      abstract: pytree of `jax.ShapeDtypeStruct` with shardings (of any mesh); or a function that makes one from the
+        names, shapes and dtypes of what is stored.
       step: this step and no other; None for the newest.
       subtree: read this part alone, e.g. `"params"`; then dtypes are cast to those of `abstract`.
       leave_out: names at the top of what is read; parts of these names are not read, whether they are there or not.

@@ -13,28 +13,16 @@ from pallas_kernels._hopper import CHUNK, ROWS
 STAGES = 2
 """Tiles whose loads are under way or in use at a time; three were 1 to 2 % slower on an H200."""
 
-SWIZZLED = (
-    plgpu.TilingTransform((8, CHUNK)),  # pyright: ignore[reportAbstractUsage]
-    plgpu.SwizzleTransform(2 * CHUNK),  # pyright: ignore[reportAbstractUsage]
-)
-"""How tensor cores and the copy engine want a tile in shared memory."""
-
-
 CHUNK_BY_CHUNK = (
     plgpu.TilingTransform((1, CHUNK)),  # pyright: ignore[reportAbstractUsage]
     plgpu.SwizzleTransform(2 * CHUNK),  # pyright: ignore[reportAbstractUsage]
 )
-"""The same bytes as `SWIZZLED`, for copies that start at any chunk: those of groups of 8 start at multiples of 8."""
+"""The same bytes as in `tile_ref`, for copies that start at any chunk: those of groups of 8 start at multiples of 8."""
 
 
 def chunks_ref(*shape: int, dtype: Any) -> Any:
     """Scratch for tiles that the copy engine moves from or to any chunk; no operand of tensor cores."""
     return plgpu.SMEM(shape, dtype, transforms=CHUNK_BY_CHUNK)
-
-
-def tile_ref(*shape: int, dtype: Any) -> Any:
-    """Scratch for tiles that tensor cores read or the copy engine moves."""
-    return plgpu.SMEM(shape, dtype, transforms=SWIZZLED)
 
 
 def read(ref: Any) -> Array:

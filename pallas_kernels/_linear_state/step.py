@@ -8,9 +8,13 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
+from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import Device
 from pallas_kernels._hopper import MOST_BLOCKS, why_not_streams
+from pallas_kernels._linear_state.tokens import only_tokens
 
 LANES = 128
 """Value channels of a program: one a thread of a warpgroup."""
@@ -34,6 +38,40 @@ def why_not(device: Device, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> str |
             f"a grid has at most {MOST_BLOCKS} heads of rows, {v.shape[0]} rows of {v.shape[2]} have {heads}"
         )
     return None
+
+
+def run_step(
+    plain: Callable[..., Any],
+    run: Callable[..., Any],
+    streams: dict[str, Array],
+    log_gate: Float[Array, "B 1 ..."] | None,
+    state: Float[Array, "B H K V"] | None,
+    segment_ids: Int[Array, "B 1"] | None,
+    *,
+    output_final_state: bool,
+) -> Float[Array, "B 1 H V"] | tuple[Float[Array, "B 1 H V"], Float[Array, "B H K V"]]:
+    """Return the output of one step, and the state behind it if asked for.
+
+    A document begins behind a row's first token only, so no state of one step is of another document.
+
+    Args:
+      plain: what the derivative is taken of; it has the arguments and the results of `run`.
+      run: the step, of the streams, log_gate and state by name.
+      streams: q, k, v and beta if there is one.
+      log_gate: of any kind; None keeps the state.
+      state: zero if None.
+      segment_ids: documents; None for tokens alone.
+      output_final_state: return the state too.
+    """
+    k, v = streams["k"], streams["v"]
+    gate = jnp.zeros(v.shape[:3], jnp.float32) if log_gate is None else log_gate
+    if state is None:
+        state = jnp.zeros((v.shape[0], v.shape[2], k.shape[3], v.shape[3]), jnp.float32)
+    arrays = vary_alike(*(only_tokens(x, segment_ids) for x in (*streams.values(), gate)), state)
+    names = (*streams, "log_gate", "state")
+    found: Any = derived_as(plain, run, dict(zip(names, arrays, strict=True)))
+    o = only_tokens(found[0], segment_ids)
+    return (o, found[1]) if output_final_state else o
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -1,4 +1,4 @@
-"""What the Hopper kernels of partial attention take, known without importing Pallas' GPU dialect (over a second)."""
+"""What the Hopper kernel of partial attention takes, known without importing Pallas' GPU dialect (over a second)."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from pallas_kernels.attention import cudnn
 from pallas_kernels.attention.masks import Mask
 
 ROWS = 64
-"""Queries, or keys, of a warpgroup: the rows of its matrix products."""
+"""Queries of a warpgroup: the rows of its matrix products."""
 
 TILE = 128
 """Queries of a program, which has two warpgroups that compute, and keys of a step."""
@@ -17,8 +17,8 @@ HEADS = (64, 128)
 """Sizes of a head."""
 
 
-def why_not_forward(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
-    """Why the forward kernel cannot run this, or None."""
+def why_not(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
+    """Return why the kernel cannot run this, or None."""
     if (reason := why_not_on(device)) is not None:
         return reason
     if str(q.dtype) not in ("bfloat16", "float16"):
@@ -35,20 +35,8 @@ def why_not_forward(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale
     return None
 
 
-def why_not_backward(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
-    """Why the backward kernels cannot run this, or None."""
-    if mask.kv_lengths is not None:
-        return (
-            "it takes no lengths of keys (cudnn and xla do), since in rows of few keys ds rounded to the inputs' dtype "
-            "leaves dk outside the tolerance"
-        )
-    return why_not_forward(device, q, k, v, mask, scale=scale)
-
-
-def rather_not_forward(
-    device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None
-) -> str | None:
-    """Where cuDNN can run the forward pass, and was measured to be faster or this kernel was not measured; or None."""
+def rather_not(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
+    """Return why cuDNN goes first, as it was faster or this kernel was not timed, or None."""
     if cudnn.why_not_partial(device, q, k, v, mask, scale=scale) is not None:
         return None
     if q.shape[-1] != HEADS[1]:

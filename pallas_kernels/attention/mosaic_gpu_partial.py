@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import APPROXIMATE, mosaic_kernel, tile_ref
 from pallas_kernels.attention.hopper import ROWS, TILE
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 from pallas_kernels.attention.tiles import (
@@ -32,7 +32,7 @@ from pallas_kernels.attention.tiles import (
     Call,
     Stages,
     across,
-    add_products,
+    add_product,
     by_row,
     call_of,
     constants,
@@ -42,7 +42,6 @@ from pallas_kernels.attention.tiles import (
     per_query,
     product,
     stages,
-    swizzled,
     visible,
     zeros,
 )
@@ -86,9 +85,7 @@ def attention_with_lse(
         num_threads=3,
         thread_name="warpgroup",
         scratch_types=_scratch(q.dtype, width),
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
+        compiler_params=APPROXIMATE,
         interpret=interpret,
         kernel_name="partial_attention",
     )(*streams)
@@ -109,8 +106,8 @@ class Shared(NamedTuple):
 
 def _scratch(dtype: Any, width: int) -> Any:
     count, pair = 256 // width, plgpu.Barrier(num_barriers=2)
-    queries, outputs = (swizzled((2, ROWS, width), x) for x in (dtype, jnp.float32))
-    keys, values = (stages(count, swizzled((count, TILE, width), dtype)) for _ in "kv")
+    queries, outputs = (tile_ref(2, ROWS, width, dtype=x) for x in (dtype, jnp.float32))
+    keys, values = (stages(count, tile_ref(count, TILE, width, dtype=dtype)) for _ in "kv")
     return [Shared(queries, outputs, pair, pair, keys, values, pair)]
 
 
@@ -208,7 +205,7 @@ def _attend(
     acc, top, total, p = lax.fori_loop(0, steps - 1, advance, carry)
     last = (steps - 1) % count
     plgpu.barrier_wait(values.there.at[last])
-    (acc,) = add_products([acc], [(p, tiles.at[last])], call.simulated)
+    acc = add_product(acc, p, tiles.at[last], call.simulated)
     plgpu.barrier_arrive(values.free.at[last])
     pl.when(worker == 0)(partial(plgpu.barrier_wait, shared.turns.at[0]))
     some = total > 0
@@ -230,7 +227,7 @@ def _two_products(
     q, k, p, v = operands
     if simulated:
         issued()
-        (acc,) = add_products([acc], [(p, v)], simulated)
+        acc = add_product(acc, p, v, simulated)
         return acc, scored(product(q, k))
 
     def both(refs: Any) -> None:

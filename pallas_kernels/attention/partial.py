@@ -27,14 +27,8 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Any:
     return attention_with_lse(*args, **options)
 
 
-def _mosaic_gpu_gradients(*args: Any, **options: Any) -> Any:
-    from pallas_kernels.attention.mosaic_gpu_partial_vjp import gradients_given_lse
-
-    return gradients_given_lse(*args, **options)
-
-
 FORWARD = (
-    Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not_forward, hopper.rather_not_forward),
+    Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not, hopper.rather_not),
     Implementation("cudnn", cudnn.attention_with_lse, cudnn.why_not_partial),
     Implementation("xla", xla.attention_with_lse),
     Implementation("reference", reference.attention_with_lse),
@@ -42,7 +36,6 @@ FORWARD = (
 BACKWARD = (
     Implementation("cudnn", cudnn.gradients_given_lse, cudnn.why_not_partial),
     Implementation("xla", xla.gradients_given_lse),
-    Implementation("mosaic_gpu", _mosaic_gpu_gradients, hopper.why_not_backward),
     Implementation("reference", reference.gradients_given_lse),
 )
 MERGING = ("mosaic_gpu",)
@@ -117,8 +110,13 @@ def partial_attention_backward(
     key, it adds 0, whatever numbers `merged` has there.
 
     Raises:
-      ValueError: as `attention`.
+      ValueError: as `attention`; or the implementation is "mosaic_gpu", which runs forward only.
     """
+    if implementation in MERGING:
+        raise ValueError(
+            f"partial_attention_backward: {implementation!r} runs forward only: leave implementation None, which takes "
+            "it forward where it is fastest, or name 'cudnn' or 'xla', which have gradients"
+        )
     check_arguments(q, k, v, mask, None)
     entry = _choose("partial_attention_backward", BACKWARD, q, k, v, mask, scale, implementation)
     return entry.run(q, k, v, merged.o, merged.lse, do, mask, scale=scale)

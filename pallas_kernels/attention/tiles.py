@@ -1,4 +1,4 @@
-"""What the Hopper kernels are made of: tiles in shared memory, and products of them on tensor cores."""
+"""Parts of the Hopper kernel: tiles in shared memory, and products of them on tensor cores."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from pallas_kernels.attention.masks import Mask
 
 LOG2E = math.log2(math.e)
 
-BY_ROW, BY_COLUMN = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
+BY_ROW = plgpu.Layout.WGMMA.reduce(1)
 
 
 class Call(NamedTuple):
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 def call_of(q: Any, k: Any, mask: Mask, scale: float | None, interpret: Any) -> Call:
-    """The static side of a call of the kernels."""
+    """Return the static side of a call of the kernel."""
     return Call(
         causal=mask.interval.causal,
         keys=k.shape[1],
@@ -76,13 +76,6 @@ def stages(count: int, *tiles: Any) -> Stages:
     """Scratch for `count` places that two warpgroups read."""
     there = plgpu.Barrier(num_arrivals=len(tiles), num_barriers=count)
     return Stages(tiles, there, plgpu.Barrier(num_arrivals=2, num_barriers=count))
-
-
-def swizzled(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Scratch for matrices, in the order in which tensor cores and the copy engine take them."""
-    tiling: Any = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))  # pyright: ignore[reportAbstractUsage]
-    swizzle: Any = plgpu.SwizzleTransform(128)  # pyright: ignore[reportAbstractUsage]
-    return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
 
 
 def matrix(x: Float[Array, "B T H K"]) -> Float[Array, "B padded H*K"]:
@@ -117,12 +110,6 @@ def feed(walked: Sequence[Stages], boxes: Callable[[Any], Sequence[Sequence[Any]
 def across(x: Array, width: int) -> Array:
     """One number a row in each column."""
     return lax.broadcast_in_dim(x, (x.shape[0], width), [0])
-
-
-def along(x: Any) -> Array:
-    """One number a column, from memory, in each of 64 rows."""
-    column = plgpu.load(x, layout=BY_COLUMN, optimized=False)
-    return lax.broadcast_in_dim(column, (ROWS, column.shape[0]), [1])
 
 
 def by_row(x: Any) -> Array:
@@ -164,19 +151,15 @@ def product(left: Any, right: Any) -> Array:
     return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
-def add_products(totals: Sequence[Array], pairs: Sequence[tuple[Array, Any]], simulated: bool) -> list[Array]:
-    """Of each total and pair total + left @ right, of which only `right` is in shared memory."""
+def add_product(total: Array, left: Array, right: Any, simulated: bool) -> Array:
+    """Return total + left @ right, of which only `right` is in shared memory."""
     if simulated:
-        found = [
-            total + jnp.dot(left, right[...], preferred_element_type=jnp.float32)
-            for total, (left, right) in zip(totals, pairs, strict=True)
-        ]
+        found = total + jnp.dot(left, right[...], preferred_element_type=jnp.float32)
         plgpu.commit_smem()  # Read by threads here: before the copy engine writes there, it has to be told.
         return found
 
-    def multiply(refs: Any) -> None:
-        for ref, (left, right) in zip(refs, pairs, strict=True):
-            plgpu.wgmma(ref, left, right)
+    def multiply(ref: Any) -> None:
+        plgpu.wgmma(ref, left, right)
 
     run: Any = pl.run_state(multiply)
-    return run([plgpu.WGMMAAccumulatorRef.init(total) for total in totals])
+    return run(plgpu.WGMMAAccumulatorRef.init(total))

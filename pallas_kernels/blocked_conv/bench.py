@@ -1,13 +1,12 @@
 """The Hopper kernel against the XLA form and the floor: `python -m pallas_kernels.blocked_conv.bench`."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._bench import Plan, Work, benchmark, packed_ids
+from pallas_kernels._bench import Plan, Work, benchmark, in_fp32, packed_ids
+from pallas_kernels._conv.plans import by_position
 from pallas_kernels._measure import Case
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.blocked_conv.shapes import SHAPES, BlockedConvShape
@@ -23,27 +22,17 @@ def plan(shape: BlockedConvShape, *, interpret: bool = False) -> Plan:
     args = (x, filter, pre_gate, post_gate, *packed_ids(shape.batch, shape.length, shape.documents))
     flops, stream = 2.0 * shape.taps * x.size, float(x.nbytes)
     kernel = partial(blocked_conv_mosaic_gpu, interpret=interpret)
+    xla = by_position(blocked_conv_xla, 2)
     return Plan(
-        truth=Case("truth", _in_fp32, args),
-        plain=Case("xla", _gated(blocked_conv_xla), args),
-        versions=[Case("mosaic_gpu", _gated(kernel), args)],
+        truth=Case("truth", partial(in_fp32, xla), args),
+        plain=Case("xla", xla, args),
+        versions=[Case("mosaic_gpu", by_position(kernel, 2), args)],
         work={
             "forward": Work(flops, 4 * stream),
             # Backward reads x, the gates and the cotangent, which comes after y, and writes three gradients.
             "forward+backward": Work(3 * flops, 11 * stream),
         },
     )
-
-
-def _gated(op: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, filter, pre_gate, post_gate, ids=None: op(
-        x, filter, pre_gate=pre_gate, post_gate=post_gate, segment_ids=ids
-    )
-
-
-def _in_fp32(*args: Any) -> Any:
-    wide = [z.astype(jnp.float32) if jnp.issubdtype(z.dtype, jnp.floating) else z for z in args]
-    return _gated(blocked_conv_xla)(*wide).astype(args[0].dtype)
 
 
 if __name__ == "__main__":

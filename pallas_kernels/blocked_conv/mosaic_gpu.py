@@ -31,9 +31,9 @@ from pallas_kernels._conv.flat_rows import FlatRows, flatten, unflatten
 from pallas_kernels._conv.flat_tiles import Edges, keep_own_steps, read_steps, store_row
 from pallas_kernels._conv.gates import accumulator, add_skip
 from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
-from pallas_kernels._conv.tiles import STAGES, chunks_ref, read, tile_ref
+from pallas_kernels._conv.tiles import STAGES, chunks_ref, read
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import LANE, mosaic_kernel, tile_ref
 from pallas_kernels.blocked_conv.edges import convolve_first_chunks
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS, is_read_flat
 from pallas_kernels.blocked_conv.mosaic_gpu_vjp import gradients
@@ -132,7 +132,7 @@ def _kernel(
             plgpu.Barrier(),
             *([plgpu.SMEM((STAGES, 1, CHUNK), x.dtype)] if edges else []),
         ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=LANE,
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="blocked_conv" + ("_packed" if marked else "" if flat is None else "_flat"),
     )(*streams.values(), taps, *marked, *edges)

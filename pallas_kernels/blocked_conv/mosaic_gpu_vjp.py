@@ -35,9 +35,9 @@ from pallas_kernels._conv.documents import Marks
 from pallas_kernels._conv.flat_rows import FlatRows, flatten, unflatten
 from pallas_kernels._conv.flat_tiles import Edges, keep_own_steps, read_steps, store_row
 from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
-from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
+from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, zeros
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program, varying_like
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import LANE, mosaic_kernel, tile_ref
 from pallas_kernels.blocked_conv.edges import differentiate_last_chunks
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS, is_read_flat
 from pallas_kernels.blocked_conv.tiles import (
@@ -143,7 +143,7 @@ def _kernel(
             plgpu.Barrier(),
             *([plgpu.SMEM((STAGES, len(written), CHUNK), x.dtype)] if edges else []),
         ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=LANE,
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="blocked_conv_vjp" + ("_packed" if marked else "" if flat is None else "_flat"),
     )(*streams.values(), taps, *marked, *edges)

@@ -3,13 +3,10 @@
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels._compat import vary_alike
 from pallas_kernels._linear_state.mosaic_gpu_step import step
-from pallas_kernels._linear_state.step import derived_as
-from pallas_kernels._linear_state.tokens import only_tokens
+from pallas_kernels._linear_state.step import run_step
 from pallas_kernels.gated_delta_rule.xla import gated_delta_rule_xla
 
 
@@ -29,22 +26,12 @@ def gated_delta_rule_step(
 ) -> Float[Array, "B 1 H V"] | tuple[Float[Array, "B 1 H V"], Float[Array, "B H K V"]]:
     """See `gated_delta_rule`. Its gradient is that of `xla`.
 
-    A document begins behind a row's first token only, so no state of one step is of another document.
-
     Args:
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
-    gate, state = log_gate, initial_state
-    if gate is None:
-        gate = jnp.zeros(v.shape[:3], jnp.float32)
-    if state is None:
-        state = jnp.zeros((v.shape[0], v.shape[2], k.shape[3], v.shape[3]), jnp.float32)
-    arrays = vary_alike(*(only_tokens(x, segment_ids) for x in (q, k, v, beta, gate)), state)
     run = partial(step, gate="head", scale=scale, interpret=interpret)
-    names = ("q", "k", "v", "beta", "log_gate", "state")
-    found: Any = derived_as(partial(_plain, scale=scale), run, dict(zip(names, arrays, strict=True)))
-    o = only_tokens(found[0], segment_ids)
-    return (o, found[1]) if output_final_state else o
+    streams, asked = {"q": q, "k": k, "v": v, "beta": beta}, {"output_final_state": output_final_state}
+    return run_step(partial(_plain, scale=scale), run, streams, log_gate, initial_state, segment_ids, **asked)
 
 
 def _plain(state: Array, *, scale: float, **arrays: Any) -> Any:

@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import APPROXIMATE, mosaic_kernel
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
     STAGES,
@@ -75,9 +75,7 @@ def states(
         num_threads=call.workers + 1,
         thread_name="warpgroup",
         scratch_types=[_scratch(call)],
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
+        compiler_params=APPROXIMATE,
         interpret=interpret,
         kernel_name=f"gated_linear_attention_{call.gate}_{'gradients' if reverse else 'states'}",
     )(*streams[:-1], start.reshape(entering))

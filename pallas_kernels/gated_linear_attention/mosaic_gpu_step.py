@@ -3,13 +3,10 @@
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels._compat import vary_alike
 from pallas_kernels._linear_state.mosaic_gpu_step import Gate, step
-from pallas_kernels._linear_state.step import derived_as
-from pallas_kernels._linear_state.tokens import only_tokens
+from pallas_kernels._linear_state.step import run_step
 from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
 
 GATES: dict[str, Gate] = {"log_gate": "head", "log_key_gate": "key", "log_value_gate": "value"}
@@ -32,25 +29,15 @@ def gated_linear_attention_step(
 ) -> Float[Array, "B 1 H V"] | tuple[Float[Array, "B 1 H V"], Float[Array, "B H K V"]]:
     """See `gated_linear_attention`. Its gradient is that of `xla`.
 
-    A document begins behind a row's first token only, so no state of one step is of another document.
-
     Args:
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
     """
     given = {"log_gate": log_gate, "log_key_gate": log_key_gate, "log_value_gate": log_value_gate}
     name = next((name for name, gate in given.items() if gate is not None), "log_gate")
-    gate, state = given[name], initial_state
-    if gate is None:
-        gate = jnp.zeros(v.shape[:3], jnp.float32)
-    if state is None:
-        state = jnp.zeros((v.shape[0], v.shape[2], k.shape[3], v.shape[3]), jnp.float32)
-    arrays = vary_alike(*(only_tokens(x, segment_ids) for x in (q, k, v, gate)), state)
     plain = partial(_plain, name=name, scale=scale)
     run = partial(step, gate=GATES[name], scale=scale, interpret=interpret)
-    names = ("q", "k", "v", "log_gate", "state")
-    found: Any = derived_as(plain, run, dict(zip(names, arrays, strict=True)))
-    o = only_tokens(found[0], segment_ids)
-    return (o, found[1]) if output_final_state else o
+    streams, asked = {"q": q, "k": k, "v": v}, {"output_final_state": output_final_state}
+    return run_step(plain, run, streams, given[name], initial_state, segment_ids, **asked)
 
 
 def _plain(q: Array, k: Array, v: Array, log_gate: Array, state: Array, *, name: str, scale: float) -> Any:

@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels._mosaic_gpu import tile_ref
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 
 LEVELS = 6
@@ -54,9 +55,7 @@ class Call(NamedTuple):
 
 def tiles(*places: int) -> Any:
     """Scratch for tiles that tensor cores read."""
-    tiling: Any = plgpu.TilingTransform((8, PIECE))  # pyright: ignore[reportAbstractUsage]
-    swizzle: Any = plgpu.SwizzleTransform(2 * PIECE)  # pyright: ignore[reportAbstractUsage]
-    return plgpu.SMEM((*places, PIECE, PIECE), jnp.bfloat16, transforms=(tiling, swizzle))
+    return tile_ref(*places, PIECE, PIECE, dtype=jnp.bfloat16)
 
 
 def zeros() -> Tile:

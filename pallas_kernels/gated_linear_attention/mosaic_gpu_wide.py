@@ -20,7 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import APPROXIMATE, mosaic_kernel
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_forward import read_under_value_gates
 from pallas_kernels.gated_linear_attention.mosaic_gpu_states import states
@@ -81,9 +81,7 @@ def forward_wide(
         num_threads=1,
         thread_name="warpgroup",
         scratch_types=[_scratch()],
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
+        compiler_params=APPROXIMATE,
         interpret=interpret,
         kernel_name="gated_linear_attention_wide",
     )(q, k, v, *gates, before)

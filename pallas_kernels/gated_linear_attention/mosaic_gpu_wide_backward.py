@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import APPROXIMATE, mosaic_kernel
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu_backward import decay_pair, merge_weights
 from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
@@ -96,9 +96,7 @@ def gradients_wide(streams: Sequence[Array], call: Call, heads: int, interpret: 
         "grid_names": ("chunk", "head", "row"),
         "num_threads": 1,
         "thread_name": "warpgroup",
-        "compiler_params": plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
+        "compiler_params": APPROXIMATE,
         "interpret": interpret,
     }
     dv, dgate, *decayed = mosaic_kernel(

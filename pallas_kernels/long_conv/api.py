@@ -25,7 +25,6 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Array:
 TABLE = (
     Implementation("mosaic_gpu_half", partial(_mosaic_gpu, dtype="float16"), why_not, rather_not_half),
     Implementation("mosaic_gpu_vjp", _mosaic_gpu, why_not, rather_not),
-    Implementation("mosaic_gpu", partial(_mosaic_gpu, gradients=False), why_not, rather_not),
     Implementation("xla_or_monarch", long_conv_xla_or_monarch, why_not_monarch, rather_not_xla_or_monarch),
     Implementation("monarch", long_conv_monarch, why_not_monarch, rather_not_monarch),
     Implementation("xla", long_conv_xla),
@@ -46,7 +45,7 @@ def long_conv(
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
     implementation: Literal[
-        "mosaic_gpu_half", "mosaic_gpu_vjp", "mosaic_gpu", "xla_or_monarch", "monarch", "xla", "reference"
+        "mosaic_gpu_half", "mosaic_gpu_vjp", "xla_or_monarch", "monarch", "xla", "reference"
     ]
     | None = None,
 ) -> Float[Array, "B D T"]:

@@ -1,14 +1,14 @@
 """Every form against XLA's FFT and the floor: `python -m pallas_kernels.long_conv.bench`."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._bench import Plan, Work, benchmark, packed_ids
+from pallas_kernels._bench import Plan, Work, benchmark, in_fp32, packed_ids
 from pallas_kernels._conv.gates import enter, leave
+from pallas_kernels._conv.plans import by_position
 from pallas_kernels._conv.toeplitz import toeplitz_product
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._measure import Case
@@ -34,17 +34,14 @@ def plan(shape: LongConvShape, dtype: Any = jnp.bfloat16) -> Plan:
     stream, taps = float(args[0].nbytes), float(args[1].nbytes)
     # What is put together of two entries is timed as these.
     others = [entry for entry in TABLE if entry.name not in ("xla", "xla_or_monarch", "reference")]
-    able = [
-        entry
-        for entry in others
-        if entry.why_not(current_device(), *args[:2], **_named(args, shape.causal)) is None
-    ]
-    versions = [Case(entry.name, _gated(entry.run, shape.causal), args) for entry in able]
+    gated, device = partial(by_position, count=2, causal=shape.causal), current_device()
+    able = [entry for entry in others if gated(partial(entry.why_not, device))(*args) is None]
+    versions, xla = [Case(entry.name, gated(entry.run), args) for entry in able], gated(long_conv_xla)
     if shape.length <= LONGEST_MATRIX and shape.documents == 1:
-        versions.append(Case("toeplitz", _gated(full_toeplitz, shape.causal), args))
+        versions.append(Case("toeplitz", gated(full_toeplitz), args))
     return Plan(
-        truth=Case("truth", partial(_in_fp32, shape.causal), args),
-        plain=Case("xla", _gated(long_conv_xla, shape.causal), args),
+        truth=Case("truth", partial(in_fp32, xla), args),
+        plain=Case("xla", xla, args),
         versions=versions,
         # The floor is that of memory: a transform's FLOPs are of whoever chooses it.
         work={
@@ -79,20 +76,6 @@ def arguments(shape: LongConvShape, dtype: Any) -> tuple[Any, ...]:
     width = taps if shape.causal else 2 * taps - 1
     filter = jax.random.normal(keys[3], (shape.channels, width)) * width**-0.5
     return x, filter, pre_gate, post_gate
-
-
-def _named(args: tuple[Any, ...], causal: bool) -> dict[str, Any]:
-    names = ("pre_gate", "post_gate", "segment_ids")
-    return {"causal": causal, **dict(zip(names, args[2:], strict=False))}
-
-
-def _gated(op: Callable[..., Any], causal: bool) -> Callable[..., Any]:
-    return lambda *args: op(*args[:2], **_named(args, causal))
-
-
-def _in_fp32(causal: bool, *args: Any) -> Any:
-    wide = [z.astype(jnp.float32) if jnp.issubdtype(z.dtype, jnp.floating) else z for z in args]
-    return _gated(long_conv_xla, causal)(*wide).astype(args[0].dtype)
 
 
 if __name__ == "__main__":

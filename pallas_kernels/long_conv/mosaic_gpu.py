@@ -1,4 +1,4 @@
-"""Hopper: values, and gradients where they are asked for, by kernels that keep a row on chip."""
+"""Hopper: values and gradients by kernels that keep a row on chip."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from pallas_kernels._conv.gates import enter, leave, only_tokens
 from pallas_kernels._hopper import as_chunks, as_rows
 from pallas_kernels.long_conv.blocks import BLOCK
 from pallas_kernels.long_conv.hopper import CLASSES, LONGEST_ON_CHIP, PAIR, TILE, Ring, is_read_flat
-from pallas_kernels.long_conv.monarch_vjp import Form, gated
+from pallas_kernels.long_conv.monarch_vjp import Form
 from pallas_kernels.long_conv.mosaic_gpu_backward import DY, POST, PRE, X, differentiate
 from pallas_kernels.long_conv.mosaic_gpu_flat import Flat
 from pallas_kernels.long_conv.mosaic_gpu_long import convolve_long
@@ -38,18 +38,16 @@ def long_conv_mosaic_gpu(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
-    gradients: bool = True,
     dtype: Any = jnp.float32,
     interpret: bool = False,
 ) -> Float[Array, "B D T"]:
     """See `long_conv`; what `hopper.why_not` refuses is not looked at again.
 
     Args:
-      gradients: by kernels; False for those of `monarch`.
       dtype: of what kernels do element by element; in fp16 they do two numbers at a time.
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
     """
-    call = Call(gradients, interpret, jnp.dtype(dtype))
+    call = Call(interpret, jnp.dtype(dtype))
     centre, length = 0 if causal else (filter.shape[1] - 1) // 2, x.shape[2]
     taps = filter.astype(jnp.float32)
     if segment_ids is not None and segment_alignment < length:
@@ -67,8 +65,7 @@ def _parts(call: "Call") -> Parts:
     """What packed rows are put together from, each in fp32."""
 
     def within(u: Array, filter: Array, documents: Array) -> Array:
-        options = {"gradients": call.gradients, "interpret": call.interpret}
-        return convolve_within_blocks(u, filter, documents, **options).astype(jnp.float32)
+        return convolve_within_blocks(u, filter, documents, interpret=call.interpret).astype(jnp.float32)
 
     def product(
         filter: Float[Array, "D F"], u: Float[Array, "B D N C"], *, rows: int, offset: int
@@ -85,9 +82,8 @@ def _parts(call: "Call") -> Parts:
 
 
 class Call(NamedTuple):
-    """Whether gradients are kernels', whether all is simulated, and the dtype of products element by element."""
+    """Whether kernels are simulated, and the dtype of products element by element."""
 
-    gradients: bool
     interpret: bool
     dtype: Any
 
@@ -145,15 +141,9 @@ def _forward(form: Form, call: Call, *arrays: Any) -> tuple[Array, tuple[Any, ..
 
 
 def _backward(form: Form, call: Call, arrays: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
-    if call.gradients and g.shape[2] > LONGEST_ON_CHIP:
+    if g.shape[2] > LONGEST_ON_CHIP:
         return differentiate_by_classes(form, classes_of(g.shape[2]), arrays, g, **call.options)
-    if call.gradients:
-        return _gradients(form, call, arrays, g)
-    filter, bias, *streams = arrays
-    blocks = [None if z is None else z[:, :, None] for z in streams]
-    _, vjp = jax.vjp(lambda *args: gated(form, *args, None), filter, bias, *blocks)
-    *weights, dx, dpre, dpost = vjp(g[:, :, None])
-    return *weights, *(None if z is None else z[:, :, 0] for z in (dx, dpre, dpost))
+    return _gradients(form, call, arrays, g)
 
 
 def _gradients(form: Form, call: Call, arrays: tuple[Any, ...], g: Array) -> tuple[Any, ...]:

@@ -23,8 +23,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.tiles import tile_ref
 from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program
+from pallas_kernels._mosaic_gpu import tile_ref
 from pallas_kernels.long_conv.dft import turned
 from pallas_kernels.long_conv.hopper import TILE
 from pallas_kernels.long_conv.monarch_vjp import LARGEST_NORM

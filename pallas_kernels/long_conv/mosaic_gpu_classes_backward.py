@@ -20,8 +20,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.tiles import read, tile_ref, zeros
+from pallas_kernels._conv.tiles import read, zeros
 from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program, varying_like
+from pallas_kernels._mosaic_gpu import tile_ref
 from pallas_kernels.long_conv.mosaic_gpu_classes import (
     COPIES,
     Call,
@@ -36,13 +37,6 @@ from pallas_kernels.long_conv.mosaic_gpu_products import by_row, spread, store, 
 
 WORKERS = 2
 """Warpgroups whose rows and taps fit into shared memory, and whose products' sums fit into registers."""
-
-
-WIDE = (
-    plgpu.TilingTransform((8, CHUNK // 2)),  # pyright: ignore[reportAbstractUsage]
-    plgpu.SwizzleTransform(2 * CHUNK),  # pyright: ignore[reportAbstractUsage]
-)
-"""A tile of fp32 where neighbouring threads meet in no bank."""
 
 
 class Gradients(NamedTuple):
@@ -111,7 +105,7 @@ def _scratch(call: Call) -> Shared:
         sent=tile_ref(call.workers, *tile, dtype=half),
         got=tile_ref(call.workers, *tile, dtype=half),
         taps=tile_ref(call.workers, *tile, dtype=half),
-        sums=plgpu.SMEM((call.workers, *tile), jnp.float32, transforms=WIDE),
+        sums=tile_ref(call.workers, *tile, dtype=jnp.float32),
         weights=plgpu.SMEM((call.workers, ROWS), jnp.float32),
         matrices=tile_ref(2, ROWS, 3 * CHUNK, dtype=half),
         twiddles=tile_ref(*tile, dtype=half),

@@ -13,8 +13,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.tiles import read, tile_ref, zeros
+from pallas_kernels._conv.tiles import read, zeros
 from pallas_kernels._hopper import CHUNK, ROWS, varying_like
+from pallas_kernels._mosaic_gpu import tile_ref
 from pallas_kernels.long_conv.mosaic_gpu_launch import launch
 
 STAGES = 3

@@ -119,6 +119,11 @@ class Flat(NamedTuple):
         return unflatten(y.at[chunk].set(shared, **options), shape)
 
 
+def count_boxes(ring: Ring, flat: Flat | None) -> int:
+    """Return how many copies move one stream of a row of tiles."""
+    return ring.classes * ring.together if flat is None else sum(flat.copies(m) for m in range(ring.classes))
+
+
 class FlatTile(NamedTuple):
     """The rows of one channel that a kernel holds at a time, from `first` on: one, or as many as share a tile."""
 

@@ -1,12 +1,13 @@
-"""How the Hopper kernels are started: a program for each channel and group of its rows, or as axes say."""
+"""How the Hopper kernels are started, a program for each channel and group of its rows, and load their constants."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels._compat import vary_alike
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import LANE, mosaic_kernel
 
 
 def launch(
@@ -35,8 +36,29 @@ def launch(
         num_threads=workers,
         thread_name="warpgroup",
         scratch_types=[scratch],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=LANE,
         interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
         kernel_name=f"long_conv_{name}",
     )
     return kernel(*vary_alike(*arrays))
+
+
+def load_constants(
+    worker: Any, matrices: Sequence[tuple[Any, Any]], vectors: Sequence[tuple[Any, Any]], ready: Any
+) -> None:
+    """Copy what all warpgroups of a program read, by the first of them: sources to places, which `ready` tells.
+
+    Args:
+      worker: number of the warpgroup.
+      matrices: several in each source, copied one by one.
+      vectors: copied whole.
+      ready: expects an arrival for each copy.
+    """
+
+    @pl.when(worker == 0)
+    def _() -> None:
+        for source, place in matrices:
+            for i in range(place.shape[0]):
+                plgpu.copy_gmem_to_smem(source.at[i], place.at[i], ready)
+        for source, place in vectors:
+            plgpu.copy_gmem_to_smem(source, place, ready)

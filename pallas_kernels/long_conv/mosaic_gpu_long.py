@@ -22,8 +22,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.tiles import read, tile_ref, zeros
+from pallas_kernels._conv.tiles import read, zeros
 from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program, varying_like
+from pallas_kernels._mosaic_gpu import tile_ref
 from pallas_kernels.long_conv.hopper import Ring
 from pallas_kernels.long_conv.mosaic_gpu_launch import launch
 from pallas_kernels.long_conv.mosaic_gpu_products import (

@@ -25,11 +25,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels._conv.tiles import chunks_ref, read, tile_ref, zeros
+from pallas_kernels._conv.tiles import chunks_ref, read, zeros
 from pallas_kernels._hopper import CHUNK, ROWS, rows_per_program
+from pallas_kernels._mosaic_gpu import tile_ref
 from pallas_kernels.long_conv.hopper import Ring
-from pallas_kernels.long_conv.mosaic_gpu_flat import Flat, FlatTile
-from pallas_kernels.long_conv.mosaic_gpu_launch import launch
+from pallas_kernels.long_conv.mosaic_gpu_flat import Flat, FlatTile, count_boxes
+from pallas_kernels.long_conv.mosaic_gpu_launch import launch, load_constants
 from pallas_kernels.long_conv.mosaic_gpu_products import (
     Complex,
     Dft,
@@ -77,9 +78,7 @@ class Call(NamedTuple):
     @property
     def boxes(self) -> int:
         """Copies of one stream a turn."""
-        if self.flat is not None:
-            return sum(self.flat.copies(m) for m in range(self.ring.classes))
-        return self.ring.classes * self.ring.together
+        return count_boxes(self.ring, self.flat)
 
 
 class Shared(NamedTuple):
@@ -169,23 +168,12 @@ def _program(*refs: Any, call: Call) -> None:
     matrices, twiddles, turns, *shifts, spectrum, inverse = rest
     channel, worker = lax.axis_index("channel"), lax.axis_index("warpgroup")
 
-    @pl.when(worker == 0)
-    def _() -> None:
-        whole = [
-            (matrices, shared.matrices),
-            (twiddles, shared.twiddles),
-            (spectrum.at[channel], shared.spectrum),
-        ]
-        for source, place in whole:
-            for i in range(place.shape[0]):
-                plgpu.copy_gmem_to_smem(source.at[i], place.at[i], shared.ready)
-        for source, place in (
-            (turns, shared.turns),
-            (inverse.at[channel], shared.inverse),
-            *((source, shared.shifts) for source in shifts),
-        ):
-            plgpu.copy_gmem_to_smem(source, place, shared.ready)
-
+    own = (spectrum.at[channel], shared.spectrum)
+    vectors = [(turns, shared.turns), (inverse.at[channel], shared.inverse)]
+    vectors += [(source, shared.shifts) for source in shifts]
+    load_constants(
+        worker, [(matrices, shared.matrices), (twiddles, shared.twiddles), own], vectors, shared.ready
+    )
     turns_left = (call.tiles - worker + call.workers - 1) // call.workers
     row = _Row(call, groups, y, shared, worker, turns_left)
     row.load_inputs(worker * 0)

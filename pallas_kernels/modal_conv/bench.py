@@ -1,13 +1,13 @@
 """The Hopper kernel against the XLA form and the floor: `python -m pallas_kernels.modal_conv.bench`."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._bench import Plan, Work, benchmark, packed_ids
+from pallas_kernels._bench import Plan, Work, benchmark, in_fp32, packed_ids
+from pallas_kernels._conv.plans import by_position
 from pallas_kernels._measure import Case
 from pallas_kernels.modal_conv.hopper import SHORTEST
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
@@ -41,27 +41,17 @@ def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     )
     flops, stream = (2.0 * CHUNK + 4 * shape.modes) * x.size, float(x.nbytes)
     kernel = partial(modal_conv_mosaic_gpu, interpret=interpret)
+    xla = by_position(modal_conv_xla, 3)
     # Forward reads x and the gates, writes y; backward reads them and the cotangent, writes three gradients.
     work = {"forward": Work(flops, 4 * stream), "forward+backward": Work(3 * flops, 11 * stream)}
     if shape.length > LONGEST_TRAINED:
         del work["forward+backward"]
     return Plan(
-        truth=Case("truth", _in_fp32, args),
-        plain=Case("xla", _gated(modal_conv_xla), args),
-        versions=[Case("mosaic_gpu", _gated(kernel), args)],
+        truth=Case("truth", partial(in_fp32, xla), args),
+        plain=Case("xla", xla, args),
+        versions=[Case("mosaic_gpu", by_position(kernel, 3), args)],
         work=work,
     )
-
-
-def _gated(op: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, log_poles, residues, pre_gate, post_gate, ids=None: op(
-        x, log_poles, residues, pre_gate=pre_gate, post_gate=post_gate, segment_ids=ids
-    )
-
-
-def _in_fp32(*args: Any) -> Any:
-    wide = [z.astype(jnp.float32) if jnp.issubdtype(z.dtype, jnp.floating) else z for z in args]
-    return _gated(modal_conv_xla)(*wide).astype(args[0].dtype)
 
 
 if __name__ == "__main__":

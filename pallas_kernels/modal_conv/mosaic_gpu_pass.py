@@ -35,9 +35,9 @@ from pallas_kernels._conv.documents import Marks
 from pallas_kernels._conv.flat_rows import FlatRows, flatten, unflatten
 from pallas_kernels._conv.flat_tiles import Edges, keep_own_steps, store_row
 from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
-from pallas_kernels._conv.tiles import STAGES, chunks_ref, read, tile_ref
+from pallas_kernels._conv.tiles import STAGES, chunks_ref, read
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, is_in_whole_boxes, rows_per_program
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import LANE, mosaic_kernel, tile_ref
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS
@@ -171,7 +171,7 @@ def _kernel(
             plgpu.Barrier(num_arrivals=2),
             *([plgpu.SMEM((STAGES, len(edges), CHUNK), x.dtype)] if edges else []),
         ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=LANE,
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name=("modal_conv_reverse" if reverse else "modal_conv") + form(flat, marks, shared),
     )(

@@ -28,9 +28,9 @@ from pallas_kernels._conv.documents import Marks
 from pallas_kernels._conv.flat_rows import FlatRows, flatten
 from pallas_kernels._conv.flat_tiles import keep_own_steps
 from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
-from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, tile_ref, zeros
+from pallas_kernels._conv.tiles import STAGES, add_products, chunks_ref, read, zeros
 from pallas_kernels._hopper import CHUNK, as_chunks, is_in_whole_boxes, varying_like
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import LANE, mosaic_kernel, tile_ref
 from pallas_kernels.modal_conv.edges import Modes, run_edges, within_chunks
 from pallas_kernels.modal_conv.filter import powers
 from pallas_kernels.modal_conv.hopper import MODES, ROWS
@@ -174,7 +174,7 @@ def _kernel(
             plgpu.Barrier(num_arrivals=len(streams) * rows_in_tile(shared), num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=len(weights)),
         ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=LANE,
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="modal_conv_vjp" + form(flat, marks, shared),
     )(*streams.values(), *weights, *marks_of(marks, True))

@@ -18,15 +18,8 @@ from pallas_kernels.neural_memory.xla import neural_memory_xla
 OP = "neural_memory"
 
 
-def _mosaic_gpu(*args: Any, **options: Any) -> Any:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
-    from pallas_kernels.neural_memory.mosaic_gpu import neural_memory_mosaic_gpu
-
-    return neural_memory_mosaic_gpu(*args, **options)
-
-
 def _mosaic_gpu_or_xla(*args: Any, **options: Any) -> Any:
-    """Imported where it runs, likewise."""
+    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.neural_memory.mosaic_gpu_or_xla import neural_memory_mosaic_gpu_or_xla
 
     return neural_memory_mosaic_gpu_or_xla(*args, **options)
@@ -35,8 +28,6 @@ def _mosaic_gpu_or_xla(*args: Any, **options: Any) -> Any:
 TABLE = (
     Implementation("mosaic_gpu_or_xla", _mosaic_gpu_or_xla, hopper.why_not, hopper.rather_not),
     Implementation("xla", neural_memory_xla),
-    # Keep it below XLA's, which runs everywhere: its steps with gradients are slower (neural_memory.json).
-    Implementation("mosaic_gpu", _mosaic_gpu, hopper.why_not),
     Implementation("reference", neural_memory_reference),
 )
 
@@ -57,7 +48,7 @@ def neural_memory(
     output_final_state: bool = False,
     output_trace: bool = False,
     chunk_size: int = 512,
-    implementation: Literal["mosaic_gpu_or_xla", "xla", "mosaic_gpu", "reference"] | None = None,
+    implementation: Literal["mosaic_gpu_or_xla", "xla", "reference"] | None = None,
 ) -> Any:
     """Reads of a memory that takes a step of gradient descent at the end of every chunk of its document.
 

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._bench import Plan, Work, benchmark
-from pallas_kernels._dispatch import current_device
+from pallas_kernels._bench import Plan, Work, benchmark, in_fp32, kernels_for
 from pallas_kernels._measure import Case
 from pallas_kernels.neural_memory.api import TABLE, neural_memory
 from pallas_kernels.neural_memory.chunks import limit, square_of
@@ -45,18 +44,16 @@ def plan(shape: NeuralMemoryShape) -> Plan:
     """The kernels that run here against XLA, or XLA against `jax.grad`; all checked against XLA in fp32."""
     given = arrays(shape)
     args, call = given, partial(_call, shape.chunk)
-    xla, device = Case("xla", partial(call, "xla"), args), current_device()
+    xla = Case("xla", partial(call, "xla"), args)
     weights, options = tuple(args[6:]), {"chunk_size": shape.chunk}
-    # A kernel that is taken by name alone is timed all the same.
-    others = [entry for entry in TABLE if entry.name not in ("xla", "reference")]
-    able = [entry.name for entry in others if entry.why_not(device, *args[:6], weights, **options) is None]
+    able = kernels_for(TABLE, *args[:6], weights, **options)
     kernels = [Case(name, partial(call, name), args) for name in able]
     products = PRODUCTS if shape.hidden else PRODUCTS_OF_ONE
     tokens = shape.batch * shape.length * shape.heads
     flops = 2.0 * products * tokens * shape.width * (shape.hidden or shape.width)
     inputs, output = float(sum(x.nbytes for x in args)), float(given[2].nbytes)
     return Plan(
-        truth=Case("truth", partial(_in_fp32, xla.fn), args),
+        truth=Case("truth", partial(in_fp32, xla.fn), args),
         plain=xla if kernels else Case("plain", partial(_loop, shape.chunk), args),
         versions=kernels or [xla],
         work={
@@ -71,10 +68,6 @@ def _call(chunk: int, implementation: Any, *args: Any) -> Any:
     q, k, v, theta, eta, alpha, *weights = args
     options: Any = {"chunk_size": chunk, "implementation": implementation}
     return neural_memory(q, k, v, theta, eta, alpha, tuple(weights), **options)
-
-
-def _in_fp32(op: Any, *args: Any) -> Any:
-    return op(*(x.astype(jnp.float32) for x in args)).astype(args[0].dtype)
 
 
 def _loop(chunk: int, *args: Any) -> Any:

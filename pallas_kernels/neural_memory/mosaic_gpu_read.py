@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import APPROXIMATE, mosaic_kernel, tile_ref
 from pallas_kernels.neural_memory.hopper import BLOCK, PAIR, ROWS, TOKENS, WORKERS
 
 PIECE = BLOCK // 2
@@ -86,9 +86,7 @@ def read(
         num_threads=WORKERS + 1,
         thread_name="warpgroup",
         scratch_types=[_scratch(x.dtype, width)],
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
-        ),
+        compiler_params=APPROXIMATE,
         interpret=interpret,
         kernel_name="neural_memory_read",
     )
@@ -96,11 +94,7 @@ def read(
 
 
 def _scratch(dtype: Any, width: int) -> Shared:
-    tiling: Any = plgpu.TilingTransform((8, PIECE))  # pyright: ignore[reportAbstractUsage]
-    swizzle: Any = plgpu.SwizzleTransform(2 * PIECE)  # pyright: ignore[reportAbstractUsage]
-
-    def tiles(*shape: int) -> Any:
-        return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
+    tiles = partial(tile_ref, dtype=dtype)
 
     def ring(*shape: int) -> Ring:
         free = plgpu.ClusterBarrier(collective_axes=("program",), num_arrivals=WORKERS, num_barriers=2)

@@ -154,14 +154,14 @@ def _gradients_fwd(
     error = k.astype(wide) + found - v.astype(wide)
     lost = checkpoint_name(_power(error, wide), KEPT)
     error = checkpoint_name(rounded(error, dtype), KEPT)
-    at = look_back(narrow, hidden, error, lost, theta, (first, second), scale)
+    at = _look_back(narrow, hidden, error, lost, theta, (first, second), scale)
     # The share stands at the narrower operand of each product, which has fewer numbers to multiply.
     by_first = multiply("bhck,bhce->bhke", _times(at.share, narrow), at.sloped)
     by_second = multiply("bhce,bhck->bhek", at.bent, _times(at.share, error))
     return ((by_first, by_second), lost), (at, theta, v)
 
 
-def look_back(
+def _look_back(
     k: Float[Array, "B H C K"],
     hidden: Float[Array, "B H C E"],
     error: Float[Array, "B H C K"],
@@ -185,7 +185,7 @@ def look_back(
     return Pass(k, first, second, scale, *arrays)
 
 
-def gradients_bwd(dtype: Any, dtypes: Any, kept: tuple[Pass, Array], g: Any) -> tuple[Array, ...]:
+def _pull_back(dtype: Any, dtypes: Any, kept: tuple[Pass, Array], g: Any) -> tuple[Array, ...]:
     """Of `gradients`, by k, v, theta and both weights, in `dtypes` of k, v and weights.
 
     Last by c, token by token, times nothing but what it multiplies before silu and behind M2^T.
@@ -202,7 +202,7 @@ def gradients_bwd(dtype: Any, dtypes: Any, kept: tuple[Pass, Array], g: Any) -> 
     # Through the curvature, a sum of the powers of silu and of what comes back.
     part = by_curvature / (at.lost + EPSILON)
     by_lost = by_lost - part * at.keys * at.pushed / (at.lost + EPSILON)
-    # Make silu's derivative from hidden units again: XLA would write it, wide, where `look_back` takes powers.
+    # Make silu's derivative from hidden units again: XLA would write it, wide, where `_look_back` takes powers.
     hidden = jax.lax.optimization_barrier(at.hidden)
     bent, share = _bend(hidden, scale), at.share[..., None]
     pushed = _product("bhck,bhke->bhce", at.k, by_first)
@@ -228,7 +228,7 @@ def gradients_bwd(dtype: Any, dtypes: Any, kept: tuple[Pass, Array], g: Any) -> 
 
 def _gradients_bwd(dtype: Any, dtypes: Any, kept: tuple[Pass, Array, Array], g: Any) -> tuple[Array, ...]:
     at, theta, v = kept
-    *found, by_scale = gradients_bwd(dtype, dtypes, (at, theta), g)
+    *found, by_scale = _pull_back(dtype, dtypes, (at, theta), g)
     # f(k) - k is c times the last thing that it multiplies.
     k, v, error, by_v = (x.astype(theta.dtype) for x in (at.k, v, at.error, found[1]))
     by_scale -= jnp.sum(by_v * (error + v - k), -1) / at.scale[..., None]

@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import LANE, mosaic_kernel
 from pallas_kernels.routed_lora.hopper import STEP, UNIT
 from pallas_kernels.routed_lora.mosaic_gpu_product import (
     CLUSTERS,
@@ -64,7 +64,7 @@ def listed_down(
         num_threads=WORKERS + 1,
         thread_name="warpgroup",
         scratch_types=[scratch(x.dtype, True, copies=1 + GROUP)],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=LANE,
         interpret=interpret,
         kernel_name="routed_lora_down",
     )

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import LANE, mosaic_kernel, tile_ref
 from pallas_kernels.routed_lora.grid import Grid, Place, Side, Term, pick, place_of
 from pallas_kernels.routed_lora.hopper import STEP
 from pallas_kernels.routed_lora.steps import Steps
@@ -100,7 +100,7 @@ def sums_of_products(
         num_threads=WORKERS + 1,
         thread_name="warpgroup",
         scratch_types=[scratch(arrays[0].dtype, transposed, left_first=channels_first == "left")],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=LANE,
         interpret=interpret,
         kernel_name="routed_lora_dx" if transposed else "routed_lora",
     )
@@ -109,11 +109,7 @@ def sums_of_products(
 
 def scratch(dtype: Any, transposed: bool, *, copies: int = 2, left_first: bool = False) -> Shared:
     """Shared memory for steps that are copied in so many parts; of left with channels first, or not."""
-    tiling: Any = plgpu.TilingTransform((8, STEP))  # pyright: ignore[reportAbstractUsage]
-    swizzle: Any = plgpu.SwizzleTransform(2 * STEP)  # pyright: ignore[reportAbstractUsage]
-
-    def tiles(*shape: int) -> Any:
-        return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
+    tiles = partial(tile_ref, dtype=dtype)
 
     return Shared(
         left=tiles(STAGES, *((STEP, HEIGHT) if left_first else (HEIGHT, STEP))),

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator, add_skip
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
-from pallas_kernels._mosaic_gpu import mosaic_kernel
+from pallas_kernels._mosaic_gpu import LANE, mosaic_kernel
 from pallas_kernels.short_conv.hopper import STEPS
 from pallas_kernels.short_conv.xla import short_conv_xla
 
@@ -67,7 +67,7 @@ def _conv(x: Array, taps: Array, pre_gate: Array | None, post_gate: Array | None
             plgpu.SMEM((EDGE + STEPS,), jnp.float32),
             plgpu.Barrier(num_arrivals=len(streams), num_barriers=STAGES),
         ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=LANE,
         interpret=plgpu.InterpretGPUParams() if interpret else None,
         kernel_name="short_conv",
     )(*streams, taps)

@@ -26,11 +26,13 @@ def here(runs, monkeypatch, tmp_path):
 def test_examples_run(here):
     namespace = {"jaxblt": jaxblt}
     examples = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         exec(compile(example, "answers.md", "exec"), namespace)
     assert all(Path(name).stat().st_size for name in ("scores.tsv", "states.npz", "effects.tsv"))
     assert len(namespace["effects"]) == 1
+    ((call, around),) = namespace["around"].items()
+    assert (len(around), around[5:6].decode()) == (11, call.split()[1][0])
 
 
 def test_commands_write_what_the_methods_return(here, runs):

@@ -61,8 +61,9 @@ def test_parts_md_uses_parts_by_themselves(capsys):
     names = {}
     for text in blocks(GUIDES / "parts.md", "python"):
         exec(compile(text, "parts.md", "exec"), names)
-    patterns, cell, equal, slots, said = capsys.readouterr().out.splitlines()
+    patterns, cell, equal, slots, patches, kmers, said = capsys.readouterr().out.splitlines()
     assert (patterns, cell, equal, slots) == ("J T", "gru", "True", "(1, 1, 1)")
+    assert (patches, kmers) == ("True True", "7 b'ACGTTNacg'")
     assert said.startswith("linear_scan: ")
     first_cells = re.findall(
         r"^\| (`.*?) \|", (GUIDES / "parts.md").read_text(encoding="utf-8"), re.MULTILINE
@@ -70,6 +71,18 @@ def test_parts_md_uses_parts_by_themselves(capsys):
     shown = set(re.findall(r"`(\w+)`", " ".join(first_cells)))
     ops = {path.parent.name for path in (ROOT / "pallas_kernels").glob("*/README.md")}
     assert {*DEFAULTS, *ops} == shown
+
+
+def test_benchmark_md_measures_a_program(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (example,) = blocks(GUIDES / "benchmark.md", "python")
+    names = {}
+    exec(compile(example, "benchmark.md", "exec"), names)
+    memory, *ops, window = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"device .* GiB, host .* GiB", memory)
+    assert 1 <= len(ops) <= 3
+    assert window.startswith("WindowReport(count=20, ")
+    assert names["memory"].device_peak >= names["x"].nbytes
 
 
 def said_first(recipe) -> str:

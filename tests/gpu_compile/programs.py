@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.attention import masks, mosaic_gpu_partial, mosaic_gpu_partial_vjp
+from pallas_kernels.attention import masks, mosaic_gpu_partial
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
@@ -25,7 +25,7 @@ from pallas_kernels.modal_conv import hopper as modal_hopper
 from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.neural_memory import shapes as memory_shapes
-from pallas_kernels.neural_memory.mosaic_gpu import neural_memory_mosaic_gpu
+from pallas_kernels.neural_memory.mosaic_gpu_or_xla import neural_memory_mosaic_gpu_or_xla
 from pallas_kernels.patch_attention import shapes as patch_shapes
 from pallas_kernels.patch_attention import triton_gpu as patch_triton
 from pallas_kernels.routed_lora import active_blocks
@@ -57,7 +57,7 @@ def _attention() -> Iterator[Program]:
 
 
 def _partials(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:
-    """The first chunk of keys, one merged into others, whole and in runs, and gradients; and on four devices."""
+    """The first chunk of keys, one merged into others, whole and in runs; and on four devices."""
     batch, tokens, heads, groups, width = shape.batch, shape.tokens, shape.heads, shape.groups, shape.head_dim
     q, k = (jax.ShapeDtypeStruct((batch, tokens, n, width), jnp.bfloat16) for n in (heads, groups))
     lse = jax.ShapeDtypeStruct((batch, heads, tokens), jnp.float32)
@@ -78,16 +78,6 @@ def _partials(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Progr
     yield Program(f"{op}_shard_map", split, (merged,), devices=4)
     split = jax.shard_map(_partial, in_specs=(specs | {"lengths": P()},), out_specs=spread)
     yield Program(f"{op}_runs_shard_map", split, (runs,), devices=4)
-    yield Program(f"{op}_gradients", _partial_gradients, (merged,))
-    yield Program(f"{op}_gradients_causal", partial(_partial_gradients, causal=True), (merged,))
-    split = jax.shard_map(_partial_gradients, in_specs=(specs,), out_specs=P(None, AXIS))
-    yield Program(f"{op}_gradients_shard_map", split, (merged,), devices=4)
-
-
-def _partial_gradients(arrays: Any, causal: bool = False) -> Any:
-    q, k, v = (arrays[name] for name in "qkv")
-    o, lse = arrays["accumulator"]
-    return mosaic_gpu_partial_vjp.gradients_given_lse(q, k, v, o, lse, o, masks.band(causal))
 
 
 def _partial(arrays: Any, causal: bool = False, cast_output: bool = False) -> Any:
@@ -285,13 +275,13 @@ def _packed_modal_conv(x: Any, **arrays: Any) -> Any:
 
 
 def _neural_memory() -> Iterator[Program]:
-    """Chunks that are all read at once, and in groups; heads of 128."""
+    """Chunks that are all read at once, and in groups; heads of 128. Kernels make values, XLA gradients."""
     for shape in memory_shapes.SHAPES:
         run: Callable[..., Any] = partial(_memory, shape.chunk)
         arrays = _memory_arrays(shape)
         if shape.name == "d1024_16k_c2048":
             yield Program("neural_memory/whole", lambda arrays, run=run: run(**arrays), (arrays,))
-            yield from _transformed("neural_memory", run, arrays)
+            yield from _transformed("neural_memory", run, arrays, values=True)
             narrow = _memory_arrays(replace(shape, width=128, hidden=512))
             yield Program("neural_memory/narrow", lambda arrays, run=run: run(**arrays), (narrow,))
         if shape.name == "d1024_16k_c512":
@@ -311,7 +301,8 @@ def _memory_arrays(shape: memory_shapes.NeuralMemoryShape) -> dict[str, Any]:
 
 def _memory(chunk: int, q: Any, k: Any, v: Any, gates: Any, first: Any, second: Any) -> Any:
     theta, eta, alpha = (gates[..., i] for i in range(3))
-    return neural_memory_mosaic_gpu(q, k, v, theta, eta, alpha, (first, second), chunk_size=chunk)
+    arrays = (q, k, v, theta, eta, alpha, (first, second))
+    return neural_memory_mosaic_gpu_or_xla(*arrays, chunk_size=chunk)
 
 
 def _routed_lora() -> Iterator[Program]:
@@ -422,19 +413,22 @@ def _fifths(x: Any) -> Any:
 
 
 def _transformed(
-    op: str, run: Callable[..., Any], arrays: dict[str, Any], out: Any = None
+    op: str, run: Callable[..., Any], arrays: dict[str, Any], out: Any = None, *, values: bool = False
 ) -> Iterator[Program]:
     """Under remat with every gradient, under vmap, and on four devices, each with its own rows.
 
     Triton is not installed where these programs are only listed: there `out`, the output's shape, is to be given.
+    With `values` those are made too, by a call without a derivative: kernels may make these alone.
     """
     if out is None:
         out = jax.eval_shape(lambda arrays: run(**arrays), arrays)
-    yield Program(f"{op}/remat", _gradients(jax.checkpoint(run)), (out, arrays))
+    passes = _forward_and_gradients if values else _gradients
+    yield Program(f"{op}/remat", passes(jax.checkpoint(run)), (out, arrays))
     stacked = {name: jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for name, a in arrays.items()}
     yield Program(f"{op}/vmap", jax.vmap(lambda arrays: run(**arrays)), (stacked,))
     specs = {name: P(AXIS) if a.ndim == out.ndim else P() for name, a in arrays.items()}
-    split = jax.shard_map(_gradients(run), in_specs=(P(AXIS), specs), out_specs=specs)
+    found = (P(AXIS), specs) if values else specs
+    split = jax.shard_map(passes(run), in_specs=(P(AXIS), specs), out_specs=found)
     yield Program(f"{op}/shard_map", split, (out, arrays), devices=4)
 
 

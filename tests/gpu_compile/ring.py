@@ -26,7 +26,7 @@ def compiled(devices: int, tokens: int) -> Any:
     """Output and gradients of a causal layer, split over devices."""
 
     def attend(*qkv: jax.Array) -> jax.Array:
-        return context_attention(*qkv, causal=True, mode="ring", layout=ZIGZAG, implementation="mosaic_gpu")
+        return context_attention(*qkv, causal=True, mode="ring", layout=ZIGZAG)
 
     def passes(q: jax.Array, k: jax.Array, v: jax.Array, do: jax.Array) -> Any:
         o, backward = jax.vjp(attend, q, k, v)

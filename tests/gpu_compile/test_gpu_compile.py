@@ -128,7 +128,7 @@ def test_every_kernel_is_compiled_with_its_gradient(names: list[str]) -> None:
         tables = [table for name, table in api.items() if name.endswith("TABLE")]
         assert tables, f"{op}: no table"
         for table in tables:
-            assert "mosaic_gpu" in {entry.name for entry in table}, f"{op}: not in its table"
+            assert any(entry.name.startswith("mosaic_gpu") for entry in table), f"{op}: not in its table"
         assert op in compiled, f"{op}: not among the compiled programs"
 
 

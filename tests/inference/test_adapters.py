@@ -12,11 +12,12 @@ from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse
 from jaxblt.adapters.chosen import choose_adapters
 from jaxblt.adapters.fallback import CodeFallbackWarning
 from jaxblt.cli.generate import read_adapter
-from jaxblt.inference import Decoder, SamplingConfig, generate, teacher_force
+from jaxblt.inference import Decoder, SamplingConfig, generate
 from jaxblt.inference.generate import _begin
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig, make_patches
+from tests.inference.forced import teacher_force
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 

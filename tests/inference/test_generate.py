@@ -17,7 +17,6 @@ from jaxblt.inference import (
     generate,
     init_decoder,
     sample,
-    teacher_force,
 )
 from jaxblt.inference.sampling import alphabet_table
 from jaxblt.mixers import AttentionConfig
@@ -27,6 +26,7 @@ from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, byte_entropies, decided, make_patches
 from jaxblt.random_keys import make_key
 from jaxblt.testing.collectives import collectives
+from tests.inference.forced import teacher_force
 from tests.mixer_table import table
 from tests.parameters import drawn
 from tests.tolerances import tol

@@ -20,10 +20,10 @@ from jaxblt.patching import (
     init_patcher,
     make_patches,
     prefill_patcher,
-    scan_patcher,
 )
 from tests.mixer_table import table
 from tests.parameters import drawn
+from tests.patching.scanned import scan_patcher
 from tests.tolerances import assert_close
 
 HEADS = AttentionConfig(dim=16, num_heads=2)

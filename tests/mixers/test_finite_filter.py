@@ -76,9 +76,9 @@ def test_the_op_is_given_the_gates_of_whole_rows(monkeypatch: Any) -> None:
 
 def test_the_kernel_says_where_it_runs() -> None:
     with pytest.raises(
-        ValueError, match="'mosaic_gpu' cannot run here: it is compiled for compute capability"
+        ValueError, match="'mosaic_gpu_vjp' cannot run here: it is compiled for compute capability"
     ):
-        hyena("mosaic_gpu", jnp.bfloat16)
+        hyena("mosaic_gpu_vjp", jnp.bfloat16)
 
 
 @pytest.mark.gpu

@@ -20,8 +20,8 @@ from jaxblt.parallel import MeshConfig, batch_sharding, state_shardings
 from jaxblt.parallel.constraints import by_token, whole_weight
 from jaxblt.parallel.rules import placements
 from jaxblt.patching import PatcherConfig
-from jaxblt.profiling.collectives import Collective, crossed_axes
-from jaxblt.testing.collectives import collectives
+from jaxblt.profiling.collectives import Collective
+from jaxblt.testing.collectives import collectives, crossed_axes
 from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
 from tests.mixers import configs

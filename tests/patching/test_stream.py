@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.patching import PatcherConfig, init_patcher, scan_patcher, step_patcher
+from jaxblt.patching import PatcherConfig, init_patcher, step_patcher
 from tests.patching.cases import EVERY, SIZE, config_of, patch
 from tests.patching.rows import random_rows
+from tests.patching.scanned import scan_patcher
 
 step = jax.jit(step_patcher, static_argnums=0)
 

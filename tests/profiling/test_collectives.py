@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import jax
 
 from jaxblt.parallel import make_mesh
-from jaxblt.profiling.collectives import crossed_axes, exchanges
-from jaxblt.testing.collectives import collectives, spanning
+from jaxblt.profiling.collectives import exchanges
+from jaxblt.testing.collectives import collectives, crossed_axes, spanning
 
 PROGRAM = """
   %a = ((f32[4,2]{1,0}), f32[8,2]{1,0}) all-gather-start(%x), dimensions={0}

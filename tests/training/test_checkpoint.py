@@ -27,7 +27,6 @@ from jaxblt.training.checkpoint import (
     CheckpointCorrupt,
     Checkpointer,
     StateMismatch,
-    abstract_like,
     list_steps,
     restore,
 )
@@ -40,6 +39,7 @@ from jaxblt.training.integrity import (
     fingerprint,
     named_leaves,
 )
+from tests.parameters import abstract_like
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 ROOT = Path(__file__).resolve().parents[2]
@@ -322,7 +322,8 @@ def test_going_back_on_purpose_leaves_later_steps_aside(tmp_path: Path) -> None:
 
 WRITER = """
 import sys, jax, jax.numpy as jnp
-from jaxblt.training.checkpoint import Checkpointer, abstract_like
+from jaxblt.training.checkpoint import Checkpointer
+from tests.parameters import abstract_like
 state = lambda step: {"w": jnp.full((1024, 1024), step, jnp.float32), "key": jax.random.key(step)}
 with Checkpointer(sys.argv[1]) as checkpoints:
     first = 1

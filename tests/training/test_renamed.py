@@ -11,15 +11,16 @@ import numpy as np
 import optax
 import pytest
 
-from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig
+from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
 from jaxblt.models import ByteLMConfig, StackConfig
-from jaxblt.training.checkpoint import Checkpointer, abstract_like, restore
+from jaxblt.training.checkpoint import Checkpointer, restore
 from jaxblt.training.fitting import fitting_shapes
 from jaxblt.training.frozen_store import read_frozen, write_frozen
 from jaxblt.training.integrity import StateMismatch
 from jaxblt.training.renamed import current_name
 from jaxblt.training.serialize import from_json, to_json
 from jaxblt.training.state import content_hash, freeze, start
+from tests.parameters import abstract_like
 
 OLD = {
     "periods": {"block_0": {"mixer": {"in": jnp.arange(6.0), "out": -jnp.arange(4.0), "short": jnp.ones(2)}}},
@@ -124,3 +125,10 @@ def test_a_stack_stored_with_a_config_for_each_family_is_read():
     }
     assert from_json(to_json(found)) == found
     assert '"class": "hyena"' in to_json(found)
+
+
+@pytest.mark.parametrize(("filter", "expected"), [("implicit", "mosaic_gpu_vjp"), ("modal", "mosaic_gpu")])
+def test_a_hyena_stored_with_a_kernel_that_went_takes_the_one_that_stayed(filter, expected):
+    config = HyenaConfig(dim=32, filter={"implicit": ImplicitFilter(600), "modal": ModalFilter()}[filter])
+    stored = json.loads(to_json(config)) | {"implementation": "mosaic_gpu"}
+    assert from_json(json.dumps(stored)).implementation == expected

@@ -35,7 +35,7 @@ def ring(
     peers_up_to: int = 2**18,
     one_device_up_to: int = 2**18,
     message_mib: tuple[float, ...] = (0.25, 1, 4, 16, 64, 256),
-    implementation: Literal["cudnn", "mosaic_gpu", "xla"] | None = None,
+    implementation: Literal["cudnn", "xla"] | None = None,
     trials: int = 20,
 ) -> dict[str, Any]:
     """Check ring attention over all devices of this process, and time it and its exchanges.

@@ -63,7 +63,7 @@ def context_attention(
 
     Args:
       implementation: as for `attention`, as are arguments that are not explained here, and a ring without a window also
-        takes "mosaic_gpu" (see `partial_attention`). A token's place in the sequence is its position.
+        takes "mosaic_gpu", forward only (see `partial_attention`). A token's place in the sequence is its position.
       packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
         each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
         where places count (a window, ALiBi) and in mode "all_gather". Rows of several go to XLA in a ring; on Hopper

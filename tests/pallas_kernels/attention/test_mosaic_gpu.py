@@ -1,4 +1,4 @@
-"""The Hopper kernels of partial attention: simulated on the CPU, whole on a GPU, and what they refuse."""
+"""The Hopper kernel of partial attention: simulated on the CPU, whole on a GPU, and what they refuse."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,10 +26,9 @@ from pallas_kernels.attention import (
     partial_attention_backward,
     reference,
 )
-from pallas_kernels.attention.hopper import why_not_backward, why_not_forward
+from pallas_kernels.attention.hopper import why_not
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.mosaic_gpu_partial import attention_with_lse
-from pallas_kernels.attention.mosaic_gpu_partial_vjp import gradients_given_lse
 from pallas_kernels.attention.partial import BACKWARD, FORWARD, _choose, merges_in_kernel
 from tests.pallas_kernels.attention.cases import Call
 from tests.tolerances import assert_close
@@ -38,7 +37,7 @@ HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 H200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind=HOPPER.kind)
 SMALL = {"heads": 1, "groups": 1, "head_dim": 64, "dtype": jnp.bfloat16}
 WIDE = SMALL | {"heads": 3, "head_dim": 128}
-# The last fills places again: two with four tiles of keys, four with six of queries, those of three heads.
+# The last fills places again: two with four tiles of keys.
 SMALL_CALLS = (
     (Call(name="odd", queries=333, scale=0.3, **SMALL), False),
     (Call(name="gqa_into", queries=192, **SMALL | {"heads": 2}), True),
@@ -100,27 +99,6 @@ def check_cast_output(run: Any, call: Call) -> None:
 @pytest.mark.slow(weeks=13, group="simulated kernels")
 def test_simulated_cast_output(simulation: Any) -> None:
     check_cast_output(partial(attention_with_lse, interpret=simulation), SMALL_CALLS[0][0])
-
-
-def check_gradients(run: Any, call: Call) -> Any:
-    """`run` against the reference, with an output and log-sum-exp that other keys share in."""
-    arrays, mask = call.arrays(1), masked(call)
-    merged = merge_partials(before(call, 1), Partial(*reference.attention_with_lse(**arrays, mask=mask)))
-    do = jax.random.normal(jax.random.key(3), arrays["q"].shape).astype(call.dtype)
-    options = {"mask": mask, "scale": call.scale}
-    found = run(*arrays.values(), *merged, do, **options)
-    want = reference.gradients_given_lse(*arrays.values(), *merged, do, **options)
-    terms = (call.keys or call.queries, *(call.queries * call.heads // call.groups,) * 2)
-    for name, got, expected, n in zip("qkv", found, want, terms, strict=True):
-        assert got.dtype == jnp.float32
-        assert_close(got, expected, call.dtype, n, f"gradient of {name}")
-    return found
-
-
-@pytest.mark.slow(weeks=2)
-@pytest.mark.parametrize("call", [call for call, _ in SMALL_CALLS[1:]], ids=str)
-def test_simulated_gradients(call: Call, simulation: Any) -> None:
-    check_gradients(partial(gradients_given_lse, interpret=simulation), call)
 
 
 def check_lengths(run: Any, call: Call, lengths: list[int]) -> None:
@@ -212,8 +190,7 @@ def test_says_why_not(change: dict[str, Any], reason: str) -> None:
         jax.ShapeDtypeStruct((call["rows"], call[n], 4, call["width"]), call["dtype"])
         for n in ("queries", "keys")
     )
-    for why_not in (why_not_forward, why_not_backward):
-        assert reason in (why_not(call["device"], q, k, k, call["mask"], scale=call["scale"]) or "it can run")
+    assert reason in (why_not(call["device"], q, k, k, call["mask"], scale=call["scale"]) or "it can run")
 
 
 @pytest.mark.parametrize(
@@ -241,31 +218,10 @@ def test_goes_first_where_it_was_faster(change: dict[str, Any], forward: str) ->
         assert backward == ("cudnn" if k.shape[1] % 2 == 0 else "xla")
 
 
-def test_gradients_are_by_name_only() -> None:
-    q = like(1, 2048, 4, 128, dtype=jnp.bfloat16)
-    with compiling_for(H200):
-        entry = _choose("partial_attention_backward", BACKWARD, q, q, q, masks.CAUSAL, None, None)
-    assert entry.name == "cudnn"
-
-
 def test_is_refused_where_it_cannot_run() -> None:
     q = jnp.ones((1, 64, 1, 64), jnp.bfloat16)
     with pytest.raises(ValueError, match="this is cpu"):
         partial_attention(q, q, q, masks.CAUSAL, implementation="mosaic_gpu")
-
-
-def check_gradients_with_lengths_are_refused() -> None:
-    q, mask = jnp.ones((2, 64, 1, 64), jnp.bfloat16), masks.key_lengths(jnp.ones(2, jnp.int32))
-    merged = Partial(jnp.ones(q.shape), jnp.ones((2, 1, 64)))
-    with pytest.raises(
-        ValueError, match=r"'mosaic_gpu' cannot run here: it takes no lengths of keys \(cudnn"
-    ):
-        partial_attention_backward(q, q, q, merged, q, mask, implementation="mosaic_gpu")
-
-
-def test_gradients_with_lengths_are_refused() -> None:
-    with compiling_for(H200):
-        check_gradients_with_lengths_are_refused()
 
 
 def traced(run: Callable[..., Any], *shapes: Any) -> tuple[Any, Counter[str]]:
@@ -305,51 +261,35 @@ def test_it_is_one_kernel(given: dict[str, Any]) -> None:
     assert traced(run, Q, K, K, given) == (PARTIAL, {"partial_attention": 1})
 
 
-def test_gradients_are_two_kernels() -> None:
+FORWARD_ONLY = "'mosaic_gpu' runs forward only: leave implementation None, .* or name 'cudnn' or 'xla'"
+
+
+def test_gradients_name_what_has_them() -> None:
     run = partial(partial_attention_backward, mask=masks.CAUSAL, implementation="mosaic_gpu")
-    shapes, kernels = traced(run, Q, K, K, MERGED, Q)
-    assert shapes == tuple((x.shape, "float32") for x in (Q, K, K))
-    assert kernels == {"partial_attention_dq": 1, "partial_attention_dkv": 1}
+    with pytest.raises(ValueError, match=FORWARD_ONLY):
+        traced(run, Q, K, K, MERGED, Q)
 
 
 @pytest.mark.parametrize(
-    ("causal", "backward"),
-    # Causal: of the other device's keys half of the queries see all, or all see half. That is one call, or two for
-    # gradients, which have their own keys in two calls as well.
-    [(False, 2), (True, 4)],
+    ("options", "calls"),
+    # Causal: of the other device's keys half of the queries see all, or all see half, in one call. In rows with holes
+    # each half has a length of its own, and the later one sees the earlier one too.
+    [({"causal": False}, 2), ({"causal": True}, 2), ({"causal": True, "packed": False}, 4)],
+    ids=str,
 )
-def test_a_ring_of_two(causal: bool, backward: int) -> None:
-    def run(q: Any, k: Any, v: Any, do: Any) -> Any:
-        options: dict[str, Any] = {"causal": causal, "mode": "ring", "implementation": "mosaic_gpu"}
-        o, vjp = jax.vjp(lambda *x: context_attention(*x, **options), q, k, v)
-        return o, *vjp(do)
-
-    with jax.set_mesh(make_mesh(seq=2, devices=jax.devices()[:2])):
-        shapes, kernels = traced(run, Q, K, K, Q)
-    assert shapes == tuple((x.shape, "bfloat16") for x in (Q, Q, K, K))
-    assert kernels == {
-        "partial_attention": 2,
-        "partial_attention_dq": backward,
-        "partial_attention_dkv": backward,
-    }
-
-
-def test_a_ring_over_rows_with_holes_has_no_gradients() -> None:
-    """Each half has a length of its own, and the later one sees the earlier one too: four calls."""
-
+def test_a_ring_of_two_has_values_and_no_gradients(options: dict[str, Any], calls: int) -> None:
     def run(q: Any, k: Any, v: Any, ids: Any) -> Any:
-        return context_attention(
-            q, k, v, ids, causal=True, packed=False, mode="ring", implementation="mosaic_gpu"
-        )
+        ids = None if options.get("packed", True) else ids
+        return context_attention(q, k, v, ids, mode="ring", implementation="mosaic_gpu", **options)
 
-    def gradients(q: Any, k: Any, v: Any, ids: Any) -> Any:
-        return jax.grad(lambda q: run(q, k, v, ids).astype(jnp.float32).sum())(q)
+    def gradient(q: Any, *others: Any) -> Any:
+        return jax.grad(lambda q: run(q, *others).astype(jnp.float32).sum())(q)
 
     ids = like(2, 256, dtype=jnp.int32)
     with jax.set_mesh(make_mesh(seq=2, devices=jax.devices()[:2])):
-        assert traced(run, Q, K, K, ids)[1] == {"partial_attention": 4}
-        with pytest.raises(ValueError, match="it takes no lengths of keys"):
-            traced(gradients, Q, K, K, ids)
+        assert traced(run, Q, K, K, ids) == ((Q.shape, "bfloat16"), {"partial_attention": calls})
+        with pytest.raises(ValueError, match=FORWARD_ONLY):
+            traced(gradient, Q, K, K, ids)
 
 
 @pytest.mark.gpu
@@ -372,19 +312,6 @@ def test_lengths_on_a_gpu(width: int) -> None:
     alone = check(attention_with_lse, call, False, [1000, 0])
     np.testing.assert_array_equal(alone.lse[1], np.float32(EMPTY_LSE))
     assert not alone.o[1].any()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("call", [call for call, joined in LARGE_CALLS if joined], ids=str)
-def test_gradients_on_a_gpu(call: Call) -> None:
-    """They repeat bit for bit."""
-    found, again = (check_gradients(gradients_given_lse, call) for _ in range(2))
-    jax.tree.map(np.testing.assert_array_equal, found, again)
-
-
-@pytest.mark.gpu
-def test_gradients_with_lengths_are_refused_on_a_gpu() -> None:
-    check_gradients_with_lengths_are_refused()
 
 
 @pytest.mark.gpu

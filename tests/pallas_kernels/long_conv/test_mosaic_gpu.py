@@ -212,16 +212,13 @@ def test_simulated_values_and_gradients(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-DEFAULT = partial(long_conv, implementation="mosaic_gpu")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
 @pytest.mark.parametrize(
     "case",
     [
         pytest.param(case, id=f"{name}-{case}")
-        for name, run in (("vjp", named), ("default", DEFAULT), ("half", halves))
+        for name, run in (("vjp", named), ("half", halves))
         for case in cases(run)
     ],
 )
@@ -296,7 +293,7 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
 
 @pytest.mark.slow(weekly=3)
 @pytest.mark.parametrize("length", [4096, 12_289, 40_000])
-@pytest.mark.parametrize("name", ["mosaic_gpu_vjp", "mosaic_gpu_half", "mosaic_gpu"])
+@pytest.mark.parametrize("name", ["mosaic_gpu_vjp", "mosaic_gpu_half"])
 def test_backward_keeps_inputs_alone(name: Any, length: int) -> None:
     """Two thirds of what XLA's form keeps of as many rows and taps: no product with a gate and no spectrum."""
     x, filter = jax.ShapeDtypeStruct((2, 3, length), bf16), jax.ShapeDtypeStruct((3, length), jnp.float32)
@@ -318,7 +315,6 @@ def test_backward_keeps_inputs_alone(name: Any, length: int) -> None:
 @pytest.mark.parametrize(
     ("name", "length", "count"),
     [
-        ("mosaic_gpu", 8192, 1),
         ("mosaic_gpu_vjp", 8192, 2),
         ("mosaic_gpu_half", 16_384, 4),
         (None, 8192, 2),

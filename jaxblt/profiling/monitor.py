@@ -1,58 +1,10 @@
-"""Timing with statistics (that of `pallas_kernels`: one ruler for ops and library) and a rolling monitor."""
+"""Values of the last seconds of a running job, and their percentiles."""
 
 import time
 from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
-
-from pallas_kernels.runtime import (
-    MIN_TRIALS,
-    Case,
-    Ceilings,
-    Comparison,
-    Machine,
-    Measurement,
-    Method,
-    Summary,
-    compare,
-    compiled,
-    default_method,
-    forward_backward,
-    measure,
-    measure_all,
-    measure_ceilings,
-    median_interval,
-    ratio_interval,
-    summarize,
-    this_machine,
-    tukey_inliers,
-)
-
-__all__ = [
-    "MIN_TRIALS",
-    "Case",
-    "Ceilings",
-    "Comparison",
-    "Machine",
-    "Measurement",
-    "Method",
-    "Monitor",
-    "Summary",
-    "WindowReport",
-    "compare",
-    "compiled",
-    "default_method",
-    "forward_backward",
-    "measure",
-    "measure_all",
-    "measure_ceilings",
-    "median_interval",
-    "ratio_interval",
-    "summarize",
-    "this_machine",
-    "tukey_inliers",
-]
 
 
 @dataclass(frozen=True)

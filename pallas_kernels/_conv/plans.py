@@ -1,0 +1,11 @@
+"""What benchmarks of convolutions share."""
+
+from collections.abc import Callable
+from typing import Any
+
+GIVEN = ("pre_gate", "post_gate", "segment_ids")
+
+
+def by_position(op: Callable[..., Any], count: int, **options: Any) -> Callable[..., Any]:
+    """Return `op` of so many arguments by position, then both gates and ids, as the cases of a plan pass them."""
+    return lambda *args: op(*args[:count], **dict(zip(GIVEN, args[count:], strict=False)), **options)
