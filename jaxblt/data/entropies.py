@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from jaxblt.data.sources.base import DocumentSource
 from jaxblt.remote import refuse_remote
 
 _CHUNK = 1 << 24
+TOLD = ("source_sha256", "model")
+"""Texts that every note holds."""
 
 
 def source_hash(source: DocumentSource) -> str:
@@ -135,7 +138,7 @@ def read_entropies(path: str | os.PathLike, source: DocumentSource) -> Entropies
 
     Raises:
       FileNotFoundError: the file or its note is missing.
-      ValueError: they were computed from other bytes.
+      ValueError: they were computed from other bytes, or a file is damaged.
     """
     refuse_remote("entropies", path)
     path = Path(path)
@@ -144,14 +147,33 @@ def read_entropies(path: str | os.PathLike, source: DocumentSource) -> Entropies
             raise FileNotFoundError(
                 f"no precomputed entropies at {str(file)!r}: write them first (write_entropies)"
             )
-    note = json.loads(_note(path).read_text())
+    note, values = _read_files(path)
     actual = source_hash(source)
     if note["source_sha256"] != actual:
         raise ValueError(
             f"{str(path)!r} belongs to other data (sha256 {note['source_sha256'][:12]}, the source has "
             f"{actual[:12]}): compute the entropies again"
         )
+    expected = (int(source.lengths.sum()) + len(source),)
+    if (values.shape, values.dtype) != (expected, np.float32):
+        raise ValueError(
+            f"{str(path)!r} holds {values.dtype} of {values.shape}, expected float32 of {expected}: compute the "
+            "entropies again"
+        )
     offsets = np.cumsum(source.lengths + 1) - (source.lengths + 1)
     # notes without a context are older, and hashed the model in another form
     model = note["model"] if "context" in note else ""
-    return Entropies(np.load(path, mmap_mode="r"), offsets, model, note.get("context"))
+    return Entropies(values, offsets, model, note.get("context"))
+
+
+def _read_files(path: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """Read the note, and map the values."""
+    try:
+        note = json.loads(_note(path).read_bytes())
+        if not isinstance(note, dict) or not all(isinstance(note.get(name), str) for name in TOLD):
+            raise ValueError(f"{_note(path).name} holds {note!r:.80}, expected {' and '.join(TOLD)} as text")
+        return note, np.load(path, mmap_mode="r")
+    except (ValueError, RecursionError, EOFError) as error:
+        raise ValueError(
+            f"{str(path)!r} holds no entropies that can be read: {error}; compute them again"
+        ) from error

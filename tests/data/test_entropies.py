@@ -41,6 +41,31 @@ def test_entropies_of_other_data_are_refused(path):
         read_entropies(path.with_name("f.npy"), SOURCE)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("e.npy.json", b"[" * 100_000, "can be read: .*recursion.*; compute them again"),
+        (
+            "e.npy.json",
+            b'{"model": 3}',
+            "can be read: .*expected source_sha256 and model as text; compute them again",
+        ),
+        ("e.npy", b"no array", "can be read: .*; compute them again"),
+        ("e.npy", b"", "can be read: .*; compute them again"),
+    ],
+)
+def test_damaged_files_are_named(path, name, content, says):
+    path.with_name(name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"e\.npy' holds no entropies that {says}"):
+        read_entropies(path, SOURCE)
+
+
+def test_entropies_of_fewer_bytes_than_the_source_has_are_refused(path):
+    np.save(path, np.concatenate(VALUES)[1:])
+    with pytest.raises(ValueError, match=r"float32 of \(26,\), expected float32 of \(27,\): compute the"):
+        read_entropies(path, SOURCE)
+
+
 def test_entropies_of_another_model_or_context_are_refused(path):
     entropies = read_entropies(path, SOURCE)
     entropies.check("abc", 64)
