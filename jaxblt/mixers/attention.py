@@ -23,6 +23,7 @@ from jaxblt.parallel.sequence import seq_axis
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.attention import attention, masks
 from pallas_kernels.attention.masks import Mask
+from pallas_kernels.runtime import check_documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +157,7 @@ class Attention(nn.Module):
             return rows.restore(out(o)), dataclasses.replace(state, clock=rows.clock)
         x = blank(x, content_of(segment_ids))
         axis = seq_axis()
+        check_documents(segment_ids, 1 if config.packed else None)
         if positions is None:
             places = np.arange(x.shape[1]) if axis is None else self._layout.order(x.shape[1], axis.size)
             positions = jnp.asarray(places, jnp.int32)[None]

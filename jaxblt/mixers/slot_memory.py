@@ -188,6 +188,7 @@ class SlotMemory(nn.Module):
         options: Any = {"width": config.dim, "alignment": config.segment_alignment}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(rows, short)
+        options["alone"] = not config.packed
         streams = SlotStreams(q, k, self._contents(rows.x, v), self._chosen(state))
         core = self._core(state)
         keep_core(self, core, streams)

@@ -228,6 +228,7 @@ class StateEngine(nn.Module):
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         short, counted = (None, None) if before is None else (before.short, before.counted)
         qkv, short = Streams(config.shape, self.dtype, recall=True, name="streams")(rows, short)
+        options["alone"] = not config.packed
         mask, counted = self._mask(rows, counted, training=before is None)
         streams, routes = self._streams(rows.x, qkv, mask)
         found, after = rows.run(self._core(), streams, None if before is None else before.engine)
