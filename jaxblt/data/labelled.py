@@ -443,10 +443,11 @@ def _check_settings(config: LabelledDataConfig, files: Sequence[Path]) -> None:
     read = {
         "split_column": (config.split == "column", "split='column'"),
         "split_seed": (config.split == "hash", "split='hash'"),
+        "fractions": (config.split == "hash", "split='hash'"),
         "genome": (any(ending(file) == ".bed" for file in files), "a .bed file among the paths"),
     }
     for name, (is_read, needed) in read.items():
-        check_read(config, "data", name, needed=needed, is_read=is_read)
+        check_read(config, name, needed=needed, is_read=is_read, part="data")
 
 
 def _check_apart(config: LabelledDataConfig) -> None:

@@ -61,9 +61,8 @@ KINDS = {
 
 
 def config_of(*paths, **fields):
-    return LabelledDataConfig(
-        paths=paths, **{"seq_len": 32, "batch_size": 4, "fractions": (0.6, 0.2, 0.2), **fields}
-    )
+    dealt = {"fractions": (0.6, 0.2, 0.2)} if fields.get("split", "hash") == "hash" else {}
+    return LabelledDataConfig(paths=paths, **{"seq_len": 32, "batch_size": 4, **dealt, **fields})
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -336,6 +335,10 @@ def test_bad_configs_of_labelled_data(here):
         (
             {"target": "number", "split": "files", "split_seed": 1},
             "data.split_seed = 1 is read with split='hash' only",
+        ),
+        (
+            {"target": "number", "split": "column"},
+            r"data.fractions = \(0.6, 0.2, 0.2\) is read with split='hash' only",
         ),
         (
             {"target": "number", "genome": "r.csv"},
