@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 """Version of the package."""
 
-__all__ = ["__version__", "load", "reference_ops"]
+__all__ = ["__version__", "checked_ops", "load", "reference_ops"]
 
 
 def load(run_dir: str | os.PathLike[str], **options: Any) -> "Run":
@@ -50,5 +50,25 @@ def reference_ops() -> AbstractContextManager[None]:
     `context_parallel="all_to_all"`.
     """
     from pallas_kernels.runtime import reference_ops as of_kernels
+
+    return of_kernels()
+
+
+def checked_ops() -> AbstractContextManager[None]:
+    """Check the values that operations and mixers are given, also inside `jax.jit`.
+
+    Gates, step sizes, codes, ids and the places of documents have ranges (`RANGES` of each operation). Values out of
+    them give wrong numbers, not errors. NumPy arrays and small arrays on a CPU are checked in every call. Inside the
+    block all arrays are, which waits for the device. What is traced is checked by `jax.experimental.checkify`:
+
+        with jaxblt.checked_ops():
+            error, loss = jax.jit(checkify.checkify(step))(params, batch)
+        error.throw()  # raises with operation, argument, value and place
+
+    What is traced inside the block needs `checkify`, or JAX refuses to compile it, and no mesh: checkify of JAX 0.11
+    fails at a `shard_map`. Outside of the block programs hold no checks. JAX's caches know the block, as that of
+    `reference_ops`.
+    """
+    from pallas_kernels.runtime import checked_ops as of_kernels
 
     return of_kernels()

@@ -1,7 +1,8 @@
 """Checks of arrays on the host, where a caller hands them to a public function.
 
 Shapes and dtypes are known while tracing and are always checked. Values are checked if they are there: inside `jit`,
-and where another process holds a part of them, these checks cost nothing and see nothing.
+and where another process holds a part of them, these checks cost nothing and see nothing. Ids and segment ids are seen
+inside `jit`, too, within `jaxblt.checked_ops`.
 """
 
 from typing import Any
@@ -10,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+
+from pallas_kernels.runtime import Range, check_documents, check_values
 
 
 def on_host(array: Any) -> np.ndarray | None:
@@ -39,16 +42,18 @@ def check_ids(ids: Any, size: int) -> None:
             f"ids must lie in 0..{size - 1}, got {int(values.min())}..{int(values.max())}: "
             "jaxblt.data.encode makes ids of bytes"
         )
+    check_values("bytes", {"ids": Range(0, size - 1, "jaxblt.data.encode makes ids of bytes")}, {"ids": ids})
 
 
 def check_segments(segment_ids: Any) -> None:
-    """Raises ValueError unless the segment ids of bytes are whole numbers of at least 0: bytes have no holes."""
+    """Check that the segment ids of bytes are whole numbers of at least 0, as bytes have no holes, and contiguous."""
     check_whole("segment_ids", segment_ids)
     values = on_host(segment_ids)
     if values is not None and values.size and values.min() < 0:
         raise ValueError(
             f"segment_ids of bytes are 1, 2, ... for documents and 0 for padding, got {int(values.min())}"
         )
+    check_documents(segment_ids)
 
 
 def check_entropies(entropies: Any) -> None:

@@ -7,19 +7,24 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
 MOST = 2**31 - 1
 """Whole numbers reach no further: counters, lengths and ids are int32 on the devices."""
 MOST_SEED = 2**32 - 1
+LEAST_FLOAT, MOST_FLOAT = 1.2e-38, 3.4e38
+"""Sizes of numbers that devices hold in fp32: larger ones become infinite there, and smaller ones 0."""
 
+_FORGIVING: ContextVar[bool] = ContextVar("forgiving", default=False)
 _WORDS = {
     int: "a whole number",
     float: "a finite number",
     bool: "True or False",
-    str: "text",
+    str: "text that is not empty",
     bytes: "bytes",
     type(None): "None",
 }
@@ -44,19 +49,27 @@ def number(
 ) -> None:
     """Raises ValueError, with name, value and what is expected, unless `value` is a finite number in the bounds."""
     if not _fits(value, float):
-        raise ValueError(f"{name} must be a finite number, got {value!r}{why}")
+        raise ValueError(f"{name} must be a finite number, got {value!r}{_fp32(value)}{why}")
     _check_limits(name, value, {"least": least, "above": above, "most": most, "below": below}, {}, why)
 
 
 def check_fields(config: Any) -> None:
-    """Raises ValueError unless each field of a dataclass holds what its annotation says.
+    """Check that each field of a dataclass holds what its annotation says.
 
-    A bool is no number, a float is no whole number, and NaN and infinity are no numbers. `Any` allows everything.
+    A bool is no number, a float is no whole number, and NaN and infinity are no numbers, nor are those that fp32 makes
+    infinite or 0. Text is not empty, unless a field is so by default. `Any` allows everything.
+
+    Raises:
+      ValueError: the first field that does not, with its value and what is expected.
     """
     for name, hint in _hints(type(config)).items():
         value = getattr(config, name)
+        if "" == type(config).__dataclass_fields__[name].default == value:
+            continue
         if not _fits(value, hint):
-            raise ValueError(f"{_where(config, name)} must be {_described(hint)}, got {value!r}")
+            raise ValueError(
+                f"{_where(config, name)} must be {_described(hint)}, got {value!r}{_fp32(value)}"
+            )
 
 
 def check_bounds(
@@ -94,22 +107,41 @@ def check_bounds(
             _check_limits(_where(config, name), item, limits | top, shown, why)
 
 
-def check_read(config: Any, part: str, name: str, *, needed: str, is_read: bool) -> None:
-    """Raises ValueError for a field that was set although nothing reads it: what it asks for would not be done.
+def check_read(config: Any, name: str, *, needed: str, is_read: bool, part: str | None = None) -> None:
+    """Check that a field is as it was unless something reads it: what it asks for would not be done.
+
+    Inside `forgiving` such a field is set back instead, which changes nothing that is computed.
 
     Args:
       config: a dataclass.
-      part: of a recipe that it is, for the message.
       name: of its field.
       needed: with what the field is read.
       is_read: whether it is.
+      part: of a recipe that the config is, for the message; the name of its class if None.
+
+    Raises:
+      ValueError: the field was set, and nothing reads it.
     """
     value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
-    if value != default and not is_read:
-        raise ValueError(
-            f"{part}.{name} = {value!r} is read with {needed} only, and nothing would come of it: set that, or leave "
-            f"it {default!r}"
-        )
+    if is_read or value == default:
+        return
+    if _FORGIVING.get():
+        object.__setattr__(config, name, default)
+        return
+    raise ValueError(
+        f"{part or type(config).__name__}.{name} = {value!r} is read with {needed} only, and nothing would come of it: "
+        f"set that, or leave it {default!r}"
+    )
+
+
+@contextmanager
+def forgiving() -> Iterator[None]:
+    """Inside the block fields that nothing reads are set back: files of older versions may hold any."""
+    token = _FORGIVING.set(True)
+    try:
+        yield
+    finally:
+        _FORGIVING.reset(token)
 
 
 def check_buildable(config: Any, name: str) -> None:
@@ -176,17 +208,16 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is not None:
         return isinstance(value, origin)
     if hint is float:
-        return type(value) in (int, float) and _is_finite(value)
+        return type(value) in (int, float) and (value == 0 or LEAST_FLOAT <= abs(value) <= MOST_FLOAT)
     if hint in _WORDS:
-        return type(value) is hint
+        return type(value) is hint and value != ""
     return isinstance(value, hint)
 
 
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an int beyond the largest float
-        return False
+def _fp32(value: Any) -> str:
+    """Return what to say of a number that is finite, but not in fp32."""
+    is_finite = type(value) is float and math.isfinite(value)
+    return f", fp32 holds sizes of {LEAST_FLOAT:g} to {MOST_FLOAT:g}" if is_finite else ""
 
 
 def _described(hint: Any) -> str:

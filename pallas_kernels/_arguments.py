@@ -1,7 +1,11 @@
-"""What every operation refuses before it looks at shapes: lists for arrays, 2.0 for 2, "yes" for True."""
+"""What every operation refuses before it looks at shapes: lists for arrays, 2.0 for 2, "yes" for True, NaN for a scale.
+
+Values of arrays are checked behind their shapes (`_ranges.py`).
+"""
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -12,10 +16,10 @@ from jaxtyping import AbstractArray
 
 
 def checked[**P, R](operation: Callable[P, R]) -> Callable[P, R]:
-    """The operation, with a TypeError that names an argument that is not the array, int or bool of its annotation.
+    """Return the operation with a TypeError that names an argument that is not what its annotation says.
 
-    What stands in an annotation beside an array, such as None or a tuple of arrays, is let through. A ValueError names
-    what is none of the words of a `Literal`.
+    That is an array, an int, a float or a bool. What stands in an annotation beside an array, such as None or a tuple
+    of arrays, is let through. A ValueError names what is none of the words of a `Literal`, or no finite number.
     """
     signature = inspect.signature(operation)
     kinds = {name: _kind(parameter.annotation) for name, parameter in signature.parameters.items()}
@@ -41,6 +45,8 @@ def _kind(annotation: Any) -> Callable[[str, str, Any], None] | None:
         return functools.partial(_check_array, others)
     if annotation is int:
         return _check_whole
+    if float in choices:
+        return functools.partial(_check_number, type(None) in choices)
     if annotation is bool:
         return _check_flag
     return None
@@ -66,6 +72,16 @@ def _check_word(words: tuple[str, ...], op: str, name: str, value: Any) -> None:
 def _check_whole(op: str, name: str, value: Any) -> None:
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise TypeError(f"{op}: {name} must be a whole number, got {value!r}")
+
+
+def _check_number(optional: bool, op: str, name: str, value: Any) -> None:
+    # Leave arrays of one number to the op: they may be traced
+    if (value is None and optional) or hasattr(value, "dtype"):
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{op}: {name} must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{op}: {name} must be finite, got {value!r}")
 
 
 def _check_flag(op: str, name: str, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 - Choose: `compiling_for` names the device that ops choose for, `record_choices` collects what they chose and why.
 - Differentiate twice: inside `reference_ops` ops have no gradients of their own; `has_reference_ops` says so.
+- Check: inside `checked_ops` ops check the values that they are given; `check_values` and `check_documents` do so.
 - Explain: `explain` says what a table picks on a `Device`; each op has an `explain` of its own.
 - Measure: `measure`, `measure_all`, `compare` time a `Case`; `measure_ceilings` says what the machine can do;
   `alone` takes turns on it; traces.
@@ -37,6 +38,7 @@ from pallas_kernels._measure import (
     measure_ceilings,
     this_machine,
 )
+from pallas_kernels._ranges import Range, check_documents, check_values, checked_ops, has_checked_ops
 from pallas_kernels._statistics import Summary, median_interval, ratio_interval
 from pallas_kernels._trace import device_events, read_trace
 
@@ -50,8 +52,12 @@ __all__ = [
     "Machine",
     "Measurement",
     "Method",
+    "Range",
     "Summary",
     "alone",
+    "check_documents",
+    "check_values",
+    "checked_ops",
     "choose",
     "compare",
     "compiled",
@@ -61,6 +67,7 @@ __all__ = [
     "device_events",
     "explain",
     "forward_backward",
+    "has_checked_ops",
     "has_reference_ops",
     "measure",
     "measure_all",

@@ -19,7 +19,7 @@ from jaxblt.adapters.router import Router, RouterState, init_router_state
 from jaxblt.adapters.site import adapted
 from jaxblt.adapters.sticky import Sticky
 from jaxblt.adapters.transforms import Clamp, Sparse, TopK
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_read
 
 Rank = int | tuple[int, ...]
 """Of a site: one number, or one for each layer of its stack."""
@@ -142,9 +142,18 @@ class AdapterConfig:
                 f"AdapterConfig.gates = {self.gates} and governor = {self.governor}, which bounds updates of low rank "
                 "only: leave one of them out"
             )
+        self._check_read()
         self._check_ranks()
         self._check_code()
         self._check_levels()
+
+    def _check_read(self) -> None:
+        check_read(self, "alpha", needed="sites", is_read=bool(self.sites))
+        if self.losses.orthogonality and not self.sites:
+            raise ValueError(
+                f"AdapterConfig.losses weighs orthogonality = {self.losses.orthogonality} of sites, and sites is (): "
+                "leave it out"
+            )
 
     def _check_ranks(self) -> None:
         for pattern, rank in ((pattern, rank) for pattern, ranks in self.patterns for rank in _each(ranks)):

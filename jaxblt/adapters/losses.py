@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxblt.side_outputs import sow_loss
-from jaxblt.validation import check_fields
+from jaxblt.validation import check_bounds, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
 class AdapterLosses:
-    """Weights of what is added to the loss; 0 leaves a part out.
+    """Weights of what is added to the loss; 0 leaves a part out, and only that of the entropy may be negative.
 
     Shares p are the numbers of a bank before the transforms, or softmax(c) of a free code. Means are over tokens that
     have a code.
@@ -37,6 +37,7 @@ class AdapterLosses:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_bounds(self, "balance", "flip", "decorrelation", "orthogonality", least=0)
 
     @property
     def of_codes(self) -> dict[str, float]:

@@ -10,6 +10,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -229,23 +230,39 @@ def _sealed(said: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in said.items() if name != "base_model_name_or_path"}
 
 
-def _read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str]]:
-    """Return the config, the weights by name, and the text of the weights' file."""
-    for name in (CONFIG, WEIGHTS):
-        if not (Path(folder) / name).is_file():
-            raise FileNotFoundError(f"{folder} holds no adapter: {name} is missing")
-    try:
-        with open(Path(folder) / CONFIG, "rb") as file:
-            said = json.loads(file.read(FILES_MOST))
-        with safe_open(Path(folder) / WEIGHTS, framework="np") as file:
-            text = dict(file.metadata() or {})
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (ValueError, SafetensorError) as error:
-        line = " ".join(str(error).split())
-        raise ValueError(f"{folder} holds no adapter that can be read: {line}") from error
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what a folder's `adapter_config.json` says.
+
+    Raises:
+      FileNotFoundError: it is missing.
+      ValueError: it is no JSON object of at most a megabyte.
+    """
+    with _readable(folder, CONFIG) as path, open(path, "rb") as file:
+        said = json.loads(file.read(FILES_MOST))
     if not isinstance(said, dict):
         raise ValueError(f"{folder}/{CONFIG} holds a {type(said).__name__}, expected an object")
-    return said, arrays, text
+    return said
+
+
+def _read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str]]:
+    """Return the config, the weights by name, and the text of the weights' file."""
+    said = read_config(folder)
+    with _readable(folder, WEIGHTS) as path, safe_open(path, framework="np") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        return said, arrays, dict(file.metadata() or {})
+
+
+@contextmanager
+def _readable(folder: str | os.PathLike[str], name: str) -> Iterator[Path]:
+    """The path of a file of an adapter; what stops its reader is told in one line."""
+    path = Path(folder) / name
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no adapter: {name} is missing")
+    try:
+        yield path
+    except (ValueError, RecursionError, SafetensorError) as error:
+        line = " ".join(str(error).split())
+        raise ValueError(f"{path} holds no adapter that can be read: {line}") from error
 
 
 def _check_config(said: dict[str, Any], config: Any, folder: Any, base_hash: str | None) -> None:

@@ -259,6 +259,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_bounds(self, "least_entropy", "most_rms", above=0, why=": None watches nothing")
+        check_bounds(self, "least_hits", above=0, most=1, why=": a share, None watches nothing")
+        check_bounds(self, "most_flips", "most_violations", least=0, most=1)
+        check_bounds(self, "most_p95", "most_p99", above=0, why=": seconds, None watches nothing")
 
 
 class Telemetry:

@@ -1,5 +1,6 @@
 """A recipe file to start from: jaxblt new my_recipe.py --from books."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import tyro
 
 from jaxblt.cli.find_recipe import find_recipe
 from jaxblt.cli.parsing import parse
-from jaxblt.cli.write_recipe import recipe_source
+from jaxblt.cli.write_recipe import function_name, recipe_source
 from jaxblt.remote import refuse_remote
 
 
@@ -17,7 +18,7 @@ def new(
     file: Annotated[str, tyro.conf.Positional],
     origin: Annotated[str, tyro.conf.arg(name="from")] = "demo_entropy",
 ) -> None:
-    """Writes a Python file with one function that returns a recipe. A file that exists is never overwritten.
+    """Write a Python file with one function that returns a recipe. A file that exists is never overwritten.
 
     Args:
       file: to write; its name becomes the recipe's.
@@ -36,14 +37,14 @@ def new(
         raise FileExistsError(f"{file} is there already, and nothing is overwritten: choose another name")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{file} cannot be written: there is no folder {str(path.parent)!r}")
-    function = path.stem if path.stem.isidentifier() else "recipe"
     recipe = replace(find_recipe(origin), name=path.stem)
+    function = function_name(recipe, path.stem)
     text = recipe_source(recipe, function=function, file=file, origin=origin)
     with path.open("x", encoding="utf-8") as out:
         out.write(text)
-    print(f"wrote {file}; train it with: jaxblt train {file}:{function}")
+    print(f"wrote {file}; train it with: jaxblt train {shlex.quote(f'{file}:{function}')}")
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses and writes."""
+    """Parse the options, and write the file."""
     parse(new, argv, prog="jaxblt new")

@@ -1,13 +1,16 @@
 """A recipe as Python source: what `jaxblt new` writes.
 
 Fields that have their default are left out. Fields of the recipe and of its parts carry what their class's docstring
-says of them.
+says of them. Every text that others chose (names of files and folders, strings of a recipe) is escaped as a literal.
 """
 
 import inspect
 import json
+import keyword
 import re
+import shlex
 import textwrap
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -21,12 +24,20 @@ COMMENTED = 2
 """Levels of a recipe whose fields carry comments: its own, and those of its parts."""
 
 
+def function_name(recipe: Recipe, stem: str) -> str:
+    """Return the name of a recipe's function: that of its file where Python allows it, else "recipe"."""
+    # Python reads a name in this form, so that the command line must say it, too
+    name = unicodedata.normalize("NFKC", stem)
+    taken = {kind.__name__ for kind in _classes(recipe)}
+    return name if name.isidentifier() and not keyword.iskeyword(name) and name not in taken else "recipe"
+
+
 def recipe_source(recipe: Recipe, *, function: str, file: str, origin: str) -> str:
-    """A module with a function that returns an equal recipe.
+    """Return a module with a function that returns an equal recipe.
 
     Args:
       recipe: to write down.
-      function: its name.
+      function: its name (`function_name`).
       file: that the module will be, for the commands in its docstring.
       origin: where the recipe is from.
     """
@@ -34,12 +45,13 @@ def recipe_source(recipe: Recipe, *, function: str, file: str, origin: str) -> s
     for kind in _classes(recipe):
         imports.setdefault(public_module(kind), set()).add(kind.__name__)
     imported = "\n".join(_import(module, sorted(names)) for module, names in sorted(imports.items()))
-    return f'''"""A recipe of your own, begun from {origin}.
+    place = _escaped(shlex.quote(f"{file}:{function}"))
+    return f'''"""A recipe of your own, begun from {_escaped(origin)}.
 
-Train it:           jaxblt train {file}:{function}
-See every field:    jaxblt train {file}:{function} --help
-Change one:         jaxblt train {file}:{function} --train.steps 100
-Plan its memory:    jaxblt plan {file}:{function}
+Train it:           jaxblt train {place}
+See every field:    jaxblt train {place} --help
+Change one:         jaxblt train {place} --train.steps 100
+Plan its memory:    jaxblt plan {place}
 
 Fields that are not written here have their defaults.
 """
@@ -53,6 +65,13 @@ def {function}() -> Recipe:
 '''
 
 
+def _escaped(text: str) -> str:
+    """Return what stands for a text between double quotes, one or three, in a Python file of UTF-8."""
+    shown = json.dumps(text, ensure_ascii=False)[1:-1]
+    # Lone surrogates, which stand for bytes of file names that are no UTF-8
+    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _import(module: str, names: list[str]) -> str:
     line = f"from {module} import {', '.join(names)}"
     if len(line) <= WIDTH:
@@ -61,7 +80,7 @@ def _import(module: str, names: list[str]) -> str:
 
 
 def _classes(value: Any) -> Iterator[type]:
-    """Of all configs that the source of `value` names."""
+    """Yield the classes of all configs that the source of `value` names."""
     if is_dataclass(value):
         yield type(value)
         for _, item in _chosen(value):
@@ -90,13 +109,13 @@ def _chosen(config: Any) -> list[tuple[str, Any]]:
 def _rendered(value: Any, depth: int, comments: int) -> str:
     """Source of a value that begins on a line indented `depth` times; the next lines are indented too."""
     if isinstance(value, Mapping):
-        items = [("", f"{json.dumps(name)}: {_rendered(item, depth + 1, 0)}") for name, item in value.items()]
+        items = [("", f'"{_escaped(name)}": {_rendered(item, depth + 1, 0)}') for name, item in value.items()]
         return _brackets("{", items, "}", depth)
     if isinstance(value, tuple):
         items = [("", _rendered(item, depth + 1, 0)) for item in value]
         return f"({items[0][1]},)" if len(items) == 1 else _brackets("(", items, ")", depth)
     if not is_dataclass(value):
-        return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+        return f'"{_escaped(value)}"' if isinstance(value, str) else repr(value)
     docs = field_docs(type(value)) if comments else {}
     items = [
         (docs.get(name, ""), f"{name}={_rendered(item, depth + 1, comments - 1 if comments else 0)}")

@@ -122,8 +122,6 @@ class DataConfig:
         check_bounds(self, "fractions", least=0, most=1)
         if abs(sum(self.fractions) - 1) > 1e-6:
             raise ValueError(f"DataConfig.fractions must sum to 1, got {self.fractions}")
-        if self.scored == "":
-            raise ValueError("DataConfig.scored is empty, so that no byte is scored: None scores all")
         if self.sample is not None and self.sample not in SAMPLES:
             raise ValueError(f"unknown sample {self.sample!r}: choose one of {', '.join(map(repr, SAMPLES))}")
         self._check_sources()
@@ -222,11 +220,16 @@ def check_settings(config: DataConfig) -> None:
     check_single_bytes("data.scored", config.scored or "")
     packed = config.packing != "windows"
     packings = "packing='first_fit', 'sequential' or 'buckets'"
-    check_read(config, "data", "long_documents", needed=packings, is_read=packed)
-    dealt = config.split == "documents"
-    check_read(config, "data", "split_seed", needed="split='documents'", is_read=dealt)
-    for name in ("validation_names", "test_names"):
-        check_read(config, "data", name, needed=f"{name} of each source", is_read=not config.sources)
+    reads = {
+        "long_documents": (packed, packings),
+        "partial": (not packed, "packing='windows'"),
+        "split_seed": (config.split == "documents", "split='documents'"),
+        "fractions": (config.split != "names", "split='documents' or 'position'"),
+        "validation_names": (not config.sources, "validation_names of each source"),
+        "test_names": (not config.sources, "test_names of each source"),
+    }
+    for name, (is_read, needed) in reads.items():
+        check_read(config, name, needed=needed, is_read=is_read, part="data")
     _check_shared(config)
 
 
@@ -276,7 +279,7 @@ def open_source(config: DataConfig) -> DocumentSource:
     for name, kinds in (("field", ("jsonl", "arrow")), ("soft_mask", ("fasta",))):
         owns = not config.sources and config.sample_or_kind in kinds
         needed = " or ".join(f"kind={kind!r}" for kind in kinds) + " of a source" * bool(config.sources)
-        check_read(config, "data", name, needed=needed, is_read=owns)
+        check_read(config, name, needed=needed, is_read=owns, part="data")
     if config.sources:
         return JoinedSource(tuple(open_source(config.of(source)) for source in config.sources))
     if bool(config.paths) == (config.sample is not None):

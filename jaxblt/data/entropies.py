@@ -20,6 +20,8 @@ VALUES = "entropies"
 """The name of the values in the seal of the note."""
 FIELDS = ("source_sha256", "model", "documents", "values")
 """The entries that every note has."""
+TOLD = FIELDS[:2]
+"""Those that are texts."""
 
 
 def source_hash(source: DocumentSource) -> str:
@@ -180,6 +182,8 @@ def _read_note(path: Path) -> dict[str, Any]:
         raise ValueError(f"{_note(path)} is not JSON ({error}): write the entropies again") from error
     if missing := [name for name in FIELDS if not isinstance(note, dict) or name not in note]:
         raise ValueError(f"{_note(path)} lacks {', '.join(missing)}: write the entropies again")
+    if wrong := [name for name in TOLD if not isinstance(note[name], str)]:
+        raise ValueError(f"{_note(path)} holds no text as {', '.join(wrong)}: write the entropies again")
     return note
 
 

@@ -469,10 +469,11 @@ def _check_settings(config: LabelledDataConfig, files: Sequence[Path]) -> None:
         "split_seed": (config.split in ("hash", "groups"), "split='hash' or 'groups'"),
         "group_k": (config.split == "groups", "split='groups'"),
         "group_share": (config.split == "groups", "split='groups'"),
+        "fractions": (config.split in ("hash", "groups"), "split='hash' or 'groups'"),
         "genome": (any(ending(file) == ".bed" for file in files), "a .bed file among the paths"),
     }
     for name, (is_read, needed) in read.items():
-        check_read(config, "data", name, needed=needed, is_read=is_read)
+        check_read(config, name, needed=needed, is_read=is_read, part="data")
 
 
 def _check_apart(config: LabelledDataConfig) -> None:

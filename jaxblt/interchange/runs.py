@@ -39,6 +39,7 @@ from jaxblt.training.resolved import Resolved, checkpoint_dir, write_resolved
 from jaxblt.training.safe_files import one_line
 from jaxblt.training.setup import boxed_params, make_task
 from jaxblt.training.state import ENTROPY, Frozen, freeze
+from jaxblt.validation import whole
 
 if TYPE_CHECKING:
     from jaxblt.run import Run
@@ -159,7 +160,7 @@ class _Text(NamedTuple):
 
 
 def _read_text(file: Any, header: Header) -> _Text:
-    """Recipe, step, hashes and dtype out of a file's text."""
+    """Read recipe, step, hashes and dtype out of a file's text."""
     found = header.metadata
     if found.get("format") != FORMAT:
         raise ValueError(
@@ -174,8 +175,9 @@ def _read_text(file: Any, header: Header) -> _Text:
         recipe = Recipe.from_json(found["recipe"])
         frozen = {str(name): str(content) for name, content in json.loads(found["frozen"]).items()}
         step, dtype = int(found["step"]), {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[found["dtype"]]
+        whole("step", step, least=0)
         check_recipe(recipe, frozen=ENTROPY in frozen)
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} has text that cannot be read: {one_line(error)}") from error
     return _Text(recipe, step, frozen, dtype)
 

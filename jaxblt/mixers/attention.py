@@ -20,9 +20,10 @@ from jaxblt.parallel.content import content_first
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.sequence import seq_axis
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_read
 from pallas_kernels.attention import attention, masks
 from pallas_kernels.attention.masks import Mask
+from pallas_kernels.runtime import check_documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,8 @@ class AttentionConfig:
         check_bounds(self, "dim", "num_heads", "num_kv_heads", "head_dim", least=1)
         check_bounds(self, "window", least=1, why=" step, the token itself; None sees all")
         check_bounds(self, "rope_theta", "rope_scale", above=0)
+        for name in ("rope_theta", "rope_scale"):
+            check_read(self, name, needed="position='rope'", is_read=self.position == "rope")
         if self.head_dim is None and self.dim % self.num_heads:
             raise ValueError(
                 f"dim {self.dim} does not divide among num_heads = {self.num_heads}: set head_dim"
@@ -154,6 +157,7 @@ class Attention(nn.Module):
             op = Op(config.window, config.implementation)
             o, state = attend_cached(op, heads, tokens, state, self._slopes, split=rows.split)
             return rows.restore(out(o)), dataclasses.replace(state, clock=rows.clock)
+        check_documents(segment_ids, 1 if config.packed else None)
         x = blank(x, content_of(segment_ids))
         axis = seq_axis()
         if positions is None:

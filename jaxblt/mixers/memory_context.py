@@ -135,6 +135,7 @@ class MAC(nn.Module):
                 "(or in a latent stack patcher.capacity a multiple of the chunk), or put one document in a row"
             )
         options: Any = {"width": config.dim, "alignment": config.segment_alignment}
+        options["alone"] = not config.packed
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(rows, short)
         gates = memory_gates(config.num_heads, self.dtype)(rows.x)

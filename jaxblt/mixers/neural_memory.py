@@ -191,6 +191,7 @@ class NeuralMemory(nn.Module):
             check_memory(config, state.carry)
             clock, short, carry = state.clock, state.short, state.carry
         options: Any = {"width": config.dim, "alignment": config.segment_alignment}
+        options["alone"] = not config.packed
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(rows, short)
         gates = memory_gates(config.num_heads, self.dtype)(rows.x)

@@ -36,6 +36,7 @@ from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.scatter import over_heads
 from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence, seq_axis
 from jaxblt.parallel.tensor_heads import over_tensor, splits_heads
+from pallas_kernels.runtime import check_documents
 
 Carry = Any
 Summary = Any
@@ -175,6 +176,7 @@ def read(
     width: int | None = None,
     alignment: int = 1,
     packed: bool = True,
+    alone: bool = False,
 ) -> Rows:
     """The tokens of a mixer's call.
 
@@ -185,16 +187,18 @@ def read(
       width: `dim` of the mixer's config, which x must have; None takes any.
       alignment: in training documents start at multiples of it.
       packed: False promises one document a row, of which no op is told then.
+      alone: promises one document a row, too, of which ops are told.
 
     Raises:
-      ValueError: there is no token, an array is of another shape or not of whole numbers, or the state is of another
-        number of rows.
+      ValueError: there is no token, an array is of another shape or not of whole numbers, documents do not lie as
+        promised, or the state is of another number of rows.
     """
     check_call(x, segment_ids, positions, clock, width=width)
     if clock is not None:
         split = splits_call(x.shape[1])
         tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
         return Rows(tokens.x, _documents(tokens), tokens.content, 1, split, tokens, clock)
+    check_documents(segment_ids, alignment if packed and not alone else None)
     content = content_of(segment_ids)
     ids = segment_ids if packed else None
     return Rows(blank(x, content), ids, content, alignment, seq_axis() is not None)

@@ -25,7 +25,7 @@ from jaxblt.mixers.slot_core import SlotCarry, SlotCore, SlotStreams, SlotTrace
 from jaxblt.mixers.steps import check_causal, per_block
 from jaxblt.show import show
 from jaxblt.side_outputs import sow_metric
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_read
 
 OWN_SPAN = 4.0
 """Bias of a latent for the places of the interval that are its own at the start of training: e^4 times the others."""
@@ -102,7 +102,9 @@ class SlotMemoryConfig:
         check_bounds(self, "adaptive_error", above=0, below=1, why=": it is a share of the tokens' energy")
         check_bounds(self, "rate", "usage_decay", least=0, below=1, why=": it is the share that is left")
         check_bounds(self, "novelty", least=-1, most=1, why=": it is a cosine")
-        check_bounds(self, "balance", "prune_below", "prune_after", least=0)
+        check_bounds(self, "balance", "prune_below", least=0)
+        check_read(self, "prune_after", needed="prune_below above 0", is_read=self.prune_below > 0)
+        check_bounds(self, "prune_after", least=1, why=": intervals, and prune_below=0 frees no slot")
         check_causal(self)
         check_divides(self)
 
@@ -189,6 +191,7 @@ class SlotMemory(nn.Module):
             check_bank(config, state.carry)
             clock, short, carry = state.clock, state.short, state.carry
         options: Any = {"width": config.dim, "alignment": config.segment_alignment}
+        options["alone"] = not config.packed
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         (q, k, v), short = Streams(config.shape, self.dtype, name="streams")(rows, short)
         streams = SlotStreams(q, k, self._contents(rows.x, v), self._chosen(state))

@@ -26,7 +26,7 @@ from jaxblt.mixers.state_slots import SlotCore, Slots, SlotStreams, largest, onl
 from jaxblt.mixers.steps import per_block
 from jaxblt.show import show
 from jaxblt.side_outputs import sow_loss, sow_metric
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_read
 
 SLOTS = 16
 SLOWER = 4.0
@@ -101,6 +101,9 @@ class StateEngineConfig:
         sizes = ("dim", "num_heads", "num_slots", "levels", "head_dim", "top_k_states", "interval")
         check_bounds(self, *sizes, "short_taps", "segment_alignment", "chunk_size", least=1)
         check_bounds(self, "balance_weight", "count_weight", least=0)
+        edges = "cell, state_attention or state_routes"
+        check_read(self, "interval", needed=edges, is_read=self.has_edges)
+        check_read(self, "count_weight", needed="adaptive_count", is_read=self.adaptive_count)
         check_forward(self)
         if self.head_dim is None and self.dim % self.num_heads:
             raise ValueError(
@@ -228,6 +231,7 @@ class StateEngine(nn.Module):
         check_kind(StateEngineState, before, adaptive_count=config.adaptive_count, cell=config.cell, **told)
         clock = None if before is None else before.clock
         options: Any = {"width": config.dim, "alignment": config.segment_alignment}
+        options["alone"] = not config.packed
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         short, counted = (None, None) if before is None else (before.short, before.counted)
         qkv, short = Streams(config.shape, self.dtype, recall=True, name="streams")(rows, short)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.data.vocab import OFFSET
 from jaxblt.layers import Linear, named
 from jaxblt.models.pooling import AttentionPool, pool
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +35,8 @@ class LabelHeadConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "dropout", least=0, below=1, why=": it is a share")
+        rows = "target='class' or 'number'"
+        check_read(self, "pool", needed=rows, is_read=self.target != "positions")
         if self.crf and self.target != "positions":
             raise ValueError(
                 f"LabelHeadConfig.crf scores a byte's class behind another, and target is {self.target!r}: set "

@@ -44,6 +44,7 @@ from jaxblt.parallel.constraints import by_token
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
+from pallas_kernels.runtime import has_checked_ops
 
 WINDOW = 512
 MOST_LAYERS = 1024
@@ -454,6 +455,8 @@ class Stack(nn.Module):
                 in_axes=(nn.broadcast, nn.broadcast, 0, nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]
                 length=config.repeats,
                 metadata_params={nn.PARTITION_NAME: "layers"},
+                # Flax looks whether broadcast collections depend on the blocks, and takes every check for a yes
+                check_constancy_invariants=not has_checked_ops(),
             )
             return scanned(config, config.pattern, self.dtype, chosen=self._chosen(), name="periods")(
                 x, segment_ids, positions, states, code, side

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_read
 
 Mode = Literal["entropy", "greedy", "space", "static", "byte", "optimal", "length_constrained"]
 """Which rule cuts bytes into patches; `PatcherConfig` says what each does."""
@@ -74,6 +74,7 @@ class PatcherConfig:
         self._check_lengths()
         self._check_thresholds()
         self._check_num_patches()
+        self._check_read()
 
     @property
     def causal(self) -> bool:
@@ -138,6 +139,14 @@ class PatcherConfig:
         check_bounds(self, "patch_cost", least=0)
         if self.mode != "entropy":
             check_bounds(self, "threshold", least=0, why=f": nats, in mode={self.mode!r}")
+
+    def _check_read(self) -> None:
+        check_read(self, "patch_size", needed="mode='static'", is_read=self.mode == "static")
+        costs = "mode='optimal' or 'length_constrained'"
+        check_read(self, "patch_cost", needed=costs, is_read=not self.causal)
+        for name in ("threshold", "margin", "entropy_context"):
+            needed = "a mode that needs entropies"
+            check_read(self, name, needed=needed, is_read=self.needs_entropies)
 
     def _check_num_patches(self) -> None:
         k = self.num_patches

@@ -49,7 +49,8 @@ def _filesystem(url: str) -> Any:
             return HfFileSystem()
         import fsspec
 
-        return fsspec.filesystem(scheme)
+        # Some file systems are made for one host, and begin to connect while they are made
+        return fsspec.url_to_fs(url)[0]
     except ImportError as error:
         raise ImportError(
             f"{url} needs a package that is missing ({error}): pip install 'jaxblt[remote]', or copy the files here"

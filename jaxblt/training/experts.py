@@ -1,6 +1,5 @@
 """Experts of a recipe's bank that start as given LoRAs: runs over the same base, or PEFT files."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -14,7 +13,7 @@ from jax.sharding import Mesh
 
 from jaxblt.adapters import AdapterConfig, detach, load_peft, warm_start, without_index
 from jaxblt.adapters.attach import stacks_of
-from jaxblt.adapters.peft import CONFIG, FILES_MOST
+from jaxblt.adapters.peft import CONFIG, read_config
 from jaxblt.models.stack import stack_periods, unstack_periods
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.resolved import read_resolved
@@ -92,9 +91,8 @@ def _static_config(folder: Path, model: Any) -> tuple[Any, str | None]:
 
     And the hash of the base that the files name, if they do.
     """
-    with open(folder / CONFIG, "rb") as file:
-        said = json.loads(file.read(FILES_MOST))
-    rank, alpha = (said.get(name) if isinstance(said, dict) else None for name in ("r", "lora_alpha"))
+    said = read_config(folder)
+    rank, alpha = said.get("r"), said.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, int | float):
         raise ValueError(
             f"{folder / CONFIG} must name r and lora_alpha, got {rank!r} and {alpha!r}: use LoRA files"

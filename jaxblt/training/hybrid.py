@@ -16,7 +16,7 @@ from jaxblt.data.batch import Batch
 from jaxblt.training.acting import acting_params
 from jaxblt.training.metrics import cross_entropy
 from jaxblt.training.policy import PolicyConfig, only_routers, surrogate
-from jaxblt.validation import check_fields
+from jaxblt.validation import check_fields, check_read
 
 Points = tuple[tuple[int, float], ...]
 """(step, weight) pairs with rising steps: a weight is linear between them, and constant before and behind them."""
@@ -65,6 +65,7 @@ class HybridConfig:
                 )
             if any(weight < 0 for _, weight in points):
                 raise ValueError(f"HybridConfig.{name} must hold weights of at least 0, got {points}")
+        check_read(self, "policy", needed="weights of reinforcement above 0", is_read=self.draws)
         if not any(self.has(name) for name in PARTS):
             raise ValueError("HybridConfig weighs every part by 0 at all steps: nothing would be trained")
 

@@ -63,8 +63,11 @@ class Masked(IdScores):
         check_fields(self)
         check_bounds(self, "rate", above=0, below=1, why=": it is the share of bytes to predict")
         check_bounds(self, "hidden", "swapped", least=0, most=1)
-        if self.hidden + self.swapped > 1:
-            raise ValueError(f"hidden + swapped must lie in 0..1, got {self.hidden} + {self.swapped}")
+        if not 0 < self.hidden + self.swapped <= 1:
+            raise ValueError(
+                f"hidden + swapped must be above 0 and at most 1, got {self.hidden} + {self.swapped}: bytes that are "
+                "shown are no task"
+            )
 
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
         choose, treat, draw = jax.random.split(key, 3)
@@ -153,6 +156,9 @@ class ClassifyPositions(PositionScores):
 
     causal: bool = True
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
         return _labelled(self, batch)
 
@@ -162,6 +168,9 @@ class ClassifyChain(ChainScores):
     """Predict `batch.labels` as `ClassifyPositions` does, with a model whose answers are the potentials of a CRF."""
 
     causal: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
         return _labelled(self, batch)

@@ -42,6 +42,7 @@ class OptimizerConfig(ScheduleConfig, ABC):
         super().__post_init__()
         check_bounds(self, "weight_decay", least=0)
         check_bounds(self, "clip_norm", above=0, why=": None clips nothing")
+        self._check_read("decay_embeddings", "weight_decay above 0", self.weight_decay > 0)
         check_bounds(self, "layer_decay", above=0, most=1, why=": it is a factor, 1 for one rate")
         for pattern, factor in self.rates:
             if factor <= 0:

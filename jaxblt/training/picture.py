@@ -89,8 +89,9 @@ def draw_confusion(counts: np.ndarray, classes: tuple[str, ...]) -> bytes:
     for (i, j), share in np.ndenumerate(shares):
         colour = "white" if share > 0.5 else "black"
         axes.text(j, i, f"{counts[i, j]:.0f}", ha="center", va="center", color=colour)
-    axes.set_xticks(range(len(classes)), classes, rotation=45, ha="right")
-    axes.set_yticks(range(len(classes)), classes)
+    # Draw names as they are: matplotlib reads what stands between two $ as a formula, and refuses a wrong one
+    axes.set_xticks(range(len(classes)), classes, rotation=45, ha="right", parse_math=False)
+    axes.set_yticks(range(len(classes)), classes, parse_math=False)
     axes.set_xlabel("prediction")
     axes.set_ylabel("label")
     figure.colorbar(image, label="share of the label's rows")

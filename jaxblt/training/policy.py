@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.adapters.draw import Choice
 from jaxblt.adapters.router import ROUTER
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_read
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class PolicyConfig:
         check_bounds(self, "flip_price", least=0)
         check_bounds(self, "clip", above=0, below=1)
         check_bounds(self, "refresh", least=1)
+        for name in ("clip", "refresh"):
+            check_read(self, name, needed="method='ppo'", is_read=self.method == "ppo")
 
 
 def surrogate(

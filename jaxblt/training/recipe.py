@@ -39,7 +39,7 @@ from jaxblt.training.schedule import make_schedule
 from jaxblt.training.serialize import from_json, to_json
 from jaxblt.training.startup import USER_CACHE
 from jaxblt.training.state import Weights
-from jaxblt.validation import MOST_SEED, check_bounds, check_buildable, check_fields
+from jaxblt.validation import MOST_SEED, check_bounds, check_buildable, check_fields, check_read
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,8 @@ class TrainConfig:
         check_bounds(self, "keep", least=2, why=", so that there is one to fall back to")
         check_bounds(self, "keep_best", "sample_bytes", least=0)
         check_bounds(self, "patience", least=1, why=": None ends no run early")
-        if (self.keep_best or self.patience) and not self.eval_every:
-            raise ValueError(
-                f"TrainConfig.keep_best = {self.keep_best} and patience = {self.patience} compare evaluations, and "
-                "eval_every is 0: set it"
-            )
+        for name in ("keep_best", "patience", "best_by", "sample_bytes"):
+            check_read(self, name, needed="eval_every above 0", is_read=self.eval_every > 0)
         check_bounds(self, "max_overflow", least=0, most=1, why=": it is a share")
         check_bounds(self, "checkpoint_every_s", "time_limit_s", above=0, why=": seconds, None sets no limit")
         check_bounds(self, "profile_steps", least=0)
@@ -195,7 +192,7 @@ class Recipe:
         if self.entropy_model is not None:
             check_buildable(self, "entropy_model")
         check_bounds(self, "bytes_per_patch", least=1)
-        if self.name in ("", ".", "..") or Path(self.name).name != self.name:
+        if self.name in (".", "..") or Path(self.name).name != self.name:
             raise ValueError(f"name must be a plain word, it names a folder; got {self.name!r}")
         if (self.fresh or self.freeze) and self.init_from is None:
             raise ValueError(
@@ -432,6 +429,8 @@ def _check_hybrid(recipe: Recipe) -> None:
     hybrid = recipe.hybrid
     if hybrid is None:
         return
+    weighed = recipe.reference is not None or not hybrid.has("reference")
+    check_read(hybrid, "reference", needed="Recipe.reference", is_read=weighed)
     if not isinstance(recipe.objective, NextByte):
         kind = type(recipe.objective).__name__
         raise ValueError(f"hybrid weighs losses of the next byte, and the objective is {kind}: use NextByte")

@@ -37,6 +37,12 @@ class ScheduleConfig:
         check_bounds(self, "decay_steps", least=1, why=": None takes the run's steps")
         check_bounds(self, "decay_share", above=0, most=1, why=": it is a share of the steps")
         check_bounds(self, "floor", least=0, most=1, why=": it is a fraction of the peak")
+        self._check_read("decay_share", "schedule='wsd'", self.schedule == "wsd")
+        for name in ("floor", "decay_steps"):
+            self._check_read(name, "schedule='cosine', 'linear' or 'wsd'", self.schedule != "constant")
+
+    def _check_read(self, name: str, needed: str, is_read: bool) -> None:
+        check_read(self, name, needed=needed, is_read=is_read, part="optimizer")
 
 
 def make_schedule(config: ScheduleConfig, steps: int) -> optax.Schedule:
@@ -51,14 +57,12 @@ def make_schedule(config: ScheduleConfig, steps: int) -> optax.Schedule:
       steps: of the run; the decay's end unless `config.decay_steps` says otherwise.
 
     Raises:
-      ValueError: the warm-up does not end before the decay does, or before that of "wsd" begins; a share of the decay
-        is given to another schedule.
+      ValueError: the warm-up does not end before the decay does, or before that of "wsd" begins.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     end = steps if config.decay_steps is None else config.decay_steps
     if warmup >= end:
         raise ValueError(f"warmup_steps = {warmup} must be less than the decay's end, step {end}")
-    check_read(config, "optimizer", "decay_share", needed="schedule='wsd'", is_read=config.schedule == "wsd")
     last = config.floor * peak
     rise = optax.linear_schedule(0.0, peak, warmup)
     if config.schedule == "cosine":

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jaxblt.training.names import place_of, stored_name
+from jaxblt.validation import forgiving
 
 CLASS = "class"
 TABLE = "table"
@@ -71,7 +72,8 @@ def decode(value: Any, where: str = "config") -> Any:
       ValueError: a class cannot be found; a field is unknown to it, missing, of another type or out of range.
     """
     try:
-        return _decode(value, where)
+        with forgiving():
+            return _decode(value, where)
     except RecursionError as error:
         raise ValueError(f"{where}: {TOO_DEEP}") from error
 

@@ -5,6 +5,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from pallas_kernels._ranges import Range
+
+LOG_GATE = Range(
+    most=0,
+    fix="pass the logarithm of a gate in 0..1, such as log_sigmoid(x)",
+    per_token=True,
+    finite=False,
+)
+"""Of logarithms of gates."""
+
 
 def check_heads(op: str, q: Any, k: Any, v: Any) -> None:
     """Raises ValueError for queries, keys and values that do not fit each other."""

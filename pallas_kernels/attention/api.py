@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from pallas_kernels import _dispatch
 from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation
+from pallas_kernels._ranges import Range, check_values
 from pallas_kernels.attention import cudnn, reference, xla
 from pallas_kernels.attention.arguments import check_arguments, without_padding, zero_where_not
 from pallas_kernels.attention.masks import Mask
@@ -18,6 +19,9 @@ TABLE = (
     Implementation("reference", reference.attention),
 )
 """Fastest first."""
+
+RANGES = {"alibi_slopes": Range()}
+"""Of arguments."""
 
 
 @checked
@@ -50,6 +54,7 @@ def attention(
       ValueError: shapes or dtypes do not fit together, or the implementation cannot run this here.
     """
     check_arguments(q, k, v, mask, alibi_slopes)
+    check_values("attention", RANGES, {"alibi_slopes": alibi_slopes})
     options: dict[str, Any] = {"alibi_slopes": alibi_slopes, "scale": scale}
     entry = _dispatch.choose(
         "attention", TABLE, implementation, _dispatch.current_device(), q, k, v, mask, **options
@@ -78,6 +83,7 @@ def attention_with_lse(
       ValueError: as `attention`.
     """
     check_arguments(q, k, v, mask, alibi_slopes)
+    check_values("attention", RANGES, {"alibi_slopes": alibi_slopes})
     q, k, v, q_valid = without_padding(q, k, v, mask)
     run = (reference if _dispatch.has_reference_ops() else xla).attention_with_lse
     o, lse = run(q, k, v, mask, alibi_slopes=alibi_slopes, scale=scale)

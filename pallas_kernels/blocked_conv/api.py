@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
+from pallas_kernels._ranges import check_documents
 from pallas_kernels.blocked_conv.hopper import why_not
 from pallas_kernels.blocked_conv.reference import blocked_conv_reference
 from pallas_kernels.blocked_conv.xla import blocked_conv_xla
@@ -69,6 +70,7 @@ def blocked_conv(
     """
     check_streams("blocked_conv", x, segment_ids, bias, pre_gate, post_gate)
     check_alignment("blocked_conv", segment_alignment)
+    check_documents(segment_ids, segment_alignment, op="blocked_conv")
     check_filter("blocked_conv", x, filter, causal)
     taps = filter.shape[1] if causal else (filter.shape[1] + 1) // 2
     if taps > LONGEST:

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import _dispatch
 from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation
+from pallas_kernels._ranges import Range, check_values
 from pallas_kernels.byte_head import reference, xla
 
 CROSS_ENTROPY_TABLE = (
@@ -46,6 +47,8 @@ def cross_entropy(
             f"byte_head.cross_entropy: targets must be one integer a byte, of shape {x.shape[:-1]}, "
             f"got {targets.dtype} of shape {targets.shape}"
         )
+    ids = Range(0, head.shape[1] - 1, "give the head a column for each id")
+    check_values("byte_head.cross_entropy", {"targets": ids}, {"targets": targets})
     arrays = (x, head, targets)
     device = _dispatch.current_device()
     entry = _dispatch.choose("byte_head.cross_entropy", CROSS_ENTROPY_TABLE, implementation, device, *arrays)

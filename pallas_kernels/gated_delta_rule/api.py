@@ -7,8 +7,9 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels._linear_state import step
-from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
+from pallas_kernels._linear_state.checks import LOG_GATE, check_gates, check_heads, check_rows
 from pallas_kernels._linear_state.jla import rather_not
+from pallas_kernels._ranges import Range, check_values
 from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla, why_not
 from pallas_kernels.gated_delta_rule.reference import gated_delta_rule_reference
 from pallas_kernels.gated_delta_rule.xla import gated_delta_rule_xla
@@ -30,6 +31,9 @@ TABLE = (
     Implementation("reference", gated_delta_rule_reference),
 )
 """Implementations of the operation, fastest first."""
+
+RANGES = {"beta": Range(0, 2, "pass sigmoid(x), or twice that", per_token=True), "log_gate": LOG_GATE}
+"""Of arguments."""
 
 
 @checked
@@ -55,7 +59,7 @@ def gated_delta_rule(
       q: queries. Their J heads, and those of the keys, are shared by groups of H / J neighbouring heads of v.
       k: keys. None is normalised here: states stay bounded where beta |k|^2 is at most 2.
       v: values.
-      beta: how much of the state at a key is replaced: 0 nothing, 1 all of it, 2 a reflection.
+      beta: how much of the state at a key is replaced, in 0..2: 0 nothing, 1 all of it, 2 a reflection.
       log_gate: logarithm of a gate per head, at most 0; nothing is forgotten if None. -inf forgets everything.
       segment_ids: s > 0 a token of document s, -s a hole in it, 0 padding. Documents are contiguous and start anywhere,
         each from a state of zero. Holes and padding write nothing, let nothing decay, are not read (NaN may lie there)
@@ -71,7 +75,7 @@ def gated_delta_rule(
       (f64 for f64).
 
     Raises:
-      ValueError: arrays that do not fit, or an implementation that is unknown.
+      ValueError: arrays that do not fit, values out of their ranges, or an implementation that is unknown.
 
     Source: Yang et al. 2024 (arXiv:2412.06464, sec. 3) with the chunks of Yang et al. 2024 (arXiv:2406.06484, sec. 3).
     """
@@ -83,6 +87,7 @@ def gated_delta_rule(
         "initial_state": (initial_state, (v.shape[0], v.shape[2], k.shape[3], v.shape[3])),
     }
     check_gates(OP, expected)
+    check_values(OP, RANGES, {"beta": beta, "log_gate": log_gate}, segment_ids=segment_ids)
     options = {
         "log_gate": log_gate,
         "segment_ids": segment_ids,

@@ -7,7 +7,8 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels._linear_state import step
-from pallas_kernels._linear_state.checks import check_gates, check_heads, check_rows
+from pallas_kernels._linear_state.checks import LOG_GATE, check_gates, check_heads, check_rows
+from pallas_kernels._ranges import check_values
 from pallas_kernels.gated_linear_attention import hopper, jla, stretches
 from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
@@ -42,6 +43,9 @@ TABLE = (
     Implementation("reference", gated_linear_attention_reference),
 )
 """Implementations of the operation, fastest first."""
+
+RANGES = {"log_gate": LOG_GATE, "log_key_gate": LOG_GATE, "log_value_gate": LOG_GATE}
+"""Of arguments."""
 
 
 @checked
@@ -90,7 +94,7 @@ def gated_linear_attention(
       (f64 for f64).
 
     Raises:
-      ValueError: arrays that do not fit, two gates, or an implementation that is unknown.
+      ValueError: arrays that do not fit, values out of their ranges, two gates, or an implementation that is unknown.
 
     Source: Yang et al. 2023 (arXiv:2312.06635, sec. 4); Dao and Gu 2024 (arXiv:2405.21060, sec. 6); Zhang et al. 2024
     (arXiv:2409.07146, sec. 3) for slots.
@@ -105,10 +109,10 @@ def gated_linear_attention(
         "initial_state": (initial_state, (v.shape[0], v.shape[2], k.shape[3], v.shape[3])),
     }
     check_gates(OP, expected)
+    gates = {"log_gate": log_gate, "log_key_gate": log_key_gate, "log_value_gate": log_value_gate}
+    check_values(OP, RANGES, gates, segment_ids=segment_ids)
     options = {
-        "log_gate": log_gate,
-        "log_key_gate": log_key_gate,
-        "log_value_gate": log_value_gate,
+        **gates,
         "segment_ids": segment_ids,
         "initial_state": initial_state,
         "output_final_state": output_final_state,

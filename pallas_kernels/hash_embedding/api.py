@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
+from pallas_kernels._ranges import Range, check_values
 from pallas_kernels.hash_embedding.reference import hash_embedding as by_matmul
 from pallas_kernels.hash_embedding.xla import hash_embedding as by_gather
 
@@ -44,6 +45,8 @@ def hash_embedding(
         raise ValueError(
             f"hash_embedding: expected a table of floats and rows of integers, got {table.dtype} and {rows.dtype}"
         )
+    tables = Range(0, table.shape[0] // rows.shape[-1] - 1, "take rows of `ngram_rows`")
+    check_values("hash_embedding", {"rows": tables}, {"rows": rows})
     entry = choose("hash_embedding", TABLE, implementation, current_device(), table, rows, dtype=dtype)
     return entry.run(table, rows, dtype=dtype)
 

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
+from pallas_kernels._ranges import Range, check_values
 from pallas_kernels.linear_scan import hopper
 from pallas_kernels.linear_scan.reference import linear_scan_reference
 from pallas_kernels.linear_scan.xla import linear_scan_xla
@@ -38,6 +39,9 @@ TABLE = (
 )
 """Implementations of the operation, fastest first."""
 
+RANGES = {"a": Range()}
+"""Of arguments."""
+
 
 @checked
 def linear_scan(
@@ -64,6 +68,7 @@ def linear_scan(
       ValueError: shapes or dtypes that do not fit, or an implementation that is unknown or cannot run here.
     """
     _check(a, b, initial)
+    check_values("linear_scan", RANGES, {"a": a})
     options = {"initial": initial, "reverse": reverse}
     chosen = choose("linear_scan", TABLE, implementation, current_device(), a, b, **options)
     return chosen.run(a, b, **options)

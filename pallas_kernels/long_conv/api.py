@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import check_alignment, check_filter, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
+from pallas_kernels._ranges import check_documents
 from pallas_kernels.long_conv.hopper import rather_not, rather_not_half, why_not
 from pallas_kernels.long_conv.monarch import long_conv_monarch, rather_not_monarch, why_not_monarch
 from pallas_kernels.long_conv.reference import long_conv_reference
@@ -77,6 +78,7 @@ def long_conv(
     """
     check_streams("long_conv", x, segment_ids, bias, pre_gate, post_gate)
     check_alignment("long_conv", segment_alignment)
+    check_documents(segment_ids, segment_alignment, op="long_conv")
     check_filter("long_conv", x, filter, causal)
     options = {
         "segment_ids": segment_ids,

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import check_alignment, check_floats, check_shape, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
+from pallas_kernels._ranges import Range, check_values
 from pallas_kernels.modal_conv.hopper import why_not
 from pallas_kernels.modal_conv.reference import modal_conv_reference
 from pallas_kernels.modal_conv.xla import modal_conv_xla
@@ -25,6 +26,9 @@ TABLE = (
     Implementation("reference", modal_conv_reference),
 )
 """Implementations of the operation, fastest first."""
+
+RANGES = {"log_poles": Range(most=0, fix="pass -exp(x) or -softplus(x)", finite=False), "residues": Range()}
+"""Of arguments."""
 
 
 @checked
@@ -51,7 +55,7 @@ def modal_conv(
 
     Args:
       x: inputs, channel-major.
-      log_poles: logarithm of each mode's decay per step, negative.
+      log_poles: logarithm of each mode's decay per step, at most 0.
       residues: weight of each mode.
       segment_ids: s > 0 a token of document s, -s a hole in it, 0 padding. Documents are contiguous. Nothing
         crosses from one to another; a hole counts as time, its input as zero, its output is zero. Padding, at the
@@ -79,6 +83,8 @@ def modal_conv(
     check_streams("modal_conv", x, segment_ids, bias, pre_gate, post_gate)
     check_alignment("modal_conv", segment_alignment)
     _check_modes(x, log_poles, residues, initial_state)
+    modes = {"log_poles": log_poles, "residues": residues}
+    check_values("modal_conv", RANGES, modes, segment_ids=segment_ids, alignment=segment_alignment)
     if chunk_size < 16 or chunk_size & (chunk_size - 1):
         raise ValueError(f"modal_conv: chunk_size must be a power of two, at least 16, got {chunk_size}")
     options = {

@@ -10,6 +10,7 @@ from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import accumulator, check_alignment
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
 from pallas_kernels._linear_state.checks import check_gates, check_heads
+from pallas_kernels._ranges import Range, check_values
 from pallas_kernels.neural_memory import hopper
 from pallas_kernels.neural_memory.chunks import MemoryState
 from pallas_kernels.neural_memory.reference import neural_memory_reference
@@ -30,6 +31,13 @@ TABLE = (
     Implementation("xla", neural_memory_xla),
     Implementation("reference", neural_memory_reference),
 )
+
+SHARE = Range(0, 1, "pass sigmoid(x)", per_token=True)
+SQUARED = Range(
+    -1e9, 1e9, "divide keys by their lengths, and bring values to a length of about 1", per_token=True
+)
+RANGES = {"theta": SHARE, "eta": SHARE, "alpha": SHARE, "k": SQUARED, "v": SQUARED}
+"""Of arguments."""
 
 
 @checked
@@ -60,14 +68,14 @@ def neural_memory(
         S_{c+1} = eta_c S_c - G_c                M_{c+1} = (1 - alpha_c) M_c + S_{c+1}
 
     eta_c and alpha_c are means over the chunk's tokens. M and S are then scaled together, so that M is no longer than
-    4 sqrt(E): the memory stays bounded for any gates, keys and length (see the README, Stability).
+    4 sqrt(E): the memory stays bounded for any length and for arguments in `RANGES` (see the README, Stability).
 
     A last chunk of fewer than C tokens and holes is read, not written; one without a token changes nothing.
 
     Args:
       q: queries.
-      k: keys; none is normalised here.
-      v: values, of a length of about 1.
+      k: keys of numbers up to 1e9, whose squares fp32 can sum; none is normalised here.
+      v: values, of a length of about 1; of numbers up to 1e9.
       theta: step size of each token, in 0..1.
       eta: share of the momentum that is kept, in 0..1.
       alpha: share of the memory that is forgotten, in 0..1.
@@ -88,7 +96,7 @@ def neural_memory(
       operands of v's dtype and sum in fp32; M and S are fp32 (f64 for f64).
 
     Raises:
-      ValueError: arrays that do not fit, or an implementation that is unknown.
+      ValueError: arrays that do not fit, values out of their ranges, or an implementation that is unknown.
       TypeError: `initial_state` is no `MemoryState`.
 
     Source: Behrouz et al. 2024 (arXiv:2501.00663, eq. 9-14), with the chunks of Zhang et al. 2025 (arXiv:2505.23884)
@@ -100,6 +108,8 @@ def neural_memory(
     check_gates(OP, {name: (x, v.shape[:3]) for name, x in per_token.items()})
     if initial_state is not None:
         _check_state(initial_state, weights, v)
+    given = per_token | {"k": k, "v": v}
+    check_values(OP, RANGES, given, segment_ids=segment_ids, alignment=segment_alignment)
     options = {
         "segment_ids": segment_ids,
         "segment_alignment": segment_alignment,

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels import _dispatch
 from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation
+from pallas_kernels._ranges import Range, check_values
 from pallas_kernels.patch_attention import lookup_xla, pool_xla, reference
 from pallas_kernels.patch_attention.triton_why import why_not
 
@@ -68,6 +69,8 @@ def pool(
     if patch_ids.shape != k.shape[:3]:
         raise ValueError(f"patch_ids must name the patch of each byte, {k.shape[:3]}, got {patch_ids.shape}")
     _check_dtypes(q, k, v)
+    slots = Range(0, q.shape[2], "a block has that many slots for patches, and one number more is padding")
+    check_values("patch_attention.pool", {"patch_ids": slots}, {"patch_ids": patch_ids})
     device = _dispatch.current_device()
     entry = _dispatch.choose("patch_attention.pool", POOL_TABLE, implementation, device, q, k, v, patch_ids)
     return entry.run(q, k, v, patch_ids)
@@ -114,6 +117,8 @@ def lookup(
         expected = f"look_back >= 1 and bias [H = {q.shape[3]}, look_back]"
         raise ValueError(f"expected {expected}, got look_back = {look_back} and bias of shape {bias.shape}")
     _check_dtypes(q, k, v)
+    ranges = {"latest": Range(most=k.shape[2] - 1, fix="it counts keys"), "bias": Range()}
+    check_values("patch_attention.lookup", ranges, {"latest": latest, "bias": bias})
     arrays = (q, k, v, latest, valid, bias)
     device = _dispatch.current_device()
     entry = _dispatch.choose(

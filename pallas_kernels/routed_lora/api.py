@@ -15,6 +15,7 @@ from pallas_kernels._dispatch import (
     explain_call,
     has_reference_ops,
 )
+from pallas_kernels._ranges import Range, check_values
 from pallas_kernels.routed_lora import hopper
 from pallas_kernels.routed_lora.hopper import STEP, TILE
 from pallas_kernels.routed_lora.reference import Matrices, routed_lora_reference
@@ -34,6 +35,9 @@ TABLE = (
     Implementation("reference", routed_lora_reference),
 )
 """Implementations of the operation, fastest first."""
+
+RANGES = {"code": Range()}
+"""Of arguments."""
 
 Matrix = Float[Array, "_ _"]
 
@@ -82,6 +86,7 @@ def routed_lora(
     sites: Any = (weights, down, up)
     _check(x, sites, code, chunk)
     _check_active(x, code, active)
+    check_values("routed_lora", RANGES, {"code": code})
     options: dict[str, Any] = {
         "chunk": chunk,
         "scale": scale,

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._arguments import checked
 from pallas_kernels._conv.gates import check_floats, check_shape, check_streams
 from pallas_kernels._dispatch import Device, Implementation, choose, current_device, explain_call
+from pallas_kernels._ranges import check_documents
 from pallas_kernels.short_conv.hopper import why_not
 from pallas_kernels.short_conv.reference import short_conv_reference
 from pallas_kernels.short_conv.triton_why import why_not as why_not_triton
@@ -73,6 +74,7 @@ def short_conv(
     """
     check_streams("short_conv", x, segment_ids, bias, pre_gate, post_gate)
     _check_taps(x, taps, history)
+    check_documents(segment_ids, op="short_conv")
     options = {
         "segment_ids": segment_ids,
         "history": history,

@@ -172,6 +172,10 @@ NAME = "base_model.model.stack.rest.block_0.mixer.in.lora_A.weight"
         ),
         (lambda folder: (folder / WEIGHTS).write_bytes(b"no"), "no adapter that can be read"),
         (lambda folder: (folder / CONFIG).write_text("[]"), "holds a list, expected an object"),
+        (
+            lambda folder: (folder / CONFIG).write_text("[" * 100_000),
+            "no adapter that can be read: .*recursion",
+        ),
     ],
 )
 def test_what_is_no_adapter_of_the_config(folder, spoil, words):

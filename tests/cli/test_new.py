@@ -1,5 +1,6 @@
 """Recipe files that `jaxblt new` writes make the recipes that they began from."""
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from jaxblt import recipes
 from jaxblt.cli.find_recipe import find_recipe
 from jaxblt.cli.new import main
 from jaxblt.cli.write_recipe import field_docs, recipe_source
+from jaxblt.mixers import HyenaConfig
 from jaxblt.training.optimizer import AdamWConfig
 
 
@@ -38,6 +40,45 @@ def test_a_new_file_is_a_recipe_and_is_never_overwritten(tmp_path, monkeypatch, 
             main(argv)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["genome.py"]
     assert (tmp_path / "genome.py").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "class",
+        "None",
+        "1st",
+        "my-recipe",
+        "a b",
+        "$(x)",
+        "Recipe",
+        "DataConfig",
+        "match",
+        "_mine",
+        "\ufb01le",
+        "e\u0301t\u00e9",
+    ],
+)
+def test_any_name_of_a_file_gives_a_recipe_that_the_printed_command_finds(
+    name, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    main([f"{name}.py"])
+    place = shlex.split(capsys.readouterr().out)[-1]
+    assert find_recipe(place) == replace(recipes.get("demo_entropy"), name=name)
+
+
+def test_what_others_named_is_text_and_no_code():
+    evil = '"""\nraise SystemExit("ran")\n"""\\ \' \0 \r \U0001f600 \u2028 \udcff'
+    recipe = recipes.get("demo_entropy")
+    tables = replace(recipe.model.stack, mixers={evil: HyenaConfig(dim=recipe.model.stack.dim)})
+    recipe = replace(recipe, name="a", init_from=evil, model=replace(recipe.model, stack=tables))
+    text = recipe_source(recipe, function="mine", file=f"{evil}.py", origin=evil)
+    found: dict = {}
+    exec(compile(text.encode(), "mine.py", "exec"), found)
+    assert found["mine"]() == recipe
+    assert found["__doc__"].startswith(f"A recipe of your own, begun from {evil}.")
+    assert shlex.quote(f"{evil}.py:mine") in found["__doc__"]
 
 
 def test_fields_are_explained_by_their_docstrings():

@@ -107,6 +107,14 @@ def test_options_that_do_not_go_together(options, message):
             {"sample": "book", "long_documents": "error"},
             "data.long_documents = 'error' is read with packing='fi",
         ),
+        (
+            {"sample": "book", "packing": "first_fit", "partial": "drop"},
+            "data.partial = 'drop' is read with packing='windows' only",
+        ),
+        (
+            {"sample": "book", "split": "names", "test_names": ("b*",), "fractions": (0.5, 0.5, 0.0)},
+            r"data.fractions = \(0.5, 0.5, 0.0\) is read with split='documents' or 'position' only",
+        ),
         ({"sample": "book", "soft_mask": "upper"}, "data.soft_mask = 'upper' is read with kind='fasta' only"),
         (
             {"paths": ("x.jsonl",), "field": "body"},

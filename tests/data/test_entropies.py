@@ -43,6 +43,20 @@ def test_entropies_of_other_data_are_refused(path):
         read_entropies(path.with_name("f.npy"), SOURCE)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("e.npy.json", b"[" * 100_000, r"npy\.json is not JSON \(.*recursion.*\): write the entropies again"),
+        ("e.npy", b"no array", r"e\.npy is no \.npy file that can be read: "),
+        ("e.npy", b"", r"e\.npy is no \.npy file that can be read: "),
+    ],
+)
+def test_damaged_files_are_named(path, name, content, says):
+    path.with_name(name).write_bytes(content)
+    with pytest.raises(ValueError, match=says):
+        read_entropies(path, SOURCE)
+
+
 def test_entropies_of_another_model_or_context_are_refused(path):
     entropies = read_entropies(path, SOURCE)
     entropies.check("abc", 64)
@@ -103,6 +117,11 @@ def test_files_that_hold_no_entropies_are_refused(path, values, words):
 def test_a_damaged_note_says_so(path):
     without(path, "model")
     with pytest.raises(ValueError, match=r"e.npy.json lacks model: write the entropies again"):
+        read_entropies(path, SOURCE)
+    path.with_name(path.name + ".json").write_text(
+        '{"source_sha256": "", "model": 3, "documents": 1, "values": 1}'
+    )
+    with pytest.raises(ValueError, match=r"e.npy.json holds no text as model: write the entropies again"):
         read_entropies(path, SOURCE)
     path.with_name(path.name + ".json").write_text("[]")
     with pytest.raises(ValueError, match=r"e.npy.json lacks source_sha256, model, documents, values"):

@@ -63,7 +63,9 @@ KINDS = {
 
 
 def config_of(*paths, **fields):
-    options = {"tasks": TASKS, "seq_len": 16, "batch_size": 4, "fractions": (0.6, 0.2, 0.2)}
+    options = {"tasks": TASKS, "seq_len": 16, "batch_size": 4}
+    if fields.get("split", "hash") == "hash":
+        options["fractions"] = (0.6, 0.2, 0.2)
     return LabelledDataConfig(paths=paths, **options | fields)
 
 

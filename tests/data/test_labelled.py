@@ -64,9 +64,8 @@ KINDS = {
 
 
 def config_of(*paths, **fields):
-    return LabelledDataConfig(
-        paths=paths, **{"seq_len": 32, "batch_size": 4, "fractions": (0.6, 0.2, 0.2), **fields}
-    )
+    dealt = {"fractions": (0.6, 0.2, 0.2)} if fields.get("split", "hash") in ("hash", "groups") else {}
+    return LabelledDataConfig(paths=paths, **{"seq_len": 32, "batch_size": 4, **dealt, **fields})
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -410,6 +409,10 @@ def test_bad_configs_of_labelled_data(here):
         ),
         ({"target": "number", "group_k": 9}, "data.group_k = 9 is read with split='groups' only"),
         ({"target": "number", "group_share": 0.4}, "data.group_share = 0.4 is read with split='groups' only"),
+        (
+            {"target": "number", "split": "column"},
+            r"data.fractions = \(0.6, 0.2, 0.2\) is read with split='hash' or 'groups' only",
+        ),
         (
             {"target": "number", "genome": "r.csv"},
             "data.genome = 'r.csv' is read with a .bed file among the paths only",

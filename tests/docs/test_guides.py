@@ -61,10 +61,12 @@ def test_parts_md_uses_parts_by_themselves(capsys):
     names = {}
     for text in blocks(GUIDES / "parts.md", "python"):
         exec(compile(text, "parts.md", "exec"), names)
-    patterns, cell, equal, slots, patches, kmers, said = capsys.readouterr().out.splitlines()
+    patterns, cell, equal, slots, patches, kmers, said, beta, scan = capsys.readouterr().out.splitlines()
     assert (patterns, cell, equal, slots) == ("J T", "gru", "True", "(1, 1, 1)")
     assert (patches, kmers) == ("True True", "7 b'ACGTTNacg'")
     assert said.startswith("linear_scan: ")
+    assert beta.startswith("gated_delta_rule: beta must lie in 0..2, got 2.5 at [0 0 0]: pass")
+    assert scan.startswith("linear_scan: a must be finite, got nan at [0 3 5]: ")
     first_cells = re.findall(
         r"^\| (`.*?) \|", (GUIDES / "parts.md").read_text(encoding="utf-8"), re.MULTILINE
     )

@@ -123,12 +123,20 @@ def test_what_cannot_be_read_leaves_nothing(files, tmp_path):
     def no_recipe(arrays, text):
         text["recipe"] = "{}"
 
+    def too_deep(arrays, text):
+        text["frozen"] = "[" * 100_000
+
+    def before_the_first(arrays, text):
+        text["step"] = "-3"
+
     def another_format(arrays, text):
         text["format"] = "pt"
 
     for name, edit, says in (
         ("patches", other_entropy, "holds another frozen 'entropy' than was exported"),
         ("bytes", no_recipe, "text that cannot be read: config has no"),
+        ("bytes", too_deep, "text that cannot be read: .*recursion"),
+        ("bytes", before_the_first, "text that cannot be read: step must .*, got -3"),
         ("bytes", another_format, "has format 'pt', expected 'jaxblt'"),
     ):
         file = changed(files / f"{name}.safetensors", tmp_path / "a.safetensors", edit)

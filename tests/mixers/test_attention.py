@@ -16,12 +16,13 @@ from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 BASE = AttentionConfig(dim=12, num_heads=6, num_kv_heads=3, head_dim=4, rope_theta=100.0)
+UNTURNED = AttentionConfig(dim=12, num_heads=6, num_kv_heads=3, head_dim=4, position="none")
 CASES = {
     "rope": BASE,
     "window": dataclasses.replace(BASE, window=4, num_kv_heads=1),
-    "alibi": dataclasses.replace(BASE, position="alibi"),
-    "alibi_alone": dataclasses.replace(BASE, position="alibi", packed=False),
-    "none_both": dataclasses.replace(BASE, position="none", causal=False),
+    "alibi": dataclasses.replace(UNTURNED, position="alibi"),
+    "alibi_alone": dataclasses.replace(UNTURNED, position="alibi", packed=False),
+    "none_both": dataclasses.replace(UNTURNED, causal=False),
     "window_both": dataclasses.replace(BASE, window=4, causal=False),
     "rope_alone": dataclasses.replace(BASE, packed=False, rope_scale=2.0),
     "both_alone": dataclasses.replace(BASE, packed=False, causal=False),
@@ -110,7 +111,10 @@ def test_a_far_stream_equals_a_near_one() -> None:
         ({"window": 0}, "window must be at least 1"),
         ({"head_dim": 3}, "head_dim must be even, got 3"),
         ({"position": "sine"}, "position must be one of 'rope', 'alibi', 'none', got 'sine'"),
-        ({"position": "alibi", "causal": False}, "use position='rope' when causal=False"),
+        (
+            {"position": "alibi", "causal": False, "rope_theta": 10_000.0},
+            "use position='rope' when causal=False",
+        ),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:

@@ -198,7 +198,7 @@ def test_errors_name_the_letter():
         ValueError, match=r"pattern 'SASD' names 4 layers, and num_layers is 2: .* leave out 'SD'"
     ):
         StackConfig(pattern="SASD", num_layers=2)
-    with pytest.raises(ValueError, match=r"pattern is empty \(''\): name a mixer for each layer"):
-        StackConfig(pattern="")
+    with pytest.raises(ValueError, match=r"pattern is empty \(\(\)\): name a mixer for each layer"):
+        StackConfig(pattern=())
     with pytest.raises(ValueError, match="num_layers"):
         StackConfig(num_layers=0)

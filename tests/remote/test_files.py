@@ -1,6 +1,8 @@
 """Data at URLs: read as the same files are here, each version downloaded once."""
 
+import gc
 import gzip
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,19 @@ def test_a_server_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"http://127\.0\.0\.1:9/a cannot be reached"):
         TextSource("http://127.0.0.1:9/a")
     assert not list(tmp_path.rglob("*"))
+
+
+def test_a_file_system_of_one_host_is_told_which_and_leaves_nothing_behind(monkeypatch):
+    left: list = []
+    monkeypatch.setattr(sys, "unraisablehook", left.append)
+    with pytest.raises(
+        OSError, match=r"ftp://127\.0\.0\.1:9/a/b cannot be reached, .*: ConnectionRefusedError"
+    ) as caught:
+        list_files("ftp://127.0.0.1:9/a/b")
+    assert "\n" not in str(caught.value)
+    del caught
+    gc.collect()
+    assert not left
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "memory"])

@@ -11,7 +11,7 @@ from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.training import picture
 from jaxblt.training.loop import fit
-from jaxblt.training.picture import first_passage
+from jaxblt.training.picture import draw_confusion, first_passage
 from jaxblt.training.setup import make_setup, open_data
 from tests.training.test_runlog import events
 from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
@@ -64,3 +64,7 @@ def test_patches_that_no_entropies_cut_are_not_drawn():
     with jax.set_mesh(mesh := make_mesh()):
         data = open_data(recipe, mesh, split="validation", mode="eval", source=Letters())
         assert first_passage(make_setup(recipe, mesh), {}, data) is None
+
+
+def test_names_of_classes_are_no_formulas():
+    assert draw_confusion(np.eye(2), (r"$\bad{$", "b"))[:4] == b"\x89PNG"

@@ -3,6 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from jaxblt.mixers import StateEngineConfig
 from jaxblt.training.serialize import from_json, to_json
 
 
@@ -37,6 +38,17 @@ def test_left_out_fields_take_their_defaults():
     tree = json.loads(to_json(Outer(Inner())))
     del tree["count"]
     assert from_json(json.dumps(tree)).count == 3
+
+
+def test_what_nothing_reads_is_set_back_in_files_of_older_versions():
+    stored = json.loads(to_json(StateEngineConfig(dim=8, num_heads=2)))
+    assert from_json(json.dumps(stored | {"interval": 4})) == StateEngineConfig(dim=8, num_heads=2)
+    edges = stored | {"interval": 4, "state_routes": True}
+    assert from_json(json.dumps(edges)).interval == 4
+    with pytest.raises(
+        ValueError, match=r"StateEngineConfig.interval = 4 is read with cell, state_attention or"
+    ):
+        StateEngineConfig(dim=8, num_heads=2, interval=4)
 
 
 def test_unknown_field_is_an_error():

@@ -1,0 +1,186 @@
+"""What every public config needs to be made."""
+
+from typing import Any
+
+from jaxblt.adapters import (
+    AdapterConfig,
+    AdapterLosses,
+    Clamp,
+    Confidence,
+    Draw,
+    Ema,
+    Governor,
+    Mixed,
+    RetrievalConfig,
+    RouterConfig,
+    Sparse,
+    Sticky,
+    TopK,
+)
+from jaxblt.adapters.serving import Limits
+from jaxblt.cli.plan import PlanConfig
+from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
+from jaxblt.data.kmers import KmerVocab
+from jaxblt.data.label_tasks import LabelTask
+from jaxblt.evaluation.tasks import (
+    MQAR,
+    Babi,
+    Babilong,
+    Copy,
+    GapRecall,
+    ListOps,
+    ListOpsFiles,
+    Parity,
+    PatternMatching,
+    RepeatCopy,
+    TextLabels,
+    TextPairs,
+)
+from jaxblt.inference import Decoder, SamplingConfig
+from jaxblt.mixers import (
+    AttentionConfig,
+    DualDecayConfig,
+    ExplicitFilter,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
+    GatedRecurrenceConfig,
+    GRUConfig,
+    HyenaConfig,
+    ImplicitFilter,
+    LSTMConfig,
+    MACConfig,
+    MAGConfig,
+    Mamba2Config,
+    NeuralMemoryConfig,
+    NTMConfig,
+    SlotMemoryConfig,
+    StateEngineConfig,
+)
+from jaxblt.mixers.filters import ModalFilter
+from jaxblt.mixers.state_manager import StateManager
+from jaxblt.models import (
+    BLTConfig,
+    ByteClassifierConfig,
+    ByteLMConfig,
+    LabelHeadConfig,
+    LabellerConfig,
+    StackConfig,
+    TaskHead,
+    TaskHeadsConfig,
+)
+from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
+from jaxblt.models.positions import PositionConfig
+from jaxblt.parallel.layout import SequenceLayout
+from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.patching import PatcherConfig
+from jaxblt.training.hybrid import HybridConfig
+from jaxblt.training.objectives import (
+    Classify,
+    ClassifyChain,
+    ClassifyPositions,
+    Masked,
+    MultiTask,
+    NextByte,
+    OrderAgnostic,
+    Regress,
+    Span,
+    TaskLoss,
+)
+from jaxblt.training.optimizers import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
+from jaxblt.training.policy import PolicyConfig
+from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.reference import ReferenceConfig
+from jaxblt.training.schedule import ScheduleConfig
+
+BYTES = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern="R"))
+GOOD: dict[type, dict[str, Any]] = {
+    TrainConfig: {},
+    AdamWConfig: {},
+    LionConfig: {},
+    AdafactorConfig: {},
+    MuonConfig: {},
+    Classify: {},
+    Masked: {},
+    Span: {},
+    NextByte: {},
+    OrderAgnostic: {},
+    Regress: {},
+    TaskLoss: {"name": "t", "objective": Classify()},
+    MultiTask: {"tasks": (TaskLoss("t", Classify()),)},
+    DataConfig: {},
+    SourceConfig: {"name": "s"},
+    LabelledDataConfig: {"paths": ("labelled.csv",)},
+    LabelTask: {"column": "kind"},
+    TaskDataConfig: {"task": Copy(), "seq_len": 64},
+    MQAR: {},
+    GapRecall: {},
+    Copy: {},
+    RepeatCopy: {},
+    PatternMatching: {},
+    Parity: {},
+    ListOps: {},
+    ListOpsFiles: {"path": "data"},
+    Babi: {"path": "data"},
+    Babilong: {"path": "data", "books": "books"},
+    TextLabels: {"path": "data"},
+    TextPairs: {"path": "data"},
+    KmerVocab: {},
+    PatcherConfig: {},
+    MeshConfig: {},
+    SequenceLayout: {},
+    SamplingConfig: {},
+    Decoder: {"model": BYTES},
+    HashConfig: {},
+    EmbeddingConfig: {},
+    PositionConfig: {},
+    StackConfig: {},
+    ByteLMConfig: {},
+    ByteClassifierConfig: {},
+    LabelHeadConfig: {},
+    LabellerConfig: {"base": BYTES},
+    TaskHead: {"name": "t"},
+    TaskHeadsConfig: {"tasks": (TaskHead("t"),)},
+    BLTConfig: {},
+    AttentionConfig: {"dim": 64},
+    HyenaConfig: {"dim": 64},
+    GatedRecurrenceConfig: {"dim": 64},
+    GRUConfig: {"dim": 64},
+    LSTMConfig: {"dim": 64},
+    NTMConfig: {"dim": 64},
+    GatedDeltaNetConfig: {"dim": 64},
+    GatedLinearAttentionConfig: {"dim": 64},
+    Mamba2Config: {"dim": 64},
+    DualDecayConfig: {"dim": 64},
+    StateEngineConfig: {"dim": 64},
+    NeuralMemoryConfig: {"dim": 64},
+    MAGConfig: {"dim": 64},
+    MACConfig: {"dim": 64},
+    SlotMemoryConfig: {"dim": 64},
+    StateManager: {},
+    ModalFilter: {},
+    ImplicitFilter: {"filter_len": 64},
+    ExplicitFilter: {},
+    Recipe: {"name": "r", "model": BYTES, "data": DataConfig()},
+    PlanConfig: {},
+    ScheduleConfig: {},
+    ClassifyPositions: {},
+    ClassifyChain: {},
+    HybridConfig: {},
+    PolicyConfig: {},
+    ReferenceConfig: {},
+    AdapterConfig: {},
+    AdapterLosses: {},
+    RouterConfig: {},
+    RetrievalConfig: {},
+    Mixed: {},
+    Governor: {},
+    Clamp: {},
+    Confidence: {},
+    Draw: {},
+    Ema: {},
+    Sparse: {},
+    Sticky: {},
+    TopK: {},
+    Limits: {},
+}
+"""Every config class, with what it needs to be made."""

@@ -1,0 +1,159 @@
+"""Fields that a config refuses together, and edges of ranges that mean something."""
+
+from typing import Any
+
+from jaxblt.adapters import (
+    AdapterConfig,
+    AdapterLosses,
+    Ema,
+    Governor,
+    RouterConfig,
+    Sticky,
+)
+from jaxblt.adapters.serving import Limits
+from jaxblt.inference import SamplingConfig
+from jaxblt.mixers import (
+    AttentionConfig,
+    ImplicitFilter,
+    SlotMemoryConfig,
+    StateEngineConfig,
+)
+from jaxblt.mixers.state_manager import StateManager
+from jaxblt.models import (
+    LabelHeadConfig,
+    StackConfig,
+)
+from jaxblt.models.positions import PositionConfig
+from jaxblt.patching import PatcherConfig
+from jaxblt.training.hybrid import HybridConfig
+from jaxblt.training.objectives import (
+    Masked,
+    Regress,
+    TaskLoss,
+)
+from jaxblt.training.optimizers import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
+from jaxblt.training.policy import PolicyConfig
+from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.schedule import ScheduleConfig
+
+BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
+    SlotMemoryConfig: (
+        ({"prune_below": 0.1, "prune_after": 0}, "SlotMemoryConfig.prune_after must be at least 1"),
+    ),
+    AttentionConfig: (
+        (
+            {"position": "none", "rope_theta": 500.0},
+            "AttentionConfig.rope_theta = 500.0 is read with position='rope' only",
+        ),
+        (
+            {"position": "alibi", "rope_scale": 4.0},
+            "AttentionConfig.rope_scale = 4.0 is read with position='rope' only",
+        ),
+    ),
+    AdamWConfig: (
+        (
+            {"schedule": "constant", "floor": 0.0},
+            "optimizer.floor = 0.0 is read with schedule='cosine', 'linear' or",
+        ),
+        ({"schedule": "constant", "decay_steps": 9}, "optimizer.decay_steps = 9 is read with schedule="),
+        (
+            {"weight_decay": 0.0, "decay_embeddings": True},
+            "decay_embeddings = True is read with weight_decay above 0",
+        ),
+    ),
+    TrainConfig: (
+        (
+            {"eval_every": 0, "sample_bytes": 9},
+            "TrainConfig.sample_bytes = 9 is read with eval_every above 0 only",
+        ),
+        ({"eval_every": 0, "keep_best": 1}, "TrainConfig.keep_best = 1 is read with eval_every above 0 only"),
+        ({"eval_every": 0, "patience": 2}, "TrainConfig.patience = 2 is read with eval_every above 0 only"),
+        (
+            {"eval_every": 0, "best_by": "f1"},
+            "TrainConfig.best_by = 'f1' is read with eval_every above 0 only",
+        ),
+    ),
+    PatcherConfig: (
+        (
+            {"mode": "space", "threshold": 0.5},
+            "PatcherConfig.threshold = 0.5 is read with a mode that needs entropies",
+        ),
+        (
+            {"mode": "byte", "margin": 0.1},
+            "PatcherConfig.margin = 0.1 is read with a mode that needs entropies",
+        ),
+        (
+            {"mode": "static", "entropy_context": 64},
+            "PatcherConfig.entropy_context = 64 is read with a mode that",
+        ),
+        (
+            {"mode": "static", "patch_cost": 2.0},
+            "PatcherConfig.patch_cost = 2.0 is read with mode='optimal' or",
+        ),
+    ),
+    LabelHeadConfig: (
+        ({"target": "positions", "pool": "max"}, "LabelHeadConfig.pool = 'max' is read with target="),
+    ),
+    Masked: (
+        ({"hidden": 0.0, "swapped": 0.0}, "hidden + swapped must be above 0 and at most 1, got 0.0 + 0.0"),
+    ),
+    HybridConfig: (
+        (
+            {"policy": PolicyConfig(discount=0.1)},
+            "HybridConfig.policy = PolicyConfig(method='reinforce', discount=0.1",
+        ),
+    ),
+    AdapterConfig: (
+        ({"sites": ()}, "AdapterConfig.sites is empty: name at least one pattern"),
+        (
+            {"losses": AdapterLosses(flip=0.1)},
+            "AdapterConfig.losses weighs ['flip'] of a router's code, and router is",
+        ),
+        (
+            {"sites": (), "gates": ("mixer/q",), "alpha": 3.0},
+            "AdapterConfig.alpha = 3.0 is read with sites only",
+        ),
+        (
+            {"sites": (), "gates": ("mixer/q",), "losses": AdapterLosses(orthogonality=0.5)},
+            "weighs orthogonality = 0.5 of sites, and sites is ()",
+        ),
+    ),
+    Recipe: (
+        (
+            {"hybrid": HybridConfig(reference=((0, 2.0),))},
+            "HybridConfig.reference = ((0, 2.0),) is read with Recipe.ref",
+        ),
+    ),
+}
+"""Of each class fields that are refused together, and what is said of them."""
+
+NEVER = {"warmup_steps": (0,), "floor": (0.0,), "weight_decay": (0.0,)}
+"""Of all optimisers."""
+
+MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
+    TrainConfig: {"trackers": ((),), "eval_every": (0,), "max_overflow": (0.0,)},
+    AdamWConfig: NEVER | {"b1": (0.0,), "b2": (0.0,)},
+    LionConfig: NEVER | {"b1": (0.0,), "b2": (0.0,)},
+    AdafactorConfig: NEVER,
+    MuonConfig: NEVER | {"b1": (0.0,), "b2": (0.0,), "momentum": (0.0,)},
+    ScheduleConfig: {"warmup_steps": (0,), "floor": (0.0,)},
+    Masked: {"hidden": (0.0,), "swapped": (0.0,)},
+    Regress: {"center": (-1.0,)},
+    TaskLoss: {"weight": (0.0,)},
+    PatcherConfig: {"threshold": (0.0, -1.0), "threshold_add": (0.0, -1.0), "margin": (0.0,)},
+    SamplingConfig: {"temperature": (0.0,)},
+    PositionConfig: {"offset_periods": ((),), "periods": ((),)},
+    StackConfig: {"mlp_dim": (0,)},
+    StateEngineConfig: {"balance_weight": (0.0,)},
+    SlotMemoryConfig: {"rate": (0.0,), "novelty": (0.0, -1.0), "balance": (0.0,), "usage_decay": (0.0,)},
+    StateManager: {"decay": (0.0,), "threshold": (0.0,)},
+    ImplicitFilter: {"inner_layers": (0,)},
+    PolicyConfig: {"discount": (0.0,)},
+    AdapterLosses: {"entropy": (-1.0,)},
+    RouterConfig: {"fallback": (0.0,)},
+    Governor: {"low": (0.0,)},
+    Ema: {"decay": (0.0,)},
+    Sticky: {"tau": (0.0,)},
+    Limits: {"most_flips": (0.0,), "most_violations": (0.0,)},
+}
+"""Of each class zeros, negative numbers, and empty texts and tuples that mean something and are no defaults."""
