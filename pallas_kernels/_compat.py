@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
@@ -52,6 +53,22 @@ def typed_like(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     """The type of an array on the mesh of type x, that varies over the axes that x varies over."""
     sharding = x.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
     return x.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def same_value(x: Any) -> Any:
+    """x as another object: of a tracer one more of the same value, for which no operation is traced.
+
+    `custom_vjp` numbers the arguments that its forward pass kept, which it knows by identity. In jax 0.11.2 partial
+    evaluation puts constants before the arguments and leaves the numbers (`JaxprTrace.process_custom_vjp_call`).
+    """
+    if not isinstance(x, Tracer):
+        return x
+    twin = object.__new__(type(x))
+    for kind in type(x).__mro__:
+        for name in set(getattr(kind, "__slots__", ())) - {"__weakref__"}:
+            if hasattr(x, name):
+                setattr(twin, name, getattr(x, name))
+    return twin
 
 
 def count_below(row: jax.Array, wanted: jax.Array) -> jax.Array:

@@ -87,7 +87,7 @@ def reference_ops() -> Iterator[None]:
 
 
 def has_reference_ops() -> bool:
-    """Whether this is inside a `reference_ops` block, where no `custom_vjp` may be traced."""
+    """Tell whether this is inside a `reference_ops` block, where no `OwnGradient` may be traced."""
     return _REFERENCE.value
 
 

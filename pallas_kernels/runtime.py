@@ -2,6 +2,7 @@
 
 - Choose: `compiling_for` names the device that ops choose for, `record_choices` collects what they chose and why.
 - Differentiate twice: inside `reference_ops` ops have no gradients of their own; `has_reference_ops` says so.
+  `OwnGradient` is `jax.custom_vjp` with an error that names `reference_ops`.
 - Explain: `explain` says what a table picks on a `Device`; each op has an `explain` of its own.
 - Measure: `measure`, `measure_all`, `compare` time a `Case`; `measure_ceilings` says what the machine can do;
   `alone` takes turns on it; traces.
@@ -38,6 +39,7 @@ from pallas_kernels._measure import (
     measure_ceilings,
     this_machine,
 )
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels._statistics import Summary, median_interval, ratio_interval, summarize, tukey_inliers
 from pallas_kernels._trace import device_events, read_trace
 
@@ -51,6 +53,7 @@ __all__ = [
     "Machine",
     "Measurement",
     "Method",
+    "OwnGradient",
     "Summary",
     "alone",
     "choose",

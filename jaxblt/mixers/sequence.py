@@ -36,6 +36,7 @@ from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.scatter import over_heads
 from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence, seq_axis
 from jaxblt.parallel.tensor_heads import over_tensor, splits_heads
+from pallas_kernels.runtime import OwnGradient
 
 Carry = Any
 Summary = Any
@@ -405,7 +406,7 @@ def _linked(how: _Stretch, core: Adjoined) -> Callable[[Any, Marks], Any]:
         leaving = exclusive_scan(step, core.zero(streams), effect, reverse=not how.reverse)
         return (*back((dy, leaving)), None)
 
-    linked = jax.custom_vjp(lambda streams, marks: core.run(streams, marks, entered(streams, marks)[0])[0])
+    linked = OwnGradient(lambda streams, marks: core.run(streams, marks, entered(streams, marks)[0])[0])
     linked.defvjp(forward, backward)
     return linked
 

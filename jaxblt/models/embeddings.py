@@ -22,7 +22,7 @@ from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from jaxblt.validation import MOST, check_bounds, check_fields
 from pallas_kernels.hash_embedding import hash_embedding, ngram_rows
-from pallas_kernels.runtime import has_reference_ops
+from pallas_kernels.runtime import OwnGradient, has_reference_ops
 
 MOST_GRAM = 256
 """Bytes of the longest n-gram: each byte's hash is a sum over as many."""
@@ -122,7 +122,7 @@ def _embed_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array,
     return summed.astype(table.dtype), np.zeros(ids.shape, jax.dtypes.float0)
 
 
-_embed = jax.custom_vjp(_rows)
+_embed = OwnGradient(_rows)
 _embed.defvjp(_embed_forward, _embed_backward)
 
 

@@ -11,6 +11,7 @@ import jax
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels._hopper import MOST_BLOCKS, why_not_streams
+from pallas_kernels._own_gradient import OwnGradient
 
 LANES = 128
 """Value channels of a program: one a thread of a warpgroup."""
@@ -36,7 +37,7 @@ def why_not(device: Device, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> str |
     return None
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(OwnGradient, nondiff_argnums=(0, 1))
 def derived_as(
     plain: Callable[..., Any], run: Callable[..., Any], arrays: dict[str, Any]
 ) -> tuple[jax.Array, jax.Array]:

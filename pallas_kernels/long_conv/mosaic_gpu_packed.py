@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.packed import LEAF, packed_causal
 from pallas_kernels._conv.toeplitz import toeplitz_product
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.long_conv.blocks import BLOCK, Orders, as_blocks, block_weights, from_blocks
 from pallas_kernels.long_conv.mosaic_gpu_blocks import convolve_blocks, correlate_blocks
 
@@ -34,7 +35,7 @@ def convolve_within_blocks(
     return _within(gradients, interpret, *vary_alike(u, filter, documents))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(OwnGradient, nondiff_argnums=(0, 1))
 def _within(gradients: bool, interpret: bool, u: Array, filter: Array, documents: Array) -> Array:
     return _convolve(u, filter, documents, adjoint=False, interpret=interpret)
 

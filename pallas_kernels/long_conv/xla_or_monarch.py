@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import Device
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.long_conv.hopper import FEW, ON_CHIP
 from pallas_kernels.long_conv.monarch import long_conv_monarch, rather_not_monarch
 from pallas_kernels.long_conv.xla import long_conv_xla
@@ -37,7 +38,7 @@ def _named(alignment: int, causal: bool, arrays: tuple[Any, ...]) -> dict[str, A
     return {**dict(zip(names, arrays, strict=True)), "segment_alignment": alignment, "causal": causal}
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(OwnGradient, nondiff_argnums=(0, 1))
 def _convolve(alignment: int, causal: bool, arrays: tuple[Any, ...]) -> Any:
     return long_conv_xla(**_named(alignment, causal, arrays))
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._linear_state.products import multiply
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.neural_memory import mosaic_gpu_read, two_layers
 from pallas_kernels.neural_memory.chunks import Products, scaled
 from pallas_kernels.neural_memory.mosaic_gpu_gradients import weight_gradients
@@ -55,7 +56,7 @@ def gradients(
     return _gradients(interpret, (k.dtype, v.dtype, first.dtype), dtype, k, v, theta, first, second)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(OwnGradient, nondiff_argnums=(0,))
 def _read(interpret: Any, x: Array, first: Array, second: Array) -> Array:
     flat = (a.reshape(-1, *a.shape[2:]) for a in (x, first, second))
     return mosaic_gpu_read.read(*flat, interpret=interpret).reshape(x.shape)
@@ -75,7 +76,7 @@ def _read_bwd(interpret: Any, kept: Any, g: Array) -> tuple[Array, ...]:
 _read.defvjp(_read_fwd, _read_bwd)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@partial(OwnGradient, nondiff_argnums=(0, 1, 2))
 def _gradients(
     interpret: Any, dtypes: Any, dtype: Any, k: Array, v: Array, theta: Array, first: Array, second: Array
 ) -> tuple[Matrices, Array]:
