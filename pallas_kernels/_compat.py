@@ -18,6 +18,20 @@ def varying_axes(x: jax.Array) -> frozenset[str]:
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
+def may_vary(x: Any, axis: str) -> bool:
+    """Tell whether x may differ along an axis of the `shard_map` around this; always where that does not check it."""
+    from jax._src import config
+
+    return axis in varying_axes(x) or not config._check_vma.value
+
+
+def checks_varying() -> bool:
+    """Tell whether the `shard_map` around this, if there is one, keeps track of what varies."""
+    from jax._src import config
+
+    return config._check_vma.value or not jax.sharding.get_abstract_mesh().manual_axes
+
+
 def vary_alike(*arrays: Any) -> tuple[Any, ...]:
     """The arrays, all marked as varying over every mesh axis that any of them varies over; None stays None.
 

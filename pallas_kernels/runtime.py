@@ -6,11 +6,11 @@
 - Explain: `explain` says what a table picks on a `Device`; each op has an `explain` of its own.
 - Measure: `measure`, `measure_all`, `compare` time a `Case`; `measure_ceilings` says what the machine can do;
   `alone` takes turns on it; traces.
-- `varying_axes`, `vary_alike` and `count_below` hide what depends on the version of JAX.
+- `varying_axes`, `vary_alike`, `may_vary`, `checks_varying` and `count_below` hide what depends on the version of JAX.
 """
 
 from pallas_kernels._alone import alone
-from pallas_kernels._compat import count_below, vary_alike, varying_axes
+from pallas_kernels._compat import checks_varying, count_below, may_vary, vary_alike, varying_axes
 from pallas_kernels._dispatch import (
     Device,
     Implementation,
@@ -56,6 +56,7 @@ __all__ = [
     "OwnGradient",
     "Summary",
     "alone",
+    "checks_varying",
     "choose",
     "compare",
     "compiled",
@@ -67,6 +68,7 @@ __all__ = [
     "explain",
     "forward_backward",
     "has_reference_ops",
+    "may_vary",
     "measure",
     "measure_all",
     "measure_ceilings",

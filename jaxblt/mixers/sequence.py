@@ -34,7 +34,7 @@ from jaxblt.parallel.carry import at_end, exclusive_scan
 from jaxblt.parallel.halo import before, behind
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.scatter import over_heads
-from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence, seq_axis
+from jaxblt.parallel.sequence import SEQ_AXIS, check_whole_rows, over_sequence, seq_axis
 from jaxblt.parallel.tensor_heads import over_tensor, splits_heads
 from pallas_kernels.runtime import OwnGradient
 
@@ -149,6 +149,12 @@ class Rows:
         return over_heads(work, core, streams, self.segment_ids, carry, time_axis=time_axis)
 
     @property
+    def length(self) -> int:
+        """Positions of a whole row."""
+        axis = seq_axis(self.x)
+        return self.x.shape[1] if axis is None else axis.whole(self.x.shape[1])
+
+    @property
     def arranged(self) -> Tokens:
         """The tokens of a call with a state."""
         assert self.tokens is not None
@@ -193,12 +199,13 @@ def read(
     """
     check_call(x, segment_ids, positions, clock, width=width)
     if clock is not None:
+        check_whole_rows(x, "a call with a state")
         split = splits_call(x.shape[1])
         tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
         return Rows(tokens.x, _documents(tokens), tokens.content, 1, split, tokens, clock)
     content = content_of(segment_ids)
     ids = segment_ids if packed else None
-    return Rows(blank(x, content), ids, content, alignment, seq_axis() is not None)
+    return Rows(blank(x, content), ids, content, alignment, seq_axis(x) is not None)
 
 
 def check_call(

@@ -33,7 +33,7 @@ def _over_blocks(fn: Callable[[Any, Any], Array], heads: Any, blocked: Any, shar
     A single block, which a step of decoding has, is whole on all devices of the sequence.
     """
     arrays, by_head = (heads, blocked), (True, False)
-    if seq_axis() is None or jax.tree.leaves(heads)[0].shape[1] == 1:
+    if seq_axis(heads) is None or jax.tree.leaves(heads)[0].shape[1] == 1:
         return over_batch(fn, arrays, shared, heads=by_head)
     return over_sequence(lambda own, _, shared: fn(own, shared), arrays, (), shared, heads=by_head)
 
@@ -180,7 +180,7 @@ def _patches_before(own: Any, *, look_back: int) -> tuple[Float[Array, "B N W D"
     batch, _, _, dim = z.shape
     nothing = jnp.zeros((batch, look_back, dim), z.dtype), jnp.zeros((batch, look_back), jnp.int32)
     earlier = nothing
-    if splits_sequence():
+    if splits_sequence(z):
         counts = jnp.sum(patches.lengths > 0, (1, 2), dtype=jnp.int32)
         earlier = exclusive_scan(_later, nothing, take_ranks(z, patches, nothing, counts[:, None], look_back))
     return _tails(z, patches, earlier, look_back)

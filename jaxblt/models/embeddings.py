@@ -175,7 +175,7 @@ class ByteEmbedding(nn.Module):
         clock, history = (None, None) if state is None else state
         tokens = read((ids + 1)[..., None], segment_ids, None, clock)
         hashed, history = tokens.run(Grams(self.config.hash), tokens.x[..., 0], history)
-        split = state is None and seq_axis() is not None
+        split = state is None and seq_axis(ids) is not None
         island = over_sequence if split else over_batch
         grams = island(partial(_sums, self.dtype), tokens.restore(hashed), shared=self.hash_table)
         x = x + grams / jnp.asarray(self.config.hash.num_tables**0.5, self.dtype)
