@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 
@@ -67,6 +68,11 @@ def typed_like(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     """The type of an array on the mesh of type x, that varies over the axes that x varies over."""
     sharding = x.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
     return x.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def is_symbolic(size: Any) -> bool:
+    """Tell whether the size of an axis is an unknown of `jax.export.symbolic_shape`, which compares with no number."""
+    return not isinstance(size, int | np.integer)
 
 
 def same_value(x: Any) -> Any:

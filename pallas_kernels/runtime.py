@@ -6,11 +6,19 @@
 - Explain: `explain` says what a table picks on a `Device`; each op has an `explain` of its own.
 - Measure: `measure`, `measure_all`, `compare` time a `Case`; `measure_ceilings` says what the machine can do;
   `alone` takes turns on it; traces.
+- Export: `is_symbolic` tells of a size that `jax.export` leaves open.
 - `varying_axes`, `vary_alike`, `may_vary`, `checks_varying` and `count_below` hide what depends on the version of JAX.
 """
 
 from pallas_kernels._alone import alone
-from pallas_kernels._compat import checks_varying, count_below, may_vary, vary_alike, varying_axes
+from pallas_kernels._compat import (
+    checks_varying,
+    count_below,
+    is_symbolic,
+    may_vary,
+    vary_alike,
+    varying_axes,
+)
 from pallas_kernels._dispatch import (
     Device,
     Implementation,
@@ -68,6 +76,7 @@ __all__ = [
     "explain",
     "forward_backward",
     "has_reference_ops",
+    "is_symbolic",
     "may_vary",
     "measure",
     "measure_all",

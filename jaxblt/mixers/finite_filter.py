@@ -22,6 +22,7 @@ from pallas_kernels import blocked_conv as blocked
 from pallas_kernels import long_conv as long
 from pallas_kernels.blocked_conv import blocked_conv
 from pallas_kernels.long_conv import long_conv, long_conv_history
+from pallas_kernels.runtime import is_symbolic
 
 MAX_BLOCKED = 512
 """Taps up to which Toeplitz blocks are faster than an FFT."""
@@ -176,7 +177,7 @@ class FiniteConv(nn.Module):
 
         Explicit taps are themselves the second; the first is None then.
         """
-        length = min(length, self.filter.taps)
+        length = self.filter.taps if is_symbolic(length) else min(length, self.filter.taps)
         if isinstance(self.filter, ImplicitFilter):
             return self.implicit.parts(length)
         zero = 0 if self.causal else self.filter.taps - 1

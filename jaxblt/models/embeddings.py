@@ -22,7 +22,7 @@ from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from jaxblt.validation import MOST, check_bounds, check_fields
 from pallas_kernels.hash_embedding import hash_embedding, ngram_rows
-from pallas_kernels.runtime import OwnGradient, has_reference_ops
+from pallas_kernels.runtime import OwnGradient, has_reference_ops, vary_alike
 
 MOST_GRAM = 256
 """Bytes of the longest n-gram: each byte's hash is a sum over as many."""
@@ -104,7 +104,9 @@ def embed(table: Float[Array, "V D"], ids: Int[Array, "B T"]) -> Float[Array, "B
     The scatter-add that JAX would make sends every byte of a batch to a few hundred rows, four for DNA: on a GPU its
     atomics queue up for longer than the rest of the step takes, and in bf16 they lose small terms.
     """
-    return _rows(table, ids) if has_reference_ops() else _embed(table, ids)
+    if has_reference_ops():
+        return _rows(table, ids)
+    return _embed(*vary_alike(table, ids))
 
 
 def _rows(table: Float[Array, "V D"], ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:

@@ -30,7 +30,11 @@ def differentiated(config: MixerConfig, region: str, check_vma: bool) -> Callabl
     """
     module, run = config.build(), passes
     inside = len(REGIONS[region]) > 1 and check_vma
-    fn = functools.partial(passes, module) if inside else lambda p, x, ids: module.apply(p, x, segment_ids=ids)[0]
+    fn = (
+        functools.partial(passes, module)
+        if inside
+        else lambda p, x, ids: module.apply(p, x, segment_ids=ids)[0]
+    )
     for spec, axes in REGIONS[region]:
         given, results = (P(), *[spec] * (3 if inside else 2)), (spec, (P(), spec)) if inside else spec
         fn = jax.shard_map(fn, in_specs=given, out_specs=results, axis_names=axes, check_vma=check_vma)
