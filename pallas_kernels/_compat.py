@@ -91,16 +91,18 @@ def same_value(x: Any) -> Any:
     return twin
 
 
-def count_below(row: jax.Array, wanted: jax.Array) -> jax.Array:
-    """How many items of a sorted row [S] are less than each wanted value [W], int32: `jnp.searchsorted` from the left.
+def count_below(row: jax.Array, wanted: jax.Array, *, equal: bool = False) -> jax.Array:
+    """Count the items of a sorted row [S] that are less than each wanted value [W], int32: `jnp.searchsorted`.
 
-    That one fails in jax 0.11.2 inside a `shard_map` that leaves an axis of several devices to the partitioner.
+    With `equal` those that are equal count too, as in `searchsorted` from the right. That one fails in jax 0.11.2
+    inside a `shard_map` that leaves an axis of several devices to the partitioner.
     """
     size = row.shape[0]
     found = jnp.zeros(wanted.shape, jnp.int32)
-    for bit in reversed(range(size.bit_length())):
+    for bit in reversed(range(31 if is_symbolic(size) else size.bit_length())):
         ahead = found + jnp.int32(1 << bit)
-        less = (ahead <= size) & (row[jnp.minimum(ahead, size) - 1] < wanted)
+        item = row[jnp.minimum(ahead, size) - 1]
+        less = (ahead <= size) & (item <= wanted if equal else item < wanted)
         found = jnp.where(less, ahead, found)
     return found
 

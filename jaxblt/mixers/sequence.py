@@ -36,7 +36,7 @@ from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.scatter import over_heads
 from jaxblt.parallel.sequence import SEQ_AXIS, check_whole_rows, over_sequence, seq_axis
 from jaxblt.parallel.tensor_heads import over_tensor, splits_heads
-from pallas_kernels.runtime import OwnGradient
+from pallas_kernels.runtime import OwnGradient, is_symbolic
 
 Carry = Any
 Summary = Any
@@ -200,6 +200,11 @@ def read(
     check_call(x, segment_ids, positions, clock, width=width)
     if clock is not None:
         check_whole_rows(x, "a call with a state")
+        if is_symbolic(x.shape[1]):
+            raise ValueError(
+                f"a call with a state is compiled for one number of tokens, got a symbolic one, {x.shape[1]}: export "
+                "one program for each number, such as 1 for decoding"
+            )
         split = splits_call(x.shape[1])
         tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
         return Rows(tokens.x, _documents(tokens), tokens.content, 1, split, tokens, clock)

@@ -255,7 +255,7 @@ class BLT(nn.Module):
         """`latent_forward` of bytes in blocks, given their keys and the segment ids of the slots."""
         p = self.up.read(last_bytes(blocks, patches), keys, patches.patch_ids, slots > 0)
         z, state = self.latent(
-            p.reshape(len(p), -1, p.shape[-1]), segment_ids=slots.reshape(len(p), -1), state=state
+            p.reshape(p.shape[0], -1, p.shape[-1]), segment_ids=slots.reshape(p.shape[0], -1), state=state
         )
         return z.reshape(p.shape), state
 

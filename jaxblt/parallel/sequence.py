@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Shaped
 
 from jaxblt.parallel.islands import SEQ_AXIS, batch_axes, check_rows, island, placed
-from pallas_kernels.runtime import may_vary, vary_alike
+from pallas_kernels.runtime import is_symbolic, may_vary, vary_alike
 
 
 class SeqAxis(NamedTuple):
@@ -130,7 +130,12 @@ def check_divides(sequenced: Any, axis: SeqAxis, time_axis: int = 1) -> None:
     """Raises ValueError, naming the length, the devices and the fix, unless time divides among the devices."""
     if axis.manual:
         return
-    for length in sorted({leaf.shape[time_axis] for leaf in jax.tree.leaves(sequenced)}):
+    for length in dict.fromkeys(leaf.shape[time_axis] for leaf in jax.tree.leaves(sequenced)):
+        if is_symbolic(length):
+            raise ValueError(
+                f"a sequence of symbolic length {length} cannot be split among the devices of mesh axis {axis.name!r}: "
+                "export for a length that is known, or without the mesh"
+            )
         if length % axis.size:
             raise ValueError(
                 f"a sequence of T = {length} tokens does not divide among the {axis.size} devices of mesh axis "
