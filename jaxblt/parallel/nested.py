@@ -69,9 +69,8 @@ def _floats(tree: Any) -> list[Any]:
 
 def _as_one(fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)` as one operation."""
-    leaves, structure = jax.tree.flatten(args)
     jaxpr, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    return jax.tree.unflatten(jax.tree.structure(shape), _island.bind(*leaves, jaxpr=jaxpr))
+    return jax.tree.unflatten(jax.tree.structure(shape), _island.bind(*jax.tree.leaves(args), jaxpr=jaxpr))
 
 
 _island = Primitive("nested_island")
