@@ -14,7 +14,7 @@ import numpy as np
 
 ESSENTIAL = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 OPTIONAL = {
-    "genomics": ("pyfaidx",),
+    "arrow": ("pyarrow",),
     "plot": ("matplotlib",),
     "export": ("flatbuffers",),
     "remote": ("fsspec", "obstore", "huggingface_hub"),

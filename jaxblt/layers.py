@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
+from jaxblt.parallel.constraints import whole_weight
 from jaxblt.parallel.sequence import seq_axis
 from pallas_kernels.runtime import current_device
 
@@ -231,7 +232,8 @@ class Linear(nn.Module):
         def draw(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
             return self.kernel_init(key, (inner, outer), dtype).reshape(shape)
 
-        kernel = self.param("kernel", named(draw, *self.names), shape, jnp.float32).astype(self.dtype)
+        kernel = self.param("kernel", named(draw, *self.names), shape, jnp.float32)
+        kernel = whole_weight(kernel.astype(self.dtype), self.names)
         if self.bias is None:
             return Weights(kernel, None)
         init, shape = named(self.bias, *self.names[len(summed) :]), shape[len(summed) :]

@@ -1,6 +1,7 @@
 """A run read back from its folder: everything that is needed to patch, score, generate or go on with the model."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxblt.adapters import join_params, retrievals, split_params, without_index
+from jaxblt.adapters.chosen import Adapter
 from jaxblt.answers import (
     BATCH_SIZE,
     Embeddings,
@@ -22,6 +25,7 @@ from jaxblt.answers import (
     TaskPredictions,
     VariantScores,
     classify,
+    continuations,
     embed,
     score,
     variants,
@@ -32,21 +36,22 @@ from jaxblt.data.pipeline import make_dataset
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import RowsConfig
+from jaxblt.data.trust import check_trusted
 from jaxblt.inference.decode import Decoder
+from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.models.products import products_in
 from jaxblt.parallel.mesh import MeshConfig
-from jaxblt.parallel.rules import replicated
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.base import rounded, trained_part, whole
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.fitting import check_recipe, fitting_shapes
 from jaxblt.training.frozen import SUBTREE, calibrate, load_frozen
-from jaxblt.training.frozen_store import frozen_dir
+from jaxblt.training.links import check_stored
+from jaxblt.training.placement import place_params
 from jaxblt.training.recipe import Recipe, layout_of
 from jaxblt.training.remote_run import readable
 from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
-from jaxblt.training.safe_files import check_inside, sizes_below
 from jaxblt.training.setup import blank_inputs, boxed_params, init_params, make_task, open_data
 from jaxblt.training.state import (
     BASE,
@@ -176,8 +181,9 @@ class Run:
         targets: str | None = None,
         max_batches: int | None = None,
         mesh: MeshConfig = MeshConfig(),
+        trust_sources: bool = False,
     ) -> dict[str, float]:
-        """Loss over a split: Σ nats / Σ bytes, and the same over chosen target characters; log-loss over all ids.
+        """Return the loss over a split: Σ nats / Σ bytes, and the same over chosen targets; log-loss over all ids.
 
         Args:
           split: of the data.
@@ -186,17 +192,19 @@ class Run:
           targets: characters such as "ACGT" for the figures that begin with "target_".
           max_batches: score so many, evenly spread over the split; all by default.
           mesh: how the devices share rows and, along `seq`, the bytes of a row.
+          trust_sources: fetch URLs that the run's config names.
 
         Raises:
           ValueError: the mesh has not as many devices as there are, the batch or the rows do not divide among them,
-            packed documents cannot start where the patcher's blocks do, labels are others than the run learned, or no
-            byte is scored.
+            packed documents cannot start where the patcher's blocks do, labels are others than the run learned, no byte
+            is scored, or the data are at a URL that is not trusted.
 
         Warns:
           PatchOverflowWarning: blocks have fewer slots than this data asks for; see `recalibrate`.
         """
-        devices = mesh.build()
         own = self.recipe.data
+        check_trusted(own, own if data is None else data, trust_sources=trust_sources or source is not None)
+        devices = mesh.build()
         if isinstance(own, LabelledDataConfig) and isinstance(data, LabelledDataConfig):
             check_labels(own, data)
         recipe = self.recipe if data is None else replace(self.recipe, data=data)
@@ -204,7 +212,8 @@ class Run:
         task = replace(make_task(recipe), packed=True).cut_by(self.patcher)
         with jax.set_mesh(devices):
             step = make_eval_step(task, targets=target_ids(targets), seed=self.recipe.train.seed)
-            state = jax.device_put(self.state, replicated(devices))
+            params, frozen = place_params(self.recipe, self.params, self.frozen, devices)
+            state = replace(self.state, params=params, frozen=frozen)
             options = {
                 "layout": layout_of(recipe.model),
                 "patcher": self.patcher,
@@ -220,9 +229,11 @@ class Run:
         both_strands: bool = False,
         window: int | None = None,
         batch_size: int = BATCH_SIZE,
+        as_trained: bool = True,
+        mesh: MeshConfig | Mesh | None = None,
     ) -> Scores:
-        """Log-likelihood of each record in nats; see `jaxblt.answers.score`."""
-        options = {"window": window, "batch_size": batch_size}
+        """Return the log-likelihood of each record in nats; see `jaxblt.answers.score`."""
+        options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": mesh}
         return score(self, sequences, per_byte=per_byte, both_strands=both_strands, **options)
 
     def embed(
@@ -233,15 +244,23 @@ class Run:
         pool: Pool = "mean",
         window: int | None = None,
         batch_size: int = BATCH_SIZE,
+        as_trained: bool = True,
+        mesh: MeshConfig | Mesh | None = None,
     ) -> Embeddings:
-        """Hidden states of each record, by layer and pool; see `jaxblt.answers.embed`."""
-        return embed(self, sequences, layer=layer, pool=pool, window=window, batch_size=batch_size)
+        """Return hidden states of each record, by layer and pool; see `jaxblt.answers.embed`."""
+        options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": mesh}
+        return embed(self, sequences, layer=layer, pool=pool, **options)
 
     def classify(
-        self, sequences: Sequences, *, batch_size: int = BATCH_SIZE
+        self,
+        sequences: Sequences,
+        *,
+        batch_size: int = BATCH_SIZE,
+        as_trained: bool = True,
+        mesh: MeshConfig | Mesh | None = None,
     ) -> Predictions | TaskPredictions:
-        """Classes or numbers of each record, by a run that was fine-tuned on labels; see `jaxblt.answers.classify`."""
-        return classify(self, sequences, batch_size=batch_size)
+        """Label each record by a run that was fine-tuned on labels; see `jaxblt.answers.classify`."""
+        return classify(self, sequences, batch_size=batch_size, as_trained=as_trained, mesh=mesh)
 
     def variants(
         self,
@@ -250,9 +269,44 @@ class Run:
         *,
         context: int | None = None,
         batch_size: int = BATCH_SIZE,
+        skip: bool = False,
+        as_trained: bool = True,
+        mesh: MeshConfig | Mesh | None = None,
     ) -> VariantScores:
-        """Log-likelihood ratios of the variants of a VCF file, both strands; see `jaxblt.answers.variants`."""
-        return variants(self, vcf, fasta, context=context, batch_size=batch_size)
+        """Return log-likelihood ratios of the variants of a VCF file, both strands; see `jaxblt.answers.variants`."""
+        options = {"batch_size": batch_size, "skip": skip, "as_trained": as_trained, "mesh": mesh}
+        return variants(self, vcf, fasta, context=context, **options)
+
+    def generate(
+        self,
+        prompts: Sequence[bytes],
+        *,
+        max_new_bytes: int | Sequence[int],
+        sampling: SamplingConfig | Sequence[SamplingConfig] = SamplingConfig(),
+        seed: int | Sequence[int] = 0,
+        alphabet: bytes | Sequence[bytes | None] | None = None,
+        adapters: Adapter | Sequence[Adapter] = None,
+        as_trained: bool = True,
+        mesh: MeshConfig | Mesh | None = None,
+    ) -> list[bytes]:
+        """Return the bytes that follow each prompt; see `jaxblt.inference.generate`.
+
+        Args:
+          prompts: may be empty; a BOS comes before each.
+          max_new_bytes: bytes to draw at the most, for all prompts or for each.
+          sampling: how a byte is drawn, for all prompts or for each.
+          seed: for all prompts or for each.
+          alphabet: bytes that may be drawn, such as b"ACGT"; None for all.
+          adapters: of a run with a router.
+          as_trained: prompts have the case of the run's data; False takes every byte as it is.
+          mesh: of the devices that decode; None for the one in force, or one device.
+
+        Raises:
+          ValueError: as of `jaxblt.inference.generate`, or the mesh does not suit the devices.
+        """
+        options = {"max_new_bytes": max_new_bytes, "sampling": sampling, "seed": seed}
+        options |= {"alphabet": alphabet, "adapters": adapters, "as_trained": as_trained, "mesh": mesh}
+        return [b"".join(parts) for parts in zip(*continuations(self, prompts, **options), strict=True)]
 
     def recalibrate(
         self,
@@ -261,8 +315,9 @@ class Run:
         split: SplitName = "train",
         source: DocumentSource | None = None,
         bytes_per_patch: float | None = None,
+        trust_sources: bool = False,
     ) -> "Run":
-        """The run with the capacity, and on request the threshold, that other data ask for.
+        """Return the run with the capacity, and on request the threshold, that other data ask for.
 
         The parameters are the same. Another capacity changes how many unused slots end a block, which are time to
         convolutions over patches; another threshold changes which bytes a patch holds.
@@ -272,9 +327,11 @@ class Run:
           split: of the data.
           source: documents to use instead of those that the config names.
           bytes_per_patch: mean length to find a threshold for; None keeps the threshold.
+          trust_sources: fetch URLs that the run's config names.
 
         Raises:
-          ValueError: the run has no patcher; its mode reads no threshold; or the length is out of reach.
+          ValueError: the run has no patcher; its mode reads no threshold; the length is out of reach; or the data are
+            at a URL that is not trusted.
         """
         if self.patcher is None:
             raise ValueError(f"run {self.recipe.name!r} has no patcher to calibrate: its model reads bytes")
@@ -283,6 +340,8 @@ class Run:
                 f"bytes_per_patch={bytes_per_patch} needs a threshold to calibrate, and mode={self.patcher.mode!r} "
                 "has none: leave it None for the capacity alone"
             )
+        own = self.recipe.data
+        check_trusted(own, own if data is None else data, trust_sources=trust_sources or source is not None)
         patcher = replace(self.patcher, capacity=None)
         if bytes_per_patch is not None:
             patcher = replace(patcher, threshold=None, margin=None)
@@ -313,12 +372,12 @@ def load(
         run has one.
 
     The folder need not be trusted: no code of it runs, nothing outside it is read, and nothing larger than its files
-    is built.
+    is built. Its checkpoints may be a link, see `jaxblt.training.links.check_stored`.
 
     Raises:
       FileNotFoundError: the folder holds no run, or no checkpoint of that step.
       ValueError: the run was made by another version of the configs, its config does not fit its checkpoints, its
-        checkpoints lie elsewhere, or it has no average.
+        checkpoints lead to another run's, or it has no average.
       CheckpointCorrupt: no checkpoint can be read.
     """
     asked = "newest" if step is None else "all" if step == "best" else step
@@ -332,9 +391,7 @@ def _load(
     resolved = read_resolved(run_dir)
     recipe = resolved.recipe
     check_recipe(recipe, frozen=ENTROPY in resolved.frozen)
-    for folder in (checkpoint_dir(run_dir), frozen_dir(run_dir)):
-        check_inside(folder, run_dir)
-        sum(sizes_below(folder))  # before Orbax looks for steps, which opens files
+    check_stored(run_dir)  # before Orbax looks for steps, which opens files
     if dtype is not None:
         recipe = replace(recipe, train=replace(recipe.train, dtype=dtype))
     task = make_task(recipe)

@@ -262,6 +262,8 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "buckets": ((0,), (1.5,), [8]),
         "max_tokens": (0, 1023, 1.5),
         "split": ("random",),
+        "group_k": (0, 2.5),
+        "group_share": (0.0, 1.5),
         "validation_paths": (("a.csv",),),
         "easy_first": (-1, 1.5),
         "tasks": (("kind",), LabelTask("kind")),

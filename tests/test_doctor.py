@@ -15,7 +15,7 @@ def test_all_is_well_here(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert status == 0, out
     assert out.rstrip().endswith("all is well")
-    for word in ("python 3.", "jax ", "orbax-checkpoint", "genomics:", "GiB of memory", "largest error"):
+    for word in ("python 3.", "jax ", "orbax-checkpoint", "arrow:", "GiB of memory", "largest error"):
         assert word in out
     for op in doctor._sample_calls():
         assert f"\n  ok {op}" in out

@@ -21,7 +21,7 @@ RUN_APART = Path("tests/adapters/merged_by_peft.py")
 # Imported by the function that runs a kernel in Triton's language, whose own file `TRITON_KERNEL` needs it throughout.
 LAZY_IN_KERNELS = {"jax_triton", "triton"}
 TRITON_KERNEL = "triton_kernel"
-OTHER_NAMES = {"orbax-checkpoint": "orbax", "absl-py": "absl"}
+OTHER_NAMES = {"orbax-checkpoint": "orbax", "absl-py": "absl", "scikit-learn": "sklearn"}
 """Modules of packages that are called something else."""
 HEAVY = (
     "grain",
@@ -29,7 +29,7 @@ HEAVY = (
     "tensorboard",
     "matplotlib",
     "tyro",
-    "pyfaidx",
+    "pyarrow",
     "torch",
     "tensorflow",
 )
@@ -154,7 +154,7 @@ def test_what_is_declared_is_imported() -> None:
         *project["dependencies"],
         *extras["triton"],
         *extras["plot"],
-        *extras["genomics"],
+        *extras["arrow"],
         *extras["remote"],
     ]
     unused = _modules(declared) - {i.top for room in ROOMS for i in _imports(room)}

@@ -41,6 +41,7 @@ BENCHMARKS = {
     "scaling": "scaling",
     "sequence_parallel": "sequence_parallel",
     "sequence_plan": "plan",
+    "split_step": "split_step",
     "stack": "stack",
     "streamed_filter": "benchmark",
     "tasks": "tasks",

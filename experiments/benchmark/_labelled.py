@@ -8,14 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from jaxblt.data.labelled import LabelledDataConfig
     from jaxblt.training.recipe import Recipe, TrainConfig
-
-Parts = dict[str, tuple[list[bytes], np.ndarray]]
-"""Sequences and Int[N] numbers of their classes, by split."""
 
 
 def new_folder(work: str) -> Path:
@@ -64,24 +59,29 @@ def write_records(out: Path, rows: Iterable[tuple[str, str]]) -> None:
         csv.writer(file).writerows([("sequence", "label"), *rows])
 
 
-def data_of(table: Path, seed: int, batch_size: int, buckets: tuple[int, ...] = ()) -> "LabelledDataConfig":
-    """The table's records, split 80/10/10 by a hash of the sequence that `seed` keys, in rows that hold the longest."""
+def data_of(
+    table: Path, seed: int, batch_size: int, *, group_share: float, buckets: tuple[int, ...] = ()
+) -> "LabelledDataConfig":
+    """Return the table's records, in rows that hold the longest; `seed` picks how groups are dealt 80/10/10."""
     from jaxblt.data.labelled import LabelledDataConfig, fitting_length, with_classes
 
-    data = LabelledDataConfig(paths=(str(table),), batch_size=batch_size, split_seed=seed, seed=seed)
+    groups = {"split": "groups", "group_share": group_share, "split_seed": seed}
+    data = LabelledDataConfig(paths=(str(table),), batch_size=batch_size, seed=seed, **groups)
     length = fitting_length(data)
     shorter = tuple(size for size in buckets if size < length)
     return with_classes(replace(data, seq_len=length, buckets=shorter))
 
 
-def read_classes(data: "LabelledDataConfig") -> Parts:
-    """What a model without bytes is fitted to and scored on: the same splits."""
-    from jaxblt.data.labelled import read_parts, read_targets
+def score_baselines(data: "LabelledDataConfig", longest: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return what needs no neural network on the same split, a dict each, with the seconds of all of them."""
+    from jaxblt.evaluation.label_baselines import label_baselines, read_split
 
-    return {
-        name: ([record.sequence for record in records], np.array(read_targets(data, records)))
-        for name, records in read_parts(data).items()
-    }
+    begun = time.perf_counter()
+    found = label_baselines(read_split(data), longest=longest)
+    seconds = time.perf_counter() - begun
+    return [
+        {"model": name, "seed": data.seed, **scored, "seconds": seconds} for name, scored in found.items()
+    ]
 
 
 def train_config(steps: int, seed: int, dtype: Any) -> "TrainConfig":

@@ -20,6 +20,7 @@ ON_CPU = (
     "index_search",
     "length_generalisation",
     "memory_context",
+    "promoter_baselines",
     "sequence_plan",
     "streamed_filter",
 )

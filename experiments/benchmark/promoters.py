@@ -1,6 +1,5 @@
 """Promoters told from other DNA: python -m experiments.benchmark promoters FOLDER --base-run runs/ecoli --out FILE."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +11,7 @@ from experiments.benchmark._labelled import (
     data_of,
     earlier_runs,
     new_folder,
-    read_classes,
+    score_baselines,
     seeds_of,
     train,
     train_config,
@@ -26,13 +25,17 @@ if TYPE_CHECKING:
 FIGURES = ("accuracy", "mcc", "f1", "auroc", "auprc")
 RATES = {"finetuned": 3e-4, "probe": 1e-2, "cnn": 1e-3}
 """Peak learning rates."""
-MODELS = ("kmers", *RATES)
+MODELS = ("markov", "nearest", "kmers", *RATES)
+SHARE = 0.001
+"""One common 21-mer links two sequences: they are stretches of one genome, and many overlap."""
+LONGEST = (3, 4, 5, 6)
+"""Letters of the regression's longest words, of which validation picks one."""
 
 
 def promoters(
     folder: Annotated[str, tyro.conf.Positional],
-    base_run: str,
     out: str,
+    base_run: str | None = None,
     work: str = "runs/benchmark/promoters",
     positive: tuple[str, ...] = ("Ecoli_prom",),
     negative: tuple[str, ...] = ("Ecoli_non_prom",),
@@ -40,27 +43,26 @@ def promoters(
     first_seed: int = 0,
     steps: int = 600,
     batch_size: int = 64,
-    kmer: int = 5,
     pool: Literal["cls", "mean", "max", "attention"] = "mean",
     layer_decay: float = 1.0,
 ) -> dict[str, Any]:
-    """Fine-tunes a run on promoters, against k-mer regression, a CNN of equal size and a probe of the frozen run.
+    """Fine-tunes a run on promoters, against a CNN of equal size, a probe of the frozen run and models of short words.
 
     The sequences are those of Umarov and Solovyev (2016, PLoS ONE 12:e0171410), `NAME.fa` or `NAME.fa.xz` in a folder.
-    A seed picks the split (80/10/10, by a hash of the sequence), parameters and order. All networks train for the same
-    steps and are scored at their best validation accuracy. A base run may have read the sequences without their labels.
+    A seed picks the split, parameters and order. Sequences that have a 21-mer in common, on either strand, lie in one
+    part of it, and so do those that such sequences link (80/10/10). All networks train for the same steps and are
+    scored at their best validation accuracy. A base run may have read the sequences without their labels.
 
     Args:
       folder: of the FASTA files.
-      base_run: folder of the run to start from.
       out: file for the figures as JSON, written anew after each model.
+      base_run: folder of the run to start from; without one only the baselines are scored, which need no GPU.
       work: folder for tables and runs; it must be new.
       positive, negative: names of the files of promoters and of other sequences.
       seeds: how many, from `first_seed` on; runs of other seeds in `out` are kept.
       first_seed: see there.
       steps: of each network.
       batch_size: rows of a batch.
-      kmer: letters of the regression's longest words.
       pool: of the fine-tuned run and the probe.
       layer_decay: of the fine-tuned run's learning rate.
     """
@@ -73,31 +75,32 @@ def promoters(
         "steps": steps,
         "batch_size": batch_size,
         "pool": pool,
-        "kmer": kmer,
         "layer_decay": layer_decay,
     }
     figures: dict[str, Any] = {
-        "settings": settings,
-        "base_run": Path(base_run).name,
+        "settings": {"split": "groups", "group_share": SHARE} | (settings if base_run else {}),
+        "base_run": Path(base_run).name if base_run else None,
         "records": table,
     }
     figures["runs"] = earlier_runs(out, figures, chosen)
+    name = "promoters" if base_run else "promoter_baselines"
     for seed in chosen:
-        data = data_of(root / "records.csv", seed, batch_size)
-        recipes = networks(base_run, data, seed=seed, steps=steps, pool=pool, layer_decay=layer_decay)
-        figures["runs"].append({"model": "kmers", "seed": seed, **_score_kmers(data, kmer)})
-        for name, recipe in recipes.items():
-            found = train(recipe, root / f"{name}_{seed}", FIGURES)
-            figures["runs"].append({"model": name, "seed": seed, **found})
+        data = data_of(root / "records.csv", seed, batch_size, group_share=SHARE)
+        figures["runs"] += score_baselines(data, LONGEST)
+        save(name, out, figures)
+        options = {"seed": seed, "steps": steps, "pool": pool, "layer_decay": layer_decay}
+        for model, recipe in networks(base_run, data, **options).items() if base_run else ():
+            found = train(recipe, root / f"{model}_{seed}", FIGURES)
+            figures["runs"].append({"model": model, "seed": seed, **found})
             figures["wins"] = count_wins(figures["runs"], "finetuned", MODELS, "mcc")
-            save("promoters", out, figures)
+            save(name, out, figures)
     return figures
 
 
 def write_table(
     folder: Path, out: Path, positive: tuple[str, ...], negative: tuple[str, ...]
 ) -> dict[str, int]:
-    """Sequences and labels as CSV, each sequence once; one that stands on both sides is left out. Returns how many."""
+    """Write sequences and labels as CSV, each once, without those of both sides. Returns how many there are."""
     from jaxblt.data.sources import parse_fasta
     from jaxblt.data.sources.files import expand, read_all
 
@@ -149,10 +152,3 @@ def networks(
         train=train,
     )
     return {"finetuned": tuned, "probe": probe, "cnn": cnn}
-
-
-def _score_kmers(data: "LabelledDataConfig", longest: int) -> dict[str, Any]:
-    from experiments.benchmark._kmers import score_kmers
-
-    begun = time.perf_counter()
-    return score_kmers(read_classes(data), longest) | {"seconds": time.perf_counter() - begun}

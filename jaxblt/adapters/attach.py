@@ -20,6 +20,8 @@ from jaxblt.layers import Linear, read_equation
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Block, StackConfig
 from jaxblt.parallel.mesh import off_mesh
+from jaxblt.random_keys import make_key
+from pallas_kernels.runtime import Device, compiling_for, reference_ops
 
 SHOWN = 4
 """Names that an error lists."""
@@ -27,6 +29,8 @@ ROUTER_SHARE = 0.05
 """Of the base's parameters, above which a report says that the routers are large."""
 LENGTH = 16
 """Tokens of the row that a block is traced with."""
+ANY_DEVICE = Device("gpu", (9, 0), "NVIDIA H200")
+"""What a block is traced for: it has the ops that a config may name."""
 
 
 class Site(NamedTuple):
@@ -244,13 +248,14 @@ def _of_block(stack: StackConfig, kind: str) -> tuple[Site, ...]:
 
     @contextmanager
     def recording() -> Any:
-        with off_mesh(), nn.intercept_methods(record):
+        # Start no backend, before which several processes have to join: name a device, and take no op made for it
+        with off_mesh(), compiling_for(ANY_DEVICE), reference_ops(), nn.intercept_methods(record):
             yield
 
     with recording():
         x = jax.ShapeDtypeStruct((1, LENGTH, stack.dim), jnp.float32)
         block = Block(stack, kind, jnp.float32)
-        jax.eval_shape(lambda key, x: block.init(key, x, None, None, None), jax.random.key(0), x)
+        jax.eval_shape(lambda x: block.init(make_key(0), x, None, None, None), x)
     return tuple(found.values())
 
 

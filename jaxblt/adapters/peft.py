@@ -2,7 +2,8 @@
 
 A site is `base_model.model.<stack>.<period>.<block>.<name>`, with dots, by the names of an unrolled stack. Its entry
 `lora_A.weight` [r, K] is V transposed and `lora_B.weight` [N, r] is U transposed, both fp32. What `also_train` trained
-is in no such file.
+is in no such file. The metadata of the weights have a seal (`jaxblt.seals`) on both files, without the base's name in
+the config. PEFT writes none.
 """
 
 import json
@@ -15,13 +16,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from jaxblt.adapters.attach import Site, check_sites, stacks_of
 from jaxblt.adapters.merge import code_at, given_code, limited_code
 from jaxblt.adapters.site import ADAPTER
 from jaxblt.models.stack import StackConfig, stack_periods, unstack_periods
+from jaxblt.seals import check_seal, seal
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -117,7 +119,7 @@ def save_peft(
         v, u = np.asarray(v).T, np.asarray(u).T
         arrays |= dict(zip(place.names, map(np.ascontiguousarray, (v, u)), strict=True))
     Path(folder).mkdir(parents=True, exist_ok=True)
-    save_file(arrays, file, metadata={"format": "pt"})
+    save_file(arrays, file, metadata=seal(arrays, {"format": "pt"}, beside=_sealed(said)))
     (Path(folder) / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
@@ -184,9 +186,9 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
       FileNotFoundError: a file is missing.
       ValueError: an entry is missing, foreign, not finite or of another shape; rank, alpha or base differs; the files
         name no base and `base_hash` is given; they use what is not supported (DoRA, rsLoRA, biases, alphas by site,
-        invocation by tokens or by Arrow, starts that change the base); or they are damaged.
+        invocation by tokens or by Arrow, starts that change the base); or they are damaged, or not as they were sealed.
     """
-    said, arrays = _read(folder)
+    said, arrays, text = _read(folder)
     _check_config(said, config, folder, base_hash)
     expected = {name: place for place in places(config) for name in place.names}
     for words, names in (("lacks", expected.keys() - arrays), ("has the foreign", arrays.keys() - expected)):
@@ -196,6 +198,7 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
                 f"{folder} {words} entries {shown} ({len(names)} in all): its sites are not those of the config's "
                 "adapter, attach one with the same"
             )
+    check_seal(Path(folder) / WEIGHTS, arrays, text, beside=_sealed(said), ours=False)
     trees: dict[str, Any] = {}
     stacks = stacks_of(config)
     for place in places(config):
@@ -206,10 +209,10 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
                 f"{folder}: {place.names[0]} and lora_B have shapes {v.shape} and {u.shape}, expected {shapes[0]} and "
                 f"{shapes[1]}: use files of a model of this width"
             )
-        if not all(jnp.issubdtype(x.dtype, jnp.floating) and np.isfinite(x).all() for x in (v, u)):
+        if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in (v, u)):
             raise ValueError(
-                f"{folder}: {place.names[0]} and lora_B hold {v.dtype} and {u.dtype}, expected finite floats: have "
-                "PEFT write them again"
+                f"{folder}: {place.names[0]} and lora_B hold {v.dtype} and {u.dtype}, expected floats: have PEFT write "
+                "them again"
             )
         tree = trees
         for name in (*place.path, ADAPTER):
@@ -221,20 +224,28 @@ def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | N
     return {name: stack_periods(tree) if stacks[name].scan else tree for name, tree in trees.items()}
 
 
-def _read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _sealed(said: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a config that the weights' seal covers: a base may be renamed when it is published."""
+    return {name: value for name, value in said.items() if name != "base_model_name_or_path"}
+
+
+def _read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, str]]:
+    """Return the config, the weights by name, and the text of the weights' file."""
     for name in (CONFIG, WEIGHTS):
         if not (Path(folder) / name).is_file():
             raise FileNotFoundError(f"{folder} holds no adapter: {name} is missing")
     try:
         with open(Path(folder) / CONFIG, "rb") as file:
             said = json.loads(file.read(FILES_MOST))
-        arrays = load_file(Path(folder) / WEIGHTS)
+        with safe_open(Path(folder) / WEIGHTS, framework="np") as file:
+            text = dict(file.metadata() or {})
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (ValueError, SafetensorError) as error:
         line = " ".join(str(error).split())
         raise ValueError(f"{folder} holds no adapter that can be read: {line}") from error
     if not isinstance(said, dict):
         raise ValueError(f"{folder}/{CONFIG} holds a {type(said).__name__}, expected an object")
-    return said, arrays
+    return said, arrays, text
 
 
 def _check_config(said: dict[str, Any], config: Any, folder: Any, base_hash: str | None) -> None:

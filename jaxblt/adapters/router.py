@@ -37,6 +37,7 @@ from jaxblt.mixers.base import Clock, blank, start_clock
 from jaxblt.mixers.sequence import Rows, check_kind, read
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.positions import document_positions
+from jaxblt.show import show
 from jaxblt.side_outputs import sow_metric
 
 ROUTER = "router"
@@ -68,6 +69,8 @@ class RouterState:
     memory: Any = None
     side: Float[Array, "B S"] | None = None
     neighbours: Float[Array, "B F"] | None = None
+
+    __repr__ = show
 
 
 def init_router_state(config: Any, batch_size: int, dim: int) -> RouterState:

@@ -1,11 +1,13 @@
-"""Answers from a trained run: log-likelihoods, hidden states, labels, effects of variants.
+"""Answers from a trained run: log-likelihoods, hidden states, labels, effects of variants, continuations.
 
-`jaxblt.load(run_dir)` returns a run; `run.score`, `run.embed`, `run.classify` and `run.variants` call this room. A
-record is a document of its own: its answer does not depend on the records beside it. Generation is in
-`jaxblt.inference`, the loss over a split in `jaxblt.training.evaluate`.
+`jaxblt.load(run_dir)` returns a run; `run.score`, `run.embed`, `run.classify`, `run.variants` and `run.generate` call
+this room. A record is a document of its own: its answer does not depend on the records beside it. It is read in the
+case and by the alphabet of the run's data, on one device or a mesh. Decoding itself is in `jaxblt.inference`, the loss
+over a split in `jaxblt.training.evaluate`.
 """
 
 from jaxblt.answers.classify import Predictions, classify
+from jaxblt.answers.continuations import continuations
 from jaxblt.answers.embed import Embeddings, Pool, embed
 from jaxblt.answers.index import build_index
 from jaxblt.answers.records import Sequences, open_records
@@ -26,6 +28,7 @@ __all__ = [
     "VariantScores",
     "build_index",
     "classify",
+    "continuations",
     "embed",
     "open_records",
     "read_vcf",

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 from scipy.special import softmax
 
-from jaxblt.answers.reading import ahead, make_reader, read
+from jaxblt.answers.reading import answer, make_reader
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE
 from jaxblt.answers.tables import write_tsv
@@ -26,6 +27,8 @@ from jaxblt.data.sources.labelled import LabelledRecord
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.models.label_head import content
 from jaxblt.models.task_heads import TaskAnswers
+from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.show import show
 from jaxblt.training.chain import viterbi
 from jaxblt.training.objectives import MultiTask, Regress
 from jaxblt.training.state import whole_params
@@ -52,6 +55,8 @@ class Predictions:
     predictions: tuple[Any, ...]
     probabilities: np.ndarray | None = None
     labels: tuple[str, ...] | None = None
+
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.names)
@@ -90,9 +95,14 @@ class Predictions:
 
 
 def classify(
-    run: "Run", sequences: Sequences, *, batch_size: int = BATCH_SIZE
+    run: "Run",
+    sequences: Sequences,
+    *,
+    batch_size: int = BATCH_SIZE,
+    as_trained: bool = True,
+    mesh: MeshConfig | Mesh | None = None,
 ) -> Predictions | TaskPredictions:
-    """Labels of each record, by a run that was fine-tuned on labels; of each task, by one of several tasks.
+    """Label each record by a run that was fine-tuned on labels; with each task, by one of several tasks.
 
     A record is read as in training: BOS and its bytes in a row of its own, whatever stands beside it.
 
@@ -100,6 +110,8 @@ def classify(
       run: trained on a `LabelledDataConfig`.
       sequences: a list of bytes or text, a path, or a DocumentSource; see `open_records` for case and N.
       batch_size: rows that are read at once.
+      as_trained: records have the case of the run's data; False takes every byte as it is.
+      mesh: how devices share rows and, along `seq`, the bytes of a row; None for the one in force, or one device.
 
     Raises:
       ValueError: the run was not trained on labels; there is no record, an empty one, or one longer than a row; or an
@@ -111,8 +123,9 @@ def classify(
             f"run {run.recipe.name!r} was not trained on labels, its data is a {type(data).__name__}: make one that is "
             "with jaxblt finetune"
         )
-    reader = make_reader(run, window=None, batch_size=batch_size)
-    source = open_records(sequences, data)
+    options = {"as_trained": as_trained, "mesh": mesh}
+    reader = make_reader(run, window=None, batch_size=batch_size, **options)
+    source = open_records(sequences, data, as_trained=as_trained)
     pairs = np.asarray(source.lengths, np.int64) + 1
     if pairs.max() > reader.window:
         i = int(pairs.argmax())
@@ -121,17 +134,12 @@ def classify(
             f"{reader.window - 1} behind BOS: cut it, or fine-tune with a larger data.seq_len"
         )
     answers: list[Any] = [None] * len(source)
-    batches = (
-        (spans, _answers(reader.task, reader.params, reader.frozen, b))
-        for spans, b in read(reader, source, pairs)
-    )
-    for spans, (logits, finite) in ahead(batches):
-        if not np.asarray(finite)[: len(spans)].all():
+    for spans, _, (logits, finite) in answer(reader, partial(_answers, reader.task), source, pairs):
+        if not finite[: len(spans)].all():
             name = source.names[spans[int(np.argmin(finite))].document]
             raise ValueError(
                 f"the answer for record {name!r} is not finite; {explain_nonfinite(reader.named_params)}"
             )
-        logits = jax.tree.map(np.asarray, logits)
         for i, span in enumerate(spans):
             row = jax.tree.map(lambda x, i=i: x[i], logits)
             answers[span.document] = row[1 : pairs[span.document]] if data.target == "positions" else row

@@ -1,17 +1,23 @@
 """Answers as commands: from a run's folder and a file to a file of answers. Each returns the line to print."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from jaxblt.adapters.retrieval.index import new_index_path, save_index
+from jaxblt.adapters.retrieval.index import FILE, save_index
 from jaxblt.answers.embed import Pool
 from jaxblt.answers.index import CHUNKS, build_index
 from jaxblt.answers.score import BATCH_SIZE
+from jaxblt.answers.tables import write_tsv
+from jaxblt.answers.variants import stream_variants, told_kinds
+from jaxblt.cli.mesh import asked_mesh
 from jaxblt.data.splits import SplitName
-from jaxblt.remote import refuse_remote
-from jaxblt.training.state import Weights
+from jaxblt.outputs import check_output
+from jaxblt.training.resolved import run_files
+from jaxblt.training.state import Step, Weights
 
 
 def score(
@@ -24,7 +30,10 @@ def score(
     both_strands: bool = False,
     window: int | None = None,
     batch_size: int = BATCH_SIZE,
-    step: int | None = None,
+    as_trained: bool = True,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
     weights: Weights | None = None,
 ) -> str:
     """Write the log-likelihood of each record of a file, in nats, as tab-separated values.
@@ -37,7 +46,10 @@ def score(
       both_strands: mean over the record and its reverse complement.
       window: most positions of a row; by default the length of the run's training rows.
       batch_size: rows that are read at once.
-      step: of the checkpoint; by default the newest.
+      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace OUT if it is there.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
     Returns:
@@ -45,8 +57,8 @@ def score(
     """
     from jaxblt.run import load
 
-    refuse_remote("--out", out)
-    options = {"window": window, "batch_size": batch_size}
+    check_output("--out", out, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
+    options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
     found = load(run_dir, step=step, weights=weights).score(
         file, per_byte=per_byte, both_strands=both_strands, **options
     )
@@ -65,7 +77,10 @@ def embed(
     pool: Pool = "mean",
     window: int | None = None,
     batch_size: int = BATCH_SIZE,
-    step: int | None = None,
+    as_trained: bool = True,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
     weights: Weights | None = None,
 ) -> str:
     """Write hidden states of each record of a file as a NumPy archive (.npz).
@@ -78,7 +93,10 @@ def embed(
       pool: "mean", "last", "per_byte" or "per_patch".
       window: most positions of a row; by default the length of the run's training rows.
       batch_size: rows that are read at once.
-      step: of the checkpoint; by default the newest.
+      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace OUT if it is there.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
     Returns:
@@ -86,8 +104,8 @@ def embed(
     """
     from jaxblt.run import load
 
-    refuse_remote("--out", out)
-    options = {"window": window, "batch_size": batch_size}
+    check_output("--out", out, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
+    options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
     found = load(run_dir, step=step, weights=weights).embed(file, layer=layer, pool=pool, **options)
     found.to_npz(out)
     states = sum(array.size // array.shape[-1] for array in found.arrays)
@@ -102,7 +120,10 @@ def classify(
     *,
     out: Path,
     batch_size: int = BATCH_SIZE,
-    step: int | Literal["best"] | None = None,
+    as_trained: bool = True,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
 ) -> str:
     """Write the label of each record of a file, with the probabilities of all classes, as tab-separated values.
 
@@ -111,6 +132,9 @@ def classify(
       file: FASTA (by its ending), JSON lines (.jsonl) or text, which is one record.
       out: file to write, with columns name, one a class, and prediction.
       batch_size: rows that are read at once.
+      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace OUT if it is there.
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
 
     Returns:
@@ -118,8 +142,9 @@ def classify(
     """
     from jaxblt.run import load
 
-    refuse_remote("--out", out)
-    found = load(run_dir, step=step).classify(file, batch_size=batch_size)
+    check_output("--out", out, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
+    options = {"batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
+    found = load(run_dir, step=step).classify(file, **options)
     found.to_tsv(out)
     return f"{len(found)} records, {found.summary()}, in {out}"
 
@@ -132,20 +157,30 @@ def variants(
     *,
     out: Path,
     context: int | None = None,
+    skip: bool = False,
     batch_size: int = BATCH_SIZE,
-    step: int | None = None,
+    as_trained: bool = True,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
     weights: Weights | None = None,
 ) -> str:
     """Write log p(alt) - log p(ref) of each variant of a VCF file, in nats, as tab-separated values.
 
     Args:
       run_dir: folder of a run that predicts the next byte.
-      vcf: variants, plain or .gz.
+      vcf: variants, plain or compressed.
       fasta: the reference that they were called against.
-      out: file to write, with columns chrom, pos, id, ref, alt, score_forward, score_reverse, score.
+      out: file to write, with columns chrom, pos, id, ref, alt, score_forward, score_reverse, score, and the file's
+        others: qual, filter, info, format and samples.
       context: bytes of a window; by default the length of the run's training rows, at most 8,192.
+      skip: leave out and count alleles that have no score (`*`, `.`, symbolic ones, breakends, those of contigs that
+        the reference lacks), instead of stopping at the first one.
       batch_size: windows that are read at once.
-      step: of the checkpoint; by default the newest.
+      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace OUT if it is there.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
     Returns:
@@ -153,13 +188,22 @@ def variants(
     """
     from jaxblt.run import load
 
-    refuse_remote("--out", out)
-    found = load(run_dir, step=step, weights=weights).variants(
-        vcf, fasta, context=context, batch_size=batch_size
-    )
-    found.to_tsv(out)
-    above = int((found.score > 0).sum())
-    return f"{len(found)} variants, {above} likelier than the reference, in {out}"
+    check_output("--out", out, inputs=(vcf, fasta, *run_files(run_dir)), overwrite=overwrite)
+    options = {"batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh), "skip": skip}
+    run = load(run_dir, step=step, weights=weights)
+    groups = stream_variants(run, vcf, fasta, context=context, **options)
+    first = next(groups)
+    count = above = 0
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        nonlocal count, above
+        for group in itertools.chain([first], groups):
+            count, above = count + len(group), above + int((group.score > 0).sum())
+            yield from group.rows()
+
+    write_tsv(out, first.header, rows())
+    skipped = f", {told_kinds(first.skipped)} skipped" if first.skipped else ""
+    return f"{count} variants, {above} likelier than the reference{skipped}, in {out}"
 
 
 def index(
@@ -173,7 +217,10 @@ def index(
     split: SplitName = "train",
     most: int = CHUNKS,
     batch_size: int = BATCH_SIZE,
-    step: int | None = None,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
+    trust_sources: bool = False,
 ) -> str:
     """Write base vectors of the chunks of a run's documents, which a router over this run as its base can search.
 
@@ -186,19 +233,23 @@ def index(
       split: of the run's data.
       most: chunks that are kept, at about equal distances.
       batch_size: rows that are read at once.
-      step: of the checkpoint; by default the newest, which is what a base is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace an index that is there.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest, as a base is.
+      trust_sources: fetch URLs that the run's config names; a run of a stranger may name any.
 
     Returns:
       A line that says what was written.
     """
     from jaxblt.run import load
 
-    refuse_remote("--out", out)
-    new_index_path(out)
+    check_output("--out", out / FILE, inputs=run_files(run_dir), overwrite=overwrite)
     run = load(run_dir, step=step, weights="raw")
     options = {"chunk": chunk, "neighbours": neighbours, "stack": stack, "batch_size": batch_size}
-    found = build_index(run, **options, split=split, most=most)
-    path = save_index(found, out)
+    found = build_index(
+        run, **options, split=split, most=most, mesh=asked_mesh(mesh), trust_sources=trust_sources
+    )
+    path = save_index(found, out, overwrite=overwrite)
     documents = len(set(found.owners.tolist()))
     return (
         f"{len(found):,} chunks of {found.chunk} steps of {documents:,} documents, width {found.vectors.shape[1]}, "

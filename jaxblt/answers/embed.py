@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.answers.reading import Reader, ahead, make_reader, read
+from jaxblt.answers.reading import Reader, answer, make_reader
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE
-from jaxblt.answers.tables import whole_file
 from jaxblt.data.batch import Batch
+from jaxblt.data.letters import Letters
 from jaxblt.data.rows import Span
 from jaxblt.data.sources import DocumentSource
 from jaxblt.data.vocab import BOS
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.models.hidden import Layer, find_layer, hidden_states, layers_of
+from jaxblt.outputs import whole_file
+from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.patches import Patches
+from jaxblt.show import show
 from jaxblt.training.state import whole_params
 from jaxblt.training.step import Task, find_entropies
 
@@ -52,6 +56,8 @@ class Embeddings:
     layer: int | Literal["final"]
     pool: Pool
 
+    __repr__ = show
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -81,6 +87,8 @@ def embed(
     pool: Pool = "mean",
     window: int | None = None,
     batch_size: int = BATCH_SIZE,
+    as_trained: bool = True,
+    mesh: MeshConfig | Mesh | None = None,
 ) -> Embeddings:
     """Hidden states of each record: BOS and its bytes are read, and the states of BOS left out.
 
@@ -93,6 +101,8 @@ def embed(
     Patches are those that the record has in a row of its own. Its last patch ends with the record. BOS counts as a byte
     when patches are cut, but a patch of BOS alone is left out.
 
+    Records are read in the case of the run's data. With `scored="ACGT"` there, the mean is taken over those bytes.
+
     Args:
       run: trained with any objective.
       sequences: a list of bytes or text, a path, or a DocumentSource; see `open_records` for case and N.
@@ -102,15 +112,19 @@ def embed(
         "per_patch".
       window: most positions of a row; None for the length of the run's training rows.
       batch_size: rows that are read at once.
+      as_trained: case and scored characters are those of the run's data; False takes every byte as it is.
+      mesh: how devices share rows and, along `seq`, the bytes of a row; None for the one in force, or one device.
 
     Raises:
-      ValueError: there is no such layer, or it has no states of that kind; there is no record, an empty one, or one too
-        long for a layer of patches; or a state is not finite (names the record).
+      ValueError: there is no such layer, or it has no states of that kind; there is no record, an empty one, one too
+        long for a layer of patches, or one without a byte to take the mean of; or a state is not finite (names the
+        record).
     """
     if pool not in get_args(Pool):
         raise ValueError(f"pool must be one of {', '.join(map(repr, get_args(Pool)))}, got {pool!r}")
-    reader = make_reader(run, window=window, batch_size=batch_size)
-    source = open_records(sequences, run.recipe.data)
+    options = {"as_trained": as_trained, "mesh": mesh}
+    reader = make_reader(run, window=window, batch_size=batch_size, **options)
+    source = open_records(sequences, run.recipe.data, as_trained=as_trained)
     number = default_layer(run.model, pool) if layer is None else layer
     place = find_layer(run.model, number)
     check_pool(place, number, pool)
@@ -162,17 +176,21 @@ def _collect(
     """Every record's states, and with "per_patch" the lengths of its patches."""
     parts: list[list[np.ndarray]] = [[] for _ in range(len(source))]
     sizes: list[np.ndarray] = [np.zeros(0, np.int32)] * len(source)
-    results = (
-        (spans, _row_states(reader.task, layer, pool, reader.params, reader.frozen, batch))
-        for spans, batch in read(reader, source, pairs)
-    )
-    for spans, result in ahead(results):
-        states, counts, finite = jax.device_get(result)
+    call = partial(_row_states, reader.task, layer, pool, letters=reader.letters)
+    for spans, _, (states, counts, finite) in answer(reader, call, source, pairs):
         _check_finite(finite, spans, source, reader)
+        if not layer.of_patches:
+            counts = reader.placement.in_order(counts)
+            states = states if pool in POOLED else reader.placement.in_order(states)
         for i, span in enumerate(spans):
             kept = counts[i] > 0
             parts[span.document].append(states[i] if pool in POOLED else states[i][kept])
             sizes[span.document] = np.append(sizes[span.document], counts[i][kept])
+    if pool == "mean" and (bare := [i for i, size in enumerate(sizes) if not len(size)]):
+        raise ValueError(
+            f"record {source.names[bare[0]]!r} holds none of scored={reader.letters.scored!r}, the characters that the "
+            "run learned: leave it out, or take every byte with as_trained=False (--no-as-trained)"
+        )
     arrays = tuple(_joined(each, len(size), pool) for each, size in zip(parts, sizes, strict=True))
     return arrays, tuple(sizes) if pool == "per_patch" else None
 
@@ -196,9 +214,16 @@ def _check_finite(
 
 
 def row_states(
-    task: Task, layer: Layer, pool: Pool, params: Any, frozen: Any, batch: Batch
+    task: Task,
+    layer: Layer,
+    pool: Pool,
+    params: Any,
+    frozen: Any,
+    batch: Batch,
+    *,
+    letters: Letters = Letters(),
 ) -> tuple[Float[Array, "B *S D"], Int[Array, "B S"], Bool[Array, "B"]]:
-    """States in fp32, those of a row summed up or picked where they are to be pooled.
+    """Return states in fp32, those of a row summed up or picked where they are to be pooled.
 
     Returns:
       States; the bytes of the record in each of them, 0 for one that does not count; and whether all were finite.
@@ -213,7 +238,11 @@ def row_states(
         positions=batch.positions,
         entropies=entropies,
     )
-    counts = _bytes_held(batch, patches if layer.of_patches else None)
+    counts, places = _bytes_held(batch, patches if layer.of_patches else None), batch.positions
+    if layer.of_patches:
+        places = jnp.broadcast_to(jnp.arange(counts.shape[1], dtype=jnp.int32)[None], counts.shape)
+    elif pool == "mean":
+        counts = counts * jnp.asarray(letters.counted)[batch.inputs]
     live = counts > 0
     states = states.astype(jnp.float32)
     finite = jnp.all(jnp.isfinite(states) | ~live[..., None], (1, 2))
@@ -221,14 +250,14 @@ def row_states(
         # An entropy of NaN cuts no patch, and the states would hide it.
         finite &= jnp.all(jnp.isfinite(entropies), 1)
     if pool == "last":
-        last = jnp.max(jnp.where(live, jnp.arange(live.shape[1], dtype=jnp.int32)[None], 0), 1)
+        last = jnp.argmax(jnp.where(live, places, -1), 1)
         states = jnp.take_along_axis(states, last[:, None, None], 1)[:, 0]
     elif pool == "mean":
         states = jnp.sum(jnp.where(live[..., None], states, 0.0), 1)
     return states, counts, finite
 
 
-_row_states = partial(jax.jit, static_argnums=(0, 1, 2))(row_states)
+_row_states = partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="letters")(row_states)
 
 
 def _bytes_held(batch: Batch, patches: Patches | None) -> Int[Array, "B S"]:

@@ -1,6 +1,5 @@
 """An index for routers: base vectors of the chunks of a run's documents, as the run's own model sees them."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,20 +8,24 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.adapters import detach
 from jaxblt.adapters.attach import stacks_of
 from jaxblt.adapters.retrieval import Index, make_index
 from jaxblt.adapters.router import Unscaled
-from jaxblt.answers.reading import Reader, ahead, make_reader, read
+from jaxblt.answers.reading import Reader, answer, make_reader
 from jaxblt.answers.score import BATCH_SIZE
 from jaxblt.data.batch import Batch
 from jaxblt.data.config import DataConfig, apply_split, open_source
 from jaxblt.data.keys import document_key
+from jaxblt.data.letters import letters_of
 from jaxblt.data.sources import DocumentSource, Regions
 from jaxblt.data.splits import SplitName
+from jaxblt.data.trust import check_trusted
 from jaxblt.models.stack import Stack
+from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.training.state import content_hash, whole_params
 from jaxblt.training.step import Task, find_entropies
 from jaxblt.validation import whole as check_whole
@@ -45,8 +48,10 @@ def build_index(
     split: SplitName = "train",
     most: int = CHUNKS,
     batch_size: int = BATCH_SIZE,
+    mesh: MeshConfig | Mesh | None = None,
+    trust_sources: bool = False,
 ) -> Index:
-    """Base vectors of the whole chunks of documents, for a router of the same chunk over this run as its base.
+    """Return base vectors of the whole chunks of documents, for a router of the same chunk over this run as its base.
 
     Documents are read in rows of the run's length, one piece of a document a row, as training rows hold them. A chunk
     is `chunk` steps of a row from its beginning; what is left at its end is not indexed. Of more chunks than `most`,
@@ -62,17 +67,21 @@ def build_index(
       split: of the data.
       most: chunks.
       batch_size: rows that are read at once.
+      mesh: how devices share rows and, along `seq`, the bytes of a row; None for the one in force, or one device.
+      trust_sources: fetch URLs that the run's config names.
 
     Raises:
       ValueError: the run has adapters, or its parameters are averaged; there is no such stack; the data are no
-        documents; or there are fewer whole chunks than neighbours.
+        documents, or at a URL that is not trusted; or there are fewer whole chunks than neighbours.
     """
     for name, value in {"chunk": chunk, "neighbours": neighbours, "most": most}.items():
         check_whole(name, value, least=1)
     _check_base(run)
     name = _stack_name(run, stack)
+    own = run.recipe.data
+    check_trusted(own, own if data is None else data, trust_sources=trust_sources or source is not None)
     documents = _documents(run, data, source, split)
-    reader = make_reader(run, window=None, batch_size=batch_size)
+    reader = make_reader(run, window=None, batch_size=batch_size, mesh=mesh)
     reader = replace(reader, stride=reader.window)  # a piece of a document belongs to one row
     vectors, owners = _collect(reader, documents, name, chunk, most)
     kept = np.unique(np.linspace(0, len(owners) - 1, min(most, len(owners))).astype(np.int64))
@@ -115,7 +124,8 @@ def _documents(
         raise ValueError(
             f"an index is made of documents, and the data is a {type(config).__name__}: give data=DataConfig(...)"
         )
-    return apply_split(config, open_source(config) if source is None else source, split)
+    found = open_source(config) if source is None else letters_of(config).open(source)
+    return apply_split(config, found, split)
 
 
 def _collect(
@@ -127,8 +137,8 @@ def _collect(
     """
     width = stacks_of(reader.task.model.config)[stack].dim
     kept, distance, number = [], 1, 0
-    for spans, (found, complete) in ahead(_rows(reader, documents, stack, chunk)):
-        found, complete = jax.device_get((found, complete))
+    call, pairs = partial(_row_vectors, reader.task, stack, chunk), np.asarray(documents.lengths, np.int64)
+    for spans, _, (found, complete) in answer(reader, call, documents, pairs):
         for i, span in enumerate(spans):
             key = document_key(documents.source, int(documents.documents[span.document]))
             for vector in found[i][complete[i]]:
@@ -139,11 +149,6 @@ def _collect(
             kept, distance = kept[::2], 2 * distance
     vectors = np.array([vector for vector, _ in kept], np.float32).reshape(-1, width)
     return vectors, np.array([key for _, key in kept], np.int32)
-
-
-def _rows(reader: Reader, documents: Regions, stack: str, chunk: int) -> Iterator[Any]:
-    for spans, batch in read(reader, documents, np.asarray(documents.lengths, np.int64)):
-        yield spans, _row_vectors(reader.task, stack, chunk, reader.params, reader.frozen, batch)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -6,26 +6,34 @@ the first that holds it. Pairs scored after the first window have `window - stri
 
 Every program has a fixed number of rows, and rows without a record are empty. So a record is always read by the same
 program, and what stands in the other rows does not matter.
+
+On a mesh rows lie as in training (`jaxblt.training.placement`). Their number and lengths are rounded up until they
+divide among the devices.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import batched
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxblt.adapters.given import refuse_inside
 from jaxblt.data.batch import Batch
 from jaxblt.data.history import History
+from jaxblt.data.letters import Letters, letters_of
 from jaxblt.data.rows import Span, empty_rows, stream_ids, write_span
 from jaxblt.data.sources import DocumentSource, whole
 from jaxblt.data.vocab import PAD
 from jaxblt.data.windows import WindowIndex
 from jaxblt.models.row_layout import RowLayout, promise
+from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.training.placement import Placement, find_mesh, place_params, placement_of
 from jaxblt.training.setup import HISTORY_MULTIPLE
+from jaxblt.training.state import gathered
 from jaxblt.training.step import Task
 from jaxblt.validation import whole as check_whole
 
@@ -54,6 +62,8 @@ class Reader:
       stride: pairs from one window of a long record to the next.
       batch_size: rows of every program.
       history: what an entropy model has to know of a record before a window that begins inside it.
+      letters: what is scored of the records, and their case.
+      placement: the devices that read.
     """
 
     task: Task
@@ -63,6 +73,8 @@ class Reader:
     stride: int
     batch_size: int
     history: History | None
+    letters: Letters = Letters()
+    placement: Placement = Placement()
 
     @property
     def named_params(self) -> dict[str, Any]:
@@ -70,17 +82,26 @@ class Reader:
         return {"model": self.params, **{name: tree.params for name, tree in self.frozen.items()}}
 
 
-def make_reader(run: "Run", *, window: int | None, batch_size: int) -> Reader:
-    """How a run reads records.
+def make_reader(
+    run: "Run",
+    *,
+    window: int | None,
+    batch_size: int,
+    as_trained: bool = True,
+    mesh: MeshConfig | Mesh | None = None,
+) -> Reader:
+    """Return how a run reads records.
 
     Args:
       run: a trained run.
       window: most positions of a row; None for the length of the run's training rows.
       batch_size: rows of a program.
+      as_trained: the run's data say which letters are scored, and their case.
+      mesh: of the devices that read; None for the one in force, or one device.
 
     Raises:
-      ValueError: `window` is less than 2, or `batch_size` less than 1; or `given` or `guarded` of `jaxblt.adapters`
-        stands around the call.
+      ValueError: `window` is less than 2, or `batch_size` less than 1; the mesh does not suit the devices; or `given`
+        or `guarded` of `jaxblt.adapters` stands around the call.
     """
     refuse_inside("jaxblt.answers", "leave it, or merge the adapter at a code (jaxblt.adapters.fuse)")
     length: int = run.recipe.data.seq_len if window is None else window
@@ -96,7 +117,13 @@ def make_reader(run: "Run", *, window: int | None, batch_size: int) -> Reader:
     grid = 1 if run.patcher is None else run.patcher.block_size
     # Keep the blocks of a window where the record's own blocks are
     stride = max(length // 2 // grid * grid, 1) if length >= 2 * grid else length // 2
-    return Reader(task, run.params, run.frozen, length, stride, batch_size, _history(run))
+    letters = letters_of(recipe.data) if as_trained else Letters()
+    placement = placement_of(recipe, find_mesh(mesh))
+    params, frozen = run.params, run.frozen
+    if placement.mesh is not None:
+        params, frozen = place_params(recipe, params, frozen, placement.mesh)
+    rows, history = placement.rows(batch_size), _history(run)
+    return Reader(task, params, frozen, length, stride, rows, history, letters, placement)
 
 
 def _history(run: "Run") -> History | None:
@@ -110,10 +137,36 @@ def _history(run: "Run") -> History | None:
     return None if reach is None else History(-(-(reach + 1) // HISTORY_MULTIPLE) * HISTORY_MULTIPLE)
 
 
+Call = Callable[[Any, dict[str, Any], Batch], Any]
+"""A jitted function of parameters, frozen trees and rows."""
+
+
+def answer[T](
+    reader: Reader, call: Call, source: DocumentSource, pairs: np.ndarray
+) -> Iterator[tuple[tuple[Span, ...], Batch, Any]]:
+    """Yield spans, the batch that holds them and what `call` says of it, all on the host.
+
+    Args:
+      reader: see `make_reader`.
+      call: see `Call`.
+      source: the records.
+      pairs: Int64[N], pairs to read of each.
+    """
+
+    def computed() -> Iterator[tuple[tuple[Span, ...], Batch, Any]]:
+        for spans, batch in read(reader, source, pairs):
+            with reader.placement.in_force:
+                found = call(reader.params, reader.frozen, reader.placement.batch(batch))
+            yield spans, batch, found
+
+    for spans, batch, found in ahead(computed()):
+        yield spans, batch, jax.tree.map(gathered, found)
+
+
 def read(
     reader: Reader, source: DocumentSource, pairs: np.ndarray
 ) -> Iterator[tuple[tuple[Span, ...], Batch]]:
-    """Batches of rows, and the span of a record in each row that is not empty.
+    """Yield batches of rows, as NumPy arrays, and the span of a record in each row that is not empty.
 
     Args:
       reader: see `make_reader`.
@@ -121,14 +174,14 @@ def read(
       pairs: Int64[N], pairs to read of each.
     """
     short = np.flatnonzero(pairs <= reader.window)
-    edges = np.array(bucket_lengths(reader.window))
+    edges = np.unique([reader.placement.length(length) for length in bucket_lengths(reader.window)])
     home = np.searchsorted(edges, pairs[short])
     for b, length in enumerate(edges.tolist()):
         spans = (Span(i, 0, int(pairs[i]), 0, 0) for i in short[home == b].tolist())
         for group in batched(spans, reader.batch_size):
             yield group, _fill(reader, source, group, length, None)
     for group in batched(_windows(reader, pairs), reader.batch_size):
-        yield group, _fill(reader, source, group, reader.window, reader.history)
+        yield group, _fill(reader, source, group, edges.tolist()[-1], reader.history)
 
 
 def bucket_lengths(window: int) -> list[int]:
@@ -163,12 +216,12 @@ def _fill(
         if history is not None:
             before = history.ids(records, span, flip=False)
             row["history"][history.length - len(before) :] = before
-    fields: dict[str, Any] = {name: jnp.asarray(array) for name, array in arrays.items()}
+    fields: dict[str, Any] = dict(arrays)
     return Batch(**fields)
 
 
 def ahead[T](results: Iterable[T]) -> Iterator[T]:
-    """The same results, each asked for a few before it is used: the device works while the host looks at it."""
+    """Yield the same results, each asked for a few before it is used: the device works while the host looks at it."""
     waiting: deque[T] = deque()
     for result in results:
         waiting.append(result)

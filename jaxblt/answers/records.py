@@ -9,31 +9,45 @@ import numpy as np
 
 from jaxblt.data.config import DataConfig
 from jaxblt.data.labelled import LabelledDataConfig
-from jaxblt.data.sources import BytesSource, DocumentSource, FastaSource, JsonlSource, TextSource
-from jaxblt.data.sources.labelled import FASTA, TABLES, ending
-from jaxblt.data.task_data import RowsConfig, TaskDataConfig
+from jaxblt.data.letters import letters_of
+from jaxblt.data.sources import (
+    ArrowSource,
+    BytesSource,
+    DocumentSource,
+    FastaSource,
+    JsonlSource,
+    TextSource,
+)
+from jaxblt.data.sources.arrow import ARROW
+from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.labelled import FASTA, FASTQ, TABLES, ending
+from jaxblt.data.task_data import RowsConfig
 
 Sequences = Sequence[bytes | str] | str | os.PathLike[str] | DocumentSource
-"""A list of bytes or text, the path of a FASTA, JSON lines or text file, or documents."""
+"""A list of bytes or text, the path of a FASTA, JSON lines, Parquet, Arrow or text file, or documents."""
 
 
-def open_records(sequences: Sequences, data: RowsConfig) -> DocumentSource:
-    """The records of a path, of a list, or of documents that are open already.
+def open_records(sequences: Sequences, data: RowsConfig, *, as_trained: bool = True) -> DocumentSource:
+    """Open the records of a path, of a list, or of documents that are open already.
 
-    A FASTA file (by its ending) has a record a header, JSON lines a record a line, and any other file is one record.
-    Case of FASTA bases follows the run's data: `soft_mask="upper"` raises lower-case bases, "keep" leaves them. In
-    lists, text files and open documents every byte is taken as it is; N is a byte like any other. Text in a list is
-    encoded as UTF-8.
+    A FASTA file (by its ending) has a record a header, JSON lines a record a line, Parquet and Arrow a record a row.
+    Any other file is one record. A pipe has no ending: what begins with '>' is FASTA, and with '{' JSON lines.
+    Text in a list is encoded as UTF-8. Case follows the run's data, wherever records come from: `soft_mask="upper"`
+    raises lower-case letters (see `jaxblt.data.letters`).
 
     Args:
       sequences: see `Sequences`; records of a list are named "0", "1", ...
       data: of the run.
+      as_trained: False takes every byte as it is.
 
     Raises:
       FileNotFoundError: a path names no file.
       ValueError: there is no record, one is empty, or is neither bytes nor text; or a table for a run on labels.
     """
     source = _opened(sequences, data)
+    if as_trained:
+        is_fasta = isinstance(sequences, str | os.PathLike) and ending(Path(sequences)) in FASTA
+        source = letters_of(data, of_fasta=is_fasta).open(source)
     if not len(source):
         raise ValueError("no sequences were given: expected at least one record")
     empty = np.flatnonzero(np.asarray(source.lengths) == 0)
@@ -57,29 +71,32 @@ def _opened(sequences: Any, data: RowsConfig) -> DocumentSource:
 
 def _open_file(path: Path, data: RowsConfig) -> DocumentSource:
     try:
-        return open_fasta(path, data) if ending(path) in FASTA else _open_text(path, data)
+        kind = ending(path) or ending(expand(path)[0])
+        return FastaSource(path) if kind in FASTA else _open_other(path, kind, data)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}; a sequence itself goes into a list: [b'ACGT']") from error
 
 
-def open_fasta(path: str | os.PathLike[str], data: RowsConfig) -> FastaSource:
-    """A FASTA file whose case is what the run was trained on."""
-    return FastaSource(path, soft_mask="keep" if isinstance(data, TaskDataConfig) else data.soft_mask)
-
-
-def _open_text(path: Path, data: RowsConfig) -> DocumentSource:
-    if isinstance(data, LabelledDataConfig) and (kind := ending(path)) in (*TABLES, ".bed"):
+def _open_other(path: Path, kind: str, data: RowsConfig) -> DocumentSource:
+    if kind in FASTQ:
+        raise ValueError(
+            f"'{path}' ends in {kind}, and its reads would be one record with their qualities: write it as FASTA, for "
+            "example with seqtk seq -a"
+        )
+    if isinstance(data, LabelledDataConfig) and kind in (*TABLES, ".bed"):
         raise ValueError(
             f"'{path}' ends in {kind}, and a table would be read as one record: give its sequences as FASTA, JSON "
             "lines or a list"
         )
-    if ending(path) == ".jsonl":
+    if kind == ".jsonl":
         return JsonlSource(path, field=_text_field(data))
-    return TextSource(path)
+    if kind in ARROW:
+        return ArrowSource(path, field=_text_field(data))
+    return TextSource(path, raw=isinstance(data, DataConfig) and data.kind == "bytes")
 
 
 def _text_field(data: RowsConfig) -> str:
-    """The field of JSON lines that holds a record."""
+    """Return the field of JSON lines, or the column of Arrow, that holds a record."""
     if isinstance(data, LabelledDataConfig):
         return data.sequence
     return data.field if isinstance(data, DataConfig) else "text"

@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from jaxblt.answers.reading import Reader, ahead, make_reader, read
+from jaxblt.answers.reading import Reader, answer, make_reader
 from jaxblt.answers.records import Sequences, open_records
-from jaxblt.answers.strands import check_nucleotides
+from jaxblt.answers.strands import check_strands
 from jaxblt.answers.tables import write_tsv
 from jaxblt.data.batch import Batch
 from jaxblt.data.rows import Span, pair_counts
 from jaxblt.data.sources import DocumentSource, ReverseComplement, document_ends
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.models.finite import explain_nonfinite
+from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import warn_overflow
+from jaxblt.show import show
 from jaxblt.training.metrics import cross_entropy
 from jaxblt.training.objectives import NextByte
 from jaxblt.training.step import Task, find_entropies, predict
@@ -39,10 +42,11 @@ class Scores:
     Attributes:
       names: of the records.
       lengths: Int64[N], bytes of each.
-      scored: Int64[N], targets: the bytes, and one more where EOS was scored.
-      log_likelihood: Float64[N], nats: the sum of log p over the targets.
-      bits_per_byte: Float64[N], -log_likelihood / (scored · ln 2).
-      per_byte: for each record Float64[scored], nats of every target in order; None if they were not asked for.
+      scored: Int64[N], targets that count: the bytes, and one more where EOS was scored.
+      log_likelihood: Float64[N], nats: the sum of log p over the targets that count.
+      bits_per_byte: Float64[N], -log_likelihood / (scored · ln 2); NaN for a record without a target that counts.
+      per_byte: for each record nats of every target in order, NaN for one that does not count; None if they were not
+        asked for.
     """
 
     names: tuple[str, ...]
@@ -51,6 +55,8 @@ class Scores:
     log_likelihood: np.ndarray
     bits_per_byte: np.ndarray
     per_byte: tuple[np.ndarray, ...] | None = None
+
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.names)
@@ -73,12 +79,16 @@ def score(
     both_strands: bool = False,
     window: int | None = None,
     batch_size: int = BATCH_SIZE,
+    as_trained: bool = True,
+    mesh: MeshConfig | Mesh | None = None,
 ) -> Scores:
     """Log-likelihood of each record in nats: Σ_t log p(byte t | BOS, bytes before t).
 
     Every byte is scored once. EOS is scored behind the last byte if the run's data ends documents with it
     (`run.recipe.data.ends_with_eos`: True for text, False for FASTA, unless `eos` says otherwise) and the record ends
     where its source says that a text ends.
+
+    Records are read as the run's data: `soft_mask="upper"` raises them, with `scored="ACGT"` only those bytes count.
 
     A record is a document of its own, and its patches are cut by its own entropies. Beside other records, or in another
     order, it is read by the same program in a row of its own.
@@ -94,34 +104,48 @@ def score(
         mean of its own on the record and those of its complement on the other strand.
       window: most positions of a row; None for the length of the run's training rows.
       batch_size: rows that are read at once.
+      as_trained: case and scored characters are those of the run's data; False takes every byte as it is.
+      mesh: how devices share rows and, along `seq`, the bytes of a row; None for the one in force, or one device.
 
     Raises:
-      ValueError: the run does not predict the next byte; there is no record, or an empty one; a byte has no complement;
-        or a log-likelihood is not finite (names record and byte).
+      ValueError: the run does not predict the next byte; there is no record, or an empty one; no target counts; a byte,
+        or with both strands a scored character, has no complement that counts; or a log-likelihood is not finite (names
+        record and byte).
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than these records ask for; see `Run.recalibrate`.
     """
-    reader = scoring_reader(run, window=window, batch_size=batch_size)
-    source = open_records(sequences, run.recipe.data)
+    options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": mesh}
+    reader = scoring_reader(run, **options)
+    source = open_records(sequences, run.recipe.data, as_trained=as_trained)
     if both_strands:
-        check_nucleotides(source)
+        check_strands(source, reader.letters)
     pairs = target_counts(source, run.recipe.data)
     strands = [source, ReverseComplement(source)] if both_strands else [source]
     if per_byte:
         found = [_every_target(reader, strand, pairs) for strand in strands]
         lengths = np.asarray(source.lengths).tolist()
         nats = _mean_of_strands(found[0], found[1], lengths) if both_strands else found[0]
-        sums = np.array([x.sum() for x in nats])
+        sums, counts = np.array([np.nansum(x) for x in nats]), np.array([_count(x) for x in nats])
     else:
-        nats, sums = None, np.mean([log_likelihoods(reader, strand, pairs) for strand in strands], 0)
-    bits = -sums / pairs / np.log(2)
+        nats, totals = None, [log_likelihoods(reader, strand, pairs) for strand in strands]
+        sums, counts = np.mean([x for x, _ in totals], 0), totals[0][1]
+    if not counts.any():
+        raise ValueError(
+            f"no byte of the records is one of scored={reader.letters.scored!r}, the characters that the run learned: "
+            "score other records, or take every byte with as_trained=False (--no-as-trained)"
+        )
+    bits = -sums / np.where(counts, counts, np.nan) / np.log(2)
     sizes = np.asarray(source.lengths, np.int64)
-    return Scores(tuple(source.names), sizes, pairs, sums, bits, None if nats is None else tuple(nats))
+    return Scores(tuple(source.names), sizes, counts, sums, bits, None if nats is None else tuple(nats))
 
 
-def scoring_reader(run: "Run", *, window: int | None, batch_size: int) -> Reader:
-    """A reader of a run that predicts the next byte.
+def _count(nats: np.ndarray) -> int:
+    return int(np.isfinite(nats).sum())
+
+
+def scoring_reader(run: "Run", **options: Any) -> Reader:
+    """Return a reader of a run that predicts the next byte; options are those of `make_reader`.
 
     Raises:
       ValueError: it does not, or an option is out of range.
@@ -132,21 +156,24 @@ def scoring_reader(run: "Run", *, window: int | None, batch_size: int) -> Reader
             f"run {run.recipe.name!r} was trained with objective {type(objective).__name__}, expected NextByte: only a "
             "model of the next byte has a log-likelihood"
         )
-    return make_reader(run, window=window, batch_size=batch_size)
+    return make_reader(run, **options)
 
 
 def target_counts(source: DocumentSource, data: RowsConfig) -> np.ndarray:
-    """Int64[N], targets of each record: its bytes, and EOS where it ends and the run's data has it."""
+    """Return Int64[N], targets of each record: its bytes, and EOS where it ends and the run's data has it."""
     lengths = np.asarray(source.lengths, np.int64)
     return pair_counts(lengths, document_ends(source), eos=getattr(data, "ends_with_eos", False))
 
 
-def log_likelihoods(reader: Reader, source: DocumentSource, pairs: np.ndarray) -> np.ndarray:
-    """Float64[N], nats of each record: the sum over its first `pairs` targets."""
-    sums = np.zeros(len(source), np.float64)
+def log_likelihoods(
+    reader: Reader, source: DocumentSource, pairs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return Float64[N], nats of each record, and Int64[N], how many of its `pairs` targets they are the sum of."""
+    sums, counts = np.zeros(len(source), np.float64), np.zeros(len(source), np.int64)
     for span, nats in _pieces(reader, source, pairs):
-        sums[span.document] += nats.sum()
-    return sums
+        sums[span.document] += np.nansum(nats)
+        counts[span.document] += _count(nats)
+    return sums, counts
 
 
 def _every_target(reader: Reader, source: DocumentSource, pairs: np.ndarray) -> list[np.ndarray]:
@@ -165,19 +192,17 @@ def _mean_of_strands(
 
 
 def _pieces(reader: Reader, source: DocumentSource, pairs: np.ndarray) -> Iterator[tuple[Span, np.ndarray]]:
-    """The scored targets of each span, Float64 in nats."""
-    results = (
-        (spans, _target_nats(reader.task, reader.params, reader.frozen, batch))
-        for spans, batch in read(reader, source, pairs)
-    )
+    """Yield the targets that a span answers for, Float64 in nats, NaN where one does not count."""
+    call, counted = partial(_target_nats, reader.task), reader.letters.counted
     refused = wanted = 0.0
-    for spans, result in ahead(results):
-        nats, counts = jax.device_get(result)
+    for spans, batch, (nats, counts) in answer(reader, call, source, pairs):
         refused, wanted = refused + float(counts[0]), wanted + float(counts[1])
-        for row, span in zip(nats, spans, strict=False):
-            piece = row[span.scored - span.start : span.stop - span.start].astype(np.float64)
+        targets = np.asarray(batch.targets)
+        for row, ids, span in zip(reader.placement.in_order(nats), targets, spans, strict=False):
+            own = slice(span.scored - span.start, span.stop - span.start)
+            piece = row[own].astype(np.float64)
             _check_finite(piece, span, source, reader)
-            yield span, piece
+            yield span, np.where(counted[ids[own]], piece, np.nan)
     patcher = reader.task.patcher
     if patcher is not None:
         warn_overflow(refused, wanted, capacity=patcher.slots, block_size=patcher.block_size)
@@ -186,7 +211,7 @@ def _pieces(reader: Reader, source: DocumentSource, pairs: np.ndarray) -> Iterat
 def target_nats(
     task: Task, params: Any, frozen: Any, batch: Batch
 ) -> tuple[Float[Array, "B T"], tuple[Any, Any]]:
-    """log p of every target, and boundaries refused and asked for."""
+    """Return log p of every target, and boundaries refused and asked for."""
     entropies = find_entropies(task, frozen, batch)
     logits, patches, _ = predict(task, params, frozen, replace(batch, entropies=entropies), {})
     nats = -cross_entropy(logits, batch.targets)

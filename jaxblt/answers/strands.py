@@ -1,6 +1,7 @@
 """Both strands of nucleic acids: which bytes have a complement."""
 
-from jaxblt.data.sources import DocumentSource
+from jaxblt.data.letters import Letters
+from jaxblt.data.sources import DocumentSource, reverse_complement
 
 IUPAC = b"ACGTRYSWKMBDHVN"
 """Nucleotide codes with a complement (IUPAC-IUB 1984); lower case has one too. U has none that can be undone."""
@@ -9,8 +10,23 @@ _ALLOWED = IUPAC + IUPAC.lower()
 CHUNK = 1 << 20
 
 
+def check_strands(source: DocumentSource, letters: Letters) -> None:
+    """Check that both strands of records have a reading, and the same number of targets that count.
+
+    Raises:
+      ValueError: a byte has no complement, or a scored character's complement is not scored.
+    """
+    check_nucleotides(source)
+    scored = (letters.scored or "").encode()
+    if set(reverse_complement(scored)) != set(scored):
+        raise ValueError(
+            f"scored={letters.scored!r} has characters whose complement is not scored: score one strand, or take every "
+            "byte with as_trained=False (--no-as-trained)"
+        )
+
+
 def check_nucleotides(source: DocumentSource) -> None:
-    """Raises ValueError for the first byte without a complement; names record, position (from 0) and byte."""
+    """Raise ValueError for the first byte without a complement; names record, position (from 0) and byte."""
     for i in range(len(source)):
         length = int(source.lengths[i])
         for start in range(0, length, CHUNK):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxblt.answers.tables import write_tsv
 from jaxblt.data.sources.labelled import LabelledRecord
+from jaxblt.show import show
 
 if TYPE_CHECKING:
     from jaxblt.answers.classify import Predictions
@@ -23,6 +24,8 @@ class TaskPredictions:
 
     names: tuple[str, ...]
     tasks: Mapping[str, "Predictions"]
+
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.names)

@@ -1,29 +1,34 @@
-"""Scores a run on a split of its data or of its task: jaxblt evaluate RUN_DIR [--split test]."""
+"""Scores a run on a split of its data, on its task or on files: jaxblt evaluate RUN_DIR [--files FILE]."""
 
+import glob
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from jaxblt.cli.mesh import parse_mesh
+from jaxblt.cli.evaluation_data import Evaluated, find_data
+from jaxblt.cli.mesh import asked_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import TaskDataConfig
-from jaxblt.remote import refuse_remote
-from jaxblt.training.state import Weights
+from jaxblt.outputs import check_output, write_text
+from jaxblt.training.resolved import run_files
+from jaxblt.training.state import Step, Weights
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
+    from jaxblt.parallel import MeshConfig
     from jaxblt.run import Run
 
 
 def evaluate(
     run_dir: Annotated[str, tyro.conf.Positional],
-    split: Literal["train", "validation", "test", "all"] = "test",
+    split: Literal["train", "validation", "test", "all"] | None = None,
+    files: tuple[str, ...] = (),
+    labels: str | None = None,
     context: int | None = None,
     seq_len: int | None = None,
     targets: str | None = None,
@@ -31,9 +36,11 @@ def evaluate(
     mesh: str | None = None,
     recalibrate: bool = False,
     weights: Weights | None = None,
-    step: int | Literal["best"] | None = None,
+    step: Step | None = None,
     predictions: str | None = None,
     out: str | None = None,
+    overwrite: bool = False,
+    trust_sources: bool = False,
 ) -> dict[str, float]:
     """Bits per byte of a run's newest checkpoint: Σ log-loss / Σ bytes, every byte of the split scored once.
 
@@ -42,7 +49,10 @@ def evaluate(
 
     Args:
       run_dir: folder of the run.
-      split: of the run's data.
+      split: of the run's data, the test split by default; of --files all by default.
+      files: FASTA (by its ending), JSON lines (.jsonl) or text to score instead of the run's data; of a run on labels
+        files of labelled records.
+      labels: table of the labels of --files, where they are FASTA.
       context: bytes that precede the scored ones of a window, wherever there are as many; half a row by default.
       seq_len: bytes of a row; the recipe's by default.
       targets: characters, such as ACGT, to score apart as well; the log-loss is still over the whole vocabulary.
@@ -53,40 +63,34 @@ def evaluate(
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       predictions: of a run on labels, file for name, label, probabilities and prediction of each record.
       out: file for the figures as JSON.
+      overwrite: replace OUT and PREDICTIONS if they are there.
+      trust_sources: fetch URLs that the run's config names; a run of a stranger may name any. Local paths are read.
 
     Raises:
+      FileNotFoundError: a file is not there; paths in a run from elsewhere are those of another machine.
       ValueError: an option is out of range, or does not go with the run's data or the devices.
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than the split asks for.
     """
     import jaxblt
-    from jaxblt.parallel import MeshConfig
 
     _check_numbers({"--context": (context, 0), "--seq-len": (seq_len, 1), "--max-batches": (max_batches, 1)})
     if targets == "":
         raise ValueError("--targets is empty: name characters such as ACGT, or leave it out")
-    if out is not None:
-        refuse_remote("--out", out)
+    outputs = {"--out": out, "--predictions": predictions}
+    _check_outputs(outputs, (*run_files(run_dir), *files), overwrite)
     loaded = jaxblt.load(run_dir, step=step, weights=weights)
     _check_kind(loaded, targets=targets, predictions=predictions)
-    length = loaded.recipe.data.seq_len if seq_len is None else seq_len
-    data = loaded.recipe.data
-    if data.packing == "windows":
-        data = replace(data, seq_len=length, stride=None, context=length // 2 if context is None else context)
-    elif seq_len is not None or context is not None:
-        raise ValueError(
-            f"--seq-len and --context are of windows, and the run's data.packing is {data.packing!r}: leave them out"
-        )
-    if recalibrate:
-        loaded = loaded.recalibrate(data, split=split)
-    spread = parse_mesh(mesh or "", MeshConfig())
-    found = loaded.evaluate(split, data=data, targets=targets, max_batches=max_batches, mesh=spread)
-    if isinstance(data, TaskDataConfig):
-        found |= _task_figures(loaded, data, split, max_batches)
+    asked = find_data(loaded.recipe.data, files, labels, split, {"seq_len": seq_len, "context": context})
+    _check_outputs(outputs, _local_files(asked.data), overwrite)
+    found, loaded = _figures(
+        loaded, asked, trust_sources, mesh, recalibrate, targets=targets, max_batches=max_batches
+    )
     if predictions is not None:
-        write_predictions(loaded, split, predictions)
-    figures = {"run": loaded.recipe.name, "step": loaded.step, "split": split, "seq_len": length, **found}
+        write_predictions(loaded, asked, predictions)
+    figures = {"run": loaded.recipe.name, "step": loaded.step, "split": asked.split}
+    figures |= {"seq_len": asked.data.seq_len, **found}
     if loaded.patcher is not None:
         figures |= {
             "capacity": loaded.patcher.slots,
@@ -95,8 +99,46 @@ def evaluate(
         }
     print(json.dumps(figures, indent=2))
     if out is not None:
-        Path(out).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_text(out, json.dumps(figures, indent=2) + "\n")
     return found
+
+
+def _figures(
+    run: "Run", asked: Evaluated, trust_sources: bool, mesh: str | None, recalibrate: bool, **options: Any
+) -> tuple[dict[str, float], "Run"]:
+    """Return the figures of a run on data, and the run with the capacity that they were found with."""
+    from jaxblt.parallel import MeshConfig
+
+    data, split, source = asked
+    spread = asked_mesh(mesh) or MeshConfig()
+    given: dict[str, Any] = {"data": data, "source": source, "trust_sources": trust_sources}
+    try:
+        if recalibrate:
+            run = run.recalibrate(split=split, **given)
+        found = run.evaluate(split, mesh=spread, **given, **options)
+    except FileNotFoundError as error:
+        if source is not None:
+            raise
+        raise FileNotFoundError(
+            f"{error}; the run's config names it, maybe on another machine: name files of this one with --files"
+        ) from error
+    if isinstance(data, TaskDataConfig):
+        found |= _task_figures(run, data, split, options["max_batches"], spread)
+    return found, run
+
+
+def _local_files(data: Any) -> list[str]:
+    """Return the files that labelled records or documents are read from, where they lie on this machine."""
+    patterns = [*getattr(data, "paths", ()), *(p for s in getattr(data, "sources", ()) for p in s.paths)]
+    patterns += [data.labels] if isinstance(getattr(data, "labels", None), str) else []
+    return [file for pattern in patterns for file in glob.glob(os.path.expanduser(pattern))]
+
+
+def _check_outputs(outputs: Mapping[str, str | None], inputs: Sequence[str], overwrite: bool) -> None:
+    """Raises ValueError or FileExistsError for a file that cannot be written, see `check_output`."""
+    for option, path in outputs.items():
+        if path is not None:
+            check_output(option, path, inputs=inputs, overwrite=overwrite)
 
 
 def _check_numbers(options: Mapping[str, tuple[int | None, int]]) -> None:
@@ -107,16 +149,16 @@ def _check_numbers(options: Mapping[str, tuple[int | None, int]]) -> None:
 
 
 def _task_figures(
-    run: "Run", data: TaskDataConfig, split: SplitName, max_batches: int | None
+    run: "Run", data: TaskDataConfig, split: SplitName, max_batches: int | None, mesh: "MeshConfig"
 ) -> dict[str, float]:
-    """Accuracy over answers and examples, by subtask, unless rows have labels; and that of the commonest answer."""
+    """Return accuracy over answers and examples, by subtask, unless rows have labels, and of the commonest answer."""
     from jaxblt.evaluation.tasks import majority_baseline
     from jaxblt.evaluation.tasks.evaluate import score_run
 
     majority = {"majority_accuracy": majority_baseline(data.task, split).figures()["accuracy"]}
     if data.labels is not None:
         return majority
-    return score_run(run, split, max_batches=max_batches).figures() | majority
+    return score_run(run, split, max_batches=max_batches, mesh=mesh).figures() | majority
 
 
 def _check_kind(run: "Run", *, targets: str | None, predictions: str | None) -> None:
@@ -132,12 +174,12 @@ def _check_kind(run: "Run", *, targets: str | None, predictions: str | None) -> 
         )
 
 
-def write_predictions(run: "Run", split: SplitName, file: str) -> None:
-    """What a run says of each labelled record of a split, beside its label, as tab-separated values."""
+def write_predictions(run: "Run", asked: Evaluated, file: str) -> None:
+    """Write what a run says of each labelled record, beside its label, as tab-separated values."""
     from jaxblt.data.labelled import LabelledDataset
     from jaxblt.data.pipeline import make_dataset
 
-    data = make_dataset(run.recipe.data, split=split, mode="eval")
+    data = make_dataset(asked.data, split=asked.split, mode="eval")
     assert isinstance(data, LabelledDataset)
     run.classify(data.source).with_labels(data.records).to_tsv(file)
 

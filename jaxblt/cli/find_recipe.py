@@ -67,7 +67,7 @@ def from_file(file: str, name: str | None) -> Recipe:
     """
     if not Path(file).is_file():
         raise FileNotFoundError(f"no file {file!r} to take a recipe from: `jaxblt new {file}` writes one")
-    module = _load(file)
+    module = load_file(file)
     function = _function(module, file, name)
     try:
         recipe = function()
@@ -80,8 +80,12 @@ def from_file(file: str, name: str | None) -> Recipe:
     return recipe
 
 
-def _load(file: str) -> ModuleType:
-    """The file as a module, with its folder on the path, so that it finds files beside it."""
+def load_file(file: str) -> ModuleType:
+    """Import a Python file as a module, with its folder on the path, so that it finds files beside it.
+
+    Raises:
+      ValueError: it fails.
+    """
     path = Path(file).resolve()
     name = path.stem if path.stem not in sys.modules else f"recipe_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)

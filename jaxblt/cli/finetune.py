@@ -96,7 +96,7 @@ def parse_finetune(argv: Sequence[str]) -> tuple[Recipe, str, TrainOptions]:
         options = {**asdict(head), "freeze": freeze, "mesh": mesh, "name": name}
         options |= {"weighting": tasks.weighting, "weights": tasks.weights}
         optimizer = _fitting_warmup(optimizer, train.steps, rest)
-        data = with_classes(_fitting_data(replace(data, tasks=tasks.columns), base, rest))
+        data = with_classes(_fitting_data(replace(data, tasks=tasks.columns), rest))
         recipe = finetune_recipe(base_run, data, optimizer=optimizer, train=train, **options)
         for line in label_lines(data):
             print(line)
@@ -117,10 +117,8 @@ def _fitting_warmup(optimizer: AdamWConfig, steps: int, argv: Sequence[str]) -> 
     return shorter_warmup(optimizer, steps)
 
 
-def _fitting_data(data: LabelledDataConfig, base: Recipe, argv: Sequence[str]) -> LabelledDataConfig:
-    """`data` with letters of the case that the base knows, in rows that hold its longest record."""
-    if option_value(argv, "--data.soft-mask") is None:
-        data = replace(data, soft_mask=getattr(base.data, "soft_mask", "keep"))
+def _fitting_data(data: LabelledDataConfig, argv: Sequence[str]) -> LabelledDataConfig:
+    """Return `data` in rows that hold its longest record."""
     if option_value(argv, "--data.seq-len") is not None:
         return data
     length = fitting_length(data)

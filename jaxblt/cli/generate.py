@@ -11,7 +11,7 @@ from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.cli.streaming import write_as_they_come
 from jaxblt.remote import refuse_remote
-from jaxblt.training.state import Weights
+from jaxblt.training.state import Step, Weights
 from jaxblt.validation import MOST_SEED, whole
 
 
@@ -25,10 +25,13 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
+    alphabet: str | None = None,
     stream: bool = False,
     adapters: tuple[str, ...] = (),
-    mesh: str = "",
+    as_trained: bool = True,
+    mesh: str | None = None,
     weights: Weights | None = None,
+    step: Step | None = None,
 ) -> list[bytes]:
     """Writes each prompt and its continuation to standard output, as raw bytes.
 
@@ -42,50 +45,45 @@ def generate(
       top_k: keep the k most probable bytes; 0 keeps all.
       top_p: keep the fewest bytes whose probabilities sum to this.
       seed: of the draws.
+      alphabet: characters that may be drawn, such as ACGT; an end of the document may be drawn besides.
       stream: write bytes as they come, whole characters of UTF-8 at a time; the output is the same.
       adapters: of a run with a router, for all prompts or for each: the number of an expert of its bank, "base",
         "static", or "router" for its own code.
+      as_trained: prompts are read in the case of the run's data; without it every byte is taken as it is.
       mesh: sizes of the mesh axes, such as "seq=8", for prompts and caches split over devices; one device by default.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
 
     Raises:
       FileNotFoundError: a file of prompts is not there.
       ValueError: an option is out of range, a prompt is not hexadecimal, or the mesh has not as many devices as there
         are, or splits both the batch and the sequence.
     """
-    import jax
-
     import jaxblt
+    from jaxblt.answers import continuations
     from jaxblt.inference import SamplingConfig
-    from jaxblt.inference import generate as continue_bytes
-    from jaxblt.parallel import replicated
 
     whole("--max-new-bytes", max_new_bytes, least=1)
     whole("--seed", seed, least=0, most=MOST_SEED)
+    if alphabet == "":
+        raise ValueError("--alphabet is empty: name characters such as ACGT, or leave it out")
     sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     data = read_prompts(prompts, prompts_hex, prompts_file)
     chosen = [read_adapter(text) for text in adapters]
-    loaded = jaxblt.load(run_dir, weights=weights)
-    devices = parse_mesh(mesh).build(jax.devices() if mesh else jax.devices()[:1])
-    if devices.shape["seq"] > 1 and devices.shape["data"] * devices.shape["fsdp"] > 1:
-        raise ValueError(
-            f"--mesh {mesh!r}: a decoder splits the batch or the sequence, not both: use seq alone"
-        )
-    params = jax.device_put(loaded.decoder_params, replicated(devices))
-    with jax.set_mesh(devices):
-        pieces = continue_bytes(
-            loaded.decoder,
-            params,
-            data,
-            max_new_bytes=max_new_bytes,
-            sampling=sampling,
-            seed=seed,
-            stream=True,
-            adapters=chosen[0] if len(chosen) == 1 else chosen or None,
-        )
-        if stream:
-            return write_as_they_come(data, pieces)
-        found = [b"".join(parts) for parts in zip(*pieces, strict=True)]
+    pieces = continuations(
+        jaxblt.load(run_dir, step=step, weights=weights),
+        data,
+        max_new_bytes=max_new_bytes,
+        sampling=sampling,
+        seed=seed,
+        alphabet=None if alphabet is None else alphabet.encode("utf-8", "surrogateescape"),
+        adapters=chosen[0] if len(chosen) == 1 else chosen or None,
+        as_trained=as_trained,
+        mesh=None if mesh is None else parse_mesh(mesh),
+    )
+    if stream:
+        return write_as_they_come(data, pieces)
+    found = [b"".join(parts) for parts in zip(*pieces, strict=True)]
     for prompt, continuation in zip(data, found, strict=True):
         sys.stdout.buffer.write(prompt + continuation + b"\n")
     return found

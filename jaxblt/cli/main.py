@@ -71,6 +71,7 @@ def usage() -> str:
             *rows,
             "",
             "jaxblt COMMAND --help explains a command; jaxblt --version prints the version.",
+            "--import MODULE (or FILE.py) with any command imports mixers, sources and tasks of your own first.",
         ]
     )
 

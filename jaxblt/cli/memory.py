@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from jaxblt.cli.parsing import parse
+from jaxblt.outputs import check_output
+from jaxblt.training.resolved import run_files
+from jaxblt.training.state import Step
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -21,6 +24,9 @@ def memory(
     start: int = 0,
     length: int = 400,
     tensorboard: bool = False,
+    step: Step | None = None,
+    as_trained: bool = True,
+    overwrite: bool = False,
 ) -> None:
     """Draws surprise, length and forgetting of neural memories, or usage, age and reads of slots, under a passage.
 
@@ -34,6 +40,9 @@ def memory(
       start: first byte of the passage.
       length: bytes of it, at most.
       tensorboard: show the picture in the run's TensorBoard too, at the run's step.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
+      as_trained: the passage has the case of the run's data; without it every byte is taken as it is.
+      overwrite: replace OUT.png and OUT.json if they are there.
 
     Raises:
       ValueError: an option is out of range, a record has to be named, or the run has no memory.
@@ -44,7 +53,10 @@ def memory(
 
     whole("--start", start, least=0)
     whole("--length", length, least=1)
-    source = patching.open_file(file)
+    for path in (f"{out}.png", f"{out}.json"):
+        check_output("--out", path, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
+    run = jaxblt.load(run_dir, step=step)
+    source = patching.open_file(file, run.recipe.data if as_trained else None)
     document, *others = patching.chosen(source, record)
     if others:
         raise ValueError(
@@ -53,7 +65,7 @@ def memory(
     left = int(source.lengths[document]) - start
     ids = patching.read_ids(source, document, start, min(length, left) if left > 0 else None)
     with _tensorboard(run_dir) if tensorboard else nullcontext() as log:
-        picture = plot_memory(jaxblt.load(run_dir), ids, out=out, log=log)
+        picture = plot_memory(run, ids, out=out, log=log)
     layers = len(picture.values["layers"])
     print(f"wrote {out}.png and {out}.json: layers with a memory: {layers}, ids: {len(ids)}")
 

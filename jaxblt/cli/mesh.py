@@ -26,6 +26,15 @@ def parse_mesh(text: str, base: MeshConfig = ONE) -> MeshConfig:
     return replace(base, **sizes)
 
 
+def asked_mesh(text: str | None) -> MeshConfig | None:
+    """Return the mesh of --mesh, in which the devices left share the rows; None for one device.
+
+    Raises:
+      ValueError: as of `parse_mesh`.
+    """
+    return None if text is None else parse_mesh(text, MeshConfig())
+
+
 def without_free_axis(mesh: MeshConfig) -> MeshConfig:
     """The mesh with size 1 for an axis that would take the devices left, where no devices are given."""
     return replace(mesh, **{axis: max(getattr(mesh, axis), 1) for axis in AXES})

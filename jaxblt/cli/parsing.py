@@ -1,5 +1,6 @@
 """What commands share: options from a command line, and errors as one line."""
 
+import codecs
 import contextlib
 import functools
 import io
@@ -12,20 +13,35 @@ from typing import Any, NoReturn
 
 import tyro
 
+from jaxblt.cli.plugins import load_plugins, take_imports
+
 
 def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
-    """Calls `main` with the command line and exits with the status that it returns, 0 for None.
+    """Call `main` with the command line and exit with the status that it returns, 0 for None.
 
-    An error that names its own fix becomes one line and exit status 1.
+    Before, plugins and what --import names are imported. An error that names its own fix becomes one line and exit
+    status 1.
     """
+    replace_unknown_characters()
     try:
-        status = main(sys.argv[1:])
+        load_plugins()
+        status = main(take_imports(sys.argv[1:]))
     except (ValueError, OSError, RuntimeError, ImportError, AssertionError) as error:
         if isinstance(error, AssertionError) and not _is_without_device(error):
             raise
         print(f"error: {explain(error)}", file=sys.stderr)
         raise SystemExit(1) from error
     raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def replace_unknown_characters() -> None:
+    """Make standard output write "?" for a character that the terminal's encoding lacks, instead of failing."""
+    out = sys.stdout
+    if not isinstance(out, io.TextIOWrapper):
+        return
+    # Keep names of files that are no UTF-8 as they are where the terminal takes their bytes
+    if out.errors == "strict" or codecs.lookup(out.encoding).name != "utf-8":
+        out.reconfigure(errors="replace")
 
 
 def explain(error: Exception) -> str:

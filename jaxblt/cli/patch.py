@@ -1,24 +1,30 @@
 """Segments a file into patches: jaxblt patch FILE --run-dir RUN_DIR, or --mode space."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import fields, make_dataclass, replace
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 import tyro
 
 from jaxblt.cli.parsing import parse
-from jaxblt.patching.config import Mode
+from jaxblt.patching.config import PatcherConfig
+from jaxblt.training.resolved import run_files
+from jaxblt.training.state import Step
 from jaxblt.validation import whole
+
+_HINTS = get_type_hints(PatcherConfig)
+PatcherOptions = make_dataclass(
+    "PatcherOptions", [(f.name, _HINTS[f.name] | None, None) for f in fields(PatcherConfig)], frozen=True
+)
+"""All fields of a patcher as options: None for those that are not given."""
+PatcherOptions.__doc__ = PatcherConfig.__doc__
 
 
 def patch(
     file: Annotated[str, tyro.conf.Positional],
     run_dir: str | None = None,
-    mode: Mode | None = None,
-    threshold: float | None = None,
-    patch_size: int | None = None,
-    max_length: int | None = None,
+    own: Annotated[Any, tyro.conf.arg(name="")] = PatcherOptions(),
     record: str | None = None,
     recalibrate: bool = False,
     start: int = 0,
@@ -27,6 +33,9 @@ def patch(
     plot: str | None = None,
     plot_bytes: int = 640,
     entropies_out: str | None = None,
+    step: Step | None = None,
+    as_trained: bool = True,
+    overwrite: bool = False,
 ) -> None:
     """Prints a file's patches and their statistics; on request draws them, and writes the entropies for training.
 
@@ -35,10 +44,7 @@ def patch(
     Args:
       file: text or FASTA, may end in .gz or .xz.
       run_dir: a run with an entropy model, or an entropy model's run; needed by the modes that read entropies.
-      mode: of the patcher; the run's by default.
-      threshold: in nats; the run's by default.
-      patch_size: bytes of a static patch.
-      max_length: bytes of the longest patch.
+      own: fields of the patcher; the run's by default.
       record: name of the one FASTA record to segment; all by default.
       recalibrate: slots for whatever this file asks for, in place of the run's capacity.
       start: first byte to segment.
@@ -47,6 +53,9 @@ def patch(
       plot: PNG file for a picture of entropies and boundaries.
       plot_bytes: bytes in the picture.
       entropies_out: .npy file for the entropies of the whole file, which a recipe reads as data.entropies.
+      step: of the run's checkpoint, or "best" for that of the best evaluation; by default the newest.
+      as_trained: letters have the case of the run's data; without it every byte is taken as it is.
+      overwrite: replace files that are there.
 
     Raises:
       ValueError: an option is out of range, no record has the name, or one of several records has to be named.
@@ -54,23 +63,23 @@ def patch(
     from jaxblt.cli import patching
     from jaxblt.training.report import patcher_line
 
-    patching.check_outputs(plot, entropies_out)
+    inputs = (file, *(() if run_dir is None else run_files(run_dir)))
+    patching.check_outputs(plot, entropies_out, inputs=inputs, overwrite=overwrite)
     whole("--start", start, least=0)
     whole("--show", show, least=0)
     whole("--plot-bytes", plot_bytes, least=1)
     if length is not None:
         whole("--length", length, least=1)
-    loaded = None if run_dir is None else patching.load_entropy_model(run_dir)
-    config = patching.patcher_of(loaded, mode)
-    changes = {"threshold": threshold, "patch_size": patch_size, "max_length": max_length}
-    config = replace(config, **{name: value for name, value in changes.items() if value is not None})
-    if threshold is not None or recalibrate:
-        config = replace(config, margin=None)
+    loaded = None if run_dir is None else patching.load_entropy_model(run_dir, step)
+    changes = {name: value for name, value in vars(own).items() if value is not None}
+    config = patching.patcher_of(loaded, changes)
     if recalibrate:
-        config = replace(config, capacity=None)
+        config = replace(config, margin=None, capacity=None)
+    if loaded is not None and "entropy_context" in changes:
+        loaded = replace(loaded, context=config.entropy_context)
     if loaded is None and (plot is not None or entropies_out is not None):
         raise ValueError("--plot and --entropies-out need an entropy model: name a run with --run-dir")
-    source = patching.open_file(file)
+    source = patching.open_file(file, loaded.data if loaded is not None and as_trained else None)
     records = patching.chosen(source, record)
     if len(records) > 1 and (start or length is not None or plot is not None):
         names = ", ".join(source.names[i] for i in records[:8])

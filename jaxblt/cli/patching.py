@@ -1,7 +1,8 @@
 """What the patch script is made of: a file's bytes, the entropies of a run's model, patches, pictures."""
 
 import difflib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxblt.data.letters import letters_of
 from jaxblt.data.sources import DocumentSource, FastaSource, TextSource, read_document
+from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.labelled import FASTA, ending
+from jaxblt.data.task_data import RowsConfig
 from jaxblt.data.vocab import encode
 from jaxblt.models import ByteLMConfig
+from jaxblt.outputs import check_output, whole_file
 from jaxblt.patching import (
     PatcherConfig,
     Patches,
@@ -24,12 +30,8 @@ from jaxblt.patching import (
     stream_entropies,
     warn_overflow,
 )
-from jaxblt.patching.config import Mode
-from jaxblt.remote import refuse_remote
 from jaxblt.training.frozen import bounded_context
-from jaxblt.training.state import ENTROPY, Frozen, freeze, widen
-
-FASTA = (".fa", ".fasta", ".fna")
+from jaxblt.training.state import ENTROPY, Frozen, Step, freeze, widen
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,14 @@ class EntropyModel:
       frozen: its parameters, rounded as in a run that they cut patches for.
       patcher: of the run.
       context: bytes that the model sees at the most; None without a bound (see `jaxblt.patching.contexts`).
+      data: of its run, whose case a file is read in.
     """
 
     config: ByteLMConfig
     frozen: Frozen
     patcher: PatcherConfig | None
     context: int | None = None
+    data: RowsConfig | None = None
 
     def entropies(self, ids: np.ndarray, *, chunk: int = 1024) -> np.ndarray:
         """Entropy in nats of the prediction made at each of a document's ids, chunk after chunk."""
@@ -61,38 +65,47 @@ class EntropyModel:
         return model.apply({"params": params}, ids, state, segment_ids=segment_ids, method="stream")
 
 
-def load_entropy_model(run_dir: str) -> EntropyModel:
-    """The entropy model of a byte-patched run; of a byte language model's run, that model itself.
+def load_entropy_model(run_dir: str, step: Step | None = None) -> EntropyModel:
+    """Read the entropy model of a byte-patched run; of a byte language model's run, that model itself.
 
     Raises:
       ValueError: the run has neither.
     """
     import jaxblt
 
-    run = jaxblt.load(run_dir, dtype="float32")
+    run = jaxblt.load(run_dir, step=step, dtype="float32")
     if run.entropy_model is not None and ENTROPY in run.frozen:
         context = None if run.patcher is None else run.patcher.entropy_context
-        return EntropyModel(run.recipe.entropy_model, run.frozen[ENTROPY], run.patcher, context)
+        frozen = run.frozen[ENTROPY]
+        return EntropyModel(run.recipe.entropy_model, frozen, run.patcher, context, run.recipe.data)
     if not isinstance(run.recipe.model, ByteLMConfig):
         raise ValueError(f"{run_dir} has no entropy model: name a run of a byte language model")
     context = bounded_context(run.recipe.model, run.recipe.data.seq_len)
-    return EntropyModel(run.recipe.model, freeze(run.params, jnp.bfloat16), None, context)
+    return EntropyModel(run.recipe.model, freeze(run.params, jnp.bfloat16), None, context, run.recipe.data)
 
 
-def patcher_of(model: EntropyModel | None, mode: Mode | None) -> PatcherConfig:
-    """The run's patcher, or one of the mode asked for."""
+def patcher_of(model: EntropyModel | None, changes: Mapping[str, Any]) -> PatcherConfig:
+    """Return the run's patcher with fields changed, or one of another mode that is asked for.
+
+    A margin is of its threshold: another threshold has none.
+    """
     own = None if model is None else model.patcher
-    if own is not None and mode in (None, own.mode):
-        return own
-    if mode is None:
-        mode = "space" if model is None else "entropy"
-    return PatcherConfig(mode=mode)
+    if own is None:
+        return PatcherConfig(**{"mode": "space" if model is None else "entropy", **changes})
+    if changes.get("mode", own.mode) == own.mode:
+        kept = {"margin": None} if "threshold" in changes else {}
+        return replace(own, **{**kept, **changes})
+    kept = {"block_size": own.block_size, "entropy_context": own.entropy_context}
+    if own.mode == "entropy" and changes["mode"] in ("optimal", "length_constrained"):
+        kept["threshold"] = own.threshold
+    return PatcherConfig(**{**kept, **changes})
 
 
-def open_file(file: str) -> DocumentSource:
-    """The documents of a text or FASTA file."""
-    name = file.removesuffix(".gz").removesuffix(".xz")
-    return FastaSource((file,)) if name.endswith(FASTA) else TextSource((file,))
+def open_file(file: str, data: RowsConfig | None = None) -> DocumentSource:
+    """Open the documents of a text or FASTA file, in the case of a run's data if there are any."""
+    is_fasta = (ending(Path(file)) or ending(expand(file)[0])) in FASTA
+    source = FastaSource((file,)) if is_fasta else TextSource((file,))
+    return source if data is None else letters_of(data, of_fasta=is_fasta).open(source)
 
 
 def chosen(source: DocumentSource, record: str | None) -> list[int]:
@@ -131,7 +144,8 @@ def segment(config: PatcherConfig, ids: np.ndarray, entropies: np.ndarray | None
         raise ValueError(f"mode {config.mode!r} reads entropies: name a run with --run-dir")
     if config.needs_entropies and config.threshold is None:
         assert entropies is not None
-        hint = calibrate_threshold(entropies[None], 4.5, config=config)
+        rule = config if config.mode in ("entropy", "greedy") else PatcherConfig(block_size=config.block_size)
+        hint = calibrate_threshold(entropies[None], 4.5, config=rule)
         raise ValueError(
             f"mode {config.mode!r} needs --threshold; {hint:.4f} gives patches of 4.5 bytes here"
         )
@@ -164,19 +178,20 @@ def report(ids: np.ndarray, patches: Patches, entropies: np.ndarray | None, show
     return "\n".join(lines)
 
 
-def check_outputs(plot: str | None, entropies_out: str | None) -> None:
-    """Raises ValueError if a file that is to be written is a URL."""
-    for option, path in (("--plot", plot), ("--entropies-out", entropies_out)):
+def check_outputs(plot: str | None, entropies_out: str | None, **options: Any) -> None:
+    """Check that the files of a picture and of entropies can be written; options are those of `check_output`."""
+    note = None if entropies_out is None else f"{entropies_out}.json"
+    for option, path in (("--plot", plot), ("--entropies-out", entropies_out), ("--entropies-out", note)):
         if path is not None:
-            refuse_remote(option, path)
+            check_output(option, path, **options)
 
 
 def draw(path: str, ids: np.ndarray, entropies: np.ndarray, config: PatcherConfig) -> None:
     """A picture of entropies and boundaries as PNG."""
     threshold = config.threshold if config.mode == "entropy" else None
     patches = segment(config, ids, entropies)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    plot_entropies(ids, entropies, patches, threshold).savefig(path, format="png", dpi=110)
+    with whole_file(path) as partial_path:
+        plot_entropies(ids, entropies, patches, threshold).savefig(partial_path, format="png", dpi=110)
 
 
 def write_all(path: str, source: DocumentSource, model: EntropyModel) -> None:

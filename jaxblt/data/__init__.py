@@ -11,16 +11,19 @@ from jaxblt.data.iterator import BatchIterator
 from jaxblt.data.kmers import KmerVocab
 from jaxblt.data.label_tasks import LabelTask
 from jaxblt.data.labelled import LabelledDataConfig, LabelledDataset, with_classes
+from jaxblt.data.leaks import NearCopyWarning
 from jaxblt.data.mixture import SourceConfig
 from jaxblt.data.packing import PackedIndex, pack
 from jaxblt.data.permutation import hash64, permute
 from jaxblt.data.pipeline import DocumentDataset, make_dataset
 from jaxblt.data.samples import SAMPLES, load_sample, sample_source
 from jaxblt.data.sources import (
+    ArrowSource,
     BedInterval,
     BedSource,
     BytesSource,
     DocumentSource,
+    EmptyFileWarning,
     FastaSource,
     JsonlSource,
     Regions,
@@ -47,6 +50,7 @@ __all__ = [
     "PAD",
     "SAMPLES",
     "VOCAB_SIZE",
+    "ArrowSource",
     "Batch",
     "BatchIterator",
     "BedInterval",
@@ -57,6 +61,7 @@ __all__ = [
     "DocumentDataset",
     "DocumentSource",
     "Draws",
+    "EmptyFileWarning",
     "Entropies",
     "Example",
     "Examples",
@@ -67,6 +72,7 @@ __all__ = [
     "LabelTask",
     "LabelledDataConfig",
     "LabelledDataset",
+    "NearCopyWarning",
     "PackedIndex",
     "Regions",
     "ReverseComplement",

@@ -3,6 +3,8 @@
 import flax.struct
 from jaxtyping import Array, Float, Int
 
+from jaxblt.show import show
+
 
 @flax.struct.dataclass
 class Batch:
@@ -43,3 +45,5 @@ class Batch:
     ) = None
     label_weights: dict[str, Float[Array, "B"]] | None = None
     documents: Int[Array, "B T"] | None = None
+
+    __repr__ = show

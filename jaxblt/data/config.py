@@ -11,13 +11,22 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxblt.data.buckets import rows_within
-from jaxblt.data.mixture import JoinedSource, SourceConfig
+from jaxblt.data.mixture import JoinedSource, Kind, SourceConfig
 from jaxblt.data.samples import SAMPLES, sample_source
-from jaxblt.data.sources import DocumentSource, FastaSource, JsonlSource, Regions, TextSource, open_bed
+from jaxblt.data.sources import (
+    ArrowSource,
+    DocumentSource,
+    FastaSource,
+    JsonlSource,
+    Regions,
+    TextSource,
+    open_bed,
+)
 from jaxblt.data.sources.files import expand
 from jaxblt.data.sources.labelled import FASTA, ending
 from jaxblt.data.splits import SplitName, split_by_document, split_by_name, split_by_position
 from jaxblt.data.vocab import check_single_bytes
+from jaxblt.show import show
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
 
 
@@ -30,12 +39,14 @@ class DataConfig:
     """Data of a run: exactly one of `paths`, `sample` and `sources`, or a source handed to `make_dataset`.
 
     Attributes:
-      paths: files, globs and URLs; plain files are read where they lie, `.gz` and `.xz` are held in memory.
+      paths: files, globs and URLs; plain files are read where they lie, compressed ones are held in memory. For "arrow"
+        also folders that `datasets` saved to disk.
       sample: the name of an embedded sample, in place of `paths`.
       sources: several sources with weights instead; a row is of one of them, which seed, step and slot choose. Each is
         split by itself, and evaluations score each by itself as well.
-      kind: how the files are read; a sample knows its own.
-      field: the field that holds the text of JSON lines.
+      kind: how the files are read: as "text"; "jsonl", JSON lines; "fasta"; "arrow", Parquet or Arrow; or "bytes", as
+        they lie. A sample knows its own.
+      field: the field of JSON lines, or the column of Parquet and Arrow, that holds the text.
       bed: for FASTA, a BED file whose intervals become the documents (padded with N out of bounds).
       soft_mask: for FASTA, "keep" lower-case bases or "upper" them.
       seq_len: positions in a row (T).
@@ -69,7 +80,7 @@ class DataConfig:
     paths: tuple[str, ...] = ()
     sample: str | None = None
     sources: tuple[SourceConfig, ...] = ()
-    kind: Literal["text", "jsonl", "fasta"] = "text"
+    kind: Kind = "text"
     field: str = "text"
     bed: str | None = None
     soft_mask: Literal["keep", "upper"] = "keep"
@@ -94,6 +105,8 @@ class DataConfig:
     test_names: tuple[str, ...] = ()
     entropies: str | None = None
     seed: int = 0
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         if isinstance(self.paths, str | os.PathLike):
@@ -260,9 +273,9 @@ def open_source(config: DataConfig) -> DocumentSource:
     Warns:
       KindWarning: a file that is read as text has the name of another kind.
     """
-    for name, kind in (("field", "jsonl"), ("soft_mask", "fasta")):
-        owns = not config.sources and config.sample_or_kind == kind
-        needed = f"kind={kind!r}" + " of a source" * bool(config.sources)
+    for name, kinds in (("field", ("jsonl", "arrow")), ("soft_mask", ("fasta",))):
+        owns = not config.sources and config.sample_or_kind in kinds
+        needed = " or ".join(f"kind={kind!r}" for kind in kinds) + " of a source" * bool(config.sources)
         check_read(config, "data", name, needed=needed, is_read=owns)
     if config.sources:
         return JoinedSource(tuple(open_source(config.of(source)) for source in config.sources))
@@ -272,9 +285,12 @@ def open_source(config: DataConfig) -> DocumentSource:
         )
     if config.sample is not None:
         source = sample_source(config.sample)
-    elif config.kind == "text":
-        source = TextSource(config.paths)
-        _warn_kind(source.names)
+    elif config.kind in ("text", "bytes"):
+        source = TextSource(config.paths, raw=config.kind == "bytes")
+        if config.kind == "text":
+            _warn_kind(source.names)
+    elif config.kind == "arrow":
+        source = ArrowSource(config.paths, field=config.field)
     elif config.kind == "jsonl":
         source = JsonlSource(config.paths, field=config.field)
     else:

@@ -1,8 +1,9 @@
 """What every dataset is: batches as a pure function of the step, and an iterator that prefetches them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from jaxblt.data.entropies import Entropies
 from jaxblt.data.history import History
 from jaxblt.data.iterator import BatchIterator
 from jaxblt.data.rows import empty_rows
+from jaxblt.data.sampled import hash_parts
 from jaxblt.data.schedule import EasyFirst, Endless, Mixed, OnePass, Shuffled, Staged
 
 Row = dict[str, np.ndarray]
@@ -71,10 +73,14 @@ class Dataset(ABC):
     def num_bytes(self) -> int | None:
         """Bytes of the split; None where they are not known."""
 
-    @property
-    def extent(self) -> dict[str, int | None]:
-        """Rows and bytes of the split, as JSON: what tells data that have changed from those that were read before."""
-        return {"rows": self.num_rows, "bytes": self.num_bytes}
+    def sample(self) -> Iterator[bytes]:
+        """Give bytes that change where the data do, some megabytes at most; none of data that are drawn."""
+        return iter(())
+
+    @cached_property
+    def extent(self) -> dict[str, int | str | None]:
+        """Rows and bytes of the split, and a hash of `sample`, as JSON: they tell data from those read before."""
+        return {"rows": self.num_rows, "bytes": self.num_bytes, "sample": hash_parts(self.sample())}
 
     @abstractmethod
     def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:

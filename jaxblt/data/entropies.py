@@ -6,13 +6,20 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxblt.data.sources.base import DocumentSource
 from jaxblt.remote import refuse_remote
+from jaxblt.seals import check_seal, seal
+from jaxblt.show import show
 
 _CHUNK = 1 << 24
+VALUES = "entropies"
+"""The name of the values in the seal of the note."""
+FIELDS = ("source_sha256", "model", "documents", "values")
+"""The entries that every note has."""
 
 
 def source_hash(source: DocumentSource) -> str:
@@ -62,7 +69,6 @@ def write_entropies(
     out = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
     _fill(out, source, entropies)
     out.flush()
-    del out
     note = {
         "source_sha256": source_hash(source),
         "model": model,
@@ -70,7 +76,9 @@ def write_entropies(
         "documents": len(source),
         "values": shape[0],
     }
-    _note(path).write_text(json.dumps(note, indent=2) + "\n")
+    note = seal({VALUES: out}, note)
+    del out
+    _note(path).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, path)
 
 
@@ -110,6 +118,8 @@ class Entropies:
     model: str
     context: int | None = None
 
+    __repr__ = show
+
     def check(self, model: str, context: int | None) -> None:
         """Raises ValueError unless a model with this content hash, in this context, gives these entropies."""
         if self.model and self.model != model:
@@ -135,7 +145,11 @@ def read_entropies(path: str | os.PathLike, source: DocumentSource) -> Entropies
 
     Raises:
       FileNotFoundError: the file or its note is missing.
-      ValueError: they were computed from other bytes.
+      ValueError: they were computed from other bytes, or they are not as they were written; or they are not a finite
+        fp32 number for each byte and document.
+
+    Warns:
+      UnsealedWarning: the note is of an earlier version, and has no hash.
     """
     refuse_remote("entropies", path)
     path = Path(path)
@@ -144,14 +158,42 @@ def read_entropies(path: str | os.PathLike, source: DocumentSource) -> Entropies
             raise FileNotFoundError(
                 f"no precomputed entropies at {str(file)!r}: write them first (write_entropies)"
             )
-    note = json.loads(_note(path).read_text())
+    note = _read_note(path)
     actual = source_hash(source)
     if note["source_sha256"] != actual:
         raise ValueError(
             f"{str(path)!r} belongs to other data (sha256 {note['source_sha256'][:12]}, the source has "
             f"{actual[:12]}): compute the entropies again"
         )
+    values = _read_values(path, int(source.lengths.sum()) + len(source))
+    check_seal(path, {VALUES: values}, note, ours=True)
     offsets = np.cumsum(source.lengths + 1) - (source.lengths + 1)
     # notes without a context are older, and hashed the model in another form
     model = note["model"] if "context" in note else ""
-    return Entropies(np.load(path, mmap_mode="r"), offsets, model, note.get("context"))
+    return Entropies(values, offsets, model, note.get("context"))
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    try:
+        note = json.loads(_note(path).read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{_note(path)} is not JSON ({error}): write the entropies again") from error
+    if missing := [name for name in FIELDS if not isinstance(note, dict) or name not in note]:
+        raise ValueError(f"{_note(path)} lacks {', '.join(missing)}: write the entropies again")
+    return note
+
+
+def _read_values(path: Path, count: int) -> np.ndarray:
+    """Map the values into memory."""
+    try:
+        values = np.load(path, mmap_mode="r")
+    except Exception as error:  # NumPy parses the header as Python, and raises what that does
+        raise ValueError(
+            f"{path} is no .npy file that can be read: {' '.join(str(error).split())}"
+        ) from error
+    if (values.shape, values.dtype) != ((count,), np.dtype(np.float32)):
+        raise ValueError(
+            f"{path} holds {values.dtype} of shape {values.shape}, expected float32 of shape {(count,)}, one for each "
+            "byte and BOS of each document: write the entropies again"
+        )
+    return values

@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import BOS, EOS
+from jaxblt.show import show
 
 
 class Example(NamedTuple):
@@ -20,6 +21,8 @@ class Example(NamedTuple):
     inputs: np.ndarray
     targets: np.ndarray
     scored: np.ndarray
+
+    __repr__ = show
 
 
 def question_and_answer(question: np.ndarray, answer: np.ndarray) -> Example:

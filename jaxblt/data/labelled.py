@@ -1,7 +1,7 @@
 """Labelled sequences as data: one record a row, with a class, a number, or a class for each byte."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from jaxblt.data.batch import Batch
 from jaxblt.data.buckets import bucket, rows_within
 from jaxblt.data.dataset import Dataset, Row
+from jaxblt.data.deal import deal_records
 from jaxblt.data.label_tasks import (
     UNLABELLED,
     LabelTask,
@@ -25,6 +26,7 @@ from jaxblt.data.label_tasks import (
 from jaxblt.data.packing import PackedIndex
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import Span, stream_ids, write_span
+from jaxblt.data.sampled import sample_bytes
 from jaxblt.data.schedule import STRANDS, EasyFirst, OnePass, Shuffled
 from jaxblt.data.sources import BytesSource, FastaSource, ReverseComplement
 from jaxblt.data.sources.files import expand
@@ -37,6 +39,7 @@ from jaxblt.data.sources.labelled import (
     read_labelled,
 )
 from jaxblt.data.splits import PARTS, SplitName, check_split, cut_points
+from jaxblt.show import show
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
 
 Target = Literal["class", "number", "positions"]
@@ -50,29 +53,37 @@ class LabelledDataConfig:
     """Labelled records, one a row; stands where a `DataConfig` does.
 
     A row is BOS and the record's bytes, as in training on whole documents. Files are known by their endings: tables
-    (.csv, .tsv), JSON lines (.jsonl), FASTA with a table of `labels`, and BED intervals over a `genome` whose fourth
-    column is the label. All may end in `.gz` or `.xz`.
+    (.csv, .tsv), JSON lines (.jsonl), Parquet and Arrow (.parquet, .arrow, .feather, folders that `datasets` saved),
+    FASTA with a table of `labels`, and BED intervals over a `genome` whose fourth column is the label. Text may be
+    compressed.
 
     Attributes:
       paths: files and globs of records.
       labels: for FASTA, a .tsv or .csv table of id and label; its first row may name the columns.
       genome: for BED, the FASTA file that intervals are parts of.
-      sequence, label, id: columns of tables and fields of JSON lines. A record without `id` is called "file:line".
+      sequence, label, id: columns of tables, Parquet and Arrow, and fields of JSON lines. A record without `id` is
+        called "file:line".
       target: what a label is: a "class" of the record; a "number"; or for "positions" one character for each byte.
       classes: their names, which give classes their numbers; `with_classes` collects and sorts those of the files.
-      soft_mask: "keep" lower-case letters of sequences or "upper" them.
+      soft_mask: "keep" lower-case letters of sequences or "upper" them; None keeps them, and in fine-tuning does what
+        the base run does.
       reverse_complement: in training, a record of DNA is read from the other strand with probability 1/2; labels of
         positions are turned round with it. For labels that do not depend on the strand.
       seq_len: positions in a row (T); the longest record and BOS must fit.
       batch_size: rows in a batch, over all processes.
       buckets: lengths of shorter rows.
       max_tokens: the most positions of a batch; one of longer rows has fewer of them. None sets no limit.
-      split: "hash" deals records by a hash of their sequence, so that equal sequences lie in one part; "column" reads
-        `split_column`; "files" trains on `paths`, and holds out `validation_paths` and `test_paths`.
+      split: "hash" deals records by a hash of their sequence, so that equal sequences lie in one part; "groups" deals
+        groups of near-copies (`jaxblt.data.deal`), so that none lies in two; "column" reads `split_column`; "files"
+        trains on `paths`, and holds out `validation_paths` and `test_paths`.
       split_column: of tables, JSON lines and tables of labels: "train", "validation" or "test".
       validation_paths, test_paths: files of the other parts, for "files".
-      fractions: the shares of train, validation and test, for "hash".
-      split_seed: of the hash.
+      fractions: the shares of train, validation and test, for "hash" and "groups". Groups are dealt so that the parts
+        come as near to their shares, of each class too, as groups allow.
+      split_seed: of the hash, and of the order in which groups are dealt.
+      group_k: letters of the words that near-copies share, for "groups"; None takes 21 for DNA on both strands, 5 for
+        proteins and 16 for text.
+      group_share: two records are near-copies if they share this share of the words of the one that has fewer.
       tasks: columns of labels instead of `label`, each a task with a head of its own; cells may be empty. What
         `label`, `target` and `classes` say of one task, each `LabelTask` says of its own.
       easy_first: steps of a curriculum that begins with the easiest records and ends with all (`EasyFirst`); 0 for
@@ -92,22 +103,26 @@ class LabelledDataConfig:
     id: str = "id"
     target: Target = "class"
     classes: tuple[str, ...] = ()
-    soft_mask: Literal["keep", "upper"] = "keep"
+    soft_mask: Literal["keep", "upper"] | None = None
     reverse_complement: bool = False
     seq_len: int = 1024
     batch_size: int = 32
     buckets: tuple[int, ...] = ()
     max_tokens: int | None = None
-    split: Literal["hash", "column", "files"] = "hash"
+    split: Literal["hash", "groups", "column", "files"] = "hash"
     split_column: str = "split"
     validation_paths: tuple[str, ...] = ()
     test_paths: tuple[str, ...] = ()
     fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
     split_seed: int = 0
+    group_k: int | None = None
+    group_share: float = 0.5
     easy_first: int = 0
     seed: int = 0
     tasks: tuple[LabelTask, ...] = ()
     difficulty: str | None = None
+
+    __repr__ = show
 
     packing = "buckets"  # one record a row, with padding behind it
     alignment = 1
@@ -126,6 +141,8 @@ class LabelledDataConfig:
                 f"easy_first = {self.easy_first} needs rows of one length, got buckets {self.buckets}: leave one out"
             )
         check_bounds(self, "fractions", least=0, most=1)
+        check_bounds(self, "group_k", least=1)
+        check_bounds(self, "group_share", above=0, most=1)
         if abs(sum(self.fractions) - 1) > 1e-6:
             raise ValueError(f"LabelledDataConfig.fractions must sum to 1, got {self.fractions}")
         if len(set(self.classes)) != len(self.classes) or "" in self.classes:
@@ -204,6 +221,10 @@ class LabelledDataset(Dataset):
     @property
     def num_bytes(self) -> int:
         return int(self.source.lengths.sum())
+
+    def sample(self) -> Iterator[bytes]:
+        yield from sample_bytes(self.source)
+        yield repr([record.labels for record in self.records]).encode()
 
     def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
         record = int(self.indexes[bucket].documents[number])
@@ -302,9 +323,12 @@ def check_labels(own: LabelledDataConfig, other: LabelledDataConfig) -> None:
 
 
 def label_lines(config: LabelledDataConfig) -> list[str]:
-    """A line for each of several tasks, which counts the labels of each split, and one for classes never trained on."""
+    """Return lines that say what was read: labels of several tasks, sizes of parts, classes never trained on."""
     parts = read_parts(config)
     lines = describe_tasks(config.tasks, parts) if config.tasks else []
+    if config.split == "groups":
+        sizes = ", ".join(f"{len(records)} {part}" for part, records in parts.items())
+        lines.append(f"data.split = 'groups' deals whole groups of near-copies: {sizes} records")
     for place, asked in enumerate(config.tasks or (config,)):
         held = {record.labels[place] for record in parts["train"]}
         known = set("".join(held)) if asked.target == "positions" else held
@@ -442,7 +466,9 @@ def _check_settings(config: LabelledDataConfig, files: Sequence[Path]) -> None:
     """Raises ValueError for a setting that nothing reads, so that what it asks for is not done."""
     read = {
         "split_column": (config.split == "column", "split='column'"),
-        "split_seed": (config.split == "hash", "split='hash'"),
+        "split_seed": (config.split in ("hash", "groups"), "split='hash' or 'groups'"),
+        "group_k": (config.split == "groups", "split='groups'"),
+        "group_share": (config.split == "groups", "split='groups'"),
         "genome": (any(ending(file) == ".bed" for file in files), "a .bed file among the paths"),
     }
     for name, (is_read, needed) in read.items():
@@ -470,11 +496,27 @@ def _read_parts(config: LabelledDataConfig, stamps: tuple[Any, ...]) -> dict[str
     if config.split == "files":
         return read
     parts: dict[str, list[LabelledRecord]] = {part: [] for part in PARTS}
-    for record in read["train"]:
-        parts[_hash_part(config, record) if config.split == "hash" else _column_part(config, record)].append(
-            record
-        )
+    for record, part in zip(read["train"], _parts_of(config, read["train"]), strict=True):
+        parts[part].append(record)
     return parts
+
+
+def _parts_of(config: LabelledDataConfig, records: list[LabelledRecord]) -> list[str]:
+    if config.split == "hash":
+        return [_hash_part(config, record) for record in records]
+    if config.split == "column":
+        return [_column_part(config, record) for record in records]
+    targets = [task.target for task in config.tasks] or [config.target]
+    named = [place for place, target in enumerate(targets) if target == "class"]
+    dealt = deal_records(
+        [record.sequence for record in records],
+        [[record.labels[place] for place in named] for record in records],
+        length=config.group_k,
+        share=config.group_share,
+        fractions=config.fractions,
+        seed=config.split_seed,
+    )
+    return [PARTS[part] for part in dealt]
 
 
 def _read_files(config: LabelledDataConfig, paths: tuple[str, ...]) -> list[LabelledRecord]:

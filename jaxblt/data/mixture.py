@@ -9,7 +9,11 @@ import numpy as np
 
 from jaxblt.data.rows import RowIndex, Span
 from jaxblt.data.sources.base import DocumentSource, check_range, document_ends
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
+
+Kind = Literal["text", "jsonl", "fasta", "arrow", "bytes"]
+"""How files of documents are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +34,14 @@ class SourceConfig:
     weight: float = 1.0
     paths: tuple[str, ...] = ()
     sample: str | None = None
-    kind: Literal["text", "jsonl", "fasta"] = "text"
+    kind: Kind = "text"
     field: str = "text"
     bed: str | None = None
     soft_mask: Literal["keep", "upper"] = "keep"
     validation_names: tuple[str, ...] = ()
     test_names: tuple[str, ...] = ()
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -57,6 +63,8 @@ class JoinedSource:
     firsts: np.ndarray = field(init=False, repr=False)
     lengths: np.ndarray = field(init=False, repr=False)
     ends: np.ndarray = field(init=False, repr=False)
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         counts = np.cumsum([0, *(len(source) for source in self.sources)])

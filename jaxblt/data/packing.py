@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from jaxblt.data.rows import Span
+from jaxblt.show import show
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,8 @@ class PackedIndex:
     starts: np.ndarray
     stops: np.ndarray
     offsets: np.ndarray
+
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.row_starts) - 1

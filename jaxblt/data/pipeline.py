@@ -1,6 +1,6 @@
 """Datasets: opens what a config names, and cuts documents into rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -13,15 +13,17 @@ from jaxblt.data.dataset import Dataset, Row
 from jaxblt.data.entropies import read_entropies
 from jaxblt.data.keys import document_key
 from jaxblt.data.labelled import LabelledDataConfig, open_labelled
+from jaxblt.data.letters import letters_of
 from jaxblt.data.mixture import JoinedRows, JoinedSource
 from jaxblt.data.packing import pack
 from jaxblt.data.permutation import hash64
 from jaxblt.data.rows import RowIndex, Span, pair_counts, stream_ids, write_span
+from jaxblt.data.sampled import sample_bytes
 from jaxblt.data.schedule import STRANDS, Mixed, OnePass, Shuffled, Staged
 from jaxblt.data.sources import DocumentSource, Regions, ReverseComplement, document_ends
 from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import TaskDataConfig, open_task
-from jaxblt.data.vocab import OFFSET, PAD, VOCAB_SIZE
+from jaxblt.data.vocab import PAD
 from jaxblt.data.windows import WindowIndex
 
 
@@ -51,6 +53,9 @@ class DocumentDataset(Dataset):
     def num_bytes(self) -> int:
         return int(self.source.lengths.sum())
 
+    def sample(self) -> Iterator[bytes]:
+        return sample_bytes(self.source.source)
+
     def blank_rows(self, count: int, length: int) -> dict[str, Any]:
         rows: dict[str, Any] = super().blank_rows(count, length)
         if self.entropies is not None:
@@ -65,7 +70,7 @@ class DocumentDataset(Dataset):
         for k, span in enumerate(self.indexes[bucket].spans(number)):
             self._write(row, span, k + 1, flip=self._flips(step, slot, k))
         if self.config.scored is not None:
-            row["loss_mask"] *= _among(self.config.scored)[row["targets"]]
+            row["loss_mask"] *= letters_of(self.config).counted[row["targets"]]
 
     def _flips(self, step: int, slot: int, k: int) -> bool:
         wanted = self.config.reverse_complement and self.mode == "train"
@@ -91,13 +96,6 @@ class DocumentDataset(Dataset):
             row["entropies"][place] = self.entropies.read(document, shift + span.start, shift + span.stop)
 
 
-def _among(characters: str) -> np.ndarray:
-    """Int32[260]: 1 for the ids of the bytes in `characters`."""
-    table = np.zeros(VOCAB_SIZE, np.int32)
-    table[np.frombuffer(characters.encode("utf-8"), np.uint8).astype(np.int32) + OFFSET] = 1
-    return table
-
-
 def make_dataset(
     config: DataConfig | TaskDataConfig | LabelledDataConfig,
     *,
@@ -113,7 +111,7 @@ def make_dataset(
       config: the data.
       split: the part to read.
       mode: "train" for endless shuffled batches; "eval" for one pass that scores every target byte once.
-      source: documents to use instead of those that the config names.
+      source: documents to use instead of those that the config names; `soft_mask="upper"` raises them too.
       process_index: this process.
       process_count: processes that share each batch.
 
@@ -141,6 +139,7 @@ def make_dataset(
             )
         return open_labelled(config, split=split, mode=mode, **processes)
     if source is not None:
+        source = letters_of(config).open(source)
         config = replace(config, sources=())
     check_settings(config)
     whole = open_source(config) if source is None else source

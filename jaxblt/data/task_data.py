@@ -1,6 +1,6 @@
 """Rows of a task: one example a row, generated or loaded, as a pure function of seed, step and slot."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,6 +17,9 @@ from jaxblt.data.schedule import Endless, OnePass, Shuffled
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import OFFSET
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields
+
+MOST_SAMPLED = 4096
+"""Examples that tell a task's files from others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +116,13 @@ class TaskDataset(Dataset):
     @property
     def num_bytes(self) -> int | None:
         return None if self.examples.lengths is None else int(self.examples.lengths.sum())
+
+    def sample(self) -> Iterator[bytes]:
+        """Give examples that were read; those that are made on the way have no lengths."""
+        lengths = self.examples.lengths
+        count = 0 if lengths is None else len(lengths)
+        for number in np.linspace(0, count - 1, min(count, MOST_SAMPLED)).astype(np.int64):
+            yield from (np.ascontiguousarray(part).tobytes() for part in self.examples.example(int(number)))
 
     def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
         inputs, targets, scored = self.examples.example(self._example(bucket, number))

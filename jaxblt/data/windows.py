@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from jaxblt.data.rows import Span
+from jaxblt.show import show
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,8 @@ class WindowIndex:
     partial: Literal["keep", "drop"] = "keep"
     score: Literal["all", "new"] = "all"
     _ends: np.ndarray = field(init=False, repr=False)  # rows up to and with each document
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         if not 1 <= self.stride <= self.row_length:

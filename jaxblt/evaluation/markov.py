@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxblt.show import show
+
 BASES = b"ACGT"
 MAX_ORDER = 12
 
@@ -15,6 +17,8 @@ class MarkovModel:
     """log2 p(next base | last k bases), `table[context, base]`, bases in the order A, C, G, T."""
 
     table: Float[np.ndarray, "contexts 4"]
+
+    __repr__ = show
 
     @property
     def order(self) -> int:

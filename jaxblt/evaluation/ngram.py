@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int, UInt64
 
+from jaxblt.show import show
+
 MAX_ORDER = 7  # 7 context bytes and the next one fill a 64-bit key
 
 
@@ -40,6 +42,8 @@ class NgramModel:
     """A fitted model; `levels[j]` serves contexts of j bytes."""
 
     levels: tuple[_Level, ...]
+
+    __repr__ = show
 
     @property
     def order(self) -> int:

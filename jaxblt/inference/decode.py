@@ -13,6 +13,7 @@ from jaxblt.mixers.prepared import COLLECTION as PREPARED
 from jaxblt.models import LanguageModel, ModelConfig
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.patching import PatcherConfig, init_contexts, next_entropies
+from jaxblt.show import show
 from jaxblt.validation import check_fields
 
 
@@ -34,6 +35,8 @@ class Decoder:
     patcher: PatcherConfig | None = None
     entropy: ModelConfig | None = None
     dtype: Any = jnp.float32
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -84,6 +87,8 @@ class DecoderState:
 
     model: Any
     entropy: Any = None
+
+    __repr__ = show
 
 
 def init_decoder(decoder: Decoder, batch_size: int, *, num_bytes: int) -> DecoderState:

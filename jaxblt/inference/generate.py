@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple, overload
 
+import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.patching import warn_overflow
+from jaxblt.random_keys import make_key
+from jaxblt.show import show
 
 PIECE = 32
 """Bytes of a row that one call of a compiled program draws, before the host looks whether all rows have ended."""
@@ -40,6 +43,7 @@ def generate(
     seed: int | Sequence[int] = ...,
     stream: Literal[False] = ...,
     adapters: Adapter | Sequence[Adapter] = ...,
+    alphabet: bytes | Sequence[bytes | None] | None = ...,
 ) -> list[bytes]:
     """All bytes at once."""
 
@@ -55,6 +59,7 @@ def generate(
     seed: int | Sequence[int] = ...,
     stream: Literal[True],
     adapters: Adapter | Sequence[Adapter] = ...,
+    alphabet: bytes | Sequence[bytes | None] | None = ...,
 ) -> Iterator[list[bytes]]:
     """Bytes as they come."""
 
@@ -69,6 +74,7 @@ def generate(
     seed: int | Sequence[int] = 0,
     stream: bool = False,
     adapters: Adapter | Sequence[Adapter] = None,
+    alphabet: bytes | Sequence[bytes | None] | None = None,
 ) -> list[bytes] | Iterator[list[bytes]]:
     """The bytes that follow each prompt, until EOS or `max_new_bytes`.
 
@@ -91,6 +97,7 @@ def generate(
         Put together they are the bytes that are returned otherwise. Iterate under the mesh of the call.
       adapters: of a routed model (`jaxblt.adapters.chosen`), for all prompts or for each: the number of an expert of
         its bank, "base", "static", or None for what the router says. Values to one program, unless it is one None.
+      alphabet: bytes that may be drawn, such as b"ACGT", for all prompts or for each; EOS may besides. None for all.
 
     Raises:
       ValueError: no prompts, a prompt that is not bytes, nothing to generate, a seed out of range, an adapter that
@@ -102,7 +109,8 @@ def generate(
       CodeFallbackWarning: a router's code was not finite; its fallback stood for it in the prompts that are named.
     """
     _refuse_inside()
-    table, requests = lay_out(prompts, max_new_bytes, sampling, seed)
+    table, requests = lay_out(prompts, max_new_bytes, sampling, seed, alphabet)
+    params = nn.meta.unbox(params)
     if adapters is not None:
         params = {**params, CHOSEN: choose_adapters(decoder.model, each_of("adapters", adapters, len(table)))}
     pieces = _pieces(decoder, params, table, requests)
@@ -162,6 +170,8 @@ class Place:
     logits: Float[Array, "B V"]
     done: Bool[Array, "B"]
 
+    __repr__ = show
+
 
 class Piece(NamedTuple):
     """What some steps drew, whether a draw belongs to its row, and whether its logits were finite.
@@ -175,6 +185,8 @@ class Piece(NamedTuple):
     finite: Bool[Array, "B T"]
     refused: tuple[Array, Array] | None
     replaced: Int[Array, "B"] | None
+
+    __repr__ = show
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -220,7 +232,7 @@ def _advance(
 
     def body(place: Place, step: Array) -> tuple[Place, tuple[Array, ...]]:
         step_keys = jax.vmap(jax.random.fold_in)(keys, requests.lengths + step)
-        ids = sample(requests.sampling, step_keys, place.logits)
+        ids = sample(requests.sampling, step_keys, place.logits, alphabet=requests.alphabet)
         finite = jnp.all(jnp.isfinite(place.logits), -1) | place.done
         ended = place.done | (ids == EOS)
         done = ended | (step + 1 >= requests.limits)
@@ -234,4 +246,4 @@ def _advance(
 
 
 def _request_keys(seeds: UInt32[Array, "B"], indices: UInt32[Array, "B"]) -> Key[Array, "B"]:
-    return jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(seeds, indices)
+    return jax.vmap(lambda seed, number: jax.random.fold_in(make_key(seed), number))(seeds, indices)

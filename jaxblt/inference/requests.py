@@ -6,10 +6,10 @@ from typing import Any
 import flax.struct
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Bool, Int, UInt32
 
 from jaxblt.data.vocab import PAD, encode
-from jaxblt.inference.sampling import SamplingArrays, SamplingConfig, sampling_arrays
+from jaxblt.inference.sampling import SamplingArrays, SamplingConfig, alphabet_table, sampling_arrays
 
 ROUND = 64
 """Prompts are filled up to a multiple of as many bytes, so that those of about one length share a program."""
@@ -30,6 +30,7 @@ class Requests:
       limits: the most bytes to draw.
       seeds, indices: of the draws.
       sampling: how bytes are drawn.
+      alphabet: which ids may be drawn.
     """
 
     lengths: Int[Array, "B"]
@@ -37,6 +38,7 @@ class Requests:
     seeds: UInt32[Array, "B"]
     indices: UInt32[Array, "B"]
     sampling: SamplingArrays
+    alphabet: Bool[Array, "B N"]
 
 
 def lay_out(
@@ -44,8 +46,9 @@ def lay_out(
     max_new_bytes: int | Sequence[int],
     sampling: SamplingConfig | Sequence[SamplingConfig],
     seed: int | Sequence[int],
+    alphabet: bytes | Sequence[bytes | None] | None = None,
 ) -> tuple[Int[Array, "B L"], Requests]:
-    """The prompts' ids, filled up with PAD, and what is asked behind them.
+    """Return the prompts' ids, filled up with PAD, and what is asked behind them.
 
     Raises:
       ValueError: as of `generate`.
@@ -60,6 +63,10 @@ def lay_out(
         if not isinstance(config, SamplingConfig):
             raise ValueError(f"sampling must be a SamplingConfig, got {config!r:.80}")
     seeds, indices = _seeds(seed, len(rows))
+    alphabets = each_of("alphabet", alphabet, len(rows))
+    for item in alphabets:
+        if item is not None and not (isinstance(item, bytes) and item):
+            raise ValueError(f"alphabet must be bytes such as b'ACGT', or None for all, got {item!r:.80}")
     lengths = np.array([len(row) for row in rows], np.int32)
     table = np.full((len(rows), -(-int(lengths.max()) // ROUND) * ROUND), PAD, np.int32)
     for i, row in enumerate(rows):
@@ -67,6 +74,7 @@ def lay_out(
     return jnp.asarray(table), Requests(
         *(jnp.asarray(x) for x in (lengths, np.array(limits, np.int32), seeds, indices)),
         sampling=sampling_arrays(configs),
+        alphabet=alphabet_table(alphabets),
     )
 
 
@@ -93,7 +101,11 @@ def each_of(name: str, given: Any, count: int) -> list[Any]:
     own = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
     items = list(given) if own else [given] * count
     if len(items) != count:
-        what = {"sampling": "one SamplingConfig", "adapters": "one adapter"}.get(name, "one integer")
+        what = {
+            "sampling": "one SamplingConfig",
+            "adapters": "one adapter",
+            "alphabet": "bytes",
+        }.get(name, "one integer")
         raise ValueError(f"{name} must be {what}, or one for each of the {count} prompts, got {len(items)}")
     return items
 

@@ -7,9 +7,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxblt.data.vocab import BOE, BOS, PAD, VOCAB_SIZE
+from jaxblt.data.vocab import BOE, BOS, EOS, OFFSET, PAD, VOCAB_SIZE
+from jaxblt.random_keys import check_keys
 from jaxblt.validation import check_bounds, check_fields
 
 SMALLEST, LARGEST = 1e-6, 1e6
@@ -61,23 +62,45 @@ def sampling_arrays(configs: Sequence[SamplingConfig]) -> SamplingArrays:
 
 
 def sample(
-    sampling: SamplingConfig | SamplingArrays, keys: Key[Array, "B"], logits: Float[Array, "B V"]
+    sampling: SamplingConfig | SamplingArrays,
+    keys: Key[Array, "B"],
+    logits: Float[Array, "B V"],
+    *,
+    alphabet: Bool[Array, "B N"] | None = None,
 ) -> Int[Array, "B"]:
     """Draw the id of a byte or EOS a row.
 
-    Never BOE, BOS or PAD, which no document holds after its first byte, nor an id of a larger vocabulary.
+    Never BOE, BOS or PAD, which no document holds after its first byte, nor an id of a larger vocabulary. Of ids with
+    equal logits the smaller one is the more probable: `top_k` keeps k ids, and `top_p` the fewest, whatever is equal.
 
     Args:
       sampling: how, for all rows or for each.
       keys: one a row; an id depends on its own row's key, settings and logits only.
       logits: of all ids. A row whose logits are not finite draws an id without meaning, but none of these.
+      alphabet: whether each of the ids may be drawn, see `alphabet_table`; None for all.
+
+    Raises:
+      ValueError: the keys' generator draws the rows of a batch from one key.
     """
+    check_keys(keys)
     if isinstance(sampling, SamplingConfig):
         sampling = sampling_arrays([sampling] * len(logits))
     # Draw among the other ids only: a logit of -inf would still be drawn where all logits are -inf or NaN.
     ids = np.arange(min(logits.shape[-1], VOCAB_SIZE), dtype=np.int32)
-    allowed = np.setdiff1d(ids, (BOE, BOS, PAD))
-    return jnp.asarray(allowed)[_draw(sampling, keys, logits[:, allowed])]
+    drawable = np.setdiff1d(ids, (BOE, BOS, PAD))
+    logits = logits[:, drawable]
+    if alphabet is not None:
+        logits = jnp.where(alphabet[:, drawable], logits, -jnp.inf)
+    return jnp.asarray(drawable)[_draw(sampling, keys, logits)]
+
+
+def alphabet_table(alphabets: Sequence[bytes | None]) -> Bool[Array, "B N"]:
+    """Return which ids the alphabet of each row allows: its bytes and EOS, or all for None."""
+    table = np.ones((len(alphabets), VOCAB_SIZE), bool)
+    for row, alphabet in zip(table, alphabets, strict=True):
+        if alphabet is not None:
+            row[:] = np.isin(np.arange(VOCAB_SIZE), [EOS, *(byte + OFFSET for byte in alphabet)])
+    return jnp.asarray(table)
 
 
 def _draw(sampling: SamplingArrays, keys: Key[Array, "B"], logits: Float[Array, "B V"]) -> Int[Array, "B"]:
@@ -85,19 +108,21 @@ def _draw(sampling: SamplingArrays, keys: Key[Array, "B"], logits: Float[Array, 
     # Subtract the maximum first: dividing by a small temperature could overflow to inf.
     scale = jnp.where(greedy, 1, sampling.temperature)[:, None]
     scaled = (logits - jnp.max(logits, -1, keepdims=True)) / scale
-    kept = jnp.where(scaled < _floor(sampling, scaled), -jnp.inf, scaled)
+    kept = jnp.where(_are_kept(sampling, scaled), scaled, -jnp.inf)
     return jnp.where(greedy, best, jax.vmap(jax.random.categorical)(keys, kept))
 
 
-def _floor(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Float[Array, "B 1"]:
-    """The least logit of each row that top-k, then top-p among what top-k keeps, leave in; -inf where both are off."""
-    ordered, ids = -jnp.sort(-logits, axis=-1), logits.shape[-1]
-    count = jnp.where(sampling.top_k == 0, ids, jnp.minimum(sampling.top_k, ids))[:, None]
-    least = jnp.take_along_axis(ordered, count - 1, -1)
-    probability = jax.nn.softmax(jnp.where(ordered < least, -jnp.inf, ordered), -1)
-    before = jnp.cumsum(probability, -1) - probability
-    top_p = sampling.top_p[:, None]
-    nucleus = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), -1, keepdims=True)
-    # A sum of all probabilities rounds to 1 before its last terms: at 1 nothing is to be cut.
-    without = jnp.where(sampling.top_k[:, None] == 0, -jnp.inf, least)
-    return jnp.where(top_p < 1, jnp.maximum(nucleus, least), without)
+def _are_kept(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Bool[Array, "B V"]:
+    """Tell which ids of each row top-k, then top-p among what top-k keeps, leave in."""
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None]
+    top_k, top_p = sampling.top_k[:, None], sampling.top_p[:, None]
+    order = jnp.argsort(-logits, axis=-1, stable=True).astype(jnp.int32)
+    ordered = jnp.take_along_axis(logits, order, -1)
+    first = (ids < top_k) | (top_k == 0)
+    sums = jnp.cumsum(jax.nn.softmax(jnp.where(first, ordered, -jnp.inf), -1), -1)
+    before = jnp.pad(sums[:, :-1], ((0, 0), (1, 0)))
+    # Cut nothing at 1: a sum of all probabilities rounds to 1 before its last terms.
+    count = jnp.sum(first & ((before < top_p) | (top_p >= 1)), -1, keepdims=True, dtype=jnp.int32)
+    # Compare with the last id that is kept: putting ids back in their order would take a second sort.
+    least, last = (jnp.take_along_axis(x, jnp.maximum(count - 1, 0), -1) for x in (ordered, order))
+    return (logits > least) | ((logits == least) & (ids <= last))

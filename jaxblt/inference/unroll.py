@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import flax.linen as nn
 import jax
 
 from jaxblt.adapters.attach import stacks_of
@@ -28,7 +29,7 @@ def unroll(
       state: before the first of these calls, of `prefill` or `init_decoder`.
       rows: of the state.
     """
-    apart, state = unrolled(decoder), jax.jit(unroll_state)(state)
+    apart, state, params = unrolled(decoder), jax.jit(unroll_state)(state), nn.meta.unbox(params)
     return apart, narrow_params(apart, rows, unroll_params(params), state), state
 
 

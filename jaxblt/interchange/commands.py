@@ -10,7 +10,8 @@ from jaxblt.interchange.programs import PLATFORMS, Platform, make_embed_program,
 from jaxblt.interchange.runs import Dtype, read_run, write_run, write_run_folder
 from jaxblt.interchange.tensors import check_new
 from jaxblt.remote import refuse_remote
-from jaxblt.training.state import Weights
+from jaxblt.training.resolved import run_files
+from jaxblt.training.state import Step, Weights
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def export(
     /,
     *,
     out: Path,
-    step: int | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
     weights: Weights | None = None,
     dtype: Dtype | None = None,
     stablehlo: Literal["score", "embed"] | None = None,
@@ -40,8 +42,9 @@ def export(
 
     Args:
       run_dir: folder of the run.
-      out: file to write; a file that exists is never overwritten.
-      step: of the checkpoint; by default the newest.
+      out: file to write.
+      overwrite: replace OUT if it is there.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
       dtype: of the model's parameters in a safetensors file, float32 by default; bfloat16 rounds them.
       stablehlo: write a program that answers this question, with its parameters, in place of safetensors.
@@ -55,14 +58,14 @@ def export(
     """
     from jaxblt.run import load
 
-    if step is not None:
+    if isinstance(step, int):
         whole("--step", step, least=0)
-    check_new(out)
+    check_new(out, inputs=run_files(run_dir), overwrite=overwrite)
     given = {"--length": length, "--layer": layer, "--pool": pool, "--platforms": platforms}
     if stablehlo is None:
         _refuse(given, "belongs to --stablehlo")
         run = load(run_dir, step=step, weights=weights)
-        found = write_run(run, out, dtype=dtype or "float32")
+        found = write_run(run, out, dtype=dtype or "float32", overwrite=overwrite)
         return f"wrote {out}: {found.arrays} arrays of step {run.step}, {found.size:,} bytes"
     _refuse({"--dtype": dtype}, "belongs to safetensors: a program computes in the dtype of the run")
     if stablehlo == "score":
@@ -75,7 +78,7 @@ def export(
         made = make_score_program(run, length, platforms=on)
     else:
         made = make_embed_program(run, length, layer=layer, pool=pool or "mean", platforms=on)
-    size, most = write_program(made, out), made.about["most_bytes"]
+    size, most = write_program(made, out, overwrite=overwrite), made.about["most_bytes"]
     return f"wrote {out}: {stablehlo} of records of up to {most:,} bytes, for {', '.join(on)}, {size:,} bytes"
 
 

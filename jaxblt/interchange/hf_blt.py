@@ -22,6 +22,7 @@ from jaxblt.interchange.tensors import Arrays, check_entries, read_header, read_
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig
+from jaxblt.seals import check_finite
 from jaxblt.training.recipe import Recipe, TrainConfig
 from jaxblt.training.safe_files import one_line, read_json
 
@@ -264,6 +265,7 @@ def _read_part(
     for file in headers:
         names = [prefix + name for name in expected if where[prefix + name] == file]
         read = read_tensors(file, names)
+        check_finite(str(file), read)
         arrays |= {name.removeprefix(prefix): x.astype(np.float32) for name, x in read.items()}
     return arrays
 

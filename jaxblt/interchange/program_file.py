@@ -23,11 +23,12 @@ import numpy as np
 from jax import export
 from jaxtyping import Array
 
-from jaxblt.answers.tables import whole_file
 from jaxblt.interchange.programs import Made
 from jaxblt.interchange.tensors import check_new, pack_tensors, unpack_tensors
+from jaxblt.outputs import whole_file
 from jaxblt.patching import warn_overflow
 from jaxblt.profiling.provenance import package_versions
+from jaxblt.show import show
 from jaxblt.training.safe_files import one_line
 
 INSTALL = "which comes with pip install 'jaxblt[export]'"
@@ -48,6 +49,8 @@ class Program:
     about: Mapping[str, Any]
     exported: export.Exported
     arrays: dict[str, Array] = field(repr=False)
+
+    __repr__ = show
 
     def __call__(self, records: Sequence[bytes]) -> dict[str, np.ndarray]:
         """What the program answers, a row a record; it compiles once for each number of records.
@@ -90,15 +93,15 @@ class Program:
         return jnp.asarray(rows), jnp.asarray([len(record) for record in records], jnp.int32)
 
 
-def write_program(made: Made, file: str | os.PathLike[str]) -> int:
+def write_program(made: Made, file: str | os.PathLike[str], *, overwrite: bool = False) -> int:
     """Write a program to one file, whole or not at all. Returns the file's bytes.
 
     Raises:
-      FileExistsError: the file is there.
+      FileExistsError: the file is there, and is not to be overwritten.
       FileNotFoundError: its folder is not.
       ValueError: the program holds a custom call that JAX keeps no version of.
     """
-    check_new(file)
+    check_new(file, overwrite=overwrite)
     try:
         program = bytes(made.exported.serialize())
     except ImportError as error:

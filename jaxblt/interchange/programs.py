@@ -20,7 +20,8 @@ from jaxblt.answers.embed import Pool, check_pool, default_layer, row_states
 from jaxblt.answers.reading import make_reader
 from jaxblt.answers.score import scoring_reader, target_nats
 from jaxblt.data.batch import Batch
-from jaxblt.data.vocab import BOS, EOS, OFFSET, PAD
+from jaxblt.data.letters import Letters
+from jaxblt.data.vocab import BOS, EOS, PAD
 from jaxblt.interchange.runs import FROZEN, MODEL, by_name
 from jaxblt.models.hidden import find_layer
 from jaxblt.training.safe_files import one_line
@@ -56,8 +57,9 @@ class Made:
 def make_score_program(run: "Run", length: int, *, platforms: Sequence[Platform] = PLATFORMS) -> Made:
     """The program of `run.score` for records of one row.
 
-    It returns `nats` Float32[rows, length], log p of every target in order and 0 behind the last, and `refused` and
-    `wanted` Int32[rows], patch boundaries that found no slot and that were asked for.
+    It returns `nats` Float32[rows, length], log p of every target in order, 0 for one that does not count and behind
+    the last; `scored` Int32[rows], targets that count; and `refused` and `wanted` Int32[rows], patch boundaries that
+    found no slot and that were asked for. Case and scored characters are those of the run's data.
 
     Args:
       run: trained to predict the next byte.
@@ -72,11 +74,15 @@ def make_score_program(run: "Run", length: int, *, platforms: Sequence[Platform]
     eos = bool(getattr(run.recipe.data, "ends_with_eos", False))
 
     def answer(params: Any, frozen: Any, data: Any, size: Any) -> dict[str, Array]:
-        batch = record_row(data, size, length, eos=eos, every=False)
+        batch = record_row(data, size, length, reader.letters, eos=eos, every=False)
         nats, (refused, total) = target_nats(reader.task, params, frozen, batch)
-        return {"nats": jnp.where(batch.loss_mask > 0, nats, 0.0)[0], "refused": refused, "wanted": total}
+        counted = batch.loss_mask * jnp.asarray(reader.letters.counted)[batch.targets]
+        found = {"nats": jnp.where(counted > 0, nats, 0.0)[0], "scored": jnp.sum(counted)}
+        return {**found, "refused": refused, "wanted": total}
 
+    letters = reader.letters
     about = {"answer": "score", "length": length, "most_bytes": length - eos, "scores_eos": eos}
+    about |= {"upper": letters.upper, "scored": letters.scored}
     return _export(run, answer, about, platforms)
 
 
@@ -112,8 +118,9 @@ def make_embed_program(
     check_pool(place, number, pool)
 
     def answer(params: Any, frozen: Any, data: Any, size: Any) -> dict[str, Array]:
-        batch = record_row(data, size, length, eos=False, every=True)
-        states, held, finite = row_states(reader.task, place, pool, params, frozen, batch)
+        batch = record_row(data, size, length, reader.letters, eos=False, every=True)
+        letters = reader.letters
+        states, held, finite = row_states(reader.task, place, pool, params, frozen, batch, letters=letters)
         # Entropies of NaN cut no patch, and states would hide it: `Program` looks at what it returns
         states = jnp.where(finite.reshape(-1, *(1,) * (states.ndim - 1)), states, jnp.nan)
         held = jnp.maximum(held, 0)
@@ -122,23 +129,25 @@ def make_embed_program(
         return {"states": states[0], "held": held[0]}
 
     about = {"answer": "embed", "length": length, "most_bytes": length - 1, "layer": number, "pool": pool}
+    about |= {"upper": reader.letters.upper, "scored": reader.letters.scored}
     return _export(run, answer, about, platforms)
 
 
 def record_row(
-    data: UInt8[Array, "L"], size: Int[Array, ""], length: int, *, eos: bool, every: bool
+    data: UInt8[Array, "L"], size: Int[Array, ""], length: int, letters: Letters, *, eos: bool, every: bool
 ) -> Batch:
-    """One record as the row that `jaxblt.answers` reads: BOS and its bytes, each with the next one as target.
+    """Return one record as the row that `jaxblt.answers` reads: BOS and its bytes, each with the next one as target.
 
     Args:
       data: the record's bytes, and anything behind them.
       size: bytes of the record.
       length: positions of the row.
+      letters: in whose case the record is read.
       eos: EOS is the last target.
       every: the last byte is read as well, though nothing is predicted from it.
     """
     at = jnp.arange(length, dtype=jnp.int32)
-    ids = jnp.full(length + 1, PAD, jnp.int32).at[: data.shape[0]].set(data.astype(jnp.int32) + OFFSET)
+    ids = jnp.full(length + 1, PAD, jnp.int32).at[: data.shape[0]].set(jnp.asarray(letters.ids)[data])
     stream = jnp.where(jnp.arange(length + 1) < size, ids, EOS if eos else PAD)
     pairs = size + (1 if eos or every else 0)
     # A row without a record holds nothing, not even BOS

@@ -29,6 +29,7 @@ from jaxblt.interchange.tensors import (
     read_tensors,
     write_tensors,
 )
+from jaxblt.seals import check_seal
 from jaxblt.training.checkpoint import Checkpointer
 from jaxblt.training.fitting import check_recipe
 from jaxblt.training.frozen import param_shapes
@@ -66,22 +67,25 @@ def alone(recipe: Recipe) -> Recipe:
     return replace(recipe, base_run=None, **started, **learned)
 
 
-def write_run(run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float32") -> Exported:
+def write_run(
+    run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float32", overwrite: bool = False
+) -> Exported:
     """Write parameters, frozen trees and recipe of a run as one safetensors file; no optimiser.
 
     Args:
       run: a trained run.
-      file: to write; a file that exists is never overwritten.
+      file: to write.
       dtype: of the model's parameters in the file: "float32" keeps every bit, "bfloat16" rounds them to half the size.
+      overwrite: replace a file that is there.
 
     Raises:
-      FileExistsError: the file is there.
+      FileExistsError: the file is there, and is not to be overwritten.
       FileNotFoundError: its folder is not.
-      ValueError: `dtype` is another one.
+      ValueError: `dtype` is another one, or a parameter is not finite.
     """
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype is {dtype!r}, expected 'float32' or 'bfloat16'")
-    check_new(file)
+    check_new(file, overwrite=overwrite)
     params = jax.tree.map(lambda x: np.asarray(x).astype(_stored(x, dtype)), run.params)
     arrays = by_name(params, MODEL)
     for name, tree in run.frozen.items():
@@ -107,7 +111,10 @@ def read_run(file: str | os.PathLike[str], run_dir: str | os.PathLike[str]) -> E
       FileNotFoundError: there is no such file.
       FileExistsError: the folder holds something.
       ValueError: the file is none of `write_run`; or entries are missing, unexpected, or of another shape or dtype than
-        its recipe's model (all are named); or a frozen tree has other bits than were written.
+        its recipe's model (all are named); or a bit is not as it was written; or a parameter is not finite.
+
+    Warns:
+      UnsealedWarning: the file is of an earlier version, and has no hash.
     """
     header = read_header(file)
     told = _read_text(file, header)
@@ -115,6 +122,7 @@ def read_run(file: str | os.PathLike[str], run_dir: str | os.PathLike[str]) -> E
     expected = shapes | _frozen_shapes(told, header)
     check_entries(f"{file} does not hold the model of its recipe", header.arrays, expected)
     arrays = read_tensors(file, expected)
+    check_seal(file, arrays, header.metadata, ours=True)
     widened = [arrays[name].astype(_widened(arrays[name])) for name in shapes]
     frozen = {name: _frozen_tree(str(file), name, told, arrays) for name in told.frozen}
     write_run_folder(run_dir, told.recipe, jax.tree.unflatten(treedef, widened), frozen, step=told.step)

@@ -1,4 +1,4 @@
-"""Safetensors files: arrays by name with text beside them, written whole and checked before they are read."""
+"""Safetensors files: arrays by name with text beside them, written whole and sealed, checked before they are read."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,8 @@ import numpy as np
 from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save, save_file
 
-from jaxblt.answers.tables import whole_file
-from jaxblt.remote import refuse_remote
+from jaxblt.outputs import check_output, whole_file
+from jaxblt.seals import seal
 from jaxblt.training.safe_files import one_line
 
 DTYPES = {
@@ -41,33 +41,37 @@ class Header(NamedTuple):
     arrays: dict[str, jax.ShapeDtypeStruct]
 
 
-def check_new(file: str | os.PathLike[str]) -> None:
-    """Check that a file can be written without overwriting anything.
+def check_new(
+    file: str | os.PathLike[str],
+    *,
+    inputs: Iterable[str | os.PathLike[str]] = (),
+    overwrite: bool = False,
+) -> None:
+    """Check that a file can be written, as `check_output`, and that its folder is there.
 
     Raises:
-      FileExistsError: it is there.
+      FileExistsError: it is there, and is not to be overwritten.
       FileNotFoundError: its folder is not.
-      ValueError: it is a URL.
+      ValueError: it is a URL, an input, or no regular file.
     """
-    refuse_remote("--out", file)
-    path = Path(file)
-    if path.exists():
-        raise FileExistsError(f"{file} is there already, and nothing is overwritten: choose another name")
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"{file} cannot be written: there is no folder {str(path.parent)!r}")
+    check_output("--out", file, inputs=inputs, overwrite=overwrite)
+    folder = Path(file).parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{file} cannot be written: there is no folder {str(folder)!r}")
 
 
 def write_tensors(
     file: str | os.PathLike[str], arrays: Mapping[str, Any], metadata: Mapping[str, str]
 ) -> int:
-    """Write arrays by name and text by name, whole or not at all. Returns the file's bytes.
+    """Write arrays by name and text by name, sealed, whole or not at all. Returns the file's bytes.
 
     Raises:
-      ValueError: an array has a dtype that is not in `DTYPES`.
+      ValueError: an array has a dtype that is not in `DTYPES`, or a number that is not finite.
     """
     ready = _ready(arrays)
+    sealed = seal(ready, metadata)
     with whole_file(file) as partial:
-        save_file(ready, partial, dict(metadata))
+        save_file(ready, partial, sealed)
     return Path(file).stat().st_size
 
 

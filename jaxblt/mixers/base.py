@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxblt.parallel.sequence import whole_rows
+from jaxblt.show import show
 from jaxblt.validation import whole
 
 State = Any
@@ -81,6 +82,8 @@ class Clock:
     time: Int[Array, "B"]
     position: Int[Array, "B"]
     last_segment: Int[Array, "B"]
+
+    __repr__ = show
 
 
 def start_clock(batch_size: int) -> Clock:

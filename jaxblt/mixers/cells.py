@@ -18,6 +18,7 @@ from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.mixers.steps import check_causal, per_block, take_steps
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 UNROLL = 2
@@ -98,6 +99,8 @@ class GRUState:
     clock: Clock
     h: Float[Array, "B H K"]
 
+    __repr__ = show
+
 
 @flax.struct.dataclass
 class LSTMState:
@@ -106,6 +109,8 @@ class LSTMState:
     clock: Clock
     h: Float[Array, "B H K"]
     c: Float[Array, "B H K"]
+
+    __repr__ = show
 
 
 class GRU(nn.Module):

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.base import rows, select_rows
 from jaxblt.mixers.marks import mark
+from jaxblt.show import show
 from pallas_kernels.long_conv import long_conv_history
 
 NEAR = 256
@@ -41,6 +42,8 @@ class DoublingState:
     past: Float[Array, "B D R"]
     coming: Float[Array, "B D Q"]
     place: Int[Array, "B"]
+
+    __repr__ = show
 
     @property
     def turn(self) -> int:

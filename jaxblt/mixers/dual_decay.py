@@ -15,6 +15,7 @@ from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.gated_linear_attention import LinearState
 from jaxblt.mixers.matrix_state import check_forward
 from jaxblt.mixers.sequence import check_kind, read
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 DECAYS = (0.70, 0.97)
@@ -64,6 +65,8 @@ class DualDecayState:
 
     clock: Clock
     memory: Float[Array, "B H2 K V1"]
+
+    __repr__ = show
 
 
 class DualDecay(nn.Module):

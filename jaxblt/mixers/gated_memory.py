@@ -16,6 +16,7 @@ from jaxblt.mixers.kv_cache import AttentionState
 from jaxblt.mixers.neural_memory import NeuralMemoryConfig, NeuralMemoryState, check_divides
 from jaxblt.mixers.sequence import check_kind
 from jaxblt.mixers.steps import check_causal
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 
@@ -91,6 +92,8 @@ class MAGState:
 
     memory: NeuralMemoryState
     attention: AttentionState
+
+    __repr__ = show
 
 
 class MAG(nn.Module):

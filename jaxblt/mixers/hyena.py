@@ -21,6 +21,7 @@ from jaxblt.mixers.finite_filter import (
 from jaxblt.mixers.history import ShortHistory
 from jaxblt.mixers.modal_filter import ModalConv
 from jaxblt.mixers.sequence import Rows, check_kind, read
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels import modal_conv
 from pallas_kernels.short_conv import short_conv
@@ -118,6 +119,8 @@ class HyenaState:
     filters: tuple[FilterState, ...]
     capacity: int | None = flax.struct.field(pytree_node=False)
     filter: str = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
 
 
 class Hyena(nn.Module):

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.base import Clock, Tokens, last_run, start_clock
 from jaxblt.parallel.sequence import made_split, seq_axis
+from jaxblt.show import show
 
 EMPTY = -1
 """Time of a slot that holds no token of the row's document."""
@@ -35,6 +36,8 @@ class AttentionState:
     v: Float[Array, "B C G K"]
     times: Int[Array, "B C"]
     capacity: int | None = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
 
 
 def init_attention_state(

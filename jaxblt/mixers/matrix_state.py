@@ -14,6 +14,7 @@ from jaxblt.layers import Linear, RMSNorm, linears, named
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.history import ShortHistory
 from jaxblt.mixers.sequence import Rows
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.short_conv import short_conv
 
@@ -72,6 +73,8 @@ class MatrixState:
     short: tuple[Float[Array, "B _ S"], ...]
     memory: Float[Array, "B H K V"]
     mixer: str = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
 
 
 def check_heads(config: Any) -> None:

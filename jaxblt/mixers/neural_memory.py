@@ -18,6 +18,7 @@ from jaxblt.mixers.open_chunk import OpenChunk, append, lay_out, left_open, no_t
 from jaxblt.mixers.recording import keep_core
 from jaxblt.mixers.sequence import Rows, check_kind, read
 from jaxblt.mixers.steps import check_causal, per_block
+from jaxblt.show import show
 from jaxblt.side_outputs import sow_metric
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.neural_memory import (
@@ -117,6 +118,8 @@ class MemoryCarry:
     opened: OpenChunk
     begun: Bool[Array, "B H"]
 
+    __repr__ = show
+
 
 @flax.struct.dataclass
 class NeuralMemoryState:
@@ -131,6 +134,8 @@ class NeuralMemoryState:
     clock: Clock
     short: tuple[Float[Array, "B _ S"], ...]
     carry: MemoryCarry
+
+    __repr__ = show
 
 
 @flax.struct.dataclass

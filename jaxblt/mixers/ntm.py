@@ -19,6 +19,7 @@ from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import check_kind, read
 from jaxblt.mixers.steps import check_causal, per_block, take_steps
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 WRITES, READS = 0, 1
@@ -83,6 +84,8 @@ class Tape:
     memory: Float[Array, "B H N M"]
     weights: Float[Array, "B H 2 N"]
     seen: Float[Array, "B H M"]
+
+    __repr__ = show
 
 
 @flax.struct.dataclass

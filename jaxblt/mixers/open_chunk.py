@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxblt.mixers.base import select_rows
 from jaxblt.mixers.marks import Marks
+from jaxblt.show import show
 
 
 @flax.struct.dataclass
@@ -31,6 +32,8 @@ class OpenChunk:
     streams: Any
     content: Bool[Array, "B H C"]
     count: Int[Array, "B H"]
+
+    __repr__ = show
 
 
 @flax.struct.dataclass

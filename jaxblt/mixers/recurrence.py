@@ -13,6 +13,7 @@ from jaxblt.layers import Linear, linears
 from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import check_kind, read
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.linear_scan import decayed, linear_scan
 
@@ -60,6 +61,8 @@ class RecurrenceState:
     clock: Clock
     h: Float[Array, "B D"]
     cell: str = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
 
 
 class GatedRecurrence(nn.Module):

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.addressing import exact_product
 from jaxblt.mixers.state_slots import largest
+from jaxblt.show import show
 from pallas_kernels.neural_memory import multiply
 
 SHORT = 1e-6
@@ -37,6 +38,8 @@ class SlotBank:
     usage: Float[Array, "*L B H S"]
     age: Int[Array, "*L B H S"]
     valid: Bool[Array, "*L B H S"]
+
+    __repr__ = show
 
 
 class Candidates(NamedTuple):

@@ -23,6 +23,7 @@ from jaxblt.mixers.slot_bank import SlotBank, empty_bank
 from jaxblt.mixers.slot_compression import count_latents
 from jaxblt.mixers.slot_core import SlotCarry, SlotCore, SlotStreams, SlotTrace
 from jaxblt.mixers.steps import check_causal, per_block
+from jaxblt.show import show
 from jaxblt.side_outputs import sow_metric
 from jaxblt.validation import check_bounds, check_fields
 
@@ -153,6 +154,8 @@ class SlotMemoryState:
     clock: Clock
     short: tuple[Float[Array, "*L B _ S"], ...]
     carry: SlotCarry
+
+    __repr__ = show
 
     @property
     def bank(self) -> SlotBank:

@@ -24,6 +24,7 @@ from jaxblt.mixers.state_count import LEAST, SlotCount, start_count
 from jaxblt.mixers.state_edges import GATES, Cell, EdgeCore, EdgeStreams, Engine, slot_gates
 from jaxblt.mixers.state_slots import SlotCore, Slots, SlotStreams, largest, only_allowed, routed
 from jaxblt.mixers.steps import per_block
+from jaxblt.show import show
 from jaxblt.side_outputs import sow_loss, sow_metric
 from jaxblt.validation import check_bounds, check_fields
 
@@ -192,6 +193,8 @@ class StateEngineState:
     levels: tuple[int, ...] = flax.struct.field(pytree_node=False)
     cell: Cell | None = flax.struct.field(pytree_node=False)
     interval: int | None = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
 
     @property
     def adaptive_count(self) -> bool:

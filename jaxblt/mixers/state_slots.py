@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.mixers.marks import Marks
+from jaxblt.show import show
 from pallas_kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_summary
 
 
@@ -22,6 +23,8 @@ class Slots:
 
     keys: Float[Array, "B H K S"]
     values: Float[Array, "B H S V"]
+
+    __repr__ = show
 
 
 @flax.struct.dataclass

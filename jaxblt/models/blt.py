@@ -34,6 +34,7 @@ from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.parallel.sequence import seq_axis
 from jaxblt.patching import PatcherConfig, make_patches, prefill_patcher, read_entropies, step_patcher
 from jaxblt.patching.patches import Patches, check_patches
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 
@@ -65,6 +66,8 @@ class BLTConfig:
     features_enter: Literal["input", "output"] = "input"
     tie_head: bool = True
     vocab_size: int = VOCAB_SIZE
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -10,6 +10,7 @@ from jaxblt.models.embeddings import check_embedding_state, init_embedding_state
 from jaxblt.models.positions import Places
 from jaxblt.models.stack import StackState, init_stack_state
 from jaxblt.patching import PatcherConfig, PatcherState, init_patcher
+from jaxblt.show import show
 
 if TYPE_CHECKING:
     from jaxblt.models.blt import BLTConfig
@@ -54,6 +55,8 @@ class BLTState(flax.struct.PyTreeNode):
     recent_valid: Bool[Array, "B W"]
     block_size: int = flax.struct.field(pytree_node=False)
     capacity: int = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
 
     def place(self) -> Places:
         """The place of the byte that comes now."""

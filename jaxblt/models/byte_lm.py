@@ -24,6 +24,7 @@ from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.patching.config import PatcherConfig
+from jaxblt.show import show
 from jaxblt.validation import check_fields
 
 
@@ -42,6 +43,8 @@ class ByteLMConfig:
     hash: HashConfig | None = None
     tie_head: bool = True
     vocab_size: int = VOCAB_SIZE
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -102,6 +105,8 @@ class ByteLMState:
 
     embedding: Any
     stack: StackState
+
+    __repr__ = show
 
 
 def init_byte_lm_state(

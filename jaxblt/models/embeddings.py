@@ -18,12 +18,14 @@ from jaxblt.mixers.base import Clock, start_clock
 from jaxblt.mixers.history import Recent, joined, recent
 from jaxblt.mixers.marks import Marks
 from jaxblt.mixers.sequence import read
+from jaxblt.parallel.constraints import by_token, whole_weight
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from jaxblt.validation import MOST, check_bounds, check_fields
 from pallas_kernels.hash_embedding import hash_embedding, ngram_rows
 from pallas_kernels.runtime import OwnGradient, has_reference_ops, vary_alike
 
+TABLE_AXES = ("vocab", "embed")
 MOST_GRAM = 256
 """Bytes of the longest n-gram: each byte's hash is a sum over as many."""
 
@@ -152,7 +154,7 @@ class ByteEmbedding(nn.Module):
         config = self.config
         init = nn.initializers.normal(0.02)
         shape = (config.vocab_size, config.dim)
-        self.table = self.param("bytes", named(init, "vocab", "embed"), shape, jnp.float32)
+        self.table = self.param("bytes", named(init, *TABLE_AXES), shape, jnp.float32)
         if config.hash is not None:
             rows = config.hash.num_tables * config.hash.table_size
             self.hash_table = self.param(
@@ -171,7 +173,7 @@ class ByteEmbedding(nn.Module):
         check_ids(ids, self.config.vocab_size)
         if segment_ids is not None:
             check_segments(segment_ids)
-        x = embed(self.table, ids).astype(self.dtype)
+        x = by_token(embed(whole_weight(self.table, TABLE_AXES), ids).astype(self.dtype))
         if self.config.hash is None:
             return x, state
         clock, history = (None, None) if state is None else state
@@ -185,7 +187,7 @@ class ByteEmbedding(nn.Module):
 
     def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Logits in fp32 with the byte table as the head (tied)."""
-        table = self.table.astype(x.dtype)
+        table = whole_weight(self.table.astype(x.dtype), TABLE_AXES)
         return multiply("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
 
 

@@ -15,6 +15,7 @@ from jaxblt.models.task_heads import TaskAnswers, TaskHeadsConfig
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.patches import Patches
+from jaxblt.show import show
 from jaxblt.validation import check_buildable, check_fields
 
 HEAD = "label_head"
@@ -34,6 +35,8 @@ class LabellerConfig:
 
     base: Any
     head: LabelHeadConfig | TaskHeadsConfig = LabelHeadConfig()
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Int
 
 from jaxblt.mixers.sequence import splits_call
 from jaxblt.models.adapter import StackAdapter
+from jaxblt.show import show
 
 
 @flax.struct.dataclass
@@ -21,6 +22,8 @@ class BlockState:
 
     mixer: Any
     router: Any
+
+    __repr__ = show
 
 
 def call_routed(

@@ -40,7 +40,9 @@ from jaxblt.mixers.sequence import check_call
 from jaxblt.models.adapter import CHOSEN, StackAdapter
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.models.routed import BlockState, call_routed, check_routers
+from jaxblt.parallel.constraints import by_token
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 WINDOW = 512
@@ -115,6 +117,8 @@ class StackConfig:
     scan: bool = True
     norm_epsilon: float = 1e-6
     adapter: Any = None
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -236,6 +240,8 @@ class StackState:
     router: Any = None
     scanned: bool = flax.struct.field(pytree_node=False, default=True)
 
+    __repr__ = show
+
 
 def init_stack_state(
     config: StackConfig, batch_size: int, *, capacity: int, dtype: Any = jnp.float32
@@ -304,7 +310,7 @@ class Block(nn.Module):
         side: Float[Array, "B T S"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         adapter = self.config.adapter
-        x = checkpoint_name(x, BLOCK_INPUT)
+        x = checkpoint_name(by_token(x), BLOCK_INPUT)
         if adapter is None or not adapter.of_blocks:
             return self._adapted(x, segment_ids, positions, state, code)
         before = BlockState(None, None) if state is None else state
@@ -337,12 +343,12 @@ class Block(nn.Module):
             positions=positions,
             state=state,
         )
-        x = x + self._drop(y)
+        x = by_token(x + self._drop(y))
         if config.hidden:
             mlp = MLP(config.hidden, self.dtype, out_scale=(2 * config.num_layers) ** -0.5, name="mlp")
             x = x + self._drop(mlp(RMSNorm(self.dtype, config.norm_epsilon, name="mlp_norm")(x)))
         # holes and padding stay zero, so that no later mixer can tell what an earlier one left there
-        return blank(x, content_of(segment_ids)), state
+        return by_token(blank(x, content_of(segment_ids))), state
 
     def _drop(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return nn.Dropout(self.config.dropout, deterministic=not self.has_rng("dropout"))(x)

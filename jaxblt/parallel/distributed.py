@@ -81,14 +81,17 @@ def init_distributed(
             initialization_timeout=timeout_s + GRACE_S,
         )
 
+    who = f"process {launch.process_id} of {launch.num_processes} ({launch.source})"
     try:
         _within(timeout_s, join)
-    except (TimeoutError, RuntimeError) as error:
+    except TimeoutError as error:
         raise DistributedError(
-            f"process {launch.process_id} of {launch.num_processes} ({launch.source}) did not join at "
-            f"{launch.coordinator} within {timeout_s} s: are all processes started, is the address that of "
-            f"process 0, and its port open to all? ({str(error).strip().splitlines()[0]})"
+            f"{who} did not join at {launch.coordinator} within {timeout_s} s: are all processes started, is the "
+            "address that of process 0, and its port open to all?"
         ) from error
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DistributedError(f"{who} could not join at {launch.coordinator}: {reason}") from error
     first_exchange(timeout_s=timeout_s)
     return launch
 

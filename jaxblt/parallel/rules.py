@@ -50,7 +50,8 @@ class Placement(NamedTuple):
     notes: tuple[str, ...]
 
 
-def _as_tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def axes_of(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the mesh axes of a rule or of an entry of a spec as a tuple."""
     return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
 
 
@@ -79,7 +80,7 @@ def place(
                 f"{name}: no rule for its axis {axis!r}; known: {sorted(rules)}. Add one to the rules"
             )
         kept: list[str] = []
-        for mesh_axis in _as_tuple(rules[axis]) if axis is not None else ():
+        for mesh_axis in axes_of(rules[axis]) if axis is not None else ():
             if mesh_axis not in mesh.shape:
                 raise ValueError(f"{name}: {axis!r} goes to {mesh_axis!r}, the mesh has {tuple(mesh.shape)}")
             parts = mesh.shape[mesh_axis]
@@ -157,7 +158,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def bytes_per_device(placement: Placement, mesh: Mesh) -> int:
     """What each device holds of an array."""
-    parts = math.prod(mesh.shape[axis] for entry in placement.spec for axis in _as_tuple(entry))
+    parts = math.prod(mesh.shape[axis] for entry in placement.spec for axis in axes_of(entry))
     return math.prod(placement.shape) * placement.dtype.itemsize // parts
 
 
@@ -166,7 +167,7 @@ def sharding_table(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> str:
     found = placements(boxed, mesh, rules)
     rows = [("parameter", "shape", "spec", "bytes/device", "")]
     for name, placement in found.items():
-        shown = ", ".join("-" if e is None else "+".join(_as_tuple(e)) for e in placement.spec)
+        shown = ", ".join("-" if e is None else "+".join(axes_of(e)) for e in placement.spec)
         held = f"{bytes_per_device(placement, mesh):,}"
         rows.append((name, str(placement.shape), f"({shown})", held, "; ".join(placement.notes)))
     total = sum(bytes_per_device(placement, mesh) for placement in found.values())

@@ -141,12 +141,17 @@ class PatcherConfig:
 
     def _check_num_patches(self) -> None:
         k = self.num_patches
-        if (k is not None) != (self.mode == "length_constrained"):
+        if k is None and self.mode == "length_constrained":
             raise ValueError(
-                f"num_patches is for mode='length_constrained' alone, got {k} with mode={self.mode!r}"
+                "mode='length_constrained' cuts a block into num_patches patches, got None: set it, to 1024 for "
+                "patches of 4 bytes in blocks of 4096"
             )
         if k is None:
             return
+        if self.mode != "length_constrained":
+            raise ValueError(
+                f"num_patches is for mode='length_constrained' alone, got {k} with mode={self.mode!r}"
+            )
         if not k * self.min_length <= self.block_size <= k * self.longest:
             raise ValueError(
                 f"no way to cut {self.block_size} bytes into num_patches = {k} patches of {self.min_length}.."

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.array_checks import check_rows, on_host
+from jaxblt.show import show
 from pallas_kernels.runtime import count_below
 
 
@@ -39,6 +40,8 @@ class Patches:
     segment_ids: Int[Array, "B N P"]
     overflow: Int[Array, "B N"]
     num_bytes: int = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
 
     @property
     def block_size(self) -> int:

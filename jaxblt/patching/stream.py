@@ -10,6 +10,7 @@ from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.fixed_point import fraction_bits, quantise, quantise_budget
 from jaxblt.patching.patches import from_closed, to_blocks
 from jaxblt.patching.segment import closes
+from jaxblt.show import show
 
 
 @flax.struct.dataclass
@@ -36,6 +37,8 @@ class PatcherState:
     overflow: Int[Array, "B"]
     last_entropy: Float[Array, "B"]
     last_segment: Int[Array, "B"]
+
+    __repr__ = show
 
 
 def init_patcher(config: PatcherConfig, batch_size: int) -> PatcherState:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import flax.linen as nn
 import numpy as np
 
+from jaxblt.outputs import whole_file, write_text
 from jaxblt.profiling.memory_passage import TABLES, read_passage
-from jaxblt.remote import refuse_remote
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -63,12 +63,11 @@ class MemoryPicture:
         return picture.getvalue()
 
     def write(self, out: str | Path) -> tuple[Path, Path]:
-        """Writes `out`.png and `out`.json, and returns their paths."""
-        refuse_remote("out", out)
+        """Write `out`.png and `out`.json, each whole or not at all, and return their paths."""
         files = Path(f"{out}.png"), Path(f"{out}.json")
-        files[0].parent.mkdir(parents=True, exist_ok=True)
-        files[0].write_bytes(self.png)
-        files[1].write_text(json.dumps(self.values) + "\n", encoding="utf-8")
+        with whole_file(files[0]) as partial:
+            partial.write_bytes(self.png)
+        write_text(files[1], json.dumps(self.values) + "\n")
         return files
 
     def _repr_png_(self) -> bytes:

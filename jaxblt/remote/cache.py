@@ -1,18 +1,50 @@
 """Local copies of remote files, which are read at random: each version of a file is downloaded once."""
 
+import atexit
+import contextlib
 import glob
 import hashlib
+import logging
 import os
+import shutil
+import tempfile
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from jaxblt.remote.store import WEB, matching, opened, save
 from jaxblt.remote.urls import scheme_of
 
+logger = logging.getLogger(__name__)
+
 
 def user_cache(name: str) -> Path:
-    """jaxblt's folder of this name in the user's cache: below `XDG_CACHE_HOME`, else ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxblt" / name
+    """Return jaxblt's folder of this name in the user's cache: below `XDG_CACHE_HOME`, else ~/.cache.
+
+    In a container the user may have no home, or none to write to. Then it lies in a temporary folder, which the end of
+    the process removes.
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(root) / "jaxblt" / name
+    # Avoid a folder called "~", which stays where nothing tells the user's home
+    if folder.is_absolute():
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+    if os.access(folder, os.W_OK):
+        return folder
+    return _make_stand_in(root) / name
+
+
+@lru_cache(maxsize=1)
+def _make_stand_in(root: str) -> Path:
+    """Make a temporary folder in place of the user's cache, and say so."""
+    made = tempfile.mkdtemp(prefix="jaxblt-cache-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    logger.warning(
+        "no cache can be kept in %s: it is %s until this process ends; set XDG_CACHE_HOME to a folder of yours",
+        *(root, made),
+    )
+    return Path(made)
 
 
 class RemoteCopy(Path):

@@ -14,6 +14,7 @@ from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.levels import is_known, levels_of
 from jaxblt.adapters.params import join_params, split_params
 from jaxblt.adapters.site import ZERO
+from jaxblt.random_keys import make_key
 
 STEPS = 200
 """Of the training of one batch, and between the two measurements of memory."""
@@ -128,7 +129,7 @@ def check_recovers(subject: Any) -> None:
         return error(params, other)
 
     x = rows(22)
-    made = module.init(jax.random.key(subject.seed), x, side=x[..., :size] if size else None)["params"]
+    made = module.init(make_key(subject.seed), x, side=x[..., :size] if size else None)["params"]
     left = float(jax.jit(search)(nn.meta.unbox(made), x, rows(23)))
     share = 1 - left / float(np.sum(np.var(codes, 0)))
     if not share > FOUND:

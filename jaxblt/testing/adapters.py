@@ -31,6 +31,7 @@ from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state, unstack_periods
 from jaxblt.parallel import batch_sharding, make_mesh
 from jaxblt.parallel.rules import param_shardings
+from jaxblt.random_keys import make_key
 from jaxblt.testing.adapter_learning import (
     Learned,
     check_memory,
@@ -133,7 +134,7 @@ class AdaptedSubject(Subject):
 
     def __init__(self, config: AdaptedStack, *, length: int, seed: int) -> None:
         x = jnp.zeros((1, length, config.dim), jnp.float32)
-        shapes = nn.meta.unbox(jax.eval_shape(config.build().init, jax.random.key(seed), x)["params"])
+        shapes = nn.meta.unbox(jax.eval_shape(config.build().init, make_key(seed), x)["params"])
         draw = functools.partial(_draw, np.random.default_rng(seed), config.stack.adapter)
         params = {"params": jax.tree_util.tree_map_with_path(draw, shapes)}
         super().__init__(config, length=length, seed=seed, params=params)
@@ -199,7 +200,7 @@ def _constant_params(subject: AdaptedSubject, fallback: float) -> tuple[StackCon
     """The stack with a constant code and the subject's parameters for it."""
     stack = with_constant_code(subject.stack, fallback)
     x = jnp.zeros((1, 4, stack.dim), jnp.float32)
-    made = nn.meta.unbox(jax.eval_shape(Stack(stack).init, jax.random.key(0), x)["params"])
+    made = nn.meta.unbox(jax.eval_shape(Stack(stack).init, make_key(0), x)["params"])
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), routers(made))
     return stack, join_params(without_routers(subject.own), zeros)
 
@@ -317,7 +318,7 @@ def check_tensor(subject: Any) -> None:
     x, ids = np.resize(subject.x, (rows, *subject.x.shape[1:])), np.resize(ids, (rows, ids.shape[1]))
     expected = jax.jit(subject.module.apply)(subject.params, jnp.asarray(x), segment_ids=jnp.asarray(ids))[0]
     mesh = make_mesh(data=1, fsdp=2, seq=2, tensor=2)
-    boxed = jax.eval_shape(subject.module.init, jax.random.key(0), jnp.asarray(x))["params"]
+    boxed = jax.eval_shape(subject.module.init, make_key(0), jnp.asarray(x))["params"]
     with jax.set_mesh(mesh):
         params = {"params": jax.device_put(subject.params["params"], param_shardings(boxed, mesh))}
         given = jax.device_put((x, ids), batch_sharding(mesh))

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxblt.mixers.base import MixerConfig, State, init_state
 from jaxblt.mixers.choices import COLLECTION
+from jaxblt.random_keys import make_key
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing.tolerances import bound, worst
 
@@ -36,7 +37,7 @@ class Subject:
         self.x = self.noise(1, (self.rows, self.length, config.dim))
         self.module = config.build()
         if params is None:
-            made = nn.meta.unbox(jax.jit(self.module.init)(jax.random.key(seed), self.x))
+            made = nn.meta.unbox(jax.jit(self.module.init)(make_key(seed), self.x))
             params = {name: made[name] for name in made if name not in SIDE_OUTPUTS}
         self.params = params
 

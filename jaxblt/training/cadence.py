@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-from jaxblt.training.preemption import agreed
-
 
 class SaveCadence:
     """Says at which steps a checkpoint is due; one that is due stays due until `saved`.
@@ -12,28 +10,30 @@ class SaveCadence:
     Args:
       every: steps from one to the next.
       every_s: the most seconds from one to the next; None for no limit.
-      ask_every: several processes compare their clocks only at steps that are a multiple of it, see `agreed`.
       clock: seconds.
     """
 
     def __init__(
-        self,
-        every: int,
-        every_s: float | None,
-        *,
-        ask_every: int = 1,
-        clock: Callable[[], float] = time.monotonic,
+        self, every: int, every_s: float | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.every, self.every_s, self.ask_every = every, every_s, ask_every
-        self._clock = clock
+        self.every, self.every_s = every, every_s
+        self._clock, self._count = clock, 0
         self.saved()
 
     def saved(self) -> None:
-        """Notes that a checkpoint was saved."""
-        self._since, self._due = self._clock(), False
+        """Note that a checkpoint was saved."""
+        self._since, self._due, self._count = self._clock(), False, self._count + 1
 
-    def due(self, step: int) -> bool:
-        """Whether to save after `step`; all processes must ask at every step, and all get one answer."""
+    @property
+    def wanted(self) -> int:
+        """The number of the save that is late by this process's clock; 0 for none."""
         late = self.every_s is not None and self._clock() - self._since >= self.every_s
-        self._due = self._due or step % self.every == 0 or agreed(late, step, self.ask_every)
+        return self._count if late else 0
+
+    def due(self, step: int, wanted: int) -> bool:
+        """Return whether to save after `step`, given the largest `wanted` of all processes.
+
+        It may be of a step ago, and then name a save that was made since.
+        """
+        self._due = self._due or step % self.every == 0 or wanted >= self._count
         return self._due

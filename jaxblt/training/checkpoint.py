@@ -15,9 +15,11 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from jaxblt.remote import refuse_remote
+from jaxblt.show import show
 from jaxblt.training import integrity
 from jaxblt.training.integrity import CheckpointCorrupt, StateMismatch
+from jaxblt.training.local_path import to_local_path
+from jaxblt.training.quiet import silence_leftovers
 from jaxblt.training.renamed import as_stored, with_current_names
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ class Restored(NamedTuple):
     meta: dict[str, Any]
     step: int
 
+    __repr__ = show
+
 
 def abstract_like(state: Any) -> Any:
     """Shapes, dtypes and shardings of `state`'s arrays, as `restore` wants them."""
@@ -43,12 +47,6 @@ def abstract_like(state: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
 
     return jax.tree.map(describe, state)
-
-
-def _folder(directory: str | epath.PathLike) -> epath.Path:
-    # Orbax would write s3:// below the working folder; `remote_run` carries steps over.
-    refuse_remote("directory", directory)
-    return epath.Path(directory).expanduser().resolve()
 
 
 def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Context:
@@ -65,7 +63,7 @@ def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Contex
 
 def list_steps(directory: str | epath.PathLike) -> list[int]:
     """The finished steps below `directory`, ascending; empty if there is none, or no such directory."""
-    folder = _folder(directory)
+    folder = to_local_path(directory)
     if not folder.exists():
         return []
     return sorted(found.step for found in ocp.path.step.standard_name_format().find_all(folder))
@@ -125,7 +123,8 @@ def _together[T](read: Callable[[], T]) -> T:
     """
     error, value = None, None
     try:
-        value = read()
+        with silence_leftovers():
+            value = read()
     except (integrity.StateMismatch, jax.errors.JaxRuntimeError):
         raise
     except Exception as caught:
@@ -220,7 +219,7 @@ def restore(
       StateMismatch: it holds other names, shapes or dtypes than `abstract`.
       CheckpointCorrupt: no step could be read.
     """
-    folder = _folder(directory)
+    folder = to_local_path(directory)
     steps = _agreed_steps(folder)
     if step is not None and step not in steps:
         raise FileNotFoundError(f"no checkpoint of step {step} in {folder}; there are {steps or 'none'}")
@@ -269,6 +268,19 @@ class _Named:
         return [checkpoint.step in named for checkpoint in checkpoints]
 
 
+def _check_readable(folder: epath.Path, step: int) -> None:
+    """Raise CheckpointCorrupt unless readers of a folder find a step that was saved, and what describes its arrays."""
+    try:
+        if step not in list_steps(folder):
+            raise FileNotFoundError(f"{folder} lists no step {step}")
+        with _context(partial_load=True):
+            _stored(folder / str(step), _Request(None))
+    except Exception as error:
+        raise CheckpointCorrupt(
+            f"step {step} was saved in {folder}, and cannot be read: {_reason(error)}; use another folder"
+        ) from error
+
+
 class Checkpointer:
     """Saves and restores the steps of one run. Every process calls every method.
 
@@ -286,9 +298,10 @@ class Checkpointer:
     ) -> None:
         if keep < 2:
             raise ValueError(f"keep={keep}: keep at least 2 checkpoints, or a damaged one cannot be replaced")
-        self.directory = _folder(directory)
+        self.directory = to_local_path(directory)
         self.best: Callable[[], Collection[int]] = tuple
         self._saving: int | None = None
+        self._response: Any = None
         # of its own, or the first of two to close would take the other's away
         self._filter = partial(_is_new)
         logging.getLogger("absl").addFilter(self._filter)
@@ -341,7 +354,8 @@ class Checkpointer:
         state = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, np.generic) else leaf, state)
         note = {"meta": meta or {}, "fingerprint": integrity.fingerprint(state)}
         self._saving = step
-        self._writer().save_checkpointables_async(step, {"state": state, "meta": note}, force=True)
+        parts = {"state": state, "meta": note}
+        self._response = self._writer().save_checkpointables_async(step, parts, force=True)
 
     def steps(self) -> list[int]:
         """The finished steps, ascending, as process 0 sees them."""
@@ -373,17 +387,42 @@ class Checkpointer:
         if self._manager is not None:
             self._manager.reload()
 
-    def wait(self) -> None:
-        """Returns when the last save is on disk; raises its error if it failed."""
-        if self._manager is not None:
-            self._manager.wait()
+    def check(self) -> None:
+        """Raise the error of a save that failed meanwhile; does not wait for one that is on its way."""
+        if self._response is None:
+            return
+        try:
+            self._response.result(timeout=0)
+        except TimeoutError:
+            return
+        except Exception:
+            logger.debug("the save of step %s failed", self._saving)
+        self.wait()
 
-    def close(self) -> None:
-        """Waits, then frees threads."""
+    def wait(self) -> None:
+        """Return when the last save is on disk, as a step that can be read; raise its error if it failed.
+
+        Raises:
+          CheckpointCorrupt: it was written, and a reader would not find it or what it needs.
+        """
         try:
             if self._manager is not None:
-                self._manager.close()
+                self._manager.wait()
+            if self._response is not None:
+                # Free its thread and event loop: each save has its own
+                self._response.result()
+            if self._saving is not None and jax.process_index() == 0:
+                _check_readable(self.directory, self._saving)
         finally:
+            self._saving = self._response = None
+
+    def close(self) -> None:
+        """Wait, then free threads."""
+        try:
+            self.wait()
+        finally:
+            if self._manager is not None:
+                self._manager.close()
             logging.getLogger("absl").removeFilter(self._filter)
 
     def __enter__(self) -> "Checkpointer":

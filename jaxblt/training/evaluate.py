@@ -17,6 +17,7 @@ from jaxblt.data.vocab import check_single_bytes, encode
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.patching import PatcherConfig, warn_overflow
+from jaxblt.random_keys import make_key
 from jaxblt.training.label_scores import Ranks
 from jaxblt.training.metrics import Metrics, bits, cross_entropy, patch_counts
 from jaxblt.training.objectives import NextByte, Objective
@@ -58,7 +59,7 @@ def make_eval_step(
     """
 
     def eval_step(state: TrainState, batch: Batch, index: Any) -> Metrics:
-        batch = task.objective(jax.random.fold_in(jax.random.key(seed), index), batch)
+        batch = task.objective(jax.random.fold_in(make_key(seed), index), batch)
         entropies = find_entropies(task, state.frozen, batch)
         batch = replace(batch, entropies=entropies)
         logits, patches, _ = predict(task, state.params, state.frozen, batch, {})

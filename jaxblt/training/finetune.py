@@ -2,10 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from jaxblt.data.label_tasks import LabelTask
-from jaxblt.data.labelled import LabelledDataConfig, number_statistics, with_classes
+from jaxblt.data.labelled import LabelledDataConfig, number_statistics, read_parts, with_classes
+from jaxblt.data.leaks import warn_near_copies
+from jaxblt.data.letters import letters_of
 from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.labeller import HEAD, LabellerConfig
 from jaxblt.models.task_heads import TaskHead, TaskHeadsConfig
@@ -46,8 +49,8 @@ def finetune_recipe(
 ) -> Recipe:
     """A recipe for `jaxblt.training.loop.fit`: the base run's model under a new head, on labelled records.
 
-    Patches are cut as the base run cuts them, by its entropy model and threshold. Classes that `data` leaves open are
-    collected from its files.
+    Patches are cut as the base run cuts them, by its entropy model and threshold. Letters have the case that the base
+    run reads, unless `data.soft_mask` says otherwise. Classes that `data` leaves open are collected from its files.
 
     Args:
       base_run: folder of the run to start from.
@@ -64,9 +67,17 @@ def finetune_recipe(
     Raises:
       FileNotFoundError: there is no such run, or a path of `data` names no file.
       ValueError: bad data, or an option that does not go with the run.
+
+    Warns:
+      NearCopyWarning: validation and test hold near-copies of training records, which `split="groups"` keeps apart.
     """
     base = read_resolved(base_run).recipe
+    if data.soft_mask is None:
+        data = replace(data, soft_mask="upper" if letters_of(base.data).upper else "keep")
     data = with_classes(data)
+    if data.split != "groups":
+        parts = {name: [r.sequence for r in records] for name, records in read_parts(data).items()}
+        warn_near_copies(parts["train"], parts["validation"] + parts["test"])
     options = {"pool": pool, "dropout": dropout, "crf": crf}
     _check_weights(data, weights or {}, weighting)
     heads = tuple(TaskHead(task.column, _head(task, options)) for task in data.tasks)

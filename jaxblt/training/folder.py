@@ -13,6 +13,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxblt.training.links import check_stored
+from jaxblt.training.safe_files import UnsafeFile, open_own
+
 LOCK = "trainer.lock"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -31,7 +34,8 @@ def claimed(run_dir: str | os.PathLike[str], *, is_main: bool) -> Iterator[None]
     end are removed. A disk that is full, whoever meets it inside the block, becomes one OSError that names the folder.
 
     Raises:
-      FolderInUse: another process trains there.
+      FolderInUse: another process trains there, or in a folder that its checkpoints are linked to.
+      UnsafeFile: its checkpoints are not to be read or written, see `check_stored`; or the lock's file is a link.
       OSError: the folder cannot be made or written, or its disk is full.
     """
     with _one_error_if_full(run_dir), ExitStack() as held:
@@ -40,7 +44,9 @@ def claimed(run_dir: str | os.PathLike[str], *, is_main: bool) -> Iterator[None]
             try:
                 held.enter_context(_made(Path(run_dir)))
                 held.enter_context(_locked(Path(run_dir) / LOCK))
-            except (OSError, FolderInUse) as error:
+                for folder in check_stored(run_dir):
+                    held.enter_context(_locked(folder / LOCK))
+            except (OSError, FolderInUse, UnsafeFile) as error:
                 refused = error
         _raise_together(refused, run_dir)
         yield
@@ -85,7 +91,7 @@ def _locked(file: Path) -> Iterator[None]:
 def _lock(file: Path) -> int:
     """The descriptor of the locked file; closing it gives the lock back, as the end of the process does."""
     while True:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = open_own(file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -24,6 +24,7 @@ from jaxblt.patching import (
     patches_per_block,
     threshold_margin,
 )
+from jaxblt.random_keys import make_key
 from jaxblt.training.base import load_base
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.fitting import fitting_shapes
@@ -99,7 +100,7 @@ def _row() -> jax.Array:
 
 def _boxed(config: Any) -> Any:
     with off_mesh():  # one short row divides among no devices
-        return config.build().init(jax.random.key(0), _row())["params"]
+        return config.build().init(make_key(0), _row())["params"]
 
 
 def _pass(config: Any, params: Any) -> Any:

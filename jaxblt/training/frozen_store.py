@@ -11,16 +11,14 @@ from typing import Any
 
 from jaxblt.training.checkpoint import Checkpointer, restore
 from jaxblt.training.integrity import CheckpointCorrupt, StateMismatch
-from jaxblt.training.resolved import checkpoint_dir
+from jaxblt.training.resolved import FROZEN, checkpoint_dir
 from jaxblt.training.safe_files import one_line
 from jaxblt.training.state import Frozen, content_hash, freeze
-
-FOLDER = "frozen"
 
 
 def frozen_dir(run_dir: str | os.PathLike[str], content_hash: str = "") -> Path:
     """Where a run keeps its frozen trees, or the one of this hash."""
-    return Path(run_dir) / FOLDER / content_hash
+    return Path(run_dir) / FROZEN / content_hash
 
 
 def write_frozen(run_dir: str | os.PathLike[str], frozen: Mapping[str, Frozen]) -> None:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from jaxblt.training.resolved import replace_text
+from jaxblt.training.safe_files import replace_text
 from jaxblt.training.trackers import (
     Hyperparameter,
     JsonlTracker,

@@ -130,7 +130,7 @@ def check_fingerprint(tree: Any, stored: dict[str, int], *, skip: Set[str] = fro
 
 
 def _describe(file: epath.Path) -> list[int]:
-    size = file.stat().length
+    size = os.stat(file).st_size
     return [size, zlib.crc32(file.read_bytes())] if size < CHECKSUM_BELOW else [size]
 
 
@@ -193,6 +193,6 @@ def check_files(folder: epath.Path) -> None:
             raise CheckpointCorrupt(f"{folder / FILE_LIST} names {name!r}, which lies outside the folder")
         if not file.exists():
             raise CheckpointCorrupt(f"{file} is missing")
-        size = file.stat().length
+        size = os.stat(file).st_size
         if (found := [size] if size != expected[0] else _describe(file)) != expected:
             raise CheckpointCorrupt(f"{file} changed: [bytes, crc] {found}, written as {expected}")

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.labelled import classes_of
 from jaxblt.data.sources import DocumentSource
+from jaxblt.show import show
 from jaxblt.training.best import Standing, followed
 from jaxblt.training.cadence import SaveCadence
 from jaxblt.training.checkpoint import Checkpointer, Restored
@@ -32,10 +34,11 @@ from jaxblt.training.frozen_store import write_frozen
 from jaxblt.training.health import BadSteps, check_health, spans
 from jaxblt.training.hosted import check_trackers, open_trackers
 from jaxblt.training.label_scores import CONFUSION
+from jaxblt.training.links import sign_links
 from jaxblt.training.meter import Cost, Meter, traced
 from jaxblt.training.metrics import Metrics, as_scalars
 from jaxblt.training.picture import first_passage, log_confusion, log_passage
-from jaxblt.training.preemption import StopRequest
+from jaxblt.training.preemption import StopRequest, Vote
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.reference_run import load_reference
 from jaxblt.training.remote_run import trained_in
@@ -97,6 +100,19 @@ class Fitted:
     finished: bool
     validation: dict[str, float] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """Write what a notebook shows: no parameters, which alone would fill pages."""
+        recipe, told = self.recipe, "" if self.finished else ", stopped"
+        lines = [f"Fitted {recipe.name!r} at step {self.step:,} of {recipe.train.steps:,}{told}"]
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+        lines.append(f"  model       {type(recipe.model).__name__}, {count:,} trained parameters")
+        figures = {name: value for name, value in self.validation.items() if name in HEADLINE}
+        if figures:
+            lines.append(
+                "  validation  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            )
+        return "\n".join(lines)
+
 
 def fit(
     recipe: Recipe,
@@ -113,7 +129,8 @@ def fit(
     frozen trees that the run has; and in `configs/` the configs that it had before it went on with another. A run that
     is finished is left as it is. A start that fails leaves no folder that was not there, and changes none that was.
 
-    SIGTERM or Ctrl-C saves and ends the run at the next step; a second one changes nothing, a third ends the process.
+    SIGTERM or Ctrl-C saves and ends the run after two steps at most, or three where several processes train; a second
+    one changes nothing, a third ends the process.
 
     Args:
       recipe: what to train.
@@ -185,7 +202,9 @@ def _fit(
             RunLog(run_dir, is_main=is_main, trackers=opened) as log,
             log.progress(recipe.train.steps, start=first) as progress,
         ):
-            stop = closed_last.enter_context(StopRequest(every=recipe.train.log_every))
+            stop = closed_last.enter_context(StopRequest())
+            if is_main:
+                sign_links(run_dir)
             write_frozen(run_dir, state.frozen)
             if is_main:
                 write_recipe(run_dir, setup.recipe, state, first)
@@ -303,25 +322,30 @@ def check_steps_left(recipe: Recipe, stored: Resolved, step: int) -> None:
 
 
 def check_same_data(meta: dict[str, Any], data: Dataset, run_dir: str) -> None:
-    """Raises ValueError if the training split has another size than when the run was saved.
+    """Raise ValueError if the training split has another size, or other bytes, than when the run was saved.
 
     Files that were added or changed move the borders of splits, so that bytes held out so far would be trained on.
     """
-    before = meta.get("data", data.extent)  # older runs noted nothing
-    if before != data.extent:
-        told = [f"{extent['rows']} rows of {extent['bytes']} bytes" for extent in (before, data.extent)]
-        raise ValueError(
-            f"the data of {run_dir} have changed: its training split held {told[0]}, and holds {told[1]}; put the "
-            "files back, or use another folder (and init_from), or say with --resume-with (of jaxblt train; "
-            "resume_with=True of fit) that it is meant"
-        )
+    before, now = meta.get("data", {}), data.extent
+    # Compare what both have: older runs noted no sample, and the oldest nothing
+    changed = {name for name in before.keys() & now.keys() if before[name] != now[name]}
+    if not changed:
+        return
+    told = "blocks that were sampled hold other bytes, at the same size"
+    if changed != {"sample"}:
+        sizes = [f"{extent['rows']} rows of {extent['bytes']} bytes" for extent in (before, now)]
+        told = f"its training split held {sizes[0]}, and holds {sizes[1]}"
+    raise ValueError(
+        f"the data of {run_dir} have changed: {told}; put the files back, or use another folder (and init_from), or "
+        "say with --resume-with (of jaxblt train; resume_with=True of fit) that it is meant"
+    )
 
 
 @dataclass(frozen=True)
 class Trainer:
     """The loop itself, with everything it talks to, the cost of a byte by length of row, and shapes compiled for.
 
-    Metrics stay on the devices between log lines.
+    Metrics stay on the devices between log lines. Two steps at most are in flight.
     """
 
     setup: Setup
@@ -338,12 +362,15 @@ class Trainer:
     stop: StopRequest
     startup: Startup
     compiled: set[tuple[int, ...]] = field(default_factory=set)
+    in_flight: deque[Metrics] = field(default_factory=deque)
+
+    __repr__ = show
 
     def run(self, state: TrainState, first: int) -> Fitted:
         """Steps from `first` to the recipe's last, or until a signal or the time limit; saves before it returns."""
         train, step, stopped = self.setup.recipe.train, first, False
         validated: dict[str, float] = {}
-        saves = SaveCadence(train.checkpoint_every, train.checkpoint_every_s, ask_every=train.log_every)
+        saves, vote = SaveCadence(train.checkpoint_every, train.checkpoint_every_s), Vote()
         bad = BadSteps(train.max_skips)
         with (
             closing(self.data.iterator(first)) as batches,
@@ -366,8 +393,10 @@ class Trainer:
                     last = last or self.standing.exhausted
                 if self.out_of_time:
                     self.stop.set()
-                stopped = self.stop.agreed(step)
-                if saves.due(step) or best or last or stopped:
+                asked, wanted = vote(self.stop.here, saves.wanted)
+                stopped = bool(asked)
+                self.checkpoints.check()
+                if saves.due(step, wanted) or best or last or stopped:
                     self.save(state, step, saves, leaving=last or stopped)
                 self.meter.pause(paused)
         self.checkpoints.wait()
@@ -395,7 +424,7 @@ class Trainer:
         return limit is not None and self.meter.seconds > limit
 
     def advance(self, state: TrainState, batches: Iterator[Batch], step: int) -> tuple[TrainState, Metrics]:
-        """Hands the devices one step; does not wait for them, but where the step has to be compiled first."""
+        """Hand the devices one step, and wait until they have no other; for the step itself only if it is compiled."""
         asked = time.perf_counter()
         local = next(batches)
         waited = time.perf_counter() - asked
@@ -407,6 +436,10 @@ class Trainer:
             self.progress.compiling(local.inputs.shape[1])
         with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard(guard):
             state, metrics = self.train_step(state, batch)
+        # Keep the queue short: a signal, or the error of a step, waits for all that is in it
+        self.in_flight.append(metrics)
+        if len(self.in_flight) > 1:
+            jax.block_until_ready(self.in_flight.popleft())
         self.meter.cost = self.costs.get(local.inputs.shape[1], self.meter.cost)
         if compiled:
             self.meter.add(int(np.count_nonzero(local.segment_ids)) * self.data.process_count, waited)

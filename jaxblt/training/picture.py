@@ -14,6 +14,7 @@ from jaxblt.data.dataset import Dataset
 from jaxblt.parallel.rules import replicated
 from jaxblt.patching import Patches, make_patches, plot_entropies
 from jaxblt.training.runlog import Progress, RunLog
+from jaxblt.training.safe_files import replace_bytes
 from jaxblt.training.setup import Setup, to_devices
 from jaxblt.training.state import Frozen
 from jaxblt.training.step import find_entropies
@@ -114,4 +115,4 @@ def log_confusion(
     png = draw_confusion(counts, classes)
     log.image(step, f"validation/{name}", png)
     task = name.rpartition("/")[0]
-    (log.run_dir / f"confusion{'_' if task else ''}{task}.png").write_bytes(png)
+    replace_bytes(log.run_dir / f"confusion{'_' if task else ''}{task}.png", png)

@@ -1,15 +1,18 @@
-"""Being asked to stop: a flag set by signals, and agreement of all processes on when."""
+"""Being asked to stop: a flag set by signals, and the agreement of all processes."""
 
 import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -19,17 +22,36 @@ LAST_REQUEST = 3
 """The request that ends the process at once."""
 
 
-def agreed(asked: bool, step: int, every: int) -> bool:
-    """Whether any process asks; all must call it with the same `step`, for one answer.
+class Vote:
+    """Numbers that all processes agree on: of each the largest that one of them named.
 
-    Several processes ask each other only at steps that are a multiple of `every`. Asking waits for the devices, so
-    take the interval at which metrics are read anyway.
+    With several processes an answer is that of the call before. It is ready when the step before is, so nothing waits
+    for the step that was just handed over. All call it at every step.
     """
-    if jax.process_count() == 1:
-        return asked
-    if step % every:
-        return False
-    return bool(np.any(multihost_utils.process_allgather(np.asarray(asked))))
+
+    def __init__(self) -> None:
+        self._asked: jax.Array | None = None
+        devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
+        self._mesh = Mesh(devices, ("processes", "devices"))
+
+    def __call__(self, *numbers: int) -> tuple[int, ...]:
+        """Name this process's numbers, which are at least 0, and return those of all; 0 where none was asked yet."""
+        if jax.process_count() == 1:
+            return numbers
+        asked, self._asked = self._asked, self._ask(numbers)
+        return (0,) * len(numbers) if asked is None else tuple(map(int, np.asarray(asked)))
+
+    def _ask(self, numbers: tuple[int, ...]) -> jax.Array:
+        """Hand the devices the question: they answer it in turn, behind what they were handed before."""
+        mine, rows = np.asarray(numbers, np.int32)[None], PartitionSpec("processes")
+        with jax.set_mesh(self._mesh):
+            asked = multihost_utils.host_local_array_to_global_array(mine, self._mesh, rows)
+            return _largest(asked, NamedSharding(self._mesh, PartitionSpec()))
+
+
+@partial(jax.jit, static_argnums=1)
+def _largest(rows: jax.Array, everywhere: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(jnp.max(rows, 0), everywhere)
 
 
 def end_process(number: int) -> None:
@@ -44,7 +66,7 @@ class StopRequest:
         with StopRequest() as stop:
             for step in range(steps):
                 ...
-                if stop.agreed(step):
+                if stop.here:
                     save(); break
 
     The first request raises a flag. The second changes nothing: schedulers and process groups send several. The third
@@ -53,7 +75,6 @@ class StopRequest:
 
     Args:
       signals: by default SIGTERM, which schedulers send before they kill, and SIGINT, which is Ctrl-C.
-      every: with several processes, ask the others only at steps that are a multiple of it, see `agreed`.
       clock: seconds, to tell requests apart.
       end: what the third request does, given its signal.
     """
@@ -62,13 +83,10 @@ class StopRequest:
         self,
         *,
         signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
-        every: int = 1,
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[int], None] = end_process,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every={every}: expected at least 1 step")
-        self.signals, self.every = signals, every
+        self.signals = signals
         self._clock, self._end = clock, end
         # A plain bool: a lock could be held by the very code that a signal interrupts.
         self._asked = False
@@ -101,9 +119,5 @@ class StopRequest:
 
     @property
     def here(self) -> bool:
-        """Whether this process was asked to stop."""
+        """The flag of this process; `Vote` asks the others."""
         return self._asked
-
-    def agreed(self, step: int) -> bool:
-        """Whether any process was asked to stop; all must call it with the same `step`, for one answer."""
-        return agreed(self.here, step, self.every)

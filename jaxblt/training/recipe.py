@@ -20,6 +20,7 @@ from jaxblt.models.task_heads import TaskHeadsConfig
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
+from jaxblt.show import show
 from jaxblt.training.best import check_followed
 from jaxblt.training.hybrid import HybridConfig
 from jaxblt.training.objectives import (
@@ -185,6 +186,8 @@ class Recipe:
     experts: tuple[str, ...] = ()
     reference: ReferenceConfig | None = None
     hybrid: HybridConfig | None = None
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)

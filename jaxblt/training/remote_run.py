@@ -4,12 +4,14 @@ Orbax writes to local folders. A copy of each finished step is uploaded, its lis
 is not whole, and is not read.
 """
 
+import fcntl
 import logging
 import os
 import re
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,10 @@ ASIDE = ".aside"
 """In the names of steps that a run left behind."""
 READ_ONLY = ("http", "https", "hf")
 UPLOAD_EVERY_S = 30.0
+COPY, KEPT = "jaxblt-run-", "jaxblt-kept-"
+"""What names of temporary copies begin with, and of those that hold what could not be uploaded."""
+YOUNG_S = 600.0
+"""Seconds for which a copy may be without its lock: it is being made."""
 
 Steps = Literal["newest", "all", "none"] | int
 """Which checkpoints are needed; those of frozen trees come with any of them."""
@@ -47,14 +53,51 @@ def readable(run_dir: str | os.PathLike[str], steps: Steps) -> Iterator[Path]:
     """
     url = url_of(run_dir)
     if url is None:
-        yield Path(run_dir)
+        yield Path(os.path.expanduser(run_dir))
         return
-    with tempfile.TemporaryDirectory(prefix="jaxblt-run-") as folder, _renamed(folder, url):
+    with _make_copy() as folder, _renamed(str(folder), url):
         files = list_files(url)
         if CONFIG not in files:
             raise FileNotFoundError(f"{url} holds no run: {url}/{CONFIG} does not exist")
-        _fetch(files, _wanted(files, steps, url), Path(folder))
-        yield Path(folder)
+        _fetch(files, _wanted(files, steps, url), folder)
+        yield folder
+
+
+@contextmanager
+def _make_copy() -> Iterator[Path]:
+    """Make a temporary folder, and remove it at the end if it still has its name; also those of killed processes.
+
+    Its lock is the operating system's, so none outlives its process.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{COPY}*"):
+        if _is_left(left):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=COPY))
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _is_left(folder: Path) -> bool:
+    """Return whether a copy is the user's, and nobody has used it for a while."""
+    try:
+        found = os.lstat(folder)
+        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < YOUNG_S:
+            return False
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def _wanted(files: Collection[str], steps: Steps, url: str) -> list[str]:
@@ -116,22 +159,18 @@ def trained_in(run_dir: str | os.PathLike[str]) -> Iterator[Path]:
     """
     url = url_of(run_dir)
     if url is None:
-        yield Path(run_dir)
+        yield Path(os.path.expanduser(run_dir))
         return
     _check_writable(url)
-    folder = Path(tempfile.mkdtemp(prefix="jaxblt-run-"))
-    mirror, trained = Mirror(url, folder), False
-    try:
+    with _make_copy() as folder:
+        mirror, trained = Mirror(url, folder), False
         mirror.fetch()
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    try:
-        with _renamed(str(folder), url), _repeated(mirror.push):
-            yield folder
-        trained = True
-    finally:
-        _push_last(mirror, raises=trained)
+        try:
+            with _renamed(str(folder), url), _repeated(mirror.push):
+                yield folder
+            trained = True
+        finally:
+            _push_last(mirror, raises=trained)
 
 
 def _check_writable(url: str) -> None:
@@ -140,6 +179,10 @@ def _check_writable(url: str) -> None:
         raise ValueError(
             f"run_dir={url!r}: a run cannot be trained on {scheme}://, which is read only here; name a local folder, "
             "or one on s3:// or gs://"
+        )
+    if set(url) & set("?#"):
+        raise ValueError(
+            f"run_dir={url!r}: what follows ? or # is no part of a file's name; call the run otherwise"
         )
     if jax.process_count() > 1:
         raise ValueError(
@@ -169,18 +212,19 @@ def _repeated(call: Callable[[], None]) -> Iterator[None]:
 
 
 def _push_last(mirror: "Mirror", *, raises: bool) -> None:
-    """Uploads what is left and removes the copy; an error in training is not hidden by one of the upload."""
+    """Upload what is left; an error in training is not hidden by one of the upload, which keeps the copy."""
     try:
         # A launcher sends its signal more than once: the second must not cut what the first asked to save.
         with StopRequest():
             mirror.push()
-    except Exception as error:
-        told = f"{mirror.url} lacks the latest files: {error}; they are in {mirror.folder}, copy them over"
+    except BaseException as error:
+        kept = mirror.folder.rename(mirror.folder.with_name(mirror.folder.name.replace(COPY, KEPT)))
+        told = f"{mirror.url} lacks the latest files: {error}; they are in {kept}, copy them over"
+        if not isinstance(error, Exception):
+            raise
         if raises:
             raise OSError(told) from error
         logger.warning("%s", told)
-    else:
-        shutil.rmtree(mirror.folder, ignore_errors=True)
 
 
 class Mirror:
@@ -237,7 +281,11 @@ class Mirror:
 
 
 def _upload_order(name: str) -> tuple[int, str, bool, str]:
-    """The config first, which says what checkpoints are of; of a step its list of files last."""
+    """Order a run's files so that a kill at any time leaves a run that goes on without a gap.
+
+    Earlier configs before the config that takes their place, and this before what is made by it. Logs before the steps
+    that they lead to, for a run that resumes at a step never logs those before again. Of a step its list of files last.
+    """
     step = _step_of(name)
-    kind = 0 if name == CONFIG else 1 if name.startswith("frozen/") else 2 if step else 3
-    return kind, step or "", name.endswith(f"/{FILE_LIST}"), name
+    kinds = (name.startswith("configs/"), name == CONFIG, step is None, name.startswith("frozen/"), True)
+    return kinds.index(True), step or "", name.endswith(f"/{FILE_LIST}"), name

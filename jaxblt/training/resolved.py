@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxblt.profiling.provenance import provenance
+from jaxblt.show import show
 from jaxblt.training.packing import forget_promises
 from jaxblt.training.recipe import Recipe, differences
 from jaxblt.training.remote_run import CONFIG, readable
-from jaxblt.training.safe_files import one_line, read_json
+from jaxblt.training.safe_files import one_line, read_json, replace_text
 from jaxblt.training.serialize import decode, encode
 from jaxblt.training.state import ENTROPY
 
 FILE = CONFIG
 CHECKPOINTS = "checkpoints"
+FROZEN = "frozen"
 HISTORY = "configs"
 MAX_BYTES = 1 << 20
 FIXED = (
@@ -64,6 +66,8 @@ class Resolved(NamedTuple):
     recipe: Recipe
     frozen: dict[str, str]
 
+    __repr__ = show
+
 
 def write_resolved(run_dir: str | os.PathLike[str], resolved: Resolved) -> None:
     """Writes `config.json`, with versions, git commit and command line; an interrupted write leaves the old file."""
@@ -86,16 +90,6 @@ def keep_earlier(run_dir: str | os.PathLike[str], resolved: Resolved, step: int)
     history.mkdir(exist_ok=True)
     number = len(list(history.glob("*_until_step_*.json")))
     replace_text(history / f"{number:03d}_until_step_{step}.json", file.read_text(encoding="utf-8"))
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Writes a file of UTF-8 text, or leaves the old one where it is interrupted or the disk is full."""
-    partial = file.with_suffix(".partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
@@ -240,6 +234,11 @@ def _rule(recipe: Recipe) -> tuple[Any, ...]:
     if patcher is not None:
         patcher = dataclasses.replace(patcher, **dict.fromkeys(CALIBRATED))
     return patcher, recipe.bytes_per_patch, recipe.entropy_run
+
+
+def run_files(run_dir: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the files and folders that a run is read from: what an answer about it must not overwrite."""
+    return tuple(os.path.join(run_dir, name) for name in (FILE, CHECKPOINTS, FROZEN))
 
 
 def checkpoint_dir(run_dir: str | os.PathLike[str]) -> Path:

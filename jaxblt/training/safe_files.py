@@ -1,6 +1,7 @@
-"""Files of a folder that nobody vouches for: judged by name and `stat` before a byte of them is read."""
+"""Files of a folder that nobody vouches for: judged by name and `stat` before a byte of them is read or written."""
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -24,10 +25,16 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= MAX_LINE else text[: MAX_LINE - 3] + "..."
 
 
-def check_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Raises UnsafeFile if `path`, with its symbolic links followed, does not lie inside `folder`."""
+def is_outside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
+    """Return whether `path`, with its symbolic links followed, lies outside `folder`."""
     real, root = os.path.realpath(path), os.path.realpath(folder)
-    if os.path.commonpath([real, root]) != root:
+    return os.path.commonpath([real, root]) != root
+
+
+def check_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
+    """Raise UnsafeFile if `path`, with its symbolic links followed, does not lie inside `folder`."""
+    if is_outside(path, folder):
+        real = os.path.realpath(path)
         raise UnsafeFile(f"{path} leads out of {folder}, to {real}: put a copy of it into the folder")
 
 
@@ -69,19 +76,66 @@ def sizes_below(folder: str | os.PathLike[str]) -> Iterator[int]:
                 yield size_of(file, folder, most=MAX_DESCRIPTION if _is_description(file) else None)
 
 
+def read_text(file: str | os.PathLike[str], folder: str | os.PathLike[str], *, most: int) -> str:
+    """Return the UTF-8 text of a file inside `folder` of at most `most` bytes.
+
+    Raises:
+      FileNotFoundError: it is not there.
+      UnsafeFile: as of `size_of`.
+      ValueError: it is not UTF-8.
+    """
+    size_of(file, folder, most=most)
+    return Path(file).read_bytes().decode("utf-8")
+
+
 def read_json(file: str | os.PathLike[str], folder: str | os.PathLike[str], *, most: int) -> Any:
-    """The JSON in a file inside `folder` of at most `most` bytes.
+    """Return the JSON in a file inside `folder` of at most `most` bytes.
 
     Raises:
       FileNotFoundError: it is not there.
       UnsafeFile: as of `size_of`.
       ValueError: it is not JSON in UTF-8; names the file.
     """
-    size_of(file, folder, most=most)
     try:
-        return json.loads(Path(file).read_bytes().decode("utf-8"), parse_constant=_refuse)
+        return json.loads(read_text(file, folder, most=most), parse_constant=_refuse)
+    except UnsafeFile:
+        raise
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {one_line(error)}") from error
+
+
+def open_own(file: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
+    """Open a file for writing, but through no link: somebody else may have put it into the folder.
+
+    It serves as an `opener` of `open`.
+
+    Raises:
+      UnsafeFile: the file is a link.
+    """
+    try:
+        return os.open(file, flags | os.O_NOFOLLOW, mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UnsafeFile(f"{file} is a link, and nothing is written through it: remove it") from None
+
+
+def replace_bytes(file: Path, content: bytes) -> None:
+    """Write a file, or leave the old one where that is interrupted or the disk is full."""
+    partial = file.with_suffix(".partial")
+    # Remove what a killed process left, or a link
+    partial.unlink(missing_ok=True)
+    try:
+        with open(partial, "xb", opener=open_own) as out:
+            out.write(content)
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file of UTF-8 text as `replace_bytes` does."""
+    replace_bytes(file, text.encode("utf-8"))
 
 
 def _refuse(constant: str) -> NoReturn:

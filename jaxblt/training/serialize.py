@@ -150,7 +150,8 @@ def _find(name: str, where: str) -> type:
     found: Any = sys.modules.get(module_name)
     if found is None:
         raise ValueError(
-            f"{where}: class {name!r} is unknown; import {module_name!r} before reading this config"
+            f"{where}: class {name!r} is unknown; import {module_name!r} before reading this config, on a command "
+            f"line by --import {module_name}"
         )
     for part in qualified.split("."):
         found = getattr(found, part, None)

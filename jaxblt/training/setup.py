@@ -22,6 +22,8 @@ from jaxblt.parallel.distributed import local_rows, make_global
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
+from jaxblt.random_keys import make_key
+from jaxblt.show import show
 from jaxblt.training.acting import keep_routers
 from jaxblt.training.base import at_start, trained_part
 from jaxblt.training.draw import draw
@@ -71,6 +73,8 @@ class Setup:
     boxed: Any
     abstract: TrainState
     notes: tuple[str, ...] = ()
+
+    __repr__ = show
 
     @property
     def eval_task(self) -> Task:
@@ -191,7 +195,7 @@ def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState,
 
 def init_params(task: Task, data: RowsConfig, seed: int) -> Any:
     """Boxed fp32 parameters, drawn from the seed; the same on any mesh."""
-    return task.model.init(jax.random.key(seed), **blank_inputs(task, data))["params"]
+    return task.model.init(make_key(seed), **blank_inputs(task, data))["params"]
 
 
 def boxed_params(task: Task, recipe: Recipe) -> Any:

@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Int
 
 from jaxblt.adapters import join_params
+from jaxblt.show import show
 
 ENTROPY = "entropy"
 """The frozen tree whose entropies cut bytes into patches."""
@@ -22,6 +23,9 @@ BASE = "base"
 """The frozen tree that the trained parameters are laid over, see `whole_params`."""
 REFERENCE = "reference"
 """The frozen tree of a second model that predictions are compared with."""
+
+Step = int | Literal["best"]
+"""A checkpoint of a run, by its step, or that of the best evaluation."""
 
 Weights = Literal["raw", "ema"]
 """Parameters of a run: those that the last step left, or their exponential moving average."""
@@ -38,6 +42,8 @@ class Frozen:
 
     params: Any
     content_hash: str = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
 
 
 @flax.struct.dataclass
@@ -61,6 +67,8 @@ class TrainState:
     skipped_in_a_row: Int[Array, ""]
     frozen: dict[str, Frozen] = flax.struct.field(default_factory=dict)
     ema: Any = None
+
+    __repr__ = show
 
 
 def start(

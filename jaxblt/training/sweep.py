@@ -1,6 +1,7 @@
 """Several runs of one kind, one folder each, and a table of what came out."""
 
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,12 @@ from jaxblt.training.checkpoint import list_steps
 from jaxblt.training.health import TrainingFailed
 from jaxblt.training.loop import fit
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.resolved import FILE, adopt, checkpoint_dir, read_resolved, replace_text
+from jaxblt.training.resolved import FILE, adopt, checkpoint_dir, read_resolved
 from jaxblt.training.runlog import read_metrics
-from jaxblt.training.safe_files import one_line
+from jaxblt.training.safe_files import one_line, replace_text
 from jaxblt.training.setup import open_data
+
+logger = logging.getLogger(__name__)
 
 TABLE = "sweep"
 """Name of the table's files in the folder of a sweep, without .json and .tsv."""
@@ -120,16 +123,16 @@ def check_trials(trials: Sequence[Trial], folder: Path, *, source: DocumentSourc
     names = [trial.name for trial in trials]
     if doubled := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"two runs of the sweep are called {doubled[0]!r}: leave one of them out")
-    seen: set[str] = set()
+    seen: list[Any] = []
     for trial in trials:
         recipe, run_dir = trial.recipe, folder / trial.name
         try:
             if (run_dir / FILE).exists():
                 adopt(recipe, read_resolved(run_dir))
-            key = repr((recipe.data, recipe.mesh, recipe.train.accumulate, recipe.patcher))
+            key = recipe.data, recipe.mesh, recipe.train.accumulate, recipe.patcher
             if key not in seen:
                 open_data(recipe, recipe.mesh.build(), source=source)
-            seen.add(key)
+                seen.append(key)
         except (ValueError, OSError) as error:
             kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
             raise kind(f"run {trial.name}: {one_line(error)}") from error
@@ -145,8 +148,8 @@ def sweep(
 ) -> list[Outcome]:
     """Trains one run after the other, each in a folder of its own, and keeps a table of all beside them.
 
-    A run that is finished is not run again, and one that was stopped goes on. A run that fails does not keep others
-    from running. A signal ends the sweep after it ended the run.
+    A run that is finished is not run again, and one that was stopped goes on. A run that fails, by whatever error, does
+    not keep others from running: the table has its error. A signal ends the sweep after it ended the run.
 
     Args:
       trials: the runs.
@@ -184,6 +187,9 @@ def _train(trial: Trial, run_dir: Path, source: DocumentSource | None) -> str:
         fitted = fit(trial.recipe, run_dir, source=source)
     except TrainingFailed as error:
         return f"failed: {one_line(error)}"
+    except Exception as error:
+        logger.info("run %s failed", trial.name, exc_info=error)
+        return f"failed: {type(error).__name__}: {one_line(error)}"
     return "finished" if fitted.finished else "stopped"
 
 

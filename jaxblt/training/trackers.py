@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -23,7 +23,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from jaxblt.training.resolved import replace_text
+from jaxblt.training.safe_files import open_own, replace_text, size_of
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # IHDR's colour type to the channel count TensorBoard wants.
@@ -130,10 +130,17 @@ class JsonlTracker:
         self.file = run_dir / "metrics.jsonl"
         self._entries()
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._lines = open(self.file, "a", encoding="utf-8")  # noqa: SIM115
+        self._lines = self._opened()
+
+    def _opened(self) -> TextIO:
+        return open(self.file, "a", encoding="utf-8", opener=open_own)
 
     def _entries(self) -> list[dict[str, Any]]:
-        return list(read_metrics(self.file)) if self.file.exists() else []
+        try:
+            size_of(self.file, self.file.parent)
+        except FileNotFoundError:
+            return []
+        return list(read_metrics(self.file))
 
     def hyperparameters(self, values: Mapping[str, Hyperparameter]) -> None:
         """Nothing: `config.json` holds them."""
@@ -142,7 +149,7 @@ class JsonlTracker:
         self._lines.close()
         kept = [entry for entry in self._entries() if entry["step"] <= step]
         replace_text(self.file, "".join(json.dumps(entry) + "\n" for entry in kept))
-        self._lines = open(self.file, "a", encoding="utf-8")  # noqa: SIM115
+        self._lines = self._opened()
 
     def scalars(self, step: int, values: Mapping[str, float | int]) -> None:
         self.line(step, values)
@@ -169,7 +176,7 @@ class EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         now = time.time_ns()
         name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9}"
-        self._records = RecordWriter(open(folder / name, "ab"))  # noqa: SIM115
+        self._records = RecordWriter(open(folder / name, "ab", opener=open_own))  # noqa: SIM115
         self.write(event_pb2.Event(file_version="brain.Event:2"))
 
     def write(self, event: event_pb2.Event) -> None:

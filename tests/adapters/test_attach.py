@@ -1,7 +1,11 @@
 """Attaching, merging and splitting; what an adapter refuses; transforms of codes."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -9,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import configs
 from jaxblt.adapters import (
     AdapterConfig,
     Clamp,
@@ -29,6 +34,7 @@ from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.testing import check_adapter
 from jaxblt.training.serialize import from_json, to_json
 
+ROOT = Path(__file__).resolve().parents[2]
 STACK = StackConfig(
     dim=8, num_layers=3, pattern="HA", mixers={"A": AttentionConfig(dim=8, num_heads=2)}, mlp_dim=16
 )
@@ -251,3 +257,24 @@ def test_confidence_stands_between_the_fallback_and_the_code():
 def test_the_gradient_of_a_clamped_code_of_zero_is_finite():
     apply = lambda c: jnp.sum(Clamp(1.0).apply(Router(FREE), "", c, None, None, ())[0] ** 2)  # noqa: E731
     assert np.isfinite(jax.grad(apply)(jnp.zeros((1, 1, 3)))).all()
+
+
+BUILD_ALL = """
+import jax, configs
+from jaxblt.adapters import AdapterConfig, attach
+for name in configs.RECIPES:
+    recipe = configs.get(name)
+    recipe.model.build(dtype=recipe.train.compute_dtype, patcher=recipe.patcher)
+    if name in ("demo", "ecoli"):
+        attach(recipe.model, AdapterConfig())
+    print(name)
+jax.devices()
+"""
+
+
+def test_no_recipe_and_no_adapter_starts_a_backend() -> None:
+    """Several processes join before: `jax.distributed.initialize` refuses to come later."""
+    command, env = [sys.executable, "-c", BUILD_ALL], {**os.environ, "JAX_PLATFORMS": "none"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == list(configs.RECIPES), done.stderr
+    assert "Unable to initialize backend 'none'" in done.stderr

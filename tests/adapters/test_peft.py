@@ -28,6 +28,7 @@ from jaxblt.adapters import (
 from jaxblt.adapters.peft import CONFIG, WEIGHTS
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
+from tests.flipped import flips
 
 STACK = StackConfig(
     dim=8, num_layers=3, pattern="HA", mixers={"A": AttentionConfig(dim=8, num_heads=2)}, mlp_dim=16
@@ -150,10 +151,10 @@ NAME = "base_model.model.stack.rest.block_0.mixer.in.lora_A.weight"
             edited(lambda arrays: arrays.update({NAME: np.zeros((3, 8), np.float32)})),
             r"shapes \(3, 8\) and \(24, 2\)",
         ),
-        (edited(lambda a: a[NAME].fill(np.nan)), "lora_B hold float32 and float32, expected finite floats"),
+        (edited(lambda a: a[NAME].fill(np.nan)), rf"{NAME} holds nan at \[0, 0\], expected finite numbers"),
         (
             edited(lambda a: a.update({NAME: a[NAME].astype(np.int8)})),
-            "hold int8 and float32, expected finite",
+            "hold int8 and float32, expected floats",
         ),
         (told(r=4), "r is 4, expected 2"),
         (told(lora_alpha=1), "lora_alpha is 1, expected 6.0"),
@@ -163,6 +164,7 @@ NAME = "base_model.model.stack.rest.block_0.mixer.in.lora_A.weight"
         (told(alora_invocation_tokens=[5, 9]), r"alora_invocation_tokens is \[5, 9\], expected None"),
         (told(arrow_config={"top_k": 2}), "arrow_config is .*, expected None"),
         (told(use_dora=True), "use_dora is True, expected False"),
+        (told(inference_mode=False), "is not what was written: its sha256 is another one"),
         (told(revision="b" * 64), "trained over another base: its content hash is bbb"),
         (
             told(revision=None),
@@ -177,6 +179,22 @@ def test_what_is_no_adapter_of_the_config(folder, spoil, words):
     with pytest.raises(ValueError, match=words) as caught:
         load_peft(folder, CONFIG_OF, base_hash="a" * 64)
     assert "\n" not in str(caught.value)
+
+
+def test_a_changed_bit_is_an_error(folder):
+    for file in (WEIGHTS, CONFIG):
+        for bit in flips(folder / file):
+            with pytest.raises(ValueError) as caught:
+                load_peft(folder, CONFIG_OF, base_hash="a" * 64)
+            assert "\n" not in str(caught.value), bit
+
+
+def test_a_base_may_be_renamed_and_files_of_others_have_no_seal(folder, params):
+    told(base_model_name_or_path="org/base")(folder)
+    jax.tree.map(np.testing.assert_array_equal, load_peft(folder, CONFIG_OF), split_params(params)[1])
+    edited(lambda arrays: None)(folder)
+    told(inference_mode=False)(folder)
+    jax.tree.map(np.testing.assert_array_equal, load_peft(folder, CONFIG_OF), split_params(params)[1])
 
 
 def test_files_that_are_missing_or_there(folder, params):

@@ -49,5 +49,18 @@ def test_commands_write_what_the_methods_return(here, runs):
         Path("run"), Path("calls.vcf"), Path("genome.fa"), out=out / "effects.tsv", context=64
     )
     effect = run.variants("calls.vcf", "genome.fa", context=64).score[0]
-    assert float((out / "effects.tsv").read_text().split()[-1]) == pytest.approx(effect, rel=1e-7)
+    assert float((out / "effects.tsv").read_text().split()[-4]) == pytest.approx(effect, rel=1e-7)
     assert said == f"1 variants, {int(effect > 0)} likelier than the reference, in out/effects.tsv"
+    with Path("calls.vcf").open("a") as file:
+        file.write("one\t100\t.\tA\t*\ntwo\t1\t.\tA\tC\n")
+    said = commands.variants(
+        Path("run"), Path("calls.vcf"), Path("genome.fa"), out=out / "some.tsv", context=64, skip=True
+    )
+    kinds = "1 spanning deletion (*), 1 contig that the FASTA file lacks skipped"
+    assert said == f"1 variants, {int(effect > 0)} likelier than the reference, {kinds}, in out/some.tsv"
+    assert (out / "some.tsv").read_bytes() == (out / "effects.tsv").read_bytes()
+    with pytest.raises(
+        ValueError, match=r"line 2, one:100 A>\*: spanning deletion \(\*\), which has no score"
+    ):
+        commands.variants(Path("run"), Path("calls.vcf"), Path("genome.fa"), out=out / "none.tsv")
+    assert not (out / "none.tsv").exists()

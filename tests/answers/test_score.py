@@ -181,6 +181,8 @@ def test_bad_input_is_named(tmp_path):
     run = markov_run(random_probabilities())
     empty = tmp_path / "empty.fa.gz"
     empty.write_bytes(gzip.compress(b""))
+    reads = tmp_path / "reads.FQ.gz"
+    reads.write_bytes(gzip.compress(b"@r\nAC\n+\nII\n"))
     for sequences, message in (
         ([], "no sequences were given"),
         ([b"A", b""], r"record '1' is empty \(0 bytes\)"),
@@ -188,6 +190,10 @@ def test_bad_input_is_named(tmp_path):
         ([b"A", 3], "sequence 1 must be bytes or text, got 3"),
         (whole(BytesSource([b"A"]), np.array([], np.int64)), "no sequences"),
         (empty, "empty.fa.gz' is empty"),
+        (
+            reads,
+            "reads.FQ.gz' ends in .fq, and its reads would be one record with their qualities: write it as FASTA",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             run.score(sequences)

@@ -75,7 +75,7 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("patch", "x", "--starts", "3"), 2, "perhaps --start INT"),
     (("generate",), 2, "Missing from jaxblt generate: STR folder of the run"),
     (("generate", "r", "--top-k", "few"), 2, "--top-k: expected a whole number, got 'few'"),
-    (("evaluate", "r", "--split", "dev"), 2, "--split: expected one of 'train', .*got 'dev'"),
+    (("evaluate", "r", "--split", "dev"), 2, "--split: expected one of .*got 'dev'"),
     (("plan", "demo", "--context", "0"), 1, "PlanConfig.context must be at least 1, got 0"),
     (("plan", "demo", "--memory-gb", "nan"), 1, "PlanConfig.memory_gb must be a finite number, got nan"),
     # of the scripts themselves

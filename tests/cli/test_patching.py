@@ -1,5 +1,7 @@
 """What the patch script says of refused boundaries, and what it writes down with entropies."""
 
+from dataclasses import fields, replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 from flax import linen as nn
 
 from jaxblt.cli import patching
-from jaxblt.cli.patch import patch
+from jaxblt.cli.main import main
+from jaxblt.cli.patch import PatcherOptions, patch
 from jaxblt.data import read_entropies
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
@@ -22,17 +25,53 @@ CONFIG = ByteLMConfig(
 )
 
 
-def test_refused_boundaries_are_told_with_the_figure(tmp_path, monkeypatch, capsys):
+def test_refused_boundaries_are_told_with_the_figure(tmp_path, capsys):
     file = tmp_path / "words.txt"
     file.write_text("a bc def " * 40)
-    monkeypatch.setattr(
-        patching, "patcher_of", lambda *_: PatcherConfig(mode="space", block_size=32, capacity=8)
-    )
+    options = PatcherOptions(mode="space", block_size=32, capacity=8)
     with pytest.warns(PatchOverflowWarning, match=r"\d+ of \d+ patch boundaries \(\d+\.\d%\) were refused"):
-        patch(str(file))
+        patch(str(file), own=options)
     assert "boundaries refused for want of slots: " in capsys.readouterr().out
-    patch(str(file), recalibrate=True)
+    patch(str(file), own=options, recalibrate=True)
     assert "boundaries refused for want of slots: 0" in capsys.readouterr().out
+
+
+OWN = PatcherConfig(threshold=2.0, margin=0.1, block_size=64, capacity=20, entropy_context=32)
+
+
+@pytest.mark.parametrize(
+    ("own", "changes", "expected"),
+    [
+        (None, {}, PatcherConfig(mode="space")),
+        (None, {"mode": "static", "patch_size": 6}, PatcherConfig(mode="static", patch_size=6)),
+        (OWN, {}, OWN),
+        (OWN, {"min_length": 3}, replace(OWN, min_length=3)),
+        (OWN, {"threshold": 1.0}, replace(OWN, threshold=1.0, margin=None)),
+        (
+            OWN,
+            {"mode": "length_constrained", "num_patches": 16},
+            replace(OWN, mode="length_constrained", num_patches=16, margin=None, capacity=None),
+        ),
+        (OWN, {"mode": "space"}, replace(OWN, mode="space", threshold=None, margin=None, capacity=None)),
+    ],
+)
+def test_every_field_of_the_patcher_can_be_given(own, changes, expected):
+    assert {field.name for field in fields(PatcherOptions)} == {field.name for field in fields(PatcherConfig)}
+    model = None if own is None else patching.EntropyModel(CONFIG, freeze({}), own)
+    assert patching.patcher_of(model, changes) == expected
+
+
+def test_patches_of_a_given_number_are_cut(tmp_path, monkeypatch, capsys):
+    """--mode length_constrained failed whatever was given: there was no option for the number."""
+    (tmp_path / "a.txt").write_bytes(b"abcdefg")
+    model = patching.EntropyModel(CONFIG, freeze({}), replace(OWN, block_size=8, capacity=None))
+    monkeypatch.setattr(patching.EntropyModel, "entropies", lambda self, ids: np.arange(8, dtype=np.float32))
+    monkeypatch.setattr(patching, "load_entropy_model", lambda run_dir, step: model)
+    words = ["patch", str(tmp_path / "a.txt"), "--run-dir", "run", "--mode", "length_constrained"]
+    main([*words, "--num-patches", "2"])
+    assert "8 bytes (BOS included), 2 patches, 4.00 bytes a patch" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="cuts a block into num_patches patches, got None: set it"):
+        main(words)
 
 
 def test_entropies_are_written_with_model_and_context(tmp_path):

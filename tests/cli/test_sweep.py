@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from jaxblt.cli.main import main
 from jaxblt.cli.sweep import SweepOptions, named, option_pairs, read_changes, without_options
-from jaxblt.training.sweep import Outcome, Ranking, default_ranking, table_of, write_table
+from jaxblt.training import sweep as training_sweep
+from jaxblt.training.health import TrainingFailed
+from jaxblt.training.sweep import Outcome, Ranking, Trial, default_ranking, table_of, write_table
 from tests.compiled import compiled_once_and_quickly
-from tests.training.tiny import tiny_recipe
+from tests.training.tiny import Letters, tiny_recipe
 
 FILE = """
 from jaxblt.training.recipe import Recipe
@@ -68,6 +71,24 @@ def test_a_sweep_trains_each_run_once_and_ranks_them(recipe, tmp_path, capsys):
     }
     with pytest.raises(ValueError, match=r"run learning-rate=0.02: .*train.seed: 0 -> 1"):
         main([*argv, "--train.seed", "1"])
+
+
+def test_a_run_that_fails_by_any_error_is_recorded_and_the_others_go_on(tmp_path, monkeypatch):
+    errors = {"0": RuntimeError("RESOURCE_EXHAUSTED:\nout of memory"), "1": TrainingFailed("not finite")}
+
+    def fit(recipe, run_dir, *, source):
+        if run_dir.name in errors:
+            raise errors[run_dir.name]
+        return SimpleNamespace(finished=True)
+
+    monkeypatch.setattr(training_sweep, "fit", fit)
+    trials, said = [Trial(name, tiny_recipe()) for name in "012"], []
+    ranking = Ranking("loss", higher=False)
+    outcomes = training_sweep.sweep(trials, tmp_path, ranking, source=Letters(), say=said.append)
+    status = ["failed: RuntimeError: RESOURCE_EXHAUSTED: out of memory", "failed: not finite", "finished"]
+    assert [outcome.status for outcome in outcomes] == status
+    assert [run["status"] for run in json.loads((tmp_path / "sweep.json").read_text())["runs"]] == status
+    assert said[1] == f"run 0 {status[0]}"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 import warnings
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from jaxblt.data import BytesSource, DataConfig, SourceConfig, make_dataset, open_source, read_document
@@ -31,6 +32,10 @@ def test_each_kind_opens(tmp_path):
     assert first("a.fa.xz", kind="fasta") == b"acgtACGT"
     assert first("a.fa.xz", kind="fasta", soft_mask="upper") == b"ACGTACGT"
     assert first("a.fa.xz", kind="fasta", bed=str(tmp_path / "a.bed")) == b"gtACGTNN"
+    assert first("a.fa.xz", kind="bytes") == lzma.compress(b">c\nacgtACGT\n")
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["column"]}), tmp_path / "a.parquet")
+    assert first("a.parquet", kind="arrow", field="body") == b"column"
+    assert first("a.parquet", kind="bytes").startswith(b"PAR1")
     assert len(open_source(build(sample="udhr"))) == 18
 
 
@@ -79,7 +84,10 @@ def test_options_that_do_not_go_together(options, message):
         ({}, r"give either paths or sample, got paths=\(\) and sample=None"),
         ({"paths": ("x",), "sample": "book"}, "give either paths or sample"),
         ({"sample": "boook"}, "unknown sample 'boook': choose one of 'book', 'udhr', 'lambda'"),
-        ({"paths": ("x",), "kind": "csv"}, "kind must be one of 'text', 'jsonl', 'fasta', got 'csv'"),
+        (
+            {"paths": ("x",), "kind": "csv"},
+            "kind must be one of 'text', 'jsonl', 'fasta', 'arrow', 'bytes', got",
+        ),
         (
             {"sample": "book", "split": "position", "seq_len": 200_000},
             r"seq_len = 200000 is longer than every doc",
@@ -102,11 +110,11 @@ def test_options_that_do_not_go_together(options, message):
         ({"sample": "book", "soft_mask": "upper"}, "data.soft_mask = 'upper' is read with kind='fasta' only"),
         (
             {"paths": ("x.jsonl",), "field": "body"},
-            "data.field = 'body' is read with kind='jsonl' only, and no",
+            "data.field = 'body' is read with kind='jsonl' or kind='arrow' only, and no",
         ),
         (
             {"sources": (SourceConfig(name="a", sample="book"),), "field": "body"},
-            "data.field = 'body' is read with kind='jsonl' of a source only",
+            "data.field = 'body' is read with kind='jsonl' or kind='arrow' of a source only",
         ),
     ],
 )
@@ -147,7 +155,7 @@ def test_a_short_split_can_be_evaluated_in_longer_windows():
     assert dataset.batch(0).loss_mask.sum() == dataset.num_bytes == 4850
 
 
-def test_importing_the_room_leaves_grain_and_pyfaidx_alone():
-    code = "import sys, jaxblt.data; print({'grain', 'pyfaidx', 'orbax', 'matplotlib'} & set(sys.modules))"
+def test_importing_the_room_leaves_grain_and_pyarrow_alone():
+    code = "import sys, jaxblt.data; print({'grain', 'pyarrow', 'orbax', 'matplotlib'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"

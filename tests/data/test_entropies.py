@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from jaxblt.data import BytesSource, DataConfig, make_dataset, read_entropies, source_hash, write_entropies
+from jaxblt.seals import HASH, MARK, UnsealedWarning
+from tests.flipped import flips
 
 SOURCE = BytesSource([b"hello", b"", b"bytes of a document"])
 VALUES = [np.arange(n + 1, dtype=np.float32) + 100 * i for i, n in enumerate(SOURCE.lengths)]
@@ -54,14 +56,57 @@ def test_entropies_of_another_model_or_context_are_refused(path):
         entropies.check("abc", None)
 
 
-def test_a_note_of_an_older_version_names_no_model(path):
+def without(path, *names):
+    """Take entries out of the note."""
     note = path.with_name(path.name + ".json")
     content = json.loads(note.read_text())
-    del content["context"]
-    note.write_text(json.dumps(content))
-    entropies = read_entropies(path, SOURCE)
+    note.write_text(json.dumps({name: value for name, value in content.items() if name not in names}))
+
+
+def test_a_note_of_an_older_version_names_no_model(path):
+    without(path, "context", HASH, MARK)
+    with pytest.warns(UnsealedWarning, match=r"e.npy is of an earlier version and has no hash"):
+        entropies = read_entropies(path, SOURCE)
     entropies.check("xyz", None)
     assert entropies.context is None
+
+
+def test_a_changed_bit_is_an_error(path):
+    for file in (path, path.with_name(path.name + ".json")):
+        for bit in flips(file):
+            with pytest.raises(ValueError) as caught:
+                read_entropies(path, SOURCE)
+            assert "\n" not in str(caught.value), bit
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.full(27, np.nan, np.float32), r"entropies holds nan at \[0\], expected finite numbers"),
+        (
+            np.ones(24, np.float32),
+            r"float32 of shape \(24,\), expected float32 of shape \(27,\), one for each byte",
+        ),
+        (np.ones((27, 1), np.float32), r"float32 of shape \(27, 1\)"),
+        (np.ones(27, np.int8), r"int8 of shape \(27,\)"),
+        (np.ones(27, ">f4"), r">f4 of shape \(27,\)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::jaxblt.seals.UnsealedWarning")
+def test_files_that_hold_no_entropies_are_refused(path, values, words):
+    without(path, HASH, MARK)
+    np.save(path, values)
+    with pytest.raises(ValueError, match=words):
+        read_entropies(path, SOURCE)
+
+
+def test_a_damaged_note_says_so(path):
+    without(path, "model")
+    with pytest.raises(ValueError, match=r"e.npy.json lacks model: write the entropies again"):
+        read_entropies(path, SOURCE)
+    path.with_name(path.name + ".json").write_text("[]")
+    with pytest.raises(ValueError, match=r"e.npy.json lacks source_sha256, model, documents, values"):
+        read_entropies(path, SOURCE)
 
 
 def test_incomplete_or_wrong_values_leave_no_file(tmp_path):

@@ -1,14 +1,17 @@
 """Labelled records: read from every kind of file, dealt to splits, made into rows; what is wrong is named."""
 
+import csv
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from jaxblt.data import BOS, OFFSET, LabelledDataConfig, make_dataset, with_classes
+from jaxblt.data import BOS, OFFSET, LabelledDataConfig, LabelTask, make_dataset, with_classes
 from jaxblt.data.labelled import UNLABELLED, fitting_length, label_lines, number_statistics, read_parts
+from jaxblt.data.sources.tables import TABLES, read_table
 
 SEQUENCES = {f"r{i}": "ACGT"[i % 4] * (3 + i % 5) + "ACGTTGCA"[: i % 7] + f"{i:02d}" for i in range(40)}
 LABELS = {name: "yes" if "A" in sequence[:1] else "no" for name, sequence in SEQUENCES.items()}
@@ -101,6 +104,41 @@ def test_equal_sequences_lie_in_one_part(here):
     assert len(after) == 2 * len(SEQUENCES)
     assert all(before[record.sequence] == part for part, record in after)
     assert after[-1][1].name == after[-1][1].place
+
+
+def test_near_copies_lie_in_one_part(here):
+    """By a hash they do not, and equal sequences do."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for group in range(60):
+        stretch = "".join("ACGT"[i] for i in rng.integers(0, 4, 90))
+        rows += [
+            (group, stretch[i : i + 80], ("yes", "no")[group % 2], f"{i}.5") for i in range(1 + group % 4)
+        ]
+    lines = [f"g{group},{stretch},{label},{number}\n" for group, stretch, label, number in rows]
+    write("g.csv", "id,sequence,label,number\n" + "".join(lines))
+    config = config_of("g.csv", seq_len=96, split="groups")
+    for more in ({}, {"split_seed": 3}, {"tasks": (LabelTask("number", "number"), LabelTask("label"))}):
+        parts = read_parts(replace(config, **more))
+        names = {part: {record.name for record in records} for part, records in parts.items()}
+        assert sum(map(len, names.values())) == 60
+        assert [len(records) for records in parts.values()] == [90, 30, 30]
+        place = 1 if "tasks" in more else 0
+        yes = [sum(record.labels[place] == "yes" for record in records) for records in parts.values()]
+        assert yes == [36, 12, 12]
+    strict, loose = (read_parts(replace(config, **more)) for more in ({"group_share": 1.0}, {"group_k": 79}))
+    assert all(len({r.name for records in p.values() for r in records}) == 60 for p in (strict, loose))
+    assert len(strict["test"]) == 30
+    (line,) = label_lines(with_classes(config))
+    assert (
+        line
+        == "data.split = 'groups' deals whole groups of near-copies: 90 train, 30 validation, 30 test records"
+    )
+    hashed = {part: {r.name for r in records} for part, records in read_parts(config_of("g.csv")).items()}
+    assert hashed["train"] & hashed["test"]
+    write("one.csv", "sequence,label\n" + "".join(f"{'ACGTTGCATA' * 5}{'ACGT'[i]},x\n" for i in range(4)))
+    with pytest.raises(ValueError, match="4 records are 1 group of near-copies"):
+        read_parts(config_of("one.csv", split="groups"))
 
 
 def test_splits_by_column_and_by_file(here):
@@ -255,6 +293,39 @@ def test_cells_of_a_csv_may_hold_quotes_and_lines(here):
     assert set(records) == {b"two\nlines, one cell", b'say "hi"', b'5" pipe'}
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+def test_a_cell_may_be_longer_than_pythons_limit(here, name):
+    """The limit stays what it is for other readers, also while a table is being read."""
+    before, long = csv.field_size_limit(), "ACGT" * 100_000
+    write(name, f"sequence,label\n{long},x\nAC,y\n".replace(",", "," if name == "t.csv" else "\t"))
+    rows = read_table(here / name, TABLES[name[1:]])
+    assert next(rows)[1] == ["sequence", "label"]
+    assert csv.field_size_limit() == before
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(lambda seed: read_parts(config_of(name, split_seed=seed)), range(8)))
+    for part in parts:
+        assert max(len(r.sequence) for records in part.values() for r in records) == len(long)
+    assert [len(cells[0]) for _, cells in rows] == [len(long), 2]
+    assert csv.field_size_limit() == before
+
+
+def test_one_column_is_not_the_sequence_and_its_label(here):
+    write_table()
+    write_jsonl()
+    for name, fields, said in (
+        ("r.csv", {"label": "sequence"}, "the sequences and a label"),
+        ("r.jsonl", {"label": "sequence"}, "the sequences and a label"),
+        ("r.csv", {"tasks": (LabelTask("label"), LabelTask("sequence"))}, "the sequences and a label"),
+        ("r.csv", {"split": "column", "split_column": "sequence"}, "the sequences and the split"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"'{name}': column 'sequence' cannot be {said}: name another column"
+        ):
+            read_parts(config_of(name, **fields))
+    with pytest.raises(ValueError, match="column 'label' cannot be a label and the split"):
+        read_parts(config_of("r.csv", split="column", split_column="label"))
+
+
 def append(name, line):
     with open(name, "a") as file:
         file.write(f"{line}\n")
@@ -335,8 +406,10 @@ def test_bad_configs_of_labelled_data(here):
         ),
         (
             {"target": "number", "split": "files", "split_seed": 1},
-            "data.split_seed = 1 is read with split='hash' only",
+            "data.split_seed = 1 is read with split='hash' or 'groups' only",
         ),
+        ({"target": "number", "group_k": 9}, "data.group_k = 9 is read with split='groups' only"),
+        ({"target": "number", "group_share": 0.4}, "data.group_share = 0.4 is read with split='groups' only"),
         (
             {"target": "number", "genome": "r.csv"},
             "data.genome = 'r.csv' is read with a .bed file among the paths only",

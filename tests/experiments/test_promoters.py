@@ -1,4 +1,4 @@
-"""The promoter benchmark: its words are counted right, its CNN has the size asked for, and its figures are complete."""
+"""The promoter benchmark: its CNN has the size asked for, its splits hold no near-copies, its figures are complete."""
 
 import json
 import lzma
@@ -10,27 +10,12 @@ import numpy as np
 import pytest
 
 from experiments.benchmark._cnn import equal_size
-from experiments.benchmark._kmers import count_kmers, score_kmers
-from experiments.benchmark._labelled import count_wins
-from experiments.benchmark.promoters import MODELS, promoters, write_table
+from experiments.benchmark._labelled import count_wins, data_of
+from experiments.benchmark._tables import promoters as promoters_table
+from experiments.benchmark.promoters import MODELS, SHARE, promoters, write_table
+from jaxblt.evaluation.label_baselines import read_split
 from jaxblt.training.flops import count_params
 from tests.finetuning import records, write_base
-
-
-def test_words_are_counted() -> None:
-    counts = count_kmers([b"ACGTAC", b"AANA"], 2)
-    assert counts.shape == (2, 20)
-    assert counts[0, :4].tolist() == [2, 2, 1, 1]
-    assert counts[0, 4 + 1] == 2  # AC
-    assert counts[1].tolist() == [3, 0, 0, 0, 1] + [0] * 15
-
-
-def test_words_tell_a_motif() -> None:
-    found = [(s.encode(), int(label == "promoter")) for _, s, label in records()]
-    parts = {"train": found[:120], "validation": found[120:180], "test": found[180:]}
-    scored = score_kmers({n: ([s for s, _ in p], np.array([y for _, y in p])) for n, p in parts.items()}, 3)
-    assert scored["auroc"] > 0.9
-    assert scored["parameters"] == 4 + 16 + 64 + 1
 
 
 @pytest.mark.parametrize("count", [20_000, 300_000])
@@ -57,11 +42,47 @@ def test_a_sequence_stands_once_in_the_table(tmp_path: Path) -> None:
 
 def test_a_win_is_over_all_others() -> None:
     def runs(seed: int, finetuned: float) -> list[dict]:
-        mcc = {"kmers": 0.5, "finetuned": finetuned, "probe": 0.4, "cnn": 0.6}
+        mcc = {"markov": 0.3, "nearest": 0.2, "kmers": 0.5, "finetuned": finetuned, "probe": 0.4, "cnn": 0.6}
         return [{"seed": seed, "model": name, "mcc": value} for name, value in mcc.items()]
 
-    found = [*runs(0, 0.7), *runs(1, 0.55), *runs(2, 0.9)[:3]]
+    found = [*runs(0, 0.7), *runs(1, 0.55), *runs(2, 0.9)[:5]]
     assert count_wins(found, "finetuned", MODELS, "mcc") == 1
+
+
+def test_no_word_of_a_genome_lies_in_two_parts(tmp_path: Path) -> None:
+    """Overlapping stretches of a genome: by a hash nearly every one in the test part overlaps one of training."""
+    rng = np.random.default_rng(0)
+    genome = "".join("ACGT"[i] for i in rng.integers(0, 4, 12_000))
+    stretches = {genome[i : i + 81] for i in rng.integers(0, len(genome) - 81, 240)}
+    (tmp_path / "yes.fa").write_text("".join(f">{i}\n{s}\n" for i, s in enumerate(sorted(stretches))))
+    (tmp_path / "no.fa").write_text(">a\nACGT\n")
+    write_table(tmp_path, tmp_path / "t.csv", ("yes",), ("no",))
+    parts = read_split(data_of(tmp_path / "t.csv", 0, 8, group_share=SHARE))
+    words = {
+        part: {s[i : i + 21] for s in found for i in range(len(s) - 20)} for part, (found, _) in parts.items()
+    }
+    assert min(len(found) for found, _ in parts.values()) >= 20
+    assert not words["train"] & words["test"]
+    assert not words["train"] & words["validation"]
+
+
+def test_baselines_need_no_run(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    out = tmp_path / "figures.json"
+    promoters(
+        str(tmp_path), str(out), work=str(tmp_path / "work"), positive=("yes",), negative=("no",), seeds=2
+    )
+    found = json.loads(out.read_text())
+    assert (found["benchmark"], found["base_run"]) == ("promoter_baselines", None)
+    assert [run["model"] for run in found["runs"]] == ["markov", "nearest", "kmers"] * 2
+    assert promoters_table({}) == ""
+    shown = promoters_table({"promoter_baselines": found, "promoters_0": found})
+    assert [line.split(" | ")[:2] for line in shown.splitlines()[-3:]] == [
+        ["| markov", "2"],
+        ["| nearest", "2"],
+        ["| kmers", "2"],
+    ]
+    assert "finetuned" not in shown
 
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
@@ -69,13 +90,11 @@ def test_promoter_figures(tmp_path: Path) -> None:
     write_base(tmp_path / "base")
     write_files(tmp_path)
     out, work = tmp_path / "figures.json", str(tmp_path / "work")
-    options = {"positive": ("yes",), "negative": ("no",), "seeds": 1, "steps": 4, "batch_size": 16, "kmer": 2}
-    promoters(str(tmp_path), str(tmp_path / "base"), str(out), work, **options)
+    options = {"positive": ("yes",), "negative": ("no",), "seeds": 1, "steps": 4, "batch_size": 16}
+    promoters(str(tmp_path), str(out), str(tmp_path / "base"), work, **options)
     found = json.loads(out.read_text())
-    assert [run["model"] for run in found["runs"]] == ["kmers", "finetuned", "probe", "cnn"]
-    assert all(
-        {"mcc", "auroc", "auprc", "accuracy", "f1", "parameters", "seconds"} <= set(r) for r in found["runs"]
-    )
+    assert tuple(run["model"] for run in found["runs"]) == MODELS
+    assert all({"mcc", "auroc", "auprc", "accuracy", "f1", "seconds"} <= set(r) for r in found["runs"])
     assert found["records"] == {"promoter": 120, "other": 120}
     with pytest.raises(FileExistsError, match="nothing is overwritten"):
-        promoters(str(tmp_path), str(tmp_path / "base"), str(out), work, **options)
+        promoters(str(tmp_path), str(out), str(tmp_path / "base"), work, **options)

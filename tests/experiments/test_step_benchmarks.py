@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark import _cpu_row, cpu_table, patching_share
+from experiments.benchmark import _cpu_row, _split_step, cpu_table, patching_share, split_step
 from experiments.benchmark.__main__ import main
 from experiments.benchmark._step import prepare
 from jaxblt.parallel import MeshConfig
@@ -108,3 +108,23 @@ def test_lengths_must_divide_the_bytes_of_a_step():
 def test_a_row_that_fails_says_why():
     with pytest.raises(RuntimeError, match="holds no run"):
         cpu_table.row(seq_len=1024, batch_size=1, entropy_run="no/such/run", trials=20)
+
+
+def test_a_step_over_rows_of_several_devices(monkeypatch, tmp_path):
+    """One program is timed on each mesh, with the same rows on each device."""
+    taken = {"data=1": 3.0, "fsdp=2": 2.0}
+    asked = []
+
+    def measured(recipe, trials):
+        asked.append(recipe)
+        return {"seconds": {"median": taken["fsdp=2" if recipe.mesh.fsdp == 2 else "data=1"]}}
+
+    monkeypatch.setattr(_split_step, "measured", measured)
+    out = tmp_path / "split.json"
+    main(["split_step", "--out", str(out), "--meshes", *taken, "--rows", "3", "--model", "blt_hyena"])
+    meshes = json.loads(out.read_text())["meshes"]
+    assert [(found["mesh"], found["efficiency"]) for found in meshes] == [("data=1", 1.0), ("fsdp=2", 1.5)]
+    assert [recipe.data.batch_size for recipe in asked] == [3, 6]
+    for mesh in ("fsdp", "rows=2", "data=x"):
+        with pytest.raises(ValueError, match="expected axes of"):
+            split_step.read_mesh(mesh)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxblt.data.vocab import EOS
 from jaxblt.inference import (
     Decoder,
     SamplingConfig,
@@ -18,11 +19,13 @@ from jaxblt.inference import (
     sample,
     teacher_force,
 )
+from jaxblt.inference.sampling import alphabet_table
 from jaxblt.mixers import AttentionConfig
 from jaxblt.mixers.sequence import splits_call
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init_byte_lm_state
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, byte_entropies, decided, make_patches
+from jaxblt.random_keys import make_key
 from jaxblt.testing.collectives import collectives
 from tests.mixer_table import table
 from tests.parameters import drawn
@@ -166,6 +169,27 @@ def test_sampling_keeps_to_top_k_and_top_p():
         assert set(np.asarray(sample(config, keys, logits)).tolist()) == kept
 
 
+def test_equal_logits_leave_exactly_k_and_the_fewest():
+    logits = jnp.zeros((300, 260)).at[:, 100:103].set(1.0)
+    keys = jax.random.split(make_key(0), 300)
+    configs = {
+        SamplingConfig(top_k=1): [100],
+        SamplingConfig(top_k=2): [100, 101],
+        SamplingConfig(top_p=1e-3): [100],
+    }
+    for config, kept in configs.items():
+        assert sorted(set(np.asarray(sample(config, keys, logits)).tolist())) == kept
+
+
+def test_an_alphabet_is_kept_to_and_holds_eos():
+    logits, keys = jnp.zeros((300, 260)).at[:, 70].set(30.0), jax.random.split(make_key(0), 300)
+    table = alphabet_table([b"ACGT"] * 300)
+    for config, most in ((SamplingConfig(), 5), (SamplingConfig(top_k=2), 2), (GREEDY, 1)):
+        drawn = set(np.asarray(sample(config, keys, logits, alphabet=table)).tolist())
+        assert len(drawn) == most
+        assert drawn <= {EOS, *(byte + 4 for byte in b"ACGT")}
+
+
 NEVER_DRAWN = (0, 1, 3)
 
 
@@ -220,9 +244,26 @@ def test_a_request_is_drawn_alike_in_any_company(byte_model):
     assert alone == first
     [going_on] = write([b"ab" + first[:4]], seed=7)
     assert going_on[:5] == first[4:9]
+    with jax.default_prng_impl("rbg"):
+        assert write([b"ab"], seed=7) == [first]
     one_seed = write([b"ab", b"ab", b"ab"], seed=7)
     assert one_seed[0] == first
     assert len(set(one_seed)) == 3
+
+
+def test_parameters_in_boxes_and_an_alphabet_for_each_are_taken(byte_model):
+    decoder, params = byte_model
+    shapes = jax.eval_shape(decoder.build().init, make_key(0), jnp.ones((1, 8), jnp.int32))["params"]
+    boxed = {"model": jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(params["model"]))}
+    write = partial(generate, decoder, max_new_bytes=9, seed=[7, 8, 9])
+    prompts = [b"ab", b"a longer prompt", b"ab"]
+    assert write(boxed, prompts) == write(params, prompts)
+    texts = write(params, prompts, alphabet=[b"ACGT", b"x", None])
+    assert [set(text) <= set(kept) for text, kept in zip(texts, (b"ACGT", b"x"), strict=False)] == [
+        True,
+        True,
+    ]
+    assert texts[2] == write(params, prompts)[2]
 
 
 def with_nan(params, *path, row=None):
@@ -285,6 +326,9 @@ def test_errors():
         ({"seed": 2**32}, "seed must be an integer from 0 to 4294967295, got 4294967296"),
         ({"seed": [1, 2]}, "one for each of the 1 prompts, got 2"),
         ({"seed": None}, "seed must be an integer from 0 to 4294967295, got None"),
+        ({"alphabet": b""}, "alphabet must be bytes such as b'ACGT', or None for all, got b''"),
+        ({"alphabet": "ACGT"}, "alphabet must be bytes such as b'ACGT', or None for all, got 'ACGT'"),
+        ({"alphabet": [b"A", b"C"]}, "alphabet must be bytes, or one for each of the 1 prompts, got 2"),
         ({"seed": [0.5]}, "seed must be an integer from 0 to 4294967295, got 0.5"),
     ],
 )

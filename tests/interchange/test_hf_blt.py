@@ -62,14 +62,16 @@ def test_the_whole_model_is_refused_with_every_difference(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def copied(folder: Path, *, drop: str = "", **settings) -> Path:
-    """The fixture with other settings of its patcher, and without a weight."""
+def copied(folder: Path, *, drop: str = "", spoil: str = "", **settings) -> Path:
+    """The fixture with other settings of its patcher, without a weight, or with NaN in one."""
     folder.mkdir()
     config = json.loads((FIXTURE / "config.json").read_text())
     config["patcher_config"] |= settings
     (folder / "config.json").write_text(json.dumps(config))
     arrays = load_file(FIXTURE / "model.safetensors")
     arrays.pop(drop, None)
+    if spoil:
+        arrays[spoil] = arrays[spoil] * np.nan
     half = len(arrays) // 2
     shards = {"a.safetensors": list(arrays)[:half], "b.safetensors": list(arrays)[half:]}
     for file, names in shards.items():
@@ -100,6 +102,10 @@ def test_shards_and_half_precision_are_read(tmp_path):
         ),
         ({"hidden_act": "gelu"}, "patcher_config.hidden_act is 'gelu', expected 'silu'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn', expected 'default'"),
+        (
+            {"spoil": "model.patcher.norm.weight"},
+            r"model.patcher.norm.weight holds nan at \[0\], expected finite",
+        ),
         ({"hidden_size": "16"}, "patcher_config.hidden_size is '16', expected a whole number"),
     ],
 )

@@ -21,7 +21,7 @@ from jaxblt.interchange import (
 )
 from jaxblt.interchange import programs as programs_module
 from jaxblt.patching import PatchOverflowWarning
-from tests.answers.runs import HEADS, SEQ_LEN, SHORT
+from tests.answers.runs import HEADS, SEQ_LEN, SHORT, markov_run, random_probabilities
 from tests.interchange.clean import SIZES
 from tests.mixer_table import table
 
@@ -143,7 +143,7 @@ def test_answers_that_are_wrong_are_told():
 def test_entropies_that_are_not_finite_are_told(runs, monkeypatch):
     """They cut no patch, so the states are finite: `row_states` says so apart."""
     found = jnp.ones((1, 16)), jnp.ones((1, SEQ_LEN), jnp.int32), jnp.zeros(1, bool)
-    monkeypatch.setattr(programs_module, "row_states", lambda *args: found)
+    monkeypatch.setattr(programs_module, "row_states", lambda *args, **options: found)
     made = make_embed_program(runs["bytes"], SEQ_LEN, platforms=("cpu",))
     with pytest.raises(ValueError, match="the answer for record 0 is not finite"):
         Program(made.about, made.exported, made.arrays)(SHORT[:1])
@@ -160,3 +160,19 @@ def test_options_that_do_not_go_together_are_named(files, tmp_path):
         with pytest.raises(ValueError, match=says):
             main(["export", run, "--out", out, *argv])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_program_reads_records_in_the_runs_letters():
+    data = {"kind": "fasta", "paths": ("g.fa",), "soft_mask": "upper", "scored": "ACGT", "eos": False}
+    run = markov_run(random_probabilities(), **data)
+    made, records = make_score_program(run, 16, platforms=("cpu",)), [b"NNgattaca", b"GATTACA", b"NNN"]
+    rows = np.zeros((3, 16), np.uint8)
+    for row, record in zip(rows, records, strict=True):
+        row[: len(record)] = np.frombuffer(record, np.uint8)
+    sizes = jnp.asarray([len(record) for record in records], jnp.int32)
+    found = made.exported.call(made.arrays, jnp.asarray(rows), sizes)
+    scores = run.score(records)
+    np.testing.assert_array_equal(found["scored"], scores.scored)
+    np.testing.assert_allclose(found["nats"].sum(1), scores.log_likelihood, rtol=1e-5)
+    assert made.about["scored"] == "ACGT"
+    assert made.about["upper"] is True

@@ -1,6 +1,7 @@
 """A run becomes one file and a run folder again, in whole or not at all."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from jaxblt.interchange import read_run, write_run
 from jaxblt.interchange.runs import alone
 from jaxblt.interchange.tensors import write_tensors
 from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.seals import HASH, MARK, UnsealedWarning, seal
 from jaxblt.training.checkpoint import restore
 from jaxblt.training.hybrid import HybridConfig
 from jaxblt.training.reference import ReferenceConfig
+from tests.flipped import flips
 from tests.interchange.clean import NAMES, logits_of
 from tests.interchange.conftest import ask_clean_process
 from tests.training.tiny import tiny_recipe
@@ -32,10 +35,11 @@ def text_of(file) -> dict[str, str]:
 
 
 def changed(file, out, edit) -> Path:
-    """A copy of a file after `edit(arrays, text)`."""
+    """A copy of a file after `edit(arrays, text)`, sealed anew."""
     arrays, text = load_file(file), text_of(file)
+    del text[MARK], text[HASH]
     edit(arrays, text)
-    save_file(arrays, out, text)
+    save_file(arrays, out, seal(arrays, text))
     return out
 
 
@@ -136,6 +140,41 @@ def test_what_cannot_be_read_leaves_nothing(files, tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         read_run(tmp_path / "none", tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_a_changed_bit_is_an_error(files, tmp_path):
+    file = Path(shutil.copy(files / "bytes.safetensors", tmp_path))
+    for bit in flips(file):
+        with pytest.raises(ValueError) as caught:
+            read_run(file, tmp_path / "run")
+        assert "\n" not in str(caught.value), bit
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_a_file_of_an_earlier_version_is_read_with_a_word(files, tmp_path):
+    arrays, text = load_file(files / "bytes.safetensors"), text_of(files / "bytes.safetensors")
+    del text[MARK], text[HASH]
+    save_file(arrays, tmp_path / "a.safetensors", text)
+    with pytest.warns(
+        UnsealedWarning, match="a.safetensors is of an earlier version and has no hash"
+    ) as said:
+        read_run(tmp_path / "a.safetensors", tmp_path / "again")
+    assert len(said) == 1
+    arrays["model.head.norm.scale"][3] = np.nan
+    save_file(arrays, tmp_path / "a.safetensors", text)
+    with (
+        pytest.warns(UnsealedWarning),
+        pytest.raises(ValueError, match=r"model.head.norm.scale holds nan at \[3\], expected finite numbers"),
+    ):
+        read_run(tmp_path / "a.safetensors", tmp_path / "run")
+
+
+def test_parameters_that_are_not_finite_are_not_written(runs, tmp_path):
+    run = runs["bytes"]
+    broken = replace(run, params=jax.tree.map(lambda x: x * np.nan, run.params))
+    with pytest.raises(ValueError, match=r"model\.\S+ holds nan at \[0"):
+        write_run(broken, tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_commands_say_what_they_wrote_and_overwrite_nothing(files, tmp_path, monkeypatch, capsys):

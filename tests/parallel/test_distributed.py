@@ -77,7 +77,7 @@ def test_the_table_names_every_process(reports: Any) -> None:
 
 
 def test_processes_agree_on_the_step_to_stop_at(reports: Any) -> None:
-    assert [report["stops"] for report in reports[0]] == [[4, 6]] * len(reports[0])
+    assert [report["stops"] for report in reports[0]] == [[4, 5, 6, 7]] * len(reports[0])
 
 
 def test_checkpoints_cross_process_counts(reports: Any) -> None:
@@ -109,6 +109,20 @@ def test_a_process_that_waits_in_vain_says_so() -> None:
     assert done.returncode != 0
     assert "DistributedError: process 1 of 2" in done.stderr
     assert "within 2 s: are all processes started" in done.stderr
+
+
+def test_an_error_of_the_start_is_not_called_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a backend that was started before; the others wait, and say so."""
+
+    def refuse(**options: Any) -> None:
+        raise RuntimeError("initialize() must be called before\nany JAX calls")
+
+    monkeypatch.setattr(jax.distributed, "initialize", refuse)
+    with pytest.raises(
+        DistributedError,
+        match=r"^process 1 of 2 .* could not join at a:1: initialize.* any JAX calls$",
+    ):
+        init_distributed(coordinator="a:1", num_processes=2, process_id=1)
 
 
 def test_an_exchange_that_hangs_says_who_waited(monkeypatch: pytest.MonkeyPatch) -> None:

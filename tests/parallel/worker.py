@@ -25,7 +25,7 @@ from jaxblt.parallel import (
 )
 from jaxblt.training.checkpoint import Checkpointer, abstract_like
 from jaxblt.training.frozen_store import read_frozen, write_frozen
-from jaxblt.training.preemption import StopRequest
+from jaxblt.training.preemption import StopRequest, Vote
 from jaxblt.training.state import Frozen, content_hash
 
 BATCH, LENGTH = 8, 12
@@ -77,12 +77,12 @@ def through_mixers(mesh: jax.sharding.Mesh | None) -> dict[str, list[float]]:
 
 def stops(process: int) -> list[int]:
     """The steps at which this process is told to stop, when the last process gets a SIGTERM before step 3."""
-    agreed = []
-    with StopRequest(every=2) as stop:
+    agreed, vote = [], Vote()
+    with StopRequest() as stop:
         for step in range(8):
             if step == 3 and process == jax.process_count() - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-            if stop.agreed(step):
+            if vote(stop.here, step)[0]:
                 agreed.append(step)
     return agreed
 

@@ -2,7 +2,10 @@
 
 from types import SimpleNamespace
 
-from jaxblt.profiling.collectives import exchanges
+import jax
+
+from jaxblt.parallel import make_mesh
+from jaxblt.profiling.collectives import crossed_axes, exchanges
 from jaxblt.testing.collectives import collectives, spanning
 
 PROGRAM = """
@@ -23,6 +26,23 @@ def test_results_of_exchanges_are_counted_once() -> None:
         ("collective-permute", [4]),
         ("ragged-all-to-all", [6]),
     ]
+
+
+GROUPS = """
+  %s = ((f32[2]{0}), f32[4]{0}) all-gather-start(%x), channel_id=1, replica_groups=[4,2]<=[8], dimensions={0}
+  %a = f32[4]{0} all-gather-done(%s)
+  %b = f32[4]{0} all-reduce(%x), replica_groups=[4,2]<=[2,2,2]T(1,2,0), to_apply=%add
+  %c = f32[4]{0} all-reduce(%x), replica_groups={{0,2},{1,3},{4,6},{5,7}}, to_apply=%add
+  %d = f32[4]{0} collective-permute(%x), source_target_pairs={{0,2},{2,0}}
+  %e = f32[4]{0} all-gather(%x), replica_groups=mesh['data'=2,'fsdp'=2,'seq'=2,'tensor'=1] {'seq','data'}
+  %f = f32[4]{0} all-reduce(%x), replica_groups={}, to_apply=%add
+"""
+
+
+def test_along_which_axes_devices_exchange() -> None:
+    mesh = make_mesh(data=2, fsdp=2, seq=2, devices=jax.devices()[:8])
+    found = [crossed_axes(arrays[0], mesh) for arrays in exchanges(GROUPS)]
+    assert found == [{"seq"}, {"data"}, {"fsdp"}, {"fsdp"}, {"data", "seq"}, {"data", "fsdp", "seq"}]
 
 
 def test_their_dtypes_and_shapes() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import jaxblt
 from jaxblt.cli.memory import memory
+from jaxblt.data import DataConfig
 from jaxblt.mixers import AttentionConfig, MACConfig, MAGConfig, SlotMemoryConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.profiling import memory_picture
@@ -201,10 +202,11 @@ def test_a_command_draws_a_part_of_a_file(tmp_path, monkeypatch, capsys):
     numbers = {"surprise": [1.0], "norm": [2.0], "alpha": [0.5]}
     values = {"labels": ["a"], "layers": [{"layer": 0, "kind": "neural memory", "chunk_size": 4, **numbers}]}
     plain = memory_picture.MemoryPicture(draw(values), values)
-    monkeypatch.setattr(jaxblt, "load", lambda run_dir: f"run of {run_dir}")
+    run = SimpleNamespace(recipe=SimpleNamespace(data=DataConfig()))
+    monkeypatch.setattr(jaxblt, "load", lambda run_dir, *, step: run)
     monkeypatch.setattr(memory_picture, "plot_memory", plot)
     memory("runs/titan", str(tmp_path / "text.txt"), start=8, out="x")
-    assert asked == {"run": "run of runs/titan", "ids": [1, ord("8") + 4, ord("9") + 4], "out": "x"}
+    assert asked == {"run": run, "ids": [1, ord("8") + 4, ord("9") + 4], "out": "x"}
     assert "layers with a memory: 1, ids: 3" in capsys.readouterr().out
     memory(str(tmp_path), str(tmp_path / "text.txt"), length=2, tensorboard=True)
     assert [image.step for image in events(tmp_path).Images("eval/memory")] == [3]

@@ -13,7 +13,8 @@ from flax.traverse_util import flatten_dict
 import jaxblt
 from jaxblt.cli.finetune import parse_finetune
 from jaxblt.cli.main import main
-from jaxblt.data import LabelledDataConfig, with_classes
+from jaxblt.data import LabelledDataConfig, NearCopyWarning, with_classes
+from jaxblt.parallel import MeshConfig
 from jaxblt.training.finetune import finetune_recipe
 from jaxblt.training.frozen import load_frozen
 from jaxblt.training.integrity import StateMismatch
@@ -22,6 +23,7 @@ from jaxblt.training.resolved import read_resolved
 from jaxblt.training.state import BASE
 from tests.compiled import compiled_once_and_quickly
 from tests.finetuning import records, write_base, write_records
+from tests.tolerances import assert_close
 
 BASE_RUN, RUN = "runs/ecoli", "runs/promoters"
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "finetune.md").read_text(encoding="utf-8")
@@ -143,6 +145,11 @@ def test_an_answer_does_not_depend_on_its_neighbours(run):
     sequences = [sequence for _, sequence, _ in records(count=12)]
     together = run.classify(sequences)
     assert together.names[:2] == ("0", "1")
+    on_mesh = run.classify(sequences, mesh=MeshConfig(data=2, seq=4))
+    assert_close(on_mesh.probabilities, together.probabilities, n=64)
+    lower = [sequence.lower() for sequence in sequences]
+    np.testing.assert_array_equal(run.classify(lower).probabilities, together.probabilities)
+    assert np.abs(run.classify(lower, as_trained=False).probabilities - together.probabilities).max() > 1e-3
     for i in (0, 5):
         alone = run.classify([sequences[i]])
         np.testing.assert_allclose(alone.probabilities[0], together.probabilities[i], rtol=1e-6)
@@ -237,6 +244,20 @@ def short(recipe):
     return replace(recipe, optimizer=optimizer, train=train)
 
 
+def test_near_copies_across_a_split_are_told(tmp_path):
+    """A record without its first letter is a near-copy of the whole one."""
+    rows = "".join(f"{s},{label}\n{s[1:]},{label}\n" for _, s, label in records(count=60) if len(s) > 24)
+    (tmp_path / "r.csv").write_text("sequence,label\n" + rows)
+    config = data_of(tmp_path / "r.csv", "class")
+    with pytest.warns(
+        NearCopyWarning, match=r"\d\d% of \d+ sampled .*: data.split = 'groups' keeps near-copies"
+    ):
+        finetune_recipe(BASE_RUN, config)
+    assert finetune_recipe(BASE_RUN, replace(config, split="groups")).data.split == "groups"
+    told = parse_finetune([BASE_RUN, "--data.paths", str(tmp_path / "r.csv"), "--data.split", "groups"])
+    assert told[0].data.split == "groups"
+
+
 def test_another_model_is_refused():
     recipe = finetune_recipe(BASE_RUN, data_of("promoters.jsonl", "class"))
     with pytest.raises(StateMismatch, match=r"holds other parameters: .* is not there"):
@@ -255,7 +276,7 @@ def test_examples_of_the_guide_run(capsys):
         main(words[1:])
     namespace = {}
     examples = [block for kind, block in blocks if kind == "python"]
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         exec(compile(example, "finetune.md", "exec"), namespace)
     assert "('background', 'promoter')" in capsys.readouterr().out

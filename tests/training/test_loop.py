@@ -17,12 +17,13 @@ from jaxblt.patching import PatcherConfig, PatchOverflowWarning
 from jaxblt.training import loop
 from jaxblt.training.checkpoint import Checkpointer, list_steps
 from jaxblt.training.health import TrainingFailed
-from jaxblt.training.loop import begin, fit
+from jaxblt.training.loop import begin, check_same_data, fit
 from jaxblt.training.optimizer import AdamWConfig
 from jaxblt.training.resolved import read_resolved
 from jaxblt.training.runlog import read_metrics
-from jaxblt.training.setup import open_data, recipe_step
+from jaxblt.training.setup import make_setup, open_data, recipe_step
 from jaxblt.training.state import content_hash, without_frozen
+from tests.test_show import check_short
 from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
 
 TIMES = {"seconds", "bytes_per_second", "data_wait", "mfu", "peak_memory_bytes"}
@@ -158,6 +159,40 @@ def test_sigterm_saves_and_the_next_fit_goes_on(run, tmp_path):
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4)
 
 
+def test_two_steps_at_most_are_in_flight_and_a_signal_waits_for_no_others(nameless, tmp_path, monkeypatch):
+    """Nothing is logged, so nothing else waits for them.
+
+    The user has no name, the folder that of a sweep, and checkpoints are linked to another disk.
+    """
+    begun, awaited, wait = [], [], jax.block_until_ready
+    monkeypatch.setattr(jax, "block_until_ready", lambda tree: awaited.append(id(tree)) or wait(tree))
+
+    def watched(setup):
+        step = recipe_step(setup)
+
+        def begin_step(state, batch):
+            assert all(id(metrics) in awaited for metrics in begun[:-1])
+            if len(begun) == 6:
+                os.kill(os.getpid(), signal.SIGTERM)
+            state, metrics = step(state, batch)
+            begun.append(metrics)
+            return state, metrics
+
+        begin_step.trace = step.trace
+        return begin_step
+
+    monkeypatch.setattr(loop, "recipe_step", watched)
+    run_dir, scratch = tmp_path / "lr=[1e-3]", tmp_path / "scratch*"
+    run_dir.mkdir()
+    scratch.mkdir()
+    (run_dir / "checkpoints").symlink_to(scratch)
+    recipe = tiny_recipe(log_every=1000, eval_every=0, checkpoint_every=1000)
+    fitted = fit(recipe, run_dir, source=Letters())
+    assert (fitted.step, len(begun), fitted.finished) == (7, 7, False)
+    assert list_steps(scratch) == [7]
+    assert jaxblt.load(run_dir).step == 7
+
+
 def test_time_limit_saves_and_ends_and_other_data_are_refused(tmp_path, capsys):
     fitted = fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=Letters())
     assert not fitted.finished
@@ -171,7 +206,15 @@ def test_time_limit_saves_and_ends_and_other_data_are_refused(tmp_path, capsys):
         ValueError, match=r"held 103 rows of 3277 bytes, and holds 113 rows of 3597 bytes; put"
     ):
         fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=more)
+    flipped = BytesSource([Letters().documents[0][::-1]])
+    with pytest.raises(
+        ValueError, match=r"have changed: blocks that were sampled hold other bytes, at the same"
+    ):
+        fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=flipped)
     assert contents(tmp_path) == before
+    data = open_data(tiny_recipe(), make_mesh(), source=flipped)
+    for noted in ({}, {"data": {"rows": 103, "bytes": 3277}}):  # by earlier versions
+        check_same_data(noted, data, "run")
     assert fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=more, resume_with=True).step > fitted.step
 
 
@@ -297,6 +340,19 @@ def as_before_frozen_trees_had_folders(fitted, run_dir, old_dir):
     config = json.loads((run_dir / "config.json").read_text())
     assert config.pop("frozen") == {"entropy": entropy.content_hash}
     (old_dir / "config.json").write_text(json.dumps(config | {"frozen_hash": entropy.content_hash}))
+
+
+def test_what_fit_and_load_return_is_shown_in_a_few_lines(patched_runs):
+    """And all that it holds: a notebook prints its last line."""
+    _, fitted, run_dir = patched_runs
+    assert re.fullmatch(
+        r"Fitted 'tiny' at step 20 of 20\n  model       TinyConfig, 23,936 trained parameters\n"
+        r"  validation  bits_per_byte \d.*, bytes_per_patch \S+",
+        repr(fitted),
+    )
+    run, setup = jaxblt.load(run_dir), make_setup(fitted.recipe, make_mesh(), fitted.state.frozen)
+    for made in (fitted, run, run.state, setup):
+        check_short(made)
 
 
 def test_threshold_and_capacity_are_calibrated(patched_runs):

@@ -24,11 +24,10 @@ def test_the_first_request_raises_the_flag_and_the_third_ends(before: list[int],
     """The second changes nothing; signals that come together are one request."""
     mine, now, ended = signal.getsignal(number), [0.0], []
     with StopRequest(clock=lambda: now[0], end=ended.append) as stop:
-        assert not stop.agreed(0)
+        assert not stop.here
         for now[0] in (5.0, 5.05, 5.09, 5.2, 5.25):
             os.kill(os.getpid(), number)
             assert stop.here
-            assert stop.agreed(1)
             assert (before, ended) == ([], [])
         now[0] = 5.4
         os.kill(os.getpid(), number)
@@ -74,7 +73,7 @@ def test_other_signals_and_a_flag_by_hand(before: list[int]) -> None:
         assert stop.here
     with StopRequest() as stop:
         stop.set()
-        assert stop.agreed(5)
+        assert stop.here
 
 
 def test_outside_the_main_thread_no_handler_is_touched(before: list[int]) -> None:
@@ -88,8 +87,3 @@ def test_outside_the_main_thread_no_handler_is_touched(before: list[int]) -> Non
     thread.start()
     thread.join()
     assert seen == [(True, False)]
-
-
-def test_the_interval_is_at_least_one_step() -> None:
-    with pytest.raises(ValueError, match="every=0"):
-        StopRequest(every=0)

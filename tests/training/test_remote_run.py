@@ -1,9 +1,14 @@
 """Runs in object stores: trained, interrupted, continued and loaded there as in a local folder."""
 
+import fcntl
 import os
+import shutil
 import signal
 import tempfile
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -40,8 +45,8 @@ def train(run_dir, **options):
     return fit(RECIPE, run_dir, devices=jax.devices()[:1], **{"source": Letters()} | options)
 
 
-def stop_at(count: int) -> Letters:
-    return Letters(lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == count else None)
+def stop_at(read: int) -> Letters:
+    return Letters(lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == read else None)
 
 
 def finished_steps(objects: dict[str, bytes], folder: str = "bucket/runs/a/checkpoints/") -> set[int]:
@@ -127,7 +132,7 @@ def test_an_upload_that_fails_keeps_the_files(store: Store, temporary: Path, mon
         trained_in(URL) as folder,
     ):
         (folder / "config.json").write_text("{}")
-    [kept] = temporary.iterdir()
+    [kept] = temporary.glob("jaxblt-kept-*")
     assert str(kept) in str(caught.value)
     assert (kept / "config.json").exists()
     with pytest.raises(RuntimeError, match="of training"), trained_in(URL):
@@ -157,12 +162,115 @@ def test_what_is_uploaded_and_removed(store: Store, temporary: Path, monkeypatch
     assert len(store.log) == 3
 
 
+class KilledError(BaseException):
+    """What nothing catches."""
+
+
+@pytest.fixture
+def bucket(monkeypatch) -> SimpleNamespace:
+    """Objects by their names in the run, and how many uploads and removals there are before a kill."""
+    bucket = SimpleNamespace(objects={}, calls_left=1000)
+
+    def count_call() -> None:
+        if bucket.calls_left == 0:
+            raise KilledError
+        bucket.calls_left -= 1
+
+    def put(file: Path, url: str) -> None:
+        count_call()
+        bucket.objects[url.removeprefix(f"{URL}/")] = file.read_bytes()
+
+    def drop(url: str) -> None:
+        count_call()
+        bucket.objects.pop(url.removeprefix(f"{URL}/"), None)
+
+    def get(url: str, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(bucket.objects[url.removeprefix(f"{URL}/")])
+
+    def listed(url: str) -> dict[str, remote_run.RemoteFile]:
+        return {name: remote_run.RemoteFile(f"{url}/{name}", 1, "") for name in bucket.objects}
+
+    for name, call in (("upload", put), ("remove", drop), ("download", get), ("list_files", listed)):
+        monkeypatch.setattr(remote_run, name, call)
+    return bucket
+
+
+def grow(folder: Path, steps: range) -> None:
+    """What a run of these steps writes: a line a step, and a checkpoint each second step, of which two are kept."""
+    (folder / "tensorboard").mkdir(exist_ok=True)
+    for step in steps:
+        for log in ("metrics.jsonl", "tensorboard/events"):
+            with open(folder / log, "a") as lines:
+                lines.write(f"{step}\n")
+        if step % 2 == 0:
+            for name in ("state", "files.json"):
+                (folder / f"checkpoints/{step}").mkdir(parents=True, exist_ok=True)
+                (folder / f"checkpoints/{step}/{name}").write_text(str(step))
+            shutil.rmtree(folder / f"checkpoints/{step - 4}", ignore_errors=True)
+
+
+def test_a_kill_at_any_upload_loses_no_line_of_the_log(bucket: SimpleNamespace, tmp_path: Path) -> None:
+    """A run that goes on from a checkpoint never logs again what led to it."""
+    for number in count():
+        bucket.objects.clear()
+        folder, resumed = tmp_path / f"{number}", tmp_path / f"{number}.resumed"
+        mirror, bucket.calls_left = remote_run.Mirror(URL, folder), 1000
+        folder.mkdir()
+        (folder / "config.json").write_text("first")
+        grow(folder, range(1, 5))
+        mirror.push()
+        (folder / "configs").mkdir()
+        (folder / "config.json").rename(folder / "configs/000_until_step_4.json")
+        (folder / "config.json").write_text("second")
+        grow(folder, range(5, 11))
+        bucket.calls_left = number
+        with suppress(KilledError):
+            mirror.push()
+            break
+        remote_run.Mirror(URL, resumed).fetch()
+        step = max(int(file.parent.name) for file in resumed.rglob("checkpoints/*/files.json"))
+        assert (resumed / f"checkpoints/{step}/state").read_text() == str(step)
+        for log in ((resumed / "metrics.jsonl").read_bytes(), bucket.objects["tensorboard/events"]):
+            assert set(range(1, step + 1)) <= {int(line) for line in log.split()}
+        if (resumed / "config.json").read_text() == "second":
+            assert (resumed / "configs/000_until_step_4.json").read_text() == "first"
+    assert number > 10
+
+
+def test_copies_that_killed_processes_left_are_removed(
+    bucket: SimpleNamespace, temporary: Path, monkeypatch
+) -> None:
+    """Not one that is in use, that is being made, or that holds what was never uploaded."""
+    for name in ("run-old", "run-young", "kept-old", "run-used"):
+        (temporary / f"jaxblt-{name}").mkdir()
+        (temporary / f"jaxblt-{name}" / "metrics.jsonl").touch()
+        if name != "run-young":
+            os.utime(temporary / f"jaxblt-{name}", (0, 0))
+    used = os.open(temporary / "jaxblt-run-used", os.O_RDONLY)
+    fcntl.flock(used, fcntl.LOCK_EX)
+    with trained_in(URL) as folder:
+        names = {path.name.removeprefix("jaxblt-") for path in temporary.iterdir()} - {folder.name[7:]}
+        assert names == {"run-young", "kept-old", "run-used"}
+        monkeypatch.setattr(remote_run, "YOUNG_S", -1)
+        with trained_in(URL):
+            assert folder.exists()
+            assert not (temporary / "jaxblt-run-young").exists()
+    os.close(used)
+
+
 @pytest.mark.parametrize("name", ["checkpoints/1/../../../b", "/b"])
 def test_names_that_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
     """Object stores allow any name."""
     file = remote_run.RemoteFile(f"s3://bucket/runs/a/{name}", 1, "")
     with pytest.raises(ValueError, match=r"s3://bucket/runs/a/.* leads out of its folder: remove it"):
         remote_run._fetch({name: file}, [name], tmp_path)
+
+
+@pytest.mark.parametrize("mark", ["?", "#"])
+def test_names_that_object_stores_cut_are_refused(mark: str) -> None:
+    with pytest.raises(ValueError, match="is no part of a file's name"), trained_in(f"{URL}{mark}b"):
+        pass
 
 
 def test_several_processes_need_a_folder_that_all_see(monkeypatch) -> None:

@@ -92,7 +92,7 @@ def test_the_command_indexes_the_documents_that_are_trained_on(index, base_run, 
     words = ["--chunk", str(CHUNK), "--neighbours", "3", "--most", "5"]
     main(["index", str(base_run), "--out", str(paths[0] / "few"), *words])
     assert "5 chunks of 8 steps of" in capsys.readouterr().out
-    with pytest.raises(FileExistsError, match="nothing is overwritten: choose another folder"):
+    with pytest.raises(FileExistsError, match="nothing is overwritten: choose another name"):
         main(["index", str(paths[0] / "no run"), "--out", str(paths[0] / "few")])
     few = load_index(paths[0] / "few").owners.tolist()
     order = list(dict.fromkeys(index.owners.tolist()))

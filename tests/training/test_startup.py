@@ -41,12 +41,15 @@ def test_programs_for_gpus_are_kept_in_the_user_s_cache(asked, monkeypatch, tmp_
     monkeypatch.setenv("HOME", str(tmp_path))
     keep_compiled("user")
     assert asked["jax_compilation_cache_dir"] == str(tmp_path / ".cache/jaxblt/compiled")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "scratch"))
     keep_compiled("user")
-    assert asked["jax_compilation_cache_dir"] == "/scratch/jaxblt/compiled"
+    assert asked["jax_compilation_cache_dir"] == str(tmp_path / "scratch/jaxblt/compiled")
 
 
-def test_matrix_products_of_a_train_step_are_cublas_s_on_gpus():
+def test_a_train_step_on_gpus_has_cublas_multiply_and_joins_its_exchanges():
     assert compiler_options() is None
     with compiling_for(SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability="9.0")):
-        assert compiler_options() == {"xla_gpu_enable_triton_gemm": False}
+        asked = compiler_options() or {}
+    assert asked.pop("xla_gpu_enable_triton_gemm") is False
+    assert set(asked.values()) == {2**28}
+    assert all(name.endswith("_combine_threshold_bytes") for name in asked)

@@ -147,10 +147,13 @@ def test_a_file_of_another_size_is_not_read(run_dir: Path) -> None:
     refused(run_dir, ValueError, "data.json has 1099511627776 bytes, expected at most")
 
 
-def test_checkpoints_that_lie_elsewhere(run_dir: Path) -> None:
+def test_checkpoints_that_lie_elsewhere(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link of the user's own is followed."""
     folder = checkpoint_dir(run_dir)
     folder.rename(run_dir.parent / "moved")
     folder.symlink_to(run_dir.parent / "moved")
+    assert jaxblt.load(run_dir).step == 1
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     refused(run_dir, ValueError, "leads out of")
 
 
@@ -192,9 +195,9 @@ def test_a_model_larger_than_the_checkpoint_is_neither_traced_nor_allocated(run_
 
 
 def test_arrays_larger_than_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integrity, "EXPANDED_FREELY", 1 << 20)
     with Checkpointer(tmp_path) as checkpoints:
         checkpoints.save(1, {"w": np.zeros((1 << 20,), np.float32)})  # compressed to next to nothing
+    monkeypatch.setattr(integrity, "EXPANDED_FREELY", 1 << 20)
     with pytest.raises(CheckpointCorrupt, match="describes arrays of 4194304 bytes"):
         restore(tmp_path, {"w": jax.ShapeDtypeStruct((1 << 20,), jnp.float32)})
 
@@ -239,7 +242,8 @@ def test_what_is_no_file_of_a_frozen_tree_is_never_opened(patched: Path, spoil, 
 
 
 @pytest.mark.parametrize("find", [frozen_dir, tree_of])
-def test_frozen_trees_that_lie_elsewhere(patched: Path, find) -> None:
+def test_frozen_trees_that_lie_elsewhere(patched: Path, find, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     folder = find(patched)
     folder.rename(patched.parent / "moved")
     folder.symlink_to(patched.parent / "moved")

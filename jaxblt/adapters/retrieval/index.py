@@ -19,6 +19,9 @@ from safetensors.numpy import save_file
 
 from jaxblt.adapters.retrieval.features import FEATURES, neighbour_features
 from jaxblt.adapters.retrieval.search import Found, nearest
+from jaxblt.outputs import check_output, whole_file
+from jaxblt.seals import check_seal, seal
+from jaxblt.show import show
 
 FILE = "index.safetensors"
 FORMAT, VERSION = "jaxblt index", "1"
@@ -55,6 +58,8 @@ class Index:
     stack: str
     chunk: int
     neighbours: int
+
+    __repr__ = show
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -180,30 +185,29 @@ def _compared(
     return vectors, features_of(found, vectors)
 
 
-def new_index_path(folder: str | os.PathLike[str]) -> Path:
-    """Where `save_index` writes to in a folder.
+def new_index_path(folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Return where `save_index` writes to in a folder.
 
     Raises:
-      FileExistsError: the folder holds an index.
+      FileExistsError: the folder holds an index, and it is not to be overwritten.
+      ValueError: the folder is a URL, or holds something else of this name.
     """
     path = Path(folder) / FILE
-    if path.exists():
-        raise FileExistsError(f"{path} is there already, and nothing is overwritten: choose another folder")
+    check_output("--out", path, overwrite=overwrite)
     return path
 
 
-def save_index(index: Index, folder: str | os.PathLike[str]) -> Path:
-    """Writes `index.safetensors` into a folder, whole or not at all, and returns its path.
+def save_index(index: Index, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write `index.safetensors` into a folder, whole or not at all, and return its path.
 
     Raises:
-      FileExistsError: the folder holds an index.
+      FileExistsError: the folder holds an index, and it is not to be overwritten.
     """
-    path = new_index_path(folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = new_index_path(folder, overwrite=overwrite)
     texts = {"format": FORMAT, "version": VERSION, **{name: str(getattr(index, name)) for name in TEXTS[2:]}}
-    partial = path.with_name(f".{FILE}.{os.getpid()}.partial")
-    save_file({name: np.ascontiguousarray(getattr(index, name)) for name in ARRAYS}, partial, texts)
-    os.replace(partial, path)
+    arrays = {name: np.ascontiguousarray(getattr(index, name)) for name in ARRAYS}
+    with whole_file(path) as file:
+        save_file(arrays, file, seal(arrays, texts))
     return path
 
 
@@ -213,6 +217,9 @@ def load_index(folder: str | os.PathLike[str]) -> Index:
     Raises:
       FileNotFoundError: there is none.
       ValueError: the file is damaged, of another format, or its arrays do not go together.
+
+    Warns:
+      UnsealedWarning: the file is of an earlier version, and has no hash.
     """
     path = Path(folder) / FILE
     if not path.is_file():
@@ -231,6 +238,7 @@ def load_index(folder: str | os.PathLike[str]) -> Index:
             "the index anew"
         )
     _check_arrays(path, said, names, arrays)
+    check_seal(path, arrays, said, ours=True)
     return Index(
         **arrays,
         base=said["base"],
@@ -260,5 +268,3 @@ def _check_arrays(path: Path, said: dict[str, str], names: set[str], arrays: dic
         raise ValueError(
             f"{path} holds arrays {have}, expected {want} with a vector or more: make the index anew"
         )
-    if not all(np.isfinite(arrays[name]).all() for name in ("vectors", "center", "norms")):
-        raise ValueError(f"{path} holds numbers that are not finite: make the index anew")

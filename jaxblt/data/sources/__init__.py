@@ -1,20 +1,23 @@
-"""Documents of bytes: files, JSON lines, FASTA records, BED intervals, and views of them."""
+"""Documents of bytes: files, JSON lines, FASTA records, BED intervals, columns of Arrow, and views of them."""
 
+from jaxblt.data.sources.arrow import ArrowSource
 from jaxblt.data.sources.base import BytesSource, DocumentSource, document_ends, read_document
 from jaxblt.data.sources.bed import BedInterval, BedSource, open_bed, read_bed
-from jaxblt.data.sources.fasta import FastaSource, fetch, parse_fasta
-from jaxblt.data.sources.files import CompressedBytesWarning
+from jaxblt.data.sources.fasta import FastaSource, fetch
+from jaxblt.data.sources.fasta_text import parse_fasta
+from jaxblt.data.sources.files import EmptyFileWarning
 from jaxblt.data.sources.jsonl import JsonlSource
 from jaxblt.data.sources.regions import Regions, whole
 from jaxblt.data.sources.reverse import ReverseComplement, reverse_complement
 from jaxblt.data.sources.text import TextSource
 
 __all__ = [
+    "ArrowSource",
     "BedInterval",
     "BedSource",
     "BytesSource",
-    "CompressedBytesWarning",
     "DocumentSource",
+    "EmptyFileWarning",
     "FastaSource",
     "JsonlSource",
     "Regions",

@@ -6,6 +6,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from jaxblt.show import show
+
 
 @runtime_checkable
 class DocumentSource(Protocol):
@@ -54,6 +56,8 @@ class BytesSource:
     documents: Sequence[bytes]
     names: Sequence[str] = ()
     lengths: np.ndarray = field(init=False, repr=False)
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         names = self.names or [str(i) for i in range(len(self.documents))]

@@ -9,8 +9,10 @@ import numpy as np
 
 from jaxblt.data.sources.base import DocumentSource, check_range
 from jaxblt.data.sources.fasta import read_padded
-from jaxblt.data.sources.files import expand, name_of, read_all
+from jaxblt.data.sources.files import expand, expand_one
+from jaxblt.data.sources.opening import name_of, read_lines
 from jaxblt.data.sources.reverse import reverse_complement
+from jaxblt.show import show
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class BedInterval:
 
 
 def read_bed(path: str | os.PathLike) -> list[BedInterval]:
-    """The intervals of a BED file (3 to 6 columns are read; `.gz` and `.xz` too).
+    """Return the intervals of a BED file, plain or compressed, of which 3 to 6 columns are read.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -35,9 +37,9 @@ def read_bed(path: str | os.PathLike) -> list[BedInterval]:
 
 
 def bed_lines(path: str | os.PathLike) -> list[tuple[int, BedInterval]]:
-    """As `read_bed`, each interval with the number of its line."""
-    [file] = expand(path)
-    lines = enumerate(read_all(file).decode("utf-8", "replace").splitlines(), start=1)
+    """Return what `read_bed` does, each interval with the number of its line."""
+    file = expand_one(path)
+    lines = enumerate(read_lines(file), start=1)
     intervals = [(n, _parse(line, f"{name_of(file)}:{n}")) for n, line in lines if _holds_data(line)]
     if not intervals:
         raise ValueError(f"{str(path)!r} has no BED interval: expected lines of record, start, stop")
@@ -55,7 +57,7 @@ def _parse(line: str, where: str) -> BedInterval:
         record, start, stop = columns[0], int(columns[1]), int(columns[2])
     except (IndexError, ValueError) as error:
         raise ValueError(
-            f"{where} is no BED line: {line!r}; expected record, start, stop with whole numbers"
+            f"{where} is no BED line: {line!r:.80}; expected record, start, stop with whole numbers"
         ) from error
     if stop <= start:
         raise ValueError(
@@ -87,6 +89,8 @@ class BedSource:
     pad: bool = True
     lengths: np.ndarray = field(init=False, repr=False)
     records: np.ndarray = field(init=False, repr=False)
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         numbers = self._check()

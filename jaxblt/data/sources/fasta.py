@@ -9,14 +9,16 @@ import numpy as np
 
 from jaxblt.data.sources.base import DocumentSource, check_range
 from jaxblt.data.sources.fasta_index import FastaLayout, index_fasta, read_bases
-from jaxblt.data.sources.files import COMPRESSED, empty, expand, name_of, read_all
+from jaxblt.data.sources.fasta_text import parse_fasta
+from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.opening import name_of, plain_start, read_all
 
 
 class FastaSource:
     """Each record is one document, named by the first word of its header; N, IUPAC codes and case are kept.
 
-    Plain files are read where they lie, at random, through the `.fai` index of pyfaidx (extra `genomics`;
-    built beside the file when missing). `.gz` and `.xz` files are held in memory and need no extra.
+    Plain files are read where they lie, at random, through a `.fai` index, which is built beside the file when it is
+    missing. Compressed files and UTF-16 are held in memory, and so are records whose lines differ in length.
 
     Args:
       paths: files, globs and URLs.
@@ -24,7 +26,6 @@ class FastaSource:
 
     Raises:
       FileNotFoundError: a path or glob names no file.
-      ImportError: a plain file, and pyfaidx is not installed.
       ValueError: a file is empty, damaged or has no record; a name occurs twice.
     """
 
@@ -58,19 +59,17 @@ class FastaSource:
 class _Record(NamedTuple):
     path: Path
     name: str
-    length: int
     bases: bytes | FastaLayout
+
+    @property
+    def length(self) -> int:
+        return len(self.bases) if isinstance(self.bases, bytes) else self.bases.length
 
 
 def _records(path: Path) -> list[_Record]:
-    if path.suffix in COMPRESSED:
-        return [
-            _Record(path, name, len(bases), bases)
-            for name, bases in parse_fasta(read_all(path), name_of(path))
-        ]
-    if not path.stat().st_size:
-        raise empty(path)
-    return [_Record(path, name, layout.length, layout) for name, layout in index_fasta(path).items()]
+    start = plain_start(path)
+    found = parse_fasta(read_all(path), name_of(path)) if start is None else index_fasta(path, start)
+    return [_Record(path, name, bases) for name, bases in found]
 
 
 def _check_unique(records: list[_Record]) -> None:
@@ -83,34 +82,6 @@ def _check_unique(records: list[_Record]) -> None:
                 "file out of the paths"
             )
         seen[record.name] = record.path
-
-
-def parse_fasta(data: bytes, name: str) -> list[tuple[str, bytes]]:
-    """The records of a FASTA file that is in memory: (first word of the header, bases).
-
-    Line ends and blanks at line ends are dropped, every other byte is kept.
-
-    Args:
-      data: the file's bytes.
-      name: what to call the file in errors.
-
-    Raises:
-      ValueError: no record; bases before the first header; a header without a name.
-    """
-    head, *blocks = (b"\n" + data).split(b"\n>")
-    if not blocks:
-        raise ValueError(f"{name!r} has no FASTA record: expected a line that starts with '>'")
-    if any(line and not line.startswith(b";") for line in map(bytes.strip, head.splitlines())):
-        raise ValueError(f"{name!r} has text before its first '>' line: is it a FASTA file?")
-    return [_parse_record(block, name) for block in blocks]
-
-
-def _parse_record(block: bytes, name: str) -> tuple[str, bytes]:
-    header, _, lines = block.partition(b"\n")
-    words = header.split()
-    if not words:
-        raise ValueError(f"{name!r} has a header without a name: {b'>' + header!r}")
-    return words[0].decode("utf-8", "replace"), b"".join(line.rstrip() for line in lines.split(b"\n"))
 
 
 def fetch(source: DocumentSource, name: str, start: int, stop: int, *, pad: bool = True) -> bytes:

@@ -1,39 +1,37 @@
-"""Finding and opening files: globs, URLs, and plain, gzip and xz files alike."""
+"""Finds files: paths, globs, URLs, pipes and folders of saved datasets."""
 
 import glob
-import gzip
-import io
-import lzma
 import os
-import re
 import warnings
-import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from jaxblt.data.sources.opening import empty, is_compressed_name, is_empty, name_of
+from jaxblt.data.sources.pipes import is_pipe, spooled
+from jaxblt.data.sources.saved import saved_files
 from jaxblt.remote import cached_copies, url_of
 
-COMPRESSED = (".gz", ".xz")
-FIRST_BYTES = {
-    "gzip": rb"\x1f\x8b\x08",
-    "xz": rb"\xfd7zXZ\x00",
-    "zstd": rb"\x28\xb5\x2f\xfd",
-    "bzip2": rb"BZh[1-9]1AY&SY",
-    "zip": rb"PK\x03\x04",
-}
-"""Patterns of what compressed files begin with."""
-_DAMAGED = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
+SHOWN = 8
+"""Names that a warning lists."""
+
+
+class EmptyFileWarning(UserWarning):
+    """Files that a glob matches hold no byte and are left out."""
 
 
 def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]:
-    """The files that paths and globs name: in the order given, each glob sorted, each file once.
+    """Return the files that paths and globs name: in the order given, each glob sorted, each file once.
 
-    URLs (`https://`, `s3://`, `gs://`, `hf://`) become local copies, see `jaxblt.remote`; `name_of` tells their URLs.
+    URLs (`https://`, `s3://`, `gs://`, `hf://`) become local copies, see `jaxblt.remote`, and so do pipes; `name_of`
+    tells what they were. A folder that `datasets` saved stands for its Arrow files.
 
     Raises:
       FileNotFoundError: a path or glob names no file.
       IsADirectoryError: a path is a folder.
-      ValueError: no path was given, or they name a file and a compressed copy of it.
+      ValueError: no path was given, a glob names empty files only, or a file and a compressed copy of it are named.
+
+    Warns:
+      EmptyFileWarning: empty files of a glob are left out.
     """
     found: dict[str, Path] = {}
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
@@ -45,11 +43,23 @@ def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]
     return list(found.values())
 
 
+def expand_one(path: str | os.PathLike) -> Path:
+    """Return the file that a path names, see `expand`.
+
+    Raises:
+      ValueError: it is a glob that names several.
+    """
+    files = expand(path)
+    if len(files) > 1:
+        raise ValueError(f"{os.fspath(path)!r} names {len(files)} files, where one is read: name one of them")
+    return files[0]
+
+
 def _check_copies(files: Iterable[Path]) -> None:
-    """Raises ValueError for a file that is there plain and compressed, or compressed twice: it would be read twice."""
+    """Raise ValueError for a file that is there plain and compressed, or compressed twice: it would be read twice."""
     found: dict[str, str] = {}
     for name in map(name_of, files):
-        plain = name[:-3] if name.endswith(COMPRESSED) else name
+        plain = os.path.splitext(name)[0] if is_compressed_name(Path(name)) else name
         other = found.setdefault(url_of(plain) or os.path.abspath(plain), name)
         if other != name:
             raise ValueError(
@@ -58,75 +68,53 @@ def _check_copies(files: Iterable[Path]) -> None:
             )
 
 
-def name_of(path: Path) -> str:
-    """What a file is called: its path, or the URL of which it is a copy."""
-    return getattr(path, "url", "") or str(path)
-
-
-def _matches(pattern: str) -> list[Path]:
+def _matches(pattern: str) -> Sequence[Path]:
     if (url := url_of(pattern)) is not None:
-        return list(cached_copies(url))
+        copies = cached_copies(url)
+        return _without_empty(pattern, copies) if glob.has_magic(pattern) else copies
     if os.path.isdir(pattern):
+        if (files := saved_files(Path(pattern))) is not None:
+            return files
         raise IsADirectoryError(
             f"{pattern!r} is a folder: name its files, such as {pattern.rstrip('/') + '/*.txt'!r}"
         )
     if os.path.exists(pattern):
-        return [Path(pattern)]
-    hits = [Path(p) for p in sorted(glob.glob(pattern, recursive=True)) if not os.path.isdir(p)]
+        return [_file(pattern)]
+    hits = [_file(p) for p in sorted(_glob(pattern)) if not os.path.isdir(p)]
     if not hits:
         what = "glob matches no file" if glob.has_magic(pattern) else "file does not exist"
         raise FileNotFoundError(f"{what}: {pattern!r} (looked from {os.getcwd()!r})")
-    return hits
+    return _without_empty(pattern, hits)
 
 
-def open_bytes(path: Path) -> io.BufferedIOBase:
-    """Opens a file for reading bytes, through gzip or lzma where the name ends so."""
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    if path.suffix == ".xz":
-        return lzma.open(path, "rb")
-    return open(path, "rb")
+def _file(path: str) -> Path:
+    return spooled(path) if is_pipe(path) else Path(path)
 
 
-def read_all(path: Path) -> bytes:
-    """Every byte of a file, decompressed.
-
-    Raises:
-      ValueError: the file is empty, or is no (whole) gzip or xz file though its name says so.
-    """
-    try:
-        with open_bytes(path) as file:
-            data = file.read()
-    except _DAMAGED as error:
-        raise ValueError(
-            f"{name_of(path)!r} is damaged or not a {path.suffix} file ({error}): copy it again"
-        ) from error
-    if not data:
-        raise empty(path)
-    return data
+def _glob(pattern: str) -> list[str]:
+    """Find what a glob names; its leading folders are taken by their names as far as they exist: `lr=[1e-3]/*.txt`."""
+    folder, rest = "", pattern
+    while rest and os.path.isdir(longer := os.path.join(folder, rest.partition("/")[0] or "/")):
+        folder, rest = longer, rest.partition("/")[2].lstrip("/")
+    return [os.path.join(folder, name) for name in glob.glob(rest, root_dir=folder or None, recursive=True)]
 
 
-class CompressedBytesWarning(UserWarning):
-    """A compressed file is read as it lies, as its name ends in neither .gz nor .xz."""
-
-
-def warn_compressed(path: Path) -> None:
-    """Warns if a file that is read as it lies begins as compressed ones do."""
-    with open(path, "rb") as file:
-        head = file.read(16)
-    fixes = {"gzip": "let its name end in .gz", "xz": "let its name end in .xz"}
-    for kind, pattern in FIRST_BYTES.items():
-        if re.match(pattern, head):
-            warnings.warn(
-                f"{name_of(path)!r} begins as {kind} files do, and its bytes are read as they lie: "
-                f"{fixes.get(kind, 'decompress it')}",
-                CompressedBytesWarning,
-                stacklevel=2,
-            )
-
-
-def empty(path: Path) -> ValueError:
-    """The error of a file without a byte."""
-    return ValueError(
-        f"{name_of(path)!r} is empty (0 bytes): remove it from the paths, or check how it was written"
-    )
+def _without_empty(pattern: str, files: Sequence[Path]) -> list[Path]:
+    """Leave out files of a glob without a byte, which one broken download in a thousand leaves behind."""
+    held: list[Path] = []
+    left: list[str] = []
+    for file in files:
+        if is_empty(file):
+            left.append(name_of(file))
+        else:
+            held.append(file)
+    if not held:
+        raise empty(files[0])
+    if left:
+        names = ", ".join(left[:SHOWN]) + ", ..." * (len(left) > SHOWN)
+        warnings.warn(
+            f"{len(left)} of {len(files)} files of {pattern!r} are empty and left out: {names}",
+            EmptyFileWarning,
+            stacklevel=2,
+        )
+    return held

@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from jaxblt.data.sources.base import check_range
-from jaxblt.data.sources.files import COMPRESSED, empty, expand, name_of, read_all
+from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.opening import name_of, plain_start, read_all
 
 
 class JsonlSource:
     """Each line is a JSON object whose `field` is one document, encoded as UTF-8. Blank lines are skipped.
 
-    One pass at the start finds and checks the lines. A plain file is then read line by line where it lies;
-    `.gz` and `.xz` files are held in memory. Reading a chunk of a document decodes its whole line.
+    One pass at the start finds and checks the lines. A plain file is then read line by line where it lies; compressed
+    files and UTF-16 are held in memory. Reading a chunk of a document decodes its whole line.
 
     Args:
       paths: files, globs and URLs.
@@ -39,8 +40,11 @@ class JsonlSource:
         self.lengths = np.array(lengths, np.int64)
 
     def _scan(self, file: int, path: Path) -> list[int]:
-        lengths, offset = [], 0
-        for number, line in enumerate(self._open(file, path), start=1):
+        start = plain_start(path)
+        if start is None:
+            self._held[file] = read_all(path)
+        lengths, offset = [], start or 0
+        for number, line in enumerate(self._lines_of(file, path, offset), start=1):
             if line.strip():
                 name = f"{name_of(path)}:{number}"
                 lengths.append(len(field_bytes(line, self._field, name)))
@@ -48,20 +52,14 @@ class JsonlSource:
                 self.names.append(name)
             offset += len(line)
         if not lengths:
-            raise (
-                empty(path)
-                if not offset
-                else ValueError(f"{name_of(path)!r} holds blank lines alone: no JSON object")
-            )
+            raise ValueError(f"{name_of(path)!r} holds blank lines alone: no JSON object")
         return lengths
 
-    def _open(self, file: int, path: Path) -> Iterable[bytes]:
-        if path.suffix in COMPRESSED:
-            self._held[file] = read_all(path)
-            yield from io.BytesIO(self._held[file])  # not splitlines, which cuts at \r too
-        else:
-            with open(path, "rb") as lines:
-                yield from lines
+    def _lines_of(self, file: int, path: Path, start: int) -> Iterable[bytes]:
+        # not splitlines, which cuts at \r too
+        with io.BytesIO(self._held[file]) if file in self._held else open(path, "rb") as lines:
+            lines.seek(start)
+            yield from lines
 
     def __len__(self) -> int:
         return len(self._lines)

@@ -1,10 +1,9 @@
-"""Records with labels: tables, JSON lines, FASTA with a table of labels, BED intervals with classes over a genome.
+"""Records with labels: tables, JSON lines, Parquet and Arrow, FASTA with a table of labels, BED over a genome.
 
 A label is the text that the file holds; `jaxblt.data.label_tasks` turns it into a class or a number. A record may have
 several. A bad row is an error that names its file and line. Records lie in memory.
 """
 
-import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,16 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxblt.data.sources.arrow import ARROW, read_rows
 from jaxblt.data.sources.base import DocumentSource
 from jaxblt.data.sources.bed import BedSource, bed_lines
-from jaxblt.data.sources.fasta import parse_fasta
-from jaxblt.data.sources.files import COMPRESSED, expand, read_all
+from jaxblt.data.sources.fasta_text import parse_fasta, unify_lines
+from jaxblt.data.sources.files import expand_one
 from jaxblt.data.sources.jsonl import field_bytes
+from jaxblt.data.sources.opening import is_compressed_name, read_all
+from jaxblt.data.sources.tables import TABLES, read_table
 
-FASTA = (".fa", ".fasta", ".fna", ".ffn", ".faa", ".frn")
-"""Names of FASTA files end so, before a `.gz` or `.xz`."""
-TABLES = {".csv": ",", ".tsv": "\t"}
-"""Names of tables end so; what stands between two of their cells."""
+FASTA = (".fa", ".fasta", ".fna", ".ffn", ".faa", ".frn", ".fas", ".fsa")
+"""Names of FASTA files end so, before a `.gz` or the like."""
+FASTQ = (".fastq", ".fq")
+"""Names of FASTQ files end so."""
 
 
 class LabelledRecord(NamedTuple):
@@ -76,14 +78,14 @@ class Columns:
 
 
 def ending(path: Path) -> str:
-    """How a file's name ends, in lower case, before a `.gz` or `.xz`."""
-    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix.lower()
+    """Return how a file's name ends, in lower case, before a `.gz` or the like."""
+    return (path.with_suffix("") if is_compressed_name(path) else path).suffix.lower()
 
 
 def read_labelled(
     path: Path, columns: Columns, *, labels: str | None, genome: DocumentSource | None
 ) -> list[LabelledRecord]:
-    """The records of a file, known by its ending: `.csv`, `.tsv`, `.jsonl`, `.bed`, or one of `FASTA`.
+    """Return the records of a file, known by its ending: .csv, .tsv, .jsonl, .bed, one of `ARROW` or of `FASTA`.
 
     Args:
       path: of the file.
@@ -95,16 +97,16 @@ def read_labelled(
       ValueError: the ending says nothing, a row is bad, or labels or genome are missing or not asked for.
     """
     kind = ending(path)
-    if kind in TABLES:
-        found = list(_from_table(path, columns))
-    elif kind == ".jsonl":
-        found = list(_from_jsonl(path, columns))
+    if kind in (*TABLES, ".jsonl", *ARROW):
+        _check_different(path, columns)
+        read = _from_table if kind in TABLES else _from_jsonl if kind == ".jsonl" else _from_arrow
+        found = list(read(path, columns))
     elif kind == ".bed":
         found = _from_bed(path, columns, genome)
     elif kind in FASTA:
         found = _from_fasta(path, columns, labels)
     else:
-        known = ", ".join([*TABLES, ".jsonl", ".bed", *FASTA])
+        known = ", ".join([*TABLES, ".jsonl", *ARROW, ".bed", *FASTA])
         raise ValueError(f"'{path}' ends in none of {known}: labelled records are known by the file's ending")
     for record in found:
         if not record.sequence:
@@ -116,29 +118,12 @@ def read_labelled(
     return found
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of each row of a table that is not blank, of which there is one or more."""
-    try:
-        text = read_all(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"'{path}' is not UTF-8 (byte {error.start}): re-encode it") from error
-    if not text.strip():
-        raise ValueError(f"'{path}' holds blank lines alone: expected rows of a table")
-    comma = TABLES[ending(path)]
-    # Be strict: what stands behind a closing quote would become part of the cell, and the quotes would be lost.
-    reader, before = csv.reader(io.StringIO(text), delimiter=comma, strict=True), 0
-    try:
-        for cells in reader:
-            if comma == "\t" and reader.line_num > before + 1:
-                raise csv.Error(f"a cell that begins with a quote ends in line {reader.line_num}")
-            before = reader.line_num
-            if any(cell.strip() for cell in cells):
-                yield reader.line_num, [cell.strip() for cell in cells]
-    except csv.Error as error:
-        raise ValueError(
-            f"{path}:{before + 1} is no row of a table: {error}; write a quote that belongs to the text twice, and "
-            "quotes around the cell"
-        ) from error
+def _check_different(path: Path, columns: Columns) -> None:
+    """Raise ValueError for one column in two roles: a label that is the sequence is only copied, not learned."""
+    roles = {columns.sequence: "the sequences"}
+    for name, role in [*((name, "a label") for name in columns.labels), (columns.part, "the split")]:
+        if name is not None and (other := roles.setdefault(name, role)) != role:
+            raise ValueError(f"'{path}': column {name!r} cannot be {other} and {role}: name another column")
 
 
 def _check_once(header: list[str], columns: Iterable[str], place: str) -> None:
@@ -151,11 +136,14 @@ def _check_once(header: list[str], columns: Iterable[str], place: str) -> None:
 
 
 def _from_table(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
-    rows = _rows(path)
+    rows = read_table(path, TABLES[ending(path)])
     line, header = next(rows)
     for column in (columns.sequence, *columns.needed):
         if column not in header:
-            raise ValueError(f"{path}:{line} has no column {column!r}, it has {header}: name the right one")
+            raise ValueError(
+                f"{path}:{line} has no column {column!r}, it has {header}: name the right one, with "
+                f"{'tabs' if TABLES[ending(path)] != ',' else 'commas'} between cells"
+            )
     _check_once(header, (columns.sequence, columns.name, *columns.needed), f"{path}:{line}")
     for line, cells in rows:
         row = _cells(header, cells, f"{path}:{line}")
@@ -181,17 +169,26 @@ def _from_jsonl(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
             continue
         place = f"{path}:{number}"
         sequence = field_bytes(line, columns.sequence, place)
-        fields: dict[str, Any] = json.loads(line)
-        for name in columns.needed:
-            if columns.optional and name in columns.labels and fields.get(name) is None:
-                continue
-            if not isinstance(fields.get(name), str | int | float):
-                raise ValueError(
-                    f"{place}: field {name!r} holds {fields.get(name)!r:.40}, expected text or a number; its fields "
-                    f"are {sorted(fields)}"
-                )
-        told = {key: str(value) for key, value in fields.items() if value is not None}
-        yield _record(told, sequence, columns, place)
+        yield _from_fields(json.loads(line), sequence, columns, place)
+
+
+def _from_arrow(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
+    rows = read_rows(path, columns.sequence, columns.needed, extra=columns.name)
+    for number, (sequence, fields) in enumerate(rows, start=1):
+        yield _from_fields(fields, sequence, columns, f"{path}:{number}")
+
+
+def _from_fields(fields: dict[str, Any], sequence: bytes, columns: Columns, place: str) -> LabelledRecord:
+    for name in columns.needed:
+        if columns.optional and name in columns.labels and fields.get(name) is None:
+            continue
+        if not isinstance(fields.get(name), str | int | float):
+            raise ValueError(
+                f"{place}: field {name!r} holds {fields.get(name)!r:.40}, expected text or a number; its fields "
+                f"are {sorted(fields)}"
+            )
+    told = {key: str(value) for key, value in fields.items() if value is not None}
+    return _record(told, sequence, columns, place)
 
 
 def _from_bed(path: Path, columns: Columns, genome: DocumentSource | None) -> list[LabelledRecord]:
@@ -228,7 +225,7 @@ def _from_bed(path: Path, columns: Columns, genome: DocumentSource | None) -> li
 def _from_fasta(path: Path, columns: Columns, labels: str | None) -> list[LabelledRecord]:
     if labels is None:
         raise ValueError(f"'{path}' holds no labels: set `labels` to a .tsv or .csv table of id and label")
-    data = read_all(path)
+    data = unify_lines(read_all(path))
     lines = [n for n, line in enumerate(data.split(b"\n"), start=1) if line.startswith(b">")]
     records = parse_fasta(data, str(path))
     given = read_label_table(labels, columns)
@@ -253,10 +250,10 @@ def read_label_table(path: str, columns: Columns) -> dict[str, LabelledRecord]:
     Raises:
       ValueError: an id stands twice, a row lacks a cell, or a column is missing.
     """
-    [file] = expand(path)
+    file = expand_one(path)
     if ending(file) not in TABLES:
         raise ValueError(f"'{file}' must end in .tsv or .csv: labels are a table of id and label")
-    rows = list(_rows(file))
+    rows = list(read_table(file, TABLES[ending(file)]))
     header = [columns.name, columns.labels[0]]
     if columns.optional or set(header) <= set(rows[0][1]):
         header = rows.pop(0)[1]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxblt.data.sources.base import DocumentSource, check_range, document_ends
+from jaxblt.show import show
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,8 @@ class Regions:
     stops: np.ndarray
     lengths: np.ndarray = field(init=False, repr=False)
     ends: np.ndarray = field(init=False, repr=False)
+
+    __repr__ = show
 
     def __post_init__(self) -> None:
         at_end = self.stops == self.source.lengths[self.documents]

@@ -7,37 +7,37 @@ from pathlib import Path
 import numpy as np
 
 from jaxblt.data.sources.base import check_range
-from jaxblt.data.sources.files import COMPRESSED, empty, expand, name_of, read_all, warn_compressed
+from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.opening import empty, name_of, plain_start, read_all
 
 
 class TextSource:
-    """Each file is one document; its bytes are neither decoded nor normalised.
+    """Each file is one document of UTF-8 text; its characters and line ends are not changed.
 
-    Plain files are read where they lie, chunk by chunk; `.gz` and `.xz` files are held in memory.
+    Plain files are read where they lie, chunk by chunk. Compressed files are held in memory, decompressed, and files in
+    UTF-16 as UTF-8. A byte-order mark is left out.
 
     Args:
       paths: files, globs and URLs.
+      raw: read every file as it lies, byte for byte: what is compressed stays so, and binary formats are not refused.
 
     Raises:
       FileNotFoundError: a path or glob names no file.
-      ValueError: a file is empty or damaged.
-
-    Warns:
-      CompressedBytesWarning: a plain file begins as compressed ones do.
+      ValueError: a file is empty, damaged, or of a binary format.
     """
 
-    def __init__(self, paths: str | os.PathLike | Iterable[str | os.PathLike]):
+    def __init__(self, paths: str | os.PathLike | Iterable[str | os.PathLike], *, raw: bool = False):
         self._paths = expand(paths)
-        self._held = {i: read_all(p) for i, p in enumerate(self._paths) if p.suffix in COMPRESSED}
+        self._starts = [0 if raw else plain_start(path) for path in self._paths]
+        self._held = {i: read_all(self._paths[i]) for i, start in enumerate(self._starts) if start is None}
         self.names = [name_of(path) for path in self._paths]
         self.lengths = np.array([self._size(i, path) for i, path in enumerate(self._paths)], np.int64)
 
     def _size(self, i: int, path: Path) -> int:
-        size = len(self._held[i]) if i in self._held else path.stat().st_size
+        start = self._starts[i]
+        size = len(self._held[i]) if start is None else path.stat().st_size - start
         if not size:
             raise empty(path)
-        if i not in self._held:
-            warn_compressed(path)
         return size
 
     def __len__(self) -> int:
@@ -45,10 +45,11 @@ class TextSource:
 
     def read(self, i: int, start: int, stop: int) -> bytes:
         check_range(self, i, start, stop)
-        if i in self._held:
+        before = self._starts[i]
+        if before is None:
             return self._held[i][start:stop]
         with open(self._paths[i], "rb", buffering=0) as file:
-            return _read_exactly(file, start, stop - start, self.names[i])
+            return _read_exactly(file, before + start, stop - start, self.names[i])
 
 
 def _read_exactly(file, start: int, count: int, name: str) -> bytes:

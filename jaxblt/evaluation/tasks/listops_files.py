@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxblt.data.draws import Draws
 from jaxblt.data.examples import Example, Examples, question_and_answer
-from jaxblt.data.sources.files import expand, read_all
+from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.opening import read_all
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import OFFSET
 from jaxblt.evaluation.tasks.generated import GeneratedExamples, ids, vocab_size

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxblt.data.examples import Example, question_and_answer
 from jaxblt.data.splits import PARTS, SplitName
+from jaxblt.show import show
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,8 @@ class LoadedExamples:
     answers: np.ndarray
     groups: np.ndarray | None = None
     group_names: tuple[str, ...] = ()
+
+    __repr__ = show
 
     @property
     def count(self) -> int:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxblt.data.sources.files import expand, read_all
+from jaxblt.data.sources.files import expand
 from jaxblt.data.sources.labelled import ending
+from jaxblt.data.sources.opening import read_all
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import VOCAB_SIZE, encode
 from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_part
@@ -56,7 +57,7 @@ class TextPairs:
           ValueError: there are several, or a line has no label of 0 or 1 and four more columns.
         """
         check_part(split)
-        files = expand(Path(self.path).expanduser() / f"*.{_PARTS[split]}.tsv*")
+        files = expand(Path(self.path) / f"*.{_PARTS[split]}.tsv*")
         if len(files) > 1 or ending(files[0]) != ".tsv":
             raise ValueError(
                 f"{self.path!r} must hold one table *.{_PARTS[split]}.tsv, or .tsv.gz or .tsv.xz, got "

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxblt.data.permutation import permute
-from jaxblt.data.sources.files import expand, read_all
+from jaxblt.data.sources.files import expand
 from jaxblt.data.sources.labelled import ending
+from jaxblt.data.sources.opening import read_all
 from jaxblt.data.splits import SplitName
 from jaxblt.data.vocab import VOCAB_SIZE, encode
 from jaxblt.evaluation.tasks.loaded import LoadedExamples, check_any, check_part

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxblt.data.draws import Draws
-from jaxblt.data.sources.files import expand, read_all
+from jaxblt.data.sources.files import expand
+from jaxblt.data.sources.opening import read_all
 from jaxblt.data.splits import SplitName
 
 _END = re.compile(rb"(?<=[.!?])\s+")
@@ -58,5 +59,5 @@ def read_sentences(folder: str, split: SplitName) -> Sentences:
     Raises:
       FileNotFoundError: that part holds no book.
     """
-    files = expand(Path(folder).expanduser() / split / "*.txt")
+    files = expand(Path(folder) / split / "*.txt")
     return Sentences([read_all(file) for file in files], f"{folder}/{split}")

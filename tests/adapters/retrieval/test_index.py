@@ -9,6 +9,8 @@ from safetensors.numpy import load_file, save_file
 from jaxblt.adapters import RetrievalConfig, RouterConfig
 from jaxblt.adapters.retrieval import load_index, make_index, save_index
 from jaxblt.adapters.retrieval.index import owner_bytes, owner_keys
+from jaxblt.seals import UnsealedWarning
+from tests.flipped import flips
 
 ROUTER = RouterConfig(chunk=4, retrieval=RetrievalConfig("here", capacity=16, neighbours=3))
 OWNERS = np.asarray([5, 5, 2**31 - 1, 256, 256, 256, 70000, 1])
@@ -94,12 +96,27 @@ def spoil(folder, index, **changes):
         ),
         ({"owners": None}, r"holds \['center', 'norms', 'vectors'\] and says"),
         ({"center": np.zeros(4, np.float32)}, r"'center': \(\(4,\), dtype\('float32'\)\)"),
-        ({"center": np.full(5, np.nan, np.float32)}, "numbers that are not finite"),
     ],
 )
 def test_a_file_that_is_no_index_is_refused(index, tmp_path, changes, words):
     with pytest.raises(ValueError, match=words):
         load_index(spoil(tmp_path, index, **changes))
+
+
+def test_a_changed_bit_is_an_error(index, tmp_path):
+    for bit in flips(save_index(index, tmp_path)):
+        with pytest.raises(ValueError) as caught:
+            load_index(tmp_path)
+        assert "\n" not in str(caught.value), bit
+    load_index(tmp_path)
+
+
+def test_an_index_of_an_earlier_version_is_read_with_a_word(index, tmp_path):
+    with pytest.warns(UnsealedWarning, match="has no hash"):
+        load_index(spoil(tmp_path / "a", index))
+    broken = {"center": np.full(5, np.nan, np.float32)}
+    with pytest.warns(UnsealedWarning), pytest.raises(ValueError, match=r"center holds nan at \[0\]"):
+        load_index(spoil(tmp_path / "b", index, **broken))
 
 
 def test_missing_and_damaged_files(tmp_path):

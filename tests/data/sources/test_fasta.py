@@ -1,6 +1,5 @@
 """FASTA records: the same bases from plain and compressed files, at random, padded, case and codes kept."""
 
-import builtins
 import gzip
 import lzma
 import os
@@ -77,10 +76,10 @@ def test_fetch_names_what_is_wrong(write):
     ("data", "message"),
     [
         (b"", r"is empty \(0 bytes\)"),
-        (b"; only a comment\n", "record"),
-        (b"ACGT\n>x\nACGT\n", "FASTA"),
-        (b">\nACGT\n", "FASTA|header without a name"),
-        (b">x\nAC\n>x\nGT\n", "'x' occurs twice|Duplicate key"),
+        (b"; only a comment\n", "has no FASTA record: expected a line that starts with '>'"),
+        (b"ACGT\n>x\nACGT\n", "has text before its first '>' line: is it a FASTA file"),
+        (b">\nACGT\n", "has a header without a name: b'>'"),
+        (b">x\nAC\n>x\nGT\n", "FASTA record 'x' occurs twice"),
     ],
 )
 def test_bad_files_are_named(write, name, data, message):
@@ -89,12 +88,43 @@ def test_bad_files_are_named(write, name, data, message):
         FastaSource(path)
 
 
-def test_uneven_lines_need_compression(write):
-    uneven = b">x\nACGT\nAC\nACGT\n"
-    with pytest.raises(ValueError, match="lines of one length; compressed"):
-        FastaSource(write("u.fa", uneven))
-    assert read_document(FastaSource(write("u.fa.xz", uneven)), 0) == b"ACGTACACGT"
-    assert parse_fasta(uneven, "u") == [("x", b"ACGTACACGT")]
+@pytest.mark.parametrize("lines", [1, 2, 4096])
+def test_lines_of_any_length_are_read_as_the_packed_file_is(write, monkeypatch, lines):
+    """Counted one by one and many at once; only what is regular gets an index beside it."""
+    monkeypatch.setattr("jaxblt.data.sources.fasta_index.LINES", lines)
+    even = b">x\n" + b"ACGT\n" * 9 + b"AC\n>y\nA\n"
+    cases = {
+        "even": (even, True),
+        "blank at the end": (even + b"\n\n", True),
+        "no line end": (even[:-1], True),
+        "a longer line": (even + b"ACGTA\n", False),
+        "a shorter one before": (even.replace(b"ACGT", b"AC", 1), False),
+        "a blank line inside": (even.replace(b"T\nA", b"T\n\nA", 1), False),
+        "other line ends": (even.replace(b"\n", b"\r\n", 5), False),
+        "blanks inside": (even.replace(b"AC", b"A C", 2), False),
+        "a carriage return inside": (even.replace(b"ACGT\nAC", b"ACGT\rAC", 1), False),
+        "old Mac": (even.replace(b"\n", b"\r"), False),
+        "a record behind a carriage return": (even + b"ACG\r>z\rAC\n", False),
+        "a character of three bytes": (">x\nMK\u2013V\n>y\nMM\n".encode(), True),
+    }
+    for number, (what, (data, is_indexed)) in enumerate(cases.items()):
+        path = write(f"{number}.fa", data)
+        for source in (FastaSource(path), FastaSource(path), FastaSource(write(f"{number}.fa.gz", data))):
+            held = [(name, read_document(source, i)) for i, name in enumerate(source.names)]
+            assert held == parse_fasta(data, what), what
+            assert b"\r" not in b"".join(bases for _, bases in held)
+        assert path.with_name(f"{number}.fa.fai").exists() == is_indexed, what
+
+
+def test_an_index_of_characters_instead_of_bytes_is_noticed(write):
+    """As tools write it that count letters: the record's last bytes would be lost."""
+    path = write("p.fa", ">a\nMK\u2013V\n>b\nMM\n".encode())
+    path.with_name("p.fa.fai").write_text("a\t4\t3\t4\t5\nb\t2\t13\t2\t3\n")
+    with pytest.raises(OSError, match="and its index differ: delete"):
+        read_document(FastaSource(path), 0)
+    path.with_name("p.fa.fai").write_text("a\t4\t3\t4\n")
+    with pytest.raises(ValueError, match=r"p.fa.fai' is no index of FASTA .*: delete it"):
+        FastaSource(path)
 
 
 def test_the_index_is_kept_beside_the_file_and_renewed(write):
@@ -149,21 +179,6 @@ def test_a_name_ends_at_any_space(tmp_path, space):
     path.write_text(f">a{space}long name\nACGT\n", encoding="utf-8")
     source = FastaSource(path)
     assert (list(source.names), read_document(source, 0)) == (["a"], b"ACGT")
-
-
-def test_without_pyfaidx_plain_files_say_what_to_install(write, monkeypatch):
-    plain, packed = write("g.fa"), write("g.fa.gz")
-    original = builtins.__import__
-
-    def refuse(name, *args, **kwargs):
-        if name == "pyfaidx":
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ImportError, match=r"pip install 'jaxblt\[genomics\]'"):
-        FastaSource(plain)
-    assert read_document(FastaSource(packed), 0) == RECORDS["chr1"]
 
 
 def test_a_source_travels_to_another_process(write):

@@ -4,11 +4,11 @@ import bz2
 import gzip
 import lzma
 import re
+from pathlib import Path
 
 import pytest
 
 from jaxblt.data import TextSource, read_document
-from jaxblt.data.sources import CompressedBytesWarning
 from jaxblt.data.sources.files import expand
 from tests.data.naive import ALL_BYTES
 
@@ -92,16 +92,12 @@ def test_missing_and_empty_and_damaged_files(folder):
                 TextSource(folder / name)
 
 
-def test_a_compressed_file_of_another_name_is_told(folder):
-    files = {
-        "g": (gzip.compress(b"x"), "gzip files do.* its name end in .gz"),
-        "x.txt": (lzma.compress(b"x"), "xz files do.* its name end in .xz"),
-        "b.txt.bz2": (bz2.compress(b"x", 3), "bzip2 files do.*: decompress it"),
-    }
-    for name, (data, said) in files.items():
-        (folder / name).write_bytes(data)
-        with pytest.warns(CompressedBytesWarning, match=rf"{name}' begins as {said}"):
-            assert read_document(TextSource(folder / name), 0) == data
+def test_what_is_inside_decides_and_not_the_name(folder):
+    text, files = b"text \r\n" + ALL_BYTES, {"g": gzip.compress, "x.txt": lzma.compress, "b": bz2.compress}
+    for name, compress in files.items():
+        (folder / name).write_bytes(compress(text))
+        assert read_document(TextSource(folder / name), 0) == text
+        assert read_document(TextSource(folder / name, raw=True), 0) == compress(text)
 
 
 def test_a_file_that_shrinks_during_a_run_is_noticed(folder):
@@ -109,3 +105,14 @@ def test_a_file_that_shrinks_during_a_run_is_noticed(folder):
     (folder / "b.txt").write_bytes(b"short")
     with pytest.raises(OSError, match="became shorter while it was in use"):
         source.read(0, 0, 100)
+
+
+def test_folders_of_a_glob_that_exist_are_taken_by_their_names(tmp_path: Path) -> None:
+    for name in ("lr=[1]", "lr=1", "a"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "x.txt").write_bytes(name.encode())
+    for pattern in ("lr=[1]/deep/*.txt", "lr=[1]/**/*.txt", "lr=[1]/deep/x.txt"):
+        assert [f.read_bytes() for f in expand(tmp_path / pattern)] == [b"lr=[1]"]
+    assert [f.read_bytes() for f in expand(tmp_path / "[ab]/deep/*")] == [b"a"]
+    with pytest.raises(FileNotFoundError, match="glob matches no file"):
+        expand(tmp_path / "lr=[1]" / "*.csv")

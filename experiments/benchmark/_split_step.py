@@ -1,0 +1,38 @@
+"""The train step of a recipe on the recipe's mesh, timed."""
+
+from functools import partial
+from typing import Any
+
+import jax
+
+from experiments.benchmark._sequence import fitting, timed_on
+from experiments.benchmark._step import prepare
+from jaxblt.training.flops import count_params
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.setup import recipe_step
+
+
+def measured(recipe: Recipe, trials: int) -> dict[str, Any]:
+    """Return seconds, bytes a second and planned memory of the step, or what the allocator said."""
+    return fitting(partial(_timed, recipe, trials))
+
+
+def _timed(recipe: Recipe, trials: int) -> dict[str, Any]:
+    sizes = recipe.mesh
+    count = sizes.data * sizes.fsdp * sizes.seq * sizes.tensor
+    mesh = sizes.build(jax.devices()[:count])
+    with jax.set_mesh(mesh):
+        ready = prepare(recipe, mesh)
+        step: Any = recipe_step(ready.setup)
+        compiled = step.lower(ready.state, ready.batch).compile()
+        held = [ready.state]
+
+        def run() -> Any:
+            held[0], metrics = compiled(held[0], ready.batch)
+            return metrics
+
+        loss = float(run()["loss"])
+        params, _ = count_params(ready.setup.whole)
+        found = timed_on(compiled, run, trials)
+    rate = ready.num_bytes / found["seconds"]["median"]
+    return {"parameters": params, "first_loss": loss, "bytes_per_second": rate, **found}

@@ -1,0 +1,93 @@
+"""A look at a split: how many of the records that a model is scored on have a near-copy that it is trained on."""
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from jaxblt.data.words import LENGTHS, find_words, kind_of
+
+HELD, LETTERS = 256, 1 << 23
+"""The most records that are looked for, and letters of training records that they are looked for in."""
+LEAST = 0.01
+"""The share of near-copies that is worth a warning."""
+
+
+class NearCopyWarning(UserWarning):
+    """Figures of validation and test are of records that training has nearly seen."""
+
+
+class NearCopies(NamedTuple):
+    """How many records have a near-copy.
+
+    Attributes:
+      share: of `records`.
+      records: that were looked for.
+      length: letters of the words that were compared.
+    """
+
+    share: float
+    records: int
+    length: int
+
+
+def find_near_copies(
+    train: Sequence[bytes], held: Sequence[bytes], *, length: int | None = None, share: float = 0.5
+) -> NearCopies:
+    """Return how many held-out records share at least `share` of their words with one training record.
+
+    Both sides are samples, at even distances, so that it takes about a second; of large training sets the share is a
+    lower bound.
+
+    Args:
+      train, held: sequences.
+      length: letters of a word (see `jaxblt.data.words`); None takes `LENGTHS` of the records' kind.
+      share: of words.
+    """
+    held = _spread(held, HELD)
+    mean = max(sum(map(len, train)) / max(len(train), 1), 1)
+    train = _spread(train, int(LETTERS / mean))
+    kind = kind_of([*held, *train])
+    length = LENGTHS[kind] if length is None else length
+    asked = find_words(held, length, kind, both_strands=True)
+    words, column = np.unique(asked.code, return_inverse=True)
+    have = _sets(asked.record, column, (len(held), len(words)))
+    given = find_words(train, length, kind, both_strands=True)
+    place = np.searchsorted(words, given.code)
+    found = np.append(words, -1)[place] == given.code
+    seen = _sets(given.record[found], place[found], (len(train), len(words)))
+    most = (have @ seen.T).max(1).toarray().ravel() if len(held) and len(train) else np.zeros(len(held))
+    near = most >= np.maximum(share * np.asarray(have.sum(1)).ravel() - 1e-9, 1)
+    return NearCopies(float(near.mean()) if len(near) else 0.0, len(held), length)
+
+
+def warn_near_copies(train: Sequence[bytes], held: Sequence[bytes]) -> None:
+    """Look for near-copies of held-out records in training, and warn of more than a few.
+
+    Warns:
+      NearCopyWarning: one of a hundred or more has one.
+    """
+    found = find_near_copies(train, held)
+    if found.share >= LEAST:
+        warnings.warn(
+            f"{found.share:.0%} of {found.records} sampled records of validation and test share half of their "
+            f"{found.length}-letter words with a training record, so their figures are of what training has nearly "
+            "seen: data.split = 'groups' keeps near-copies in one part",
+            NearCopyWarning,
+            stacklevel=3,
+        )
+
+
+def _spread(sequences: Sequence[bytes], most: int) -> list[bytes]:
+    count = min(len(sequences), max(most, 1))
+    return [sequences[i] for i in np.linspace(0, len(sequences) - 1, count).astype(int)]
+
+
+def _sets(record: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> csr_matrix:
+    """Return which records have which words, Int32 of zeros and ones."""
+    sets = csr_matrix((np.ones(len(record), np.int32), (record, column)), shape=shape)
+    sets.sum_duplicates()
+    sets.data[:] = 1
+    return sets

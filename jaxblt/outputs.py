@@ -1,0 +1,71 @@
+"""Files that commands write: never their own input, nothing that is there unless asked, whole or not at all."""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from jaxblt.remote import refuse_remote, url_of
+
+Name = str | os.PathLike[str]
+
+
+def check_output(option: str, path: Name, *, inputs: Iterable[Name] = (), overwrite: bool = False) -> None:
+    """Check that a command may write a file; call it before the work that the file is to hold.
+
+    Args:
+      option: that names the file, for the message.
+      path: of the file.
+      inputs: files that the command reads, and folders of which it reads any file.
+      overwrite: whether a file that is there may be replaced.
+
+    Raises:
+      FileExistsError: the file is there, and is not to be overwritten.
+      ValueError: it is a URL, an input by whatever name, or something else than a regular file.
+    """
+    refuse_remote(option, path)
+    for given in inputs:
+        if not url_of(given) and _is_of(path, given):
+            raise ValueError(
+                f"{option} {path} is read by this command, as {given}: it would be lost; choose another name"
+            )
+    if not os.path.exists(path):
+        return
+    if not os.path.isfile(path):
+        raise ValueError(f"{option} {path} is no regular file: name a file to write")
+    if not overwrite:
+        raise FileExistsError(
+            f"{option} {path} is there already, and nothing is overwritten: choose another name, or say "
+            "--overwrite (overwrite=True)"
+        )
+
+
+def _is_of(path: Name, given: Name) -> bool:
+    """Tell whether a path is a file, or lies in a folder, whatever links and spellings lead there."""
+    real, root = os.path.realpath(path), os.path.realpath(given)
+    if os.path.isdir(root):
+        return os.path.commonpath([real, root]) == root
+    return real == root or (os.path.exists(real) and os.path.exists(root) and os.path.samefile(real, root))
+
+
+@contextlib.contextmanager
+def whole_file(path: Name) -> Iterator[Path]:
+    """Give a path beside `path` to write to; it becomes `path` once the block has ended without an error.
+
+    Missing folders are made. Where `path` is a link, the file that it leads to is replaced.
+    """
+    refuse_remote("out", path)
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Name, text: str) -> None:
+    """Write a file of UTF-8 text, whole or not at all."""
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")

@@ -1,0 +1,66 @@
+"""Where arrays lie inside a model: activations by row and stretch, weights whole among the devices of the batch.
+
+Without these constraints the partitioner spreads the split of an FSDP weight through the model, and every device then
+computes on a part of the width of all rows, as under tensor parallelism.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Shaped
+
+from jaxblt.parallel.islands import BATCH_AXES, SEQ_AXIS, open_axes
+from jaxblt.parallel.rules import DEFAULT_RULES, axes_of
+
+
+def by_token(x: Shaped[Array, "B T ..."]) -> Shaped[Array, "B T ..."]:
+    """Keep rows of x on the devices of the batch, tokens on those of the sequence, and all channels together.
+
+    An axis of the mesh that does not divide its axis of x is left out, and so are those of an island around this.
+    """
+    if not (free := open_axes()):
+        return x
+    rows = _dividing(x.shape[0], [axis for axis in BATCH_AXES if axis in free])
+    tokens = _dividing(x.shape[1], [axis for axis in (SEQ_AXIS,) if axis in free])
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, tokens))
+
+
+def whole_weight(weight: Float[Array, "..."], names: Sequence[str | None]) -> Float[Array, "..."]:
+    """Gather a weight from the devices of the batch; its gradient is summed into the shares that it came from.
+
+    Heads and columns that `tensor` splits stay where they are.
+
+    Args:
+      weight: in the dtype of its product, so that no more bytes move than the product reads.
+      names: logical names of its axes.
+    """
+    free = open_axes()
+    split = _spec(weight.shape, names, free)
+    whole = _spec(weight.shape, names, [axis for axis in free if axis not in BATCH_AXES])
+    if split == whole:
+        return weight
+    # The first constraint is the transpose's last: a sum over devices whose shares are all that is kept of it
+    weight = jax.lax.with_sharding_constraint(weight, split)
+    return jax.lax.with_sharding_constraint(weight, whole)
+
+
+def _spec(shape: tuple[int, ...], names: Sequence[str | None], free: Sequence[str]) -> PartitionSpec:
+    """Axes among `free` that `DEFAULT_RULES` give to the axes of a weight, each once."""
+    entries, left = [], list(free)
+    for size, name in zip(shape, names, strict=True):
+        wanted = axes_of(DEFAULT_RULES.get(name)) if name is not None else ()
+        found = _dividing(size, [axis for axis in wanted if axis in left])
+        left = [axis for axis in left if axis not in (found or ())]
+        entries.append(found)
+    return PartitionSpec(*entries)
+
+
+def _dividing(size: int, axes: Sequence[str]) -> tuple[str, ...] | None:
+    """Those of `axes`, from the first on, whose devices together divide `size`."""
+    mesh, kept = jax.sharding.get_abstract_mesh(), []
+    for axis in axes:
+        if size % math.prod(mesh.shape[other] for other in (*kept, axis)) == 0:
+            kept.append(axis)
+    return tuple(kept) or None

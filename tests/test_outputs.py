@@ -1,0 +1,58 @@
+"""Commands write no file over their input, none over what is there unless asked, and none in part."""
+
+import os
+
+import pytest
+
+from jaxblt.outputs import check_output, whole_file, write_text
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g.fa").write_text(">g\nACGT\n")
+    (tmp_path / "link.fa").symlink_to("g.fa")
+    os.link("g.fa", "hard.fa")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["g.fa", "./g.fa", "run/../g.fa", "link.fa", "hard.fa", "run/checkpoints/a"])
+def test_an_input_is_never_written(here, name):
+    inputs = ("s3://bucket/g.fa", "g.fa", "run/checkpoints")
+    with pytest.raises(ValueError, match=f"--out {name} is read by this command, as .*: it would be lost"):
+        check_output("--out", name, inputs=inputs, overwrite=True)
+    with pytest.raises(ValueError, match=r"is read by this command, as link\.fa"):
+        check_output("--out", here / "g.fa", inputs=("link.fa",), overwrite=True)
+
+
+def test_what_is_there_is_overwritten_only_if_asked(here):
+    (here / "a.tsv").write_text("mine")
+    with pytest.raises(
+        FileExistsError, match=r"--out a\.tsv is there already, and nothing is overwritten: .*--overw"
+    ):
+        check_output("--out", "a.tsv", inputs=("g.fa",))
+    check_output("--out", "a.tsv", inputs=("g.fa",), overwrite=True)
+    check_output("--out", "new/b.tsv", inputs=("g.fa", "run"))
+    for name in ("run", "/dev/null"):
+        with pytest.raises(ValueError, match=f"--out {name} is no regular file"):
+            check_output("--out", name, overwrite=True)
+    with pytest.raises(ValueError, match="is remote"):
+        check_output("--out", "s3://bucket/a.tsv")
+
+
+def test_a_file_appears_whole_or_not_at_all(here):
+    (here / "a.tsv").write_text("mine")
+
+    def fail():
+        with whole_file("a.tsv") as partial:
+            partial.write_text("half")
+            raise KeyError("stopped")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert (here / "a.tsv").read_text() == "mine"
+    write_text("link.fa", "other")
+    assert (here / "g.fa").read_text() == "other"
+    assert (here / "link.fa").is_symlink()
+    assert sorted(os.listdir(here)) == ["a.tsv", "g.fa", "hard.fa", "link.fa", "run"]
