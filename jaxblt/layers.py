@@ -28,9 +28,25 @@ Product = Callable[..., Array]
 """`(equation, x, kernel, *, precision, preferred_element_type) -> y`, as `multiply` computes it."""
 
 
+class Named(nn.LogicallyPartitioned):
+    """A parameter with logical names of its axes.
+
+    Flax NNX keeps the names and places nothing: it would look for a mesh whose axes have these names.
+    """
+
+    def to_nnx_metadata(self) -> dict[str, Any]:
+        """Return what an `nnx.Variable` of `nnx.bridge.ToNNX` is made with."""
+        return {"value": self.value, "names": self.names}
+
+    @classmethod
+    def from_nnx_metadata(cls, metadata: dict[str, Any]) -> "Named":
+        """Return the parameter that Linen sees of such a variable."""
+        return cls(metadata["value"], metadata["names"])
+
+
 def named(init: nn.initializers.Initializer, *axes: str | None) -> Any:
-    """`init` for a parameter whose axes carry logical names, which `jaxblt.parallel.rules` maps to the mesh."""
-    return nn.with_logical_partitioning(init, axes)
+    """Return `init` of a parameter whose axes carry logical names, which `jaxblt.parallel.rules` maps to the mesh."""
+    return lambda *args: Named(init(*args), axes)
 
 
 def multiply(
@@ -152,7 +168,7 @@ def _multiply_by_row_jvp(
     if not isinstance(dx, SymbolicZero):
         dy += by_row(dx, kernel, *kinds.values())
     if not isinstance(dkernel, SymbolicZero):
-        if seq_axis() is not None:
+        if seq_axis(x) is not None:
             return y, dy + jnp.einsum(equation, x, dkernel, **kinds)
         # The transpose adds rows in fp32: in bf16 each sum would be rounded
         wide = dkernel.dtype if jnp.finfo(dkernel.dtype).bits > 32 else jnp.float32

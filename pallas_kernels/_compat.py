@@ -9,12 +9,28 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
     """Mesh axes over which x may differ between devices inside `shard_map`; empty outside of one."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def may_vary(x: Any, axis: str) -> bool:
+    """Tell whether x may differ along an axis of the `shard_map` around this; always where that does not check it."""
+    from jax._src import config
+
+    return axis in varying_axes(x) or not config._check_vma.value
+
+
+def checks_varying() -> bool:
+    """Tell whether the `shard_map` around this, if there is one, keeps track of what varies."""
+    from jax._src import config
+
+    return config._check_vma.value or not jax.sharding.get_abstract_mesh().manual_axes
 
 
 def vary_alike(*arrays: Any) -> tuple[Any, ...]:
@@ -54,16 +70,39 @@ def typed_like(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     return x.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
-def count_below(row: jax.Array, wanted: jax.Array) -> jax.Array:
-    """How many items of a sorted row [S] are less than each wanted value [W], int32: `jnp.searchsorted` from the left.
+def is_symbolic(size: Any) -> bool:
+    """Tell whether the size of an axis is an unknown of `jax.export.symbolic_shape`, which compares with no number."""
+    return not isinstance(size, int | np.integer)
 
-    That one fails in jax 0.11.2 inside a `shard_map` that leaves an axis of several devices to the partitioner.
+
+def same_value(x: Any) -> Any:
+    """x as another object: of a tracer one more of the same value, for which no operation is traced.
+
+    `custom_vjp` numbers the arguments that its forward pass kept, which it knows by identity. In jax 0.11.2 partial
+    evaluation puts constants before the arguments and leaves the numbers (`JaxprTrace.process_custom_vjp_call`).
+    """
+    if not isinstance(x, Tracer):
+        return x
+    twin = object.__new__(type(x))
+    for kind in type(x).__mro__:
+        for name in set(getattr(kind, "__slots__", ())) - {"__weakref__"}:
+            if hasattr(x, name):
+                setattr(twin, name, getattr(x, name))
+    return twin
+
+
+def count_below(row: jax.Array, wanted: jax.Array, *, equal: bool = False) -> jax.Array:
+    """Count the items of a sorted row [S] that are less than each wanted value [W], int32: `jnp.searchsorted`.
+
+    With `equal` those that are equal count too, as in `searchsorted` from the right. That one fails in jax 0.11.2
+    inside a `shard_map` that leaves an axis of several devices to the partitioner.
     """
     size = row.shape[0]
     found = jnp.zeros(wanted.shape, jnp.int32)
-    for bit in reversed(range(size.bit_length())):
+    for bit in reversed(range(31 if is_symbolic(size) else size.bit_length())):
         ahead = found + jnp.int32(1 << bit)
-        less = (ahead <= size) & (row[jnp.minimum(ahead, size) - 1] < wanted)
+        item = row[jnp.minimum(ahead, size) - 1]
+        less = (ahead <= size) & (item <= wanted if equal else item < wanted)
         found = jnp.where(less, ahead, found)
     return found
 

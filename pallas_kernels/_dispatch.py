@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from pallas_kernels._compat import is_symbolic
+
 
 @dataclass(frozen=True)
 class Device:
@@ -27,6 +29,7 @@ class Implementation:
         as "mosaic_gpu_step", or, of an optional package, "jla".
       run: the function, with the op's own signature less `implementation`.
       why_not: given the device and the call's arguments (or their ShapeDtypeStructs), None if it can run.
+      any_length: whether it also takes sizes that `jax.export` leaves open, other than the first of an array.
       rather_not: given the same, of a call that it can run: why an entry after it is to be taken all the same, which it
         is unless this one is asked for by name; None if none is.
     """
@@ -35,11 +38,24 @@ class Implementation:
     run: Callable[..., Any]
     why_not: Callable[..., str | None] = lambda device, *args, **options: None
     rather_not: Callable[..., str | None] = lambda device, *args, **options: None
+    any_length: bool = False
+
+    def cannot_run(self, device: Device, *args: Any, **options: Any) -> str | None:
+        """Return why it cannot run, or None. A reference runs at any length."""
+        if not self.any_length and self.name != "reference" and (size := _open_size(args)) is not None:
+            return f"it is compiled for one length, and the size {size} is symbolic"
+        return self.why_not(device, *args, **options)
 
     def passed_over(self, device: Device, *args: Any, **options: Any) -> str | None:
-        """Why the table is read on where nothing is asked for by name, or None."""
-        reason = self.why_not(device, *args, **options)
+        """Return why the table is read on where nothing is asked for by name, or None."""
+        reason = self.cannot_run(device, *args, **options)
         return self.rather_not(device, *args, **options) if reason is None else reason
+
+
+def _open_size(args: Any) -> Any:
+    """A size that `jax.export` leaves open, of an axis behind the first; None if all are known."""
+    sizes = (size for x in jax.tree.leaves(args) for size in getattr(x, "shape", ())[1:])
+    return next(filter(is_symbolic, sizes), None)
 
 
 _RECORDERS: ContextVar[tuple[list[str], ...]] = ContextVar("recorders", default=())
@@ -87,7 +103,7 @@ def reference_ops() -> Iterator[None]:
 
 
 def has_reference_ops() -> bool:
-    """Whether this is inside a `reference_ops` block, where no `custom_vjp` may be traced."""
+    """Tell whether this is inside a `reference_ops` block, where no `OwnGradient` may be traced."""
     return _REFERENCE.value
 
 
@@ -153,7 +169,7 @@ def _find(
         )
     for entry in table:
         if entry.name == implementation:
-            reason = entry.why_not(device, *args, **options)
+            reason = entry.cannot_run(device, *args, **options)
             if reason is not None:
                 raise ValueError(
                     f"{op}: implementation {implementation!r} cannot run here: {reason}; leave it None for the first "

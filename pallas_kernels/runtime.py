@@ -2,15 +2,24 @@
 
 - Choose: `compiling_for` names the device that ops choose for, `record_choices` collects what they chose and why.
 - Differentiate twice: inside `reference_ops` ops have no gradients of their own; `has_reference_ops` says so.
+  `OwnGradient` is `jax.custom_vjp` with an error that names `reference_ops`.
 - Check: inside `checked_ops` ops check the values that they are given; `check_values` and `check_documents` do so.
 - Explain: `explain` says what a table picks on a `Device`; each op has an `explain` of its own.
 - Measure: `measure`, `measure_all`, `compare` time a `Case`; `measure_ceilings` says what the machine can do;
   `alone` takes turns on it; traces.
-- `varying_axes`, `vary_alike` and `count_below` hide what depends on the version of JAX.
+- Export: `is_symbolic` tells of a size that `jax.export` leaves open.
+- `varying_axes`, `vary_alike`, `may_vary`, `checks_varying` and `count_below` hide what depends on the version of JAX.
 """
 
 from pallas_kernels._alone import alone
-from pallas_kernels._compat import count_below, vary_alike, varying_axes
+from pallas_kernels._compat import (
+    checks_varying,
+    count_below,
+    is_symbolic,
+    may_vary,
+    vary_alike,
+    varying_axes,
+)
 from pallas_kernels._dispatch import (
     Device,
     Implementation,
@@ -38,6 +47,7 @@ from pallas_kernels._measure import (
     measure_ceilings,
     this_machine,
 )
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels._ranges import Range, check_documents, check_values, checked_ops, has_checked_ops
 from pallas_kernels._statistics import Summary, median_interval, ratio_interval
 from pallas_kernels._trace import device_events, read_trace
@@ -52,12 +62,14 @@ __all__ = [
     "Machine",
     "Measurement",
     "Method",
+    "OwnGradient",
     "Range",
     "Summary",
     "alone",
     "check_documents",
     "check_values",
     "checked_ops",
+    "checks_varying",
     "choose",
     "compare",
     "compiled",
@@ -69,6 +81,8 @@ __all__ = [
     "forward_backward",
     "has_checked_ops",
     "has_reference_ops",
+    "is_symbolic",
+    "may_vary",
     "measure",
     "measure_all",
     "measure_ceilings",

@@ -79,6 +79,12 @@ def _annotations(request: pytest.FixtureRequest) -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.fixture
+def symbolic_sizes() -> None:
+    """Annotations are off: they say `int` of sizes, which `jax.export` may leave open."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+
+
 @functools.cache
 def _expects_error(test: Callable[..., object]) -> bool:
     source = inspect.getsource(test)

@@ -69,6 +69,13 @@ def test_files_are_short() -> None:
     assert not long, f"split these files, {MAX_FILE_LINES} lines at most: {long}"
 
 
+def test_gradients_by_hand_are_of_one_kind() -> None:
+    """`jax.custom_vjp` alone says nothing of `reference_ops`, and is wrong to the second order in a scan."""
+    nodes = [(path.name, node) for path in _files(*LIBRARY) for node in ast.walk(_tree(path))]
+    named = {name for name, node in nodes if isinstance(node, ast.Attribute) and node.attr == "custom_vjp"}
+    assert named == {"_own_gradient.py"}, "use pallas_kernels.runtime.OwnGradient"
+
+
 def test_functions_are_short() -> None:
     long = []
     for path in _files(*LIBRARY, "configs", "experiments"):

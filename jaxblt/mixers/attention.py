@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import Linear, linears
@@ -19,7 +19,7 @@ from jaxblt.parallel.attention.context import ContextParallel, Implementation, c
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
-from jaxblt.parallel.sequence import seq_axis
+from jaxblt.parallel.sequence import SeqAxis, seq_axis
 from jaxblt.validation import check_bounds, check_fields, check_read
 from pallas_kernels.attention import attention, masks
 from pallas_kernels.attention.masks import Mask
@@ -159,10 +159,9 @@ class Attention(nn.Module):
             return rows.restore(out(o)), dataclasses.replace(state, clock=rows.clock)
         check_documents(segment_ids, 1 if config.packed else None)
         x = blank(x, content_of(segment_ids))
-        axis = seq_axis()
+        axis = seq_axis(x)
         if positions is None:
-            places = np.arange(x.shape[1]) if axis is None else self._layout.order(x.shape[1], axis.size)
-            positions = jnp.asarray(places, jnp.int32)[None]
+            positions = self._places(x.shape[1], axis)[None]
         if axis is not None:
             q, k, v = self._turn(linears(x, project), positions)
             return out(self._split(q, k, v, segment_ids)), None
@@ -188,6 +187,13 @@ class Attention(nn.Module):
         frequencies = rotary_frequencies(config.width, theta=config.rope_theta, scale=config.rope_scale)
         angles = rotary_angles(positions, frequencies)
         return rotate(q, angles), rotate(k, angles), v
+
+    def _places(self, length: int, axis: SeqAxis | None) -> Int[Array, "T"]:
+        """Each token's place in its row."""
+        if axis is None:
+            return jnp.arange(length, dtype=jnp.int32)
+        order = jnp.asarray(self._layout.order(axis.whole(length), axis.size), jnp.int32)
+        return order.reshape(axis.size, -1)[jax.lax.axis_index(axis.name)] if axis.manual else order
 
     @property
     def _layout(self) -> SequenceLayout:

@@ -22,6 +22,7 @@ from pallas_kernels import blocked_conv as blocked
 from pallas_kernels import long_conv as long
 from pallas_kernels.blocked_conv import blocked_conv
 from pallas_kernels.long_conv import long_conv, long_conv_history
+from pallas_kernels.runtime import is_symbolic
 
 MAX_BLOCKED = 512
 """Taps up to which Toeplitz blocks are faster than an FFT."""
@@ -102,7 +103,7 @@ class FiniteConv(nn.Module):
             assert carry is None or isinstance(carry, DoublingState)
             return self._long(rows, streams, carry)
         assert not isinstance(carry, DoublingState)
-        core = self._stretches(streams[0].shape[-1], carry)
+        core = self._stretches(rows.length, carry)
         y, after = rows.run(core, streams, carry, time_axis=2)
         if self.causal:
             return y, after
@@ -113,7 +114,7 @@ class FiniteConv(nn.Module):
         self, rows: Rows, streams: Any, state: DoublingState | None
     ) -> tuple[Float[Array, "B D T"], DoublingState | None]:
         if state is None and not rows.split:
-            return rows.run(self._whole_rows(*self._made_of(streams[0].shape[-1])), streams, time_axis=2)
+            return rows.run(self._whole_rows(*self._made_of(rows.length)), streams, time_axis=2)
         # Gates stay where they are: only what is convolved moves between devices, and into the state.
         v, pre_gate, post_gate = streams
         y, after = self._moved(rows, pre_gate * v, state)
@@ -124,7 +125,7 @@ class FiniteConv(nn.Module):
     ) -> tuple[Float[Array, "B D T"], DoublingState | None]:
         alone = (u, None, None)
         if state is None:
-            return rows.run(self._whole_rows(*self._made_of(u.shape[-1])), alone, time_axis=2)
+            return rows.run(self._whole_rows(*self._made_of(rows.length)), alone, time_axis=2)
         taps = self._streamed(state.past.shape[-1])
         if u.shape[-1] == 1:
             step = lambda given, core: core.next(*given)  # noqa: E731
@@ -176,7 +177,7 @@ class FiniteConv(nn.Module):
 
         Explicit taps are themselves the second; the first is None then.
         """
-        length = min(length, self.filter.taps)
+        length = self.filter.taps if is_symbolic(length) else min(length, self.filter.taps)
         if isinstance(self.filter, ImplicitFilter):
             return self.implicit.parts(length)
         zero = 0 if self.causal else self.filter.taps - 1

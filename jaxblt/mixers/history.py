@@ -46,8 +46,10 @@ def joined(past: Shaped[Array, "B *D S"], after: Recent) -> Shaped[Array, "B *D 
     """The last S inputs behind a stretch, from those before it."""
     size = past.shape[-1]
     if after.steps is None:
-        gone = min(after.length, size)
-        moved = jnp.pad(past[..., gone:], ((0, 0),) * (past.ndim - 1) + ((0, gone),))
+        kept = past[..., after.length :]
+        # XLA crashes on an eager pad of an array without an element in a `shard_map`
+        added = ((0, 0),) * (past.ndim - 1) + ((0, size - kept.shape[-1]),)
+        moved = jnp.pad(kept, added) if kept.shape[-1] else jnp.zeros_like(past)
     else:
         padded = jnp.pad(past, ((0, 0),) * (past.ndim - 1) + ((0, size),))
         moved = _window(padded, jnp.minimum(after.steps, size), size)

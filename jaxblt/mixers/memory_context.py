@@ -41,6 +41,7 @@ from pallas_kernels.neural_memory import (
     read_memory,
     scan_windows,
     take_windows,
+    window_size,
     write_memory,
 )
 
@@ -211,9 +212,9 @@ class ContextCore:
     ) -> tuple[tuple[Float[Array, "B T H K"], Trace | None], MemoryState]:
         """Rows whose documents start on the grid of segments, from the memory that enters."""
         shape, kind = streams.q.shape[:2], streams.q.dtype
-        width, length = min(self.chunk_size, shape[1]), shape[1]
+        width, length = window_size(self.chunk_size, shape[1]), shape[1]
         windows, _ = cut_rows(ids, (shape[0], length), width, aligned=True)
-        if length < self.chunk_size:  # a window is no segment: none ends
+        if width < self.chunk_size:  # a window is no segment: none ends
             windows = windows._replace(ends=jnp.zeros_like(windows.ends))
         content = jnp.ones(shape, bool) if ids is None else ids > 0
         parts = tuple(take_windows(x, width) for x in _parts(streams))

@@ -34,9 +34,9 @@ from jaxblt.parallel.carry import at_end, exclusive_scan
 from jaxblt.parallel.halo import before, behind
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.scatter import over_heads
-from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence, seq_axis
+from jaxblt.parallel.sequence import SEQ_AXIS, check_whole_rows, over_sequence, seq_axis
 from jaxblt.parallel.tensor_heads import over_tensor, splits_heads
-from pallas_kernels.runtime import check_documents
+from pallas_kernels.runtime import OwnGradient, check_documents, is_symbolic
 
 Carry = Any
 Summary = Any
@@ -149,6 +149,12 @@ class Rows:
         return over_heads(work, core, streams, self.segment_ids, carry, time_axis=time_axis)
 
     @property
+    def length(self) -> int:
+        """Positions of a whole row."""
+        axis = seq_axis(self.x)
+        return self.x.shape[1] if axis is None else axis.whole(self.x.shape[1])
+
+    @property
     def arranged(self) -> Tokens:
         """The tokens of a call with a state."""
         assert self.tokens is not None
@@ -195,13 +201,19 @@ def read(
     """
     check_call(x, segment_ids, positions, clock, width=width)
     if clock is not None:
+        check_whole_rows(x, "a call with a state")
+        if is_symbolic(x.shape[1]):
+            raise ValueError(
+                f"a call with a state is compiled for one number of tokens, got a symbolic one, {x.shape[1]}: export "
+                "one program for each number, such as 1 for decoding"
+            )
         split = splits_call(x.shape[1])
         tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
         return Rows(tokens.x, _documents(tokens), tokens.content, 1, split, tokens, clock)
     check_documents(segment_ids, alignment if packed and not alone else None)
     content = content_of(segment_ids)
     ids = segment_ids if packed else None
-    return Rows(blank(x, content), ids, content, alignment, seq_axis() is not None)
+    return Rows(blank(x, content), ids, content, alignment, seq_axis(x) is not None)
 
 
 def check_call(
@@ -409,7 +421,7 @@ def _linked(how: _Stretch, core: Adjoined) -> Callable[[Any, Marks], Any]:
         leaving = exclusive_scan(step, core.zero(streams), effect, reverse=not how.reverse)
         return (*back((dy, leaving)), None)
 
-    linked = jax.custom_vjp(lambda streams, marks: core.run(streams, marks, entered(streams, marks)[0])[0])
+    linked = OwnGradient(lambda streams, marks: core.run(streams, marks, entered(streams, marks)[0])[0])
     linked.defvjp(forward, backward)
     return linked
 

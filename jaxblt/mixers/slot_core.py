@@ -20,7 +20,15 @@ from jaxblt.mixers.slot_bank import (
     write_candidates,
 )
 from jaxblt.mixers.slot_compression import compress, count_latents, kept_latents, reconstruction_error
-from pallas_kernels.neural_memory import choose, cut_rows, leave_windows, multiply, scan_windows, take_windows
+from pallas_kernels.neural_memory import (
+    choose,
+    cut_rows,
+    leave_windows,
+    multiply,
+    scan_windows,
+    take_windows,
+    window_size,
+)
 
 
 @flax.struct.dataclass
@@ -151,9 +159,9 @@ class SlotCore:
     ) -> tuple[tuple[Float[Array, "B T H M"], SlotSide], SlotBank]:
         """Outputs and the bank behind rows, window by window (see `pallas_kernels.neural_memory.windows`)."""
         (rows, length), interval = streams.q.shape[:2], self.config.interval
-        width = min(interval, length)
+        width = window_size(interval, length)
         cut, source = cut_rows(ids, (rows, length), width, aligned=aligned)
-        if length < interval:  # a window is no interval: none ends
+        if width < interval:  # a window is no interval: none ends
             cut = cut._replace(ends=jnp.zeros_like(cut.ends))
         content = jnp.ones((rows, length), bool) if ids is None else ids > 0
         content = take_windows(content[:, :, None], width, source)[:, :, 0]

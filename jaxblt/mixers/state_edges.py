@@ -22,6 +22,7 @@ from jaxblt.mixers.state_slots import (
     routed,
     write_and_read,
 )
+from pallas_kernels.neural_memory import window_size
 
 Cell = Literal["linear", "gru", "lstm"]
 GATES: dict[Cell, int] = {"linear": 0, "gru": 3, "lstm": 4}
@@ -161,7 +162,7 @@ class EdgeCore:
         time = _times(new, start.time[:, 0])
         edge = (ids != 0) & (time > 0) & (time % self.interval == 0)
         # No window of `interval` tokens holds two edges: a document has its first after as many tokens.
-        width = min(self.interval, length)
+        width = window_size(self.interval, length)
         known = carry is None and (marks.segment_ids is None or self.aligned)
         halves = 1 if width == 1 or known else 2
         windows = jax.tree.map(lambda x: _windows(x, width), (streams, ids, new, edge))
@@ -264,6 +265,6 @@ def _times(new: Bool[Array, "B T"], entered: Int[Array, "B"]) -> Int[Array, "B T
 
 def _windows(x: Array, width: int) -> Array:
     """[B, T, ...] as [T / width, B, width, ...], filled up with zeros."""
-    missing = -x.shape[1] % width
-    x = jnp.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2))
-    return jnp.moveaxis(x.reshape(x.shape[0], -1, width, *x.shape[2:]), 1, 0)
+    count = -(-x.shape[1] // width)
+    x = jnp.pad(x, ((0, 0), (0, count * width - x.shape[1])) + ((0, 0),) * (x.ndim - 2))
+    return jnp.moveaxis(x.reshape(x.shape[0], count, width, *x.shape[2:]), 1, 0)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Shaped
 
 from jaxblt.mixers.base import select_rows
 from jaxblt.mixers.marks import Marks
+from pallas_kernels.runtime import is_symbolic
 
 
 def take_steps(
@@ -49,6 +50,8 @@ def take_steps(
 
     body = jax.checkpoint(guarded, prevent_cse=False) if remat else guarded
     tokens = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (streams, marks.content, marks.new))
+    # A loop of unknown length cannot be cut into several steps and a rest
+    unroll = 1 if is_symbolic(jax.tree.leaves(streams)[0].shape[1]) else unroll
     after, y = jax.lax.scan(body, start if carry is None else carry, tokens, unroll=unroll)
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), y), after
 

@@ -258,7 +258,7 @@ class BLT(nn.Module):
         """`latent_forward` of bytes in blocks, given their keys and the segment ids of the slots."""
         p = self.up.read(last_bytes(blocks, patches), keys, patches.patch_ids, slots > 0)
         z, state = self.latent(
-            p.reshape(len(p), -1, p.shape[-1]), segment_ids=slots.reshape(len(p), -1), state=state
+            p.reshape(p.shape[0], -1, p.shape[-1]), segment_ids=slots.reshape(p.shape[0], -1), state=state
         )
         return z.reshape(p.shape), state
 
@@ -404,11 +404,12 @@ class BLT(nn.Module):
 
 def _check_split(patches: Patches) -> None:
     """Raises ValueError unless every device of a `seq` axis has whole blocks, and as many as the others."""
-    axis = seq_axis()
-    if axis is None or patches.num_bytes % (axis.size * patches.block_size) == 0:
+    axis = seq_axis(patches)
+    if axis is None or axis.whole(patches.num_bytes) % (axis.size * patches.block_size) == 0:
         return
+    length, blocks = axis.whole(patches.num_bytes), axis.whole(patches.patch_ids.shape[1])
     raise ValueError(
-        f"rows of {patches.num_bytes} bytes, {patches.patch_ids.shape[1]} blocks of {patches.block_size} bytes, do not "
+        f"rows of {length} bytes, {blocks} blocks of {patches.block_size} bytes, do not "
         f"divide among the {axis.size} devices of mesh axis {axis.name!r}: use rows of a multiple of "
         f"{axis.size * patches.block_size} bytes"
     )

@@ -7,7 +7,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.layers import RMSNorm, dense, named
@@ -15,16 +14,14 @@ from jaxblt.parallel.carry import exclusive_scan
 from jaxblt.parallel.halo import by_stretch, splits_sequence
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
-from jaxblt.patching.patches import Patches
+from jaxblt.patching.patches import Patches, into_blocks
 from pallas_kernels.patch_attention import lookup, pool
 from pallas_kernels.runtime import count_below
 
 
 def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S D"]:
     """Bytes as whole blocks, the last one padded with zeros."""
-    tail = -x.shape[1] % patches.block_size
-    x = jnp.pad(x, ((0, 0), (0, tail), (0, 0)))
-    return rearrange(x, "b (n s) d -> b n s d", s=patches.block_size)
+    return into_blocks(x, patches.block_size)
 
 
 def _over_blocks(fn: Callable[[Any, Any], Array], heads: Any, blocked: Any, shared: Any = ()) -> Array:
@@ -33,14 +30,14 @@ def _over_blocks(fn: Callable[[Any, Any], Array], heads: Any, blocked: Any, shar
     A single block, which a step of decoding has, is whole on all devices of the sequence.
     """
     arrays, by_head = (heads, blocked), (True, False)
-    if seq_axis() is None or jax.tree.leaves(heads)[0].shape[1] == 1:
+    if seq_axis(heads) is None or jax.tree.leaves(heads)[0].shape[1] == 1:
         return over_batch(fn, arrays, shared, heads=by_head)
     return over_sequence(lambda own, _, shared: fn(own, shared), arrays, (), shared, heads=by_head)
 
 
 def split_heads(x: Float[Array, "... D"], heads: int) -> Float[Array, "... H K"]:
     """The last axis as heads."""
-    return rearrange(x, "... (h k) -> ... h k", h=heads)
+    return x.reshape(*x.shape[:-1], heads, -1)
 
 
 class BytesToPatches(nn.Module):
@@ -91,7 +88,7 @@ class BytesToPatches(nn.Module):
         """
         q, k, v = (split_heads(x, self.heads) for x in (self.query(self.norm(last)), *keys))
         pooled = _over_blocks(lambda args, _: pool(*args[0], *args[1]), (q, k, v), (patch_ids,))
-        patches = self.up(last + self.out(rearrange(pooled, "... h k -> ... (h k)")))
+        patches = self.up(last + self.out(pooled.reshape(*pooled.shape[:-2], -1)))
         return patches * real[..., None].astype(patches.dtype)
 
 
@@ -180,7 +177,7 @@ def _patches_before(own: Any, *, look_back: int) -> tuple[Float[Array, "B N W D"
     batch, _, _, dim = z.shape
     nothing = jnp.zeros((batch, look_back, dim), z.dtype), jnp.zeros((batch, look_back), jnp.int32)
     earlier = nothing
-    if splits_sequence():
+    if splits_sequence(z):
         counts = jnp.sum(patches.lengths > 0, (1, 2), dtype=jnp.int32)
         earlier = exclusive_scan(_later, nothing, take_ranks(z, patches, nothing, counts[:, None], look_back))
     return _tails(z, patches, earlier, look_back)
@@ -203,7 +200,9 @@ def take_ranks(
     z: Float[Array, "B N P D"], patches: Patches, earlier: Tail, ends: Int[Array, "B M"], look_back: int
 ) -> tuple[Float[Array, "B M*W D"], Int[Array, "B M*W"]]:
     """For each of M ends, the W patches whose ranks in the row come before it; negative ranks are in `earlier`."""
-    ranks = (ends[..., None] + jnp.arange(-look_back, 0, dtype=jnp.int32)[None, None]).reshape(len(ends), -1)
+    ranks = (ends[..., None] + jnp.arange(-look_back, 0, dtype=jnp.int32)[None, None]).reshape(
+        ends.shape[0], -1
+    )
     counts = jnp.sum(patches.lengths > 0, -1, dtype=jnp.int32)
     edges = jnp.cumsum(counts, -1, dtype=jnp.int32)
     find = jax.vmap(lambda edges, wanted: count_below(edges, wanted + 1))
@@ -216,7 +215,7 @@ def take_ranks(
         found = [jnp.take_along_axis(x, i[axes], 1) for x, i in ((own, here), (before, there))]
         return jnp.where((ranks >= 0)[axes], *found)
 
-    rows = len(z)
+    rows = z.shape[0]
     return pick(z.reshape(rows, -1, z.shape[-1]), earlier[0]), pick(
         patches.segment_ids.reshape(rows, -1), earlier[1]
     )

@@ -23,7 +23,7 @@ from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from jaxblt.validation import MOST, check_bounds, check_fields
 from pallas_kernels.hash_embedding import hash_embedding, ngram_rows
-from pallas_kernels.runtime import has_reference_ops
+from pallas_kernels.runtime import OwnGradient, has_reference_ops, vary_alike
 
 TABLE_AXES = ("vocab", "embed")
 MOST_GRAM = 256
@@ -106,7 +106,9 @@ def embed(table: Float[Array, "V D"], ids: Int[Array, "B T"]) -> Float[Array, "B
     The scatter-add that JAX would make sends every byte of a batch to a few hundred rows, four for DNA: on a GPU its
     atomics queue up for longer than the rest of the step takes, and in bf16 they lose small terms.
     """
-    return _rows(table, ids) if has_reference_ops() else _embed(table, ids)
+    if has_reference_ops():
+        return _rows(table, ids)
+    return _embed(*vary_alike(table, ids))
 
 
 def _rows(table: Float[Array, "V D"], ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -124,7 +126,7 @@ def _embed_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array,
     return summed.astype(table.dtype), np.zeros(ids.shape, jax.dtypes.float0)
 
 
-_embed = jax.custom_vjp(_rows)
+_embed = OwnGradient(_rows)
 _embed.defvjp(_embed_forward, _embed_backward)
 
 
@@ -177,7 +179,7 @@ class ByteEmbedding(nn.Module):
         clock, history = (None, None) if state is None else state
         tokens = read((ids + 1)[..., None], segment_ids, None, clock)
         hashed, history = tokens.run(Grams(self.config.hash), tokens.x[..., 0], history)
-        split = state is None and seq_axis() is not None
+        split = state is None and seq_axis(ids) is not None
         island = over_sequence if split else over_batch
         grams = island(partial(_sums, self.dtype), tokens.restore(hashed), shared=self.hash_table)
         x = x + grams / jnp.asarray(self.config.hash.num_tables**0.5, self.dtype)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxblt.layers import named
+from jaxblt.parallel.sequence import check_whole_rows
 
 Pooling = Literal["mean", "max", "first", "last"]
 
@@ -17,6 +18,7 @@ def pool(x: Float[Array, "B T D"], there: Bool[Array, "B T"], pooling: Pooling) 
 
     "mean" and "max" are taken channel by channel; "first" and "last" are what stands at one position.
     """
+    check_whole_rows(x, "pooling")
     wide, mask = x.astype(jnp.float32), there[..., None]
     count = jnp.sum(mask, 1, dtype=jnp.float32)
     if pooling == "mean":
@@ -36,6 +38,7 @@ class AttentionPool(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], there: Bool[Array, "B T"]) -> Float[Array, "B D"]:
+        check_whole_rows(x, "pooling")
         width = x.shape[-1]
         init: Any = named(nn.initializers.normal(1.0), "embed")
         query = self.param("query", init, (width,), jnp.float32)

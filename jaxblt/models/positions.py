@@ -118,7 +118,7 @@ def _previous_lengths(patches: Patches) -> Int[Array, "B N P"]:
     tail_segment = jnp.take_along_axis(patches.segment_ids, last, -1)
 
     def delayed(own: Int[Array, "B N P"], last: Int[Array, "B N 1"]) -> Int[Array, "B N P"]:
-        first = before(last, 1, axis=1) if splits_sequence() else jnp.zeros_like(last[:, :1])
+        first = before(last, 1, axis=1) if splits_sequence(last) else jnp.zeros_like(last[:, :1])
         ahead = jnp.concatenate([first, last[:, :-1]], 1)
         return jnp.concatenate([ahead, own[..., :-1]], -1)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Shaped
 
-from pallas_kernels.runtime import has_reference_ops
+from pallas_kernels.runtime import OwnGradient, has_reference_ops
 
 
 class ContentFirst(NamedTuple):
@@ -61,5 +61,5 @@ def _take_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, 
     return _permute(gradient, back, order), none, none
 
 
-_permute = jax.custom_vjp(_gather)
+_permute = OwnGradient(_gather)
 _permute.defvjp(_take_forward, _take_backward)

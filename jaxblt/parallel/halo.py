@@ -10,19 +10,20 @@ from jaxtyping import Array, Shaped
 from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence, seq_axis
 
 
-def splits_sequence() -> bool:
-    """Whether this is traced inside an island over the sequence, where arrays are a device's own stretch."""
-    return SEQ_AXIS in jax.sharding.get_abstract_mesh().manual_axes
+def splits_sequence(x: Any) -> bool:
+    """Tell whether arrays such as x are a device's own stretch, inside an island or another `shard_map` over `seq`."""
+    axis = seq_axis(x)
+    return axis is not None and axis.manual
 
 
 def by_stretch[T](fn: Callable[[Any], T], sequenced: Any) -> T:
     """`fn(sequenced)` on each device's own stretch of the sequence; on whole rows if no `seq` axis splits them.
 
     Args:
-      fn: asks its neighbours for what it needs of them if `splits_sequence()`; returns arrays `[B, T, ...]`.
+      fn: asks its neighbours for what it needs of them if `splits_sequence(x)`; returns arrays `[B, T, ...]`.
       sequenced: pytree of arrays `[B, T, ...]`.
     """
-    if seq_axis() is None:
+    if seq_axis(sequenced) is None:
         return fn(sequenced)
     return over_sequence(lambda own, *_: fn(own), sequenced)
 

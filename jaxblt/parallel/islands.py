@@ -9,13 +9,16 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
+from jaxblt.parallel.nested import derived_inside
+from pallas_kernels.runtime import checks_varying, has_reference_ops
+
 BATCH_AXES = ("data", "fsdp")
 SEQ_AXIS = "seq"
 TENSOR_AXIS = "tensor"
 
 
 def batch_axes() -> tuple[str, ...]:
-    """The axes of the mesh in force that split the batch; empty without a mesh, or inside an island."""
+    """Return the axes of the mesh in force that split the batch; none without a mesh, or inside an island."""
     return tuple(axis for axis in BATCH_AXES if axis in open_axes())
 
 
@@ -48,12 +51,30 @@ def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = (), *
 def island[**P, T](
     fn: Callable[P, T], in_specs: Any, out_specs: Any, *, apart: tuple[str, ...] = ()
 ) -> Callable[P, T]:
-    """`fn` on each device's share, manual in every axis of the mesh in force that is not yet, but for those `apart`."""
+    """Run `fn` on each device's share, manual in every axis of the mesh in force except those `apart`.
+
+    In a `shard_map` of the caller's, arrays are shares along its axes already: specs that name them are taken as met.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     names = set(mesh.axis_names).difference(mesh.manual_axes, apart)
-    return jax.shard_map(
-        fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=True
-    )
+    if not names:
+        return fn
+    in_specs, out_specs = _over(names, in_specs), _over(names, out_specs)
+    options: dict[str, Any] = {"mesh": mesh, "axis_names": names, "check_vma": checks_varying()}
+    if mesh.manual_axes and checks_varying() and not has_reference_ops():
+        return derived_inside(fn, in_specs, out_specs, options)
+    return jax.shard_map(fn, in_specs=in_specs, out_specs=out_specs, **options)
+
+
+def _over(names: set[str], specs: Any) -> Any:
+    """The specs with the mesh axes `names` alone."""
+
+    def kept(entry: Any) -> Any:
+        axes = tuple(axis for axis in ((entry,) if isinstance(entry, str) else entry or ()) if axis in names)
+        return axes or None
+
+    is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+    return jax.tree.map(lambda spec: PartitionSpec(*map(kept, spec)), specs, is_leaf=is_spec)
 
 
 class Placed(NamedTuple):
@@ -95,7 +116,7 @@ def head_devices(*counts: int) -> int:
 
 
 def open_axes() -> tuple[str, ...]:
-    """The axes of the mesh in force that have several devices, but for those of an island around this."""
+    """Return the axes of the mesh in force that have several devices, except those of a `shard_map` around this."""
     mesh = jax.sharding.get_abstract_mesh()
     return tuple(axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in mesh.manual_axes)
 

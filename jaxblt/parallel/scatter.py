@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
 
 from jaxblt.parallel.islands import batch_axes, check_rows, core_specs, island
-from jaxblt.parallel.sequence import SEQ_AXIS, check_divides, seq_axis
+from jaxblt.parallel.sequence import SEQ_AXIS, SeqAxis, as_stretches, check_divides, seq_axis
 
 
 def over_heads(
@@ -40,8 +40,9 @@ def over_heads(
     Raises:
       ValueError: heads, tokens or rows do not divide among the devices.
     """
-    axis, rows = seq_axis(), batch_axes() or None
+    axis, rows = seq_axis(streams), batch_axes() or None
     assert axis is not None
+    streams, segment_ids = as_stretches((streams, segment_ids), axis)
     head_axis = 3 - time_axis
     check_divides(streams, axis, time_axis)
     check_rows(streams, rows or ())
@@ -51,6 +52,8 @@ def over_heads(
     send = _Swap(axis.size, groups, time_axis, head_axis)
 
     def exchange(streams: Any, ids: Any, carry: Any, core: Any) -> tuple[Any, Any]:
+        if axis.manual:
+            core = _of_device(core, axis)
         ids = None if ids is None else jax.lax.all_gather(ids, SEQ_AXIS, axis=1, tiled=True)
         done = []
         for i in range(groups):
@@ -97,7 +100,12 @@ class _Swap:
         return joined.reshape(*parts[0].shape[: self.head], -1, *parts[0].shape[self.head + 1 :])
 
 
-def _of_group(core: Any, groups: int, group: int) -> Any:
+def _of_device(core: Any, axis: SeqAxis) -> Any:
+    """The core with this device's heads, of a core that is whole on every device."""
+    return _of_group(core, axis.size, jax.lax.axis_index(axis.name))
+
+
+def _of_group(core: Any, groups: int, group: Any) -> Any:
     names = getattr(core, "per_head", ())
     cut = lambda x: x.reshape(groups, -1, *x.shape[1:])[group]  # noqa: E731
     return dataclasses.replace(core, **{name: jax.tree.map(cut, getattr(core, name)) for name in names})

@@ -7,21 +7,52 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Shaped
 
-from jaxblt.parallel.islands import SEQ_AXIS, batch_axes, check_rows, island, open_axes, placed
+from jaxblt.parallel.islands import SEQ_AXIS, batch_axes, check_rows, island, placed
+from pallas_kernels.runtime import is_symbolic, may_vary, vary_alike
 
 
 class SeqAxis(NamedTuple):
-    """The mesh axis that splits the sequence, and among how many devices."""
+    """The mesh axis that splits the sequence.
+
+    Attributes:
+      name: of the axis.
+      size: among how many devices.
+      manual: a `shard_map` around this has split it, so that arrays in hand are a device's own stretch.
+    """
 
     name: str
     size: int
+    manual: bool = False
+
+    def whole(self, length: int) -> int:
+        """Return the tokens of a whole row, of which arrays in hand have `length`."""
+        return length * self.size if self.manual else length
 
 
-def seq_axis() -> SeqAxis | None:
-    """The `seq` axis of the mesh in force; None if there is none, if it has size 1, or inside an island over it."""
-    if SEQ_AXIS not in open_axes():
+def seq_axis(x: Any = None) -> SeqAxis | None:
+    """Return the `seq` axis of the mesh in force if it splits rows such as x; None if there is none, or of one device.
+
+    In a `shard_map` over `seq` rows are split if some array of the pytree x varies over it. With `check_vma=False` that
+    is not known, and all are taken to be split. Without x rows are whole there.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    size = mesh.shape.get(SEQ_AXIS, 1)
+    if size == 1:
         return None
-    return SeqAxis(SEQ_AXIS, jax.sharding.get_abstract_mesh().shape[SEQ_AXIS])
+    if SEQ_AXIS not in mesh.manual_axes:
+        return SeqAxis(SEQ_AXIS, size)
+    split = any(may_vary(leaf, SEQ_AXIS) for leaf in jax.tree.leaves(x))
+    return SeqAxis(SEQ_AXIS, size, manual=True) if split else None
+
+
+def check_whole_rows(x: Any, what: str) -> None:
+    """Raise ValueError if a `shard_map` over `seq` around this has split rows such as x, which `what` reads whole."""
+    axis = seq_axis(x)
+    if axis is not None and axis.manual:
+        raise ValueError(
+            f"{what} reads whole rows, and a shard_map over mesh axis {axis.name!r} has split them among {axis.size} "
+            "devices: leave the axis out of its axis_names, or give every device the whole rows with check_vma=True"
+        )
 
 
 def over_sequence[T](
@@ -51,18 +82,27 @@ def over_sequence[T](
     Raises:
       ValueError: the mesh splits no sequence, or the tokens or the rows do not divide among the devices.
     """
-    axis, rows = seq_axis(), batch_axes()
+    axis, rows = seq_axis(sequenced), batch_axes()
     if axis is None:
         raise ValueError(
             "the mesh in force has no axis 'seq' of more than one device: take the local path, "
             "or set a mesh such as make_mesh(seq=8)"
         )
     check_divides(sequenced, axis, time_axis)
+    sequenced = as_stretches(sequenced, axis)
     check_rows((sequenced, batched), rows)
     by_row = PartitionSpec(rows or None)
     specs = placed((rows or None, *(None,) * (time_axis - 1), axis.name), sequenced, heads)
     results = jax.tree.map(lambda timed: specs.result if timed else by_row, outputs)
     return island(fn, (specs.arrays, by_row, specs.shared), results)(sequenced, batched, shared)
+
+
+def as_stretches[T](sequenced: T, axis: SeqAxis) -> T:
+    """Mark all arrays as varying over `seq` if a `shard_map` around this has split it, as an island's arguments do."""
+    if not axis.manual:
+        return sequenced
+    leaves, tree = jax.tree.flatten(sequenced)
+    return jax.tree.unflatten(tree, vary_alike(*leaves))
 
 
 def made_split[T](make: Callable[[], T]) -> T:
@@ -88,7 +128,14 @@ def whole_rows(x: Shaped[Array, "B T"]) -> Shaped[Array, "B T"]:
 
 def check_divides(sequenced: Any, axis: SeqAxis, time_axis: int = 1) -> None:
     """Raises ValueError, naming the length, the devices and the fix, unless time divides among the devices."""
-    for length in sorted({leaf.shape[time_axis] for leaf in jax.tree.leaves(sequenced)}):
+    if axis.manual:
+        return
+    for length in dict.fromkeys(leaf.shape[time_axis] for leaf in jax.tree.leaves(sequenced)):
+        if is_symbolic(length):
+            raise ValueError(
+                f"a sequence of symbolic length {length} cannot be split among the devices of mesh axis {axis.name!r}: "
+                "export for a length that is known, or without the mesh"
+            )
         if length % axis.size:
             raise ValueError(
                 f"a sequence of T = {length} tokens does not divide among the {axis.size} devices of mesh axis "

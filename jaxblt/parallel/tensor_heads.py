@@ -16,7 +16,7 @@ from jaxblt.parallel.islands import (
     island,
     open_axes,
 )
-from jaxblt.parallel.sequence import check_divides, seq_axis
+from jaxblt.parallel.sequence import as_stretches, check_divides, seq_axis
 
 
 def splits_heads(counts: tuple[int, ...]) -> bool:
@@ -51,9 +51,10 @@ def over_tensor(
     Raises:
       ValueError: rows or tokens do not divide among the devices.
     """
-    rows, axis = batch_axes() or None, seq_axis()
+    rows, axis = batch_axes() or None, seq_axis(streams)
     if sequenced and axis is not None:
         check_divides(streams, axis, time_axis)
+        streams, segment_ids = as_stretches((streams, segment_ids), axis)
     check_rows((streams, segment_ids, carry), rows or ())
     time, size = SEQ_AXIS if sequenced else None, jax.sharding.get_abstract_mesh().shape[TENSOR_AXIS]
 

@@ -6,9 +6,13 @@ of next, next∘next, ... (pointer doubling), where a walk along the bytes would
 other.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
+
+from pallas_kernels.runtime import count_below
 
 
 def next_from_candidates(
@@ -31,10 +35,7 @@ def next_from_budget(
     total = jnp.concatenate([jnp.zeros_like(spent[..., :1]), jnp.cumsum(spent, -1, dtype=jnp.int32)], -1)
     # The minimum keeps the sum inside int32 when the budget is larger than what is left.
     target = total[..., :-1] + jnp.minimum(budget, total[..., -1:] - total[..., :-1])
-    find = jnp.vectorize(
-        lambda sums, wanted: jnp.searchsorted(sums, wanted, side="right").astype(jnp.int32),
-        signature="(n),(s)->(s)",
-    )
+    find = jnp.vectorize(partial(count_below, equal=True), signature="(n),(s)->(s)")
     at = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), spent.shape)
     end = jnp.clip(find(total, target), at + shortest, at + longest)
     return jnp.minimum(end, size)

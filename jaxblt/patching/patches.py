@@ -7,11 +7,11 @@ never crosses a block's edge. That keeps every shape static, and lets blocks (no
 import flax.struct
 import jax.numpy as jnp
 import numpy as np
-from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.array_checks import check_rows, on_host
 from jaxblt.show import show
+from pallas_kernels.runtime import count_below
 
 
 @flax.struct.dataclass
@@ -129,8 +129,7 @@ def _slots(patch_ids: Int[Array, "B N S"], segments: Int[Array, "B N S"], capaci
     byte."""
     block_size = segments.shape[-1]
     slots = jnp.arange(capacity + 1, dtype=jnp.int32)
-    find = jnp.vectorize(lambda ids: jnp.searchsorted(ids, slots), signature="(s)->(p)")
-    edges = find(patch_ids).astype(jnp.int32)
+    edges = jnp.vectorize(lambda ids: count_below(ids, slots), signature="(s)->(p)")(patch_ids)
     starts, lengths = edges[..., :-1], edges[..., 1:] - edges[..., :-1]
     real = lengths > 0
     first = jnp.take_along_axis(segments, jnp.minimum(starts, block_size - 1), -1)
@@ -143,8 +142,14 @@ def _slots(patch_ids: Int[Array, "B N S"], segments: Int[Array, "B N S"], capaci
 
 def to_blocks(x: Shaped[Array, "B T"], block_size: int) -> Shaped[Array, "B N S"]:
     """Cuts rows into blocks, the last one filled up with zeros (False)."""
-    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % block_size)))
-    return rearrange(x, "b (n s) -> b n s", s=block_size)
+    return into_blocks(x, block_size)
+
+
+def into_blocks(x: Shaped[Array, "B T ..."], block_size: int) -> Shaped[Array, "B N S ..."]:
+    """Cut rows into blocks, the last one filled up with zeros."""
+    count = -(-x.shape[1] // block_size)
+    x = jnp.pad(x, ((0, 0), (0, count * block_size - x.shape[1])) + ((0, 0),) * (x.ndim - 2))
+    return x.reshape(x.shape[0], count, block_size, *x.shape[2:])
 
 
 def bytes_per_patch(patches: Patches) -> Float[Array, ""]:

@@ -5,6 +5,8 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.array_checks import check_entropies, check_ids, check_like, check_rows, check_segments
 from jaxblt.data.vocab import VOCAB_SIZE
+from jaxblt.parallel.halo import before
+from jaxblt.parallel.sequence import as_stretches, seq_axis
 from jaxblt.patching import limits, optimal, rules
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.fixed_point import fraction_bits, quantise, quantise_budget
@@ -91,6 +93,8 @@ def closes_at(
 ) -> Bool[Array, "B T"]:
     """`closes` with the threshold as an array, so that a search over thresholds compiles once."""
     entropies = entropies.astype(jnp.float32)
+    if after is None:
+        after = _before_stretch(ids, segment_ids, entropies)
     valid = to_blocks(segment_ids, config.block_size) > 0
     if config.mode == "greedy":
         ends = _greedy(config, entropies, valid, threshold)
@@ -101,6 +105,17 @@ def closes_at(
     edge = jnp.arange(config.block_size) == config.block_size - 1
     ends = (ends | edge[None, None]) & valid
     return ends.reshape(ids.shape[0], -1)[:, : ids.shape[1]]
+
+
+def _before_stretch(
+    ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"], entropies: Float[Array, "B T"]
+) -> LastByte | None:
+    """What came before the rows in hand, if a `shard_map` has split them along the sequence."""
+    axis = seq_axis(ids)
+    if axis is None or not axis.manual:
+        return None
+    _, segment_ids, entropies = as_stretches((ids, segment_ids, entropies), axis)
+    return before(segment_ids, 1, axis=1)[:, 0], before(entropies, 1, axis=1)[:, 0]
 
 
 def _by_rule(

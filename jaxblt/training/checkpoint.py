@@ -38,12 +38,6 @@ class Restored(NamedTuple):
     __repr__ = show
 
 
-def _folder(directory: str | epath.PathLike) -> epath.Path:
-    # Orbax would write s3:// below the working folder; `remote_run` carries steps over.
-    refuse_remote("directory", directory)
-    return epath.Path(directory).expanduser().resolve()
-
-
 def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Context:
     registry = ocp.handlers.local_registry()
     registry.add(ocp.handlers.JsonHandler, checkpointable_name="meta")

@@ -34,6 +34,10 @@ class ReferenceConfig:
         check_fields(self)
         check_bounds(self, "weight", above=0)
         check_bounds(self, "every", least=1)
+        if self.model is not None and not hasattr(self.model, "build"):
+            raise ValueError(
+                f"ReferenceConfig.model must be None or a model's config, got {self.model!r:.80}"
+            )
 
 
 @dataclass(frozen=True)

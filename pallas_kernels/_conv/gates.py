@@ -3,11 +3,11 @@
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 
 
 def accumulator(dtype: Any) -> Any:
@@ -20,7 +20,7 @@ def only_tokens(x: Float[Array, "B D T"], segment_ids: Int[Array, "B T"] | None)
     return x if segment_ids is None else jnp.where(segment_ids[:, None] > 0, x, jnp.zeros((), x.dtype))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@partial(OwnGradient, nondiff_argnums=(2, 3))
 def _product(a: Array, b: Array, a_dtype: Any, dtype: Any) -> Array:
     wide = accumulator(dtype)
     return (a.astype(wide) * b.astype(wide)).astype(dtype)

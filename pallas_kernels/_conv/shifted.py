@@ -3,13 +3,13 @@
 import operator
 from functools import reduce
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
+from pallas_kernels._own_gradient import OwnGradient
 
 
 def shift(x: Array, steps: int, fill: int = 0) -> Array:
@@ -35,7 +35,7 @@ def _tap(taps: Array, k: int, rank: int) -> Array:
     return taps[:, k].reshape(1, -1, *[1] * (rank - 2))
 
 
-@jax.custom_vjp
+@OwnGradient
 def _sum_of_products(u: Array, taps: Array, documents: Array | None) -> Array:
     wide = accumulator(u.dtype)
     u, taps = u.astype(wide), taps.astype(wide)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
+from pallas_kernels._own_gradient import OwnGradient
 
 
 def window(filter: Float[Array, "D F"], start: int, length: int) -> Float[Array, "D length"]:
@@ -41,7 +42,7 @@ def precision(*operands: Array) -> lax.Precision:
     return lax.Precision.HIGHEST if wide else lax.Precision.DEFAULT
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@partial(OwnGradient, nondiff_argnums=(2, 3))
 def _product(filter: Array, u: Array, rows: int, offset: int) -> Array:
     matrix = toeplitz(filter.astype(u.dtype), rows, u.shape[-1], offset)
     return jnp.einsum(

@@ -9,10 +9,15 @@ def fit_chunk(length: int, chunk_size: int) -> int:
     return min(chunk_size, 1 << (length - 1).bit_length())
 
 
+def missing(length: int, chunk: int) -> int:
+    """Return the positions that fill the last chunk, in a form that JAX can divide if the length is symbolic."""
+    return -(-length // chunk) * chunk - length
+
+
 def into_chunks(x: Shaped[Array, "B T H ..."], chunk: int) -> Shaped[Array, "N B H C ..."]:
     """x by chunks and heads, zeros behind the last step."""
     batch, length, heads, *rest = x.shape
-    x = jnp.pad(x, ((0, 0), (0, -length % chunk), *((0, 0),) * (x.ndim - 2)))
+    x = jnp.pad(x, ((0, 0), (0, missing(length, chunk)), *((0, 0),) * (x.ndim - 2)))
     x = x.reshape(batch, -1, chunk, heads, *rest)
     return jnp.transpose(x, (1, 0, 3, 2, *range(4, x.ndim)))
 
@@ -26,5 +31,5 @@ def out_of_chunks(y: Shaped[Array, "N B H C ..."], length: int) -> Shaped[Array,
 
 def numbers_into_chunks(numbers: Int[Array, "B T"], chunk: int) -> Int[Array, "N B C"]:
     """Numbers of documents by chunk; steps behind the last one are of its document."""
-    numbers = jnp.pad(numbers, ((0, 0), (0, -numbers.shape[1] % chunk)), mode="edge")
+    numbers = jnp.pad(numbers, ((0, 0), (0, missing(numbers.shape[1], chunk))), mode="edge")
     return jnp.moveaxis(numbers.reshape(numbers.shape[0], -1, chunk), 1, 0)

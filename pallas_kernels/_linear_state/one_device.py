@@ -14,6 +14,7 @@ from jax.extend.core import Primitive, Var, jaxpr_as_fun
 from jax.interpreters import batching, mlir
 
 from pallas_kernels._compat import typed_like, unmeshed, vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 
 
 def on_one_device(fn: Callable[[Any, Any], Any], floats: Any, others: Any) -> Any:
@@ -29,7 +30,7 @@ def on_one_device(fn: Callable[[Any, Any], Any], floats: Any, others: Any) -> An
     return _call(fn, *jax.tree.unflatten(structure, vary_alike(*leaves)))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(OwnGradient, nondiff_argnums=(0,))
 def _call(fn: Callable[[Any, Any], Any], floats: Any, others: Any) -> Any:
     return _traced_alone(fn, floats, others)
 

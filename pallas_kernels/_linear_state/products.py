@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -11,6 +10,7 @@ from jaxtyping import Array, Float
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._dispatch import current_device
+from pallas_kernels._own_gradient import OwnGradient
 
 
 def product(equation: str, a: Float[Array, "..."], b: Float[Array, "..."], dtype: Any) -> Float[Array, "..."]:
@@ -44,7 +44,7 @@ def multiply(
     return jnp.einsum(equation, a, b, precision=exact, preferred_element_type=given).astype(result or wide)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+@partial(OwnGradient, nondiff_argnums=(2, 3, 4, 5))
 def _product(a: Array, b: Array, equation: str, dtype: Any, a_dtype: Any, b_dtype: Any) -> Array:
     return multiply(equation, a.astype(dtype), b.astype(dtype))
 

@@ -15,6 +15,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import Device
 from pallas_kernels._hopper import MOST_BLOCKS, why_not_streams
 from pallas_kernels._linear_state.tokens import only_tokens
+from pallas_kernels._own_gradient import OwnGradient
 
 LANES = 128
 """Value channels of a program: one a thread of a warpgroup."""
@@ -74,7 +75,7 @@ def run_step(
     return (o, found[1]) if output_final_state else o
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(OwnGradient, nondiff_argnums=(0, 1))
 def derived_as(
     plain: Callable[..., Any], run: Callable[..., Any], arrays: dict[str, Any]
 ) -> tuple[jax.Array, jax.Array]:

@@ -8,13 +8,13 @@ is no room for them are found out on the device too, and the whole call runs on 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import Device
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.attention import cudnn_ragged, masks, xla
 from pallas_kernels.attention.documents import MULTIPLE, Layout, find_documents, longest_by_class
 from pallas_kernels.attention.masks import EMPTY_LSE, Interval, Mask, prefix
@@ -202,5 +202,5 @@ def _of_class(layout: Layout, number: int, found: Array, others: Array) -> Array
     return jnp.where(jnp.reshape(mine, mine.shape + (1,) * (found.ndim - 2)), found, others)
 
 
-_packed = jax.custom_vjp(_run, nondiff_argnums=(0,))
+_packed = OwnGradient(_run, nondiff_argnums=(0,))
 _packed.defvjp(_forward, _backward)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import current_device
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.attention import blocks as cut
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 
@@ -202,7 +203,7 @@ def _gradients(
     return cut.join_queries(dq, blocks), cut.join_keys(dk, blocks), cut.join_keys(dv, blocks), dslopes
 
 
-_blockwise = jax.custom_vjp(_run, nondiff_argnums=(0,))
+_blockwise = OwnGradient(_run, nondiff_argnums=(0,))
 _blockwise.defvjp(_forward, _backward)
 
 

@@ -34,6 +34,7 @@ from pallas_kernels._conv.tile_documents import TileDocuments, marks_of
 from pallas_kernels._conv.tiles import STAGES, chunks_ref, read
 from pallas_kernels._hopper import as_chunks, as_rows, rows_per_program
 from pallas_kernels._mosaic_gpu import LANE, mosaic_kernel, tile_ref
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.blocked_conv.edges import convolve_first_chunks
 from pallas_kernels.blocked_conv.hopper import CHUNK, LAGS, REACH, ROWS, is_read_flat
 from pallas_kernels.blocked_conv.mosaic_gpu_vjp import gradients
@@ -73,7 +74,7 @@ def blocked_conv_mosaic_gpu(
     return _conv(x, h, pre_gate, post_gate, marks, interpret)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
+@partial(OwnGradient, nondiff_argnums=(5,))
 def _conv(
     x: Array,
     h: Array,

@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 
 TOKENS = 131_072
 """Tokens whose logits exist at a time: 34 MB of fp32 at 260 ids."""
@@ -63,7 +64,7 @@ def _cross_entropy_backward(chunk: int, saved: tuple[Array, ...], g: Array) -> t
     return *_pull(slope, chunk, x, head, g, targets, total), None
 
 
-_cross_entropy = jax.custom_vjp(lambda *args: _cross_entropy_forward(*args)[0], nondiff_argnums=(0,))
+_cross_entropy = OwnGradient(lambda *args: _cross_entropy_forward(*args)[0], nondiff_argnums=(0,))
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
@@ -88,7 +89,7 @@ def _entropy_backward(chunk: int, saved: tuple[Array, ...], g: Array) -> tuple[A
     return _pull(slope, chunk, x, head, g, found, total)
 
 
-_entropy = jax.custom_vjp(lambda *args: _entropy_forward(*args)[0], nondiff_argnums=(0,))
+_entropy = OwnGradient(lambda *args: _entropy_forward(*args)[0], nondiff_argnums=(0,))
 _entropy.defvjp(_entropy_forward, _entropy_backward)
 
 

@@ -1,11 +1,11 @@
 """The inverse of a unit lower triangular matrix, block by block."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 
 
 def unit_lower_inverse(lower: Float[Array, "*S C C"]) -> Float[Array, "*S C C"]:
@@ -18,7 +18,7 @@ def unit_lower_inverse(lower: Float[Array, "*S C C"]) -> Float[Array, "*S C C"]:
     return _inverse(*vary_alike(lower))
 
 
-@jax.custom_vjp
+@OwnGradient
 def _inverse(lower: Array) -> Array:
     size, rows, found = 1, lower.shape[-1], jnp.ones((*lower.shape[:-1], 1, 1), lower.dtype)
     while size < rows:

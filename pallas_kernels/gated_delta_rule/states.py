@@ -6,13 +6,13 @@ D_n = U_n - W_n S_n,    S_{n+1} = a_n S_n + K_n^T D_n
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._linear_state.products import multiply
+from pallas_kernels._own_gradient import OwnGradient
 
 
 def carry_states(
@@ -36,7 +36,7 @@ def carry_states(
     return _carry(*vary_alike(decay, reading, offered, writing, start), dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
+@partial(OwnGradient, nondiff_argnums=(5,))
 def _carry(
     decay: Array, reading: Array, offered: Array, writing: Array, start: Array, dtype: Any
 ) -> tuple[Array, Array, Array]:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._linear_state.tokens import count_documents, only_tokens
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.gated_linear_attention.hopper import (
     PIECE,
     WIDTHS,
@@ -83,7 +84,7 @@ def _fill(q: Array, k: Array, v: Array, gate: Array, state: Array, name: str) ->
     return wider(q, keys), wider(k, keys), wider(v, values), wider(gate, of_gate), wider(state, keys, values)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
+@partial(OwnGradient, nondiff_argnums=(6, 7, 8))
 def _attend(
     q: Array,
     k: Array,

@@ -3,12 +3,12 @@
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 
 UNROLL = 8
 """Chunks to a turn of the loop, which XLA makes one kernel of."""
@@ -24,7 +24,7 @@ def carry_states(
     return _carry(*vary_alike(decay, written, start), dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
+@partial(OwnGradient, nondiff_argnums=(3,))
 def _carry(decay: Array, written: Array, start: Array, dtype: Any) -> tuple[Array, Array]:
     """The gradient is the same recurrence from the end; XLA sums that of the decays over all chunks at once."""
 

@@ -18,6 +18,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import Device
 from pallas_kernels._linear_state.chunks import fit_chunk
 from pallas_kernels._linear_state.tokens import count_documents
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.gated_linear_attention import hopper
 from pallas_kernels.gated_linear_attention.summary import (
     gated_linear_attention_adjoint,
@@ -129,7 +130,7 @@ def _filled(z: Array, steps: int) -> Array:
     return jnp.pad(z, ((0, 0), (0, -z.shape[1] % steps), *((0, 0),) * (z.ndim - 2)))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3, 4))
+@partial(OwnGradient, nondiff_argnums=(0, 1, 2, 3, 4))
 def _attend(
     run: Callable[..., Any],
     steps: int,

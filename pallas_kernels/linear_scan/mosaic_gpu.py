@@ -12,11 +12,11 @@ import math
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.linear_scan.hopper import Grid, lay_out
 from pallas_kernels.linear_scan.mosaic_gpu_pass import Step, Walk, run
 from pallas_kernels.linear_scan.xla import linear_scan_xla
@@ -74,7 +74,7 @@ def _effect(states: Any, values: Any) -> Any:
     return (factor * product, factor * h + added), ()
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
+@partial(OwnGradient, nondiff_argnums=(3,))
 def _scan(
     a: Float[Array, "R T D"],
     b: Float[Array, "S T D"],

@@ -1,11 +1,11 @@
 """A parallel scan whose gradient is one more scan, from the end."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.linear_scan.reference import decayed
 
 SEQUENTIAL = 8
@@ -30,7 +30,7 @@ def linear_scan_xla(
     return jnp.flip(h, -2) if reverse else h
 
 
-@jax.custom_vjp
+@OwnGradient
 def _scan(a: Float[Array, "*#S T D"], b: Float[Array, "*S T D"]) -> Float[Array, "*S T D"]:
     """h from h_{-1} = 0.
 

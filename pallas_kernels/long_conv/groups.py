@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from pallas_kernels._compat import vary_alike
+from pallas_kernels._compat import is_symbolic, vary_alike
 
 Arrays = tuple[Any, ...]
 
@@ -17,7 +17,12 @@ SPECTRUM_BYTES = 2**31
 
 
 def fewest_groups(channels: int, size: int, limit: int) -> int:
-    """The fewest groups of equally many channels that keep each group's share of `size` within the limit."""
+    """Return the fewest groups of equally many channels that keep each group's share of `size` within the limit.
+
+    A size that an open number of rows makes symbolic is taken to fit.
+    """
+    if is_symbolic(size):
+        return 1
     fits = (n for n in range(1, channels + 1) if channels % n == 0 and size <= n * limit)
     return next(fits, channels)
 

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._conv.gates import accumulator, add_skip
 from pallas_kernels._conv.packed import fit
 from pallas_kernels._conv.toeplitz import window
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.long_conv.dft import power_of_two, radices, restore, stage_matrices, transform
 from pallas_kernels.long_conv.groups import SPECTRUM_BYTES, Arrays, by_groups, fewest_groups
 
@@ -38,7 +39,7 @@ class Form:
     spectrum_bytes: int = SPECTRUM_BYTES
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(OwnGradient, nondiff_argnums=(0,))
 def gated(
     form: Form,
     filter: Float[Array, "D F"],

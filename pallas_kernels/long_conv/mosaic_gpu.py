@@ -3,13 +3,13 @@
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import enter, leave, only_tokens
 from pallas_kernels._hopper import as_chunks, as_rows
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.long_conv.blocks import BLOCK
 from pallas_kernels.long_conv.hopper import CLASSES, LONGEST_ON_CHIP, PAIR, TILE, Ring, is_read_flat
 from pallas_kernels.long_conv.monarch_vjp import Form
@@ -102,7 +102,7 @@ class Call(NamedTuple):
         return (ring, convolve) if ring.classes <= most else (ring.even, convolve_long)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(OwnGradient, nondiff_argnums=(0, 1))
 def _conv(
     form: Form,
     call: Call,

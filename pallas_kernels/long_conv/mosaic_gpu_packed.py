@@ -7,6 +7,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.long_conv.blocks import Orders, as_blocks, block_weights, from_blocks
 from pallas_kernels.long_conv.mosaic_gpu_blocks import convolve_blocks, correlate_blocks
 
@@ -29,7 +30,7 @@ def convolve_within_blocks(
     return _within(interpret, *vary_alike(u, filter, documents))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(OwnGradient, nondiff_argnums=(0,))
 def _within(interpret: bool, u: Array, filter: Array, documents: Array) -> Array:
     return _convolve(u, filter, documents, adjoint=False, interpret=interpret)
 

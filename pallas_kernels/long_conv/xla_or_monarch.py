@@ -9,8 +9,9 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels._compat import vary_alike
+from pallas_kernels._compat import is_symbolic, vary_alike
 from pallas_kernels._dispatch import Device
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.long_conv.hopper import FEW, ON_CHIP
 from pallas_kernels.long_conv.monarch import long_conv_monarch, rather_not_monarch
 from pallas_kernels.long_conv.xla import long_conv_xla
@@ -37,7 +38,7 @@ def _named(alignment: int, causal: bool, arrays: tuple[Any, ...]) -> dict[str, A
     return {**dict(zip(names, arrays, strict=True)), "segment_alignment": alignment, "causal": causal}
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(OwnGradient, nondiff_argnums=(0, 1))
 def _convolve(alignment: int, causal: bool, arrays: tuple[Any, ...]) -> Any:
     return long_conv_xla(**_named(alignment, causal, arrays))
 
@@ -56,6 +57,6 @@ _convolve.defvjp(_forward, _backward)
 def rather_not_xla_or_monarch(device: Device, x: Any, filter: Any, **options: Any) -> str | None:
     """Why an entry after it goes first, or None where both its forms were timed and are faster."""
     rows, length = x.shape[0] * x.shape[1], x.shape[2]
-    if rows > FEW or length not in ON_CHIP:
+    if is_symbolic(rows) or rows > FEW or length not in ON_CHIP:
         return f"it was timed with at most {FEW} rows of {ON_CHIP.start:,} to {ON_CHIP[-1]:,} steps"
     return rather_not_monarch(device, x, filter, **options)

@@ -10,13 +10,13 @@ The state after a row is another pass, in XLA.
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.documents import Marks, mark
 from pallas_kernels._conv.gates import enter
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.modal_conv.edges import Modes
 from pallas_kernels.modal_conv.hopper import rows_per_tile
 from pallas_kernels.modal_conv.mosaic_gpu_pass import convolve
@@ -58,7 +58,7 @@ def modal_conv_mosaic_gpu(
     return y, final if state is None else final + jnp.exp(x.shape[2] * modes[0])[None] * state
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+@partial(OwnGradient, nondiff_argnums=(6, 7))
 def _conv(
     x: Array,
     modes: Modes,

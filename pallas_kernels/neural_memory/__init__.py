@@ -15,6 +15,7 @@ from pallas_kernels.neural_memory.windows import (
     leave_windows,
     scan_windows,
     take_windows,
+    window_size,
 )
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "read_memory",
     "scan_windows",
     "take_windows",
+    "window_size",
     "write_memory",
 ]

@@ -16,6 +16,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._dispatch import has_reference_ops
 from pallas_kernels._linear_state.products import product
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.neural_memory import two_layers
 
 REACH = 4.0
@@ -231,7 +232,7 @@ def limit(square: Float[Array, "B H"], hidden: int) -> Float[Array, "B H"]:
     return jnp.where(square > most**2, most * jax.lax.rsqrt(jnp.maximum(square, most**2)), 1)
 
 
-@jax.custom_vjp
+@OwnGradient
 def _known_square(square: Float[Array, "B H"], weights: Weights) -> Float[Array, "B H"]:
     """Of the length of all of M, which is known; the derivative is by M."""
     del weights

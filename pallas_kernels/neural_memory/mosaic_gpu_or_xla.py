@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.neural_memory.mosaic_gpu import neural_memory_mosaic_gpu
 from pallas_kernels.neural_memory.xla import neural_memory_xla
 
@@ -26,7 +27,7 @@ def neural_memory_mosaic_gpu_or_xla(
     return _call(interpret, tuple(options.items()), arrays)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(OwnGradient, nondiff_argnums=(0, 1))
 def _call(interpret: Any, options: tuple[tuple[str, Any], ...], arrays: Any) -> Any:
     run = partial(neural_memory_mosaic_gpu, interpret=interpret)
     return _with(run, options, arrays)

@@ -18,6 +18,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator
 from pallas_kernels._dispatch import has_reference_ops
 from pallas_kernels._linear_state.products import multiply
+from pallas_kernels._own_gradient import OwnGradient
 
 KEPT = "neural_memory_chunk"
 """`checkpoint_name` of what a chunk's backward pass had better keep: errors, and what a token has one number of."""
@@ -52,7 +53,7 @@ def gradients(
     return _gradients(k, v, theta, first, second, c, dtype, (k.dtype, v.dtype, first.dtype))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@partial(OwnGradient, nondiff_argnums=(4, 5, 6))
 def _apply(
     x: Array, first: Array, second: Array, scale: Array, dtype: Any, x_dtype: Any, dtype_of_weights: Any
 ) -> Array:
@@ -136,7 +137,7 @@ class Pass(NamedTuple):
     total: Float[Array, "B H 1"]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+@partial(OwnGradient, nondiff_argnums=(6, 7))
 def _gradients(
     k: Array, v: Array, theta: Array, first: Array, second: Array, scale: Array, dtype: Any, dtypes: Any
 ) -> tuple[Matrices, Array]:

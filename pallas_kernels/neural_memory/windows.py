@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int, Shaped
 
+from pallas_kernels._compat import is_symbolic
 from pallas_kernels._dispatch import current_device
-from pallas_kernels._linear_state.chunks import into_chunks, out_of_chunks
+from pallas_kernels._linear_state.chunks import into_chunks, missing, out_of_chunks
 from pallas_kernels._linear_state.tokens import count_documents
 
 FEW = 8
@@ -43,6 +44,11 @@ class Windows(NamedTuple):
     leaves: Bool[Array, "N B"] | None = None
 
 
+def window_size(chunk: int, length: int) -> int:
+    """Return the positions of a window: a chunk, or the whole row if it is known to be shorter."""
+    return chunk if is_symbolic(length) else min(chunk, length)
+
+
 def cut_rows(
     segment_ids: Int[Array, "B T"] | None, shape: tuple[int, int], chunk: int, *, aligned: bool
 ) -> tuple[Windows, Int[Array, "B S"] | None]:
@@ -53,7 +59,7 @@ def cut_rows(
     Args:
       segment_ids: documents.
       shape: B and T.
-      chunk: C, at most T.
+      chunk: C, at most T unless that is symbolic.
       aligned: documents start at multiples of C.
     """
     (rows, length), count = shape, -(-shape[1] // chunk)
@@ -85,7 +91,7 @@ def _chunk_ends(segment_ids: Int[Array, "B T"], chunk: int) -> Bool[Array, "B T"
 
 
 def _into_windows(x: Shaped[Array, "B T"], chunk: int, mode: Any = "constant") -> Shaped[Array, "N B C"]:
-    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % chunk)), mode=mode)
+    x = jnp.pad(x, ((0, 0), (0, missing(x.shape[1], chunk))), mode=mode)
     return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk), 1, 0)
 
 
@@ -144,7 +150,7 @@ def scan_windows(
 
 def group_size(count: int) -> int:
     """Windows from one kept state to the next: near the root of `count`, and best a divisor of it."""
-    if count <= FEW:
+    if is_symbolic(count) or count <= FEW:
         return count
     root = math.isqrt(count)
     sizes = range(max(2, root // 2), 2 * root + 1)

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.patch_attention.runs import Runs, find_runs, reduce_runs
 
 _LOWEST = -1e30
@@ -52,7 +52,7 @@ def _forward(q: Array, k: Array, v: Array, bias: Array, latest: Array, valid: Ar
     return o, (q, k, v, bias, latest, valid, lse)
 
 
-_lookup = jax.custom_vjp(_primal)
+_lookup = OwnGradient(_primal)
 
 
 def _attend(

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.patch_attention.runs import find_runs, reduce_runs
 
 _LOWEST = -1e30
@@ -36,7 +36,7 @@ def _forward(q: Array, k: Array, v: Array, ids: Array) -> tuple[Array, Any]:
     return o, (q, k, v, ids, lse)
 
 
-_pool = jax.custom_vjp(_primal)
+_pool = OwnGradient(_primal)
 
 
 def _attend(q: Array, k: Array, v: Array, ids: Array) -> tuple[Float[Array, "R H K"], Float[Array, "R H"]]:

@@ -8,11 +8,11 @@ saved but the inputs and what `lookup`'s softmax divides by.
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.patch_attention import triton_lookup, triton_pool
 from pallas_kernels.patch_attention.triton_edges import find_edges
 
@@ -66,7 +66,7 @@ def _rows(x: Float[Array, "B N L H K"]) -> Float[Array, "R H K"]:
     return x.reshape(-1, *x.shape[3:])
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(OwnGradient, nondiff_argnums=(4,))
 def _pool(q: Array, k: Array, v: Array, edges: Array, interpret: bool) -> Array:
     return triton_pool.forward(q, k, v, edges, interpret=interpret)
 
@@ -83,7 +83,7 @@ def _pool_backward(interpret: bool, saved: Any, do: Array) -> tuple[Any, ...]:
 _pool.defvjp(_pool_forward, _pool_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(7,))
+@partial(OwnGradient, nondiff_argnums=(7,))
 def _lookup(
     q: Array, k: Array, v: Array, latest: Array, valid: Array, bias: Array, edges: Array, interpret: bool
 ) -> Array:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.routed_lora.active import masked
 from pallas_kernels.routed_lora.grid import Side, Term
 from pallas_kernels.routed_lora.hopper import STEP, TILE, UNIT
@@ -57,7 +58,7 @@ def routed_lora_mosaic_gpu(
     return _routed(options, interpret, *jax.tree.unflatten(tree, vary_alike(*flat)))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(OwnGradient, nondiff_argnums=(0, 1))
 def _routed(
     options: Options,
     interpret: Any,

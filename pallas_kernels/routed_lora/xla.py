@@ -27,6 +27,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from pallas_kernels._compat import vary_alike
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.routed_lora.active import masked
 from pallas_kernels.routed_lora.products import backward, forward, of_ranks, product, wide_of
 from pallas_kernels.routed_lora.reference import Matrices, code_of_ranks
@@ -72,7 +73,7 @@ def routed_lora_xla(
     return _routed(options, *jax.tree.unflatten(tree, vary_alike(*flat)))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(OwnGradient, nondiff_argnums=(0,))
 def _routed(
     options: Options, x: Any, w: Matrices | None, v: Matrices, u: Matrices, code: Any
 ) -> tuple[Array, ...]:

@@ -20,6 +20,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator, add_skip
 from pallas_kernels._hopper import CHUNK, as_chunks, as_rows, rows_per_program
 from pallas_kernels._mosaic_gpu import LANE, mosaic_kernel
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.short_conv.hopper import STEPS
 from pallas_kernels.short_conv.xla import short_conv_xla
 
@@ -50,7 +51,7 @@ def short_conv_mosaic_gpu(
     return _conv(*vary_alike(x, weights, pre_gate, post_gate), interpret)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(OwnGradient, nondiff_argnums=(4,))
 def _conv(x: Array, taps: Array, pre_gate: Array | None, post_gate: Array | None, interpret: bool) -> Array:
     batch, channels, _ = x.shape
     streams = [as_chunks(z) for z in (x, pre_gate, post_gate) if z is not None]

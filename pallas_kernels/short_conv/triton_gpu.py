@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._conv.gates import accumulator, add_skip
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.short_conv.triton_call import call_over_rows, join_groups, pairs_of, split_groups
 from pallas_kernels.short_conv.triton_vjp import gradients
 
@@ -39,7 +40,7 @@ def short_conv_triton(
     return _conv(*vary_alike(x, weights, pre_gate, post_gate, history, segment_ids))
 
 
-@jax.custom_vjp
+@OwnGradient
 def _conv(x: Array, weights: Array, *others: Array | None) -> Array:
     one_group = (None if z is None else z[None] for z in (x, weights, *others))
     y = _groups(*one_group)[0]

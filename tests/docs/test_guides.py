@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 from jax.sharding import Mesh
 
 import jaxblt
@@ -22,8 +23,10 @@ from jaxblt.training.report import _adapters
 from jaxblt.training.setup import Setup, make_task
 from jaxblt.training.state import start
 from tests.docs.documents import ROOT, blocks
+from tests.tolerances import assert_close
 
 GUIDES = ROOT / "docs" / "guides"
+EXAMPLES = pytest.mark.slow(weeks=3, group="examples of pages")
 
 
 def test_run_md_mixes_sources_and_streams(monkeypatch):
@@ -85,6 +88,27 @@ def test_benchmark_md_measures_a_program(monkeypatch, tmp_path, capsys):
     assert 1 <= len(ops) <= 3
     assert window.startswith("WindowReport(count=20, ")
     assert names["memory"].device_peak >= names["x"].nbytes
+
+
+@EXAMPLES
+def test_nnx_md_trains():
+    names = {}
+    with jax.numpy_dtype_promotion("standard"):  # Adam of optax counts steps in int32
+        for text in blocks(GUIDES / "nnx.md", "python"):
+            exec(compile(text, "nnx.md", "exec"), names)
+    assert_close(jnp.concatenate([names["first"], names["second"]], 1), names["y"], n=12 * 16)
+    assert names["losses"][-1] < names["losses"][0]
+
+
+@EXAMPLES
+@pytest.mark.usefixtures("symbolic_sizes")
+def test_own_programs_md_splits_and_exports():
+    names = {}
+    for text in blocks(GUIDES / "own-programs.md", "python"):
+        exec(compile(text, "own-programs.md", "exec"), names)
+    whole, _ = names["module"].apply(names["variables"], names["x"])
+    for found in (names["y"], names["program"].call(names["variables"], names["x"])):
+        assert_close(found, whole, n=whole.shape[1] * 16)
 
 
 def said_first(recipe) -> str:

@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 
 import jaxblt
-from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
+from jaxblt.mixers import (
+    AttentionConfig,
+    ExplicitFilter,
+    GatedRecurrenceConfig,
+    HyenaConfig,
+    ImplicitFilter,
+    ModalFilter,
+)
 from jaxblt.models import BLTConfig, HashConfig, StackConfig
+from jaxblt.models.stack import Stack
 from jaxblt.parallel import make_mesh
 from jaxblt.patching.patches import from_closed
 from jaxblt.testing.tolerances import DIFFERENCED, bound, typical
@@ -23,6 +31,7 @@ STEP = 0.01
 LENGTH, BLOCK = 32, 8
 MODAL = ModalFilter(modes=2, max_timescale=16.0)
 IMPLICIT = ImplicitFilter(filter_len=600, width=4)
+FURTHER = pytest.mark.slow(weeks=26, group="further properties of mixers")
 # Compiling takes the time of these tests: half as long without the compiler's optimisations, for the same sums.
 JIT = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 # Products of a Hessian sum over every position, channel and parameter that two derivatives meet in.
@@ -74,8 +83,8 @@ def blt_loss():
 
 
 def mixer_loss(config, segments):
-    """The mean of a bounded function of one mixer's outputs."""
-    model = config.build()
+    """The mean of a bounded function of one mixer's outputs, or of a stack's."""
+    model = Stack(config) if isinstance(config, StackConfig) else config.build()
     x = jax.random.normal(jax.random.key(1), (2, 12, config.dim))
     segments = jnp.asarray(segments, jnp.int32)
     params = draw(model, x, segment_ids=segments)
@@ -94,6 +103,8 @@ CASES = {
     "hyena_implicit": lambda: mixer_loss(HyenaConfig(dim=4, filter=IMPLICIT), DOCUMENTS),
     "hyena_explicit": lambda: mixer_loss(HyenaConfig(dim=4, filter=ExplicitFilter(taps=5)), DOCUMENTS),
 }
+
+SCANNED = {"hyena": HyenaConfig(dim=8, filter=MODAL), "recurrence": GatedRecurrenceConfig(dim=8)}
 
 
 def error(actual, expected):
@@ -139,6 +150,32 @@ def test_both_modes_and_differences_agree(name):
     assert error(slope, dot(gradient, direction)) <= limit
     assert error(forward, backward) <= limit
     assert error(forward, difference(lambda p: plain(p)[1], params, direction)) <= DIFFERENCED
+
+
+def second_order(mixers):
+    """The Hessian of a loss of scanned layers, times a vector, by two reverse passes; and its argument."""
+    layers = StackConfig(dim=8, num_layers=2 * len(mixers), mlp_dim=0, pattern=tuple(mixers), mixers=mixers)
+    loss, params = mixer_loss(layers, DOCUMENTS)
+    direction = noise(params, seed=1)
+    return lambda params: jax.vjp(jax.grad(loss), params)[1](direction), params
+
+
+@FURTHER
+def test_scanned_layers_are_derived_twice_in_reverse():
+    """To trace it raised an IndexError of JAX; see `pallas_kernels._compat.same_value`."""
+    backward, params = second_order(SCANNED)
+    found = jax.eval_shape(backward, params)[0]
+    assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, params)
+
+
+@FURTHER
+@pytest.mark.parametrize("name", SCANNED)
+def test_scanned_layers_have_the_second_derivatives_of_definitions(name):
+    backward, params = second_order({name: SCANNED[name]})
+    found = JIT(backward)(params)
+    with jaxblt.reference_ops():
+        expected = JIT(backward)(params)
+    assert error(found, expected) <= bound(jnp.float32, TERMS)
 
 
 def test_a_ring_is_refused_before_it_is_traced():

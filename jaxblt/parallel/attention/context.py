@@ -77,20 +77,20 @@ def context_attention(
         the devices, a window is longer than a device's stretch, the mode or the named kernel does not take this, or
         the mode is "ring" inside `reference_ops`.
     """
-    axis = seq_axis()
+    axis = seq_axis((q, k, v))
     if axis is None:
         raise ValueError("no mesh with a 'seq' axis is in force: call pallas_kernels.attention.attention")
     check_arguments(q, k, v, masks.band(causal, window) & masks.documents(segment_ids), alibi_slopes)
-    window = None if window is not None and window >= q.shape[1] else window
+    length = axis.whole(q.shape[1])
+    window = None if window is not None and window >= length else window
     counts = q.shape[2], k.shape[2]
     heads_divide = not any(count // head_devices(*counts) % axis.size for count in counts)
     if mode is None:
-        short = q.shape[1] <= SHORT * axis.size and window is None and layout == CONTIGUOUS
+        short = length <= SHORT * axis.size and window is None and layout == CONTIGUOUS
         by_heads = heads_divide and short and implementation != "mosaic_gpu"
         mode = "all_to_all" if alibi_slopes is not None or by_heads else "ring"
-    _check(axis, mode, q.shape[1], causal, window, alibi_slopes, layout, implementation)
-    options = {"scale": scale, "implementation": implementation}
-    mask = masks.band(causal, window)
+    _check(axis, mode, length, causal, window, alibi_slopes, layout, implementation)
+    mask, options = masks.band(causal, window), {"scale": scale, "implementation": implementation}
     by_length = segment_ids is not None and not packed and window is None and alibi_slopes is None
 
     def island(sequenced: Any, _: Any, slopes: Array | None) -> Float[Array, "B T H K"]:

@@ -22,7 +22,7 @@ from jaxblt.parallel.attention.ring import SAVED_LSE, SAVED_OUT, Ring, partial_r
 from jaxblt.parallel.attention.tiles import Keys, Tile, attend, tile_gradients
 from jaxblt.parallel.content import backwards
 from pallas_kernels.attention import Partial, cudnn, masks
-from pallas_kernels.runtime import current_device, varying_axes
+from pallas_kernels.runtime import OwnGradient, current_device, varying_axes
 
 
 class _Between(Ring):
@@ -131,6 +131,6 @@ def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Arra
     return dq, Keys(dk, dv, None)
 
 
-packed_ring_attention = jax.custom_vjp(_primal, nondiff_argnums=(0,))
+packed_ring_attention = OwnGradient(_primal, nondiff_argnums=(0,))
 """`ring_attention` of a causal ring to keys with ids, the content of every run first in q and keys."""
 packed_ring_attention.defvjp(_forward, _backward)

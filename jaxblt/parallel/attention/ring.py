@@ -13,7 +13,6 @@ balancing the causal mask.
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -25,6 +24,7 @@ from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.sequence import SeqAxis
 from pallas_kernels.attention import Partial
 from pallas_kernels.attention.partial import merges_in_kernel
+from pallas_kernels.runtime import OwnGradient
 
 SAVED_OUT, SAVED_LSE = "ring_out", "ring_lse"
 """`checkpoint_name`s of what the backward pass needs: recomputing them would repeat the ring pass."""
@@ -240,6 +240,6 @@ def _from_bits(bits: Array, like: Array) -> Array:
     return lax.bitcast_convert_type(bits.reshape(shape), like.dtype)
 
 
-ring_attention = jax.custom_vjp(_primal, nondiff_argnums=(0,))
+ring_attention = OwnGradient(_primal, nondiff_argnums=(0,))
 """(ring, q, keys) -> o, all of this device: exact attention to the keys of all devices. Call it in an island."""
 ring_attention.defvjp(_forward, _backward)

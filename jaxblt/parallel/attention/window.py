@@ -18,6 +18,7 @@ from jaxblt.parallel.attention.ring import SAVED_LSE, SAVED_OUT
 from jaxblt.parallel.attention.tiles import Keys, Tile, add_at, attend, tile_gradients
 from jaxblt.parallel.sequence import SeqAxis
 from pallas_kernels.attention import Partial
+from pallas_kernels.runtime import OwnGradient
 
 
 @dataclass(frozen=True)
@@ -96,5 +97,5 @@ def _backward(band: Band, saved: Any, do: Array) -> tuple[Array, tuple[Keys, ...
     return dq.astype(q.dtype), tuple(gradients)
 
 
-_attend_all = jax.custom_vjp(_primal, nondiff_argnums=(0,))
+_attend_all = OwnGradient(_primal, nondiff_argnums=(0,))
 _attend_all.defvjp(_forward, _backward)
