@@ -63,9 +63,10 @@ def test_packed_documents_start_where_blocks_do_in_bytes_and_in_slots(data):
 
 
 def test_the_demo_takes_packed_rows():
-    """--data.sample udhr --data.packing first_fit --data.stride None --data.split documents"""
+    """--data.sample udhr --data.packing first_fit --data.stride None --data.partial keep --data.split documents"""
     demo = configs.get("demo")
-    data = replace(demo.data, sample="udhr", packing="first_fit", stride=None, split="documents")
+    packed = {"packing": "first_fit", "stride": None, "partial": "keep"}
+    data = replace(demo.data, sample="udhr", split="documents", **packed)
     recipe = replace(demo, data=data)
     assert recipe.data.alignment == recipe.patcher.block_size
     rows = open_data(recipe, make_mesh(devices=jax.devices()[:1]), mode="eval")
