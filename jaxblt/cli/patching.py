@@ -95,7 +95,9 @@ def patcher_of(model: EntropyModel | None, changes: Mapping[str, Any]) -> Patche
     if changes.get("mode", own.mode) == own.mode:
         kept = {"margin": None} if "threshold" in changes else {}
         return replace(own, **{**kept, **changes})
-    kept = {"block_size": own.block_size, "entropy_context": own.entropy_context}
+    kept: dict[str, Any] = {"block_size": own.block_size}
+    if changes["mode"] not in ("static", "space"):
+        kept["entropy_context"] = own.entropy_context
     if own.mode == "entropy" and changes["mode"] in ("optimal", "length_constrained"):
         kept["threshold"] = own.threshold
     return PatcherConfig(**{**kept, **changes})

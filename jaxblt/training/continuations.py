@@ -65,9 +65,5 @@ def continuation_of(recipe: Recipe) -> Continuation | None:
             f"train.sample_bytes = {recipe.train.sample_bytes} needs a run of one process, got "
             f"{jax.process_count()}: set it to 0, and use `jaxblt generate`"
         )
-    if not recipe.train.eval_every:
-        raise ValueError(
-            f"train.sample_bytes = {recipe.train.sample_bytes} is of evaluations, and train.eval_every is 0: set it"
-        )
     decoder = Decoder(recipe.model, recipe.patcher, recipe.entropy_model, recipe.train.compute_dtype)
     return Continuation(decoder, recipe.train.sample_bytes, recipe.train.seed)

@@ -52,7 +52,7 @@ OWN = PatcherConfig(threshold=2.0, margin=0.1, block_size=64, capacity=20, entro
             {"mode": "length_constrained", "num_patches": 16},
             replace(OWN, mode="length_constrained", num_patches=16, margin=None, capacity=None),
         ),
-        (OWN, {"mode": "space"}, replace(OWN, mode="space", threshold=None, margin=None, capacity=None)),
+        (OWN, {"mode": "space"}, PatcherConfig(mode="space", block_size=64)),
     ],
 )
 def test_every_field_of_the_patcher_can_be_given(own, changes, expected):
