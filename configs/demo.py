@@ -7,7 +7,7 @@ from jaxblt.data.config import DataConfig
 from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
 SEQ_LEN, BLOCK = 1024, 512

@@ -7,7 +7,7 @@ jaxblt evaluate runs/ecoli --split test --context 4096
 from jaxblt.data.config import DataConfig
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ModalFilter
 from jaxblt.models import ByteLMConfig, StackConfig
-from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
 

@@ -10,16 +10,7 @@ one GPU.
 from dataclasses import replace
 
 from jaxblt.data.task_data import TaskDataConfig
-from jaxblt.evaluation.tasks import (
-    MQAR,
-    Babi,
-    Copy,
-    ListOpsFiles,
-    Parity,
-    PatternMatching,
-    RepeatCopy,
-    TextLabels,
-)
+from jaxblt.data.tasks import MQAR, Babi, Copy, ListOpsFiles, Parity, PatternMatching, RepeatCopy, TextLabels
 from jaxblt.mixers import (
     AttentionConfig,
     GatedDeltaNetConfig,
@@ -28,8 +19,8 @@ from jaxblt.mixers import (
     ModalFilter,
 )
 from jaxblt.models import ByteClassifierConfig, ByteLMConfig, HashConfig, StackConfig
-from jaxblt.training.objectives import Classify, NextByte
-from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.objectives.objectives import Classify, NextByte
+from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
 PIECE_S = 540

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from jaxblt.data.task_data import TaskDataConfig
-from jaxblt.evaluation.tasks import Babilong, GapRecall
+from jaxblt.data.tasks import Babilong, GapRecall
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import titan
-from jaxblt.training.objectives import NextByte
-from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.objectives.objectives import NextByte
+from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxblt.adapters import join_params, retrievals, split_params, without_index
-from jaxblt.adapters.chosen import Adapter
+from jaxblt.adapters.code.row_adapters import Adapter
 from jaxblt.answers import (
     BATCH_SIZE,
     Embeddings,
@@ -42,17 +42,12 @@ from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.models.products import products_in
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.base import rounded, trained_part, whole
-from jaxblt.training.checkpoint import restore
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
-from jaxblt.training.fitting import check_recipe, fitting_shapes
-from jaxblt.training.frozen import SUBTREE, calibrate, load_frozen
-from jaxblt.training.links import check_stored
-from jaxblt.training.placement import place_params
 from jaxblt.training.recipe import Recipe, layout_of
-from jaxblt.training.remote_run import readable
-from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved
-from jaxblt.training.setup import blank_inputs, boxed_params, init_params, make_task, open_data
+from jaxblt.training.start.base import rounded, trained_part, whole
+from jaxblt.training.start.frozen import SUBTREE, calibrate, load_frozen
+from jaxblt.training.start.placement import place_params
+from jaxblt.training.start.setup import blank_inputs, boxed_params, init_params, make_task, open_data
 from jaxblt.training.state import (
     BASE,
     ENTROPY,
@@ -64,6 +59,11 @@ from jaxblt.training.state import (
     widen,
 )
 from jaxblt.training.step import Task
+from jaxblt.training.stored.checkpoint import restore
+from jaxblt.training.stored.fitting import check_recipe, fitting_shapes
+from jaxblt.training.stored.links import check_stored
+from jaxblt.training.stored.remote_run import readable
+from jaxblt.training.stored.resolved import Resolved, checkpoint_dir, read_resolved
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ def load(
         run has one.
 
     The folder need not be trusted: no code of it runs, nothing outside it is read, and nothing larger than its files
-    is built. Its checkpoints may be a link, see `jaxblt.training.links.check_stored`.
+    is built. Its checkpoints may be a link, see `jaxblt.training.stored.links.check_stored`.
 
     Raises:
       FileNotFoundError: the folder holds no run, or no checkpoint of that step.

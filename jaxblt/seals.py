@@ -1,6 +1,6 @@
 """Seals of files: a hash of arrays and text that stands among the text, so that a changed bit is an error.
 
-Below all rooms: only numpy is imported. Checkpoints have checks of their own (`jaxblt.training.integrity`).
+Below all rooms: only numpy is imported. Checkpoints have checks of their own (`jaxblt.training.stored.integrity`).
 """
 
 import hashlib

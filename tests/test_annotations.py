@@ -7,8 +7,8 @@ import pytest
 from jaxtyping import Array, Float, TypeCheckError
 
 from jaxblt.data.permutation import hash64
-from jaxblt.mixers.base import Clock
-from jaxblt.mixers.rotary import rotate
+from jaxblt.mixers.attention.rotary import rotate
+from jaxblt.mixers.driver.base import Clock
 from jaxblt.models import StackConfig
 from pallas_kernels.short_conv.reference import short_conv_reference
 from tests.annotations import checked

@@ -28,7 +28,7 @@ from jaxblt.patching import (
     stream_entropies,
 )
 from jaxblt.training.evaluate import evaluate
-from jaxblt.training.setup import open_data
+from jaxblt.training.start.setup import open_data
 from tests.training.tiny import Letters, tiny_recipe
 
 IDS = jnp.full((1, 16), 70, jnp.int32)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from jaxblt.data.kmers import KmerVocab
 from jaxblt.inference import Decoder
 from jaxblt.models import StackConfig
-from jaxblt.training.names import NAMES
-from jaxblt.training.serialize import from_json, to_json
+from jaxblt.training.stored.names import NAMES
+from jaxblt.training.stored.serialize import from_json, to_json
 from tests.config_tables.bad import BAD, INF, NAN
 from tests.config_tables.good import BYTES, GOOD
 from tests.config_tables.together import BAD_TOGETHER, MEANT

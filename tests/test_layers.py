@@ -14,7 +14,7 @@ from jaxblt.models.remat import remat
 from jaxblt.parallel import MeshConfig
 from jaxblt.testing.collectives import collectives
 from pallas_kernels.runtime import compiling_for
-from tests.adapters.test_site import H200
+from tests.adapters.update.test_site import H200
 from tests.tolerances import assert_close
 
 ROWS, LENGTH, INNER = 4, 16, 6

@@ -15,7 +15,7 @@ FOR_TESTS = ("jaxblt.testing", "pallas_kernels._bench")
 READS = ast.Name | ast.Attribute | ast.Constant | ast.ImportFrom | ast.Import
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 PLACE = re.compile(r"[\w.]+:\w+")
-"""A class as configs are stored by, such as "jaxblt.mixers.hyena:HyenaConfig"."""
+"""A class as configs are stored by, such as "jaxblt.mixers.hyena.hyena:HyenaConfig"."""
 
 Place = tuple[str, str | None]
 """A module, and a name in it; None for the module itself."""
@@ -118,7 +118,7 @@ def test_what_is_public_is_used_or_shown() -> None:
 
 
 def test_the_walk_follows_what_packages_hand_on() -> None:
-    assert resolve(("jaxblt.mixers", "HyenaConfig")) == ("jaxblt.mixers.hyena", "HyenaConfig")
+    assert resolve(("jaxblt.mixers", "HyenaConfig")) == ("jaxblt.mixers.hyena.hyena", "HyenaConfig")
     assert resolve(("jaxblt.mixers", "hyena")) == ("jaxblt.mixers.hyena", None)
-    assert ("jaxblt.mixers.hyena", "Hyena") in set(uses("jaxblt.mixers.hyena"))
+    assert ("jaxblt.mixers.hyena.hyena", "Hyena") in set(uses("jaxblt.mixers.hyena.hyena"))
     assert "HyenaConfig" in shown()

@@ -4,22 +4,22 @@
 `base_run` then learns the adapters alone. Nothing here trains: recipes and frozen trees are in `jaxblt.training`.
 """
 
-from jaxblt.adapters.attach import attach, check_sites, detach, find_sites, retrievals
+from jaxblt.adapters.code.batch_documents import owned
+from jaxblt.adapters.code.draw import Draw
+from jaxblt.adapters.code.levels import Mixed
+from jaxblt.adapters.code.losses import AdapterLosses
+from jaxblt.adapters.code.sticky import Sticky
+from jaxblt.adapters.code.transforms import Clamp, Confidence, Ema, Sparse, TopK
 from jaxblt.adapters.config import AdapterConfig, RouterConfig
-from jaxblt.adapters.distill import distill, mean_codes
-from jaxblt.adapters.draw import Draw
-from jaxblt.adapters.drift import describe_drift, merge_drift
-from jaxblt.adapters.governor import Governor, next_bounds, with_bounds
-from jaxblt.adapters.levels import Mixed
-from jaxblt.adapters.losses import AdapterLosses
-from jaxblt.adapters.merge import fuse
-from jaxblt.adapters.owners import owned
-from jaxblt.adapters.params import join_params, split_params, without_index
-from jaxblt.adapters.peft import load_peft, save_peft
+from jaxblt.adapters.files.distill import distill, mean_codes
+from jaxblt.adapters.files.drift import describe_drift, merge_drift
+from jaxblt.adapters.files.merge import fuse
+from jaxblt.adapters.files.peft import load_peft, save_peft
+from jaxblt.adapters.files.warm_start import warm_start
 from jaxblt.adapters.retrieval import Index, RetrievalConfig, load_index
-from jaxblt.adapters.sticky import Sticky
-from jaxblt.adapters.transforms import Clamp, Confidence, Ema, Sparse, TopK
-from jaxblt.adapters.warm_start import warm_start
+from jaxblt.adapters.update.attach import attach, check_sites, detach, find_sites, retrievals
+from jaxblt.adapters.update.governor import Governor, next_bounds, with_bounds
+from jaxblt.adapters.update.params import join_params, split_params, without_index
 
 __all__ = [
     "AdapterConfig",

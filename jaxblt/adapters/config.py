@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxblt.adapters.by_level import Routers, level_name
-from jaxblt.adapters.draw import Draw
-from jaxblt.adapters.governor import Governor
-from jaxblt.adapters.levels import Level, Mixed, levels_of
-from jaxblt.adapters.losses import AdapterLosses
+from jaxblt.adapters.code.draw import Draw
+from jaxblt.adapters.code.level_routers import Routers, level_name
+from jaxblt.adapters.code.levels import Level, Mixed, levels_of
+from jaxblt.adapters.code.losses import AdapterLosses
+from jaxblt.adapters.code.router import Router, RouterState, init_router_state
+from jaxblt.adapters.code.sticky import Sticky
+from jaxblt.adapters.code.transforms import Clamp, Sparse, TopK
 from jaxblt.adapters.retrieval.config import RetrievalConfig
-from jaxblt.adapters.router import Router, RouterState, init_router_state
-from jaxblt.adapters.site import adapted
-from jaxblt.adapters.sticky import Sticky
-from jaxblt.adapters.transforms import Clamp, Sparse, TopK
+from jaxblt.adapters.update.governor import Governor
+from jaxblt.adapters.update.site import adapted
 from jaxblt.validation import check_bounds, check_fields, check_read
 
 Rank = int | tuple[int, ...]
@@ -27,7 +27,7 @@ Rank = int | tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class RouterConfig:
-    """What a router reads, and how often it gives a code; see `jaxblt.adapters.router.Router`.
+    """What a router reads, and how often it gives a code; see `jaxblt.adapters.code.router.Router`.
 
     Attributes:
       level: one code for a document behind its prefix, one for each chunk, one for each token, or `Mixed`.
@@ -110,7 +110,7 @@ class AdapterConfig:
       router: what makes the code; None for c = 1.
       levels: (pattern, level) for sites whose code comes at another level than the router's: ("mlp/*", "token"). Each
         level has a router of its own, in all else like `router`, with transforms of its own.
-      code: transforms of the code, in order; see `jaxblt.adapters.transforms`.
+      code: transforms of the code, in order; see `jaxblt.adapters.code.transforms`.
       losses: what training pays for besides, with weights.
       governor: bounds the update of each site; None for no bound.
     """
@@ -316,7 +316,7 @@ class AdapterConfig:
     ) -> AbstractContextManager[Any]:
         """A context in which every site below the block of this path, a layer's, adds its update.
 
-        `chosen` says that rows have codes of `jaxblt.adapters.chosen`, such as that of one expert.
+        `chosen` says that rows have codes of `jaxblt.adapters.code.row_adapters`, such as that of one expert.
         """
         return adapted(self, path, layer, code, sparse=chosen or self.is_sparse)
 

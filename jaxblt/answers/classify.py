@@ -29,8 +29,8 @@ from jaxblt.models.label_head import content
 from jaxblt.models.task_heads import TaskAnswers
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.show import show
-from jaxblt.training.chain import viterbi
-from jaxblt.training.objectives import MultiTask, Regress
+from jaxblt.training.objectives.crf import viterbi
+from jaxblt.training.objectives.objectives import MultiTask, Regress
 from jaxblt.training.state import whole_params
 from jaxblt.training.step import Task, find_entropies
 

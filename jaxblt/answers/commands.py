@@ -16,8 +16,8 @@ from jaxblt.answers.variants import stream_variants, told_kinds
 from jaxblt.cli.mesh import asked_mesh
 from jaxblt.data.splits import SplitName
 from jaxblt.outputs import check_output
-from jaxblt.training.resolved import run_files
 from jaxblt.training.state import Step, Weights
+from jaxblt.training.stored.resolved import run_files
 
 
 def score(

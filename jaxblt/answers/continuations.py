@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
 
-from jaxblt.adapters.chosen import Adapter
+from jaxblt.adapters.code.row_adapters import Adapter
 from jaxblt.data.letters import letters_of
 from jaxblt.inference.generate import generate
 from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.parallel.mesh import MeshConfig
-from jaxblt.training.placement import Placement, find_mesh, place_params
+from jaxblt.training.start.placement import Placement, find_mesh, place_params
 
 if TYPE_CHECKING:
     from jaxblt.run import Run

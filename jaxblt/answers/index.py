@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.adapters import detach
-from jaxblt.adapters.attach import stacks_of
+from jaxblt.adapters.code.router import Unscaled
 from jaxblt.adapters.retrieval import Index, make_index
-from jaxblt.adapters.router import Unscaled
+from jaxblt.adapters.update.attach import stacks_of
 from jaxblt.answers.reading import Reader, answer, make_reader
 from jaxblt.answers.score import BATCH_SIZE
 from jaxblt.data.batch import Batch

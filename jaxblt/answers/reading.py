@@ -7,7 +7,7 @@ the first that holds it. Pairs scored after the first window have `window - stri
 Every program has a fixed number of rows, and rows without a record are empty. So a record is always read by the same
 program, and what stands in the other rows does not matter.
 
-On a mesh rows lie as in training (`jaxblt.training.placement`). Their number and lengths are rounded up until they
+On a mesh rows lie as in training (`start.placement`). Their number and lengths are rounded up until they
 divide among the devices.
 """
 
@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxblt.adapters.given import refuse_inside
+from jaxblt.adapters.code.override import refuse_inside
 from jaxblt.data.batch import Batch
 from jaxblt.data.history import History
 from jaxblt.data.letters import Letters, letters_of
@@ -31,8 +31,8 @@ from jaxblt.data.vocab import PAD
 from jaxblt.data.windows import WindowIndex
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.parallel.mesh import MeshConfig
-from jaxblt.training.placement import Placement, find_mesh, place_params, placement_of
-from jaxblt.training.setup import HISTORY_MULTIPLE
+from jaxblt.training.start.placement import Placement, find_mesh, place_params, placement_of
+from jaxblt.training.start.setup import HISTORY_MULTIPLE
 from jaxblt.training.state import gathered
 from jaxblt.training.step import Task
 from jaxblt.validation import whole as check_whole
@@ -127,7 +127,7 @@ def make_reader(
 
 
 def _history(run: "Run") -> History | None:
-    """As in training on windows (`jaxblt.training.setup.entropy_history`), whatever the packing was."""
+    """As in training on windows (`jaxblt.training.start.setup.entropy_history`), whatever the packing was."""
     patcher, model = run.patcher, run.recipe.entropy_model
     if patcher is None or not patcher.needs_entropies or model is None:
         return None

@@ -25,7 +25,7 @@ from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import warn_overflow
 from jaxblt.show import show
 from jaxblt.training.metrics import cross_entropy
-from jaxblt.training.objectives import NextByte
+from jaxblt.training.objectives.objectives import NextByte
 from jaxblt.training.step import Task, find_entropies, predict
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from tqdm import tqdm
 from jaxblt import recipes
 from jaxblt.cli.catalogue import ROOT, Dataset, catalogue, dataset_of
 from jaxblt.cli.download import LOCK, Unreachable, obtain
-from jaxblt.evaluation.tasks import ListOps
-from jaxblt.evaluation.tasks.listops_files import write_files
+from jaxblt.data.tasks import ListOps
+from jaxblt.data.tasks.listops_files import write_files
 
 USAGE = """usage: jaxblt data fetch NAME [NAME ...]
 

@@ -59,7 +59,7 @@ def _shorter(recipe: Any, steps: int | None) -> Any:
 
 
 def _achieved(run_dir: str) -> str:
-    from jaxblt.training.runlog import read_metrics
+    from jaxblt.training.log.runlog import read_metrics
 
     lines = read_metrics(Path(run_dir) / "metrics.jsonl")
     last = [line for line in lines if "bytes_per_patch" in line][-1]  # the last of all is the validation's

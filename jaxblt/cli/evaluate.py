@@ -15,8 +15,8 @@ from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import TaskDataConfig
 from jaxblt.outputs import check_output, write_text
-from jaxblt.training.resolved import run_files
 from jaxblt.training.state import Step, Weights
+from jaxblt.training.stored.resolved import run_files
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:

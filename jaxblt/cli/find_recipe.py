@@ -12,9 +12,9 @@ from types import ModuleType
 from jaxblt import recipes
 from jaxblt.remote import url_of
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.remote_run import holds_run
-from jaxblt.training.resolved import FILE, read_resolved
-from jaxblt.training.safe_files import one_line
+from jaxblt.training.stored.remote_run import holds_run
+from jaxblt.training.stored.resolved import FILE, read_resolved
+from jaxblt.training.stored.safe_files import one_line
 
 FORMS = "a built-in recipe, FILE.py:FUNCTION, or the folder of a run (or its config.json)"
 

@@ -16,10 +16,10 @@ from jaxblt.data.label_tasks import LabelTask
 from jaxblt.data.labelled import LabelledDataConfig, fitting_length, label_lines, with_classes
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.training.finetune import OPTIMIZER, TRAIN, finetune_recipe
-from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.objectives.task_scores import Weighting
+from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
-from jaxblt.training.resolved import read_resolved
-from jaxblt.training.task_scores import Weighting
+from jaxblt.training.stored.resolved import read_resolved
 
 ABOUT = (
     "Trains a run's model with a new head on labelled records, from the start or from the newest checkpoint in its run "

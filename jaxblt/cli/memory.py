@@ -8,12 +8,12 @@ import tyro
 
 from jaxblt.cli.parsing import parse
 from jaxblt.outputs import check_output
-from jaxblt.training.resolved import run_files
 from jaxblt.training.state import Step
+from jaxblt.training.stored.resolved import run_files
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
-    from jaxblt.training.runlog import RunLog
+    from jaxblt.training.log.runlog import RunLog
 
 
 def memory(
@@ -72,8 +72,8 @@ def memory(
 
 def _tensorboard(run_dir: str) -> "RunLog":
     """A log that writes to the run's TensorBoard alone."""
-    from jaxblt.training.runlog import RunLog
-    from jaxblt.training.trackers import TensorBoardTracker
+    from jaxblt.training.log.runlog import RunLog
+    from jaxblt.training.log.trackers import TensorBoardTracker
 
     return RunLog(run_dir, trackers=lambda folder: (TensorBoardTracker(folder),))
 

@@ -9,8 +9,8 @@ import tyro
 
 from jaxblt.cli.parsing import parse
 from jaxblt.patching.config import PatcherConfig
-from jaxblt.training.resolved import run_files
 from jaxblt.training.state import Step
+from jaxblt.training.stored.resolved import run_files
 from jaxblt.validation import whole
 
 _HINTS = get_type_hints(PatcherConfig)
@@ -61,7 +61,7 @@ def patch(
       ValueError: an option is out of range, no record has the name, or one of several records has to be named.
     """
     from jaxblt.cli import patching
-    from jaxblt.training.report import patcher_line
+    from jaxblt.training.log.report import patcher_line
 
     inputs = (file, *(() if run_dir is None else run_files(run_dir)))
     patching.check_outputs(plot, entropies_out, inputs=inputs, overwrite=overwrite)

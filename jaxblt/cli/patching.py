@@ -30,7 +30,7 @@ from jaxblt.patching import (
     stream_entropies,
     warn_overflow,
 )
-from jaxblt.training.frozen import bounded_context
+from jaxblt.training.start.frozen import bounded_context
 from jaxblt.training.state import ENTROPY, Frozen, Step, freeze, widen
 
 

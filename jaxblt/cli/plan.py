@@ -51,9 +51,9 @@ def complete(recipe: Recipe, run_dir: str) -> tuple[Recipe, list[str]]:
     Raises:
       ValueError: nothing tells what the entropy model is.
     """
-    from jaxblt.training.ahead import settle
-    from jaxblt.training.remote_run import holds_run
-    from jaxblt.training.resolved import inherit, read_resolved
+    from jaxblt.training.start.compile_ahead import settle
+    from jaxblt.training.stored.remote_run import holds_run
+    from jaxblt.training.stored.resolved import inherit, read_resolved
 
     said = []
     if holds_run(run_dir):
@@ -77,7 +77,7 @@ def complete(recipe: Recipe, run_dir: str) -> tuple[Recipe, list[str]]:
 def report(recipe: Recipe, config: PlanConfig, measure: Callable[[Recipe], Any]) -> None:
     """Prints the plan; `measure` compiles a recipe's step and gives its `StepMemory`."""
     from jaxblt.profiling.plan import first_that_fits
-    from jaxblt.training.ahead import with_remat
+    from jaxblt.training.start.compile_ahead import with_remat
 
     memory = config.memory_gb * 1e9
     shown = ", ".join(f"{axis}={getattr(recipe.mesh, axis)}" for axis in AXES)
@@ -135,7 +135,7 @@ def main(argv: Sequence[str]) -> None:
     recipe, run_dir, config = parse_recipe_and(argv, PlanConfig(), prog="jaxblt plan", about=ABOUT)
     mesh = without_free_axis(recipe.mesh)
     from jaxblt.profiling.targets import devices_of
-    from jaxblt.training.ahead import at_context, plan_step
+    from jaxblt.training.start.compile_ahead import at_context, plan_step
 
     count = mesh.data * mesh.fsdp * mesh.seq * mesh.tensor
     devices = mesh.build(devices_of(config.gpu, count))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from jaxblt.training.safe_files import one_line
+from jaxblt.training.stored.safe_files import one_line
 
 OPTION = "--import"
 GROUP = "jaxblt.plugins"

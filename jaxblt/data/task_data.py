@@ -27,7 +27,7 @@ class TaskDataConfig:
     """Data of a run that learns a task; stands where a `DataConfig` does.
 
     Attributes:
-      task: config of the task, such as `jaxblt.evaluation.tasks.MQAR`.
+      task: config of the task, such as `jaxblt.data.tasks.MQAR`.
       seq_len: positions in a row (T); its longest example must fit.
       batch_size: rows in a batch, over all processes.
       buckets: lengths of shorter rows, for tasks whose examples are loaded and differ in length.

@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix, diags, hstack
 
 from jaxblt.data.labelled import LabelledDataConfig, read_parts, read_targets
 from jaxblt.data.words import find_words, kind_of
-from jaxblt.training.label_scores import CONFUSION, LabelScores, class_figures
+from jaxblt.training.objectives.label_scores import CONFUSION, LabelScores, class_figures
 
 Parts = Mapping[str, tuple[Sequence[bytes], np.ndarray]]
 """Sequences and Int[N] numbers of their classes of "train", "validation" and "test"."""

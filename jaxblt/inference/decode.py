@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.mixers.prepared import COLLECTION as PREPARED
+from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.models import LanguageModel, ModelConfig
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.patching import PatcherConfig, init_contexts, next_entropies

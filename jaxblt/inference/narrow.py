@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxblt.adapters.joined import groups_in, joined_in
+from jaxblt.adapters.update.side_by_side import groups_in, joined_in
 from jaxblt.inference.decode import PREPARED, Decoder, DecoderState
 from jaxblt.models.products import products_in
 
@@ -16,7 +16,7 @@ from jaxblt.models.products import products_in
 def narrow_params(decoder: Decoder, rows: int, params: dict[str, Any], state: DecoderState) -> dict[str, Any]:
     """The parameters with kernels in `decoder.dtype` where a step multiplies by them in it.
 
-    Logits are the same. Matrices of adapters come joined (`jaxblt.adapters.joined`), if those are in 16 bits: logits
+    Logits are the same. Matrices of adapters come joined (`update.side_by_side`), if those are in 16 bits: logits
     are the same within rounding then.
 
     Args:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxblt.inference.decode import PREPARED, Decoder, init_decoder
-from jaxblt.mixers.prepared import prepare, prepares
+from jaxblt.mixers.driver.prepared import prepare, prepares
 from jaxblt.parallel.sequence import seq_axis
 from jaxblt.patching import ContextState
 

@@ -6,7 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from jaxblt.adapters.attach import stacks_of
+from jaxblt.adapters.update.attach import stacks_of
 from jaxblt.inference.decode import Decoder, DecoderState
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.models import ModelConfig, StackState, unstack_periods, unstack_state

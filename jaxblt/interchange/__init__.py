@@ -4,7 +4,7 @@
 - `make_score_program`, `make_embed_program`, `write_program`, `read_program`: what a run answers as StableHLO.
 - `read_patcher`, `read_global`: parts of Hugging Face's `BltForCausalLM`.
 
-Checkpoints of a run that trains are in `jaxblt.training.checkpoint`. Nothing here trains.
+Checkpoints of a run that trains are in `jaxblt.training.stored.checkpoint`. Nothing here trains.
 """
 
 from jaxblt.interchange.hf_blt import read_global, read_patcher

@@ -10,8 +10,8 @@ from jaxblt.interchange.programs import PLATFORMS, Platform, make_embed_program,
 from jaxblt.interchange.runs import Dtype, read_run, write_run, write_run_folder
 from jaxblt.interchange.tensors import check_new
 from jaxblt.remote import refuse_remote
-from jaxblt.training.resolved import run_files
 from jaxblt.training.state import Step, Weights
+from jaxblt.training.stored.resolved import run_files
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.seals import check_finite
 from jaxblt.training.recipe import Recipe, TrainConfig
-from jaxblt.training.safe_files import one_line, read_json
+from jaxblt.training.stored.safe_files import one_line, read_json
 
 MAX_CONFIG = 1 << 20
 """Bytes of a config or an index of weights, at most."""

@@ -29,7 +29,7 @@ from jaxblt.outputs import whole_file
 from jaxblt.patching import warn_overflow
 from jaxblt.profiling.provenance import package_versions
 from jaxblt.show import show
-from jaxblt.training.safe_files import one_line
+from jaxblt.training.stored.safe_files import one_line
 
 INSTALL = "which comes with pip install 'jaxblt[export]'"
 FORMAT = "jaxblt program"

@@ -24,8 +24,8 @@ from jaxblt.data.letters import Letters
 from jaxblt.data.vocab import BOS, EOS, PAD
 from jaxblt.interchange.runs import FROZEN, MODEL, by_name
 from jaxblt.models.hidden import find_layer
-from jaxblt.training.safe_files import one_line
 from jaxblt.training.state import Frozen
+from jaxblt.training.stored.safe_files import one_line
 from jaxblt.validation import whole
 from pallas_kernels.runtime import compiling_for, record_choices
 

@@ -30,15 +30,15 @@ from jaxblt.interchange.tensors import (
     write_tensors,
 )
 from jaxblt.seals import check_seal
-from jaxblt.training.checkpoint import Checkpointer
-from jaxblt.training.fitting import check_recipe
-from jaxblt.training.frozen import param_shapes
-from jaxblt.training.frozen_store import write_frozen
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.resolved import Resolved, checkpoint_dir, write_resolved
-from jaxblt.training.safe_files import one_line
-from jaxblt.training.setup import boxed_params, make_task
+from jaxblt.training.start.frozen import param_shapes
+from jaxblt.training.start.setup import boxed_params, make_task
 from jaxblt.training.state import ENTROPY, Frozen, freeze
+from jaxblt.training.stored.checkpoint import Checkpointer
+from jaxblt.training.stored.fitting import check_recipe
+from jaxblt.training.stored.frozen_store import write_frozen
+from jaxblt.training.stored.resolved import Resolved, checkpoint_dir, write_resolved
+from jaxblt.training.stored.safe_files import one_line
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from safetensors.numpy import save, save_file
 
 from jaxblt.outputs import check_output, whole_file
 from jaxblt.seals import seal
-from jaxblt.training.safe_files import one_line
+from jaxblt.training.stored.safe_files import one_line
 
 DTYPES = {
     "F32": jnp.float32,

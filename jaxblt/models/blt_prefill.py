@@ -8,7 +8,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxblt.mixers.base import rows
+from jaxblt.mixers.driver.base import rows
 from jaxblt.models.blt_state import BLTState
 from jaxblt.models.bridge import Tail, take_ranks
 from jaxblt.models.positions import Places, last_index, places

@@ -14,10 +14,10 @@ from jaxtyping import Array, Float, Int, UInt32
 from jaxblt.array_checks import check_ids, check_rows, check_segments
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.layers import multiply, named
-from jaxblt.mixers.base import Clock, start_clock
-from jaxblt.mixers.history import Recent, joined, recent
-from jaxblt.mixers.marks import Marks
-from jaxblt.mixers.sequence import read
+from jaxblt.mixers.driver.base import Clock, start_clock
+from jaxblt.mixers.driver.history import Recent, joined, recent
+from jaxblt.mixers.driver.marks import Marks
+from jaxblt.mixers.driver.sequence import read
 from jaxblt.parallel.constraints import by_token, whole_weight
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis

@@ -61,7 +61,7 @@ class LabelHead(nn.Module):
     """pool(x) W + b, or x W + b at every byte, in fp32.
 
     With a CRF the answer at a byte is φ[i, j] = (x W + b)[j] + A[i, j], the score of class j behind class i, in fp32.
-    The last row of A, i = C, is for a record's first byte (`jaxblt.training.chain`).
+    The last row of A, i = C, is for a record's first byte (`jaxblt.training.objectives.crf`).
 
     Attributes:
       config: of the head.

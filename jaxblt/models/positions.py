@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.layers import dense
-from jaxblt.mixers.marks import Marks
-from jaxblt.mixers.sequence import read
+from jaxblt.mixers.driver.marks import Marks
+from jaxblt.mixers.driver.sequence import read
 from jaxblt.parallel.halo import before, by_stretch, splits_sequence
 from jaxblt.patching.patches import Patches
 from jaxblt.validation import check_bounds, check_fields

@@ -1,6 +1,6 @@
 """PULSE models: stacks of state engines, as a language model or a classifier."""
 
-from jaxblt.mixers.state_engine import StateEngineConfig
+from jaxblt.mixers.slots.state_engine import StateEngineConfig
 from jaxblt.models.byte_lm import ByteLMConfig
 from jaxblt.models.classifier import ByteClassifierConfig
 from jaxblt.models.stack import StackConfig

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxblt.mixers.sequence import splits_call
+from jaxblt.mixers.driver.sequence import splits_call
 from jaxblt.models.adapter import StackAdapter
 from jaxblt.show import show
 

@@ -34,9 +34,9 @@ from jaxblt.mixers import (
     StateEngineConfig,
     init_state,
 )
-from jaxblt.mixers.base import blank, content_of
-from jaxblt.mixers.prepared import COLLECTION as PREPARED
-from jaxblt.mixers.sequence import check_call
+from jaxblt.mixers.driver.base import blank, content_of
+from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
+from jaxblt.mixers.driver.sequence import check_call
 from jaxblt.models.adapter import CHOSEN, StackAdapter
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.models.routed import BlockState, call_routed, check_routers

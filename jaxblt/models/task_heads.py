@@ -22,7 +22,7 @@ class TaskAnswers:
 
     Attributes:
       outputs: by task, logits of classes [B, C] or numbers [B, 1], in fp32.
-      log_variances: by task, the trained s of `jaxblt.training.task_scores`; None where weights are fixed.
+      log_variances: by task, the trained s of `jaxblt.training.objectives.task_scores`; None where weights are fixed.
     """
 
     outputs: dict[str, Float[Array, "B _"]]

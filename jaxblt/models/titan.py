@@ -3,11 +3,11 @@
 from functools import partial
 from typing import Literal, get_args
 
-from jaxblt.mixers.attention import AttentionConfig
-from jaxblt.mixers.gated_memory import MAGConfig
-from jaxblt.mixers.memory_context import MACConfig
-from jaxblt.mixers.neural_memory import NeuralMemoryConfig
-from jaxblt.mixers.slot_memory import SlotMemoryConfig
+from jaxblt.mixers.attention.attention import AttentionConfig
+from jaxblt.mixers.memory.gated_memory import MAGConfig
+from jaxblt.mixers.memory.memory_context import MACConfig
+from jaxblt.mixers.memory.neural_memory import NeuralMemoryConfig
+from jaxblt.mixers.slots.experimental.slot_memory import SlotMemoryConfig
 from jaxblt.models.byte_lm import ByteLMConfig
 from jaxblt.models.stack import StackConfig
 from jaxblt.validation import whole

@@ -82,8 +82,8 @@ def _model_of(model: Any, params: Any) -> tuple[nn.Module, Any]:
 
 def _layers(module: nn.Module, params: Any, ids: np.ndarray) -> list[dict[str, Any]]:
     """The layers that have a memory."""
-    from jaxblt.mixers.passages import follow, span_of
-    from jaxblt.mixers.recording import COLLECTION, kept_core
+    from jaxblt.mixers.driver.recording import COLLECTION, kept_core
+    from jaxblt.mixers.memory.passages import follow, span_of
     from jaxblt.models.hidden import layers_of
 
     places = layers_of(module)

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float
 
+from jaxblt.adapters.code.levels import is_known, levels_of
 from jaxblt.adapters.config import AdapterConfig
-from jaxblt.adapters.levels import is_known, levels_of
-from jaxblt.adapters.params import join_params, split_params
-from jaxblt.adapters.site import ZERO
+from jaxblt.adapters.update.params import join_params, split_params
+from jaxblt.adapters.update.site import ZERO
 from jaxblt.random_keys import make_key
 
 STEPS = 200

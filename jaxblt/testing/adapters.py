@@ -16,17 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxblt.adapters.chosen import choose_codes
+from jaxblt.adapters.code.draw import Draw
+from jaxblt.adapters.code.router import ROUTER
+from jaxblt.adapters.code.row_adapters import choose_codes
+from jaxblt.adapters.code.sticky import Sticky
+from jaxblt.adapters.code.transforms import TopK
 from jaxblt.adapters.config import RouterConfig
-from jaxblt.adapters.draw import Draw
-from jaxblt.adapters.drift import describe_drift, merge_drift
-from jaxblt.adapters.merge import merge_stack
-from jaxblt.adapters.params import join_params, routers, split_params, without_routers
+from jaxblt.adapters.files.drift import describe_drift, merge_drift
+from jaxblt.adapters.files.merge import merge_stack
 from jaxblt.adapters.retrieval.neighbours import INDEX
-from jaxblt.adapters.router import ROUTER
-from jaxblt.adapters.site import ADAPTER, ZERO
-from jaxblt.adapters.sticky import Sticky
-from jaxblt.adapters.transforms import TopK
+from jaxblt.adapters.update.params import join_params, routers, split_params, without_routers
+from jaxblt.adapters.update.site import ADAPTER, ZERO
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state, unstack_periods
 from jaxblt.parallel import batch_sharding, make_mesh
@@ -378,7 +378,7 @@ def check_adapter(
     """
     known = [p.name for p in ADAPTER_PROPERTIES]
     if stack.adapter is None:
-        raise ValueError("the stack has no adapter to check: attach one (jaxblt.adapters.attach)")
+        raise ValueError("the stack has no adapter to check: attach one (jaxblt.adapters.update.attach)")
     if unknown := sorted(set(only or ()) - set(known)):
         raise ValueError(f"no property is called {unknown}, expected names of {known}")
     subject = AdaptedSubject(AdaptedStack(stack), length=length, seed=seed)

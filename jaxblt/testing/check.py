@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from jaxblt.mixers.base import MixerConfig
+from jaxblt.mixers.driver.base import MixerConfig
 from jaxblt.testing import long_rows, numerics, parallel, split, streaming
 from jaxblt.testing.subject import Subject
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxblt.mixers.base import init_state
+from jaxblt.mixers.driver.base import init_state
 from jaxblt.testing.subject import Subject, expect_close
 from jaxblt.testing.tolerances import DIFFERENCED, bound, typical
 
@@ -26,7 +26,7 @@ def check_gradients(subject: Subject) -> None:
 
     <dy, y> is differenced along the gradient, which shows a wrong size, and along a random direction, which shows
     what is missing. Sums are in f64, and two steps make a difference of fourth order, so that an error of 1 % shows
-    although passes are in fp32. Hard choices that a mixer passes through `jaxblt.mixers.choices.held` stay.
+    although passes are in fp32. Hard choices that a mixer passes through `jaxblt.mixers.driver.choices.held` stay.
     """
     for leaf in range(len(jax.tree.leaves(subject.params)) + 1):
         expect_derivative(subject, [leaf])

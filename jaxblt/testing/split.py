@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblt.mixers.base import init_state
-from jaxblt.mixers.sequence import SHORTEST
+from jaxblt.mixers.driver.base import init_state
+from jaxblt.mixers.driver.sequence import SHORTEST
 from jaxblt.parallel import batch_sharding, make_mesh, replicated
 from jaxblt.testing.collectives import collectives
 from jaxblt.testing.subject import Subject, expect_close
@@ -77,5 +77,5 @@ def check_gathers(subject: Subject) -> None:
         worst = max(gathered, key=lambda c: c.bytes)
         raise AssertionError(
             f"devices of the sequence gather {count} bytes for inputs of {2 * limit}, the most by {worst.kind} to "
-            f"{worst.dtype}{list(worst.shape)}: exchange a carry of constant size (see jaxblt.mixers.sequence)"
+            f"{worst.dtype}{list(worst.shape)}: exchange a carry of constant size (see jaxblt.mixers.driver.sequence)"
         )

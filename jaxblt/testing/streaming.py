@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblt.mixers.base import init_state
+from jaxblt.mixers.driver.base import init_state
 from jaxblt.testing.subject import Subject, expect_close
 
 

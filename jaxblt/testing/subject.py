@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblt.mixers.base import MixerConfig, State, init_state
-from jaxblt.mixers.choices import COLLECTION
+from jaxblt.mixers.driver.base import MixerConfig, State, init_state
+from jaxblt.mixers.driver.choices import COLLECTION
 from jaxblt.random_keys import make_key
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing.tolerances import bound, worst
@@ -89,7 +89,7 @@ class Subject:
         return jax.jit(gradients)
 
     def choices(self, ids: jax.Array) -> dict[str, Any]:
-        """The hard choices for the inputs, to be given beside the parameters; see `jaxblt.mixers.choices`."""
+        """The hard choices for the inputs, to be given beside the parameters; see `jaxblt.mixers.driver.choices`."""
 
         def decide(params: Any, x: jax.Array) -> Any:
             return self.module.apply(params, x, segment_ids=ids, mutable=[COLLECTION])[1]

@@ -3,8 +3,8 @@
 `from jaxblt.training.loop import fit` trains; it loads Orbax and TensorBoard, which recipes do without.
 """
 
-from jaxblt.training.objectives import Masked, NextByte, Objective, OrderAgnostic, Span
-from jaxblt.training.optimizers import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
+from jaxblt.training.objectives.objectives import Masked, NextByte, Objective, OrderAgnostic, Span
+from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
 __all__ = [

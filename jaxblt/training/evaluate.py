@@ -18,10 +18,10 @@ from jaxblt.models.finite import explain_nonfinite
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.patching import PatcherConfig, warn_overflow
 from jaxblt.random_keys import make_key
-from jaxblt.training.label_scores import Ranks
 from jaxblt.training.metrics import Metrics, bits, cross_entropy, patch_counts
-from jaxblt.training.objectives import NextByte, Objective
-from jaxblt.training.setup import Setup, open_data, to_devices
+from jaxblt.training.objectives.label_scores import Ranks
+from jaxblt.training.objectives.objectives import NextByte, Objective
+from jaxblt.training.start.setup import Setup, open_data, to_devices
 from jaxblt.training.state import TrainState, evaluated, gathered
 from jaxblt.training.step import Task, find_entropies, predict
 from jaxblt.validation import whole

@@ -13,7 +13,7 @@ from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.labeller import HEAD, LabellerConfig
 from jaxblt.models.task_heads import TaskHead, TaskHeadsConfig
 from jaxblt.parallel.mesh import MeshConfig
-from jaxblt.training.objectives import (
+from jaxblt.training.objectives.objectives import (
     Classify,
     ClassifyChain,
     ClassifyPositions,
@@ -21,11 +21,11 @@ from jaxblt.training.objectives import (
     Regress,
     TaskLoss,
 )
-from jaxblt.training.optimizer import AdamWConfig
-from jaxblt.training.optimizers import Optimizer
+from jaxblt.training.objectives.task_scores import Weighting
+from jaxblt.training.optimisers.adamw import AdamWConfig
+from jaxblt.training.optimisers.by_optax import Optimizer
 from jaxblt.training.recipe import Recipe, TrainConfig
-from jaxblt.training.resolved import read_resolved
-from jaxblt.training.task_scores import Weighting
+from jaxblt.training.stored.resolved import read_resolved
 
 OPTIMIZER = AdamWConfig(learning_rate=3e-4, warmup_steps=50)
 """For fine-tuning: a lower peak than a model needs that starts from nothing."""

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jaxblt.training.optimizer import axis_names
+from jaxblt.training.optimisers.adamw import axis_names
 
 HASH = "hash"
 

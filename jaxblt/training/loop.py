@@ -22,28 +22,42 @@ from jaxblt.data.sources import DocumentSource
 from jaxblt.show import show
 from jaxblt.training.best import Standing, followed
 from jaxblt.training.cadence import SaveCadence
-from jaxblt.training.checkpoint import Checkpointer, Restored
-from jaxblt.training.continuations import NAME as SAMPLE
-from jaxblt.training.continuations import Continuation, continuation_of
 from jaxblt.training.evaluate import Validation
-from jaxblt.training.experts import with_experts
 from jaxblt.training.flops import peak_flops
-from jaxblt.training.folder import claimed
-from jaxblt.training.frozen import inherited_entropy, load_frozen, resolve
-from jaxblt.training.frozen_store import write_frozen
 from jaxblt.training.health import BadSteps, check_health, spans
-from jaxblt.training.hosted import check_trackers, open_trackers
-from jaxblt.training.label_scores import CONFUSION
-from jaxblt.training.links import sign_links
-from jaxblt.training.meter import Cost, Meter, traced
+from jaxblt.training.log.continuations import NAME as SAMPLE
+from jaxblt.training.log.continuations import Continuation, continuation_of
+from jaxblt.training.log.hosted_trackers import check_trackers, open_trackers
+from jaxblt.training.log.meter import Cost, Meter, traced
+from jaxblt.training.log.pictures import first_passage, log_confusion, log_passage
+from jaxblt.training.log.report import costs_by_length, describe, op_choices
+from jaxblt.training.log.runlog import Progress, RunLog
+from jaxblt.training.log.trackers import Tracker, hyperparameters_of
 from jaxblt.training.metrics import Metrics, as_scalars
-from jaxblt.training.picture import first_passage, log_confusion, log_passage
+from jaxblt.training.objectives.label_scores import CONFUSION
 from jaxblt.training.preemption import StopRequest, Vote
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.reference_run import load_reference
-from jaxblt.training.remote_run import trained_in
-from jaxblt.training.report import costs_by_length, describe, op_choices
-from jaxblt.training.resolved import (
+from jaxblt.training.routing.experts import with_experts
+from jaxblt.training.start.frozen import inherited_entropy, load_frozen, resolve
+from jaxblt.training.start.initial_params import take
+from jaxblt.training.start.reference_run import load_reference
+from jaxblt.training.start.setup import (
+    Setup,
+    entropy_history,
+    init_state,
+    make_setup,
+    open_data,
+    recipe_step,
+    to_devices,
+)
+from jaxblt.training.start.startup import Startup, keep_compiled
+from jaxblt.training.state import Frozen, TrainState, copied, forgive, without_frozen
+from jaxblt.training.stored.checkpoint import Checkpointer, Restored
+from jaxblt.training.stored.folder import claimed
+from jaxblt.training.stored.frozen_store import write_frozen
+from jaxblt.training.stored.links import sign_links
+from jaxblt.training.stored.remote_run import trained_in
+from jaxblt.training.stored.resolved import (
     Resolved,
     adopt,
     checkpoint_dir,
@@ -53,20 +67,6 @@ from jaxblt.training.resolved import (
     learned_changes,
     write_resolved,
 )
-from jaxblt.training.runlog import Progress, RunLog
-from jaxblt.training.setup import (
-    Setup,
-    entropy_history,
-    init_state,
-    make_setup,
-    open_data,
-    recipe_step,
-    to_devices,
-)
-from jaxblt.training.startup import Startup, keep_compiled
-from jaxblt.training.state import Frozen, TrainState, copied, forgive, without_frozen
-from jaxblt.training.taken import take
-from jaxblt.training.trackers import Tracker, hyperparameters_of
 
 HEADLINE = (
     "bits_per_byte",
@@ -139,7 +139,7 @@ def fit(
       source: documents to use instead of those that the recipe names.
       devices: by default all.
       resume_with: the folder's run goes on with this recipe although settings differ that decide what is learned,
-        such as data, optimiser, seed, length or batch (`jaxblt.training.resolved.adopt`), or the data have changed.
+        such as data, optimiser, seed, length or batch (`resolved.adopt`), or the data have changed.
       trackers: of your own, besides those that the recipe names; closed at the end. One process calls them.
 
     Raises:

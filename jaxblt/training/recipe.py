@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from jaxblt.adapters import Draw
-from jaxblt.adapters.attach import stacks_of
+from jaxblt.adapters.update.attach import stacks_of
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.data.vocab import VOCAB_SIZE
@@ -22,8 +22,7 @@ from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.show import show
 from jaxblt.training.best import check_followed
-from jaxblt.training.hybrid import HybridConfig
-from jaxblt.training.objectives import (
+from jaxblt.training.objectives.objectives import (
     Classify,
     ClassifyChain,
     ClassifyPositions,
@@ -32,13 +31,14 @@ from jaxblt.training.objectives import (
     Objective,
     Regress,
 )
-from jaxblt.training.optimizers import AdamWConfig, Optimizer
+from jaxblt.training.optimisers.by_optax import AdamWConfig, Optimizer
+from jaxblt.training.optimisers.schedule import make_schedule
 from jaxblt.training.packing import align, take_back_promises
-from jaxblt.training.reference import ReferenceConfig
-from jaxblt.training.schedule import make_schedule
-from jaxblt.training.serialize import from_json, to_json
-from jaxblt.training.startup import USER_CACHE
+from jaxblt.training.routing.hybrid import HybridConfig
+from jaxblt.training.start.reference import ReferenceConfig
+from jaxblt.training.start.startup import USER_CACHE
 from jaxblt.training.state import Weights
+from jaxblt.training.stored.serialize import from_json, to_json
 from jaxblt.validation import MOST_SEED, check_bounds, check_buildable, check_fields, check_read
 
 

@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxblt.adapters import next_bounds, owned, with_bounds
-from jaxblt.adapters.draw import POLICY
+from jaxblt.adapters.code.draw import POLICY
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import PAD
 from jaxblt.patching import (
@@ -27,7 +27,6 @@ from jaxblt.patching.patches import Patches
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
 from jaxblt.side_outputs import SIDE_OUTPUTS
-from jaxblt.training.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
 from jaxblt.training.metrics import (
     Metrics,
     patch_counts,
@@ -35,8 +34,9 @@ from jaxblt.training.metrics import (
     sown_losses,
     sown_metrics,
 )
-from jaxblt.training.objectives import NextByte, Objective
-from jaxblt.training.reference import Reference, divergence, every_nth
+from jaxblt.training.objectives.objectives import NextByte, Objective
+from jaxblt.training.routing.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
+from jaxblt.training.start.reference import Reference, divergence, every_nth
 from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, still, whole_params, widen
 from pallas_kernels.runtime import current_device
 
@@ -336,7 +336,7 @@ def _gradients(
 
 
 def _runner(task: Task, frozen: Mapping[str, Frozen], rows: Batch, always: dict[str, PRNGKeyArray]) -> Any:
-    """Passes of a batch's rows, see `jaxblt.training.hybrid.Run`; `always` are rngs that all of them have."""
+    """Passes of a batch's rows, see `jaxblt.training.routing.hybrid.Run`; `always` are rngs that all of them have."""
 
     def run(
         params: Any,

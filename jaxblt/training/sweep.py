@@ -15,14 +15,14 @@ from jaxblt.data.sources import DocumentSource
 from jaxblt.evaluation.table import format_table
 from jaxblt.remote import refuse_remote
 from jaxblt.training.best import followed, is_better_higher
-from jaxblt.training.checkpoint import list_steps
 from jaxblt.training.health import TrainingFailed
+from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.loop import fit
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.resolved import FILE, adopt, checkpoint_dir, read_resolved
-from jaxblt.training.runlog import read_metrics
-from jaxblt.training.safe_files import one_line, replace_text
-from jaxblt.training.setup import open_data
+from jaxblt.training.start.setup import open_data
+from jaxblt.training.stored.checkpoint import list_steps
+from jaxblt.training.stored.resolved import FILE, adopt, checkpoint_dir, read_resolved
+from jaxblt.training.stored.safe_files import one_line, replace_text
 
 logger = logging.getLogger(__name__)
 

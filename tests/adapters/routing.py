@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters.router import Router, init_router_state
+from jaxblt.adapters.code.router import Router, init_router_state
 from jaxblt.side_outputs import SIDE_OUTPUTS
 
 TURNS = pytest.mark.slow(weeks=26, group="whole runs")

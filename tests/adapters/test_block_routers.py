@@ -25,18 +25,18 @@ from jaxblt.adapters import (
     save_peft,
     split_params,
 )
-from jaxblt.adapters.attach import describe_sites
-from jaxblt.adapters.chosen import choose_adapters
-from jaxblt.adapters.fallback import count_replaced
-from jaxblt.adapters.given import given
-from jaxblt.adapters.merge import layers_at
-from jaxblt.adapters.params import routers
-from jaxblt.adapters.serving import Telemetry, block_figures, guarded
+from jaxblt.adapters.code.fallback import count_replaced
+from jaxblt.adapters.code.override import given
+from jaxblt.adapters.code.row_adapters import choose_adapters
+from jaxblt.adapters.files.merge import layers_at
+from jaxblt.adapters.files.serving import Telemetry, block_figures, guarded
+from jaxblt.adapters.update.attach import describe_sites
+from jaxblt.adapters.update.params import routers
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.models.stack import Stack, init_stack_state, unstack_periods
 from jaxblt.side_outputs import Sown
-from jaxblt.training.serialize import from_json, to_json
+from jaxblt.training.stored.serialize import from_json, to_json
 from tests.adapters.routing import TURNS
 from tests.parameters import drawn
 from tests.tolerances import assert_close

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from jaxblt.adapters import AdapterConfig, RouterConfig, attach, fuse, load_peft, save_peft, split_params
-from jaxblt.adapters.attach import describe_sites
-from jaxblt.adapters.peft import CONFIG
+from jaxblt.adapters.files.peft import CONFIG
+from jaxblt.adapters.update.attach import describe_sites
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.testing import check_adapter
-from jaxblt.training.serialize import from_json, to_json
+from jaxblt.training.stored.serialize import from_json, to_json
 from tests.parameters import drawn
 
 MIXERS = {"A": AttentionConfig(dim=8, num_heads=2), "S": HyenaConfig(dim=8, filter=ExplicitFilter(taps=3))}

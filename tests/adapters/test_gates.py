@@ -21,13 +21,13 @@ from jaxblt.adapters import (
     split_params,
     warm_start,
 )
-from jaxblt.adapters.attach import describe_sites
-from jaxblt.adapters.chosen import choose_adapters
+from jaxblt.adapters.code.row_adapters import choose_adapters
+from jaxblt.adapters.update.attach import describe_sites
 from jaxblt.layers import Linear
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.testing import check_adapter
-from jaxblt.training.serialize import from_json, to_json
+from jaxblt.training.stored.serialize import from_json, to_json
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Confidence, Mixed, RouterConfig, attach, check_sites, router
-from jaxblt.adapters.levels import EVERY
-from jaxblt.adapters.router import Router, init_router_state
+from jaxblt.adapters import AdapterConfig, Confidence, Mixed, RouterConfig, attach, check_sites
+from jaxblt.adapters.code import router
+from jaxblt.adapters.code.levels import EVERY
+from jaxblt.adapters.code.router import Router, init_router_state
 from jaxblt.data.config import DataConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.patching.config import PatcherConfig

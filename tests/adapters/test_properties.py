@@ -19,8 +19,8 @@ from jaxblt.adapters import (
     Sparse,
     Sticky,
     TopK,
-    products,
 )
+from jaxblt.adapters.update import products
 from jaxblt.layers import Linear
 from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, GatedRecurrenceConfig
 from jaxblt.models import StackConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxblt.adapters import AdapterConfig, RouterConfig
-from jaxblt.adapters.router import Router, init_router_state
+from jaxblt.adapters.code.router import Router, init_router_state
 from tests.adapters.routing import DOCUMENTS, inputs, params_of, whole
 
 CHUNK, LEVELS = 5, ("chunk", "prefix", "token")

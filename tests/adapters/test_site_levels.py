@@ -22,12 +22,12 @@ from jaxblt.adapters import (
     save_peft,
     split_params,
 )
-from jaxblt.adapters.attach import describe_sites
-from jaxblt.adapters.chosen import choose_adapters
-from jaxblt.adapters.params import routers
+from jaxblt.adapters.code.row_adapters import choose_adapters
+from jaxblt.adapters.update.attach import describe_sites
+from jaxblt.adapters.update.params import routers
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
-from jaxblt.training.serialize import from_json, to_json
+from jaxblt.training.stored.serialize import from_json, to_json
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 

@@ -22,15 +22,15 @@ from jaxblt.adapters import (
     Sticky,
     TopK,
     attach,
-    products,
 )
-from jaxblt.adapters.chosen import choose_adapters
+from jaxblt.adapters.code.row_adapters import choose_adapters
+from jaxblt.adapters.update import products
 from jaxblt.layers import Linear, linears
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from pallas_kernels._dispatch import compiling_for, reference_ops
-from tests.adapters.test_site import H200, kernels
+from tests.adapters.update.test_site import H200, kernels
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 

@@ -15,7 +15,7 @@ from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.run import Run
 from jaxblt.training.recipe import Recipe, TrainConfig
-from jaxblt.training.setup import make_task
+from jaxblt.training.start.setup import make_task
 from jaxblt.training.state import freeze_entropy
 from tests.mixer_table import table
 

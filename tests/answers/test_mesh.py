@@ -11,7 +11,7 @@ from jaxblt.answers.reading import make_reader, read
 from jaxblt.data.sources import BytesSource
 from jaxblt.models import StackConfig
 from jaxblt.parallel import MeshConfig, make_mesh
-from jaxblt.training.placement import Placement, find_mesh
+from jaxblt.training.start.placement import Placement, find_mesh
 from tests.answers.runs import (
     BYTES,
     HEADS,

@@ -19,8 +19,8 @@ from jaxblt.data.sources import BytesSource, Regions, reverse_complement, whole
 from jaxblt.data.vocab import BOS, EOS
 from jaxblt.mixers import MACConfig
 from jaxblt.models import ByteLMConfig
-from jaxblt.training.objectives import Masked
-from jaxblt.training.setup import entropy_history
+from jaxblt.training.objectives.objectives import Masked
+from jaxblt.training.start.setup import entropy_history
 from jaxblt.training.step import Task
 from tests.answers.runs import (
     BLOCK,

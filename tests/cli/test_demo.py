@@ -16,7 +16,7 @@ from jaxblt.data.sources import BytesSource
 from jaxblt.models import StackConfig
 from jaxblt.recipes import demo as recipes
 from tests.compiled import compiled_once_and_quickly
-from tests.training.test_runlog import events
+from tests.training.log.test_runlog import events
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "experiments" / "notebooks" / "quickstart.ipynb"

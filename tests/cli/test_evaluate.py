@@ -11,7 +11,7 @@ import jaxblt
 from jaxblt.cli.evaluate import evaluate
 from jaxblt.cli.evaluation_data import find_data
 from jaxblt.data import DataConfig, LabelledDataConfig, TaskDataConfig
-from jaxblt.evaluation.tasks import MQAR
+from jaxblt.data.tasks import MQAR
 from tests.answers.runs import markov_run, random_probabilities
 from tests.answers.test_score import by_hand
 

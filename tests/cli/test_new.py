@@ -10,7 +10,7 @@ from jaxblt.cli.find_recipe import find_recipe
 from jaxblt.cli.new import main
 from jaxblt.cli.write_recipe import field_docs, recipe_source
 from jaxblt.mixers import HyenaConfig
-from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.optimisers.adamw import AdamWConfig
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)

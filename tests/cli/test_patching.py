@@ -15,7 +15,7 @@ from jaxblt.data import read_entropies
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig, PatchOverflowWarning
-from jaxblt.training.frozen import bounded_context
+from jaxblt.training.start.frozen import bounded_context
 from jaxblt.training.state import freeze
 
 CONFIG = ByteLMConfig(

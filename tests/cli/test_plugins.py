@@ -7,7 +7,7 @@ import pytest
 
 from jaxblt.cli import plugins
 from jaxblt.cli.parsing import run
-from jaxblt.training.serialize import from_json, to_json
+from jaxblt.training.stored.serialize import from_json, to_json
 
 MODULE = """
 from dataclasses import dataclass

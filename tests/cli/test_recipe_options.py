@@ -12,9 +12,9 @@ from jaxblt.cli.mesh import expand_mesh, parse_mesh, without_free_axis
 from jaxblt.cli.recipe_options import check_mixers, option_value, parse_recipe
 from jaxblt.parallel import MeshConfig
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.objectives import Masked, NextByte
+from jaxblt.training.objectives.objectives import Masked, NextByte
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.resolved import Resolved, write_resolved
+from jaxblt.training.stored.resolved import Resolved, write_resolved
 from tests.training.tiny import TinyConfig, tiny_recipe
 
 TINY = """

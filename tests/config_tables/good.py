@@ -17,12 +17,12 @@ from jaxblt.adapters import (
     Sticky,
     TopK,
 )
-from jaxblt.adapters.serving import Limits
+from jaxblt.adapters.files.serving import Limits
 from jaxblt.cli.plan import PlanConfig
 from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
 from jaxblt.data.kmers import KmerVocab
 from jaxblt.data.label_tasks import LabelTask
-from jaxblt.evaluation.tasks import (
+from jaxblt.data.tasks import (
     MQAR,
     Babi,
     Babilong,
@@ -56,8 +56,8 @@ from jaxblt.mixers import (
     SlotMemoryConfig,
     StateEngineConfig,
 )
-from jaxblt.mixers.filters import ModalFilter
-from jaxblt.mixers.state_manager import StateManager
+from jaxblt.mixers.hyena.filters import ModalFilter
+from jaxblt.mixers.slots.experimental.state_manager import StateManager
 from jaxblt.models import (
     BLTConfig,
     ByteClassifierConfig,
@@ -73,8 +73,7 @@ from jaxblt.models.positions import PositionConfig
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.hybrid import HybridConfig
-from jaxblt.training.objectives import (
+from jaxblt.training.objectives.objectives import (
     Classify,
     ClassifyChain,
     ClassifyPositions,
@@ -86,11 +85,12 @@ from jaxblt.training.objectives import (
     Span,
     TaskLoss,
 )
-from jaxblt.training.optimizers import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
-from jaxblt.training.policy import PolicyConfig
+from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
+from jaxblt.training.optimisers.schedule import ScheduleConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
-from jaxblt.training.reference import ReferenceConfig
-from jaxblt.training.schedule import ScheduleConfig
+from jaxblt.training.routing.hybrid import HybridConfig
+from jaxblt.training.routing.policy import PolicyConfig
+from jaxblt.training.start.reference import ReferenceConfig
 
 BYTES = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern="R"))
 GOOD: dict[type, dict[str, Any]] = {

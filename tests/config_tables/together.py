@@ -10,7 +10,7 @@ from jaxblt.adapters import (
     RouterConfig,
     Sticky,
 )
-from jaxblt.adapters.serving import Limits
+from jaxblt.adapters.files.serving import Limits
 from jaxblt.inference import SamplingConfig
 from jaxblt.mixers import (
     AttentionConfig,
@@ -18,23 +18,23 @@ from jaxblt.mixers import (
     SlotMemoryConfig,
     StateEngineConfig,
 )
-from jaxblt.mixers.state_manager import StateManager
+from jaxblt.mixers.slots.experimental.state_manager import StateManager
 from jaxblt.models import (
     LabelHeadConfig,
     StackConfig,
 )
 from jaxblt.models.positions import PositionConfig
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.hybrid import HybridConfig
-from jaxblt.training.objectives import (
+from jaxblt.training.objectives.objectives import (
     Masked,
     Regress,
     TaskLoss,
 )
-from jaxblt.training.optimizers import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
-from jaxblt.training.policy import PolicyConfig
+from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
+from jaxblt.training.optimisers.schedule import ScheduleConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
-from jaxblt.training.schedule import ScheduleConfig
+from jaxblt.training.routing.hybrid import HybridConfig
+from jaxblt.training.routing.policy import PolicyConfig
 
 BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
     SlotMemoryConfig: (

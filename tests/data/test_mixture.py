@@ -12,9 +12,9 @@ from jaxblt.data import DataConfig, SourceConfig, make_dataset, open_source
 from jaxblt.data.schedule import Mixed
 from jaxblt.data.vocab import OFFSET
 from jaxblt.training.evaluate import source_steps
+from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.loop import fit
-from jaxblt.training.runlog import read_metrics
-from jaxblt.training.serialize import from_json, to_json
+from jaxblt.training.stored.serialize import from_json, to_json
 from tests.training.tiny import tiny_recipe
 
 WEIGHTS = (3.0, 1.0, 0.5)

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxblt.data import BytesSource, LabelledDataConfig, TaskDataConfig, make_dataset
 from jaxblt.data.sampled import BLOCK, BLOCKS, hash_parts, sample_bytes
-from jaxblt.evaluation.tasks import MQAR, TextLabels
+from jaxblt.data.tasks import MQAR, TextLabels
 
 
 def digest(documents: list[bytes]) -> str | None:

@@ -18,7 +18,7 @@ from jaxblt.data import (
 from jaxblt.data.draws import Draws
 from jaxblt.data.examples import Example
 from jaxblt.data.schedule import Endless
-from jaxblt.evaluation.tasks.generated import GeneratedTask
+from jaxblt.data.tasks.generated import GeneratedTask
 
 
 @dataclass(frozen=True)

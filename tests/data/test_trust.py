@@ -4,8 +4,8 @@ import pytest
 
 from jaxblt.data import DataConfig, LabelledDataConfig, TaskDataConfig
 from jaxblt.data.mixture import SourceConfig
+from jaxblt.data.tasks import Babi
 from jaxblt.data.trust import check_trusted
-from jaxblt.evaluation.tasks import Babi
 
 URL = "https://elsewhere.example/books.txt"
 

@@ -13,7 +13,7 @@ from jaxblt.cli import finetune, main, parsing, plan, sweep, train
 from jaxblt.cli.data import find
 from jaxblt.cli.new import new
 from jaxblt.cli.recipe_options import parse_recipe_and
-from jaxblt.training.resolved import Resolved, write_resolved
+from jaxblt.training.stored.resolved import Resolved, write_resolved
 from tests.docs.documents import PAGES, command_lines, name_of
 
 SHOWN = {name_of(page): lines for page in PAGES if (lines := command_lines(page))}

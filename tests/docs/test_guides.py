@@ -18,9 +18,9 @@ import jaxblt.inference
 from configs import RECIPES
 from jaxblt.inference.requests import lay_out
 from jaxblt.models.stack import DEFAULTS
-from jaxblt.training.base import trained_part
-from jaxblt.training.report import _adapters
-from jaxblt.training.setup import Setup, make_task
+from jaxblt.training.log.report import _adapters
+from jaxblt.training.start.base import trained_part
+from jaxblt.training.start.setup import Setup, make_task
 from jaxblt.training.state import start
 from tests.docs.documents import ROOT, blocks
 from tests.tolerances import assert_close

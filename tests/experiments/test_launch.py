@@ -13,7 +13,7 @@ from jaxblt.cli.train import main
 from jaxblt.parallel.launch import Launch, find_launch
 from jaxblt.training import loop
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.resolved import Resolved, read_resolved, write_resolved
+from jaxblt.training.stored.resolved import Resolved, read_resolved, write_resolved
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "experiments" / "launch"

@@ -12,8 +12,8 @@ from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.profiling.plan import StepMemory
 from jaxblt.profiling.targets import devices_of
-from jaxblt.training.ahead import plan_step
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.start.compile_ahead import plan_step
 from tests.mixer_table import table
 from tests.training.tiny import tiny_recipe
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse
-from jaxblt.adapters.chosen import choose_adapters
-from jaxblt.adapters.fallback import CodeFallbackWarning
+from jaxblt.adapters.code.fallback import CodeFallbackWarning
+from jaxblt.adapters.code.row_adapters import choose_adapters
 from jaxblt.cli.generate import read_adapter
 from jaxblt.inference import Decoder, SamplingConfig, generate
 from jaxblt.inference.generate import _begin

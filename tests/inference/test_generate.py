@@ -20,7 +20,7 @@ from jaxblt.inference import (
 )
 from jaxblt.inference.sampling import alphabet_table
 from jaxblt.mixers import AttentionConfig
-from jaxblt.mixers.sequence import splits_call
+from jaxblt.mixers.driver.sequence import splits_call
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init_byte_lm_state
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, byte_entropies, decided, make_patches

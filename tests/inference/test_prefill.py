@@ -10,8 +10,8 @@ import pytest
 from jaxblt.data.vocab import encode
 from jaxblt.inference import Decoder, SamplingConfig, decode_step, generate, init_decoder, prefill, sample
 from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
-from jaxblt.mixers.kv_cache import AttentionState
-from jaxblt.mixers.sequence import splits_call
+from jaxblt.mixers.attention.kv_cache import AttentionState
+from jaxblt.mixers.driver.sequence import splits_call
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import (

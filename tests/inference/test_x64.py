@@ -17,8 +17,8 @@ from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, Implicit
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.evaluate import make_eval_step
-from jaxblt.training.optimizer import AdamWConfig, make_optimizer, make_schedule
-from jaxblt.training.setup import init_params
+from jaxblt.training.optimisers.adamw import AdamWConfig, make_optimizer, make_schedule
+from jaxblt.training.start.setup import init_params
 from jaxblt.training.state import ENTROPY, Frozen, start
 from jaxblt.training.step import Task, make_train_step
 from tests.mixer_table import table

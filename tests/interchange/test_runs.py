@@ -20,9 +20,9 @@ from jaxblt.interchange.runs import alone
 from jaxblt.interchange.tensors import write_tensors
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.seals import HASH, MARK, UnsealedWarning, seal
-from jaxblt.training.checkpoint import restore
-from jaxblt.training.hybrid import HybridConfig
-from jaxblt.training.reference import ReferenceConfig
+from jaxblt.training.routing.hybrid import HybridConfig
+from jaxblt.training.start.reference import ReferenceConfig
+from jaxblt.training.stored.checkpoint import restore
 from tests.flipped import flips
 from tests.interchange.clean import NAMES, logits_of
 from tests.interchange.conftest import ask_clean_process

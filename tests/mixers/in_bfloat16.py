@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers.base import MixerConfig
+from jaxblt.mixers.driver.base import MixerConfig
 from jaxblt.testing import PROPERTIES, Subject, subject
 from jaxblt.testing.parallel import check_causal
 from jaxblt.testing.tolerances import bound, typical

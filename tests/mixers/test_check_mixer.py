@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxblt.mixers import ExplicitFilter, GatedRecurrenceConfig, HyenaConfig, MixerConfig, SlotMemoryConfig
-from jaxblt.mixers.choices import held
+from jaxblt.mixers.driver.choices import held
 from jaxblt.parallel import seq_axis
 from jaxblt.testing import PROPERTIES, check, check_mixer
 from tests.mixers.configs import REST

@@ -19,7 +19,7 @@ from jaxblt.mixers import (
     ModalFilter,
     init_state,
 )
-from jaxblt.mixers.sequence import SHORTEST, splits_call
+from jaxblt.mixers.driver.sequence import SHORTEST, splits_call
 from jaxblt.parallel import make_mesh
 from jaxblt.testing.collectives import collectives
 from tests.parameters import drawn

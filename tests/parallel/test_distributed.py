@@ -21,9 +21,9 @@ from jaxblt.parallel import (
     make_mesh,
 )
 from jaxblt.parallel.distributed import first_exchange
-from jaxblt.training.checkpoint import Checkpointer, list_steps, restore
-from jaxblt.training.frozen_store import frozen_dir
 from jaxblt.training.state import content_hash
+from jaxblt.training.stored.checkpoint import Checkpointer, list_steps, restore
+from jaxblt.training.stored.frozen_store import frozen_dir
 from tests.parallel.processes import ROOT, free_port, run_processes, worker_env
 from tests.parallel.worker import BATCH, LENGTH, through_mixers, whole_batch
 

@@ -23,10 +23,10 @@ from jaxblt.parallel import (
     process_table,
     replicated,
 )
-from jaxblt.training.checkpoint import Checkpointer
-from jaxblt.training.frozen_store import read_frozen, write_frozen
 from jaxblt.training.preemption import StopRequest, Vote
 from jaxblt.training.state import Frozen, content_hash
+from jaxblt.training.stored.checkpoint import Checkpointer
+from jaxblt.training.stored.frozen_store import read_frozen, write_frozen
 from tests.parameters import abstract_like
 
 BATCH, LENGTH = 8, 12

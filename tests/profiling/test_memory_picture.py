@@ -16,10 +16,10 @@ from jaxblt.mixers import AttentionConfig, MACConfig, MAGConfig, SlotMemoryConfi
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.profiling import memory_picture
 from jaxblt.profiling.memory_picture import draw, plot_memory
-from jaxblt.training.runlog import RunLog
+from jaxblt.training.log.runlog import RunLog
 from tests.parameters import drawn
 from tests.tolerances import assert_close
-from tests.training.test_runlog import events
+from tests.training.log.test_runlog import events
 
 DIM, CHUNK, SLOTS = 8, 4, 3
 MIXERS = {

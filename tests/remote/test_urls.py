@@ -11,11 +11,11 @@ from jaxblt.cli.main import main
 from jaxblt.data import BytesSource, write_entropies
 from jaxblt.data.entropies import read_entropies
 from jaxblt.data.sources import TextSource
-from jaxblt.evaluation.tasks.babi import read_subset
+from jaxblt.data.tasks.babi import read_subset
 from jaxblt.remote import url_of
-from jaxblt.training.checkpoint import Checkpointer
+from jaxblt.training.log.runlog import RunLog
 from jaxblt.training.loop import fit
-from jaxblt.training.runlog import RunLog
+from jaxblt.training.stored.checkpoint import Checkpointer
 from tests.training.tiny import tiny_recipe
 
 

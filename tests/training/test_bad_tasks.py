@@ -7,10 +7,10 @@ import pytest
 from jaxblt.data import LabelledDataConfig, LabelTask
 from jaxblt.models import LabelHeadConfig, LabellerConfig, TaskHead, TaskHeadsConfig
 from jaxblt.training.best import Standing, followed
-from jaxblt.training.objectives import Classify, MultiTask, Regress, TaskLoss
+from jaxblt.training.objectives.objectives import Classify, MultiTask, Regress, TaskLoss
 from jaxblt.training.recipe import Recipe, TrainConfig
 from tests.finetuning import MODEL
-from tests.training.test_task_scores import KEY, LABELS, NUMBER, batch_of, tasks_of
+from tests.training.objectives.test_task_scores import KEY, LABELS, NUMBER, batch_of, tasks_of
 
 
 def test_bad_objectives_of_several_tasks():

@@ -8,9 +8,9 @@ import pytest
 import jaxblt
 from jaxblt.training import loop
 from jaxblt.training.best import Standing
-from jaxblt.training.checkpoint import list_steps
 from jaxblt.training.loop import fit
-from jaxblt.training.resolved import checkpoint_dir
+from jaxblt.training.stored.checkpoint import list_steps
+from jaxblt.training.stored.resolved import checkpoint_dir
 from tests.training.tiny import Letters, tiny_recipe
 
 FIGURES = (3.0, 2.0, 2.5, 2.0, 2.2, 2.3, 1.0)

@@ -11,9 +11,9 @@ import pytest
 
 import jaxblt
 from jaxblt.cli import export
+from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.loop import fit
 from jaxblt.training.recipe import TrainConfig
-from jaxblt.training.runlog import read_metrics
 from jaxblt.training.state import averaged, start
 from jaxblt.training.step import Task, make_train_step
 from tests.parameters import drawn

@@ -16,7 +16,7 @@ from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init_byte_lm_state
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, init_contexts, stream_entropies
-from jaxblt.training.setup import entropy_history, open_data
+from jaxblt.training.start.setup import entropy_history, open_data
 from jaxblt.training.state import ENTROPY, freeze_entropy, widen
 from jaxblt.training.step import Task, find_entropies
 from tests.mixer_table import table

@@ -11,8 +11,8 @@ from jaxblt.data import make_dataset
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.evaluate import Validation, evaluate, make_eval_step, summarise, target_ids
-from jaxblt.training.objectives import Masked, NextByte
-from jaxblt.training.setup import init_state, make_setup
+from jaxblt.training.objectives.objectives import Masked, NextByte
+from jaxblt.training.start.setup import init_state, make_setup
 from jaxblt.training.state import TrainState, freeze_entropy
 from jaxblt.training.step import Task
 from tests.training.tiny import Letters, TinyConfig, random_batch, tiny_recipe

@@ -11,12 +11,12 @@ from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.checkpoint import Checkpointer
 from jaxblt.training.evaluate import Validation
 from jaxblt.training.loop import begin, fit
-from jaxblt.training.optimizer import AdamWConfig
-from jaxblt.training.resolved import Resolved, inherit, write_resolved
-from jaxblt.training.setup import open_data
+from jaxblt.training.optimisers.adamw import AdamWConfig
+from jaxblt.training.start.setup import open_data
+from jaxblt.training.stored.checkpoint import Checkpointer
+from jaxblt.training.stored.resolved import Resolved, inherit, write_resolved
 from tests.mixer_table import table
 from tests.training.test_loop import losses
 from tests.training.tiny import Letters, tiny_recipe

@@ -16,11 +16,11 @@ from jaxblt.cli.main import main
 from jaxblt.data import LabelledDataConfig, NearCopyWarning, with_classes
 from jaxblt.parallel import MeshConfig
 from jaxblt.training.finetune import finetune_recipe
-from jaxblt.training.frozen import load_frozen
-from jaxblt.training.integrity import StateMismatch
 from jaxblt.training.loop import fit
-from jaxblt.training.resolved import read_resolved
+from jaxblt.training.start.frozen import load_frozen
 from jaxblt.training.state import BASE
+from jaxblt.training.stored.integrity import StateMismatch
+from jaxblt.training.stored.resolved import read_resolved
 from tests.compiled import compiled_once_and_quickly
 from tests.finetuning import records, write_base, write_records
 from tests.tolerances import assert_close
@@ -92,9 +92,9 @@ class jaxblt_checkpoint:
         self.run_dir = run_dir
 
     def __enter__(self):
-        from jaxblt.training.checkpoint import restore
-        from jaxblt.training.integrity import named_leaves
-        from jaxblt.training.resolved import checkpoint_dir
+        from jaxblt.training.stored.checkpoint import restore
+        from jaxblt.training.stored.integrity import named_leaves
+        from jaxblt.training.stored.resolved import checkpoint_dir
 
         names = []
 

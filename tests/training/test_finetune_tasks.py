@@ -12,10 +12,10 @@ import jaxblt
 from jaxblt.cli.finetune import parse_finetune
 from jaxblt.cli.main import main
 from jaxblt.data import LabelledDataConfig, LabelTask
-from jaxblt.training.ahead import abstract_batch
 from jaxblt.training.finetune import finetune_recipe
 from jaxblt.training.loop import fit
-from jaxblt.training.setup import open_data
+from jaxblt.training.start.compile_ahead import abstract_batch
+from jaxblt.training.start.setup import open_data
 from tests.compiled import compiled_once_and_quickly
 from tests.finetuning import records, write_base
 from tests.training.test_finetune import GUIDE, TASKS

@@ -9,7 +9,7 @@ from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.loop import fit
-from jaxblt.training.setup import make_setup
+from jaxblt.training.start.setup import make_setup
 from tests.training.tiny import Letters, tiny_recipe
 
 STACK = StackConfig(

@@ -11,8 +11,8 @@ from jaxblt.data import make_dataset
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.parallel import make_mesh
-from jaxblt.training.report import costs_by_length
-from jaxblt.training.setup import boxed_params, make_setup, make_task, recipe_step
+from jaxblt.training.log.report import costs_by_length
+from jaxblt.training.start.setup import boxed_params, make_setup, make_task, recipe_step
 from jaxblt.training.state import BASE, Frozen
 from tests.answers.runs import SHORT_HYENA
 from tests.training.tiny import Letters, random_batch, tiny_recipe

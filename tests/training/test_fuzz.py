@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxblt.models import BLTConfig, ByteLMConfig
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.resolved import Resolved, read_resolved, write_resolved
+from jaxblt.training.stored.resolved import Resolved, read_resolved, write_resolved
 from tests.training.tiny import TinyConfig, tiny_recipe
 
 few = settings(max_examples=30)

@@ -17,9 +17,9 @@ from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.run import Run
-from jaxblt.training.objectives import Masked
+from jaxblt.training.objectives.objectives import Masked
 from jaxblt.training.recipe import Recipe, TrainConfig
-from jaxblt.training.setup import (
+from jaxblt.training.start.setup import (
     Setup,
     init_params,
     make_setup,

@@ -10,7 +10,7 @@ import pytest
 from jaxblt.data import DataConfig, make_dataset
 from jaxblt.parallel import make_mesh
 from jaxblt.training.loop import fit
-from jaxblt.training.setup import open_data
+from jaxblt.training.start.setup import open_data
 from tests.training.tiny import Letters, tiny_recipe
 
 SCHEDULE = ((2, 8), (3, 16))

@@ -15,14 +15,14 @@ from jaxblt.data import BytesSource
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, PatchOverflowWarning
 from jaxblt.training import loop
-from jaxblt.training.checkpoint import Checkpointer, list_steps
 from jaxblt.training.health import TrainingFailed
+from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.loop import begin, check_same_data, fit
-from jaxblt.training.optimizer import AdamWConfig
-from jaxblt.training.resolved import read_resolved
-from jaxblt.training.runlog import read_metrics
-from jaxblt.training.setup import make_setup, open_data, recipe_step
+from jaxblt.training.optimisers.adamw import AdamWConfig
+from jaxblt.training.start.setup import make_setup, open_data, recipe_step
 from jaxblt.training.state import content_hash, without_frozen
+from jaxblt.training.stored.checkpoint import Checkpointer, list_steps
+from jaxblt.training.stored.resolved import read_resolved
 from tests.test_show import check_short
 from tests.training.tiny import Letters, TinyConfig, patched_recipe, tiny_recipe
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxblt.training.runlog import read_metrics
+from jaxblt.training.log.runlog import read_metrics
 
 SOUND = json.dumps({"step": 3, "loss": 0.5, "grad_norm": float("nan")}).encode()
 part = st.just(SOUND) | st.integers(0, len(SOUND)).map(lambda end: SOUND[:end])

@@ -9,7 +9,7 @@ from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.loop import fit
-from jaxblt.training.objectives import Masked
+from jaxblt.training.objectives.objectives import Masked
 from tests.mixer_table import table
 from tests.training.test_loop import losses
 from tests.training.tiny import Letters, tiny_recipe

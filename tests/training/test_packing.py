@@ -16,11 +16,11 @@ from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.run import Run
 from jaxblt.training import packing
-from jaxblt.training.frozen import resolve
 from jaxblt.training.packing import fill_rows
 from jaxblt.training.recipe import Recipe, differences
-from jaxblt.training.resolved import Resolved, adopt, read_resolved, write_resolved
-from jaxblt.training.setup import make_task, open_data
+from jaxblt.training.start.frozen import resolve
+from jaxblt.training.start.setup import make_task, open_data
+from jaxblt.training.stored.resolved import Resolved, adopt, read_resolved, write_resolved
 from tests.training.test_leakage import ALONE, MODELS, PACKED, packed_as, stack
 from tests.training.tiny import tiny_recipe
 

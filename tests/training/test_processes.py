@@ -14,8 +14,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxblt.training.folder import FolderInUse, claimed
 from jaxblt.training.loop import fit
+from jaxblt.training.stored.folder import FolderInUse, claimed
 from tests.training.test_loop import logged, losses
 from tests.training.tiny import Letters, TinyConfig, patched_recipe, split_recipe, tiny_recipe
 

@@ -12,14 +12,14 @@ import pytest
 import jaxblt
 from jaxblt.cli.evaluate import evaluate
 from jaxblt.data import TaskDataConfig
-from jaxblt.evaluation.tasks import MQAR, Parity
+from jaxblt.data.tasks import MQAR, Parity
 from jaxblt.inference import Decoder, generate
 from jaxblt.models import ByteClassifierConfig, ByteLMConfig, SimplePulse
 from jaxblt.models.classifier import pool
-from jaxblt.training.ahead import abstract_batch, plan_step
 from jaxblt.training.loop import fit
-from jaxblt.training.objectives import Classify
+from jaxblt.training.objectives.objectives import Classify
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.start.compile_ahead import abstract_batch, plan_step
 from tests.training.test_loop import losses
 from tests.training.tiny import Letters, tiny_recipe
 

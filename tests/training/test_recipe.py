@@ -7,10 +7,18 @@ import pytest
 
 import configs
 from jaxblt.patching import PatcherConfig
-from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Span
-from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.objectives.objectives import Masked, NextByte, OrderAgnostic, Span
+from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig, differences
-from jaxblt.training.resolved import FIXED, FREE, Resolved, adopt, keep_earlier, read_resolved, write_resolved
+from jaxblt.training.stored.resolved import (
+    FIXED,
+    FREE,
+    Resolved,
+    adopt,
+    keep_earlier,
+    read_resolved,
+    write_resolved,
+)
 from tests.training.tiny import TinyConfig, tiny_recipe
 
 ENTROPY = PatcherConfig(mode="entropy", block_size=16)
@@ -41,7 +49,7 @@ def test_nested_choices_survive_json(objective):
 
 def test_json_of_something_else_is_refused():
     with pytest.raises(ValueError, match="expected a Recipe, got a AdamWConfig"):
-        Recipe.from_json('{"class": "jaxblt.training.optimizer:AdamWConfig"}')
+        Recipe.from_json('{"class": "jaxblt.training.optimisers.adamw:AdamWConfig"}')
     with pytest.raises(ValueError, match=r"has no field stepz"):
         Recipe.from_json(tiny_recipe().to_json().replace('"steps"', '"stepz"'))
 

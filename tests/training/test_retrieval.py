@@ -26,11 +26,11 @@ from jaxblt.data.keys import document_key
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.training.loop import fit
-from jaxblt.training.optimizer import AdamWConfig
-from jaxblt.training.resolved import read_resolved
-from jaxblt.training.setup import make_task, open_data
+from jaxblt.training.optimisers.adamw import AdamWConfig
+from jaxblt.training.start.setup import make_task, open_data
 from jaxblt.training.state import BASE, content_hash
 from jaxblt.training.step import predict
+from jaxblt.training.stored.resolved import read_resolved
 from tests.training.tiny import tiny_recipe
 
 CHUNK = 8

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxblt.patching import PatcherConfig
 from jaxblt.run import Run
-from jaxblt.training.setup import make_task
+from jaxblt.training.start.setup import make_task
 from tests.training.tiny import tiny_recipe
 
 

@@ -11,9 +11,9 @@ from jaxblt.cli.generate import generate
 from jaxblt.models import ByteLMConfig, HashConfig
 from jaxblt.parallel import MeshConfig
 from jaxblt.training.loop import fit
-from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.resolved import read_resolved
+from jaxblt.training.stored.resolved import read_resolved
 from tests.training.test_extension import blt
 from tests.training.test_loop import losses
 from tests.training.tiny import Letters, patched_recipe, tiny_recipe

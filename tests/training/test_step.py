@@ -12,8 +12,8 @@ import scipy.special
 
 from jaxblt.patching import PatcherConfig, bytes_per_patch, entropies_from_logits, make_patches
 from jaxblt.training.evaluate import make_eval_step
-from jaxblt.training.objectives import Masked, NextByte, OrderAgnostic, Span
-from jaxblt.training.optimizer import AdamWConfig, make_optimizer, make_schedule
+from jaxblt.training.objectives.objectives import Masked, NextByte, OrderAgnostic, Span
+from jaxblt.training.optimisers.adamw import AdamWConfig, make_optimizer, make_schedule
 from jaxblt.training.state import (
     BASE,
     ENTROPY,

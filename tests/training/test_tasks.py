@@ -7,7 +7,7 @@ import pytest
 import configs
 import jaxblt
 from jaxblt.data import LabelledDataConfig, TaskDataConfig
-from jaxblt.evaluation.tasks import (
+from jaxblt.data.tasks import (
     MQAR,
     Babi,
     Babilong,
@@ -22,7 +22,7 @@ from jaxblt.evaluation.tasks import (
 from jaxblt.evaluation.tasks.evaluate import score_run
 from jaxblt.models import ByteClassifierConfig, ByteLMConfig, LabelHeadConfig, LabellerConfig, StackConfig
 from jaxblt.training.loop import fit
-from jaxblt.training.objectives import Classify
+from jaxblt.training.objectives.objectives import Classify
 from jaxblt.training.recipe import Recipe
 from tests.training.tiny import TinyConfig, tiny_recipe
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxblt.data import BytesSource
 from jaxblt.parallel import make_mesh
-from jaxblt.training.setup import open_data, to_devices
+from jaxblt.training.start.setup import open_data, to_devices
 from tests.training.tiny import tiny_recipe
 
 SOURCE = BytesSource([bytes([65 + i]) * (3 + 20 * (i % 2)) for i in range(20)])

@@ -16,14 +16,14 @@ import pytest
 import jaxblt
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig
-from jaxblt.training import integrity
-from jaxblt.training.checkpoint import CheckpointCorrupt, Checkpointer, restore
-from jaxblt.training.frozen_store import frozen_dir, write_frozen
-from jaxblt.training.integrity import FILE_LIST
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.resolved import Resolved, checkpoint_dir, read_resolved, write_resolved
-from jaxblt.training.setup import init_params, make_task
+from jaxblt.training.start.setup import init_params, make_task
 from jaxblt.training.state import BASE, Frozen, freeze, freeze_entropy
+from jaxblt.training.stored import integrity
+from jaxblt.training.stored.checkpoint import CheckpointCorrupt, Checkpointer, restore
+from jaxblt.training.stored.frozen_store import frozen_dir, write_frozen
+from jaxblt.training.stored.integrity import FILE_LIST
+from jaxblt.training.stored.resolved import Resolved, checkpoint_dir, read_resolved, write_resolved
 from tests.training.tiny import TinyConfig, tiny_recipe
 
 STACK = StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8, scan=False)

@@ -10,7 +10,7 @@ from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, HashConfig, StackConfig
 from jaxblt.parallel import MeshConfig
 from jaxblt.training.loop import fit
-from jaxblt.training.objectives import Masked
+from jaxblt.training.objectives.objectives import Masked
 from tests.training.test_extension import blt
 from tests.training.test_loop import losses
 from tests.training.test_split_run import ADAMW, ONE, SHORT

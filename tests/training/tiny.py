@@ -13,7 +13,7 @@ from jaxblt.data.sources import BytesSource
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig, make_patches
-from jaxblt.training.optimizer import AdamWConfig
+from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
 MAX_LENGTH = 64

@@ -7,7 +7,7 @@ import jax
 
 from experiments.benchmark.figures.saved import timed
 from jaxblt.profiling import measure
-from jaxblt.training.meter import peak_memory
+from jaxblt.training.log.meter import peak_memory
 
 
 def time_program(call: Any, args: tuple[Any, ...], trials: int) -> tuple[dict[str, Any], Any]:

@@ -143,8 +143,8 @@ def pretrain(
     from jaxblt.data import DataConfig
     from jaxblt.evaluation.label_baselines import read_split
     from jaxblt.training.loop import fit
-    from jaxblt.training.objectives import Masked
-    from jaxblt.training.optimizer import AdamWConfig
+    from jaxblt.training.objectives.objectives import Masked
+    from jaxblt.training.optimisers.adamw import AdamWConfig
     from jaxblt.training.recipe import Recipe
 
     parts = read_split(data)
@@ -181,7 +181,7 @@ def networks(base: Path, data: "LabelledDataConfig", *, steps: int) -> dict[str,
     from experiments.benchmark.labels.cnn import equal_size
     from jaxblt.training.finetune import finetune_recipe
     from jaxblt.training.flops import count_params
-    from jaxblt.training.optimizer import AdamWConfig
+    from jaxblt.training.optimisers.adamw import AdamWConfig
 
     run = jaxblt.load(base)
     train = train_config(steps, data.seed, run.recipe.train.dtype)

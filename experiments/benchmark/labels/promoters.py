@@ -124,7 +124,7 @@ def networks(
     from experiments.benchmark.labels.cnn import equal_size
     from jaxblt.training.finetune import finetune_recipe
     from jaxblt.training.flops import count_params
-    from jaxblt.training.optimizer import AdamWConfig
+    from jaxblt.training.optimisers.adamw import AdamWConfig
     from jaxblt.training.recipe import Recipe
 
     base = jaxblt.load(base_run)

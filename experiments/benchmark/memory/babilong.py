@@ -61,7 +61,7 @@ def at_length(run: "Run", length: int, rows: int) -> Any:
       ValueError: it learned another task.
     """
     from jaxblt.data import TaskDataConfig
-    from jaxblt.evaluation.tasks import Babilong
+    from jaxblt.data.tasks import Babilong
 
     data = run.recipe.data
     if not isinstance(data, TaskDataConfig) or not isinstance(data.task, Babilong):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from experiments.benchmark.tasks.recall_rows import Rows, distinct
+from jaxblt.data.tasks import GapRecall
 from jaxblt.data.vocab import OFFSET
-from jaxblt.evaluation.tasks import GapRecall
 
 
 def draw_rows(task: GapRecall, key: Array, gaps: Int[Array, "B"], length: int) -> Rows:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from jaxblt.validation import check_bounds, check_fields
 
 if TYPE_CHECKING:
-    from jaxblt.evaluation.tasks import GapRecall
+    from jaxblt.data.tasks import GapRecall
 
 STEPS_A_CALL = 50
 """Steps between two looks at the accuracy."""
@@ -118,7 +118,7 @@ class Settings:
     @property
     def task(self) -> "GapRecall":
         """The symbols and the pairs, at the longest gap of training."""
-        from jaxblt.evaluation.tasks import GapRecall
+        from jaxblt.data.tasks import GapRecall
 
         gap = max(self.trained + self.warm) * self.reach
         return GapRecall(symbols=self.symbols, fillers=self.fillers, pairs=self.pairs, gap=gap)

@@ -50,7 +50,7 @@ def compile_model(
 
     from experiments.benchmark.memory.gap_rows import draw_gaps, draw_rows
     from jaxblt.training.flops import count_params
-    from jaxblt.training.optimizer import AdamWConfig, make_optimizer
+    from jaxblt.training.optimisers.adamw import AdamWConfig, make_optimizer
 
     begun, task = time.perf_counter(), settings.task
     build = lambda model: model.build(dtype=jnp.dtype(settings.dtype))  # noqa: E731

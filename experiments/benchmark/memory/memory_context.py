@@ -145,7 +145,7 @@ def step_bytes(config: "ByteLMConfig", length: int, device: Any) -> dict[str, in
     from jaxblt.data import DataConfig
     from jaxblt.parallel.mesh import MeshConfig
     from jaxblt.training import Recipe, TrainConfig
-    from jaxblt.training.ahead import plan_step, with_remat
+    from jaxblt.training.start.compile_ahead import plan_step, with_remat
 
     recipe = Recipe(
         name="memory_context",

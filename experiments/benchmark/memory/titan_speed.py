@@ -120,7 +120,7 @@ def train_step(recipe: "Recipe", devices: int, trials: int) -> dict[str, Any]:
     from jaxblt.parallel import make_mesh
     from jaxblt.profiling import measure
     from jaxblt.training.flops import count_params
-    from jaxblt.training.meter import peak_memory
+    from jaxblt.training.log.meter import peak_memory
 
     needed = 2 * recipe.data.seq_len * recipe.data.batch_size
     book = load_sample("book")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from jaxblt.data import Batch
-    from jaxblt.training.setup import Setup
+    from jaxblt.training.start.setup import Setup
     from jaxblt.training.state import TrainState
 
 
@@ -44,8 +44,8 @@ class Ready:
 
 def prepare(recipe: Recipe, mesh: "Mesh", source: DocumentSource | None = None) -> Ready:
     """Resolve the recipe on the first batches of its data and draw its parameters; call it with the mesh set."""
-    from jaxblt.training.frozen import resolve
-    from jaxblt.training.setup import init_state, make_setup, open_data, to_devices
+    from jaxblt.training.start.frozen import resolve
+    from jaxblt.training.start.setup import init_state, make_setup, open_data, to_devices
 
     data = open_data(recipe, mesh, source=source)
     recipe, frozen = resolve(recipe, data, mesh)

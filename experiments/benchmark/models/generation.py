@@ -65,7 +65,7 @@ def _prompt(config: Any, length: int, new_bytes: int, devices: int, trials: int)
     from jaxblt.parallel import make_mesh, replicated
     from jaxblt.patching import PatcherConfig
     from jaxblt.profiling import measure
-    from jaxblt.training.meter import peak_memory
+    from jaxblt.training.log.meter import peak_memory
 
     patcher = PatcherConfig(mode="static", patch_size=4)
     decoder = Decoder(config, patcher, dtype=jnp.bfloat16)

@@ -74,7 +74,7 @@ def cases(kind: Kind, rows: int, length: int, dim: int) -> "list[Case]":
 
     from jaxblt.layers import MLP
     from jaxblt.mixers import HyenaConfig, ImplicitFilter, ModalFilter
-    from jaxblt.mixers.implicit_taps import ImplicitTaps
+    from jaxblt.mixers.hyena.implicit_taps import ImplicitTaps
     from jaxblt.models import StackConfig
     from jaxblt.models.stack import Stack
     from jaxblt.profiling import Case

@@ -24,7 +24,7 @@ def streamed_filter(
 ) -> dict[str, Any]:
     """Measure processor time of a convolution token by token, by a ring buffer and by blocks of doubling sizes.
 
-    A token's time is the mean over a turn (see `jaxblt.mixers.doubling`), in a loop inside one program, fp32. Several
+    A token's time is the mean over a turn (see `hyena.doubling`), in a loop inside one program, fp32. Several
     rows stand at different tokens of their turns. A piece is a call of a Hyena mixer, one row, with prepared taps and
     without. Times are of all threads, medians of rounds in which the cases take turns. FLOPs are the compiler's count.
 
@@ -38,7 +38,7 @@ def streamed_filter(
     Raises:
       ValueError: a filter is streamed without blocks.
     """
-    from jaxblt.mixers.finite_filter import MAX_BLOCKED
+    from jaxblt.mixers.hyena.finite_filter import MAX_BLOCKED
 
     if few := [count for count in taps if count <= MAX_BLOCKED]:
         raise ValueError(f"--taps must be more than {MAX_BLOCKED}, as fewer have no blocks: {few}")
@@ -96,7 +96,7 @@ def _doubling(taps: int, rows: int, channels: int) -> Case:
     import jax
     import jax.numpy as jnp
 
-    from jaxblt.mixers.doubling import Doubling, init_doubling
+    from jaxblt.mixers.hyena.doubling import Doubling, init_doubling
 
     @jax.jit
     def loop(core: Any, state: Any, u: Any) -> Any:
@@ -148,7 +148,7 @@ def mean_flops(size: int) -> float:
     import jax
     import jax.numpy as jnp
 
-    from jaxblt.mixers.doubling import NEAR, Doubling, init_doubling
+    from jaxblt.mixers.hyena.doubling import NEAR, Doubling, init_doubling
 
     core, state = Doubling(jnp.ones((1, size + 1)), jnp.ones(1)), init_doubling(1, 1, size, jnp.float32)
     due = jnp.ones(1, bool)

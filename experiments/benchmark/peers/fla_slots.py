@@ -69,7 +69,7 @@ def ours(q: Any, k: Any, v: Any, log_gate: Any) -> Any:
     """Return what our tokens read, [B, T, H, K]."""
     import jax.numpy as jnp
 
-    from jaxblt.mixers.state_slots import SlotStreams, write_and_read
+    from jaxblt.mixers.slots.state_slots import SlotStreams, write_and_read
 
     bias = jnp.zeros(log_gate.shape[2:], jnp.float32)
     return write_and_read(SlotStreams(q, k, v, log_gate), bias, None, None, chunk_size=64)[0][0]

@@ -37,7 +37,7 @@ def sequence_plan(
     from jaxblt.parallel.mesh import MeshConfig
     from jaxblt.patching import PatcherConfig
     from jaxblt.profiling.targets import devices_of
-    from jaxblt.training.ahead import plan_step, settle
+    from jaxblt.training.start.compile_ahead import plan_step, settle
 
     if not lengths or not devices or min(*lengths, *devices) < 1:
         raise ValueError(f"give positive lengths and numbers of GPUs, got {lengths} and {devices}")

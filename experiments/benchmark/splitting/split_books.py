@@ -18,7 +18,7 @@ from jaxblt.models import BLTConfig
 from jaxblt.parallel import batch_sharding, replicated
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.evaluate import make_eval_step
-from jaxblt.training.optimizer import AdamWConfig, make_optimizer
+from jaxblt.training.optimisers.adamw import AdamWConfig, make_optimizer
 from jaxblt.training.state import TrainState, start
 from jaxblt.training.step import Task, make_train_step
 

@@ -10,10 +10,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.benchmark.figures.programs import ratio, run_if_it_fits, time_on_devices
 from experiments.benchmark.splitting.kinds import Op
 from experiments.benchmark.splitting.split_layers import meshes
-from jaxblt.mixers.gated_delta_net import DeltaRule, unit
-from jaxblt.mixers.gated_linear_attention import LinearState
-from jaxblt.mixers.sequence import read
-from jaxblt.training.report import op_choices
+from jaxblt.mixers.driver.sequence import read
+from jaxblt.mixers.linear.gated_delta_net import DeltaRule, unit
+from jaxblt.mixers.linear.gated_linear_attention import LinearState
+from jaxblt.training.log.report import op_choices
 
 CHUNK = 64
 WIDTH = 128

@@ -9,7 +9,7 @@ from experiments.benchmark.figures.programs import run_if_it_fits, time_on_devic
 from experiments.benchmark.models.first_step import prepare
 from jaxblt.training.flops import count_params
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.setup import recipe_step
+from jaxblt.training.start.setup import recipe_step
 
 
 def measured(recipe: Recipe, trials: int) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Settings(Budget):
 
     def tasks(self, name: Name) -> tuple["TaskSource", "TaskSource"]:
         """Return what is trained, and what is tested."""
-        from jaxblt.evaluation.tasks import Copy, Parity
+        from jaxblt.data.tasks import Copy, Parity
 
         if name == "copy":
             most = 4 * self.symbols

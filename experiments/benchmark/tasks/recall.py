@@ -10,7 +10,7 @@ from experiments.benchmark.tasks.training_budget import CHUNK, Budget
 from jaxblt.validation import check_bounds
 
 if TYPE_CHECKING:
-    from jaxblt.evaluation.tasks import MQAR
+    from jaxblt.data.tasks import MQAR
     from jaxblt.models import ByteLMConfig
 
 SOLVED = 0.999
@@ -47,7 +47,7 @@ class Settings(Budget):
 
     def task(self, pairs: int) -> "MQAR":
         """Return recall of so many pairs."""
-        from jaxblt.evaluation.tasks import MQAR
+        from jaxblt.data.tasks import MQAR
 
         return MQAR(symbols=self.symbols, pairs=pairs, positions=max(4 * pairs, 64))
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from experiments.benchmark.tasks.small_models import Rows
+from jaxblt.data.tasks import MQAR
 from jaxblt.data.vocab import OFFSET
-from jaxblt.evaluation.tasks import MQAR
 
 
 def draw_rows(task: MQAR, key: Array, count: int) -> Rows:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 
 from experiments.benchmark.tasks.training_budget import CHUNK, Budget
 from jaxblt.training.flops import count_params
-from jaxblt.training.optimizer import AdamWConfig, make_optimizer
+from jaxblt.training.optimisers.adamw import AdamWConfig, make_optimizer
 
 if TYPE_CHECKING:
     from jaxblt.models import ByteLMConfig

@@ -84,7 +84,7 @@ def scores(run: "Run", split: Literal["validation", "test"], max_batches: int | 
 def taken(run: "Run", folder: str) -> dict[str, Any]:
     """Return the model's size, and steps, tokens and minutes of its training, all processes of the run together."""
     from jaxblt.training.flops import count_params
-    from jaxblt.training.runlog import read_metrics
+    from jaxblt.training.log.runlog import read_metrics
 
     model: Any = run.recipe.model
     log = [line for line in read_metrics(Path(folder) / "metrics.jsonl") if "seconds" in line]

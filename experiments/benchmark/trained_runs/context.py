@@ -69,7 +69,7 @@ def scores(loaded: "Run", rows: Dataset, chosen: Sequence[int]) -> Iterator[tupl
     from jaxblt.parallel import MeshConfig
     from jaxblt.parallel.rules import replicated
     from jaxblt.training.evaluate import make_eval_step
-    from jaxblt.training.setup import to_devices
+    from jaxblt.training.start.setup import to_devices
 
     mesh = MeshConfig(data=1).build(jax.local_devices()[:1])
     with jax.set_mesh(mesh):

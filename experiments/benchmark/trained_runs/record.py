@@ -22,7 +22,7 @@ def record(run_dir: Annotated[str, tyro.conf.Positional], evaluation: str, out: 
     Raises:
       ValueError: the evaluation is of another run, or rows are not full, so that their bytes are not known.
     """
-    from jaxblt.training.runlog import read_metrics
+    from jaxblt.training.log.runlog import read_metrics
 
     written = list(read_metrics(Path(run_dir) / "metrics.jsonl"))
     lines = [line for line in written if "bytes_per_second" in line]

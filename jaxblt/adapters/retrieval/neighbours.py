@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.adapters.held import Held
+from jaxblt.adapters.code.hold import Held
 from jaxblt.adapters.retrieval.features import FEATURES
 from jaxblt.adapters.retrieval.index import OWNER_BYTES, features_of, owner_keys, unit
 from jaxblt.adapters.retrieval.search import nearest
 from jaxblt.layers import named
-from jaxblt.mixers.sequence import Rows
+from jaxblt.mixers.driver.sequence import Rows
 
 INDEX = "index"
 """The child of a router that holds an index."""

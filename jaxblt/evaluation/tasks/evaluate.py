@@ -13,7 +13,7 @@ from jaxblt.data.task_data import TaskDataConfig, TaskDataset
 from jaxblt.evaluation.tasks.scores import TaskScores, predict_ids, score
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.run import Run
-from jaxblt.training.placement import find_mesh, place_params, placement_of
+from jaxblt.training.start.placement import find_mesh, place_params, placement_of
 from jaxblt.training.state import gathered
 from jaxblt.training.step import predict
 

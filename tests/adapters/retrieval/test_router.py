@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.adapters import AdapterConfig, RetrievalConfig, RouterConfig, join_params
-from jaxblt.adapters.owners import of_slots
-from jaxblt.adapters.params import split_params, without_index
+from jaxblt.adapters.code.batch_documents import of_slots
+from jaxblt.adapters.code.router import Router
 from jaxblt.adapters.retrieval import make_index, neighbour_features
-from jaxblt.adapters.router import Router
+from jaxblt.adapters.update.params import split_params, without_index
 from jaxblt.answers.index import chunk_vectors
 from tests.adapters.routing import DOCUMENTS, WIDTH, in_calls, inputs, params_of, passes, whole, with_holes
 

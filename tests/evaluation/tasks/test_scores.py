@@ -6,7 +6,8 @@ import pytest
 
 from jaxblt.data import OFFSET, TaskDataConfig, make_dataset
 from jaxblt.data.task_data import TaskDataset
-from jaxblt.evaluation.tasks import Copy, Parity, majority_baseline, score
+from jaxblt.data.tasks import Copy, Parity
+from jaxblt.evaluation.tasks import majority_baseline, score
 from jaxblt.evaluation.tasks.scores import count_answers, predict_ids, summarise
 
 DATA = TaskDataConfig(task=Copy(max_symbols=5, eval_size=10), seq_len=16, batch_size=4)

@@ -15,12 +15,12 @@ from configs import get
 from experiments.benchmark.__main__ import main
 from experiments.benchmark.memory import babilong as script
 from jaxblt.data import make_dataset
-from jaxblt.evaluation.tasks import Babilong
+from jaxblt.data.tasks import Babilong
 from jaxblt.models import titan
 from jaxblt.training.flops import count_params
 from jaxblt.training.loop import fit
 from jaxblt.training.recipe import Recipe
-from tests.evaluation.tasks.stories import write_stories
+from tests.data.tasks.stories import write_stories
 
 
 @pytest.fixture

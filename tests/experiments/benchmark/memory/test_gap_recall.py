@@ -17,8 +17,8 @@ from experiments.benchmark.memory.gap_recall import gap_recall
 from experiments.benchmark.memory.gap_rows import draw_gaps, draw_rows
 from experiments.benchmark.memory.gap_settings import MEMORIES, STEPS_A_CALL, Settings
 from experiments.benchmark.memory.gap_training import Programs, compile_model, train
+from jaxblt.data.tasks import GapRecall
 from jaxblt.data.vocab import OFFSET
-from jaxblt.evaluation.tasks import GapRecall
 from jaxblt.training.flops import count_params
 from tests.parameters import drawn
 

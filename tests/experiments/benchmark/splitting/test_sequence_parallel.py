@@ -22,8 +22,8 @@ from experiments.benchmark.splitting.kinds import Kind, Op
 from jaxblt.mixers import HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.profiling import targets
-from jaxblt.training import ahead
-from jaxblt.training.setup import make_task
+from jaxblt.training.start import compile_ahead as ahead
+from jaxblt.training.start.setup import make_task
 from tests.mixer_table import table
 from tests.pallas_kernels.linear_state import relative_rms
 from tests.parallel.along import along

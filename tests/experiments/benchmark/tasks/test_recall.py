@@ -10,8 +10,8 @@ import pytest
 from experiments.benchmark.tasks.recall import Settings, over_seeds, recall
 from experiments.benchmark.tasks.recall_rows import draw_rows
 from experiments.benchmark.tasks.training_budget import CHUNK
+from jaxblt.data.tasks import MQAR
 from jaxblt.data.vocab import OFFSET
-from jaxblt.evaluation.tasks import MQAR
 from jaxblt.mixers import StateEngineConfig
 
 TASK = MQAR(symbols=40, pairs=5, positions=32)

@@ -14,7 +14,7 @@ from configs import get
 from experiments.benchmark.__main__ import main
 from experiments.benchmark.tasks import tasks as script
 from jaxblt.data import TaskDataConfig, make_dataset
-from jaxblt.evaluation.tasks import Babi, Parity
+from jaxblt.data.tasks import Babi, Parity
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.loop import fit
 from jaxblt.training.recipe import Recipe

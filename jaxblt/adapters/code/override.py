@@ -1,0 +1,58 @@
+"""Codes from elsewhere than the router: labels, an oracle. The program stays one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from jaxblt.adapters.code.router import Router
+
+Code = Float[Array, "B T E"]
+_entered: ContextVar[str | None] = ContextVar("entered", default=None)
+
+
+def given(code: Code) -> AbstractContextManager[Any]:
+    """A context in which modules take this code and no router runs or has parameters; a router's state stays as it is.
+
+    Where each block has a router, all of them have this code.
+
+    It acts while a function is traced: enter it inside the function that is compiled. `jaxblt.inference.generate` and
+    `jaxblt.answers`, whose programs serve later calls too, refuse inside; `code.row_adapters` is for `generate`.
+
+    Args:
+      code: one number a block of ranks for each token, such as one-hot rows that pick an expert of a bank.
+    """
+    return intercepted(
+        "given",
+        lambda call, args, options, context: (
+            (code, options.get("state")) if is_router(context) else call(*args, **options)
+        ),
+    )
+
+
+@contextmanager
+def intercepted(name: str, intercept: Callable[..., Any]) -> Iterator[None]:
+    """The context `name`, in which an interceptor of Flax stands around calls, and `refuse_inside` raises."""
+    token = _entered.set(name)
+    try:
+        with nn.intercept_methods(intercept):
+            yield
+    finally:
+        _entered.reset(token)
+
+
+def refuse_inside(what: str, fix: str) -> None:
+    """Raises ValueError inside `given` and `guarded`: programs that `what` keeps would have their codes ever after."""
+    if name := _entered.get():
+        raise ValueError(
+            f"{what} was called inside {name}(...), and its compiled programs serve later calls too, which would have "
+            f"the codes of this context: {fix}"
+        )
+
+
+def is_router(context: Any) -> bool:
+    """Whether an interceptor of Flax stands around a router's call."""
+    return isinstance(context.module, Router) and context.method_name == "__call__"

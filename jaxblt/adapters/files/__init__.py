@@ -1,0 +1,1 @@
+"""Adapters that leave a run: PEFT files, merging, distilling, warm starts, serving."""

@@ -1,0 +1,1 @@
+"""Weight updates: sites, products with them, and how stacks get them."""

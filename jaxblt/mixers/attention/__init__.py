@@ -1,0 +1,1 @@
+"""Attention over whole, cached and split rows, and rotary positions."""

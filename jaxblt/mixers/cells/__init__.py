@@ -1,0 +1,1 @@
+"""Cells that loop over tokens: GRU and LSTM."""

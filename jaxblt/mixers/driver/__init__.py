@@ -1,0 +1,1 @@
+"""The contract of mixers, and how whole, streamed and split rows reach them."""

@@ -1,0 +1,449 @@
+"""The sequence driver: runs the core of a linear mixer over rows that are whole, streamed, prefilled or split.
+
+A mixer's core is a pytree of its weights with three pure functions, and nothing else knows how rows lie:
+
+    zero(streams) -> carry                          before the first token of a document
+    run(streams, marks, carry) -> (y, summary)      a stretch of tokens; carry None: every row starts a document
+    join(carry, summary) -> carry                   behind a stretch, from the carry before it
+
+`Rows` marks where documents begin, folds carries across the devices of a mesh axis `seq`, keeps the state of rows that
+take no token, and zeroes outputs at holes. Other methods are optional. `summarise(streams, marks) -> summary` where
+that is cheaper than a run; `run`'s own summary then need only hold for the carry that `run` was given.
+In its place `observe(streams, marks) -> (summary, seen)` and `adjoint(streams, marks, seen, dy) -> summary`, where that
+is cheaper than the gradient of a summary: `join` of the gradient by the carry behind a stretch with the adjoint is the
+gradient by the carry before it. `seen` is kept from the forward pass; None if `adjoint` needs the streams only.
+`head_counts(streams)` says how many heads streams `[B, T, H, ...]` and carries `[B, H, ...]` have: a mesh splits them
+over `tensor`. A core without `join` returns the carry behind the stretch in place of a summary, and takes whole rows:
+along `seq` its heads are scattered. `jaxblt.mixers.driver.steps` loops over the tokens of such a core.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Shaped
+
+from jaxblt.array_checks import check_whole
+from jaxblt.mixers.driver.base import Clock, Tokens, arrange, blank, content_of, restore, select_rows
+from jaxblt.mixers.driver.marks import Marks, mark
+from jaxblt.parallel.carry import at_end, exclusive_scan
+from jaxblt.parallel.halo import before, behind
+from jaxblt.parallel.islands import over_batch
+from jaxblt.parallel.scatter import over_heads
+from jaxblt.parallel.sequence import SEQ_AXIS, check_whole_rows, over_sequence, seq_axis
+from jaxblt.parallel.tensor_heads import over_tensor, splits_heads
+from pallas_kernels.runtime import OwnGradient, check_documents, is_symbolic
+
+Carry = Any
+Summary = Any
+SHORTEST = 64
+"""Tokens a device from which a call with a state is split. All devices of the sequence do the whole of shorter ones."""
+
+
+@runtime_checkable
+class Core(Protocol):
+    """What a mixer computes along the sequence; see the module's first lines."""
+
+    def zero(self, streams: Any, /) -> Carry: ...
+
+    def run(self, streams: Any, marks: Marks, carry: Carry | None, /) -> tuple[Any, Summary]: ...
+
+
+@runtime_checkable
+class Joined(Core, Protocol):
+    """A core whose stretches can be joined. `reach`, if it has one, is how many steps back a carry can tell of."""
+
+    def join(self, carry: Carry, summary: Summary, /) -> Carry: ...
+
+
+@runtime_checkable
+class Summarised(Joined, Protocol):
+    """A core with a shorter way to what a stretch does to a carry than running it."""
+
+    def summarise(self, streams: Any, marks: Marks, /) -> Summary: ...
+
+
+@runtime_checkable
+class Adjoined(Joined, Protocol):
+    """A core without weights that says what a stretch does to the gradient by the carry behind it."""
+
+    def observe(self, streams: Any, marks: Marks, /) -> tuple[Summary, Any]: ...
+
+    def adjoint(self, streams: Any, marks: Marks, seen: Any, dy: Any, /) -> Summary: ...
+
+
+@runtime_checkable
+class ByHead(Core, Protocol):
+    """A core whose heads do not reach each other: a mesh splits them over `tensor`."""
+
+    def head_counts(self, streams: Any, /) -> tuple[int, ...]:
+        """How many there are in the streams, such as of keys and of values."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A call's tokens as a mixer's cores take them.
+
+    Attributes:
+      x: inputs, zero at holes and padding whatever stood there.
+      segment_ids: documents as an op wants them: s > 0 a token, -s a hole, 0 nothing; None for one document a row.
+      content: True for tokens; None if everything is one.
+      alignment: documents start at multiples of it.
+      split: whether the mesh splits these tokens along the sequence.
+      tokens: of a call with a state.
+      clock: behind the call; None without a state.
+    """
+
+    x: Shaped[Array, "B T D"]
+    segment_ids: Int[Array, "B T"] | None
+    content: Bool[Array, "B T"] | None
+    alignment: int
+    split: bool
+    tokens: Tokens | None = None
+    clock: Clock | None = None
+
+    def run(
+        self,
+        core: Core,
+        streams: Any,
+        carry: Carry | None = None,
+        *,
+        time_axis: int = 1,
+        reverse: bool = False,
+    ) -> tuple[Any, Carry | None]:
+        """A core's outputs, and the carry behind the call (None where none was given).
+
+        Args:
+          core: with its weights.
+          streams: pytree of arrays [B, T, ...], or [B, D, T] with `time_axis` 2.
+          carry: of the state; None in a call without one.
+          time_axis: of streams and outputs.
+          reverse: rows are read from the end.
+
+        Raises:
+          ValueError: the carry is of another config.
+        """
+        if carry is not None:
+            _check_carry(core, streams, carry)
+        stretch = _Stretch(time_axis, reverse, self.alignment, entered=int(carry is not None))
+        joined = isinstance(core, Joined)
+        if (
+            isinstance(core, ByHead)
+            and splits_heads(core.head_counts(streams))
+            and (joined or not self.split)
+        ):
+            own = functools.partial(_stretch if self.split else _whole, stretch)
+            given = (core, streams, self.segment_ids, carry)
+            return over_tensor(own, *given, time_axis=time_axis, sequenced=self.split)
+        if not self.split:
+            work = lambda given, core: _whole(stretch, core, *given)  # noqa: E731
+            return over_batch(work, (streams, self.segment_ids, carry), core)
+        if joined:
+            return _folded(stretch, core, streams, self.segment_ids, carry)
+        work = lambda *given: _whole(stretch, *given)  # noqa: E731
+        return over_heads(work, core, streams, self.segment_ids, carry, time_axis=time_axis)
+
+    @property
+    def length(self) -> int:
+        """Positions of a whole row."""
+        axis = seq_axis(self.x)
+        return self.x.shape[1] if axis is None else axis.whole(self.x.shape[1])
+
+    @property
+    def arranged(self) -> Tokens:
+        """The tokens of a call with a state."""
+        assert self.tokens is not None
+        return self.tokens
+
+    def clear(self, z: Shaped[Array, "B E T"]) -> Shaped[Array, "B E T"]:
+        """Projections with zeros at holes and padding, where ops are told of no documents and cannot see to it."""
+        if self.content is None or self.segment_ids is not None:
+            return z
+        return jnp.where(self.content[:, None], z, jnp.zeros((), z.dtype))
+
+    def restore(self, y: Shaped[Array, "B T D"]) -> Shaped[Array, "B T D"]:
+        """The mixer's output in the order of the call, zero at holes and padding."""
+        if self.tokens is not None:
+            return restore(y, self.tokens)
+        return blank(y, self.content)
+
+
+def read(
+    x: Shaped[Array, "B T D"],
+    segment_ids: Int[Array, "B T"] | None,
+    positions: Int[Array, "B T"] | None,
+    clock: Clock | None,
+    *,
+    width: int | None = None,
+    alignment: int = 1,
+    packed: bool = True,
+    alone: bool = False,
+) -> Rows:
+    """The tokens of a mixer's call.
+
+    Args:
+      x: inputs.
+      segment_ids, positions: as the mixer was given them.
+      clock: of its state, or None in training.
+      width: `dim` of the mixer's config, which x must have; None takes any.
+      alignment: in training documents start at multiples of it.
+      packed: False promises one document a row, of which no op is told then.
+      alone: promises one document a row, too, of which ops are told.
+
+    Raises:
+      ValueError: there is no token, an array is of another shape or not of whole numbers, documents do not lie as
+        promised, or the state is of another number of rows.
+    """
+    check_call(x, segment_ids, positions, clock, width=width)
+    if clock is not None:
+        check_whole_rows(x, "a call with a state")
+        if is_symbolic(x.shape[1]):
+            raise ValueError(
+                f"a call with a state is compiled for one number of tokens, got a symbolic one, {x.shape[1]}: export "
+                "one program for each number, such as 1 for decoding"
+            )
+        split = splits_call(x.shape[1])
+        tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
+        return Rows(tokens.x, _documents(tokens), tokens.content, 1, split, tokens, clock)
+    check_documents(segment_ids, alignment if packed and not alone else None)
+    content = content_of(segment_ids)
+    ids = segment_ids if packed else None
+    return Rows(blank(x, content), ids, content, alignment, seq_axis(x) is not None)
+
+
+def check_call(
+    x: Any, segment_ids: Any, positions: Any, clock: Clock | None = None, *, width: int | None = None
+) -> None:
+    """Raise ValueError unless the arrays of a mixer's call fit each other, the state's `clock` and `dim` = `width`."""
+    if len(x.shape) != 3:
+        raise ValueError(
+            f"a mixer reads x of shape [rows, tokens, width], got {x.shape}: write x[None] for one row"
+        )
+    if 0 in x.shape[:2]:
+        raise ValueError(
+            f"a mixer reads at least one row and one token, got x {x.shape}: leave empty calls out"
+        )
+    if width is not None and x.shape[-1] != width:
+        # Weights are made for x, so the mixer would be built for its width, and put out another.
+        raise ValueError(
+            f"a mixer of dim = {width} reads x of width {width}, got {x.shape}: set dim={x.shape[-1]} in its config, "
+            f"or project x to {width}"
+        )
+    for name, array in (("segment_ids", segment_ids), ("positions", positions)):
+        if array is None:
+            continue
+        check_whole(name, array)
+        if array.shape != x.shape[:2]:
+            raise ValueError(
+                f"{name} must have shape {x.shape[:2]}, one for each token of x, got {array.shape}"
+            )
+    if clock is not None and clock.time.shape != x.shape[:1]:
+        raise ValueError(
+            f"x has {x.shape[0]} rows and the state {clock.time.shape[0]}: make it by init_state of as many rows"
+        )
+
+
+def check_kind(kind: type, state: Any, **own: Any) -> None:
+    """Raises ValueError for the state of another mixer or config, which may have members of the same names and shapes.
+
+    Args:
+      kind: what a state of the caller is.
+      state: as it was given; None passes.
+      own: members of such a state that say what its arrays mean, as the caller's config has them.
+    """
+    if state is None:
+        return
+    if not isinstance(state, kind):
+        raise ValueError(
+            f"the state is a {type(state).__name__}, expected a {kind.__name__}: make it by init_state of the same "
+            "config"
+        )
+    for name, value in own.items():
+        if (held := getattr(state, name)) != value:
+            raise ValueError(
+                f"the state is of {name} = {held}, and the config of {value}: make it by init_state of the same config"
+            )
+
+
+def _check_carry(core: Core, streams: Any, carry: Carry) -> None:
+    """Raises ValueError for a carry that another config's core made: some would run, and mean nothing.
+
+    Where stretches are not joined, a last size of 1 in the core's own fits any: it does not know how long its carry is.
+    """
+    own, kind = jax.tree.flatten(jax.eval_shape(core.zero, streams))
+    given, other = jax.tree.flatten(carry)
+    shapes = [[x.shape for x in leaves] for leaves in (own, given)]
+    unknown = not isinstance(core, Joined)
+    fits = kind == other and all(
+        a == b or (unknown and len(a) == len(b) and a[-1:] == (1,) and a[:-1] == b[:-1])
+        for a, b in zip(*shapes, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"the state holds {shapes[1]} for {type(core).__name__}, expected {shapes[0]}: make it by init_state of "
+            "the same config"
+        )
+
+
+def splits_call(length: int) -> bool:
+    """Whether a call of `length` tokens with a state is split along the sequence; the result is the same either way."""
+    axis = seq_axis()
+    return axis is not None and length >= SHORTEST * axis.size
+
+
+def _documents(tokens: Tokens) -> Int[Array, "B T"] | None:
+    """Segment ids of a call's tokens: ±1 is the state's document; None if all is of one."""
+    if tokens.whole:
+        return None
+    document = jnp.where(tokens.live, tokens.run + 1, 0)
+    return jnp.where(tokens.content, document, -document)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stretch:
+    """How the arrays of a run are to be read; `entered` is the id of the document that the first carry is of."""
+
+    time_axis: int
+    reverse: bool
+    alignment: int
+    entered: int
+
+    def turn(self, tree: Any, axis: int) -> Any:
+        """Arrays in reading order, or back."""
+        return jax.tree.map(lambda x: jnp.flip(x, axis), tree) if self.reverse else tree
+
+
+def _whole(
+    how: _Stretch, core: Core, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
+) -> tuple[Any, Carry | None]:
+    """Rows that this device has whole."""
+    streams, ids = how.turn(streams, how.time_axis), how.turn(segment_ids, 1)
+    marks = mark(ids, how.entered, alignment=1 if how.reverse else how.alignment)
+    enters = None if carry is None else _begun(core, streams, marks.begins, carry)
+    y, after = core.run(streams, marks, enters)
+    y = how.turn(y, how.time_axis)
+    if carry is None:
+        return y, None
+    if isinstance(core, Joined):
+        after = core.join(enters, after)
+    return y, _kept(marks.takes, after, carry)
+
+
+def _folded(
+    how: _Stretch, core: Joined, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
+) -> tuple[Any, Carry | None]:
+    """Rows split along the sequence: each device runs its stretch from what those before it carry in."""
+    row = how.time_axis == 2
+    ids = segment_ids[:, None] if row and segment_ids is not None else segment_ids
+
+    def island(sequenced: Any, carry: Carry | None, core: Joined) -> tuple[Any, Carry | None]:
+        streams, ids = sequenced
+        return _stretch(how, core, streams, ids[:, 0] if row and ids is not None else ids, carry)
+
+    outputs = (True, False)
+    return over_sequence(island, (streams, ids), carry, core, time_axis=how.time_axis, outputs=outputs)
+
+
+def _stretch(
+    how: _Stretch, core: Joined, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
+) -> tuple[Any, Carry | None]:
+    """One device's stretch, inside an island over the sequence."""
+    length = jax.tree.leaves(streams)[0].shape[how.time_axis]
+    marks = _own_marks(how, segment_ids, length)
+    streams = how.turn(streams, how.time_axis)
+    if carry is None and isinstance(core, Adjoined):
+        return how.turn(_linked(how, core)(streams, marks), how.time_axis), None
+    start = core.zero(streams) if carry is None else carry
+    entering, step = _entering(how, core, streams, marks, _summary(core, streams, marks), start)
+    y, _ = core.run(streams, marks, _begun(core, streams, marks.begins, entering))
+    y = how.turn(y, how.time_axis)
+    return y, None if carry is None else at_end(step(entering), marks.takes, carry)
+
+
+def _summary(core: Joined, streams: Any, marks: Marks) -> Summary:
+    """What a stretch does to a carry, the cheapest way that the core has."""
+    if isinstance(core, Adjoined):
+        return core.observe(streams, marks)[0]
+    if isinstance(core, Summarised):
+        return core.summarise(streams, marks)
+    return core.run(streams, marks, None)[1]
+
+
+def _entering(
+    how: _Stretch, core: Joined, streams: Any, marks: Marks, summary: Summary, start: Carry
+) -> tuple[Carry, Callable[[Carry], Carry]]:
+    """The carry before this device's stretch, if `start` is that before the first; and what its stretch makes of it."""
+    effect = (summary, marks.begins, marks.takes)
+
+    def step(carry: Carry, effect: Any = effect) -> Carry:
+        summary, begins, takes = effect
+        return _kept(takes, core.join(_begun(core, streams, begins, carry), summary), carry)
+
+    reach = getattr(core, "reach", None)
+    hops = None if reach is None else -(-reach // jax.tree.leaves(streams)[0].shape[how.time_axis])
+    return exclusive_scan(step, start, effect, reverse=how.reverse, hops=hops), step
+
+
+def _linked(how: _Stretch, core: Adjoined) -> Callable[[Any, Marks], Any]:
+    """(streams, marks) -> y of this device's stretch, behind those before it and from no carry.
+
+    Backward, gradients by carries go back over the devices as carries came forward: no gradient of a summary is taken.
+    """
+
+    def entered(streams: Any, marks: Marks) -> tuple[Carry, Any]:
+        summary, seen = core.observe(streams, marks)
+        entering, _ = _entering(how, core, streams, marks, summary, core.zero(streams))
+        return _begun(core, streams, marks.begins, entering), seen
+
+    def forward(streams: Any, marks: Marks) -> tuple[Any, Any]:
+        enters, seen = entered(streams, marks)
+
+        def run(streams: Any) -> tuple[Any, Carry]:
+            y, summary = core.run(streams, marks, enters)
+            return y, core.join(enters, summary)
+
+        (y, _), back = jax.vjp(run, streams)
+        return y, (back, seen, streams, marks)
+
+    def backward(kept: Any, dy: Any) -> tuple[Any, None]:
+        back, seen, streams, marks = kept
+
+        def step(gradient: Carry, effect: Any) -> Carry:
+            adjoint, begins, takes = effect
+            return _kept(takes, _begun(core, streams, begins, core.join(gradient, adjoint)), gradient)
+
+        effect = (core.adjoint(streams, marks, seen, dy), marks.begins, marks.takes)
+        leaving = exclusive_scan(step, core.zero(streams), effect, reverse=not how.reverse)
+        return (*back((dy, leaving)), None)
+
+    linked = OwnGradient(lambda streams, marks: core.run(streams, marks, entered(streams, marks)[0])[0])
+    linked.defvjp(forward, backward)
+    return linked
+
+
+def _own_marks(how: _Stretch, segment_ids: Int[Array, "B T"] | None, length: int) -> Marks:
+    """Marks of a device's stretch in reading order, whose first document may have begun on another device."""
+    alignment = 1 if how.reverse else math.gcd(how.alignment, length)
+    if segment_ids is None:
+        return mark(None, alignment=alignment)
+    neighbour = behind if how.reverse else before
+    past = neighbour(jnp.abs(segment_ids), 1, axis=1)[:, 0]
+    if how.entered:
+        past = jnp.where(jax.lax.axis_index(SEQ_AXIS) == 0, how.entered, past)
+    return mark(how.turn(segment_ids, 1), past, alignment=alignment)
+
+
+def _begun(core: Core, streams: Any, begins: Bool[Array, "B"] | None, carry: Carry) -> Carry:
+    """The carry, back at zero in rows whose next token begins a document."""
+    return carry if begins is None else select_rows(begins, core.zero(streams), carry)
+
+
+def _kept(takes: Bool[Array, "B"] | None, after: Carry, carry: Carry) -> Carry:
+    """The carry after a stretch; the one before it, bit by bit, in rows that took no token."""
+    like = jax.tree.map(lambda new, old: new.astype(old.dtype), after, carry)
+    return like if takes is None else select_rows(takes, like, carry)

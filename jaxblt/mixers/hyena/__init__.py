@@ -1,0 +1,1 @@
+"""Hyena: gated long convolutions with explicit, implicit and modal filters."""

@@ -1,0 +1,193 @@
+"""Hyena: gated long convolutions as a sequence mixer."""
+
+import dataclasses
+from typing import Any, Literal
+
+import flax.linen as nn
+import flax.struct
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxblt.layers import Linear, named
+from jaxblt.mixers.driver.base import Clock, start_clock
+from jaxblt.mixers.driver.history import ShortHistory
+from jaxblt.mixers.driver.sequence import Rows, check_kind, read
+from jaxblt.mixers.hyena.filters import Filter, ModalFilter
+from jaxblt.mixers.hyena.finite_filter import (
+    FilterState,
+    FiniteConv,
+    check_filter_state,
+    finite_op,
+    init_filter_state,
+)
+from jaxblt.mixers.hyena.modal_filter import ModalConv
+from jaxblt.show import show
+from jaxblt.validation import check_bounds, check_fields
+from pallas_kernels import modal_conv
+from pallas_kernels.short_conv import short_conv
+
+MOST_ORDER = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class HyenaConfig:
+    """Hyena operator of order N (Poli et al., 2302.10866, def. 3.1).
+
+    Attributes:
+      dim: width D.
+      order: N >= 2; N - 1 long convolutions, N + 1 projections.
+      short_taps: taps of the short convolution over each projection (on either side if not causal).
+      filter: of the long convolutions; modal for long contexts.
+      causal: a token sees itself and what came before; otherwise its whole document.
+      packed: rows may hold several documents. False promises one a row (holes and tail padding allowed): then
+        the convolutions need no resets.
+      segment_alignment: promised by the packer: documents start at multiples of it. A multiple of the
+        convolutions' chunk (128) keeps the fast path.
+      implementation: of the long convolution's op, which depends on the filter: `modal_conv` for a modal one,
+        `blocked_conv` up to 512 taps, else `long_conv`. None for the fastest that runs. A kernel that is named raises
+        where it cannot run: those of the first two in decoding, for one.
+    """
+
+    dim: int
+    order: int = 2
+    short_taps: int = 3
+    filter: Filter = ModalFilter()
+    causal: bool = True
+    packed: bool = True
+    segment_alignment: int = 1
+    implementation: (
+        Literal[
+            "reference", "xla", "mosaic_gpu", "mosaic_gpu_vjp", "mosaic_gpu_half", "monarch", "xla_or_monarch"
+        ]
+        | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "dim", "short_taps", "segment_alignment", least=1)
+        check_bounds(self, "order", least=2)
+        check_bounds(self, "order", most=MOST_ORDER)
+        _check_implementation(self.implementation, self.filter)
+
+    @classmethod
+    def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return fields as an older version stored them: `long_conv` had a kernel without gradients of its own."""
+        filter = stored.get("filter", cls.filter)
+        is_long = not isinstance(filter, ModalFilter) and finite_op(filter)[0] == "long_conv"
+        if is_long and stored.get("implementation") == "mosaic_gpu":
+            return stored | {"implementation": "mosaic_gpu_vjp"}
+        return stored
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Hyena":
+        """The module; parameters are fp32, computation in `dtype`, filters, FFTs and modal states in fp32."""
+        return Hyena(self, dtype, name=name)
+
+    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "HyenaState":
+        """Zero inputs and modal states.
+
+        Raises:
+          ValueError: an implicit or explicit filter would keep more than 32K inputs.
+        """
+        count, filter = self.order - 1, self.filter
+        if isinstance(filter, ModalFilter):
+            limit = None
+            filters = [jnp.zeros((batch_size, self.dim, filter.modes), jnp.float32) for _ in range(count)]
+        else:
+            limit = capacity if capacity < filter.taps else None
+            given = {"capacity": capacity, "dtype": dtype}
+            filters = [init_filter_state(filter, batch_size, self.dim, **given) for _ in range(count)]
+        short = jnp.zeros((batch_size, (self.order + 1) * self.dim, self.short_taps - 1), dtype)
+        kind = type(filter).__name__
+        return HyenaState(start_clock(batch_size), short, tuple(filters), capacity=limit, filter=kind)
+
+
+def _check_implementation(name: str | None, filter: Filter) -> None:
+    op, table = ("modal_conv", modal_conv.TABLE) if isinstance(filter, ModalFilter) else finite_op(filter)
+    names = [entry.name for entry in table]
+    if name is not None and name not in names:
+        raise ValueError(
+            f"implementation must be one of {names} or None with {type(filter).__name__}, which {op} runs, got {name!r}"
+        )
+
+
+@flax.struct.dataclass
+class HyenaState:
+    """State of a Hyena mixer.
+
+    Attributes:
+      clock: where each row stands.
+      short: the last short_taps - 1 projected inputs of the row's document, oldest first; zero before its start.
+      filters: one for each long convolution: modal states [B, D, M] in fp32, or past inputs [B, D, taps - 1], of
+        more than 512 taps with the outputs to come.
+      capacity: the most tokens of a document if an implicit filter was cut to fewer taps than it has; else None.
+      filter: the kind of filter that they are of.
+    """
+
+    clock: Clock
+    short: Float[Array, "B E S"]
+    filters: tuple[FilterState, ...]
+    capacity: int | None = flax.struct.field(pytree_node=False)
+    filter: str = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
+
+
+class Hyena(nn.Module):
+    """v, x_1, ..., x_N = short_conv(x W_in); v <- h_i * (x_i v) + b_i (x_i v) for i < N; y = (x_N v) W_out.
+
+    Arrays between the projections are channel-major, [B, D, T]. Projections have no bias, and all of them are
+    zero at holes and padding, which therefore add nothing to any convolution.
+    """
+
+    config: HyenaConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        state: HyenaState | None = None,
+    ) -> tuple[Float[Array, "B T D"], HyenaState | None]:
+        """Output and the state after the tokens (None in training). Positions play no part."""
+        config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
+        project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, name="in")
+        project_out = Linear("bct,cd->btd", {"d": config.dim}, ("channels", "embed"), self.dtype, name="out")
+        check_kind(HyenaState, state, filter=type(config.filter).__name__)
+        clock = None if state is None else state.clock
+        options = {"width": config.dim, "alignment": config.segment_alignment, "packed": config.packed}
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
+        z, short = self._short(rows, project_in(rows.x), None if state is None else state.short)
+        v, *gates = jnp.split(rows.clear(z), config.order + 1, axis=1)
+        filters = []
+        for i in range(config.order - 1):
+            post_gate = gates[-1] if i == config.order - 2 else None  # x_N, fused into the last op
+            carry: Any = None if state is None else state.filters[i]
+            if state is not None and not isinstance(config.filter, ModalFilter):
+                check_filter_state(config.filter, carry, state.capacity)
+            v, after = self._long_conv(i)(rows, (v, gates[i], post_gate), carry)
+            filters.append(after)
+        y = rows.restore(project_out(v))
+        if state is None:
+            return y, None
+        return y, dataclasses.replace(state, clock=rows.clock, short=short, filters=tuple(filters))
+
+    def _short(self, rows: Rows, z: Float[Array, "B E T"], carry: Float[Array, "B E S"] | None) -> Any:
+        """The short convolution, and its past inputs; if not causal, another one over the reversed row is added."""
+        sides, size = 1 if self.config.causal else 2, self.config.short_taps - 1
+        init = named(nn.initializers.normal((size + 1) ** -0.5), None, "channels", "taps")
+        taps = self.param("short", init, (sides, z.shape[1], size + 1), jnp.float32)
+        cores = [ShortHistory(short_conv, side, None, size=size) for side in taps]
+        y, after = rows.run(cores[0], (z, None, None), carry, time_axis=2)
+        if self.config.causal:
+            return y, after
+        return y + rows.run(cores[1], (z, None, None), time_axis=2, reverse=True)[0], after
+
+    def _long_conv(self, index: int) -> ModalConv | FiniteConv:
+        config, name = self.config, f"long_{index}"
+        options = (config.dim, config.causal, config.implementation)
+        if isinstance(config.filter, ModalFilter):
+            return ModalConv(config.filter, *options, name=name)
+        return FiniteConv(config.filter, *options, name=name)

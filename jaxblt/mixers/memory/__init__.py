@@ -1,0 +1,1 @@
+"""Neural long-term memory (Titans): the layer, as context (MAC) and beside windows (MAG)."""

@@ -1,0 +1,1 @@
+"""Engines whose state is a set of slots (PULSE)."""

@@ -1,0 +1,358 @@
+"""A state engine: tokens are routed into a fixed number of states and read from them, in linear time.
+
+`state_slots` holds how slots are written and read, `state_edges` how they move every so many tokens, `state_count` how
+many of them a token may use.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxblt.layers import Linear, named
+from jaxblt.mixers.driver.base import Clock, start_clock
+from jaxblt.mixers.driver.choices import given_choice, held
+from jaxblt.mixers.driver.sequence import Rows, check_kind, read
+from jaxblt.mixers.driver.steps import per_block
+from jaxblt.mixers.linear.matrix_state import HeadShape, Readout, Streams, check_forward
+from jaxblt.mixers.slots.state_count import LEAST, SlotCount, start_count
+from jaxblt.mixers.slots.state_edges import GATES, Cell, EdgeCore, EdgeStreams, Engine, slot_gates
+from jaxblt.mixers.slots.state_slots import SlotCore, Slots, SlotStreams, largest, only_allowed, routed
+from jaxblt.show import show
+from jaxblt.side_outputs import sow_loss, sow_metric
+from jaxblt.validation import check_bounds, check_fields, check_read
+
+SLOTS = 16
+SLOWER = 4.0
+"""A level's slots forget this many times slower than those of the level below."""
+CHOICE = "routes"
+"""Name of the choice of slots, see `jaxblt.mixers.driver.choices`."""
+ROUTE_SPREAD = 4.0
+"""Standard deviation of the routes' logits at the start, for inputs of 1: nearly even routes keep all slots alike."""
+SMALL_SHARE = -2.0
+"""Where the gates of edges start before the sigmoid: an edge changes slots by an eighth at first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StateEngineConfig:
+    """slot_s <- (1 - w_ts) slot_s + w_ts [k_t, v_t], w_ts = 1 - exp(route_ts g_t); read by softmax over slots.
+
+    g_t <= 0 is a gate of each head, -1 on average at first. Routes are a softmax over the S slots of a head, so a token
+    writes as much as one slot takes, whatever S is. They start uneven, or all slots would hold the same; q, k and v
+    start as `recall` of `Streams` says. Slots are convex mixtures of zero and of what was routed to them: they do not
+    grow with the number of tokens. They begin at zero, and the first 2 S tokens or so of a document fill them; norms
+    are flat from there, of outputs from the start.
+    Reading is gated slot attention (Zhang et al., 2409.07146, sec. 3).
+
+    With a `cell`, `state_attention` or `state_routes` slots move at edges, every `interval` tokens of a document.
+    Chunks are run one after another then, and a mesh that splits the sequence scatters heads.
+
+    Attributes:
+      dim: width D.
+      num_heads: heads H; with edges a multiple of the devices that split the sequence.
+      num_slots: S of each head; None for 16, or for the sum of `levels`.
+      levels: slots of each level, such as (32, 16, 8); each forgets 4 times slower than the one before. () for one.
+      head_dim: width of a query, key and value; None for D / H.
+      top_k_states: slots that a token writes to, the likeliest; None for all. Routes stay dense, so that fewer save no
+        time; nor could they on tensor cores, which take products in blocks, below about 256 slots.
+      cell: how slots move at an edge, from what they were at the edge before; None for not at all.
+      interval: tokens from edge to edge.
+      state_attention: at an edge the slots of a head attend to each other.
+      state_routes: routes look at the slots as of the last edge, too.
+      adaptive_count: a token uses 4 + c (S - 4) slots, with a c of the document so far (`slots.state_count`).
+      balance_weight: of the loss S sum_s f_s P_s (Switch Transformer, 2101.03961, sec. 2.2), with f_s the share of
+        tokens that choose slot s and P_s its mean route.
+      count_weight: of the loss mean c.
+      short_taps: taps of the short convolutions of q, k and v.
+      causal: True; the engine has no bidirectional form.
+      packed: whether rows may hold several documents. False promises one a row, at its start.
+      segment_alignment: promised by the packer: documents start at multiples of it. A multiple of `interval`, or one
+        document a row, halves the work of edges.
+      chunk_size: steps that the op computes at once, a power of two; the result does not depend on it.
+    """
+
+    dim: int
+    num_heads: int = 8
+    num_slots: int | None = None
+    levels: tuple[int, ...] = ()
+    head_dim: int | None = None
+    top_k_states: int | None = None
+    cell: Cell | None = None
+    interval: int = 64
+    state_attention: bool = False
+    state_routes: bool = False
+    adaptive_count: bool = False
+    balance_weight: float = 0.01
+    count_weight: float = 0.01
+    short_taps: int = 4
+    causal: bool = True
+    packed: bool = True
+    segment_alignment: int = 1
+    chunk_size: int = 64
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        sizes = ("dim", "num_heads", "num_slots", "levels", "head_dim", "top_k_states", "interval")
+        check_bounds(self, *sizes, "short_taps", "segment_alignment", "chunk_size", least=1)
+        check_bounds(self, "balance_weight", "count_weight", least=0)
+        edges = "cell, state_attention or state_routes"
+        check_read(self, "interval", needed=edges, is_read=self.has_edges)
+        check_read(self, "count_weight", needed="adaptive_count", is_read=self.adaptive_count)
+        check_forward(self)
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise ValueError(
+                f"dim {self.dim} does not divide among num_heads = {self.num_heads}: set head_dim"
+            )
+        if self.levels and self.num_slots not in (None, sum(self.levels)):
+            raise ValueError(
+                f"levels {self.levels} hold {sum(self.levels)} slots, got num_slots = {self.num_slots}: leave it None"
+            )
+        check_bounds(self, "top_k_states", most="slots")
+        if self.adaptive_count and self.slots <= LEAST:
+            raise ValueError(
+                f"adaptive_count chooses among {LEAST} slots and more, got {self.slots}: raise num_slots"
+            )
+        if self.adaptive_count and self.top_k_states is not None and self.top_k_states > LEAST:
+            raise ValueError(
+                f"top_k_states must be at most {LEAST} with adaptive_count, which may leave as few slots, got "
+                f"{self.top_k_states}: lower it, or set adaptive_count=False"
+            )
+
+    @property
+    def slots(self) -> int:
+        """S, of all levels."""
+        return self.num_slots or sum(self.levels) or SLOTS
+
+    @property
+    def level_sizes(self) -> tuple[int, ...]:
+        """Slots of each level."""
+        return self.levels or (self.slots,)
+
+    @property
+    def has_edges(self) -> bool:
+        """Whether slots do more than tokens make them do, every `interval` tokens."""
+        return self.cell is not None or self.state_attention or self.state_routes
+
+    @property
+    def interval_of_edges(self) -> int | None:
+        """Tokens from edge to edge; None without edges."""
+        return self.interval if self.has_edges else None
+
+    @property
+    def shape(self) -> HeadShape:
+        """Heads and widths."""
+        width = self.head_dim or self.dim // self.num_heads
+        return HeadShape(self.num_heads, self.num_heads, width, width, self.short_taps)
+
+    @property
+    def pace(self) -> np.ndarray:
+        """What the log gate of each slot is multiplied by: less in upper levels."""
+        sizes = self.level_sizes
+        return np.repeat(SLOWER ** -np.arange(len(sizes), dtype=np.float32), sizes)
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "StateEngine":
+        """The module; parameters are fp32, products in `dtype`, routes, gates, reads and slots in fp32."""
+        return StateEngine(self, dtype, name=name)
+
+    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "StateEngineState":
+        """Zero inputs in `dtype`, and empty slots in fp32."""
+        shape, count = self.shape, self.slots
+        zeros = lambda *sizes: jnp.zeros((batch_size, shape.heads, *sizes), jnp.float32)  # noqa: E731
+        short = [jnp.zeros((batch_size, h * k, shape.taps - 1), dtype) for h, k in shape.streams.values()]
+        slots: Any = Slots(zeros(shape.keys, count), zeros(count, shape.values))
+        if self.has_edges:
+            edge = zeros(count, shape.keys + shape.values)
+            time = jnp.zeros((batch_size, shape.heads), jnp.int32)
+            slots = Engine(slots, edge, edge if self.cell == "lstm" else None, time)
+        counted = start_count(batch_size) if self.adaptive_count else None
+        told: Any = {"levels": self.level_sizes, "cell": self.cell, "interval": self.interval_of_edges}
+        return StateEngineState(start_clock(batch_size), tuple(short), slots, counted, **told)
+
+
+@flax.struct.dataclass
+class StateEngineState:
+    """State of a state engine, of constant size.
+
+    Attributes:
+      clock: where each row stands.
+      short: the last taps - 1 inputs of the convolutions of q, k and v.
+      engine: the slots, with what edges need if there are edges.
+      counted: sums over the document's tokens, for an adaptive count.
+      levels: slots of each level.
+      cell: how slots move at an edge.
+      interval: tokens from edge to edge; None without edges.
+    """
+
+    clock: Clock
+    short: tuple[Float[Array, "B _ S"], ...]
+    engine: Slots | Engine
+    counted: Float[Array, "B E"] | None
+    levels: tuple[int, ...] = flax.struct.field(pytree_node=False)
+    cell: Cell | None = flax.struct.field(pytree_node=False)
+    interval: int | None = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
+
+    @property
+    def adaptive_count(self) -> bool:
+        """Whether the tokens' number of slots goes by the document."""
+        return self.counted is not None
+
+    @property
+    def slots(self) -> Slots:
+        """What the slots hold."""
+        return self.engine.slots if isinstance(self.engine, Engine) else self.engine
+
+
+class StateEngine(nn.Module):
+    """y = (RMSNorm(o) * silu(x W_g)) W_out, o what a token reads from the slots."""
+
+    config: StateEngineConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        state: StateEngineState | None = None,
+    ) -> tuple[Float[Array, "B T D"], StateEngineState | None]:
+        """Output and the state after the tokens (None in training). Positions play no part."""
+        config, before = self.config, state
+        told: Any = {"levels": config.level_sizes, "interval": config.interval_of_edges}
+        check_kind(StateEngineState, before, adaptive_count=config.adaptive_count, cell=config.cell, **told)
+        clock = None if before is None else before.clock
+        options: Any = {"width": config.dim, "alignment": config.segment_alignment}
+        options["alone"] = not config.packed
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
+        short, counted = (None, None) if before is None else (before.short, before.counted)
+        qkv, short = Streams(config.shape, self.dtype, recall=True, name="streams")(rows, short)
+        mask, counted = self._mask(rows, counted, training=before is None)
+        streams, routes = self._streams(rows.x, qkv, mask)
+        found, after = rows.run(self._core(), streams, None if before is None else before.engine)
+        o, reads, *seen = found
+        if config.state_routes and config.top_k_states is not None:
+            held(self, CHOICE, largest(seen[0], config.top_k_states))
+        if before is None:
+            self._report(rows, seen[0] if routes is None else routes, reads)
+        y = rows.restore(Readout(config.dim, self.dtype, name="readout")(o, rows.x))
+        if before is None:
+            return y, None
+        return y, dataclasses.replace(before, clock=rows.clock, short=short, engine=after, counted=counted)
+
+    def _mask(
+        self, rows: Rows, counted: Any, *, training: bool
+    ) -> tuple[Float[Array, "B T H S"] | None, Any]:
+        """The share of each slot that each token has, if the count is adaptive, and the sums behind the call."""
+        config = self.config
+        if not config.adaptive_count:
+            return None, None
+        mask, c, counted = SlotCount(config.slots, self.dtype, name="count")(rows, counted)
+        if training:
+            mean = _over_tokens(rows, c[..., None])[0]
+            sow_loss(self, "state_count", config.count_weight * mean)
+            sow_metric(self, "state_count", LEAST + mean * (config.slots - LEAST))
+        return jnp.repeat(mask[:, :, None], config.num_heads, 2), counted
+
+    def _streams(
+        self, x: Float[Array, "B T D"], qkv: Any, mask: Float[Array, "B T H S"] | None
+    ) -> tuple[SlotStreams | EdgeStreams, Float[Array, "B T H S"] | None]:
+        """What tokens bring to the slots, and their routes; None if those look at the states."""
+        config, heads, (q, k, v) = self.config, self.config.num_heads, qkv
+        shared: Any = {"dtype": self.dtype, "accumulate": jnp.float32}
+        bias, sizes = nn.initializers.zeros, {"h": heads, "s": config.slots}
+        spread = nn.initializers.variance_scaling(ROUTE_SPREAD**2, "fan_in", "truncated_normal")
+        start: Any = {"bias": bias, "kernel_init": spread}
+        logits = Linear("btd,dhs->bths", sizes, ("embed", "heads", None), name="route", **start, **shared)(x)
+        one = nn.initializers.constant(math.log(math.e - 1))  # softplus of it is 1
+        gate = Linear("btd,dh->bth", {"h": heads}, ("embed", "heads"), bias=one, name="gate", **shared)(x)
+        log_gate, logits = -jax.nn.softplus(gate.astype(jnp.float32)), logits.astype(jnp.float32)
+        if config.state_routes:
+            sizes, names = {"h": heads, "k": config.shape.keys}, ("embed", "heads", "head_dim")
+            query = Linear("btd,dhk->bthk", sizes, names, self.dtype, name="route_query")(x)
+            return EdgeStreams(q, k, v, log_gate, logits, query, mask, given_choice(self, CHOICE)), None
+        logits, chosen = only_allowed(logits, mask), None
+        if config.top_k_states is not None:
+            chosen = held(self, CHOICE, largest(logits, config.top_k_states))
+        routes = routed(logits, chosen)
+        return SlotStreams(q, k, v, slot_gates(routes, log_gate, jnp.asarray(config.pace)), mask), routes
+
+    def _core(self) -> SlotCore | EdgeCore:
+        config, shape = self.config, (self.config.num_heads, self.config.slots)
+        bias = self.param("read_bias", named(nn.initializers.zeros, "heads", None), shape, jnp.float32)
+        if not config.has_edges:
+            return SlotCore(bias, config.chunk_size)
+        return EdgeCore(
+            bias,
+            jnp.asarray(config.pace),
+            self._cell(),
+            self._attention(),
+            cell=config.cell,
+            interval=config.interval,
+            chunk_size=config.chunk_size,
+            aligned=not config.packed or config.segment_alignment % config.interval == 0,
+            top_k=config.top_k_states,
+        )
+
+    def _cell(self) -> dict[str, Array]:
+        cell = self.config.cell
+        if cell is None:
+            return {}
+        if cell == "linear":
+            return {"bias": self._per_channel("cell_share")}
+        gates, width = GATES[cell], 2 * self.config.shape.keys
+        square = per_block(nn.initializers.orthogonal(), 2)
+        shape = (self.config.num_heads, gates, width, width)
+        zeros = named(nn.initializers.zeros, "heads", None, "head_dim")
+        matrices = {
+            name: self.param(f"cell_{name}", named(square, "heads", None, "head_dim", None), shape)
+            for name in ("input", "recurrent")
+        }
+        return {**matrices, "bias": self.param("cell_bias", zeros, shape[:3], jnp.float32)}
+
+    def _attention(self) -> dict[str, Array] | None:
+        if not self.config.state_attention:
+            return None
+        width = 2 * self.config.shape.keys
+        init = named(per_block(nn.initializers.lecun_normal(), 2), "heads", None, "head_dim", None)
+        matrices = self.param("attention", init, (self.config.num_heads, 3, width, width))
+        return {"attention": matrices, "share": self._per_channel("attention_share")}
+
+    def _per_channel(self, name: str) -> Float[Array, "H M"]:
+        init = named(nn.initializers.constant(SMALL_SHARE), "heads", "head_dim")
+        return self.param(name, init, (self.config.num_heads, 2 * self.config.shape.keys), jnp.float32)
+
+    def _report(self, rows: Rows, routes: Float[Array, "B T H S"], reads: Float[Array, "B T H S"]) -> None:
+        """Sows the balance loss and the mass that tokens write to and read from each slot."""
+        config, count = self.config, self.config.slots
+        mass = _over_tokens(rows, routes)
+        likeliest = jax.nn.one_hot(jnp.argmax(routes, -1), count, dtype=jnp.float32)
+        chosen = (
+            likeliest
+            if config.top_k_states is None
+            else (routes > 0).astype(jnp.float32) / config.top_k_states
+        )
+        share = jax.lax.stop_gradient(_over_tokens(rows, chosen))
+        balance = count * jnp.mean(jnp.sum(share * mass, -1))
+        sow_loss(self, "state_balance", config.balance_weight * balance)
+        sow_metric(self, "state_balance", balance)
+        sow_metric(self, "state_route_mass", jnp.mean(mass, 0))
+        sow_metric(self, "state_read_mass", _over_tokens(rows, jax.lax.stop_gradient(reads)).reshape(-1))
+
+
+def _over_tokens(rows: Rows, x: Float[Array, "B T ..."]) -> Float[Array, "..."]:
+    """The mean over tokens, holes and padding left out."""
+    if rows.content is None:
+        return jnp.mean(x, (0, 1))
+    content = rows.content.reshape(*x.shape[:2], *(1,) * (x.ndim - 2))
+    return jnp.sum(jnp.where(content, x, 0), (0, 1)) / jnp.maximum(
+        jnp.sum(rows.content, dtype=jnp.float32), 1
+    )

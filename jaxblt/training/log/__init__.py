@@ -1,0 +1,1 @@
+"""What a run says while it trains: its log, trackers, speed, pictures and text."""

@@ -1,0 +1,131 @@
+"""What a run says of itself before step 0: size, cost, devices, shardings, and which implementation each op gets."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxblt.adapters import check_sites, detach, split_params, without_index
+from jaxblt.adapters.update.attach import describe_sites
+from jaxblt.adapters.update.params import routers
+from jaxblt.data.dataset import Dataset
+from jaxblt.parallel.distributed import process_table
+from jaxblt.parallel.folded import short_table
+from jaxblt.parallel.mesh import off_mesh
+from jaxblt.patching import PatcherConfig
+from jaxblt.training.flops import count_params, countable_device, matmul_flops, peak_flops
+from jaxblt.training.log.meter import Cost
+from jaxblt.training.start.setup import Setup, make_task
+from jaxblt.training.step import Task
+from pallas_kernels.runtime import record_choices
+
+
+def model_cost(task: Task, params: Any, length: int) -> Cost:
+    """Matmul FLOPs of training on a byte and on a patch: three times the forward pass, counted from its program.
+
+    With patches the program is counted at two numbers of slots: what grows with the slots is the patches' cost, so
+    slots that hold no patch are free. The frozen entropy model, FFTs and recomputation are not counted. Of attention,
+    the pairs of blocks are counted that its mask leaves something of.
+
+    Args:
+      task: the model and its patcher.
+      params: of the model, or their shapes.
+      length: bytes in a row.
+    """
+    if task.patcher is None:
+        return Cost(_forward_flops(task, params, length, None) * 3 / length)
+    blocks = -(-length // task.patcher.block_size)
+    many = task.patcher.slots
+    few = -(-many // 2)
+    if many == few:
+        return Cost(_forward_flops(task, params, length, many) * 3 / length)
+    most, least = (_forward_flops(task, params, length, slots) for slots in (many, few))
+    patch = (most - least) / (blocks * (many - few))
+    return Cost(byte=3 * (most - patch * blocks * many) / length, patch=3 * patch)
+
+
+def costs_by_length(setup: Setup, data: Dataset) -> dict[int, Cost]:
+    """`model_cost` of full rows, and of the shorter ones of a length schedule."""
+    lengths = data.row_lengths if data.settled else (setup.recipe.data.seq_len,)
+    return {length: _cost(setup, length) for length in lengths}
+
+
+def _cost(setup: Setup, length: int) -> Cost:
+    """Of training; a frozen base costs two forward passes instead of three, as its weights have no gradients."""
+    recipe, params = setup.recipe, nn.meta.unbox(setup.whole)
+    cost = model_cost(setup.task, params, length)
+    if recipe.base_run is None:
+        return cost
+    # Leave out the hybrid too: it asks for a bank, which the base does not have.
+    bare = make_task(replace(recipe, model=detach(recipe.model), hybrid=None))
+    base = model_cost(bare, split_params(params)[0], length)
+    return Cost(cost.byte - base.byte / 3, cost.patch - base.patch / 3)
+
+
+def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> float:
+    """Of one row of `length` bytes, its blocks having `slots` slots."""
+
+    def forward(params: Any, ids: Any) -> Any:
+        if task.patcher is None:
+            return task.model.apply({"params": params}, ids)[0]
+        entropies, cut = jnp.zeros(ids.shape, jnp.float32), task.cut_by(replace(task.patcher, capacity=slots))
+        return cut.model.apply({"params": params}, ids, entropies=entropies)[0]
+
+    # outside the mesh one row is enough
+    with off_mesh(), jax.default_device(countable_device()):
+        return matmul_flops(forward, params, jax.ShapeDtypeStruct((1, length), jnp.int32))
+
+
+def op_choices(step: Callable[..., Any], *args: Any) -> list[str]:
+    """Which implementation each op of a jitted `step` gets for arguments of these shapes, and why not a faster one."""
+    with record_choices() as lines:
+        step.trace(*args)  # pyright: ignore[reportFunctionMemberAccess]
+    return lines
+
+
+def patcher_line(patcher: PatcherConfig) -> str:
+    """Rule, threshold with its margin, slots, and the bytes that the entropy model sees."""
+    margin = "" if patcher.margin is None else f" (margin {patcher.margin:.1e} nats in the sample)"
+    context = patcher.entropy_context
+    seen = "" if context is None else f", entropies from {context // 2} to {context} bytes of context"
+    return f"{patcher.mode}, threshold {patcher.threshold}{margin}, {patcher.slots} slots a block{seen}"
+
+
+def _adapters(setup: Setup) -> list[str]:
+    """Sites, ranks and parameters of adapters; nothing for a model without."""
+    if setup.recipe.base_run is None and not check_sites(setup.recipe.model):
+        return []
+    size = lambda tree: count_params(tree)[0]  # noqa: E731
+    whole = without_index(setup.whole)
+    counts = (size(tree) for tree in (setup.boxed, routers(setup.boxed), split_params(whole)[0], whole))
+    return describe_sites(setup.recipe.model, *counts)
+
+
+def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str:
+    """The report, as lines of text."""
+    recipe, mesh = setup.recipe, setup.mesh
+    total, plain = count_params(setup.whole)
+    device = jax.devices()[0]
+    peak = peak_flops(device.device_kind)
+    held = "" if data.num_bytes is None else f", {data.num_bytes:,} in the split"
+    seen = recipe.train.steps * recipe.data.batch_size * recipe.data.seq_len
+    lines = [
+        *_adapters(setup),
+        f"{recipe.name}: {recipe.train.steps} steps of {recipe.data.batch_size} rows of {recipe.data.seq_len} bytes",
+        f"parameters      {total:,} ({plain:,} without hash tables)",
+        f"FLOPs per byte  {cost.per_byte():,.0f}, and {cost.patch:,.0f} a patch (matmuls, forward and backward)",
+        f"bytes           {seen:,} to train on{held}; {seen / plain:.1f} a parameter",
+        f"devices         {mesh.size} x {device.device_kind}, mesh {dict(mesh.shape)}, in {recipe.train.dtype}",
+        f"peak            {'unknown for this device' if peak is None else f'{peak / 1e12:,.0f} TFLOP/s a device'}",
+    ]
+    lines += setup.notes
+    if recipe.patcher is not None:
+        lines.append(f"patcher         {patcher_line(recipe.patcher)}")
+    if jax.process_count() > 1:
+        lines += ["", process_table()]
+    return "\n".join(
+        [*lines, "", "ops", *(f"  {line}" for line in choices), "", short_table(setup.boxed, mesh)]
+    )

@@ -1,0 +1,1 @@
+"""Optimisers of recipes and their learning rates, by optax."""

@@ -1,0 +1,1 @@
+"""What trains routers of adapters: rewards, policies, banks of experts."""

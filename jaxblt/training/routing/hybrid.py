@@ -1,0 +1,220 @@
+"""What trains routers beside the language model's loss, each part with a weight that follows a schedule."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxblt.adapters.code.draw import POLICY, choices
+from jaxblt.adapters.code.router import SHARES
+from jaxblt.data.batch import Batch
+from jaxblt.training.metrics import cross_entropy
+from jaxblt.training.routing.acting import acting_params
+from jaxblt.training.routing.policy import PolicyConfig, only_routers, surrogate
+from jaxblt.validation import check_fields, check_read
+
+Points = tuple[tuple[int, float], ...]
+"""(step, weight) pairs with rising steps: a weight is linear between them, and constant before and behind them."""
+TINY = float(jnp.finfo(jnp.float32).tiny)
+MEANS = {
+    "label_nats": "weight",
+    "reward": "weight",
+    "flips": "choices",
+    "clipped": "choices",
+    "policy_kl": "choices",
+}
+"""Sums that become figures, and by which sum they are divided."""
+
+
+@dataclass(frozen=True)
+class HybridConfig:
+    """Weights of the parts of a loss by step, sum_i w_i(step) L_i, each part in nats a scored byte.
+
+    With language 0 throughout and no reference, only routers have a gradient. Weight decay moves U and V all the same:
+    name them in `Recipe.freeze` to keep them.
+
+    Attributes:
+      language: of the objective's loss. With a policy it is that of the experts that were drawn.
+      reference: of `Recipe.reference`, times the weight that it has there: imitation of another run's outputs.
+      labels: of -log p[label] with p the shares of each bank before the transforms of its code, and labels those of
+        `Batch.labels`, the number of an expert for each byte or row: imitation of known codes. A negative label is for
+        none, one above the last expert makes the loss NaN. Where each block has a router, it is summed over blocks.
+      reinforcement: of the loss of a policy, see `jaxblt.training.routing.policy`; the bank's code has `Draw`.
+      policy: how it learns.
+    """
+
+    language: Points = ((0, 1.0),)
+    reference: Points = ((0, 1.0),)
+    labels: Points = ((0, 0.0),)
+    reinforcement: Points = ((0, 0.0),)
+    policy: PolicyConfig = PolicyConfig()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in PARTS:
+            points = getattr(self, name)
+            steps = [step for step, _ in points]
+            if not steps or steps[0] < 0 or any(low >= high for low, high in pairwise(steps)):
+                raise ValueError(
+                    f"HybridConfig.{name} must be (step, weight) pairs with rising steps from 0 on, got {points}"
+                )
+            if any(weight < 0 for _, weight in points):
+                raise ValueError(f"HybridConfig.{name} must hold weights of at least 0, got {points}")
+        check_read(self, "policy", needed="weights of reinforcement above 0", is_read=self.draws)
+        if not any(self.has(name) for name in PARTS):
+            raise ValueError("HybridConfig weighs every part by 0 at all steps: nothing would be trained")
+
+    def has(self, part: str) -> bool:
+        """Whether a part has a weight above 0 at any step."""
+        return any(weight > 0 for _, weight in getattr(self, part))
+
+    @property
+    def draws(self) -> bool:
+        """Whether experts are drawn."""
+        return self.has("reinforcement")
+
+    @property
+    def draws_older(self) -> bool:
+        """Whether experts are drawn by routers of earlier updates."""
+        return self.draws and self.policy.method == "ppo"
+
+    def weight(self, part: str, step: Int[Array, ""]) -> Float[Array, ""]:
+        """Of a part at a step."""
+        return jnp.asarray(make_weight(getattr(self, part))(step), jnp.float32)
+
+
+PARTS = tuple(field.name for field in fields(HybridConfig) if field.name != "policy")
+"""Names of what is weighed."""
+
+
+def make_weight(points: Points) -> optax.Schedule:
+    """The weight by step: optax's linear schedules, joined at the points."""
+    first, last = points[0], points[-1]
+    pieces = [optax.constant_schedule(first[1])]
+    for (begin, low), (end, high) in pairwise(points):
+        pieces.append(optax.linear_schedule(low, high, end - begin))
+    pieces.append(optax.constant_schedule(last[1]))
+    schedule = optax.join_schedules(pieces, [step for step, _ in points])
+    return lambda count: schedule(jnp.asarray(count, jnp.float32))
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """What a step knows of a recipe's `HybridConfig`.
+
+    Attributes:
+      config: the weights.
+      base: the model without its adapters, whose nats rewards are measured from.
+    """
+
+    config: HybridConfig
+    base: Any
+
+
+Run = Callable[..., tuple[Float[Array, "B T V"], Any, Any]]
+"""A pass: (params, model=None, rngs={}, experts=None, collections=...) -> logits, patches, what was sown."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Experts of a batch.
+
+    Attributes:
+      experts: the collection "policy", which makes passes take them.
+      old: their `Choice`s under the routers that drew them.
+    """
+
+    experts: Any
+    old: Any
+
+
+def draw(hybrid: Hybrid | None, run: Run, params: Any, opt_state: Any, key: PRNGKeyArray) -> Drawn | None:
+    """Draws experts by the routers that act; None where no policy learns."""
+    if hybrid is None or not hybrid.config.draws:
+        return None
+    acting = acting_params(opt_state, params, hybrid.config.policy.refresh)
+    _, _, side = run(jax.lax.stop_gradient(acting), rngs={POLICY: key}, collections=("intermediates", POLICY))
+    return Drawn(side[POLICY], jax.lax.stop_gradient(choices(side)))
+
+
+def routed_parts(
+    hybrid: Hybrid, run: Run, params: Any, logits: Float[Array, "B T V"], drawn: Drawn | None, batch: Batch
+) -> tuple[dict[str, Float[Array, ""]], dict[str, Float[Array, ""]]]:
+    """Parts of the loss that routers have beside the language model's, summed over the batch; and sums to report.
+
+    Each of them has a gradient for routers alone.
+
+    Args:
+      hybrid: the weights.
+      run: a pass of the model.
+      params: that are trained.
+      logits: of the pass with the experts that were drawn.
+      drawn: the experts.
+      batch: the rows.
+
+    Raises:
+      ValueError: labels are imitated, and the batch brings none.
+    """
+    parts, sums = {}, {}
+    if not (hybrid.config.draws or hybrid.config.has("labels")):
+        return parts, sums
+    experts = None if drawn is None else drawn.experts
+    _, _, side = run(only_routers(params), experts=experts, collections=("intermediates",))
+    if hybrid.config.has("labels"):
+        parts["labels"] = sums["label_nats"] = label_nats(side, batch)
+    if drawn is not None:
+        base, _, _ = run(jax.lax.stop_gradient(params), model=hybrid.base)
+        nats, base_nats = (cross_entropy(x, batch.targets) for x in (logits, base))
+        gain = (base_nats - nats) * batch.loss_mask.astype(jnp.float32)
+        parts["reinforcement"], found = surrogate(
+            hybrid.config.policy, choices(side), drawn.old, gain, batch.segment_ids
+        )
+        sums |= found
+    return parts, sums
+
+
+def label_nats(side: Any, batch: Batch) -> Float[Array, ""]:
+    """Sum of -log p[label] over the scored bytes with a label and over routers of banks, which sowed their shares p."""
+    labels = batch.labels
+    if not isinstance(labels, jax.Array) or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(
+            "HybridConfig.labels imitates Batch.labels by banks, and the batch has no classes of one task: use data "
+            "with such labels"
+        )
+    found = [
+        leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(side)
+        if any(getattr(entry, "key", None) == SHARES for entry in path)
+    ]
+    labels = jnp.broadcast_to(labels if labels.ndim == 2 else labels[:, None], batch.inputs.shape)
+    weights = jnp.where(labels >= 0, batch.loss_mask.astype(jnp.float32), 0.0)
+    nats = jnp.float32(0)
+    for shares in _of_routers(found):
+        right = jnp.take_along_axis(shares, jnp.maximum(labels, 0)[..., None], -1)[..., 0]
+        nats = nats - jnp.sum(weights * jnp.log(jnp.maximum(right, TINY)))
+    return nats
+
+
+def _of_routers(found: Sequence[Float[Array, "..."]]) -> list[Float[Array, "B T E"]]:
+    """The shares of each router: axes in front are layers of a scan, whose blocks have one each."""
+    return [shares for leaf in found for shares in leaf.reshape(-1, *leaf.shape[-3:])]
+
+
+def combined(
+    hybrid: Hybrid | None, parts: dict[str, Float[Array, ""]], step: Int[Array, ""]
+) -> Float[Array, ""]:
+    """The weighted sum of the parts; without a `Hybrid` each weighs 1. A part that never has a weight is left out."""
+    if hybrid is None:
+        return sum(parts.values(), jnp.float32(0))
+    live = {name: part for name, part in parts.items() if hybrid.config.has(name)}
+    return sum((hybrid.config.weight(name, step) * part for name, part in live.items()), jnp.float32(0))
+
+
+def hybrid_figures(sums: Any) -> dict[str, Float[Array, ""]]:
+    """Nats a scored byte of imitated labels and of rewards, and shares of choices."""
+    return {name: sums[name] / jnp.maximum(sums[below], 1) for name, below in MEANS.items() if name in sums}

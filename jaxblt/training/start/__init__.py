@@ -1,0 +1,1 @@
+"""From a recipe to the first step: mesh, parameters, frozen trees, compiled programs."""

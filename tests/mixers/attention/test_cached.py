@@ -1,0 +1,133 @@
+"""Calls of many tokens, more than a window's ring has slots or with a long cache: what they see, and what runs it."""
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo
+
+from jaxblt.mixers import AttentionConfig, init_state
+from jaxblt.parallel import make_mesh
+from pallas_kernels._dispatch import compiling_for
+from pallas_kernels.attention import blocks, xla
+from tests.tolerances import assert_close
+
+WINDOW = 5
+FIRST, MANY, LAST = 7, 21, 6
+LENGTH = FIRST + MANY + LAST
+CAPACITY = 64
+
+
+def ids(seed: int) -> np.ndarray:
+    """Documents with holes inside and non-tokens anywhere, in two rows over the end of the first call.
+
+    There the last row has a hole, whose slot holds what is out of the window.
+    """
+    rng = np.random.default_rng(seed)
+    documents = np.cumsum(rng.random((4, LENGTH)) < 0.15, 1) + 1
+    documents[1, FIRST - 3 : FIRST + 4] = documents[1, FIRST]
+    kind = rng.choice([1, -1, 0], (4, LENGTH), p=(0.7, 0.15, 0.15))
+    documents[2, : FIRST + 4], kind[2, : FIRST + 4] = documents[2, 0], [1, 1, 1, 1, 1, -1, 1, 1, 0, 1, -1]
+    return (documents * kind).astype(np.int32)
+
+
+@pytest.mark.slow(weeks=3)
+@pytest.mark.parametrize(
+    ("window", "position", "dtype", "axes"),
+    [
+        (WINDOW, "rope", jnp.float32, ()),
+        (WINDOW, "alibi", jnp.float32, ()),
+        (WINDOW, "rope", jnp.bfloat16, ("data", "seq")),
+        (None, "rope", jnp.float32, ()),
+        (2 * CAPACITY, "none", jnp.bfloat16, ("data",)),
+    ],
+)
+def test_many_tokens_see_what_they_would_one_by_one(
+    window: int | None, position: Any, dtype: Any, axes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a mesh splits rows, and would split longer calls along the sequence."""
+    monkeypatch.setattr("jaxblt.mixers.attention.cached.LARGEST_MASK", 0)
+    config = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, window=window, position=position)
+    module = config.build(dtype=dtype)
+    x = np.random.default_rng(0).standard_normal((4, LENGTH, 8)).astype(np.float32)
+    params = jax.jit(module.init)(jax.random.key(0), x)
+    call = jax.jit(module.apply)
+
+    def fed(seed: int, ends: list[int]) -> np.ndarray:
+        state, outputs = init_state(module.config, 4, capacity=CAPACITY, dtype=dtype), []
+        for begin, end in zip([0, *ends], ends, strict=False):
+            here = slice(begin, end)
+            y, state = call(params, x[:, here], segment_ids=ids(seed)[:, here], state=state)
+            outputs.append(y)
+        return np.concatenate(outputs, 1)
+
+    one_by_one = list(range(1, LENGTH + 1))
+    mesh = make_mesh(**{"data": 1} | dict.fromkeys(axes, 2), devices=jax.devices()[: 2 ** len(axes)])
+    for seed in range(4):
+        expected = fed(seed, one_by_one)
+        with jax.set_mesh(mesh):
+            y = fed(seed, [WINDOW, FIRST, FIRST + MANY, *one_by_one[FIRST + MANY :]])
+        assert_close(y, expected, dtype, n=LENGTH)
+
+
+def test_scores_grow_with_the_call_and_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[blocks.Blocks] = []
+    plain = blocks.choose_blocks
+
+    def choose(*args: Any, **options: Any) -> blocks.Blocks:
+        chosen.append(plain(*args, **options))
+        return chosen[-1]
+
+    monkeypatch.setattr(xla.cut, "choose_blocks", choose)
+    module = AttentionConfig(dim=8, num_heads=1, window=128).build()
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)  # noqa: E731
+    params = jax.eval_shape(module.init, jax.random.key(0), shape(1, 1, 8))
+    state = jax.eval_shape(lambda: init_state(module.config, 1, capacity=1 << 20))
+    scores = []
+    for tokens in (1024, 4096):
+        chosen.clear()
+        jax.eval_shape(lambda p, x, s: module.apply(p, x, state=s), params, shape(1, tokens, 8), state)
+        scores.append(sum(b.count() * b.block_q * b.block_k for b in chosen))
+    assert 0 < scores[1] < 5 * scores[0]
+    assert scores[1] < 4096 * 128 * 3
+
+
+@pytest.mark.parametrize(("slots", "calls"), [(1 << 10, 1), (1 << 18, 2)])
+def test_a_long_cache_leaves_attention_to_cudnn(
+    slots: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call with the mask as an array, or one for the call's own tokens and one for the cache."""
+    text = lowered_for_h200(AttentionConfig(dim=128, num_heads=2), 512, slots, monkeypatch)
+    assert len(re.findall(r"@__cudnn\$fmha\w*Softmax\(", text)) == calls
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 64}, {"position": "alibi"}], ids=str)
+def test_one_token_writes_no_cache_anew(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of arrays of a cache's size a call makes two, keys and values with the token put into them in place."""
+    text = lowered_for_h200(AttentionConfig(dim=128, num_heads=2, **options), 1, 255, monkeypatch)
+    cache = f"tensor<3x{options.get('window', 256)}x2x64xbf16>"
+    made = [line for line in text.splitlines() if line.endswith(cache) and "return" not in line]
+    assert "@__cudnn$fmha" in text
+    assert len(made) == 2, made
+
+
+def lowered_for_h200(
+    config: AttentionConfig, tokens: int, capacity: int, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The program of a call with a state, in three rows."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
+    h200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
+    module = config.build(dtype=jnp.bfloat16)
+    x, ids = (
+        jax.ShapeDtypeStruct((3, tokens, 128), jnp.bfloat16),
+        jax.ShapeDtypeStruct((3, tokens), jnp.int32),
+    )
+    params = jax.eval_shape(module.init, jax.random.key(0), x)
+    state = jax.eval_shape(lambda: init_state(config, 3, capacity=capacity, dtype=jnp.bfloat16))
+    call = jax.jit(lambda params, x, ids, state: module.apply(params, x, segment_ids=ids, state=state))
+    with compiling_for(h200):
+        return call.trace(params, x, ids, state).lower(lowering_platforms=("cuda",)).as_text()

@@ -1,0 +1,277 @@
+"""The sequence driver: cores whose steps must come one after another, and the mixer of the guide."""
+
+import dataclasses
+import itertools
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxblt.layers import Linear
+from jaxblt.mixers import (
+    ExplicitFilter,
+    GatedDeltaNetConfig,
+    GatedLinearAttentionConfig,
+    HyenaConfig,
+    MACConfig,
+    MAGConfig,
+    Mamba2Config,
+    NeuralMemoryConfig,
+    SlotMemoryConfig,
+)
+from jaxblt.mixers.driver.base import Clock, init_state, start_clock
+from jaxblt.mixers.driver.marks import Marks
+from jaxblt.mixers.driver.sequence import Adjoined, Joined, read
+from jaxblt.mixers.linear import gated_delta_net
+from jaxblt.mixers.linear.gated_delta_net import DeltaRule
+from jaxblt.mixers.linear.gated_linear_attention import LinearState
+from jaxblt.models.stack import DEFAULTS
+from jaxblt.parallel import make_mesh
+from jaxblt.testing import Subject, check_mixer
+from pallas_kernels.gated_delta_rule import gated_delta_rule, summary
+from tests.mixers.configs import ALL, MODAL, SHORT_IMPLICIT
+from tests.tolerances import assert_close
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "write-a-mixer.md"
+HEADS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedConfig:
+    """h_t = tanh(w h_{t-1} + u_t) per head: no linear recurrence, so no stretch can be joined to another."""
+
+    dim: int = 8
+    causal: bool = True
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> nn.Module:
+        return Gated(self, dtype, name=name)
+
+    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> Any:
+        return GatedState(start_clock(batch_size), jnp.zeros((batch_size, HEADS, self.dim // HEADS)))
+
+
+@flax.struct.dataclass
+class GatedState:
+    clock: Clock
+    h: jax.Array
+
+
+@flax.struct.dataclass
+class Steps:
+    weight: jax.Array
+    per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("weight",))
+
+    def zero(self, u: jax.Array) -> jax.Array:
+        return jnp.zeros_like(u[:, 0], jnp.float32)
+
+    def run(self, u: jax.Array, marks: Marks, carry: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        content = jnp.ones(u.shape[:2], bool) if marks.content is None else marks.content
+        new = jnp.zeros(u.shape[:2], bool) if marks.new is None else marks.new
+
+        def step(h: jax.Array, token: Any) -> tuple[jax.Array, jax.Array]:
+            u, content, new = token
+            h = jnp.where(new[:, None, None], 0.0, h)
+            moved = jnp.tanh(self.weight[None] * h + u.astype(jnp.float32))
+            h = jnp.where(content[:, None, None], moved, h)
+            return h, h
+
+        start = self.zero(u) if carry is None else carry
+        h, y = jax.lax.scan(step, start, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (u, content, new)))
+        return jnp.moveaxis(y, 0, 1), h
+
+
+class Gated(nn.Module):
+    config: GatedConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Any, *, segment_ids: Any = None, positions: Any = None, state: Any = None) -> Any:
+        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
+        sizes = {"h": HEADS, "k": self.config.dim // HEADS}
+        names = ("embed", "heads", "head_dim")
+        u = Linear("btd,dhk->bthk", sizes, names, self.dtype, name="in")(rows.x)
+        weight = self.param("weight", nn.initializers.constant(0.5), (HEADS, self.config.dim // HEADS))
+        h, after = rows.run(Steps(weight), u, None if state is None else state.h)
+        out = Linear(
+            "bthk,hkd->btd", {"d": self.config.dim}, ("heads", "head_dim", "embed"), self.dtype, name="out"
+        )
+        y = rows.restore(out(h.astype(self.dtype)))
+        return y, None if state is None else GatedState(rows.clock, after)
+
+
+def test_steps_in_order_have_no_join() -> None:
+    assert not isinstance(Steps(jnp.ones(1)), Joined)
+
+
+@pytest.mark.slow(weeks=3)
+@pytest.mark.parametrize("name", ["packed", "holes", "sequence", "split_call", "gathers", "chunked"])
+def test_a_core_without_join_passes(name: str) -> None:
+    check_mixer(GatedConfig(), only=[name])
+
+
+def test_heads_that_do_not_divide_are_named_before_compiling() -> None:
+    subject = Subject(GatedConfig(), length=24)
+    with jax.set_mesh(make_mesh(data=1, seq=8)), pytest.raises(ValueError, match="4 heads do not divide"):
+        jax.eval_shape(subject.parallel, subject.params, jnp.asarray(subject.x), None)
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.slow(weeks=5, group="memories at length")
+def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
+    """Every block of the guide runs, `check_mixer` among them."""
+    assert sum(bool(line.strip()) for line in blocks()[0].splitlines()) <= 70
+    names: dict[str, Any] = {"__name__": "guide"}
+    for block in blocks():
+        exec(compile(block, str(GUIDE), "exec"), names)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("gated_delta_net", {"short_taps": 3}),
+        ("hyena_short_taps", {"short_taps": 3}),
+        ("hyena_explicit", {"filter": ExplicitFilter(taps=4)}),
+        ("hyena_explicit", {"filter": ExplicitFilter(taps=9)}),
+        ("hyena_implicit", {"filter": SHORT_IMPLICIT}),
+        ("attention", {"window": 6}),
+        ("attention_window", {"window": 4}),
+        ("ntm", {"slots": 7}),
+        ("state_engine", {"cell": "linear"}),
+        ("state_engine", {"adaptive_count": True}),
+        ("state_engine_counted", {"adaptive_count": False}),
+        ("state_engine_counted", {"levels": (4, 12)}),
+        ("state_engine_edges", {"interval": 6}),
+        ("state_engine_edges", {"cell": "linear"}),
+        ("recurrence", {"cell": "minlstm"}),
+        ("hyena_modal", {"filter": ExplicitFilter(taps=5)}),
+    ],
+)
+def test_the_state_of_another_config_is_refused(name: str, change: dict[str, Any]) -> None:
+    config = (ALL | {"hyena_short_taps": HyenaConfig(dim=8, filter=MODAL, short_taps=2)})[name]
+    with pytest.raises(ValueError, match="make it by init_state of the same config"):
+        _call(config, dataclasses.replace(config, **change))
+
+
+SAME_MATRICES = {
+    "gated_delta_net": GatedDeltaNetConfig(dim=4, num_heads=2, head_dim=4, chunk_size=8),
+    "gated_linear_attention": GatedLinearAttentionConfig(dim=4, num_heads=2, head_dim=4, chunk_size=8),
+    "mamba2": Mamba2Config(dim=4, head_dim=4, state_dim=4, num_groups=2, chunk_size=8),
+}
+
+
+@pytest.mark.parametrize(("name", "other"), list(itertools.permutations(SAME_MATRICES, 2)))
+def test_the_matrices_of_another_mixer_are_refused(name: str, other: str) -> None:
+    """Their shapes are the same."""
+    with pytest.raises(ValueError, match=r"the state is of mixer = \w+, and the config of \w+: make it by"):
+        _call(SAME_MATRICES[name], SAME_MATRICES[other])
+
+
+MEMORIES = {
+    "memory": NeuralMemoryConfig(dim=8, num_heads=2, chunk_size=4),
+    "mag": MAGConfig(dim=8, num_heads=2, window=8, chunk_size=4),
+    "mac": MACConfig(dim=8, num_heads=2, chunk_size=4),
+    "slots": SlotMemoryConfig(dim=8, num_heads=2),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        *[("gru", "lstm"), ("lstm", "gru"), ("ntm", "gru"), ("dual_decay", "ntm")],
+        *[("state_engine", "dual_decay"), ("attention", "state_engine"), ("memory", "gru")],
+        *[("mag", "attention"), ("mac", "mag"), ("slots", "memory")],
+    ],
+)
+def test_the_state_of_another_mixer_is_refused(name: str, other: str) -> None:
+    """An LSTM's has all that a GRU looks for."""
+    known = ALL | MEMORIES
+    with pytest.raises(
+        ValueError, match=r"the state is a \w+State, expected a \w+State: make it by init_state"
+    ):
+        _call(known[name], known[other])
+
+
+def _call(config: Any, other: Any) -> None:
+    """Traces a call with another config's state."""
+    state, module = init_state(other, 3, capacity=24), config.build()
+    given = jax.ShapeDtypeStruct((3, 2, config.dim), jnp.float32)
+    jax.eval_shape(lambda x: module.init_with_output(jax.random.key(0), x, state=state), given)
+
+
+@pytest.mark.parametrize("config", DEFAULTS.values(), ids=DEFAULTS)
+def test_inputs_of_another_width_are_refused(config: Any) -> None:
+    """Else the mixer would be built for their width without a word, and put out its own."""
+    given, module = jax.ShapeDtypeStruct((1, 2, 48), jnp.float32), config.build()
+    with pytest.raises(ValueError, match=r"dim = 64 reads x of width 64, got \(1, 2, 48\): set dim=48"):
+        jax.eval_shape(module.init, jax.random.key(0), given)
+
+
+def test_empty_calls_and_states_of_other_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"at least one row and one token, got x \(2, 0, 8\): leave empty"):
+        read(jnp.zeros((2, 0, 8)), None, None, start_clock(2))
+    # One row would be broadcast, and several would end in an error of their own in every mixer.
+    with pytest.raises(ValueError, match="x has 3 rows and the state 1: make it by init_state"):
+        read(jnp.zeros((3, 2, 8)), None, None, start_clock(1))
+
+
+def gradients(core: Adjoined, streams: Any) -> Any:
+    """Of a loss on the outputs, by all streams."""
+
+    def loss(streams: Any) -> Any:
+        rows = read(streams[2][:, :, 0], None, None, None)
+        return jnp.sum(rows.run(core, streams)[0] ** 2)
+
+    return jax.jit(jax.grad(loss))(streams)
+
+
+def drawn(*widths: int) -> tuple[jax.Array, ...]:
+    """Streams of one row with one head, and a log gate behind them."""
+    keys = jax.random.split(jax.random.key(0), len(widths))
+    arrays = (jax.random.normal(key, (1, 16, 1, width)) for key, width in zip(keys, widths, strict=True))
+    return *arrays, -jnp.ones((1, 16, 1))
+
+
+QKV = drawn(2, 2, 3)
+DELTA = (*QKV[:3], jnp.full((1, 16, 1), 0.5), QKV[3])
+
+
+@pytest.mark.parametrize(("core", "streams"), [(LinearState("head", 4), QKV), (DeltaRule(4), DELTA)])
+def test_gradients_go_back_over_devices_without_one_of_the_summary(
+    core: Any, streams: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = gradients(core, streams)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a gradient of the summary was taken")
+
+    observe = jax.custom_vjp(type(core).observe, nondiff_argnums=(0,))
+    observe.defvjp(refuse, refuse)
+    monkeypatch.setattr(type(core), "observe", lambda *args: observe(*args))
+    with jax.set_mesh(make_mesh(data=1, seq=4, devices=jax.devices()[:4])):
+        found = gradients(core, streams)
+    for got, want in zip(found, expected, strict=True):
+        assert_close(got, want, n=32)
+
+
+def test_gradients_go_back_over_devices_without_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the stretch's own run of 3 columns there is one forward with 2 more, for the summary and the adjoint."""
+    widths = set()
+
+    def recorded(q: Any, k: Any, v: Any, *args: Any, **options: Any) -> Any:
+        widths.add(v.shape[-1])
+        return gated_delta_rule(q, k, v, *args, **options)
+
+    for module in (gated_delta_net, summary):
+        monkeypatch.setattr(module, "gated_delta_rule", recorded)
+    with jax.set_mesh(make_mesh(data=1, seq=4, devices=jax.devices()[:4])):
+        jax.eval_shape(partial(gradients, DeltaRule(4)), DELTA)
+    assert widths == {3, 3 + 2}
